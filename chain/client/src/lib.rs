@@ -1,0 +1,1 @@
+//! Typed reads and writes of the chain, its window clock, and the keys that sign.

@@ -1,0 +1,1 @@
+//! The same answer, faster: arrays in, arrays out.

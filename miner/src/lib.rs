@@ -1,0 +1,1 @@
+//! Trains on the data the chain assigns, and publishes what was learned.

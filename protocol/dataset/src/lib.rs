@@ -1,0 +1,1 @@
+//! Text to tokenised shards and a manifest; a manifest to token batches, the same everywhere.

@@ -1,0 +1,1 @@
+//! The network being trained: a Llama-style decoder in Burn, its loss, optimiser and checkpoint.

@@ -1,0 +1,251 @@
+//! Who speaks: seats, the keys that hold them, and signatures that cannot be replayed elsewhere (PROT-9, PROT-21).
+
+use alloc::{string::String, vec::Vec};
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use core::fmt;
+use scale_info::TypeInfo;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// A run: one model being trained. Numbered by the chain from 0.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
+    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct RunId(pub u32);
+
+/// A seat in a run. A seat may change hands: what is remembered of it is keyed by [`SeatId`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
+    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Uid(pub u16);
+
+/// One holder's time in a seat: the uid, and the block at which this holder registered it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
+    TypeInfo, Serialize, Deserialize,
+)]
+pub struct SeatId {
+    pub uid: Uid,
+    pub registered_at: crate::Block,
+}
+
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
+    TypeInfo, Serialize, Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    Miner,
+    Validator,
+}
+
+/// An online signing key: an ed25519 public key, which is also an account of the chain.
+#[derive(
+    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct Hotkey(pub [u8; 32]);
+
+/// A blake3 digest. Shown and read as 64 lower-case hex digits.
+#[derive(
+    Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
+    TypeInfo,
+)]
+pub struct Digest(pub [u8; 32]);
+
+/// An ed25519 signature over `domain ‖ 0x00 ‖ message`.
+#[derive(
+    Clone, Copy, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct Signature(pub [u8; 64]);
+
+/// What a signature is for. Two domains never share a signed message, whatever their contents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Domain {
+    Contribution,
+    Receipt,
+    PeerRecord,
+}
+
+impl Domain {
+    const fn label(self) -> &'static [u8] {
+        match self {
+            Domain::Contribution => b"mettle/1/contribution",
+            Domain::Receipt => b"mettle/1/receipt",
+            Domain::PeerRecord => b"mettle/1/peer-record",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SignatureError {
+    #[error("the hotkey is not a valid ed25519 public key")]
+    BadKey,
+    #[error("the signature does not belong to this key and message")]
+    BadSignature,
+}
+
+impl Digest {
+    pub fn of(bytes: &[u8]) -> Digest {
+        Digest(*blake3::hash(bytes).as_bytes())
+    }
+
+    /// The digest of several parts, one after the other. The caller sees to it that the parts cannot be confused.
+    pub fn of_parts(parts: &[&[u8]]) -> Digest {
+        let mut hasher = blake3::Hasher::new();
+        for part in parts {
+            hasher.update(part);
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+}
+
+/// Signs `message` for one purpose only.
+pub fn sign(key: &ed25519_dalek::SigningKey, domain: Domain, message: &[u8]) -> Signature {
+    use ed25519_dalek::Signer as _;
+    Signature(key.sign(&framed(domain, message)).to_bytes())
+}
+
+/// Checks a signature made by [`sign`], refusing the malleable encodings that plain verification lets through.
+pub fn verify(
+    hotkey: &Hotkey,
+    domain: Domain,
+    message: &[u8],
+    signature: &Signature,
+) -> Result<(), SignatureError> {
+    let key = ed25519_dalek::VerifyingKey::from_bytes(&hotkey.0).map_err(|_| SignatureError::BadKey)?;
+    let signature = ed25519_dalek::Signature::from_bytes(&signature.0);
+    key.verify_strict(&framed(domain, message), &signature).map_err(|_| SignatureError::BadSignature)
+}
+
+fn framed(domain: Domain, message: &[u8]) -> Vec<u8> {
+    let label = domain.label();
+    let mut framed = Vec::with_capacity(label.len() + 1 + message.len());
+    framed.extend_from_slice(label);
+    framed.push(0);
+    framed.extend_from_slice(message);
+    framed
+}
+
+fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    bytes.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+}
+
+fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.strip_prefix("0x").unwrap_or(text).as_bytes();
+    if digits.len() != 2 * N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        let nibble = |digit: u8| (digit as char).to_digit(16).and_then(|value| u8::try_from(value).ok());
+        *byte = nibble(pair[0])? << 4 | nibble(pair[1])?;
+    }
+    Some(bytes)
+}
+
+macro_rules! hex_bytes {
+    ($name:ident, $what:literal) => {
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write_hex(&self.0, f)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}(", stringify!($name))?;
+                write_hex(&self.0[..4], f)?;
+                write!(f, "…)")
+            }
+        }
+        impl core::str::FromStr for $name {
+            type Err = BadHex;
+            fn from_str(text: &str) -> Result<$name, BadHex> {
+                parse_hex(text).map($name).ok_or(BadHex { what: $what })
+            }
+        }
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<$name, D::Error> {
+                let text = String::deserialize(deserializer)?;
+                text.parse().map_err(D::Error::custom)
+            }
+        }
+    };
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is 64 hex digits")]
+pub struct BadHex {
+    what: &'static str,
+}
+
+hex_bytes!(Digest, "a digest");
+hex_bytes!(Hotkey, "a hotkey");
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Signature(")?;
+        write_hex(&self.0[..4], f)?;
+        write!(f, "…)")
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for Uid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Miner => "miner",
+            Role::Validator => "validator",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_for_one_purpose_is_worthless_for_another() {
+        let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
+        let hotkey = Hotkey(key.verifying_key().to_bytes());
+        let signature = sign(&key, Domain::Contribution, b"words");
+
+        assert_eq!(verify(&hotkey, Domain::Contribution, b"words", &signature), Ok(()));
+        assert_eq!(
+            verify(&hotkey, Domain::Receipt, b"words", &signature),
+            Err(SignatureError::BadSignature)
+        );
+        assert_eq!(
+            verify(&hotkey, Domain::Contribution, b"other words", &signature),
+            Err(SignatureError::BadSignature)
+        );
+        assert!(verify(&Hotkey([0xff; 32]), Domain::Contribution, b"words", &signature).is_err());
+    }
+
+    #[test]
+    fn a_digest_reads_back_what_it_shows() {
+        let digest = Digest::of(b"model");
+        assert_eq!(alloc::format!("{digest}").parse(), Ok(digest));
+        assert_eq!(alloc::format!("0x{digest}").parse(), Ok(digest));
+        assert!("abc".parse::<Digest>().is_err());
+        assert!("zz".repeat(32).parse::<Digest>().is_err());
+    }
+}

@@ -1,0 +1,29 @@
+//! What every party of a run must agree on, bit for bit.
+//!
+//! Pure and `no_std`: no I/O, no clock, no randomness of its own, no floating-point operation whose result may differ
+//! between two machines. The pallets compile this crate to Wasm, miners and validators link it, and a rule that money
+//! hangs on has a number (`PROT-n`) that `protocol/README.md` explains.
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
+pub mod assign;
+pub mod consensus;
+pub mod contribution;
+pub mod identity;
+pub mod keys;
+pub mod lineage;
+pub mod merge;
+pub mod params;
+pub mod select;
+pub mod submission;
+pub mod view;
+pub mod weights;
+pub mod window;
+
+pub use identity::{Digest, Hotkey, Role, RunId, SeatId, Uid};
+pub use params::RunParams;
+pub use window::{Block, Phase, Schedule, Window};
+
+/// The version of the rules themselves. Releases change; this changes only when a rule does.
+pub const PROTOCOL_VERSION: u16 = 1;

@@ -1,0 +1,297 @@
+//! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in one
+//! of them take part in two different runs.
+
+use crate::window::{Schedule, ScheduleError};
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use scale_info::TypeInfo;
+use serde::{Deserialize, Serialize};
+
+/// Values in a full chunk: the unit in which entries are selected (PROT-7).
+pub const CHUNK_VALUES: usize = 4096;
+
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Deserialize,
+)]
+pub struct RunParams {
+    pub schedule: Schedule,
+    /// `E`: weights are posted and pay is shared once in so many windows (PROT-30).
+    pub epoch_windows: u32,
+    /// `n`: training sequences handed to each seat in a window (PROT-5).
+    pub sequences_per_seat: u32,
+    /// `ρ` of a contribution (PROT-7).
+    pub density: Density,
+    /// `ρ` of the merged update (PROT-18).
+    pub merge_density: Density,
+    pub merge_rule: MergeRule,
+    /// What a miner's error-feedback buffer is multiplied by each window (PROT-10).
+    pub error_feedback_decay: F32Bits,
+    /// `α`: the outer step, `θ ← θ − α·u` (PROT-18).
+    pub outer_rate: F32Bits,
+    /// `c`: contributions are judged at `c·α` (PROT-22).
+    pub evaluation_fraction: F32Bits,
+    /// `K`: sequences of each kind on which a contribution is judged (PROT-22).
+    pub evaluation_sequences: u32,
+    /// `E_max`: no seat waits longer for its evaluation (PROT-28).
+    pub evaluation_wait_max: u32,
+    /// `G`: places in the merge, newcomers apart (PROT-16).
+    pub places: u16,
+    /// Further places, for seats within `newcomer_windows` of their registration (PROT-16).
+    pub reserve_places: u16,
+    pub newcomer_windows: u32,
+    /// Fewer selected contributions than this leave the window void; `1 ≤ min_contributions ≤ reserve_places` (PROT-16).
+    pub min_contributions: u16,
+    /// Validators vote the state root after every so many windows (PROT-20).
+    pub checkpoint_windows: u32,
+    /// `V`: validators in the electorate, at most (PROT-3).
+    pub electorate_max: u16,
+    /// `M`: a validator absent so long leaves the electorate until it attests again (PROT-3).
+    pub absence_windows: u32,
+    /// `q_min`: the electorate's share of all bonded validator stake under which the run pauses (PROT-3).
+    pub quorum: Permille,
+    /// The least a validator must have staked.
+    pub validator_stake_min: u128,
+    /// The least a miner must have staked.
+    pub miner_stake_min: u128,
+    /// Paid out of the treasury each epoch, if it holds as much (PROT-32).
+    pub emission_per_epoch: u128,
+    pub shares: PayShares,
+    /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
+    pub localnet: bool,
+}
+
+/// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+    Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Density(pub u16);
+
+/// What the sum at a coordinate is divided by (PROT-17).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Deserialize,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum MergeRule {
+    /// By the number of contributions that sent the coordinate.
+    MeanOverHits,
+    /// By the number of contributions.
+    MeanOverAll,
+}
+
+/// An `f32` as its bits: exact in storage, and comparable.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Deserialize,
+)]
+#[serde(from = "f32", into = "f32")]
+pub struct F32Bits(pub u32);
+
+/// Thousandths.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+    Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Permille(pub u16);
+
+/// How an epoch's pay is shared. The four add up to 1000 (PROT-32).
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Deserialize,
+)]
+pub struct PayShares {
+    pub miners: Permille,
+    pub validators: Permille,
+    pub owner: Permille,
+    pub burn: Permille,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ParamsError {
+    #[error(transparent)]
+    Schedule(#[from] ScheduleError),
+    #[error("{name} must be above zero")]
+    Zero { name: &'static str },
+    #[error("a density is from 1 to 4096 values in 4096")]
+    Density,
+    #[error("{name} must be finite and in (0, {max}]")]
+    Rate { name: &'static str, max: u8 },
+    #[error("min_contributions must be at most reserve_places, and reserve_places at most the places in all")]
+    Places,
+    #[error("the quorum is from 1 to 1000 thousandths")]
+    Quorum,
+    #[error("pay shares must add up to 1000 thousandths")]
+    Shares,
+}
+
+impl RunParams {
+    /// Checks every bound that no later rule checks again.
+    pub fn validate(&self) -> Result<(), ParamsError> {
+        self.schedule.validate()?;
+        for (name, value) in [
+            ("epoch_windows", self.epoch_windows),
+            ("sequences_per_seat", self.sequences_per_seat),
+            ("evaluation_sequences", self.evaluation_sequences),
+            ("evaluation_wait_max", self.evaluation_wait_max),
+            ("places", self.places.into()),
+            ("min_contributions", self.min_contributions.into()),
+            ("checkpoint_windows", self.checkpoint_windows),
+            ("electorate_max", self.electorate_max.into()),
+            ("absence_windows", self.absence_windows),
+        ] {
+            if value == 0 {
+                return Err(ParamsError::Zero { name });
+            }
+        }
+        for density in [self.density, self.merge_density] {
+            if density.0 == 0 || usize::from(density.0) > CHUNK_VALUES {
+                return Err(ParamsError::Density);
+            }
+        }
+        for (name, bits, max) in [
+            ("error_feedback_decay", self.error_feedback_decay, 1),
+            ("outer_rate", self.outer_rate, 10),
+            ("evaluation_fraction", self.evaluation_fraction, 1),
+        ] {
+            let value = bits.get();
+            if !(value.is_finite() && 0.0 < value && value <= f32::from(max)) {
+                return Err(ParamsError::Rate { name, max });
+            }
+        }
+        if self.min_contributions > self.reserve_places || self.places.checked_add(self.reserve_places).is_none() {
+            return Err(ParamsError::Places);
+        }
+        if self.quorum.0 == 0 || self.quorum.0 > 1000 {
+            return Err(ParamsError::Quorum);
+        }
+        let PayShares { miners, validators, owner, burn } = self.shares;
+        let total = [miners, validators, owner, burn].iter().map(|share| u32::from(share.0)).sum::<u32>();
+        if total != 1000 {
+            return Err(ParamsError::Shares);
+        }
+        Ok(())
+    }
+
+    /// Whether the state root is voted together with `window`'s update: the model after it is a checkpoint (PROT-20).
+    pub fn is_checkpoint(&self, window: crate::Window) -> bool {
+        window.next().0.is_multiple_of(self.checkpoint_windows.max(1))
+    }
+
+    /// `β = fl(c·α)`, the step at which a contribution is judged (PROT-22).
+    pub fn evaluation_rate(&self) -> f32 {
+        self.evaluation_fraction.get() * self.outer_rate.get()
+    }
+}
+
+impl Density {
+    /// `⌈len · ρ⌉`: entries kept of a chunk of `len` values (PROT-7). Zero only for an empty chunk.
+    pub fn kept(self, len: usize) -> usize {
+        (len * usize::from(self.0)).div_ceil(CHUNK_VALUES)
+    }
+}
+
+impl F32Bits {
+    pub fn of(value: f32) -> F32Bits {
+        F32Bits(value.to_bits())
+    }
+
+    pub fn get(self) -> f32 {
+        f32::from_bits(self.0)
+    }
+}
+
+impl From<f32> for F32Bits {
+    fn from(value: f32) -> F32Bits {
+        F32Bits::of(value)
+    }
+}
+
+impl From<F32Bits> for f32 {
+    fn from(bits: F32Bits) -> f32 {
+        bits.get()
+    }
+}
+
+/// The defaults that PROTOCOL names, with a schedule of 115 blocks. A real run sets its own.
+impl Default for RunParams {
+    fn default() -> RunParams {
+        RunParams {
+            schedule: Schedule {
+                start: crate::Block(1),
+                blocks_per_window: 115,
+                commit_by: 80,
+                reveal_by: 90,
+                attest_by: 98,
+                vote_by: 106,
+            },
+            epoch_windows: 10,
+            sequences_per_seat: 512,
+            density: Density(64),
+            merge_density: Density(1024),
+            merge_rule: MergeRule::MeanOverHits,
+            error_feedback_decay: F32Bits::of(0.95),
+            outer_rate: F32Bits::of(1.0),
+            evaluation_fraction: F32Bits::of(0.2),
+            evaluation_sequences: 64,
+            evaluation_wait_max: 10,
+            places: 20,
+            reserve_places: 4,
+            newcomer_windows: 20,
+            min_contributions: 1,
+            checkpoint_windows: 20,
+            electorate_max: 64,
+            absence_windows: 20,
+            quorum: Permille(500),
+            validator_stake_min: 1_000_000_000_000,
+            miner_stake_min: 10_000_000_000,
+            emission_per_epoch: 1_000_000_000_000,
+            shares: PayShares {
+                miners: Permille(500),
+                validators: Permille(400),
+                owner: Permille(100),
+                burn: Permille(0),
+            },
+            localnet: false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        assert_eq!(RunParams::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn a_parameter_out_of_bounds_is_refused_by_name() {
+        let good = RunParams::default();
+        let refused = |params: RunParams| params.validate().unwrap_err();
+
+        assert_eq!(refused(RunParams { epoch_windows: 0, ..good }), ParamsError::Zero { name: "epoch_windows" });
+        assert_eq!(refused(RunParams { density: Density(0), ..good }), ParamsError::Density);
+        assert_eq!(refused(RunParams { merge_density: Density(4097), ..good }), ParamsError::Density);
+        assert_eq!(
+            refused(RunParams { outer_rate: F32Bits::of(f32::NAN), ..good }),
+            ParamsError::Rate { name: "outer_rate", max: 10 }
+        );
+        assert_eq!(refused(RunParams { min_contributions: 5, ..good }), ParamsError::Places);
+        assert_eq!(refused(RunParams { quorum: Permille(1001), ..good }), ParamsError::Quorum);
+        let shares = PayShares { burn: Permille(1), ..good.shares };
+        assert_eq!(refused(RunParams { shares, ..good }), ParamsError::Shares);
+    }
+
+    #[test]
+    fn a_density_keeps_the_share_rounded_up() {
+        assert_eq!(Density(64).kept(4096), 64);
+        assert_eq!(Density(64).kept(1), 1);
+        assert_eq!(Density(64).kept(65), 2);
+        assert_eq!(Density(4096).kept(77), 77);
+        assert_eq!(Density(64).kept(0), 0);
+    }
+}

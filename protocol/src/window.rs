@@ -1,0 +1,215 @@
+//! The clock of a run: blocks, windows, and the phases inside a window (PROT-1).
+//!
+//! No rule reads a wall clock. A deadline is a block height, and what was included by then is in time.
+
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use core::fmt;
+use scale_info::TypeInfo;
+use serde::{Deserialize, Serialize};
+
+/// A height of the chain. Not a window: the one road between the two is [`Schedule`].
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
+    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Block(pub u32);
+
+/// A stretch of blocks in which everyone holds the same model. Counted from the run's first block.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
+    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Window(pub u32);
+
+/// When a run's windows open, and by which block of a window each step must be included (PROT-1).
+///
+/// The four deadlines are offsets from the window's first block: what is included in a block whose offset is *at most*
+/// the deadline is in time. `0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window`.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Deserialize,
+)]
+pub struct Schedule {
+    /// The first block of window 0.
+    pub start: Block,
+    pub blocks_per_window: u32,
+    pub commit_by: u32,
+    pub reveal_by: u32,
+    pub attest_by: u32,
+    pub vote_by: u32,
+}
+
+/// What a window is waiting for at a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub enum Phase {
+    /// Miners train, and commit the digest of what they made.
+    Commit,
+    /// Miners upload the bytes they committed to.
+    Reveal,
+    /// Validators say which contributions they could fetch and decode.
+    Attest,
+    /// The selection stands; validators merge it and vote the result.
+    Vote,
+    /// The window is fixed; everyone fetches the update while finality catches up.
+    Settle,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ScheduleError {
+    #[error("deadlines must rise: 0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window")]
+    DeadlinesOutOfOrder,
+}
+
+impl Schedule {
+    pub fn validate(&self) -> Result<(), ScheduleError> {
+        let rising = 0 < self.commit_by
+            && self.commit_by < self.reveal_by
+            && self.reveal_by < self.attest_by
+            && self.attest_by < self.vote_by
+            && self.vote_by < self.blocks_per_window;
+        if rising { Ok(()) } else { Err(ScheduleError::DeadlinesOutOfOrder) }
+    }
+
+    /// The window that `block` falls in and the block's offset inside it; `None` before the run starts.
+    pub fn locate(&self, block: Block) -> Option<(Window, u32)> {
+        let since_start = block.0.checked_sub(self.start.0)?;
+        let window = since_start.checked_div(self.blocks_per_window)?;
+        Some((Window(window), since_start.checked_rem(self.blocks_per_window)?))
+    }
+
+    pub fn window_at(&self, block: Block) -> Option<Window> {
+        self.locate(block).map(|(window, _)| window)
+    }
+
+    pub fn phase_at(&self, block: Block) -> Option<(Window, Phase)> {
+        let (window, offset) = self.locate(block)?;
+        let phase = if offset <= self.commit_by {
+            Phase::Commit
+        } else if offset <= self.reveal_by {
+            Phase::Reveal
+        } else if offset <= self.attest_by {
+            Phase::Attest
+        } else if offset <= self.vote_by {
+            Phase::Vote
+        } else {
+            Phase::Settle
+        };
+        Some((window, phase))
+    }
+
+    /// The first block of `window`. Saturates at the last block a chain can have, far beyond any run.
+    pub fn opens_at(&self, window: Window) -> Block {
+        self.block_of(window, 0)
+    }
+
+    /// The last block in which a commitment for `window` counts (PROT-11).
+    pub fn commit_deadline(&self, window: Window) -> Block {
+        self.block_of(window, self.commit_by)
+    }
+
+    /// The last block by which the committed bytes must be up (PROT-11).
+    pub fn reveal_deadline(&self, window: Window) -> Block {
+        self.block_of(window, self.reveal_by)
+    }
+
+    /// The last block in which an attestation for `window` counts (PROT-14).
+    pub fn attest_deadline(&self, window: Window) -> Block {
+        self.block_of(window, self.attest_by)
+    }
+
+    /// The last block in which a vote for `window` counts; one block later the window is fixed (PROT-19).
+    pub fn vote_deadline(&self, window: Window) -> Block {
+        self.block_of(window, self.vote_by)
+    }
+
+    fn block_of(&self, window: Window, offset: u32) -> Block {
+        let into_run = window.0.saturating_mul(self.blocks_per_window).saturating_add(offset);
+        Block(self.start.0.saturating_add(into_run))
+    }
+}
+
+impl Window {
+    pub const FIRST: Window = Window(0);
+
+    /// The window whose model is made from this one's contributions.
+    pub fn next(self) -> Window {
+        Window(self.0.saturating_add(1))
+    }
+
+    /// The window before, if there is one.
+    pub fn previous(self) -> Option<Window> {
+        self.0.checked_sub(1).map(Window)
+    }
+
+    /// The epoch that the window belongs to: weights are posted and pay is shared once in each.
+    pub fn epoch(self, epoch_windows: u32) -> u32 {
+        self.0 / epoch_windows.max(1)
+    }
+}
+
+impl fmt::Display for Block {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// Fixed width, so that object names sort by time.
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SCHEDULE: Schedule =
+        Schedule { start: Block(10), blocks_per_window: 20, commit_by: 8, reveal_by: 11, attest_by: 14, vote_by: 17 };
+
+    #[track_caller]
+    fn check(block: u32, expected: Option<(u32, Phase)>) {
+        assert_eq!(SCHEDULE.phase_at(Block(block)), expected.map(|(window, phase)| (Window(window), phase)));
+    }
+
+    #[test]
+    fn a_deadline_is_the_last_block_in_time() {
+        check(9, None);
+        check(10, Some((0, Phase::Commit)));
+        check(18, Some((0, Phase::Commit)));
+        check(19, Some((0, Phase::Reveal)));
+        check(21, Some((0, Phase::Reveal)));
+        check(22, Some((0, Phase::Attest)));
+        check(25, Some((0, Phase::Vote)));
+        check(27, Some((0, Phase::Vote)));
+        check(28, Some((0, Phase::Settle)));
+        check(29, Some((0, Phase::Settle)));
+        check(30, Some((1, Phase::Commit)));
+    }
+
+    #[test]
+    fn deadlines_out_of_order_are_refused() {
+        assert_eq!(SCHEDULE.validate(), Ok(()));
+        for broken in [
+            Schedule { commit_by: 0, ..SCHEDULE },
+            Schedule { reveal_by: 8, ..SCHEDULE },
+            Schedule { attest_by: 11, ..SCHEDULE },
+            Schedule { vote_by: 14, ..SCHEDULE },
+            Schedule { blocks_per_window: 17, ..SCHEDULE },
+        ] {
+            assert_eq!(broken.validate(), Err(ScheduleError::DeadlinesOutOfOrder));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_block_is_in_exactly_the_window_that_opens_before_it(block in 10u32..1_000_000) {
+            let (window, offset) = SCHEDULE.locate(Block(block)).unwrap();
+            prop_assert_eq!(SCHEDULE.opens_at(window).0 + offset, block);
+            prop_assert!(block < SCHEDULE.opens_at(window.next()).0);
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! Put and get by name: S3 and local disk behind one trait, and a fetcher that trusts nobody.

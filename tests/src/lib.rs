@@ -1,0 +1,1 @@
+//! What no crate can test alone.

@@ -1,0 +1,1 @@
+//! Judges contributions by what they do to the loss, merges the best, and votes.
