@@ -1,1 +1,511 @@
-//! Being written.
+//! Which sequences a seat trains on in a window, and which ones it is judged by (PROT-2, PROT-4, PROT-5, PROT-6, PROT-22).
+//!
+//! All training sequences, in one shuffled order per epoch of the data, are one endless line of *positions*. A window
+//! takes the next `slots × n` of them, and the chain remembers where it stopped (the *cursor*). So nothing is handed out
+//! twice in an epoch, whoever joins or leaves, and nobody stores a list: the order is a keyed permutation that can be
+//! asked for one position alone.
+//!
+//! The order of an epoch is known in advance. Which seat gets which part of it, and which sequences the judges look at,
+//! is not: those are drawn by hashes of blocks that do not exist yet.
+
+use crate::{Digest, RunId, Uid, Window};
+use alloc::{collections::BTreeSet, vec::Vec};
+
+/// What a seed is drawn for. Two domains never share a seed.
+pub mod domain {
+    /// Which seat gets which of a window's positions (PROT-5).
+    pub const ASSIGN: &str = "assign";
+    /// The draws of the selection (PROT-16).
+    pub const SELECT: &str = "select";
+    /// Which sequences a validator judges by (PROT-22).
+    pub const EVALUATE: &str = "evaluate";
+}
+
+/// `blake3(domain ‖ run ‖ w ‖ hash of the opening block)`, numbers as four bytes, little-endian (PROT-2). All that follows
+/// the domain has a fixed length, so two different inputs never run together into the same bytes.
+pub fn seed(domain: &str, run: RunId, window: Window, opening_hash: &Digest) -> Digest {
+    Digest::of_parts(&[domain.as_bytes(), &run.0.to_le_bytes(), &window.0.to_le_bytes(), &opening_hash.0])
+}
+
+/// A validator's seed for judging `window`: the hash of block `commit_by + 1`, which no miner knew when it committed,
+/// and the validator's own salt, which no block author knew (PROT-2).
+pub fn evaluation_seed(run: RunId, window: Window, evaluation_hash: &Digest, salt: &[u8; 32]) -> Digest {
+    let drawn = seed(domain::EVALUATE, run, window, evaluation_hash);
+    Digest::of_parts(&[&drawn.0, salt])
+}
+
+/// A keyed bijection of `0..len` onto itself, computed for one position at a time in constant memory.
+///
+/// A Feistel network over pairs `(left < a, right < b)` with `a·b ≥ len`, adding the round function modulo `a` and `b` in
+/// turn; a result outside `0..len` is sent through again. As `a·b < len + a`, that is rare.
+#[derive(Clone, Debug)]
+pub struct Permutation {
+    key: [u8; 32],
+    len: u64,
+    /// `⌈√len⌉`, at least 1: how many values the left half takes.
+    lefts: u64,
+    /// `⌈len / lefts⌉`, at least 1: how many values the right half takes.
+    rights: u64,
+}
+
+/// Enough that no statistic of small domains tells the result from a random order; each round costs one compression.
+const ROUNDS: u8 = 10;
+
+impl Permutation {
+    pub fn new(key: &Digest, len: u64) -> Permutation {
+        let floor = len.isqrt();
+        let lefts = if floor.checked_mul(floor) == Some(len) { floor } else { floor + 1 }.max(1);
+        Permutation { key: key.0, len, lefts, rights: len.div_ceil(lefts).max(1) }
+    }
+
+    /// How many positions there are.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What stands at `position`. A position past the end wraps around; in an empty permutation everything is 0.
+    pub fn at(&self, position: u64) -> u64 {
+        self.walk(position, |permutation, value| permutation.forward(value))
+    }
+
+    /// At which position `value` stands: the inverse of [`Permutation::at`].
+    pub fn position_of(&self, value: u64) -> u64 {
+        self.walk(value, |permutation, value| permutation.backward(value))
+    }
+
+    /// Every value once, in order of position.
+    pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
+        (0..self.len).map(|position| self.at(position))
+    }
+
+    /// Steps through the cycle of the larger domain until it comes back into `0..len`; it started there, so it does.
+    fn walk(&self, start: u64, step: impl Fn(&Permutation, u64) -> u64) -> u64 {
+        let Some(mut value) = start.checked_rem(self.len) else { return 0 };
+        loop {
+            value = step(self, value);
+            if value < self.len {
+                return value;
+            }
+        }
+    }
+
+    fn forward(&self, value: u64) -> u64 {
+        let (mut left, mut right) = (value % self.lefts, value / self.lefts);
+        for round in 0..ROUNDS {
+            if round % 2 == 0 {
+                left = (left + self.round(round, right) % self.lefts) % self.lefts;
+            } else {
+                right = (right + self.round(round, left) % self.rights) % self.rights;
+            }
+        }
+        right * self.lefts + left
+    }
+
+    fn backward(&self, value: u64) -> u64 {
+        let (mut left, mut right) = (value % self.lefts, value / self.lefts);
+        for round in (0..ROUNDS).rev() {
+            if round % 2 == 0 {
+                left = (left + self.lefts - self.round(round, right) % self.lefts) % self.lefts;
+            } else {
+                right = (right + self.rights - self.round(round, left) % self.rights) % self.rights;
+            }
+        }
+        right * self.lefts + left
+    }
+
+    fn round(&self, round: u8, half: u64) -> u64 {
+        let mut input = [0; 9];
+        input[0] = round;
+        input[1..].copy_from_slice(&half.to_le_bytes());
+        first_u64(blake3::keyed_hash(&self.key, &input).as_bytes())
+    }
+}
+
+/// What one window hands out, and to whom (PROT-5). Everything in it is read from the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Assignment<'a> {
+    pub run: RunId,
+    pub window: Window,
+    /// Hash of block `w·L`.
+    pub opening_hash: Digest,
+    /// Miners' seats active when the window opened, in uid order.
+    pub slots: &'a [Uid],
+    /// The first position that this window takes.
+    pub cursor: u64,
+    /// `n`: positions that each seat gets.
+    pub sequences_per_seat: u32,
+    /// How many training sequences the dataset has.
+    pub training_sequences: u64,
+}
+
+impl Assignment<'_> {
+    /// The training sequences of `uid`, in the order in which it trains on them; `None` where the seat has no slot in
+    /// this window. `n` of them, or none where the dataset is empty. Where the window runs over the end of an epoch of
+    /// the data, a sequence may come once from each side of it.
+    pub fn of(&self, uid: Uid) -> Option<Vec<u64>> {
+        let slot = self.slots.iter().position(|seat| *seat == uid)? as u64;
+        if self.training_sequences == 0 {
+            return Some(Vec::new());
+        }
+        let each = u64::from(self.sequences_per_seat);
+        let deal = Permutation::new(
+            &seed(domain::ASSIGN, self.run, self.window, &self.opening_hash),
+            self.positions(),
+        );
+        let mut order = Order::new(self.run, self.training_sequences);
+        let first = slot * each;
+        Some((first..first + each).map(|place| order.at(self.line_position(deal.at(place)))).collect())
+    }
+
+    /// How many positions the window takes: the chain's cursor goes on by as many, also where the window ends void.
+    pub fn positions(&self) -> u64 {
+        // At most 2^16 seats of 2^32 sequences each.
+        (self.slots.len() as u64).saturating_mul(u64::from(self.sequences_per_seat))
+    }
+
+    /// Every sequence handed out in this window, ascending, each once. As long as the window is: to ask for one
+    /// sequence, use [`Assignment::is_handed_out`].
+    pub fn handed_out(&self) -> Vec<u64> {
+        if self.training_sequences == 0 {
+            return Vec::new();
+        }
+        let mut order = Order::new(self.run, self.training_sequences);
+        let taken: BTreeSet<u64> =
+            (0..self.positions()).map(|place| order.at(self.line_position(place))).collect();
+        taken.into_iter().collect()
+    }
+
+    /// Whether some seat was given `sequence` in this window. In constant memory.
+    pub fn is_handed_out(&self, sequence: u64) -> bool {
+        sequence < self.training_sequences && self.coverage().contains(sequence)
+    }
+
+    /// The place in the endless line of positions. Wide enough that no cursor of the chain can overflow it.
+    fn line_position(&self, place: u64) -> u128 {
+        u128::from(self.cursor) + u128::from(place)
+    }
+
+    fn coverage(&self) -> Coverage {
+        let (len, mut parts, mut everything) = (u128::from(self.training_sequences), Vec::new(), false);
+        let (mut from, end) = (self.line_position(0), self.line_position(self.positions()));
+        while len > 0 && from < end && !everything {
+            let (epoch, offset) = (from / len, from % len);
+            let until = end.min(from + (len - offset));
+            everything = until - from == len;
+            // Both are below `len`, or at most `len` itself: they fit where `training_sequences` does.
+            let positions = offset as u64..(offset + (until - from)) as u64;
+            parts.push((epoch_order(self.run, epoch, self.training_sequences), positions));
+            from = until;
+        }
+        Coverage { everything, parts }
+    }
+}
+
+/// Which sequences a window takes: a stretch of positions in each epoch of the data that it touches.
+struct Coverage {
+    everything: bool,
+    /// At most three: two ends, and in between one whole epoch, with which the list stops.
+    parts: Vec<(Permutation, core::ops::Range<u64>)>,
+}
+
+impl Coverage {
+    /// `sequence` is one of the dataset's.
+    fn contains(&self, sequence: u64) -> bool {
+        let taken = |(order, positions): &(Permutation, core::ops::Range<u64>)| {
+            positions.contains(&order.position_of(sequence))
+        };
+        self.everything || self.parts.iter().any(taken)
+    }
+}
+
+/// The endless line of positions. Remembers the epoch it was last asked about.
+struct Order {
+    run: RunId,
+    training_sequences: u64,
+    epoch: u128,
+    permutation: Permutation,
+}
+
+impl Order {
+    fn new(run: RunId, training_sequences: u64) -> Order {
+        Order { run, training_sequences, epoch: 0, permutation: epoch_order(run, 0, training_sequences) }
+    }
+
+    /// `training_sequences` is above zero.
+    fn at(&mut self, line_position: u128) -> u64 {
+        let len = u128::from(self.training_sequences);
+        let epoch = line_position / len;
+        if epoch != self.epoch {
+            (self.epoch, self.permutation) = (epoch, epoch_order(self.run, epoch, self.training_sequences));
+        }
+        self.permutation.at((line_position % len) as u64)
+    }
+}
+
+/// The order of one epoch of the data. It depends on no block, as it must stand before the epoch's first window and
+/// until its last.
+fn epoch_order(run: RunId, epoch: u128, training_sequences: u64) -> Permutation {
+    let key = Digest::of_parts(&[b"mettle/1/epoch", &run.0.to_le_bytes(), &epoch.to_le_bytes()]);
+    Permutation::new(&key, training_sequences)
+}
+
+/// `count` distinct training sequences that nobody was given in the window: the same for all seats, drawn after they
+/// committed (PROT-22). Fewer where the dataset has no more.
+pub fn common_sequences(seed: &Digest, assignment: &Assignment<'_>, count: usize) -> Vec<u64> {
+    let coverage = assignment.coverage();
+    if coverage.everything {
+        return Vec::new();
+    }
+    let order = Permutation::new(&Digest::of_parts(&[&seed.0, b"common"]), assignment.training_sequences);
+    order.iter().filter(|sequence| !coverage.contains(*sequence)).take(count).collect()
+}
+
+/// `count` distinct sequences of those that a seat trained on, its declared prefix (PROT-6, PROT-22). Fewer where it has
+/// no more.
+pub fn own_sequences(seed: &Digest, uid: Uid, own: &[u64], count: usize) -> Vec<u64> {
+    let key = Digest::of_parts(&[&seed.0, b"own", &uid.0.to_le_bytes()]);
+    let mut seen = BTreeSet::new();
+    Permutation::new(&key, own.len() as u64)
+        .iter()
+        .filter_map(|place| usize::try_from(place).ok().and_then(|place| own.get(place)).copied())
+        .filter(|sequence| seen.insert(*sequence))
+        .take(count)
+        .collect()
+}
+
+/// The first eight bytes of a hash, little-endian.
+pub(crate) fn first_u64(hash: &[u8; 32]) -> u64 {
+    hash.iter().take(8).rev().fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn key(number: u64) -> Digest {
+        Digest::of(&number.to_le_bytes())
+    }
+
+    fn seats(count: u16) -> Vec<Uid> {
+        // Uids with gaps, as a run has where validators and others sit in between.
+        (0..count).map(|slot| Uid(slot * 3 + 1)).collect()
+    }
+
+    fn window<'a>(slots: &'a [Uid], window: u32, cursor: u64, each: u32, sequences: u64) -> Assignment<'a> {
+        Assignment {
+            run: RunId(1),
+            window: Window(window),
+            opening_hash: key(u64::from(window)),
+            slots,
+            cursor,
+            sequences_per_seat: each,
+            training_sequences: sequences,
+        }
+    }
+
+    fn distinct(values: &[u64]) -> usize {
+        values.iter().collect::<BTreeSet<_>>().len()
+    }
+
+    #[test]
+    fn seeds_for_different_purposes_runs_windows_and_blocks_differ() {
+        let base = seed(domain::ASSIGN, RunId(1), Window(2), &key(3));
+        assert_eq!(base, seed("assign", RunId(1), Window(2), &key(3)));
+        let others = [
+            seed(domain::SELECT, RunId(1), Window(2), &key(3)),
+            seed(domain::ASSIGN, RunId(2), Window(2), &key(3)),
+            seed(domain::ASSIGN, RunId(1), Window(3), &key(3)),
+            seed(domain::ASSIGN, RunId(1), Window(2), &key(4)),
+            evaluation_seed(RunId(1), Window(2), &key(3), &[0; 32]),
+            evaluation_seed(RunId(1), Window(2), &key(3), &[1; 32]),
+        ];
+        let all: BTreeSet<Digest> = others.into_iter().chain([base]).collect();
+        assert_eq!(all.len(), 7);
+    }
+
+    /// What was handed out in the first release must still be handed out: these values are a golden vector.
+    #[test]
+    fn the_permutation_is_the_one_that_was_published() {
+        let order: Vec<u64> = Permutation::new(&Digest([7; 32]), 10).iter().collect();
+        assert_eq!(order, GOLDEN_ORDER);
+        assert_eq!(Permutation::new(&Digest([7; 32]), u64::MAX).at(12345), GOLDEN_HUGE);
+    }
+    const GOLDEN_ORDER: [u64; 10] = [6, 7, 8, 2, 4, 3, 9, 5, 1, 0];
+    const GOLDEN_HUGE: u64 = 7076808557648826189;
+
+    #[test]
+    fn an_assignment_is_the_one_that_was_published() {
+        let slots = seats(3);
+        assert_eq!(window(&slots, 5, 98, 2, 100).of(Uid(4)), Some(GOLDEN_ASSIGNMENT.to_vec()));
+    }
+    const GOLDEN_ASSIGNMENT: [u64; 2] = [65, 83];
+
+    #[test]
+    fn tiny_permutations_are_bijections_too() {
+        assert_eq!(Permutation::new(&key(0), 0).iter().count(), 0);
+        assert_eq!(Permutation::new(&key(0), 0).at(5), 0);
+        assert!(Permutation::new(&key(0), 0).is_empty());
+        assert_eq!(Permutation::new(&key(0), 1).iter().collect::<Vec<_>>(), [0]);
+        let pairs: BTreeSet<Vec<u64>> =
+            (0..40).map(|n| Permutation::new(&key(n), 2).iter().collect()).collect();
+        assert_eq!(pairs.into_iter().collect::<Vec<_>>(), [[0, 1], [1, 0]]);
+    }
+
+    #[test]
+    fn every_order_of_a_small_set_comes_about_equally_often() {
+        let mut counts = alloc::collections::BTreeMap::<Vec<u64>, u32>::new();
+        for number in 0..4800 {
+            *counts.entry(Permutation::new(&key(number), 4).iter().collect()).or_default() += 1;
+        }
+        // 24 orders of 4, 200 of each expected, standard deviation 14.
+        assert_eq!(counts.len(), 24);
+        assert!(counts.values().all(|count| (130..=270).contains(count)), "{counts:?}");
+    }
+
+    #[test]
+    fn the_seats_share_a_window_out_among_them_and_another_block_deals_anew() {
+        let slots = seats(5);
+        let assignment = window(&slots, 3, 40, 7, 1000);
+        let mut all: Vec<u64> = slots.iter().flat_map(|uid| assignment.of(*uid).unwrap()).collect();
+        all.sort_unstable();
+        assert_eq!(all, assignment.handed_out());
+        assert_eq!(all.len(), 35);
+        assert_eq!(assignment.of(Uid(2)), None);
+
+        let elsewhere = Assignment { opening_hash: key(99), ..assignment };
+        assert_ne!(elsewhere.of(slots[0]), assignment.of(slots[0]));
+        assert_eq!(elsewhere.handed_out(), assignment.handed_out());
+    }
+
+    #[test]
+    fn an_empty_dataset_hands_out_nothing() {
+        let slots = seats(2);
+        let assignment = window(&slots, 0, 5, 3, 0);
+        assert_eq!(assignment.of(slots[0]), Some(Vec::new()));
+        assert_eq!(assignment.handed_out(), []);
+        assert!(!assignment.is_handed_out(0));
+        assert_eq!(common_sequences(&key(0), &assignment, 4), []);
+        assert_eq!(own_sequences(&key(0), slots[0], &[], 4), []);
+    }
+
+    #[test]
+    fn the_largest_numbers_a_chain_can_hold_overflow_nothing() {
+        let slots = seats(2);
+        let assignment =
+            Assignment { run: RunId(u32::MAX), ..window(&slots, u32::MAX, u64::MAX, 8, u64::MAX) };
+        assert_eq!(distinct(&assignment.of(slots[1]).unwrap()), 8);
+        assert_eq!(assignment.handed_out().len(), 16);
+        assert_eq!(common_sequences(&key(1), &assignment, 5).len(), 5);
+        let vast = Assignment { sequences_per_seat: u32::MAX, ..assignment };
+        assert_eq!(vast.positions(), 2 * u64::from(u32::MAX));
+        assert_eq!(common_sequences(&key(1), &vast, 5).len(), 5);
+    }
+
+    #[test]
+    fn where_everything_is_handed_out_nothing_common_is_left() {
+        let slots = seats(3);
+        assert_eq!(common_sequences(&key(1), &window(&slots, 1, 7, 10, 9), 4), []);
+        assert_eq!(common_sequences(&key(1), &window(&slots, 1, 0, 3, 9), 4), []);
+        let almost = window(&slots, 1, 0, 3, 11);
+        assert_eq!(common_sequences(&key(1), &almost, 4).len(), 2);
+    }
+
+    #[test]
+    fn two_seats_are_judged_by_different_draws_of_the_same_list() {
+        let own: Vec<u64> = (100..200).collect();
+        let drawn = own_sequences(&key(1), Uid(1), &own, 10);
+        assert_eq!(distinct(&drawn), 10);
+        assert_ne!(drawn, own_sequences(&key(1), Uid(2), &own, 10));
+        assert_ne!(drawn, own_sequences(&key(2), Uid(1), &own, 10));
+        assert_eq!(own_sequences(&key(1), Uid(1), &[4, 4, 4], 10), [4]);
+    }
+
+    proptest! {
+        #[test]
+        fn a_permutation_is_a_bijection_of_any_length(number in any::<u64>(), len in 0u64..700) {
+            let permutation = Permutation::new(&key(number), len);
+            let values: Vec<u64> = permutation.iter().collect();
+            prop_assert_eq!(distinct(&values) as u64, len);
+            prop_assert!(values.iter().all(|value| *value < len));
+            for (position, value) in values.iter().enumerate() {
+                prop_assert_eq!(permutation.position_of(*value), position as u64);
+            }
+        }
+
+        #[test]
+        fn a_huge_permutation_stays_inside_and_can_be_undone(
+            number in any::<u64>(),
+            len in prop_oneof![1u64.., (u64::MAX - 3)..=u64::MAX, (1u64 << 32) - 2..(1u64 << 32) + 2],
+            position in any::<u64>(),
+        ) {
+            let permutation = Permutation::new(&key(number), len);
+            let value = permutation.at(position);
+            prop_assert!(value < len);
+            prop_assert_eq!(permutation.position_of(value), position % len);
+        }
+
+        /// PROT-5, over windows whose seats come and go, and over several epochs of the data.
+        #[test]
+        fn nothing_is_handed_out_twice_in_an_epoch_of_the_data(
+            sequences in 1u64..60,
+            windows in proptest::collection::vec((0u16..5, 1u32..9), 1..8),
+            start in 0u64..100,
+        ) {
+            let mut cursor = start;
+            let mut line = Vec::new();
+            for (number, (count, each)) in windows.iter().enumerate() {
+                let slots = seats(*count);
+                let assignment = window(&slots, number as u32, cursor, *each, sequences);
+                let mut taken: Vec<u64> = slots.iter().flat_map(|uid| assignment.of(*uid).unwrap()).collect();
+                prop_assert_eq!(taken.len() as u64, assignment.positions());
+
+                // What the seats got together is what stands at the window's positions, whoever got which.
+                let mut order = Order::new(RunId(1), sequences);
+                let mut positions: Vec<u64> =
+                    (cursor..cursor + assignment.positions()).map(|at| order.at(at.into())).collect();
+                line.extend_from_slice(&positions);
+                taken.sort_unstable();
+                positions.sort_unstable();
+                prop_assert_eq!(taken, positions);
+                cursor += assignment.positions();
+            }
+            let to_boundary = (sequences - start % sequences) as usize;
+            let (first, rest) = line.split_at(to_boundary.min(line.len()));
+            for epoch in core::iter::once(first).chain(rest.chunks(sequences as usize)) {
+                prop_assert_eq!(distinct(epoch), epoch.len());
+            }
+        }
+
+        #[test]
+        fn common_sequences_are_distinct_and_nobody_was_given_them(
+            number in any::<u64>(), sequences in 1u64..80, count in 0u16..5, each in 1u32..12, cursor in 0u64..200,
+            wanted in 0usize..20,
+        ) {
+            let slots = seats(count);
+            let assignment = window(&slots, 4, cursor, each, sequences);
+            let handed_out: BTreeSet<u64> = assignment.handed_out().into_iter().collect();
+            for sequence in 0..sequences + 2 {
+                prop_assert_eq!(assignment.is_handed_out(sequence), handed_out.contains(&sequence));
+            }
+            let common = common_sequences(&key(number), &assignment, wanted);
+            prop_assert_eq!(distinct(&common), common.len());
+            prop_assert!(common.iter().all(|sequence| *sequence < sequences && !handed_out.contains(sequence)));
+            prop_assert_eq!(common.len(), wanted.min(sequences as usize - handed_out.len()));
+        }
+
+        #[test]
+        fn own_sequences_are_a_distinct_sample_of_the_seats_own(
+            number in any::<u64>(), own in proptest::collection::vec(0u64..50, 0..40), wanted in 0usize..50,
+        ) {
+            let drawn = own_sequences(&key(number), Uid(3), &own, wanted);
+            prop_assert_eq!(drawn.len(), wanted.min(distinct(&own)));
+            prop_assert_eq!(distinct(&drawn), drawn.len());
+            prop_assert!(drawn.iter().all(|sequence| own.contains(sequence)));
+        }
+    }
+}

@@ -1,16 +1,312 @@
 //! Who is merged: a pure function of weights, attestations and a seed (PROT-14, PROT-16).
+//!
+//! Half of the places are earned outright, half are drawn, so that every seat with a weight is merged sometimes and none
+//! can stop working once it is at the top. Newcomers, who have no weight yet, have places of their own.
 
-use crate::{Digest, Uid};
+use crate::{Digest, RunParams, Uid, assign::first_u64};
+use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
 /// A contribution that goes into the merge: the seat, and the digest of its exact bytes.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-    Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 pub struct Selected {
     pub uid: Uid,
     pub digest: Digest,
+}
+
+/// A seat whose contribution two thirds of the stake attested as valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Candidate {
+    pub uid: Uid,
+    /// Of the contribution's exact bytes, as committed.
+    pub digest: Digest,
+    /// Consensus weight as it stood when the window opened; 0 where it has none.
+    pub weight: u16,
+    /// Windows from the seat's registration to this one.
+    pub windows_since_registration: u32,
+}
+
+/// The seats to merge, in uid order: at most `places + reserve_places`, and none at all where there are fewer than
+/// `min_contributions` (PROT-16). The order of the candidates does not matter; of two with the same uid the one with the
+/// lower digest counts.
+///
+/// `seed` is [`crate::assign::seed`] with [`crate::assign::domain::SELECT`].
+pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Vec<Selected> {
+    let mut candidates = candidates.to_vec();
+    candidates.sort_unstable();
+    candidates.dedup_by_key(|candidate| candidate.uid);
+    let places = usize::from(params.places);
+
+    // Half of the places, the odd one among them, to the highest weights.
+    let (mut weighted, unweighted): (Vec<_>, Vec<_>) =
+        candidates.into_iter().partition(|candidate| candidate.weight > 0);
+    weighted.sort_by_key(|candidate| (core::cmp::Reverse(candidate.weight), candidate.uid));
+    let drawn_from = weighted.split_off(weighted.len().min(places.div_ceil(2)));
+    let mut taken = weighted;
+
+    // Half by lot, by weight, without putting back.
+    let mut left = drawn_from;
+    left.sort_by_key(|candidate| candidate.uid);
+    for draw in 0..places / 2 {
+        let Some(place) = drawn_place(seed, draw as u64, &left) else { break };
+        taken.push(left.remove(place));
+    }
+
+    // The reserve, and every place still free, to newcomers in seeded order.
+    let free = (places + usize::from(params.reserve_places)).saturating_sub(taken.len());
+    let mut newcomers: Vec<_> = left
+        .into_iter()
+        .chain(unweighted)
+        .filter(|candidate| candidate.windows_since_registration <= params.newcomer_windows)
+        .collect();
+    newcomers.sort_by_key(|candidate| newcomer_rank(seed, candidate.uid));
+    taken.extend(newcomers.into_iter().take(free));
+
+    if taken.len() < usize::from(params.min_contributions) {
+        return Vec::new();
+    }
+    let mut selected: Vec<_> =
+        taken.into_iter().map(|Candidate { uid, digest, .. }| Selected { uid, digest }).collect();
+    selected.sort_unstable();
+    selected
+}
+
+/// Whether a seat with this weight and age could be selected, were it attested as valid: the seats that every validator
+/// looks at (PROT-14).
+pub fn could_be_selected(params: &RunParams, weight: u16, windows_since_registration: u32) -> bool {
+    weight > 0 || windows_since_registration <= params.newcomer_windows
+}
+
+/// Whether `stake` is at least two thirds of `total`. Of no stake at all nobody has two thirds.
+pub fn two_thirds(stake: u128, total: u128) -> bool {
+    // `⌈2·total / 3⌉`, written so that it cannot overflow.
+    let needed = 2 * (total / 3) + total % 3;
+    total > 0 && stake >= needed
+}
+
+/// The index of one candidate, drawn with a probability proportional to its weight; `None` where nobody is left.
+fn drawn_place(seed: &Digest, draw: u64, candidates: &[Candidate]) -> Option<usize> {
+    let total = candidates.iter().map(|candidate| u64::from(candidate.weight)).sum::<u64>();
+    if total == 0 {
+        return None;
+    }
+    // 64 bits over a total below 2^32: what the remainder favours is below 2^-32.
+    let mut ticket = first_u64(&Digest::of_parts(&[&seed.0, b"draw", &draw.to_le_bytes()]).0) % total;
+    candidates.iter().position(|candidate| match ticket.checked_sub(candidate.weight.into()) {
+        Some(rest) => {
+            ticket = rest;
+            false
+        }
+        None => true,
+    })
+}
+
+fn newcomer_rank(seed: &Digest, uid: Uid) -> Digest {
+    Digest::of_parts(&[&seed.0, b"newcomer", &uid.0.to_le_bytes()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+    use proptest::prelude::*;
+
+    fn params(places: u16, reserve_places: u16) -> RunParams {
+        RunParams {
+            places,
+            reserve_places,
+            newcomer_windows: 20,
+            min_contributions: 1,
+            ..RunParams::default()
+        }
+    }
+
+    fn candidate(uid: u16, weight: u16, windows_since_registration: u32) -> Candidate {
+        Candidate {
+            uid: Uid(uid),
+            digest: Digest::of(&uid.to_le_bytes()),
+            weight,
+            windows_since_registration,
+        }
+    }
+
+    fn uids(selected: &[Selected]) -> Vec<u16> {
+        selected.iter().map(|seat| seat.uid.0).collect()
+    }
+
+    fn seeds(count: u64) -> impl Iterator<Item = Digest> {
+        (0..count).map(|number| Digest::of(&number.to_le_bytes()))
+    }
+
+    #[test]
+    fn the_highest_weights_are_always_in_and_ties_go_to_the_lower_uid() {
+        let candidates: Vec<_> = [(9, 100), (3, 50), (5, 50), (7, 50), (1, 1)]
+            .map(|(uid, weight)| candidate(uid, weight, 1000))
+            .to_vec();
+        for seed in seeds(50) {
+            let selected = uids(&select(&params(4, 0), &seed, &candidates));
+            assert_eq!(selected.len(), 4);
+            assert!(selected.contains(&9) && selected.contains(&3), "{selected:?}");
+        }
+    }
+
+    #[test]
+    fn every_seat_with_a_weight_is_merged_sometimes_and_as_often_as_its_weight_says() {
+        // Uid 0 is in outright; 1, 2 and 3 share the one place that is drawn.
+        let candidates =
+            [candidate(0, 1000, 99), candidate(1, 600, 99), candidate(2, 300, 99), candidate(3, 100, 99)];
+        let mut times = [0; 4];
+        for seed in seeds(2000) {
+            for uid in uids(&select(&params(2, 0), &seed, &candidates)) {
+                times[usize::from(uid)] += 1;
+            }
+        }
+        assert_eq!(times[0], 2000);
+        for (uid, expected) in [(1, 1200), (2, 600), (3, 200)] {
+            assert!((times[uid] as i32 - expected).abs() < 90, "{times:?}");
+        }
+    }
+
+    #[test]
+    fn newcomers_fill_the_reserve_and_every_free_place_in_seeded_order() {
+        let mut candidates = vec![candidate(0, 5, 99)];
+        candidates.extend((1..=8).map(|uid| candidate(uid, 0, 20)));
+        candidates.extend((10..=18).map(|uid| candidate(uid, 0, 21)));
+        let mut ever = alloc::collections::BTreeSet::new();
+        for seed in seeds(60) {
+            let selected = uids(&select(&params(4, 2), &seed, &candidates));
+            assert_eq!(selected.len(), 6);
+            assert_eq!(selected[0], 0);
+            assert!(
+                selected.iter().all(|uid| *uid <= 8),
+                "a seat past its newcomer time was let in: {selected:?}"
+            );
+            ever.extend(selected);
+        }
+        assert_eq!(ever.len(), 9, "every newcomer's turn comes");
+    }
+
+    #[test]
+    fn a_newcomer_that_already_has_a_weight_may_take_the_reserve_too() {
+        let candidates = [candidate(0, 9, 99), candidate(1, 8, 99), candidate(2, 7, 3)];
+        for seed in seeds(20) {
+            assert_eq!(
+                uids(&select(&params(2, 1), &seed, &candidates)).len(),
+                if drew_two(&seed) { 2 } else { 3 }
+            );
+        }
+        // Where the newcomer won the draw, the reserve stays empty: uid 1 is no newcomer.
+        fn drew_two(seed: &Digest) -> bool {
+            drawn_place(seed, 0, &[candidate(1, 8, 99), candidate(2, 7, 3)]) == Some(1)
+        }
+    }
+
+    #[test]
+    fn fewer_than_the_run_asks_for_is_nobody() {
+        let params = RunParams { min_contributions: 3, reserve_places: 3, ..params(4, 3) };
+        let two = [candidate(0, 9, 99), candidate(1, 0, 3)];
+        assert_eq!(select(&params, &Digest::default(), &two), []);
+        let three = [two[0], two[1], candidate(2, 1, 99)];
+        assert_eq!(uids(&select(&params, &Digest::default(), &three)), [0, 1, 2]);
+        assert_eq!(select(&params, &Digest::default(), &[]), []);
+    }
+
+    #[test]
+    fn who_could_be_selected_is_who_ever_is() {
+        let params = params(1, 1);
+        assert!(could_be_selected(&params, 1, 1000));
+        assert!(could_be_selected(&params, 0, 20));
+        assert!(!could_be_selected(&params, 0, 21));
+    }
+
+    #[test]
+    fn two_thirds_counts_to_the_last_unit_and_does_not_overflow() {
+        assert!(two_thirds(2, 3) && !two_thirds(1, 3));
+        assert!(two_thirds(3, 4) && !two_thirds(2, 4));
+        assert!(two_thirds(4, 5) && !two_thirds(3, 5));
+        assert!(two_thirds(1, 1) && !two_thirds(0, 1));
+        assert!(!two_thirds(0, 0));
+        assert!(two_thirds(u128::MAX, u128::MAX));
+        let needed = u128::MAX / 3 * 2;
+        assert!(two_thirds(needed, u128::MAX) && !two_thirds(needed - 1, u128::MAX));
+    }
+
+    fn any_candidates() -> impl Strategy<Value = Vec<Candidate>> {
+        let one = (0u16..40, prop_oneof![Just(0u16), any::<u16>()], 0u32..40)
+            .prop_map(|(uid, weight, age)| candidate(uid, weight, age));
+        proptest::collection::vec(one, 0..40)
+    }
+
+    proptest! {
+        #[test]
+        fn a_selection_is_bounded_distinct_sorted_and_made_of_those_that_could_be(
+            candidates in any_candidates(), places in 1u16..12, reserve in 1u16..6, seed in any::<[u8; 32]>(),
+        ) {
+            let params = params(places, reserve);
+            let selected = select(&params, &Digest(seed), &candidates);
+            prop_assert!(selected.len() <= usize::from(places + reserve));
+            prop_assert!(selected.windows(2).all(|pair| pair[0].uid < pair[1].uid));
+            for seat in &selected {
+                let known = candidates.iter().any(|candidate| {
+                    (candidate.uid, candidate.digest) == (seat.uid, seat.digest)
+                        && could_be_selected(&params, candidate.weight, candidate.windows_since_registration)
+                });
+                prop_assert!(known);
+            }
+        }
+
+        #[test]
+        fn the_order_of_the_candidates_does_not_matter(
+            candidates in any_candidates(), seed in any::<[u8; 32]>(), turn in any::<prop::sample::Index>(),
+        ) {
+            let params = params(5, 2);
+            let expected = select(&params, &Digest(seed), &candidates);
+            let mut turned = candidates.clone();
+            if !turned.is_empty() {
+                turned.rotate_left(turn.index(candidates.len()));
+            }
+            prop_assert_eq!(&select(&params, &Digest(seed), &turned), &expected);
+            turned.reverse();
+            prop_assert_eq!(&select(&params, &Digest(seed), &turned), &expected);
+        }
+
+        #[test]
+        fn no_place_stays_free_while_a_seat_could_take_it(
+            candidates in any_candidates(), places in 1u16..12, reserve in 1u16..6, seed in any::<[u8; 32]>(),
+        ) {
+            let params = params(places, reserve);
+            let selected = select(&params, &Digest(seed), &candidates);
+            let left_out = candidates.iter().filter(|candidate| selected.iter().all(|seat| seat.uid != candidate.uid));
+            let is_newcomer = |candidate: &Candidate| candidate.windows_since_registration <= params.newcomer_windows;
+            let duplicate = |candidate: &Candidate| candidates.iter().filter(|other| other.uid == candidate.uid).count() > 1;
+            if selected.len() < usize::from(places + reserve) {
+                prop_assert!(left_out.clone().all(|candidate| duplicate(candidate) || !is_newcomer(candidate)));
+            }
+            if selected.len() < usize::from(places) {
+                prop_assert!(left_out.clone().all(|candidate| duplicate(candidate) || candidate.weight == 0));
+            }
+        }
+
+        #[test]
+        fn two_thirds_agrees_with_the_plain_sum(stake in 0u128..u128::from(u64::MAX), total in 0u128..u128::from(u64::MAX)) {
+            prop_assert_eq!(two_thirds(stake, total), total > 0 && 3 * stake >= 2 * total);
+        }
+    }
 }
