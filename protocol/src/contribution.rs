@@ -1,1 +1,521 @@
-//! Being written.
+//! The wire format of a contribution, and of the merged update: which values are sent, and in which bytes
+//! (PROT-7, PROT-8).
+//!
+//! The encoder here is the slow truth that every fast one must equal, and it is normative: equal values give equal
+//! bytes on every machine. The decoder accepts exactly what the encoder could have written and nothing else, so that
+//! there is one spelling of a contribution and a digest names it. What a stranger sends can cost no more memory than
+//! a small multiple of its own length, and no more than the schema says.
+//!
+//! ```text
+//! body     = length of each section, u32 LE ‖ sections          how many there are follows from the schema
+//! section  = rice u8 ‖ (lo u8 ‖ hi u8) per chunk ‖ bits         at most 64 chunks of one tensor
+//! bits     = gaps of all chunks ‖ sign of every entry ‖ magnitude of every entry ‖ zero bits up to a whole byte
+//! gap      = (gap >> rice) ones, a zero, then the `rice` low bits    gap = index − previous index − 1; the first: index
+//! ```
+//!
+//! Bits are filled from the least significant one of each byte. A *chunk* is 4096 consecutive values of a tensor, the
+//! last one of a tensor shorter; of each the `⌈len · ρ⌉` values largest in magnitude are entries, ties to the lower
+//! index. An entry is worth `±lo` or `±hi`, the two levels of its chunk.
+
+mod bits;
+mod level;
+mod schema;
+
+pub use level::{LEVEL_MAX, level_of, value_of};
+pub use schema::{Schema, SchemaError, Section, TensorSpec};
+
+use crate::params::{CHUNK_VALUES, Density};
+use alloc::{string::String, vec::Vec};
+use bits::{BitReader, BitWriter};
+use core::ops::Range;
+
+/// The version of this format, named in every header.
+pub const CODEC: u16 = 1;
+
+/// Chunks in a full section: 2^18 values, 1 MiB of them.
+pub const SECTION_CHUNKS: usize = 64;
+
+/// The largest Rice parameter: no gap inside a chunk has more than 12 bits.
+const RICE_MAX: u8 = 12;
+
+/// A contribution, or an update, as its receiver knows it: one [`SparseTensor`] per tensor of the schema.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sparse {
+    pub tensors: Vec<SparseTensor>,
+}
+
+/// The entries of one tensor.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SparseTensor {
+    /// Positions in the tensor (row-major), strictly ascending.
+    pub positions: Vec<u32>,
+    /// The signed level at each position. An entry may be worth +0; it is sent all the same.
+    pub values: Vec<f32>,
+    /// `Σ (n_lo·lo² + n_hi·hi²)` over the chunks, in f64 and in their order (PROT-17).
+    pub square_norm: f64,
+}
+
+/// Why values cannot be encoded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    #[error("tensor {tensor}: the value at {position} is not finite")]
+    NotFinite { tensor: String, position: u32 },
+    #[error("the schema has {expected} values, but there are {got}")]
+    WrongLength { expected: usize, got: usize },
+    #[error("a density is from 1 to 4096 values in 4096, not {0}")]
+    BadDensity(u16),
+}
+
+/// Why bytes are not a contribution. `tensor` counts the schema's tensors, `chunk` the chunks of that tensor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    #[error("a density is from 1 to 4096 values in 4096, not {0}")]
+    BadDensity(u16),
+    #[error("the body has {got} bytes, but its sections make {expected}")]
+    WrongLength { expected: u64, got: u64 },
+    #[error("tensor {tensor}: the section at chunk {chunk} ends before its entries do")]
+    Truncated { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}: the section at chunk {chunk} goes on after its entries")]
+    TrailingBytes { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}: the section at chunk {chunk} has padding bits that are set")]
+    PaddingSet { tensor: u32, chunk: u32 },
+    #[error(
+        "tensor {tensor}: the section at chunk {chunk} has the Rice parameter {got}, where {expected} is shortest"
+    )]
+    RiceParameter { tensor: u32, chunk: u32, expected: u8, got: u8 },
+    #[error("tensor {tensor}: the section at chunk {chunk} has the Rice parameter {got}, above 12")]
+    RiceTooLarge { tensor: u32, chunk: u32, got: u8 },
+    #[error("tensor {tensor}, chunk {chunk}: an index is outside the chunk")]
+    IndexOutOfRange { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}, chunk {chunk}: the lower level is above the higher")]
+    LevelsOutOfOrder { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}, chunk {chunk}: only one of two levels is used")]
+    UnusedLevel { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}, chunk {chunk}: a magnitude bit is set, but there is only one level")]
+    MagnitudeWithoutLevel { tensor: u32, chunk: u32 },
+    #[error("tensor {tensor}, chunk {chunk}: a zero has a sign")]
+    SignedZero { tensor: u32, chunk: u32 },
+}
+
+/// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
+pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
+    check_encodable(schema, density, values)?;
+    let mut body = Body::new(schema);
+    let mut section = SectionEncoder::default();
+    for place in schema.sections() {
+        section.choose(density, &values[place.values]);
+        body.push(|out| section.write(out));
+    }
+    Ok(body.finish())
+}
+
+/// Encodes the largest of `residual` and takes what was sent out of it: `e ← fl(e − decode(encode(e)))` (PROT-10).
+///
+/// What was sent leaves the buffer whether or not it is ever merged. On an error the buffer is as it was.
+pub fn encode_with_feedback(
+    schema: &Schema,
+    density: Density,
+    residual: &mut [f32],
+) -> Result<Vec<u8>, EncodeError> {
+    check_encodable(schema, density, residual)?;
+    let mut body = Body::new(schema);
+    let mut section = SectionEncoder::default();
+    for place in schema.sections() {
+        let values = &mut residual[place.values];
+        section.choose(density, values);
+        body.push(|out| section.write(out));
+        section.subtract_from(density, values);
+    }
+    Ok(body.finish())
+}
+
+/// Decodes what [`encode`] wrote for the same schema and density, and refuses every other bytes (PROT-8).
+pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, DecodeError> {
+    if !is_density(density) {
+        return Err(DecodeError::BadDensity(density.0));
+    }
+    // Lengths first: nothing is allocated for a section whose bytes cannot hold its entries.
+    let lengths = section_lengths(schema, body)?;
+    let mut rest = &body[4 * schema.section_count()..];
+    for (place, length) in schema.sections().zip(lengths.clone()) {
+        if length < smallest_section(density, place.values.len()) {
+            return Err(DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() });
+        }
+    }
+
+    let mut tensors = Vec::with_capacity(schema.tensors().len());
+    tensors.extend(schema.ranges().map(|range| {
+        let entries = entries_of(density, range.len());
+        SparseTensor {
+            positions: Vec::with_capacity(entries),
+            values: Vec::with_capacity(entries),
+            square_norm: 0.0,
+        }
+    }));
+    let mut gaps = Vec::new();
+    for (place, length) in schema.sections().zip(lengths) {
+        let (bytes, after) = rest.split_at(length);
+        rest = after;
+        decode_section(bytes, &place, density, &mut gaps, &mut tensors[place.tensor as usize])?;
+    }
+    Ok(Sparse { tensors })
+}
+
+impl Schema {
+    /// The most bytes that a body can have: what a fetcher allows for, before it has seen a byte (PROT-8).
+    pub fn largest_body(&self, density: Density) -> usize {
+        self.sections()
+            .map(|place| largest_section(density, place.values.len()).saturating_add(4))
+            .fold(0, usize::saturating_add)
+    }
+
+    /// Entries in a contribution: the values that are sent.
+    pub fn entries(&self, density: Density) -> usize {
+        self.ranges().map(|range| entries_of(density, range.len())).sum()
+    }
+}
+
+/// A body while it is written: the table of lengths is filled in as the sections come.
+struct Body {
+    bytes: Vec<u8>,
+    table: usize,
+}
+
+impl Body {
+    fn new(schema: &Schema) -> Body {
+        Body { bytes: alloc::vec![0; 4 * schema.section_count()], table: 0 }
+    }
+
+    fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let start = self.bytes.len();
+        write(&mut self.bytes);
+        let length = u32::try_from(self.bytes.len() - start).expect("a section is under 1 MiB");
+        self.bytes[self.table..self.table + 4].copy_from_slice(&length.to_le_bytes());
+        self.table += 4;
+    }
+
+    fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+/// One section while it is encoded, and room that the next one uses again.
+#[derive(Default)]
+struct SectionEncoder {
+    /// Codes of `lo` and `hi`, a pair per chunk.
+    levels: Vec<[u8; 2]>,
+    /// Distance of each entry from the one before it in its chunk, less one.
+    gaps: Vec<u16>,
+    /// Bit 0: the sign of an entry. Bit 1: its magnitude.
+    marks: Vec<u8>,
+    magnitudes: Vec<u32>,
+    kept: Vec<f32>,
+}
+
+const SIGN: u8 = 1;
+const HIGH: u8 = 2;
+
+impl SectionEncoder {
+    /// Chooses entries and levels of every chunk. `values` are finite, and at most a section's.
+    fn choose(&mut self, density: Density, values: &[f32]) {
+        self.levels.clear();
+        self.gaps.clear();
+        self.marks.clear();
+        for chunk in values.chunks(CHUNK_VALUES) {
+            self.keep_largest(density.kept(chunk.len()), chunk);
+            self.quantise();
+        }
+    }
+
+    /// Puts the `count` values of `chunk` largest in magnitude in `kept`, and the gaps between them in `gaps`.
+    fn keep_largest(&mut self, count: usize, chunk: &[f32]) {
+        // The magnitudes of finite floats are in the order of their bits.
+        self.magnitudes.clear();
+        self.magnitudes.extend(chunk.iter().map(|value| magnitude(*value)));
+        let (_, smallest, larger) = self.magnitudes.select_nth_unstable(chunk.len() - count);
+        let smallest = *smallest;
+        let mut ties = count - larger.iter().filter(|magnitude| **magnitude > smallest).count();
+
+        self.kept.clear();
+        let mut next = 0;
+        for (first, block) in (0..).step_by(64).zip(chunk.chunks(64)) {
+            let mut reaching = 0u64;
+            for (bit, value) in block.iter().enumerate() {
+                reaching |= u64::from(magnitude(*value) >= smallest) << bit;
+            }
+            while reaching != 0 {
+                let index = first + reaching.trailing_zeros() as usize;
+                reaching &= reaching - 1;
+                let value = chunk[index];
+                if magnitude(value) == smallest {
+                    if ties == 0 {
+                        continue;
+                    }
+                    ties -= 1;
+                }
+                self.gaps.push(u16::try_from(index - next).expect("a gap is shorter than a chunk"));
+                self.kept.push(value);
+                next = index + 1;
+            }
+        }
+    }
+
+    /// Cuts the kept values at their mean magnitude, and finds the level of each half.
+    fn quantise(&mut self) {
+        let total: f64 = self.kept.iter().map(|value| f64::from(value.abs())).sum();
+        let threshold = total / self.kept.len() as f64;
+        let is_high = |value: f32| f64::from(value.abs()) > threshold;
+
+        let (mut sums, mut counts) = ([0.0f64; 2], [0u32; 2]);
+        for value in &self.kept {
+            let class = usize::from(is_high(*value));
+            sums[class] += f64::from(value.abs());
+            counts[class] += 1;
+        }
+        let class_level = |class: usize| level_of(sums[class] / f64::from(counts[class]));
+        let levels = match counts {
+            [_, 0] => [class_level(0); 2],
+            [0, _] => [class_level(1); 2],
+            _ => [class_level(0), class_level(1)],
+        };
+
+        let two = levels[0] != levels[1];
+        self.marks.extend(self.kept.iter().map(|value| {
+            let high = two && is_high(*value);
+            let negative = *value < 0.0 && levels[usize::from(high)] != 0;
+            u8::from(negative) * SIGN | u8::from(high) * HIGH
+        }));
+        self.levels.push(levels);
+    }
+
+    fn write(&self, out: &mut Vec<u8>) {
+        let rice = rice_parameter(&self.gaps);
+        out.push(rice);
+        out.extend_from_slice(self.levels.as_flattened());
+        let mut bits = BitWriter::new(out);
+        for gap in &self.gaps {
+            bits.put_rice(u32::from(*gap), u32::from(rice));
+        }
+        for which in [SIGN, HIGH] {
+            for marks in self.marks.chunks(32) {
+                let word =
+                    marks.iter().rev().fold(0u32, |word, mark| word << 1 | u32::from(mark & which != 0));
+                bits.put(word, marks.len() as u32);
+            }
+        }
+        bits.finish();
+    }
+
+    /// Takes what [`SectionEncoder::choose`] chose out of the values that it chose from.
+    fn subtract_from(&self, density: Density, values: &mut [f32]) {
+        let (mut gaps, mut marks) = (&self.gaps[..], &self.marks[..]);
+        for (chunk, levels) in values.chunks_mut(CHUNK_VALUES).zip(&self.levels) {
+            let levels = levels.map(value_of);
+            let kept = density.kept(chunk.len());
+            let mut next = 0;
+            for (gap, mark) in gaps[..kept].iter().zip(&marks[..kept]) {
+                let index = next + usize::from(*gap);
+                let level = levels[usize::from(mark & HIGH != 0)];
+                chunk[index] -= if mark & SIGN != 0 { -level } else { level };
+                next = index + 1;
+            }
+            (gaps, marks) = (&gaps[kept..], &marks[kept..]);
+        }
+    }
+}
+
+fn decode_section(
+    bytes: &[u8],
+    place: &Section,
+    density: Density,
+    gaps: &mut Vec<u16>,
+    tensor: &mut SparseTensor,
+) -> Result<(), DecodeError> {
+    let (at_tensor, at_chunk) = (place.tensor, place.first_chunk());
+    let chunks = place.values.len().div_ceil(CHUNK_VALUES);
+    let (rice, rest) = (bytes[0], &bytes[1..]);
+    let (levels, stream) = rest.split_at(2 * chunks);
+    if rice > RICE_MAX {
+        return Err(DecodeError::RiceTooLarge { tensor: at_tensor, chunk: at_chunk, got: rice });
+    }
+
+    gaps.clear();
+    let mut bits = BitReader::new(stream);
+    let mut base = place.start;
+    for (chunk, length) in (at_chunk..).zip(chunk_lengths(place.values.len())) {
+        let mut next = 0;
+        for _ in 0..density.kept(length) {
+            let index = bits
+                .take_rice(u32::from(rice), CHUNK_VALUES as u32)
+                .map(|gap| next + gap)
+                .filter(|index| (*index as usize) < length)
+                .ok_or(DecodeError::IndexOutOfRange { tensor: at_tensor, chunk })?;
+            gaps.push((index - next) as u16);
+            tensor.positions.push(base + index);
+            next = index + 1;
+        }
+        if bits.is_past_end() {
+            return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
+        }
+        base += length as u32;
+    }
+    let expected = rice_parameter(gaps);
+    if rice != expected {
+        return Err(DecodeError::RiceParameter { tensor: at_tensor, chunk: at_chunk, expected, got: rice });
+    }
+
+    let mut signs = bits.clone();
+    bits.skip(gaps.len());
+    for ((chunk, length), codes) in
+        (at_chunk..).zip(chunk_lengths(place.values.len())).zip(levels.chunks_exact(2))
+    {
+        let kept = density.kept(length);
+        if codes[0] > codes[1] {
+            return Err(DecodeError::LevelsOutOfOrder { tensor: at_tensor, chunk });
+        }
+        let levels = [value_of(codes[0]), value_of(codes[1])];
+        let mut high_count = 0u32;
+        let mut left = kept;
+        while left > 0 {
+            let count = left.min(32);
+            let (negative, high) = (signs.take(count as u32), bits.take(count as u32));
+            // A zero has no sign: not at the lower level if that is zero, at neither if both are.
+            let zeros = match codes {
+                [0, 0] => u32::MAX,
+                [0, _] => !high,
+                _ => 0,
+            };
+            if negative & zeros != 0 {
+                return Err(DecodeError::SignedZero { tensor: at_tensor, chunk });
+            }
+            high_count += high.count_ones();
+            tensor.values.extend((0..count).map(|entry| {
+                let level = levels[(high >> entry & 1) as usize];
+                f32::from_bits(level.to_bits() | (negative >> entry & 1) << 31)
+            }));
+            left -= count;
+        }
+        if codes[0] == codes[1] && high_count != 0 {
+            return Err(DecodeError::MagnitudeWithoutLevel { tensor: at_tensor, chunk });
+        }
+        if codes[0] != codes[1] && (high_count == 0 || high_count as usize == kept) {
+            return Err(DecodeError::UnusedLevel { tensor: at_tensor, chunk });
+        }
+        let low_count = kept as u32 - high_count;
+        tensor.square_norm += square_sum(low_count, levels[0]) + square_sum(high_count, levels[1]);
+    }
+
+    if bits.is_past_end() {
+        return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
+    }
+    match bits.rest() {
+        (_, true) => Err(DecodeError::TrailingBytes { tensor: at_tensor, chunk: at_chunk }),
+        (0, false) => Ok(()),
+        (_, false) => Err(DecodeError::PaddingSet { tensor: at_tensor, chunk: at_chunk }),
+    }
+}
+
+/// The lengths in the table at the head of a body, which must add up to what follows it.
+fn section_lengths<'a>(
+    schema: &Schema,
+    body: &'a [u8],
+) -> Result<impl Iterator<Item = usize> + Clone + 'a, DecodeError> {
+    let table_bytes = 4 * schema.section_count();
+    let got = body.len() as u64;
+    let table = body
+        .get(..table_bytes)
+        .ok_or(DecodeError::WrongLength { expected: table_bytes as u64, got })?
+        .as_chunks::<4>()
+        .0;
+    let expected =
+        table.iter().fold(table_bytes as u64, |sum, length| sum + u64::from(u32::from_le_bytes(*length)));
+    if expected != got {
+        return Err(DecodeError::WrongLength { expected, got });
+    }
+    Ok(table.iter().map(|length| u32::from_le_bytes(*length) as usize))
+}
+
+/// The smallest parameter that gives the least length.
+///
+/// The length is convex in the parameter (each step up saves `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit
+/// a gap), so the first step that saves nothing ends the search.
+fn rice_parameter(gaps: &[u16]) -> u8 {
+    let quotients = |rice: u8| gaps.iter().map(|gap| u32::from(gap >> rice)).sum::<u32>() as usize;
+    let mut at = quotients(0);
+    for rice in 0..RICE_MAX {
+        let above = quotients(rice + 1);
+        if at <= above + gaps.len() {
+            return rice;
+        }
+        at = above;
+    }
+    RICE_MAX
+}
+
+/// The most bytes that a section of so many values can have.
+///
+/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder takes the
+/// best parameter.
+fn largest_section(density: Density, values: usize) -> usize {
+    let chunks = values.div_ceil(CHUNK_VALUES);
+    let entries = entries_of(density, values);
+    let longest_gaps = |rice: u8| {
+        let quotients: usize =
+            chunk_lengths(values).map(|length| length.saturating_sub(density.kept(length)) >> rice).sum();
+        quotients + entries * (1 + usize::from(rice))
+    };
+    let gap_bits = (0..=RICE_MAX).map(longest_gaps).min().unwrap_or(0);
+    1 + 2 * chunks + (gap_bits + 2 * entries).div_ceil(8)
+}
+
+/// The fewest: every gap is zero.
+fn smallest_section(density: Density, values: usize) -> usize {
+    1 + 2 * values.div_ceil(CHUNK_VALUES) + (3 * entries_of(density, values)).div_ceil(8)
+}
+
+fn entries_of(density: Density, values: usize) -> usize {
+    values / CHUNK_VALUES * density.kept(CHUNK_VALUES) + density.kept(values % CHUNK_VALUES)
+}
+
+fn chunk_lengths(values: usize) -> impl Iterator<Item = usize> {
+    (0..values).step_by(CHUNK_VALUES).map(move |start| CHUNK_VALUES.min(values - start))
+}
+
+fn square_sum(count: u32, level: f32) -> f64 {
+    f64::from(count) * (f64::from(level) * f64::from(level))
+}
+
+fn magnitude(value: f32) -> u32 {
+    value.to_bits() & 0x7fff_ffff
+}
+
+fn is_density(density: Density) -> bool {
+    (1..=CHUNK_VALUES).contains(&usize::from(density.0))
+}
+
+pub(crate) fn check_encodable(schema: &Schema, density: Density, values: &[f32]) -> Result<(), EncodeError> {
+    if !is_density(density) {
+        return Err(EncodeError::BadDensity(density.0));
+    }
+    if values.len() != schema.values() {
+        return Err(EncodeError::WrongLength { expected: schema.values(), got: values.len() });
+    }
+    check_finite(schema, values)
+}
+
+/// Refuses the first value that is not finite, by its tensor and position. `values` are all the schema's.
+fn check_finite(schema: &Schema, values: &[f32]) -> Result<(), EncodeError> {
+    for (tensor, range) in schema.tensors().iter().zip(schema.ranges()) {
+        let Range { start, end } = range;
+        // Whole blocks first, without a branch per value.
+        for (first, block) in (0..).step_by(CHUNK_VALUES).zip(values[start..end].chunks(CHUNK_VALUES)) {
+            if block.iter().fold(true, |finite, value| finite & value.is_finite()) {
+                continue;
+            }
+            let at = block.iter().position(|value| !value.is_finite()).unwrap_or(0);
+            let position = u32::try_from(first + at).unwrap_or(u32::MAX);
+            return Err(EncodeError::NotFinite { tensor: tensor.name.clone(), position });
+        }
+    }
+    Ok(())
+}

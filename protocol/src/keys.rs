@@ -1,1 +1,226 @@
-//! Being written.
+//! What objects are called in a bucket, and the only place that knows it (PROT-12).
+//!
+//! A name ends in the digest of the object's bytes: who knows what the chain says can ask for it, nobody has to list a
+//! bucket, and bytes under a name are right or wrong, never old. What belongs to one window lies under that window, so
+//! that it can be dropped when the window is long past.
+
+use crate::{Digest, RunId, Uid, Window};
+use alloc::{
+    format,
+    string::{String, ToString},
+};
+use core::{fmt, str::FromStr};
+use serde::{Deserialize, Serialize};
+
+/// The name of an object, relative to a bucket. Lower-case letters, digits, `/` and `-` only, so that it needs no
+/// escaping in a URL or a path and cannot lead out of a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct ObjectKey(String);
+
+/// A name that none of this module's functions gives.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the name of an object")]
+pub struct NotAKey(pub String);
+
+/// A sealed contribution: [`crate::submission::seal`].
+pub fn contribution(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("{}contributions/{digest}", window_prefix(run, window)))
+}
+
+/// A window's merged update: [`crate::merge::seal_update`].
+pub fn update(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("{}updates/{digest}", window_prefix(run, window)))
+}
+
+/// The list of pieces of the state that everyone holds when `window` opens (PROT-20).
+pub fn checkpoint(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("{}checkpoints/{digest}", window_prefix(run, window)))
+}
+
+/// What a validator says a seat's work was worth in a window, and why (PROT-27).
+pub fn receipt(run: RunId, window: Window, uid: Uid, digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("{}receipts/{uid}/{digest}", window_prefix(run, window)))
+}
+
+/// A piece of a checkpoint. Checkpoints share the pieces in which they do not differ.
+pub fn piece(digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("pieces/{digest}"))
+}
+
+/// A run's specification: the model's shape and the inner recipe.
+pub fn spec(digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("specs/{digest}"))
+}
+
+/// A dataset's manifest (PROT-4).
+pub fn manifest(digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("manifests/{digest}"))
+}
+
+/// A shard of a dataset (PROT-4).
+pub fn shard(digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("shards/{digest}"))
+}
+
+/// A dataset's tokenizer (PROT-4).
+pub fn tokenizer(digest: &Digest) -> ObjectKey {
+    ObjectKey(format!("tokenizers/{digest}"))
+}
+
+/// What the names of a window's own objects begin with. Windows sort by time.
+pub fn window_prefix(run: RunId, window: Window) -> String {
+    format!("runs/{run}/windows/{window}/")
+}
+
+impl ObjectKey {
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The digest that the object's bytes must have: the name's last part.
+    pub fn digest(&self) -> Digest {
+        let last = self.0.rsplit('/').next().unwrap_or_default();
+        last.parse().expect("every name ends in a digest")
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl AsRef<str> for ObjectKey {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ObjectKey {
+    type Err = NotAKey;
+
+    fn from_str(text: &str) -> Result<ObjectKey, NotAKey> {
+        // Parsed, made anew and compared: numbers with a sign or more zeros, and upper-case digits, are no names.
+        parse(text).filter(|key| key.0 == text).ok_or_else(|| NotAKey(text.to_string()))
+    }
+}
+
+fn parse(text: &str) -> Option<ObjectKey> {
+    let mut parts = text.split('/');
+    let key = match parts.next()? {
+        "pieces" => piece(&parts.next()?.parse().ok()?),
+        "specs" => spec(&parts.next()?.parse().ok()?),
+        "manifests" => manifest(&parts.next()?.parse().ok()?),
+        "shards" => shard(&parts.next()?.parse().ok()?),
+        "tokenizers" => tokenizer(&parts.next()?.parse().ok()?),
+        "runs" => {
+            let run = RunId(parts.next()?.parse().ok()?);
+            let window = parts.next().filter(|part| *part == "windows").and_then(|_| parts.next())?;
+            let window = Window(window.parse().ok()?);
+            match parts.next()? {
+                "contributions" => contribution(run, window, &parts.next()?.parse().ok()?),
+                "updates" => update(run, window, &parts.next()?.parse().ok()?),
+                "checkpoints" => checkpoint(run, window, &parts.next()?.parse().ok()?),
+                "receipts" => {
+                    let uid = Uid(parts.next()?.parse().ok()?);
+                    receipt(run, window, uid, &parts.next()?.parse().ok()?)
+                }
+                _ => return None,
+            }
+        }
+        _ => return None,
+    };
+    Some(key)
+}
+
+impl TryFrom<String> for ObjectKey {
+    type Error = NotAKey;
+
+    fn try_from(text: String) -> Result<ObjectKey, NotAKey> {
+        text.parse()
+    }
+}
+
+impl From<ObjectKey> for String {
+    fn from(key: ObjectKey) -> String {
+        key.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: RunId = RunId(7);
+    const WINDOW: Window = Window(42);
+
+    #[test]
+    fn every_name_reads_back_and_ends_in_the_digest_of_its_object() {
+        let digest = Digest::of(b"object");
+        let names = [
+            contribution(RUN, WINDOW, &digest),
+            update(RUN, WINDOW, &digest),
+            checkpoint(RUN, WINDOW, &digest),
+            receipt(RUN, WINDOW, Uid(3), &digest),
+            contribution(RunId(u32::MAX), Window(u32::MAX), &digest),
+            piece(&digest),
+            spec(&digest),
+            manifest(&digest),
+            shard(&digest),
+            tokenizer(&digest),
+        ];
+        for (index, name) in names.iter().enumerate() {
+            assert_eq!(name.as_str().parse(), Ok(name.clone()));
+            assert_eq!(name.digest(), digest);
+            assert!(names.iter().skip(index + 1).all(|other| other != name));
+            let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '/' || c == '-';
+            assert!(name.as_str().chars().all(plain));
+        }
+    }
+
+    #[test]
+    fn names_are_what_every_release_must_still_find() {
+        let digest = Digest([0xab; 32]);
+        let hex = "ab".repeat(32);
+        assert_eq!(
+            contribution(RUN, WINDOW, &digest).as_str(),
+            format!("runs/7/windows/00000042/contributions/{hex}")
+        );
+        assert_eq!(update(RUN, WINDOW, &digest).as_str(), format!("runs/7/windows/00000042/updates/{hex}"));
+        assert_eq!(
+            checkpoint(RUN, WINDOW, &digest).as_str(),
+            format!("runs/7/windows/00000042/checkpoints/{hex}")
+        );
+        assert_eq!(
+            receipt(RUN, WINDOW, Uid(3), &digest).as_str(),
+            format!("runs/7/windows/00000042/receipts/3/{hex}")
+        );
+        assert_eq!(piece(&digest).as_str(), format!("pieces/{hex}"));
+        assert_eq!(shard(&digest).as_str(), format!("shards/{hex}"));
+    }
+
+    #[test]
+    fn other_spellings_and_ways_out_of_a_bucket_are_no_names() {
+        let hex = "ab".repeat(32);
+        for text in [
+            "".into(),
+            "pieces".into(),
+            "pieces/".into(),
+            format!("/pieces/{hex}"),
+            format!("pieces/{hex}/"),
+            format!("pieces/../{hex}"),
+            format!("pieces/{}", hex.to_uppercase()),
+            format!("pieces/0x{hex}"),
+            format!("secrets/{hex}"),
+            format!("runs/7/windows/42/updates/{hex}"),
+            format!("runs/+7/windows/00000042/updates/{hex}"),
+            format!("runs/7/doors/00000042/updates/{hex}"),
+            format!("runs/7/windows/00000042/receipts/{hex}"),
+            format!("runs/7/windows/00000042/receipts/70000/{hex}"),
+            format!("runs/7/windows/00000042/others/{hex}"),
+        ] {
+            assert_eq!(text.parse::<ObjectKey>(), Err(NotAKey(text.clone())));
+        }
+    }
+}

@@ -1,1 +1,118 @@
-//! Being written.
+//! Which model this is: a chain of hashes over all that was merged, and a hash over the values themselves
+//! (PROT-19, PROT-20).
+//!
+//! Lineage says how a model came to be, and every party can follow it without holding the model. The state root says
+//! what the values are, in pieces of 1 MiB, so that who differs in one piece fetches one piece.
+
+use crate::{Digest, RunParams};
+use alloc::vec::Vec;
+use codec::Encode;
+
+/// Bytes in a piece of a checkpoint; the last one is shorter.
+pub const PIECE_BYTES: usize = 1 << 20;
+
+/// Values in a piece: each is four bytes, least significant first.
+pub const PIECE_VALUES: usize = PIECE_BYTES / 4;
+
+/// `lineage_0 = blake3(params ‖ manifest ‖ weights root of θ_0)` (PROT-19).
+pub fn genesis(params: &RunParams, manifest: &Digest, theta0: &Digest) -> Digest {
+    Digest::of_parts(&[&params.encode(), &manifest.0, &theta0.0])
+}
+
+/// `lineage_{w+1} = blake3(lineage_w ‖ digest of the update)`. A void window leaves the lineage as it was (PROT-19).
+pub fn next(lineage: &Digest, update: &Digest) -> Digest {
+    Digest::of_parts(&[&lineage.0, &update.0])
+}
+
+/// The digest of each piece of a flat row of values, as their little-endian bytes.
+pub fn piece_digests(values: &[f32]) -> Vec<Digest> {
+    // Some pages at a time: enough for the hash's widest lanes, and no second copy of the piece.
+    let mut bytes = Vec::with_capacity(4 * HASHED_AT_ONCE);
+    values
+        .chunks(PIECE_VALUES)
+        .map(|piece| {
+            let mut hasher = blake3::Hasher::new();
+            for block in piece.chunks(HASHED_AT_ONCE) {
+                bytes.clear();
+                bytes.extend(block.iter().flat_map(|value| value.to_le_bytes()));
+                hasher.update(&bytes);
+            }
+            Digest(*hasher.finalize().as_bytes())
+        })
+        .collect()
+}
+
+const HASHED_AT_ONCE: usize = 16 * 1024;
+
+/// The root of a row of values, from the digests of its pieces.
+pub fn root_of_pieces(pieces: &[Digest]) -> Digest {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(b"mettle/1/pieces\0");
+    for piece in pieces {
+        hasher.update(&piece.0);
+    }
+    Digest(*hasher.finalize().as_bytes())
+}
+
+/// The root of a model's weights, or of a merge buffer: both are one flat row.
+pub fn weights_root(values: &[f32]) -> Digest {
+    root_of_pieces(&piece_digests(values))
+}
+
+/// `blake3(weights root ‖ buffer root)`, what validators vote at a checkpoint. A miner needs only the first half, and
+/// can check it with the second at hand (PROT-20).
+pub fn state_root(weights: &Digest, buffer: &Digest) -> Digest {
+    Digest::of_parts(&[&weights.0, &buffer.0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::vec;
+
+    #[test]
+    fn a_lineage_names_every_update_and_their_order() {
+        let genesis = genesis(&RunParams::default(), &Digest::of(b"manifest"), &Digest::of(b"theta"));
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        let ab = next(&next(&genesis, &a), &b);
+        let ba = next(&next(&genesis, &b), &a);
+        assert_ne!(ab, ba);
+        assert_eq!(ab, Digest::of(&[next(&genesis, &a).0, b.0].concat()));
+    }
+
+    #[test]
+    fn a_lineage_begins_with_everything_a_run_is_defined_by() {
+        let (params, manifest, theta) = (RunParams::default(), Digest::of(b"manifest"), Digest::of(b"theta"));
+        let of = |params: &RunParams, manifest: &Digest, theta: &Digest| genesis(params, manifest, theta);
+        let this = of(&params, &manifest, &theta);
+        assert_ne!(this, of(&RunParams { places: 19, ..params }, &manifest, &theta));
+        assert_ne!(this, of(&params, &theta, &theta));
+        assert_ne!(this, of(&params, &manifest, &manifest));
+    }
+
+    #[test]
+    fn a_value_changes_its_piece_and_the_root_and_no_other_piece() {
+        let mut values = vec![0.25f32; 2 * PIECE_VALUES + 3];
+        let (pieces, root) = (piece_digests(&values), weights_root(&values));
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces[0], pieces[1]);
+        assert_eq!(pieces[2], Digest::of(&0.25f32.to_le_bytes().repeat(3)));
+
+        // Not even the sign of a zero is overlooked.
+        values[PIECE_VALUES] = 0.0;
+        let positive = piece_digests(&values);
+        values[PIECE_VALUES] = -0.0;
+        let negative = piece_digests(&values);
+        assert_eq!([positive[0], positive[2]], [pieces[0], pieces[2]]);
+        assert_ne!(positive[1], negative[1]);
+        assert_ne!(weights_root(&values), root);
+    }
+
+    #[test]
+    fn a_root_depends_on_the_order_and_number_of_pieces() {
+        let (a, b) = (Digest::of(b"a"), Digest::of(b"b"));
+        assert_ne!(root_of_pieces(&[a, b]), root_of_pieces(&[b, a]));
+        assert_ne!(root_of_pieces(&[a]), root_of_pieces(&[a, a]));
+        assert_ne!(state_root(&a, &b), state_root(&b, &a));
+    }
+}

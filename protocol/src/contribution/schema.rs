@@ -1,0 +1,226 @@
+//! The tensors of a model, in the order in which everyone lays them out flat.
+
+use super::SECTION_CHUNKS;
+use crate::{Digest, params::CHUNK_VALUES};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use codec::{Decode, Encode};
+use core::ops::Range;
+use serde::{Deserialize, Serialize};
+
+/// Values in a full section: 1 MiB of them.
+const SECTION_VALUES: usize = SECTION_CHUNKS * CHUNK_VALUES;
+
+/// Name and shape of one tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct TensorSpec {
+    pub name: String,
+    /// Sizes, outermost first; values are row-major.
+    pub shape: Vec<u32>,
+}
+
+/// The tensors of a model. The model itself is one flat row of f32: tensor after tensor, in this order.
+///
+/// Checked when it is made or read: every tensor has a name of its own and from 1 to 2^32 − 1 values.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<TensorSpec>", into = "Vec<TensorSpec>")]
+pub struct Schema {
+    tensors: Vec<TensorSpec>,
+    /// End of each tensor in the flat row.
+    ends: Vec<usize>,
+}
+
+/// A part of one tensor that is encoded on its own (PROT-9).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Section {
+    /// Which tensor of the schema.
+    pub tensor: u32,
+    /// Where the section starts in its tensor.
+    pub start: u32,
+    /// Its values in the flat row.
+    pub values: Range<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SchemaError {
+    #[error("a schema has from 1 to {} tensors", Schema::TENSORS_MAX)]
+    TensorCount,
+    #[error("tensor {tensor}: a name has from 1 to {} bytes", Schema::NAME_BYTES_MAX)]
+    Name { tensor: usize },
+    #[error("two tensors are called {name}")]
+    SameName { name: String },
+    #[error(
+        "tensor {name}: a shape has from 1 to {} sizes, all above zero, and under 2^32 values",
+        Schema::RANK_MAX
+    )]
+    Shape { name: String },
+    #[error("the model has more values than this machine can count")]
+    TooLarge,
+}
+
+impl Schema {
+    pub const TENSORS_MAX: usize = 65_536;
+    pub const NAME_BYTES_MAX: usize = 256;
+    pub const RANK_MAX: usize = 8;
+
+    pub fn new(tensors: Vec<TensorSpec>) -> Result<Schema, SchemaError> {
+        if !(1..=Schema::TENSORS_MAX).contains(&tensors.len()) {
+            return Err(SchemaError::TensorCount);
+        }
+        let mut names = BTreeSet::new();
+        let mut ends = Vec::with_capacity(tensors.len());
+        let mut end = 0usize;
+        for (index, tensor) in tensors.iter().enumerate() {
+            if !(1..=Schema::NAME_BYTES_MAX).contains(&tensor.name.len()) {
+                return Err(SchemaError::Name { tensor: index });
+            }
+            if !names.insert(&tensor.name[..]) {
+                return Err(SchemaError::SameName { name: tensor.name.clone() });
+            }
+            let values = tensor.values().ok_or_else(|| SchemaError::Shape { name: tensor.name.clone() })?;
+            end = usize::try_from(values)
+                .ok()
+                .and_then(|values| end.checked_add(values))
+                // Twice over: bytes of it, and a body's worst length, are counted without overflow.
+                .filter(|end| *end <= usize::MAX / 16)
+                .ok_or(SchemaError::TooLarge)?;
+            ends.push(end);
+        }
+        Ok(Schema { tensors, ends })
+    }
+
+    pub fn tensors(&self) -> &[TensorSpec] {
+        &self.tensors
+    }
+
+    /// Values of all tensors together: the length of the flat row.
+    pub fn values(&self) -> usize {
+        self.ends.last().copied().unwrap_or(0)
+    }
+
+    /// Where each tensor lies in the flat row.
+    pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
+        let start = |index: usize| index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        self.ends.iter().enumerate().map(move |(index, end)| start(index)..*end)
+    }
+
+    /// What every contribution names, so that two models of the same size are never confused.
+    pub fn digest(&self) -> Digest {
+        Digest::of_parts(&[b"mettle/1/schema\0", &self.encode()])
+    }
+
+    /// The sections of a body, in order: each tensor is cut every 2^18 values.
+    pub fn sections(&self) -> impl Iterator<Item = Section> + Clone {
+        self.ranges().zip(0..).flat_map(|(range, tensor)| {
+            range.clone().step_by(SECTION_VALUES).map(move |start| Section {
+                tensor,
+                start: (start - range.start) as u32,
+                values: start..range.end.min(start + SECTION_VALUES),
+            })
+        })
+    }
+
+    pub fn section_count(&self) -> usize {
+        self.ranges().map(|range| range.len().div_ceil(SECTION_VALUES)).sum()
+    }
+}
+
+impl Section {
+    /// The section's first chunk, counted in its tensor.
+    pub fn first_chunk(&self) -> u32 {
+        self.start / CHUNK_VALUES as u32
+    }
+}
+
+impl TensorSpec {
+    /// How many values the shape has; `None` if it is no shape.
+    fn values(&self) -> Option<u32> {
+        let is_shape = (1..=Schema::RANK_MAX).contains(&self.shape.len());
+        let values = self.shape.iter().try_fold(1u32, |values, size| values.checked_mul(*size))?;
+        (is_shape && values > 0).then_some(values)
+    }
+}
+
+impl Encode for Schema {
+    fn size_hint(&self) -> usize {
+        self.tensors.size_hint()
+    }
+
+    fn encode_to<T: codec::Output + ?Sized>(&self, dest: &mut T) {
+        self.tensors.encode_to(dest);
+    }
+}
+
+impl Decode for Schema {
+    fn decode<I: codec::Input>(input: &mut I) -> Result<Schema, codec::Error> {
+        Schema::new(Vec::decode(input)?).map_err(|_| "not a schema".into())
+    }
+}
+
+impl TryFrom<Vec<TensorSpec>> for Schema {
+    type Error = SchemaError;
+
+    fn try_from(tensors: Vec<TensorSpec>) -> Result<Schema, SchemaError> {
+        Schema::new(tensors)
+    }
+}
+
+impl From<Schema> for Vec<TensorSpec> {
+    fn from(schema: Schema) -> Vec<TensorSpec> {
+        schema.tensors
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::{format, vec};
+
+    fn tensor(name: &str, shape: &[u32]) -> TensorSpec {
+        TensorSpec { name: name.into(), shape: shape.into() }
+    }
+
+    #[test]
+    fn tensors_lie_one_after_the_other_and_are_cut_in_sections() {
+        let schema =
+            Schema::new(vec![tensor("a", &[3, 5]), tensor("b", &[1]), tensor("c", &[600, 1000])]).unwrap();
+        assert_eq!(schema.values(), 600_016);
+        assert_eq!(schema.ranges().collect::<Vec<_>>(), [0..15, 15..16, 16..600_016]);
+
+        let sections: Vec<_> = schema.sections().collect();
+        assert_eq!(sections.len(), schema.section_count());
+        assert_eq!(sections[0], Section { tensor: 0, start: 0, values: 0..15 });
+        assert_eq!(
+            sections[3],
+            Section { tensor: 2, start: 1 << 18, values: 16 + (1 << 18)..16 + (1 << 19) }
+        );
+        assert_eq!(sections[4].values.end, 600_016);
+        assert_eq!(sections[4].first_chunk(), 128);
+    }
+
+    #[test]
+    fn a_bad_schema_is_refused_for_what_is_wrong_with_it() {
+        let refused = |tensors: Vec<TensorSpec>| Schema::new(tensors).unwrap_err();
+        assert_eq!(refused(vec![]), SchemaError::TensorCount);
+        assert_eq!(refused(vec![tensor("a", &[1]); Schema::TENSORS_MAX + 1]), SchemaError::TensorCount);
+        assert_eq!(refused(vec![tensor("", &[1])]), SchemaError::Name { tensor: 0 });
+        assert_eq!(refused(vec![tensor(&"x".repeat(257), &[1])]), SchemaError::Name { tensor: 0 });
+        assert_eq!(
+            refused(vec![tensor("a", &[1]), tensor("a", &[2])]),
+            SchemaError::SameName { name: "a".into() }
+        );
+        for shape in [&[][..], &[0], &[5, 0], &[1 << 16, 1 << 16], &[1; 9]] {
+            assert_eq!(refused(vec![tensor("a", shape)]), SchemaError::Shape { name: "a".into() });
+        }
+    }
+
+    #[test]
+    fn a_schema_read_from_bytes_is_checked_like_any_other() {
+        let schema = Schema::new(vec![tensor("a", &[3, 5]), tensor("b", &[1])]).unwrap();
+        assert_eq!(Schema::decode(&mut &schema.encode()[..]), Ok(schema.clone()));
+        assert!(Schema::decode(&mut &vec![tensor("a", &[0])].encode()[..]).is_err());
+
+        let renamed = Schema::new(vec![tensor("a", &[3, 5]), tensor("c", &[1])]).unwrap();
+        assert_ne!(schema.digest(), renamed.digest());
+        assert!(format!("{}", SchemaError::TensorCount).contains("65536"));
+    }
+}
