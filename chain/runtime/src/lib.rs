@@ -1,2 +1,397 @@
-#![cfg_attr(not(feature = "std"), no_std)]
 //! Which pallets, in which order, with which numbers.
+//!
+//! The rules are in `contracts/`; what is here is their order, their bounds, what things cost, and what a client may
+//! ask. An ordinary Substrate solochain otherwise: Aura and GRANDPA, MultiSignature accounts, the standard transaction
+//! extensions, so that a stock client can read, sign and submit.
+//!
+//! No rule reads the clock. `SLOT_DURATION` only says by how much chain time advances with a block; a development chain
+//! may make blocks faster than that.
+#![cfg_attr(not(feature = "std"), no_std)]
+
+extern crate alloc;
+
+use alloc::vec::Vec;
+use frame::{
+    deps::{
+        frame_system, sp_core, sp_genesis_builder,
+        sp_runtime::{MultiAddress, generic, impl_opaque_keys, traits::Block as BlockT},
+    },
+    runtime::{apis, prelude::*, types_common::Signature},
+};
+use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
+use protocol::{RunId, Uid, Window, consensus::Consensus, view};
+use sp_consensus_aura::sr25519::AuthorityId as AuraId;
+use sp_consensus_grandpa::AuthorityId as GrandpaId;
+
+pub use frame::runtime::types_common::AccountId;
+
+pub mod mettle_api;
+pub mod presets;
+#[cfg(test)]
+mod tests;
+mod views;
+
+pub type Balance = u128;
+pub type Nonce = u32;
+pub type BlockNumber = u32;
+pub type Hash = sp_core::H256;
+
+/// One MTL, which has twelve decimals.
+pub const UNIT: Balance = 1_000_000_000_000;
+/// Milliseconds by which chain time advances with a block, at least.
+pub const SLOT_DURATION: u64 = 2000;
+/// The prefix of addresses.
+pub const SS58_PREFIX: u16 = 42;
+
+#[runtime_version]
+pub const VERSION: RuntimeVersion = RuntimeVersion {
+    spec_name: alloc::borrow::Cow::Borrowed("mettle"),
+    impl_name: alloc::borrow::Cow::Borrowed("mettle"),
+    authoring_version: 1,
+    spec_version: 1,
+    impl_version: 1,
+    apis: RUNTIME_API_VERSIONS,
+    transaction_version: 1,
+    system_version: 1,
+};
+
+impl_opaque_keys! {
+    pub struct SessionKeys {
+        pub aura: Aura,
+        pub grandpa: Grandpa,
+    }
+}
+
+/// The order is part of what is signed: a change needs a new `transaction_version`.
+pub type TxExtension = (
+    frame_system::AuthorizeCall<Runtime>,
+    frame_system::CheckNonZeroSender<Runtime>,
+    frame_system::CheckSpecVersion<Runtime>,
+    frame_system::CheckTxVersion<Runtime>,
+    frame_system::CheckGenesis<Runtime>,
+    frame_system::CheckEra<Runtime>,
+    frame_system::CheckNonce<Runtime>,
+    frame_system::CheckWeight<Runtime>,
+    pallet_transaction_payment::ChargeTransactionPayment<Runtime>,
+    frame_system::WeightReclaim<Runtime>,
+);
+
+pub type Header = generic::Header<BlockNumber, BlakeTwo256>;
+pub type UncheckedExtrinsic =
+    generic::UncheckedExtrinsic<MultiAddress<AccountId, ()>, RuntimeCall, Signature, TxExtension>;
+pub type Block = generic::Block<Header, UncheckedExtrinsic>;
+pub type OpaqueBlock = frame::runtime::types_common::OpaqueBlock;
+type RuntimeExecutive =
+    Executive<Runtime, Block, frame_system::ChainContext<Runtime>, Runtime, AllPalletsWithSystem>;
+
+#[frame_construct_runtime]
+mod runtime {
+    #[runtime::runtime]
+    #[runtime::derive(
+        RuntimeCall,
+        RuntimeEvent,
+        RuntimeError,
+        RuntimeOrigin,
+        RuntimeFreezeReason,
+        RuntimeHoldReason,
+        RuntimeSlashReason,
+        RuntimeLockId,
+        RuntimeTask,
+        RuntimeViewFunction
+    )]
+    pub struct Runtime;
+
+    #[runtime::pallet_index(0)]
+    pub type System = frame_system::Pallet<Runtime>;
+    #[runtime::pallet_index(1)]
+    pub type Timestamp = pallet_timestamp::Pallet<Runtime>;
+    #[runtime::pallet_index(2)]
+    pub type Aura = pallet_aura::Pallet<Runtime>;
+    #[runtime::pallet_index(3)]
+    pub type Grandpa = pallet_grandpa::Pallet<Runtime>;
+    #[runtime::pallet_index(4)]
+    pub type Balances = pallet_balances::Pallet<Runtime>;
+    #[runtime::pallet_index(5)]
+    pub type TransactionPayment = pallet_transaction_payment::Pallet<Runtime>;
+    #[runtime::pallet_index(6)]
+    pub type Sudo = pallet_sudo::Pallet<Runtime>;
+
+    #[runtime::pallet_index(10)]
+    pub type Registry = pallet_registry::Pallet<Runtime>;
+    #[runtime::pallet_index(11)]
+    pub type Windows = pallet_windows::Pallet<Runtime>;
+    #[runtime::pallet_index(12)]
+    pub type Weights = pallet_weights::Pallet<Runtime>;
+    #[runtime::pallet_index(13)]
+    pub type Rewards = pallet_rewards::Pallet<Runtime>;
+}
+
+parameter_types! {
+    pub const Version: RuntimeVersion = VERSION;
+    pub const ExistentialDeposit: Balance = UNIT / 1000;
+    pub const RunDeposit: Balance = 10 * UNIT;
+    pub const TreasuryId: PalletId = PalletId(*b"mettle/t");
+}
+
+/// Runs that the chain carries, at most.
+pub type MaxRuns = ConstU32<1024>;
+/// Seats in a run, at most.
+pub type MaxSeats = ConstU32<256>;
+
+#[derive_impl(frame_system::config_preludes::SolochainDefaultConfig)]
+impl frame_system::Config for Runtime {
+    type Block = Block;
+    type Version = Version;
+    type Nonce = Nonce;
+    type BlockHashCount = ConstU32<2400>;
+    type AccountData = pallet_balances::AccountData<Balance>;
+    type DbWeight = weights::constants::RocksDbWeight;
+    type SS58Prefix = ConstU16<SS58_PREFIX>;
+}
+
+#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
+impl pallet_balances::Config for Runtime {
+    type Balance = Balance;
+    type AccountStore = System;
+    type ExistentialDeposit = ExistentialDeposit;
+}
+
+#[derive_impl(pallet_sudo::config_preludes::TestDefaultConfig)]
+impl pallet_sudo::Config for Runtime {}
+
+impl pallet_timestamp::Config for Runtime {
+    type Moment = u64;
+    type OnTimestampSet = Aura;
+    type MinimumPeriod = ConstU64<{ SLOT_DURATION / 2 }>;
+    type WeightInfo = ();
+}
+
+impl pallet_aura::Config for Runtime {
+    type AuthorityId = AuraId;
+    type DisabledValidators = ();
+    type MaxAuthorities = ConstU32<32>;
+    type AllowMultipleBlocksPerSlot = ConstBool<false>;
+    type SlotDuration = pallet_aura::MinimumPeriodTimesTwo<Runtime>;
+}
+
+impl pallet_grandpa::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type WeightInfo = ();
+    type MaxAuthorities = ConstU32<32>;
+    type MaxNominators = ConstU32<0>;
+    type MaxSetIdSessionEntries = ConstU64<0>;
+    type KeyOwnerProof = sp_core::Void;
+    type EquivocationReportSystem = ();
+}
+
+#[derive_impl(pallet_transaction_payment::config_preludes::TestDefaultConfig)]
+impl pallet_transaction_payment::Config for Runtime {
+    type OnChargeTransaction = FungibleAdapter<Balances, ()>;
+    type WeightToFee = SmallFee;
+    type LengthToFee = FixedFee<1, Balance>;
+}
+
+/// A unit for each hundred picoseconds: a hotkey with one MTL can pay for a hundred thousand ordinary calls.
+pub struct SmallFee;
+
+impl weights::WeightToFee for SmallFee {
+    type Balance = Balance;
+
+    fn weight_to_fee(weight: &Weight) -> Balance {
+        Balance::from(weight.ref_time() / 100)
+    }
+}
+
+impl pallet_registry::Config for Runtime {
+    type Currency = Balances;
+    type RuntimeHoldReason = RuntimeHoldReason;
+    type OnRunCreated = Windows;
+    type WeightInfo = pallet_registry::weights::CountedByHand<Runtime>;
+    type MaxRuns = MaxRuns;
+    type MaxSeats = MaxSeats;
+    type MaxCheckpointWindows = ConstU32<64>;
+    type RunDeposit = RunDeposit;
+}
+
+impl pallet_windows::Config for Runtime {
+    type Registry = Registry;
+    type Epochs = Weights;
+    type WeightInfo = pallet_windows::weights::CountedByHand<Runtime>;
+    type MaxRuns = MaxRuns;
+    type MaxSeats = MaxSeats;
+    type KeptWindows = ConstU32<128>;
+}
+
+impl pallet_weights::Config for Runtime {
+    type Registry = Registry;
+    type Payroll = PayFromTreasury;
+    type WeightInfo = pallet_weights::weights::CountedByHand<Runtime>;
+    type MaxSeats = MaxSeats;
+}
+
+impl pallet_rewards::Config for Runtime {
+    type Currency = Balances;
+    type Registry = Registry;
+    type WeightInfo = pallet_rewards::weights::CountedByHand<Runtime>;
+    type PalletId = TreasuryId;
+}
+
+/// An epoch's consensus is paid from the run's treasury.
+pub struct PayFromTreasury;
+
+impl pallet_weights::Payroll for PayFromTreasury {
+    fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
+        let credited = Rewards::pay_epoch(run, epoch, &consensus.incentive, &consensus.dividends);
+        <pallet_rewards::weights::CountedByHand<Runtime> as pallet_rewards::WeightInfo>::pay_epoch(credited)
+    }
+}
+
+impl_runtime_apis! {
+    impl apis::Core<Block> for Runtime {
+        fn version() -> RuntimeVersion {
+            VERSION
+        }
+        fn execute_block(block: <Block as BlockT>::LazyBlock) {
+            RuntimeExecutive::execute_block(block)
+        }
+        fn initialize_block(header: &Header) -> ExtrinsicInclusionMode {
+            RuntimeExecutive::initialize_block(header)
+        }
+    }
+
+    impl apis::Metadata<Block> for Runtime {
+        fn metadata() -> OpaqueMetadata {
+            OpaqueMetadata::new(Runtime::metadata().into())
+        }
+        fn metadata_at_version(version: u32) -> Option<OpaqueMetadata> {
+            Runtime::metadata_at_version(version)
+        }
+        fn metadata_versions() -> Vec<u32> {
+            Runtime::metadata_versions()
+        }
+    }
+
+    impl apis::BlockBuilder<Block> for Runtime {
+        fn apply_extrinsic(extrinsic: <Block as BlockT>::Extrinsic) -> ApplyExtrinsicResult {
+            RuntimeExecutive::apply_extrinsic(extrinsic)
+        }
+        fn finalize_block() -> Header {
+            RuntimeExecutive::finalize_block()
+        }
+        fn inherent_extrinsics(data: InherentData) -> Vec<<Block as BlockT>::Extrinsic> {
+            data.create_extrinsics()
+        }
+        fn check_inherents(block: <Block as BlockT>::LazyBlock, data: InherentData) -> CheckInherentsResult {
+            data.check_extrinsics(&block)
+        }
+    }
+
+    impl apis::TaggedTransactionQueue<Block> for Runtime {
+        fn validate_transaction(
+            source: TransactionSource,
+            tx: <Block as BlockT>::Extrinsic,
+            block_hash: Hash,
+        ) -> TransactionValidity {
+            RuntimeExecutive::validate_transaction(source, tx, block_hash)
+        }
+    }
+
+    impl apis::OffchainWorkerApi<Block> for Runtime {
+        fn offchain_worker(header: &Header) {
+            RuntimeExecutive::offchain_worker(header)
+        }
+    }
+
+    impl apis::AuraApi<Block, AuraId> for Runtime {
+        fn slot_duration() -> apis::SlotDuration {
+            apis::SlotDuration::from_millis(Aura::slot_duration())
+        }
+        fn authorities() -> Vec<AuraId> {
+            pallet_aura::Authorities::<Runtime>::get().into_inner()
+        }
+    }
+
+    impl apis::GrandpaApi<Block> for Runtime {
+        fn grandpa_authorities() -> sp_consensus_grandpa::AuthorityList {
+            Grandpa::grandpa_authorities()
+        }
+        fn current_set_id() -> sp_consensus_grandpa::SetId {
+            pallet_grandpa::CurrentSetId::<Runtime>::get()
+        }
+        fn submit_report_equivocation_unsigned_extrinsic(
+            _proof: sp_consensus_grandpa::EquivocationProof<<Block as BlockT>::Hash, BlockNumber>,
+            _owner: sp_consensus_grandpa::OpaqueKeyOwnershipProof,
+        ) -> Option<()> {
+            None
+        }
+        fn generate_key_ownership_proof(
+            _set: sp_consensus_grandpa::SetId,
+            _authority: GrandpaId,
+        ) -> Option<sp_consensus_grandpa::OpaqueKeyOwnershipProof> {
+            None
+        }
+    }
+
+    impl apis::SessionKeys<Block> for Runtime {
+        fn generate_session_keys(owner: Vec<u8>, seed: Option<Vec<u8>>) -> apis::OpaqueGeneratedSessionKeys {
+            SessionKeys::generate(&owner, seed).into()
+        }
+        fn decode_session_keys(encoded: Vec<u8>) -> Option<Vec<(Vec<u8>, apis::KeyTypeId)>> {
+            SessionKeys::decode_into_raw_public_keys(&encoded)
+        }
+    }
+
+    impl apis::AccountNonceApi<Block, AccountId, Nonce> for Runtime {
+        fn account_nonce(account: AccountId) -> Nonce {
+            System::account_nonce(account)
+        }
+    }
+
+    impl pallet_transaction_payment_rpc_runtime_api::TransactionPaymentApi<Block, Balance> for Runtime {
+        fn query_info(uxt: <Block as BlockT>::Extrinsic, len: u32) -> RuntimeDispatchInfo<Balance> {
+            TransactionPayment::query_info(uxt, len)
+        }
+        fn query_fee_details(uxt: <Block as BlockT>::Extrinsic, len: u32) -> FeeDetails<Balance> {
+            TransactionPayment::query_fee_details(uxt, len)
+        }
+        fn query_weight_to_fee(weight: Weight) -> Balance {
+            TransactionPayment::weight_to_fee(weight)
+        }
+        fn query_length_to_fee(length: u32) -> Balance {
+            TransactionPayment::length_to_fee(length)
+        }
+    }
+
+    impl apis::GenesisBuilder<Block> for Runtime {
+        fn build_state(config: Vec<u8>) -> sp_genesis_builder::Result {
+            build_state::<RuntimeGenesisConfig>(config)
+        }
+        fn get_preset(id: &Option<PresetId>) -> Option<Vec<u8>> {
+            get_preset::<RuntimeGenesisConfig>(id, presets::get_preset)
+        }
+        fn preset_names() -> Vec<PresetId> {
+            presets::names()
+        }
+    }
+
+    impl mettle_api::MettleApi<Block> for Runtime {
+        fn runs() -> Vec<RunId> {
+            Registry::run_ids()
+        }
+        fn run(run: RunId) -> Option<view::RunView> {
+            views::run(run)
+        }
+        fn seats(run: RunId) -> Vec<view::SeatView> {
+            views::seats(run)
+        }
+        fn window(run: RunId, window: Window) -> Option<view::WindowView> {
+            Windows::window_view(run, window)
+        }
+        fn position(run: RunId) -> Option<view::Position> {
+            Windows::position(run)
+        }
+        fn weights(run: RunId) -> Vec<(Uid, u16)> {
+            <Weights as pallet_windows::Epochs>::weights(run)
+        }
+    }
+}

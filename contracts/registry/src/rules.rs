@@ -1,0 +1,27 @@
+//! What makes a URL or a set of parameters acceptable. Plain functions: they read no storage.
+
+use crate::{Config, Error};
+use protocol::params::ParamsError;
+
+/// Whether `url` may be published as a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
+pub(crate) fn is_base_url(url: &[u8]) -> bool {
+    let Some(rest) = url.strip_prefix(b"http://").or_else(|| url.strip_prefix(b"https://")) else {
+        return false;
+    };
+    let host_is_empty = matches!(rest.first(), None | Some(b'/' | b':' | b'?' | b'#'));
+    !host_is_empty && rest.iter().all(|byte| byte.is_ascii_graphic() && *byte != b'@')
+}
+
+impl<T: Config> From<ParamsError> for Error<T> {
+    fn from(error: ParamsError) -> Error<T> {
+        match error {
+            ParamsError::Schedule(_) => Error::BadSchedule,
+            ParamsError::Zero { .. } => Error::ZeroParameter,
+            ParamsError::Density => Error::BadDensity,
+            ParamsError::Rate { .. } => Error::BadRate,
+            ParamsError::Places => Error::BadPlaces,
+            ParamsError::Quorum => Error::BadQuorum,
+            ParamsError::Shares => Error::BadShares,
+        }
+    }
+}

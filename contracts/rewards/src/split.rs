@@ -1,0 +1,110 @@
+//! Divides an epoch's pay, to the last unit (PROT-32).
+
+use alloc::{collections::BTreeMap, vec::Vec};
+use frame::{arithmetic::Rounding, arithmetic::helpers_128bit::multiply_by_rational_with_rounding};
+use pallet_registry::Balance;
+use protocol::{
+    Uid,
+    params::{PayShares, Permille},
+};
+
+/// Who gets what of a pot. What is in none of them is rest, and stays where it was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Split {
+    /// Miners and validators, in uid order, without zeros.
+    pub seats: Vec<(Uid, Balance)>,
+    pub owner: Balance,
+    pub burn: Balance,
+}
+
+/// Divides `pot` by the run's shares, and the miners' and validators' parts by `incentive` and `dividends`. All
+/// roundings are down, so the split never exceeds the pot.
+pub(crate) fn split(
+    pot: Balance,
+    shares: PayShares,
+    incentive: &[(Uid, u64)],
+    dividends: &[(Uid, u64)],
+) -> Split {
+    let mut seats = BTreeMap::<Uid, Balance>::new();
+    for (share, parts) in [(shares.miners, incentive), (shares.validators, dividends)] {
+        let amount = thousandths(pot, share);
+        let total: u128 = parts.iter().map(|(_, part)| u128::from(*part)).sum();
+        for (uid, part) in parts {
+            let paid = fraction(amount, u128::from(*part), total);
+            if paid > 0 {
+                let sum = seats.entry(*uid).or_default();
+                *sum = sum.saturating_add(paid);
+            }
+        }
+    }
+    Split {
+        seats: seats.into_iter().collect(),
+        owner: thousandths(pot, shares.owner),
+        burn: thousandths(pot, shares.burn),
+    }
+}
+
+fn thousandths(amount: Balance, share: Permille) -> Balance {
+    fraction(amount, u128::from(share.0), 1000)
+}
+
+/// `⌊amount · part / total⌋`; nothing of nothing.
+fn fraction(amount: Balance, part: u128, total: u128) -> Balance {
+    if total == 0 {
+        return 0;
+    }
+    // Not more than `amount`, as no part is larger than the total.
+    multiply_by_rational_with_rounding(amount, part, total, Rounding::Down).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const SHARES: PayShares = PayShares {
+        miners: Permille(500),
+        validators: Permille(400),
+        owner: Permille(90),
+        burn: Permille(10),
+    };
+
+    #[test]
+    fn shares_are_what_the_run_says() {
+        let split = split(1000, SHARES, &[(Uid(1), 1), (Uid(2), 3)], &[(Uid(7), 9)]);
+        assert_eq!(split.seats, [(Uid(1), 125), (Uid(2), 375), (Uid(7), 400)]);
+        assert_eq!((split.owner, split.burn), (90, 10));
+    }
+
+    #[test]
+    fn a_share_that_nobody_earned_is_paid_to_nobody() {
+        let split = split(1000, SHARES, &[(Uid(1), 0)], &[]);
+        assert_eq!(split, Split { seats: Vec::new(), owner: 90, burn: 10 });
+    }
+
+    proptest! {
+        #[test]
+        fn a_split_never_exceeds_the_pot_and_leaves_less_than_a_unit_a_part(
+            pot in prop_oneof![0u128..10_000, any::<u128>()],
+            cuts in proptest::array::uniform3(0u16..=1000),
+            incentive in proptest::collection::vec(1u64..=1 << 32, 1..8),
+            dividends in proptest::collection::vec(1u64..=1 << 32, 1..4),
+        ) {
+            let mut cuts = cuts;
+            cuts.sort_unstable();
+            let shares = PayShares {
+                miners: Permille(cuts[0]),
+                validators: Permille(cuts[1] - cuts[0]),
+                owner: Permille(cuts[2] - cuts[1]),
+                burn: Permille(1000 - cuts[2]),
+            };
+            let with_uids = |parts: &[u64], first: u16| -> Vec<(Uid, u64)> {
+                (first..).map(Uid).zip(parts.iter().copied()).collect()
+            };
+            let split = split(pot, shares, &with_uids(&incentive, 0), &with_uids(&dividends, 100));
+            let spent = split.seats.iter().map(|(_, amount)| *amount).sum::<u128>() + split.owner + split.burn;
+            prop_assert!(spent <= pot);
+            prop_assert!(pot - spent < 4 + incentive.len() as u128 + dividends.len() as u128);
+        }
+    }
+}
