@@ -1,1 +1,95 @@
-//! Typed reads and writes of the chain, its window clock, and the keys that sign.
+#![doc = include_str!("../README.md")]
+
+mod amount;
+mod call;
+mod clock;
+mod error;
+mod follow;
+mod link;
+mod online;
+mod outbox;
+mod submit;
+
+pub mod account;
+pub mod keys;
+
+pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
+pub use call::Call;
+pub use clock::WindowClock;
+pub use error::ChainError;
+pub use online::{Expectations, SubxtChain, Timing};
+
+use async_trait::async_trait;
+use protocol::{
+    Block, Digest, RunId, Uid, Window,
+    view::{Account, RunView, SeatView, WindowView},
+};
+use tokio::sync::watch;
+
+/// A finalised block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub block: Block,
+    /// The block's hash.
+    pub hash: Digest,
+}
+
+/// Where a call was included: a finalised block, in which it succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Included {
+    pub block: Block,
+    /// The block's hash.
+    pub hash: Digest,
+}
+
+/// What an account owns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Balance {
+    /// What it may spend.
+    pub free: Amount,
+    /// What is held from it: stakes and deposits.
+    pub held: Amount,
+}
+
+/// The chain, as a miner or validator knows it.
+///
+/// Reads are of the latest finalised block. Reads and submissions wait for a chain that is away, up to a patience of
+/// the implementation's, and then say so ([`ChainError::Unreachable`], [`ChainError::TimedOut`]).
+#[async_trait]
+pub trait Chain: Send + Sync {
+    /// The latest finalised block; never goes back. Blocks may be skipped, the latest is what counts. The channel
+    /// closes only when whatever feeds it has ended for good.
+    fn heads(&self) -> watch::Receiver<Head>;
+
+    /// Whose key signs what is submitted; `None` for a client that only reads.
+    fn account(&self) -> Option<Account>;
+
+    /// The runs there are, in the order of their ids.
+    async fn runs(&self) -> Result<Vec<RunId>, ChainError>;
+
+    /// One run. [`ChainError::NoSuchRun`] if there is none with this id.
+    async fn run(&self, run: RunId) -> Result<RunView, ChainError>;
+
+    /// The seats of a run, in uid order; none for a run that does not exist.
+    async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError>;
+
+    /// A window as far as it has come; `None` before it opens, and after the chain has forgotten it.
+    async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError>;
+
+    /// The run's consensus weights, in uid order.
+    async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError>;
+
+    /// What `account` owns; nothing, if the chain does not know it.
+    async fn balance(&self, account: &Account) -> Result<Balance, ChainError>;
+
+    /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
+    ///
+    /// May be called from several tasks at once. A call is included at most once per `submit`. Dropping the future
+    /// does not recall a call that was sent.
+    async fn submit(&self, call: Call) -> Result<Included, ChainError>;
+
+    /// A clock that ticks with [`Chain::heads`].
+    fn clock(&self) -> WindowClock {
+        WindowClock::new(self.heads())
+    }
+}

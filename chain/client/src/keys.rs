@@ -1,0 +1,324 @@
+//! The keys that sign: ed25519, kept in encrypted files, shown as SS58 addresses.
+//!
+//! One kind of key serves as hotkey and as coldkey: an ed25519 public key is an account of the chain as it is. A hotkey
+//! also signs contributions (PROT-9), which is why the raw signing key can be had from [`Key::signing_key`].
+
+mod file;
+mod password;
+
+pub use file::{Cost, KeyFile};
+pub use password::{KeyPassword, PASSWORD_VARIABLE, PasswordError, Prompt};
+
+use ed25519_dalek::{Signer as _, SigningKey};
+use protocol::{Hotkey, view::Account};
+use sp_core::{
+    Pair as _,
+    crypto::{AccountId32, Ss58AddressFormat, Ss58Codec as _},
+};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+use subxt::{
+    config::PolkadotConfig,
+    utils::{AccountId32 as SubxtAccount, MultiSignature},
+};
+use zeroize::Zeroizing;
+
+/// The network's prefix of SS58 addresses.
+pub const SS58_PREFIX: u16 = 42;
+
+/// An ed25519 key pair. The secret half is wiped when the last copy is dropped.
+#[derive(Clone)]
+pub struct Key(SigningKey);
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error(
+        "`{0}` is not a development key. Write it as `//Alice`; soft (`/`) and password (`///`) parts do not exist"
+    )]
+    NotADevKey(String),
+    #[error("a seed is 32 bytes, written as 64 hex digits")]
+    NotASeed,
+    #[error("the operating system gave no randomness: {0}")]
+    Randomness(getrandom::Error),
+    #[error("{} exists already and is not overwritten. Choose another name, or move it away", .0.display())]
+    Exists(PathBuf),
+    #[error("there is no key file {}. Make one with `keys new`, or give its path", .0.display())]
+    NoSuchFile(PathBuf),
+    #[error("cannot {doing} the key file {}", path.display())]
+    Io { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not a key file: {reason}", path.display())]
+    NotAKeyFile { path: PathBuf, reason: String },
+    #[error("wrong password for {}, or the file was changed", .0.display())]
+    WrongPassword(PathBuf),
+    #[error("{} asks for {what} of {asked}, beyond the {max} allowed: not one of ours, or changed by somebody", path.display())]
+    TooCostly { path: PathBuf, what: &'static str, asked: u32, max: u32 },
+    #[error(transparent)]
+    Password(#[from] PasswordError),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    #[error(
+        "`{text}` is not an address ({reason}). An address starts with 5 and has about 48 letters and digits"
+    )]
+    Malformed { text: String, reason: String },
+    #[error("`{text}` is an address of another network (prefix {prefix}; ours is {SS58_PREFIX})")]
+    OtherNetwork { text: String, prefix: u16 },
+}
+
+impl Key {
+    /// A new key from the operating system's randomness.
+    pub fn generate() -> Result<Key, KeyError> {
+        let mut seed = Zeroizing::new([0; 32]);
+        getrandom::fill(seed.as_mut()).map_err(KeyError::Randomness)?;
+        Ok(Key::from_seed(&seed))
+    }
+
+    pub fn from_seed(seed: &[u8; 32]) -> Key {
+        Key(SigningKey::from_bytes(seed))
+    }
+
+    /// A key from its seed as 64 hex digits, with or without `0x`.
+    pub fn from_hex_seed(text: &str) -> Result<Key, KeyError> {
+        let text = text.trim();
+        let mut seed = Zeroizing::new([0; 32]);
+        hex::decode_to_slice(text.strip_prefix("0x").unwrap_or(text), seed.as_mut())
+            .map_err(|_| KeyError::NotASeed)?;
+        Ok(Key::from_seed(&seed))
+    }
+
+    /// A development key such as `//Alice` or `//miner//3`, whose secret everybody knows: for tests and local networks.
+    ///
+    /// Hard derivation from Substrate's development phrase, as every Substrate tool does it.
+    pub fn dev(path: &str) -> Result<Key, KeyError> {
+        let refused = || KeyError::NotADevKey(path.to_owned());
+        let junctions = path.strip_prefix("//").ok_or_else(refused)?;
+        if junctions.split("//").any(|junction| junction.is_empty() || junction.contains('/')) {
+            return Err(refused());
+        }
+        let (_, seed) = sp_core::ed25519::Pair::from_string_with_seed(path, None).map_err(|_| refused())?;
+        Ok(Key::from_seed(&seed.ok_or_else(refused)?))
+    }
+
+    /// The public half, as the protocol knows it.
+    pub fn hotkey(&self) -> Hotkey {
+        Hotkey(self.account())
+    }
+
+    /// The public half, as an account of the chain.
+    pub fn account(&self) -> Account {
+        self.0.verifying_key().to_bytes()
+    }
+
+    /// The account's SS58 address.
+    pub fn address(&self) -> String {
+        address(&self.account())
+    }
+
+    /// The secret half, for what the protocol itself signs: [`protocol::identity::sign`], `protocol::submission`.
+    pub fn signing_key(&self) -> &SigningKey {
+        &self.0
+    }
+}
+
+/// Shows the public half only.
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({})", self.address())
+    }
+}
+
+impl subxt::tx::Signer<PolkadotConfig> for Key {
+    fn account_id(&self) -> SubxtAccount {
+        SubxtAccount(self.account())
+    }
+
+    fn sign(&self, payload: &[u8]) -> MultiSignature {
+        MultiSignature::Ed25519(self.0.sign(payload).to_bytes())
+    }
+}
+
+/// An account's SS58 address, with the network's prefix.
+pub fn address(account: &Account) -> String {
+    AccountId32::new(*account).to_ss58check_with_version(Ss58AddressFormat::custom(SS58_PREFIX))
+}
+
+/// Reads an SS58 address of our network, or a public key as `0x` and 64 hex digits.
+pub fn parse_address(text: &str) -> Result<Account, AddressError> {
+    let text = text.trim();
+    let malformed = |reason: String| AddressError::Malformed { text: text.to_owned(), reason };
+    if let Some(digits) = text.strip_prefix("0x") {
+        let mut account = [0; 32];
+        hex::decode_to_slice(digits, &mut account).map_err(|error| malformed(error.to_string()))?;
+        return Ok(account);
+    }
+    let (account, format) =
+        AccountId32::from_ss58check_with_version(text).map_err(|error| malformed(format!("{error:?}")))?;
+    match u16::from(format) {
+        SS58_PREFIX => Ok(account.into()),
+        prefix => Err(AddressError::OtherNetwork { text: text.to_owned(), prefix }),
+    }
+}
+
+/// Where a key comes from, as given on a command line: `//Alice`, or the path of a key file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A development key, whose secret everybody knows.
+    Dev(String),
+    File(PathBuf),
+}
+
+impl FromStr for KeySource {
+    type Err = KeyError;
+
+    fn from_str(text: &str) -> Result<KeySource, KeyError> {
+        if text.starts_with("//") {
+            Key::dev(text)?;
+            Ok(KeySource::Dev(text.to_owned()))
+        } else {
+            Ok(KeySource::File(PathBuf::from(text)))
+        }
+    }
+}
+
+impl fmt::Display for KeySource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            KeySource::Dev(path) => f.write_str(path),
+            KeySource::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+impl KeySource {
+    /// Opens the key. `password` is asked for only if the key lies in a file that can be read as one.
+    pub fn open(
+        &self,
+        password: impl FnOnce(&Path) -> Result<KeyPassword, PasswordError>,
+    ) -> Result<Key, KeyError> {
+        match self {
+            KeySource::Dev(path) => Key::dev(path),
+            KeySource::File(path) => {
+                let file = KeyFile::read(path)?;
+                file.unlock(&password(path)?)
+            }
+        }
+    }
+
+    /// The public half, which needs no password.
+    pub fn public(&self) -> Result<Hotkey, KeyError> {
+        match self {
+            KeySource::Dev(path) => Key::dev(path).map(|key| key.hotkey()),
+            KeySource::File(path) => KeyFile::read(path).map(|file| file.public()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_development_key_is_the_one_that_every_substrate_tool_derives() {
+        let address = |path| Key::dev(path).unwrap().address();
+        assert_eq!(address("//Alice"), "5FA9nQDVg267DEd8m1ZypXLBnvN7SFxYwV7ndqSYGiN9TTpu");
+        assert_eq!(address("//Bob"), "5GoNkf6WdbxCFnPdAnYYQyCjAKPJgLNxXwPjwTh6DGg6gN3E");
+        let mut others =
+            vec![address("//Alice"), address("//Alice//stash"), address("//miner//3"), address("//miner//4")];
+        others.sort();
+        others.dedup();
+        assert_eq!(others.len(), 4);
+    }
+
+    #[test]
+    fn what_is_no_development_key_is_refused() {
+        for path in
+            ["", "/", "//", "Alice", "/Alice", "///Alice", "//Alice/soft", "//Alice//", "//Alice///password"]
+        {
+            assert!(matches!(Key::dev(path), Err(KeyError::NotADevKey(_))), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_seed_is_read_from_hex_and_nothing_else() {
+        let seed = "0x".to_owned() + &"07".repeat(32);
+        assert_eq!(Key::from_hex_seed(&seed).unwrap().account(), Key::from_seed(&[7; 32]).account());
+        for text in ["", "07", "zz", &"07".repeat(33)] {
+            assert!(matches!(Key::from_hex_seed(text), Err(KeyError::NotASeed)), "{text}");
+        }
+    }
+
+    #[test]
+    fn two_generated_keys_differ() {
+        assert_ne!(Key::generate().unwrap().account(), Key::generate().unwrap().account());
+    }
+
+    #[test]
+    fn a_key_shows_its_address_and_never_its_secret() {
+        let key = Key::dev("//Alice").unwrap();
+        let shown = format!("{key:?}");
+        assert!(shown.contains(&key.address()));
+        assert!(!shown.contains(&hex::encode(key.signing_key().to_bytes())));
+    }
+
+    #[test]
+    fn an_address_of_another_network_or_with_a_typing_error_is_refused() {
+        let alice = Key::dev("//Alice").unwrap();
+        let polkadot =
+            AccountId32::new(alice.account()).to_ss58check_with_version(Ss58AddressFormat::custom(0));
+        assert_eq!(
+            parse_address(&polkadot),
+            Err(AddressError::OtherNetwork { text: polkadot.clone(), prefix: 0 })
+        );
+        let mistyped = alice.address().replace("FA9", "FA8");
+        assert!(matches!(parse_address(&mistyped), Err(AddressError::Malformed { .. })));
+        for text in ["", "5", "0x", "0x12", "hello"] {
+            assert!(matches!(parse_address(text), Err(AddressError::Malformed { .. })), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_key_source_is_a_development_key_or_a_path() {
+        assert_eq!("//Alice".parse::<KeySource>().unwrap(), KeySource::Dev("//Alice".into()));
+        assert_eq!("keys/hot.json".parse::<KeySource>().unwrap(), KeySource::File("keys/hot.json".into()));
+        assert!("//Alice/soft".parse::<KeySource>().is_err());
+
+        let alice = KeySource::Dev("//Alice".into());
+        let key = alice.open(|_| panic!("a development key has no password")).unwrap();
+        assert_eq!(key.hotkey(), alice.public().unwrap());
+        let missing = KeySource::File("/no/such/key.json".into());
+        assert!(matches!(missing.open(|_| panic!("asked in vain")), Err(KeyError::NoSuchFile(_))));
+    }
+
+    #[test]
+    fn a_signature_is_one_that_the_account_s_key_verifies() {
+        let key = Key::dev("//Alice").unwrap();
+        let MultiSignature::Ed25519(signature) = subxt::tx::Signer::sign(&key, b"words") else {
+            panic!("an ed25519 key signs with ed25519");
+        };
+        let public = sp_core::ed25519::Public::from_raw(key.account());
+        assert!(sp_core::ed25519::Pair::verify(
+            &sp_core::ed25519::Signature::from_raw(signature),
+            b"words",
+            &public
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn an_address_leads_back_to_its_account(account: [u8; 32]) {
+            prop_assert_eq!(parse_address(&address(&account)), Ok(account));
+            prop_assert_eq!(parse_address(&format!("0x{}", hex::encode(account))), Ok(account));
+        }
+
+        #[test]
+        fn no_text_makes_the_address_parser_panic(text: String) {
+            let _ = parse_address(&text);
+            let _ = Key::dev(&text);
+        }
+    }
+}

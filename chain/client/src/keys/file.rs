@@ -1,0 +1,478 @@
+//! A key on disk: its seed, encrypted under a password.
+//!
+//! The password is stretched with Argon2id, the seed sealed with XChaCha20-Poly1305, and everything else in the file is
+//! bound to the seal as associated data, so that a file somebody changed does not open. What the file asks of memory and
+//! time is bounded before any of it is spent.
+
+use super::{Key, KeyError, KeyPassword, address};
+use argon2::{Algorithm, Argon2, Params, Version};
+use chacha20poly1305::{
+    KeyInit as _, XChaCha20Poly1305,
+    aead::{Aead as _, Payload},
+};
+use protocol::Hotkey;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs, io,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+use zeroize::Zeroizing;
+
+const FORMAT: &str = "mettle-key/1";
+const KDF: &str = "argon2id";
+const CIPHER: &str = "xchacha20-poly1305";
+
+/// A key file is under 1 KiB; what is longer is some other file.
+const FILE_BYTES_MAX: u64 = 16 * 1024;
+const SALT_BYTES: usize = 16;
+const NONCE_BYTES: usize = 24;
+/// The seed and the seal's tag.
+const SEALED_BYTES: usize = 32 + 16;
+
+const MEMORY_KIB_MAX: u32 = 1024 * 1024;
+const PASSES_MAX: u32 = 16;
+const LANES_MAX: u32 = 16;
+
+/// What it costs to try one password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    pub memory_kib: u32,
+    pub passes: u32,
+    pub lanes: u32,
+}
+
+/// 64 MiB and three passes, about 0.2 s: what RFC 9106 recommends where memory is not plentiful.
+impl Default for Cost {
+    fn default() -> Cost {
+        Cost { memory_kib: 64 * 1024, passes: 3, lanes: 1 }
+    }
+}
+
+impl Cost {
+    /// The least that Argon2 takes: for keys that protect nothing, such as a local network's.
+    pub const NOTHING_AT_STAKE: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
+}
+
+/// A key file that was read and whose bounds were checked, but not opened.
+#[derive(Debug)]
+pub struct KeyFile {
+    path: PathBuf,
+    public: Hotkey,
+    cost: Cost,
+    salt: [u8; SALT_BYTES],
+    nonce: [u8; NONCE_BYTES],
+    sealed: [u8; SEALED_BYTES],
+}
+
+/// The file as JSON. Bytes are hex.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Json {
+    format: String,
+    public: String,
+    address: String,
+    kdf: JsonKdf,
+    cipher: JsonCipher,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonKdf {
+    name: String,
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
+    salt: String,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JsonCipher {
+    name: String,
+    nonce: String,
+    sealed: String,
+}
+
+impl KeyFile {
+    /// Writes `key` to a new file that only its owner may read. Directories on the way are made.
+    ///
+    /// Never overwrites, and never leaves half a file.
+    pub fn create(path: &Path, key: &Key, password: &KeyPassword) -> Result<(), KeyError> {
+        KeyFile::create_at_cost(path, key, password, Cost::default())
+    }
+
+    /// [`KeyFile::create`], with a cost of one's own choice.
+    pub fn create_at_cost(
+        path: &Path,
+        key: &Key,
+        password: &KeyPassword,
+        cost: Cost,
+    ) -> Result<(), KeyError> {
+        if path.exists() {
+            return Err(KeyError::Exists(path.to_owned()));
+        }
+        let file = KeyFile::seal(path, key, password, cost)?;
+        file.write()
+    }
+
+    /// Reads a key file and opens it.
+    pub fn open(path: &Path, password: &KeyPassword) -> Result<Key, KeyError> {
+        KeyFile::read(path)?.unlock(password)
+    }
+
+    /// Reads a key file without opening it.
+    pub fn read(path: &Path) -> Result<KeyFile, KeyError> {
+        let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
+        let file = match fs::File::open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(KeyError::NoSuchFile(path.to_owned()));
+            }
+            opened => opened.map_err(failed)?,
+        };
+        warn_if_others_may_read(path, &file);
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+        KeyFile::parse(path, &bytes)
+    }
+
+    /// The public half of the key inside. True only if the file opens: until then it is what the file says.
+    pub fn public(&self) -> Hotkey {
+        self.public
+    }
+
+    /// The account's SS58 address, with the same reserve.
+    pub fn address(&self) -> String {
+        address(&self.public.0)
+    }
+
+    /// Opens the file.
+    pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
+        let cipher = self.cipher(password)?;
+        let payload = Payload { msg: &self.sealed, aad: &self.bound() };
+        let opened = cipher.decrypt((&self.nonce).into(), payload);
+        let opened = Zeroizing::new(opened.map_err(|_| KeyError::WrongPassword(self.path.clone()))?);
+        let mut seed = Zeroizing::new([0; 32]);
+        if opened.len() != seed.len() {
+            return Err(self.not_a_key_file("the seed inside is not 32 bytes"));
+        }
+        seed.copy_from_slice(&opened);
+        let key = Key::from_seed(&seed);
+        if key.hotkey() != self.public {
+            return Err(self.not_a_key_file("the key inside is not the one the file names"));
+        }
+        Ok(key)
+    }
+
+    fn seal(path: &Path, key: &Key, password: &KeyPassword, cost: Cost) -> Result<KeyFile, KeyError> {
+        let mut file = KeyFile {
+            path: path.to_owned(),
+            public: key.hotkey(),
+            cost,
+            salt: [0; SALT_BYTES],
+            nonce: [0; NONCE_BYTES],
+            sealed: [0; SEALED_BYTES],
+        };
+        file.check_cost()?;
+        getrandom::fill(&mut file.salt).map_err(KeyError::Randomness)?;
+        getrandom::fill(&mut file.nonce).map_err(KeyError::Randomness)?;
+
+        let cipher = file.cipher(password)?;
+        let seed = Zeroizing::new(key.signing_key().to_bytes());
+        let payload = Payload { msg: seed.as_slice(), aad: &file.bound() };
+        let sealed = cipher.encrypt((&file.nonce).into(), payload).expect("32 bytes can be sealed");
+        file.sealed.copy_from_slice(&sealed);
+        Ok(file)
+    }
+
+    fn parse(path: &Path, bytes: &[u8]) -> Result<KeyFile, KeyError> {
+        let refused = |reason: String| KeyError::NotAKeyFile { path: path.to_owned(), reason };
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(refused(format!("it is longer than {FILE_BYTES_MAX} bytes")));
+        }
+        let json: Json = serde_json::from_slice(bytes).map_err(|error| refused(error.to_string()))?;
+        for (what, found, ours) in [
+            ("format", &json.format, FORMAT),
+            ("kdf", &json.kdf.name, KDF),
+            ("cipher", &json.cipher.name, CIPHER),
+        ] {
+            if found != ours {
+                return Err(refused(format!("its {what} is `{found}`, and only `{ours}` is known")));
+            }
+        }
+        fn bytes_of<const N: usize>(what: &str, digits: &str) -> Result<[u8; N], String> {
+            let mut bytes = [0; N];
+            hex::decode_to_slice(digits, &mut bytes)
+                .map_err(|_| format!("its {what} is not {N} bytes in hex"))?;
+            Ok(bytes)
+        }
+        let JsonKdf { memory_kib, passes, lanes, .. } = json.kdf;
+        let file = KeyFile {
+            path: path.to_owned(),
+            public: Hotkey(bytes_of("public key", &json.public).map_err(refused)?),
+            cost: Cost { memory_kib, passes, lanes },
+            salt: bytes_of("salt", &json.kdf.salt).map_err(refused)?,
+            nonce: bytes_of("nonce", &json.cipher.nonce).map_err(refused)?,
+            sealed: bytes_of("sealed seed", &json.cipher.sealed).map_err(refused)?,
+        };
+        if json.address != file.address() {
+            return Err(refused("its address does not belong to its public key".into()));
+        }
+        file.check_cost()?;
+        Ok(file)
+    }
+
+    fn check_cost(&self) -> Result<(), KeyError> {
+        let Cost { memory_kib, passes, lanes } = self.cost;
+        for (what, asked, max) in [
+            ("memory (KiB)", memory_kib, MEMORY_KIB_MAX),
+            ("passes", passes, PASSES_MAX),
+            ("lanes", lanes, LANES_MAX),
+        ] {
+            if asked > max {
+                return Err(KeyError::TooCostly { path: self.path.clone(), what, asked, max });
+            }
+        }
+        self.params().map(|_| ())
+    }
+
+    fn params(&self) -> Result<Params, KeyError> {
+        let Cost { memory_kib, passes, lanes } = self.cost;
+        Params::new(memory_kib, passes, lanes, Some(32))
+            .map_err(|error| self.not_a_key_file(&format!("its kdf parameters are impossible: {error}")))
+    }
+
+    /// The cipher under the stretched password. This is the step that costs.
+    fn cipher(&self, password: &KeyPassword) -> Result<XChaCha20Poly1305, KeyError> {
+        let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, self.params()?);
+        let mut stretched = Zeroizing::new([0; 32]);
+        argon2
+            .hash_password_into(password.as_bytes(), &self.salt, stretched.as_mut_slice())
+            .map_err(|error| self.not_a_key_file(&format!("its password cannot be stretched: {error}")))?;
+        Ok(XChaCha20Poly1305::new((&*stretched).into()))
+    }
+
+    /// What the seal vouches for besides the seed.
+    fn bound(&self) -> Vec<u8> {
+        let Cost { memory_kib, passes, lanes } = self.cost;
+        let mut bound = format!("{FORMAT} {KDF} {memory_kib} {passes} {lanes} {CIPHER} ").into_bytes();
+        bound.extend_from_slice(&self.public.0);
+        bound
+    }
+
+    fn write(&self) -> Result<(), KeyError> {
+        let json = Json {
+            format: FORMAT.into(),
+            public: self.public.to_string(),
+            address: self.address(),
+            kdf: JsonKdf {
+                name: KDF.into(),
+                memory_kib: self.cost.memory_kib,
+                passes: self.cost.passes,
+                lanes: self.cost.lanes,
+                salt: hex::encode(self.salt),
+            },
+            cipher: JsonCipher {
+                name: CIPHER.into(),
+                nonce: hex::encode(self.nonce),
+                sealed: hex::encode(self.sealed),
+            },
+        };
+        let mut text = serde_json::to_string_pretty(&json).expect("strings and numbers make JSON");
+        text.push('\n');
+
+        let failed = |source| KeyError::Io { doing: "write", path: self.path.clone(), source };
+        let directory = match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        fs::create_dir_all(directory).map_err(failed)?;
+        // A temporary file is made with mode 0600, and is renamed only when its bytes are on the disk.
+        let mut temporary = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
+        temporary.write_all(text.as_bytes()).map_err(failed)?;
+        temporary.as_file().sync_all().map_err(failed)?;
+        temporary.persist_noclobber(&self.path).map_err(|error| {
+            if error.error.kind() == io::ErrorKind::AlreadyExists {
+                KeyError::Exists(self.path.clone())
+            } else {
+                failed(error.error)
+            }
+        })?;
+        #[cfg(unix)]
+        fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
+        Ok(())
+    }
+
+    fn not_a_key_file(&self, reason: &str) -> KeyError {
+        KeyError::NotAKeyFile { path: self.path.clone(), reason: reason.to_owned() }
+    }
+}
+
+#[cfg(unix)]
+fn warn_if_others_may_read(path: &Path, file: &fs::File) {
+    use std::os::unix::fs::PermissionsExt as _;
+    if let Ok(metadata) = file.metadata()
+        && metadata.permissions().mode() & 0o077 != 0
+    {
+        tracing::warn!(path = %path.display(), "others may read this key file; take that from them: chmod 600");
+    }
+}
+
+#[cfg(not(unix))]
+fn warn_if_others_may_read(_: &Path, _: &fs::File) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn password(text: &str) -> KeyPassword {
+        KeyPassword::new(text).unwrap()
+    }
+
+    struct Saved {
+        _directory: tempfile::TempDir,
+        path: PathBuf,
+        key: Key,
+    }
+
+    fn saved() -> Saved {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("made on the way").join("hot.json");
+        let key = Key::generate().unwrap();
+        KeyFile::create_at_cost(&path, &key, &password("right"), Cost::NOTHING_AT_STAKE).unwrap();
+        Saved { _directory: directory, path, key }
+    }
+
+    /// Changes one field of a good file, and says why it does not open.
+    #[track_caller]
+    fn refused(change: impl FnOnce(&mut serde_json::Value)) -> KeyError {
+        let saved = saved();
+        let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&saved.path).unwrap()).unwrap();
+        change(&mut json);
+        fs::write(&saved.path, serde_json::to_vec(&json).unwrap()).unwrap();
+        KeyFile::open(&saved.path, &password("right")).unwrap_err()
+    }
+
+    #[test]
+    fn a_key_comes_back_with_its_password_and_only_with_it() {
+        let saved = saved();
+        assert_eq!(KeyFile::open(&saved.path, &password("right")).unwrap().account(), saved.key.account());
+        assert_eq!(KeyFile::read(&saved.path).unwrap().public(), saved.key.hotkey());
+        let error = KeyFile::open(&saved.path, &password("wrong")).unwrap_err();
+        assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
+    }
+
+    #[test]
+    fn the_default_cost_opens_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("hot.json");
+        let key = Key::generate().unwrap();
+        KeyFile::create(&path, &key, &password("right")).unwrap();
+        assert_eq!(KeyFile::open(&path, &password("right")).unwrap().account(), key.account());
+    }
+
+    #[test]
+    fn a_key_file_is_never_overwritten() {
+        let saved = saved();
+        let before = fs::read(&saved.path).unwrap();
+        let other = Key::generate().unwrap();
+        let error =
+            KeyFile::create_at_cost(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        assert!(matches!(error, KeyError::Exists(_)), "{error}");
+        assert_eq!(fs::read(&saved.path).unwrap(), before);
+        // Nor where the file appears between the first look and the writing.
+        let file = KeyFile::seal(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap();
+        assert!(matches!(file.write(), Err(KeyError::Exists(_))));
+        assert_eq!(fs::read(&saved.path).unwrap(), before);
+        let left = fs::read_dir(saved.path.parent().unwrap()).unwrap().count();
+        assert_eq!(left, 1, "a temporary file stays behind");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn only_its_owner_may_read_a_key_file() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let saved = saved();
+        assert_eq!(fs::metadata(&saved.path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_key_file_holds_no_seed_in_the_clear() {
+        let saved = saved();
+        let text = fs::read_to_string(&saved.path).unwrap();
+        assert!(!text.contains(&hex::encode(saved.key.signing_key().to_bytes())));
+        assert!(text.contains(&saved.key.address()));
+    }
+
+    #[test]
+    fn a_file_that_asks_for_too_much_is_refused_before_anything_is_spent() {
+        for (field, value) in [("memory_kib", u32::MAX), ("passes", 1_000_000), ("lanes", 17)] {
+            let error = refused(|json| json["kdf"][field] = value.into());
+            assert!(matches!(error, KeyError::TooCostly { .. }), "{error}");
+        }
+        let error = refused(|json| json["kdf"]["memory_kib"] = 0.into());
+        assert!(matches!(error, KeyError::NotAKeyFile { .. }), "{error}");
+        let error = refused(|json| json["kdf"]["lanes"] = 0.into());
+        assert!(matches!(error, KeyError::NotAKeyFile { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_file_that_was_changed_does_not_open() {
+        let flipped = |digits: &serde_json::Value| {
+            let digits = digits.as_str().unwrap();
+            let first = if digits.starts_with('0') { "1" } else { "0" };
+            serde_json::Value::from(first.to_owned() + &digits[1..])
+        };
+        for (group, field) in [("kdf", "salt"), ("cipher", "nonce"), ("cipher", "sealed")] {
+            let error = refused(|json| json[group][field] = flipped(&json[group][field]));
+            assert!(matches!(error, KeyError::WrongPassword(_)), "{field}: {error}");
+        }
+        let error = refused(|json| json["kdf"]["passes"] = 2.into());
+        assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
+        let error = refused(|json| {
+            let other = Key::from_seed(&[7; 32]);
+            json["public"] = other.hotkey().to_string().into();
+            json["address"] = other.address().into();
+        });
+        assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_key_file_is_refused_with_a_reason() {
+        let not_a_key_file =
+            |error: KeyError| assert!(matches!(error, KeyError::NotAKeyFile { .. }), "{error}");
+        not_a_key_file(refused(|json| json["format"] = "mettle-key/2".into()));
+        not_a_key_file(refused(|json| json["kdf"]["name"] = "scrypt".into()));
+        not_a_key_file(refused(|json| json["cipher"]["name"] = "aes".into()));
+        not_a_key_file(refused(|json| json["cipher"]["sealed"] = "00".into()));
+        not_a_key_file(refused(|json| {
+            json["address"] = "5FA9nQDVg267DEd8m1ZypXLBnvN7SFxYwV7ndqSYGiN9TTpu".into()
+        }));
+        not_a_key_file(refused(|json| json["more"] = "fields".into()));
+
+        let path = Path::new("hot.json");
+        not_a_key_file(KeyFile::parse(path, b"").unwrap_err());
+        not_a_key_file(KeyFile::parse(path, &[b' '; 20_000]).unwrap_err());
+        assert!(matches!(KeyFile::read(Path::new("/no/such/key")), Err(KeyError::NoSuchFile(_))));
+        assert!(matches!(KeyFile::read(&std::env::temp_dir()), Err(KeyError::Io { .. })));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_written_is_said() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().join("hot.json");
+        let key = Key::generate().unwrap();
+        let error = KeyFile::create_at_cost(&path, &key, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        assert!(matches!(error, KeyError::Io { .. }), "{error}");
+        let source = std::error::Error::source(&error);
+        assert!(source.is_some(), "the reason is lost");
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(bytes: Vec<u8>) {
+            prop_assert!(KeyFile::parse(Path::new("hot.json"), &bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! One connection to a chain that was found to be ours: every request we make, with a time limit on each.
+//!
+//! Only the JSON-RPC methods that every Substrate node serves are used, each for one thing, so that an answer of the
+//! chain's and a broken connection are never taken for each other: the first is final, the second is tried again.
+
+use crate::{ChainError, Head, Included, call, call::CallPayload, keys::Key};
+use codec::{DecodeAll, Encode};
+use protocol::{Block, Digest, view::Account};
+use sp_core::{Blake2Hasher, Hasher as _};
+use std::{future::Future, sync::Arc, time::Duration};
+use subxt::{
+    OnlineClient, PolkadotConfig,
+    backend::LegacyBackend,
+    client::OnlineClientAtBlock,
+    config::{Config, DefaultExtrinsicParamsBuilder, Header as _, RpcConfigFor},
+    dynamic::{self, Value},
+    error::DispatchError,
+    events::Phase,
+    ext::frame_decode::storage::encode_storage_key_prefix,
+    rpcs::{
+        Error as RpcError, LegacyRpcMethods, RpcClient, client::RpcSubscription, methods::legacy::NumberOrHex,
+    },
+    utils::{AccountId32, H256},
+};
+use tokio::sync::watch;
+
+type Header = <PolkadotConfig as Config>::Header;
+
+/// What a chain of ours calls its runtime.
+const SPEC_NAME: &str = "mettle";
+
+/// Why a request has no answer that can be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LinkError {
+    /// The connection, or the chain's readiness: the same question may be asked again.
+    Broken(String),
+    /// The chain said no. `detail` is what it added.
+    Answer { code: i32, message: String, detail: String },
+    /// The chain said something else than what was asked for.
+    Garbled(String),
+}
+
+/// Why a connection was not made.
+pub(crate) enum OpenError {
+    Broken(String),
+    NotOurs { wanted: String, found: String },
+}
+
+/// How a call that was included turned out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Success,
+    Refused {
+        pallet: String,
+        error: String,
+        docs: String,
+    },
+    Failed(String),
+    /// The block is there, but its events are not, or cannot be read.
+    Unknown(String),
+}
+
+pub(crate) struct Link {
+    methods: LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
+    /// Metadata and versions as of the connection's first block: what calls are encoded and signed by.
+    runtime: OnlineClientAtBlock<PolkadotConfig>,
+    pub(crate) genesis: Digest,
+    head: watch::Sender<Head>,
+    request_timeout: Duration,
+}
+
+impl Link {
+    /// Connects, and sees to it that the chain is ours: by its genesis if one is given, its runtime's name, its pallets,
+    /// calls and runtime API.
+    pub(crate) async fn open(
+        url: &str,
+        genesis: Option<Digest>,
+        request_timeout: Duration,
+    ) -> Result<Link, OpenError> {
+        let client =
+            within(request_timeout, RpcClient::from_insecure_url(url)).await.map_err(OpenError::from)?;
+        let methods = LegacyRpcMethods::new(client.clone());
+
+        // A server that does not know these two methods is no chain at all.
+        let found =
+            within(request_timeout, methods.genesis_hash()).await.map_err(OpenError::from_first_answer)?;
+        let found = digest(found);
+        if let Some(wanted) = genesis
+            && wanted != found
+        {
+            let (wanted, found) = (format!("genesis {wanted}"), format!("genesis {found}"));
+            return Err(OpenError::NotOurs { wanted, found });
+        }
+        let version = within(request_timeout, methods.state_get_runtime_version(None)).await;
+        let version = version.map_err(OpenError::from_first_answer)?;
+        let spec_name = version.other.get("specName").and_then(|name| name.as_str()).unwrap_or("unnamed");
+        if spec_name != SPEC_NAME {
+            let (wanted, found) =
+                (format!("a runtime named `{SPEC_NAME}`"), format!("one named `{spec_name}`"));
+            return Err(OpenError::NotOurs { wanted, found });
+        }
+
+        let (head, _) = finalised_head(&methods, request_timeout).await?;
+        let backend = LegacyBackend::<PolkadotConfig>::builder().build(client);
+        let runtime = tokio::time::timeout(request_timeout, async {
+            let api = OnlineClient::<PolkadotConfig>::from_backend(Arc::new(backend))
+                .await
+                .map_err(|error| chain_of(&error))?;
+            api.at_block_hash_and_number(hash(&head), u64::from(head.block.0))
+                .await
+                .map_err(|error| chain_of(&error))
+        });
+        let runtime = runtime.await.map_err(|_| LinkError::silent(request_timeout)).and_then(|runtime| {
+            runtime.map_err(|error| LinkError::Broken(format!("its metadata cannot be read: {error}")))
+        })?;
+        call::lacks(runtime.metadata_ref()).map_err(|found| OpenError::NotOurs {
+            wanted: "the calls and reads of this release".into(),
+            found,
+        })?;
+        Ok(Link { methods, runtime, genesis: found, head: watch::channel(head).0, request_timeout })
+    }
+
+    /// The latest finalised block that was heard of over this connection.
+    pub(crate) fn head(&self) -> Head {
+        *self.head.borrow()
+    }
+
+    /// Remembers a finalised block, if it is the latest.
+    pub(crate) fn heard_of(&self, head: Head) {
+        self.head.send_if_modified(|latest| {
+            let later = head.block > latest.block;
+            if later {
+                *latest = head;
+            }
+            later
+        });
+    }
+
+    /// Finalised blocks as they come. Some may be skipped.
+    pub(crate) async fn subscribe(&self) -> Result<RpcSubscription<Header>, LinkError> {
+        self.ask(self.methods.chain_subscribe_finalized_heads()).await
+    }
+
+    pub(crate) async fn finalised_head(&self) -> Result<Head, LinkError> {
+        finalised_head(&self.methods, self.request_timeout).await.map(|(head, _)| head)
+    }
+
+    /// Calls the runtime as of `at`, and decodes what it returns to the last byte.
+    pub(crate) async fn call_runtime<T: DecodeAll>(
+        &self,
+        method: &str,
+        arguments: &[u8],
+        at: &Head,
+    ) -> Result<T, LinkError> {
+        let bytes = self.ask(self.methods.state_call(method, Some(arguments), Some(hash(at)))).await?;
+        T::decode_all(&mut bytes.as_slice()).map_err(|error| LinkError::Garbled(format!("{method}: {error}")))
+    }
+
+    /// What the chain keeps of an account as of `at`; `None` if it does not know it.
+    pub(crate) async fn account<T: DecodeAll>(
+        &self,
+        account: &Account,
+        at: &Head,
+    ) -> Result<Option<T>, LinkError> {
+        let garbled = |error: &dyn std::error::Error| {
+            LinkError::Garbled(format!("System.Account: {}", chain_of(error)))
+        };
+        let item = dynamic::storage::<(AccountId32,), Value>("System", "Account");
+        let item = self.runtime.storage().entry(item).map_err(|error| garbled(&error))?;
+        let key = item.fetch_key((AccountId32(*account),)).map_err(|error| garbled(&error))?;
+        let bytes = self.ask(self.methods.state_get_storage(&key, Some(hash(at)))).await?;
+        let decode = |bytes: Vec<u8>| T::decode_all(&mut bytes.as_slice());
+        bytes.map(decode).transpose().map_err(|error| garbled(&error))
+    }
+
+    /// The nonce that `key`'s next call needs as of `at`.
+    pub(crate) async fn nonce(&self, key: &Key, at: &Head) -> Result<u64, LinkError> {
+        self.call_runtime::<u32>("AccountNonceApi_account_nonce", &key.account(), at).await.map(u64::from)
+    }
+
+    /// The tip of the best chain, which need not be final. Its number is not asked for.
+    pub(crate) async fn best(&self) -> Result<Head, LinkError> {
+        let best = self.ask(self.methods.chain_get_block_hash(None)).await?;
+        let best = best.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
+        Ok(Head { block: self.head().block, hash: digest(best) })
+    }
+
+    /// Signs a call that is valid for `blocks` blocks after `born`, a finalised block.
+    ///
+    /// Fails with [`LinkError::Broken`] where the runtime was upgraded since the connection was made, and with
+    /// [`LinkError::Garbled`] where the call does not fit the chain's metadata.
+    pub(crate) async fn sign(
+        &self,
+        payload: &CallPayload,
+        key: &Key,
+        nonce: u64,
+        born: &Head,
+        blocks: u32,
+    ) -> Result<Vec<u8>, LinkError> {
+        let version = self.ask(self.methods.state_get_runtime_version(None)).await?;
+        let known = (self.runtime.spec_version(), self.runtime.transaction_version());
+        if (version.spec_version, version.transaction_version) != known {
+            return Err(LinkError::Broken("its runtime was upgraded".into()));
+        }
+        let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
+            .nonce(nonce)
+            .mortal_from_unchecked(u64::from(blocks), u64::from(born.block.0), hash(born))
+            .build();
+        let signed = self.runtime.tx().create_signable_offline(payload, params);
+        let signed = signed.and_then(|mut signable| signable.sign(key));
+        Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
+    }
+
+    /// Hands signed bytes to the chain's pool.
+    pub(crate) async fn offer(&self, bytes: &[u8]) -> Result<(), LinkError> {
+        self.ask(self.methods.author_submit_extrinsic(bytes)).await.map(|_| ())
+    }
+
+    /// What the runtime thinks of signed bytes as of `at`: `None` if it would take them, else its reason.
+    pub(crate) async fn invalid(&self, bytes: &[u8], at: &Head) -> Result<Option<Invalid>, LinkError> {
+        /// `TransactionSource::External`.
+        const EXTERNAL: u8 = 2;
+        let mut arguments = vec![EXTERNAL];
+        arguments.extend_from_slice(bytes);
+        at.hash.encode_to(&mut arguments);
+        let method = "TaggedTransactionQueue_validate_transaction";
+        let answer = self.ask(self.methods.state_call(method, Some(&arguments), Some(hash(at)))).await?;
+        Ok(Invalid::read(&answer))
+    }
+
+    /// The finalised block with this number; `None` where the chain no longer has it.
+    pub(crate) async fn block(&self, block: Block) -> Result<Option<(Included, Vec<Vec<u8>>)>, LinkError> {
+        let number = NumberOrHex::Number(u64::from(block.0));
+        let Some(hash) = self.ask(self.methods.chain_get_block_hash(Some(number))).await? else {
+            return Ok(None);
+        };
+        let Some(details) = self.ask(self.methods.chain_get_block(Some(hash))).await? else {
+            return Ok(None);
+        };
+        let calls = details.block.extrinsics.into_iter().map(|bytes| bytes.0).collect();
+        Ok(Some((Included { block, hash: digest(hash) }, calls)))
+    }
+
+    /// How the call at `index` of a block turned out.
+    pub(crate) async fn outcome(&self, block: &Included, index: usize) -> Result<Outcome, LinkError> {
+        let at = H256(block.hash.0);
+        let events = match self
+            .ask(self.methods.state_get_storage(&encode_storage_key_prefix("System", "Events"), Some(at)))
+            .await
+        {
+            Ok(Some(bytes)) => self.runtime.events().from_bytes(bytes),
+            Ok(None) => return Ok(Outcome::Unknown(format!("block {} has no events", block.block))),
+            // The state of an old block is pruned: the chain says so in words of its own.
+            Err(LinkError::Answer { message, .. }) => {
+                return Ok(Outcome::Unknown(format!(
+                    "the state of block {} cannot be read: {message}",
+                    block.block
+                )));
+            }
+            Err(error) => return Err(error),
+        };
+        for event in events.iter() {
+            let event = match event {
+                Ok(event) => event,
+                Err(error) => return Ok(Outcome::Unknown(format!("an event cannot be decoded: {error}"))),
+            };
+            if event.phase() != Phase::ApplyExtrinsic(u32::try_from(index).unwrap_or(u32::MAX)) {
+                continue;
+            }
+            match (event.pallet_name(), event.event_name()) {
+                ("System", "ExtrinsicSuccess") => return Ok(Outcome::Success),
+                ("System", "ExtrinsicFailed") => {
+                    let error = DispatchError::decode_from(event.field_bytes(), self.runtime.metadata());
+                    return Ok(error.map_or_else(|error| Outcome::Unknown(error.to_string()), why_it_failed));
+                }
+                _ => {}
+            }
+        }
+        Ok(Outcome::Unknown(format!("block {} tells neither success nor failure", block.block)))
+    }
+
+    async fn ask<T>(&self, answer: impl Future<Output = Result<T, RpcError>>) -> Result<T, LinkError> {
+        within(self.request_timeout, answer).await
+    }
+}
+
+fn why_it_failed(error: DispatchError) -> Outcome {
+    let DispatchError::Module(module) = &error else {
+        return Outcome::Failed(error.to_string());
+    };
+    match module.details() {
+        Ok(details) => Outcome::Refused {
+            pallet: details.pallet.name().to_owned(),
+            error: details.variant.name.clone(),
+            docs: details.variant.docs.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
+        },
+        Err(error) => Outcome::Failed(format!("an error that the metadata does not name: {error}")),
+    }
+}
+
+/// Why a chain would not take signed bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Invalid {
+    /// The account cannot pay the fee.
+    Payment,
+    /// The nonce is one that the account has not come to.
+    Future,
+    /// The nonce was used.
+    Stale,
+    /// The signature does not belong to what was signed, as this chain sees it.
+    BadProof,
+    /// The block it was born in is too old, or not of this chain.
+    AncientBirthBlock,
+    /// Does not fit into a block, or not into the next.
+    ExhaustsResources,
+    Other(u8),
+}
+
+impl Invalid {
+    /// Reads a SCALE `TransactionValidity`; `None` if it is valid, or if it cannot be told.
+    fn read(answer: &[u8]) -> Option<Invalid> {
+        let [1, 0, reason, ..] = answer else { return None };
+        Some(match reason {
+            1 => Invalid::Payment,
+            2 => Invalid::Future,
+            3 => Invalid::Stale,
+            4 => Invalid::BadProof,
+            5 => Invalid::AncientBirthBlock,
+            6 => Invalid::ExhaustsResources,
+            other => Invalid::Other(*other),
+        })
+    }
+}
+
+/// A request, given up after `limit`.
+async fn within<T>(
+    limit: Duration,
+    answer: impl Future<Output = Result<T, RpcError>>,
+) -> Result<T, LinkError> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer.map_err(LinkError::from),
+        Err(_) => Err(LinkError::silent(limit)),
+    }
+}
+
+async fn finalised_head(
+    methods: &LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
+    limit: Duration,
+) -> Result<(Head, Header), LinkError> {
+    let hash = within(limit, methods.chain_get_finalized_head()).await?;
+    let header = within(limit, methods.chain_get_header(Some(hash))).await?;
+    let header = header
+        .ok_or_else(|| LinkError::Broken(format!("it has no header for its finalised block {hash}")))?;
+    Ok((Head { block: number(&header)?, hash: digest(hash) }, header))
+}
+
+/// The block of a header, with its hash as Substrate makes it.
+pub(crate) fn head_of(header: &Header) -> Result<Head, LinkError> {
+    let hash = Blake2Hasher::hash(&header.encode());
+    Ok(Head { block: number(header)?, hash: Digest(hash.0) })
+}
+
+fn number(header: &Header) -> Result<Block, LinkError> {
+    let number = header.number();
+    u32::try_from(number)
+        .map(Block)
+        .map_err(|_| LinkError::Garbled(format!("block number {number} is out of range")))
+}
+
+fn digest(hash: H256) -> Digest {
+    Digest(hash.0)
+}
+
+fn hash(head: &Head) -> H256 {
+    H256(head.hash.0)
+}
+
+/// An error and its sources, one after the other, each said once.
+fn chain_of(error: &dyn std::error::Error) -> String {
+    let mut said = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let text = error.to_string();
+        if !said.contains(&text) {
+            said = format!("{said}: {text}");
+        }
+        next = error.source();
+    }
+    said
+}
+
+impl LinkError {
+    fn silent(limit: Duration) -> LinkError {
+        LinkError::Broken(format!("no answer within {} s", limit.as_secs_f32()))
+    }
+}
+
+impl From<RpcError> for LinkError {
+    fn from(error: RpcError) -> LinkError {
+        match error {
+            RpcError::User(error) => LinkError::Answer {
+                code: error.code,
+                message: error.message,
+                detail: error.data.map(|data| data.get().trim_matches('"').to_owned()).unwrap_or_default(),
+            },
+            RpcError::Deserialization(error) => LinkError::Garbled(error.to_string()),
+            RpcError::Decode(error) => LinkError::Garbled(error.to_string()),
+            other => LinkError::Broken(chain_of(&other)),
+        }
+    }
+}
+
+impl From<LinkError> for OpenError {
+    fn from(error: LinkError) -> OpenError {
+        OpenError::Broken(error.to_string())
+    }
+}
+
+impl OpenError {
+    /// Of the first questions: a server that cannot answer them is up, and is not a chain.
+    fn from_first_answer(error: LinkError) -> OpenError {
+        match error {
+            LinkError::Broken(why) => OpenError::Broken(why),
+            other => OpenError::NotOurs {
+                wanted: "a Substrate node".into(),
+                found: format!("a server that says: {other}"),
+            },
+        }
+    }
+}
+
+impl std::fmt::Display for LinkError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            LinkError::Broken(why) | LinkError::Garbled(why) => f.write_str(why),
+            LinkError::Answer { code, message, detail } if detail.is_empty() => {
+                write!(f, "{message} ({code})")
+            }
+            LinkError::Answer { code, message, detail } => write!(f, "{message}: {detail} ({code})"),
+        }
+    }
+}
+
+impl LinkError {
+    /// For a caller who has nobody else to ask.
+    pub(crate) fn into_chain_error(self, doing: &str) -> ChainError {
+        let doing = doing.to_owned();
+        match self {
+            LinkError::Answer { code, ref message, ref detail } => {
+                let message =
+                    if detail.is_empty() { message.clone() } else { format!("{message}: {detail}") };
+                ChainError::Rpc { doing, code, message }
+            }
+            LinkError::Broken(reason) | LinkError::Garbled(reason) => ChainError::Decode { doing, reason },
+        }
+    }
+}
