@@ -519,3 +519,6 @@ fn check_finite(schema: &Schema, values: &[f32]) -> Result<(), EncodeError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -287,3 +287,271 @@ pub fn largest_update(schema: &Schema, density: Density, places: usize) -> usize
         .saturating_add(places.saturating_mul(SELECTED_BYTES))
         .saturating_add(FIXED_BYTES)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contribution::tests::{dense, gaussian, rows};
+    use proptest::prelude::*;
+
+    const LENGTHS: [u32; 3] = [4096, 1, 5000];
+    const SENT: Density = Density(64);
+    const MERGED: Density = Density(256);
+
+    fn contributions(schema: &Schema, seed: u64, count: usize) -> Vec<Sparse> {
+        (0..count as u64)
+            .map(|index| {
+                let scale = 0.001 * (1 + index) as f32;
+                let values: Vec<f32> =
+                    gaussian(seed ^ index << 32, schema.values()).iter().map(|x| x * scale).collect();
+                let body = contribution::encode(schema, SENT, &values).unwrap();
+                contribution::decode(schema, SENT, &body).unwrap()
+            })
+            .collect()
+    }
+
+    fn inputs(updates: &[Sparse]) -> Vec<Input<'_>> {
+        (0..).step_by(3).zip(updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect()
+    }
+
+    /// The mean, coordinate by coordinate over the whole model, as PROT-17 tells it; `None` where nothing was sent.
+    fn mean_by_the_book(schema: &Schema, rule: MergeRule, updates: &[Sparse]) -> Vec<Option<f32>> {
+        let scales = clip_scales(&updates.iter().collect::<Vec<_>>());
+        let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0; schema.values()]);
+        for (which, update) in updates.iter().enumerate() {
+            for ((range, tensor), scales) in schema.ranges().zip(&update.tensors).zip(&scales) {
+                for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+                    let at = range.start + *position as usize;
+                    let scaled = scales[which] * value;
+                    sums[at] += scaled;
+                    hits[at] += 1;
+                }
+            }
+        }
+        let divisor = |hits: usize| match rule {
+            MergeRule::MeanOverHits => hits as f32,
+            MergeRule::MeanOverAll => updates.len() as f32,
+        };
+        let mean = |(sum, hits): (f32, usize)| (hits > 0).then(|| sum / divisor(hits));
+        sums.into_iter().zip(hits).map(mean).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_merge_follows_the_book(
+            seed in any::<u64>(),
+            count in 1usize..7,
+            rule in prop_oneof![Just(MergeRule::MeanOverHits), Just(MergeRule::MeanOverAll)],
+        ) {
+            let schema = rows(&LENGTHS);
+            let updates = contributions(&schema, seed, count);
+            let mut buffer: Vec<f32> =
+                gaussian(!seed, schema.values()).iter().map(|x| x * 1e-4).collect();
+
+            let mut expected = buffer.clone();
+            for (value, mean) in expected.iter_mut().zip(mean_by_the_book(&schema, rule, &updates)) {
+                *value += mean.unwrap_or(-0.0);
+            }
+            let expected_body = contribution::encode_with_feedback(&schema, MERGED, &mut expected).unwrap();
+
+            let body = merge(&schema, rule, MERGED, &inputs(&updates), &mut buffer).unwrap();
+            prop_assert!(body == expected_body);
+            prop_assert!(buffer.iter().map(|x| x.to_bits()).eq(expected.iter().map(|x| x.to_bits())));
+        }
+
+        #[test]
+        fn a_merge_depends_on_inputs_and_buffer_alone(seed in any::<u64>()) {
+            let schema = rows(&LENGTHS);
+            let updates = contributions(&schema, seed, 4);
+            let (mut one, mut other) = (vec![0.0; schema.values()], vec![0.0; schema.values()]);
+            let first = merge(&schema, MergeRule::MeanOverHits, MERGED, &inputs(&updates), &mut one).unwrap();
+            let renamed: Vec<_> = (100..).zip(&updates).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+            let second = merge(&schema, MergeRule::MeanOverHits, MERGED, &renamed, &mut other).unwrap();
+            prop_assert!(first == second && one == other);
+        }
+
+        #[test]
+        fn what_is_merged_and_not_sent_waits_in_the_buffer(seed in any::<u64>()) {
+            let schema = rows(&LENGTHS);
+            let updates = contributions(&schema, seed, 3);
+            let mut buffer = vec![0.0; schema.values()];
+            let body = merge(&schema, MergeRule::MeanOverHits, Density(16), &inputs(&updates), &mut buffer).unwrap();
+            let sent = dense(&schema, &contribution::decode(&schema, Density(16), &body).unwrap());
+            let means = mean_by_the_book(&schema, MergeRule::MeanOverHits, &updates);
+            for ((mean, sent), left) in means.into_iter().zip(sent).zip(buffer) {
+                prop_assert_eq!(left, mean.unwrap_or(0.0) - sent);
+            }
+        }
+    }
+
+    /// An update of one tensor of 4096 values, with the given entries.
+    fn update(entries: &[(u32, f32)]) -> Sparse {
+        let tensor = SparseTensor {
+            positions: entries.iter().map(|(position, _)| *position).collect(),
+            values: entries.iter().map(|(_, value)| *value).collect(),
+            square_norm: entries.iter().map(|(_, value)| f64::from(*value).powi(2)).sum(),
+        };
+        Sparse { tensors: vec![tensor] }
+    }
+
+    #[test]
+    fn the_mean_is_over_those_who_sent_a_coordinate_or_over_all() {
+        let schema = rows(&[4096]);
+        let updates = [update(&[(1, 3.0), (2, 4.0)]), update(&[(2, 3.0), (3, -4.0)])];
+        let sent = |rule| {
+            let mut buffer = vec![0.0; 4096];
+            merge(&schema, rule, Density(1), &inputs(&updates), &mut buffer).unwrap();
+            buffer
+        };
+        // One value is sent, and leaves the buffer: the largest one, or the lower of two.
+        assert_eq!(sent(MergeRule::MeanOverHits)[1..4], [3.0, 3.5, 0.0]);
+        assert_eq!(sent(MergeRule::MeanOverAll)[1..4], [1.5, 0.0, -2.0]);
+    }
+
+    #[test]
+    fn a_coordinate_that_nobody_sent_keeps_even_the_sign_of_its_zero() {
+        let schema = rows(&[4096]);
+        let mut buffer = vec![-0.0; 4096];
+        merge(
+            &schema,
+            MergeRule::MeanOverHits,
+            Density(1),
+            &inputs(&[update(&[(7, 1.0), (9, 0.0)])]),
+            &mut buffer,
+        )
+        .unwrap();
+        assert!(buffer[8].is_sign_negative() && buffer[10].is_sign_negative());
+        assert!(buffer[7].is_sign_positive() && buffer[9].is_sign_positive());
+    }
+
+    #[test]
+    fn who_is_louder_than_the_median_is_turned_down_to_it() {
+        let of = |norm: f32| update(&[(0, norm)]);
+        let check = |norms: &[f32], expected: &[f32]| {
+            let updates: Vec<Sparse> = norms.iter().map(|norm| of(*norm)).collect();
+            assert_eq!(clip_scales(&updates.iter().collect::<Vec<_>>()), [expected]);
+        };
+        check(&[1.0, 100.0, 2.0], &[1.0, 0.02, 1.0]);
+        // Of an even number the lower median: half of the contributions cannot lift it.
+        check(&[1.0, 100.0, 2.0, 100.0], &[1.0, 0.02, 1.0, 0.02]);
+        check(&[4.0, 1.0], &[0.25, 1.0]);
+        check(&[5.0], &[1.0]);
+        check(&[0.0, 0.0, 3.0], &[1.0, 1.0, 0.0]);
+        check(&[0.0, 2.0, 3.0], &[1.0, 1.0, (2.0f64 / 3.0) as f32]);
+        assert!(clip_scales(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_merged_is_refused_and_leaves_the_buffer_alone() {
+        let schema = rows(&[4096]);
+        let good = update(&[(1, 1.0)]);
+        let buffer = vec![0.5f32; 4096];
+        let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
+            let mut copy = buffer.to_vec();
+            let error = merge(&schema, MergeRule::MeanOverHits, MERGED, inputs, &mut copy).unwrap_err();
+            assert!(copy.iter().map(|x| x.to_bits()).eq(buffer.iter().map(|x| x.to_bits())));
+            error
+        };
+        fn input(uid: u16, update: &Sparse) -> Input<'_> {
+            Input { uid: Uid(uid), update }
+        }
+
+        assert_eq!(refused(&[], &buffer), MergeError::NoInputs);
+        for uid in [2, 3] {
+            let unordered = [input(3, &good), input(uid, &good)];
+            assert_eq!(refused(&unordered, &buffer), MergeError::OutOfOrder { uid: Uid(uid) });
+        }
+        let negative =
+            Sparse { tensors: vec![SparseTensor { square_norm: -1.0, ..good.tensors[0].clone() }] };
+        let uneven = Sparse { tensors: vec![SparseTensor { values: vec![], ..good.tensors[0].clone() }] };
+        for bad in [
+            Sparse { tensors: vec![] },
+            update(&[(4096, 1.0)]),
+            update(&[(2, 1.0), (2, 1.0)]),
+            update(&[(2, f32::NAN)]),
+            negative,
+            uneven,
+        ] {
+            let mixed = [input(1, &good), input(2, &bad)];
+            assert_eq!(refused(&mixed, &buffer), MergeError::WrongShape { uid: Uid(2) });
+        }
+        let wrong = EncodeError::WrongLength { expected: 4096, got: 1 };
+        assert_eq!(refused(&[input(1, &good)], &[0.0]), MergeError::Buffer(wrong));
+        let mut broken = buffer.clone();
+        broken[9] = f32::INFINITY;
+        let wrong = EncodeError::NotFinite { tensor: "row0".into(), position: 9 };
+        assert_eq!(refused(&[input(1, &good)], &broken), MergeError::Buffer(wrong));
+    }
+
+    #[test]
+    fn an_update_moves_only_what_it_names() {
+        let schema = rows(&[4096]);
+        let mut theta = vec![-0.0f32; 4096];
+        theta[5] = 1.0;
+        apply(&schema, &mut theta, &update(&[(5, 0.5), (6, -2.0)]), 0.7);
+        assert_eq!(theta[5].to_bits(), (1.0f32 - 0.7f32 * 0.5).to_bits());
+        assert_eq!(theta[6], 0.7 * 2.0);
+        assert!(theta[4].is_sign_negative());
+    }
+
+    const BASE: Digest = Digest([5; 32]);
+
+    fn sealed(change: impl FnOnce(&mut UpdateHeader), body: &[u8]) -> Vec<u8> {
+        let selected = |uid| Selected { uid: Uid(uid), digest: Digest([uid as u8; 32]) };
+        let mut header = UpdateHeader {
+            codec: CODEC,
+            run: RunId(1),
+            window: Window(2),
+            base: BASE,
+            schema: rows(&[4096]).digest(),
+            density: MERGED,
+            inputs: vec![selected(3), selected(8)],
+        };
+        change(&mut header);
+        seal_update(&header, body)
+    }
+
+    fn read(bytes: &[u8]) -> Result<(UpdateHeader, Sparse), UpdateError> {
+        read_update(bytes, &rows(&[4096]), MERGED, RunId(1), Window(2), BASE)
+    }
+
+    #[test]
+    fn an_update_reads_back_as_it_was_sealed() {
+        let schema = rows(&[4096]);
+        let body = contribution::encode(&schema, MERGED, &gaussian(1, 4096)).unwrap();
+        let bytes = sealed(|_| (), &body);
+        let (header, update) = read(&bytes).unwrap();
+        assert_eq!(seal_update(&header, &body), bytes);
+        assert_eq!(update, contribution::decode(&schema, MERGED, &body).unwrap());
+        assert!(bytes.len() <= largest_update(&schema, MERGED, 2));
+        for length in 0..bytes.len() {
+            assert!(read(&bytes[..length]).is_err());
+        }
+    }
+
+    #[test]
+    fn an_update_of_something_else_is_refused_for_what_differs() {
+        let body = contribution::encode(&rows(&[4096]), MERGED, &gaussian(1, 4096)).unwrap();
+        let refused = |change: fn(&mut UpdateHeader)| read(&sealed(change, &body)).unwrap_err();
+
+        assert_eq!(refused(|header| header.codec = 2), UpdateError::WrongCodec { got: 2 });
+        assert_eq!(refused(|header| header.run = RunId(0)), UpdateError::WrongRun { got: RunId(0) });
+        assert_eq!(refused(|header| header.window = Window(3)), UpdateError::WrongWindow { got: Window(3) });
+        assert_eq!(refused(|header| header.base = Digest([6; 32])), UpdateError::WrongBase);
+        assert_eq!(refused(|header| header.schema = BASE), UpdateError::WrongSchema);
+        assert_eq!(refused(|header| header.density = SENT), UpdateError::WrongDensity { got: SENT });
+        assert_eq!(refused(|header| header.inputs.reverse()), UpdateError::InputsOutOfOrder);
+        assert_eq!(refused(|header| header.inputs.clear()), UpdateError::InputsOutOfOrder);
+        assert_eq!(refused(|header| header.inputs[1] = header.inputs[0]), UpdateError::InputsOutOfOrder);
+
+        let bytes = sealed(|_| (), &body);
+        assert!(matches!(read(&bytes[..bytes.len() - 1]), Err(UpdateError::Undecodable(_))));
+        assert!(matches!(read(&bytes[1..]), Err(UpdateError::Malformed(_))));
+        assert!(matches!(read(b"MTLU"), Err(UpdateError::Malformed(_))));
+        let mut endless = bytes.clone();
+        endless[FIXED_BYTES - 4..FIXED_BYTES].fill(0xff);
+        assert!(matches!(read(&endless), Err(UpdateError::Malformed(_))));
+    }
+}

@@ -245,3 +245,177 @@ fn check_norm(update: &Sparse) -> Result<(), Fault> {
     }
     if total > 0.0 { Ok(()) } else { Err(Fault::AbnormalNorm { rms: 0.0 }) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::contribution::tests::{gaussian, rows};
+    use ed25519_dalek::SigningKey;
+
+    const DENSITY: Density = Density(64);
+
+    fn key() -> SigningKey {
+        SigningKey::from_bytes(&[7; 32])
+    }
+
+    fn schema() -> Schema {
+        rows(&[5000, 3])
+    }
+
+    fn header() -> Header {
+        Header {
+            codec: CODEC,
+            run: RunId(1),
+            window: Window(9),
+            uid: Uid(4),
+            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            base: Digest([5; 32]),
+            schema: schema().digest(),
+            density: DENSITY,
+            trained: 512,
+        }
+    }
+
+    fn body() -> Vec<u8> {
+        contribution::encode(&schema(), DENSITY, &gaussian(1, 5003)).unwrap()
+    }
+
+    fn verify(bytes: &[u8]) -> Result<VerifiedSubmission, Fault> {
+        verify_against(bytes, Digest::of(bytes))
+    }
+
+    fn verify_against(bytes: &[u8], digest: Digest) -> Result<VerifiedSubmission, Fault> {
+        let Header { run, window, uid, hotkey, base, density, .. } = header();
+        let schema = &schema();
+        let sequences_per_seat = 512;
+        let expected =
+            Expected { run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
+        Submission::read(bytes)?.verify(&expected)
+    }
+
+    #[test]
+    fn what_was_sealed_is_verified() {
+        let bytes = seal(&header(), &body(), &key());
+        let verified = verify(&bytes).unwrap();
+        assert_eq!(verified.header, header());
+        assert_eq!(verified.update, contribution::decode(&schema(), DENSITY, &body()).unwrap());
+        assert_eq!(bytes.len(), PREFIX_BYTES + body().len());
+        assert_eq!(Header::max_encoded_len() + MAGIC.len() + SIGNATURE_BYTES, PREFIX_BYTES);
+        assert!(bytes.len() <= largest_bytes(&schema(), DENSITY));
+    }
+
+    #[test]
+    fn a_submission_for_anything_else_is_refused_for_what_differs() {
+        let refused = |change: fn(&mut Header)| {
+            let mut header = header();
+            change(&mut header);
+            verify(&seal(&header, &body(), &key())).unwrap_err()
+        };
+        assert_eq!(refused(|header| header.codec = 2), Fault::WrongCodec { got: 2 });
+        assert_eq!(refused(|header| header.run = RunId(0)), Fault::WrongRun { got: RunId(0) });
+        assert_eq!(refused(|header| header.window = Window(8)), Fault::WrongWindow { got: Window(8) });
+        assert_eq!(refused(|header| header.uid = Uid(5)), Fault::WrongSeat { got: Uid(5) });
+        assert_eq!(refused(|header| header.hotkey = Hotkey([1; 32])), Fault::WrongHotkey);
+        assert_eq!(refused(|header| header.base = Digest([6; 32])), Fault::WrongBase);
+        assert_eq!(refused(|header| header.schema = Digest([6; 32])), Fault::WrongSchema);
+        assert_eq!(refused(|header| header.density = Density(8)), Fault::WrongDensity { got: Density(8) });
+        assert_eq!(refused(|header| header.trained = 0), Fault::WrongTrained { trained: 0, assigned: 512 });
+        assert_eq!(
+            refused(|header| header.trained = 513),
+            Fault::WrongTrained { trained: 513, assigned: 512 }
+        );
+    }
+
+    #[test]
+    fn nobody_can_sign_for_the_seat_or_change_what_it_signed() {
+        let stranger = SigningKey::from_bytes(&[8; 32]);
+        assert_eq!(verify(&seal(&header(), &body(), &stranger)), Err(Fault::BadSignature));
+
+        // The copycat's way: another's body under another's signature, with one's own claim.
+        let bytes = seal(&Header { trained: 100, ..header() }, &body(), &key());
+        let mut claimed = seal(&header(), &body(), &key());
+        claimed[118..182].copy_from_slice(&bytes[118..182]);
+        assert_eq!(verify(&claimed), Err(Fault::BadSignature));
+
+        let mut body = body();
+        let last = body.len() - 1;
+        body[last] ^= 1;
+        let mut changed = seal(&header(), &self::body(), &key());
+        changed.truncate(PREFIX_BYTES);
+        changed.extend(body);
+        assert_eq!(verify(&changed), Err(Fault::BadSignature));
+    }
+
+    #[test]
+    fn only_the_committed_bytes_count_and_any_flipped_bit_is_seen() {
+        let bytes = seal(&header(), &body(), &key());
+        let committed = Digest::of(&bytes);
+        for at in 0..bytes.len() {
+            let mut flipped = bytes.clone();
+            flipped[at] ^= 1 << (at % 8);
+            assert!(verify_against(&flipped, committed).is_err());
+            // Nor does it help to commit to the flipped bytes.
+            assert!(verify(&flipped).is_err());
+        }
+        assert_eq!(verify_against(&bytes, Digest::default()), Err(Fault::WrongDigest));
+    }
+
+    #[test]
+    fn bytes_that_are_no_submission_are_refused() {
+        let bytes = seal(&header(), &body(), &key());
+        for length in 0..PREFIX_BYTES {
+            assert!(matches!(verify(&bytes[..length]), Err(Fault::Malformed(_))));
+        }
+        assert!(matches!(verify(&[&b"GIF8"[..], &bytes[4..]].concat()), Err(Fault::Malformed(_))));
+
+        let broken = seal(&header(), &body()[..100], &key());
+        assert!(matches!(verify(&broken), Err(Fault::Undecodable(DecodeError::WrongLength { .. }))));
+
+        let largest = largest_bytes(&schema(), DENSITY);
+        let long = seal(&header(), &vec![0; largest], &key());
+        let bytes = long.len() as u64;
+        assert_eq!(verify(&long), Err(Fault::TooLarge { bytes, largest: largest as u64 }));
+    }
+
+    #[test]
+    fn nothing_at_all_and_far_too_much_are_abnormal() {
+        let sealed = |values: &[f32]| {
+            let body = contribution::encode(&schema(), DENSITY, values).unwrap();
+            verify(&seal(&header(), &body, &key()))
+        };
+        assert_eq!(sealed(&[0.0; 5003]), Err(Fault::AbnormalNorm { rms: 0.0 }));
+        assert_eq!(sealed(&[1e-20; 5003]), Err(Fault::AbnormalNorm { rms: 0.0 }));
+        assert_eq!(sealed(&[f32::MAX; 5003]), Err(Fault::AbnormalNorm { rms: 15.0 }));
+
+        // One tensor is enough, however small it is beside the others.
+        let mut values = [0.001; 5003];
+        assert!(sealed(&values).is_ok());
+        values[5000..].fill(9.0);
+        assert_eq!(sealed(&values), Err(Fault::AbnormalNorm { rms: 9.0 }));
+    }
+
+    #[test]
+    fn every_fault_has_a_name_of_its_own() {
+        let faults = [
+            Fault::Missing,
+            Fault::Late,
+            Fault::TooLarge { bytes: 2, largest: 1 },
+            Fault::WrongDigest,
+            Fault::Malformed("why"),
+            Fault::WrongCodec { got: 2 },
+            Fault::WrongRun { got: RunId(2) },
+            Fault::WrongWindow { got: Window(2) },
+            Fault::WrongSeat { got: Uid(2) },
+            Fault::WrongHotkey,
+            Fault::WrongBase,
+            Fault::WrongSchema,
+            Fault::WrongDensity { got: DENSITY },
+            Fault::WrongTrained { trained: 2, assigned: 1 },
+            Fault::BadSignature,
+            Fault::Undecodable(DecodeError::BadDensity(0)),
+            Fault::AbnormalNorm { rms: 9.0 },
+        ];
+        let labels: std::collections::BTreeSet<_> = faults.iter().map(Fault::label).collect();
+        assert_eq!(labels.len(), faults.len());
+    }
+}
