@@ -1,0 +1,145 @@
+//! What the work was worth: evidence and standings in, verdict out (PROT-22 to PROT-26, PROT-28).
+//!
+//! No clock, network, device, log or randomness, and no `Result`: whatever the evidence holds, there is a verdict. So a
+//! window can be judged again from what was saved of it, by anyone, to the last bit ([`judge`] is all there is to call).
+//!
+//! Three questions are asked of a contribution, each in a file of its own:
+//!
+//! - [`score`]: does it lower the loss, more so on the data that was its own, and does it harm?
+//! - [`rating`]: how does it compare with the others of the window, and with what the seat did before?
+//! - [`weights`]: what share of the pay does that come to?
+//!
+//! [`standing`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
+//! [`report`] says of every seat why it got what it got.
+
+pub mod evidence;
+pub mod rating;
+pub mod report;
+pub mod schedule;
+pub mod score;
+pub mod standing;
+pub mod weights;
+
+mod exact;
+#[cfg(test)]
+mod tests;
+
+pub use evidence::{Evidence, LossPair, Measured, Observed};
+pub use rating::Rating;
+pub use report::{OwnData, PenaltyReport, SeatReport};
+pub use schedule::whom_to_evaluate;
+pub use standing::{Penalty, PenaltyReason, Standing, Standings};
+pub use weights::weights;
+
+use protocol::{RunParams, SeatId, Uid, Window};
+use score::Gains;
+use std::collections::BTreeMap;
+
+/// How one window was judged.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct Verdict {
+    /// What to remember; replaces the standings that were judged with.
+    pub standings: Standings,
+    /// One for every seat of the evidence, in seat order.
+    pub reports: Vec<SeatReport>,
+    /// What to post, ready for the chain: proportional to the scores of the last epoch's worth of windows (PROT-26).
+    pub weights: Vec<(Uid, u16)>,
+}
+
+/// Judges one window.
+///
+/// `evidence` holds every miner's seat that was active in `window`, also those that committed nothing: who is not in it
+/// counts as absent. The order does not matter. A void window is not judged: nobody is to lose by it (PROT-19).
+/// To judge a window twice, judge it with the standings of before: `standings.judged` tells which window was the last.
+pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence: &[Evidence]) -> Verdict {
+    let observed = by_seat(evidence);
+    let gains: BTreeMap<SeatId, Gains> = observed
+        .iter()
+        .filter_map(|(seat, observed)| Some((*seat, score::gains(observed.measured()?)?)))
+        .collect();
+    let before = standings.opened_for(window, observed.keys().copied());
+    let mut after = before.clone();
+
+    // The match: who helped more on the common sequences, faults behind everyone (PROT-23).
+    after.grow_uncertainty(window);
+    let ranks = ranks(&observed, &gains);
+    let players: Vec<(Rating, u32)> =
+        ranks.iter().map(|(seat, rank)| (after.seats[seat].rating, *rank)).collect();
+    for (seat, rating) in ranks.keys().zip(rating::play(&players)) {
+        after.seat_mut(*seat).rating = rating;
+    }
+
+    // The own-data test, on the scale of this window (PROT-24), and the harm penalty (PROT-25).
+    let scale = score::gap_scale(gains.values());
+    let mut outcomes = BTreeMap::new();
+    for (seat, gains) in &gains {
+        let remembered = after.seat_mut(*seat);
+        if let Some(gap) = gains.gap() {
+            let outcome = score::outcome(&gap, scale);
+            remembered.mark = score::moved_mark(remembered.mark, outcome);
+            outcomes.insert(*seat, OwnData { gap: gap.mean, error: gap.error, scale, outcome });
+        }
+        remembered.recover();
+        if gains.harms() {
+            remembered.penalties.push(Penalty::new(PenaltyReason::Harm, window));
+        }
+        remembered.evaluations = remembered.evaluations.saturating_add(1);
+        remembered.last_evaluated = Some(window);
+    }
+
+    // The score (PROT-25), and what the last windows' scores come to (PROT-26). Who is not named was not there.
+    for (seat, remembered) in &mut after.seats {
+        let observed = observed.get(seat).copied().unwrap_or(&Observed::Absent);
+        if let Observed::Faulty { .. } = observed {
+            remembered.faults = remembered.faults.saturating_add(1);
+        }
+        remembered.share = observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share);
+        let score = remembered.score();
+        weights::remember(&mut remembered.recent, score, params.epoch_windows);
+    }
+    after.judged = Some(window);
+    let weights = weights(&after);
+
+    let reports = observed
+        .iter()
+        .map(|(seat, observed)| {
+            let facts = report::Facts {
+                observed,
+                gains: gains.get(seat),
+                own_data: outcomes.get(seat).copied(),
+                rank: ranks.get(seat).copied(),
+                weight: weights.iter().find(|(uid, _)| *uid == seat.uid).map_or(0, |(_, weight)| *weight),
+            };
+            report::of(*seat, facts, &before.seats[seat], &after.seats[seat])
+        })
+        .collect();
+    Verdict { standings: after, reports, weights }
+}
+
+/// In seat order. A uid has one holder: were two named, the later registration counts.
+fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
+    let mut by_uid = BTreeMap::<Uid, &Evidence>::new();
+    for evidence in evidence {
+        let holder = by_uid.entry(evidence.seat.uid).or_insert(evidence);
+        if evidence.seat.registered_at > holder.seat.registered_at {
+            *holder = evidence;
+        }
+    }
+    by_uid.into_values().map(|evidence| (evidence.seat, &evidence.observed)).collect()
+}
+
+/// Places in the window's match, from 1: by common gain, equal gains sharing a place; all faults share the last one.
+/// Who was not measured takes no part.
+fn ranks(observed: &BTreeMap<SeatId, &Observed>, gains: &BTreeMap<SeatId, Gains>) -> BTreeMap<SeatId, u32> {
+    let better = |gain: f64| gains.values().filter(|other| other.common.mean > gain).count();
+    let place = |(seat, observed): (&SeatId, &&Observed)| {
+        let ahead = match (gains.get(seat), observed) {
+            (Some(gains), _) => better(gains.common.mean),
+            (None, Observed::Faulty { .. }) => gains.len(),
+            (None, _) => return None,
+        };
+        // Seats are counted in u16: this fits.
+        Some((*seat, u32::try_from(ahead).unwrap_or(u32::MAX - 1) + 1))
+    };
+    observed.iter().filter_map(place).collect()
+}

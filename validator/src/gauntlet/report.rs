@@ -1,0 +1,121 @@
+//! Why every seat got what it got: what a receipt says (PROT-27), and what a miner who asks is told.
+
+use super::{
+    evidence::Observed,
+    rating::Rating,
+    score::Gains,
+    standing::{PenaltyReason, Standing},
+};
+use protocol::{SeatId, Window};
+use serde::Serialize;
+
+/// One seat's window. Numbers here are for reading; the exact ones are in the standing.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SeatReport {
+    pub seat: SeatId,
+    pub observed: Seen,
+    /// Relative gain on the seat's own sequences (PROT-22).
+    pub own_gain: Option<f64>,
+    /// Relative gain on the common sequences: the match is ranked by it.
+    pub common_gain: Option<f64>,
+    /// Mean of `d` on the common sequences counts as harm below zero by three of these, relative like the gain.
+    pub common_error: Option<f64>,
+    /// `None` where there was too little to test.
+    pub own_data: Option<OwnData>,
+    /// Place in the window's match, from 1; `None` for who took no part.
+    pub rank: Option<u32>,
+    /// Before this window's doubt was added.
+    pub rating_before: Rating,
+    pub rating_after: Rating,
+    pub ordinal: f64,
+    pub mark_before: f64,
+    pub mark_after: f64,
+    /// `t/n`.
+    pub trained_share: f64,
+    /// All that weigh on this window's score.
+    pub penalties: Vec<PenaltyReport>,
+    /// This window's score (PROT-25).
+    pub score: f64,
+    /// The weight to post: from the scores of an epoch's worth of windows.
+    pub weight: u16,
+}
+
+/// How the evidence saw the seat.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Seen {
+    Absent,
+    Unobserved,
+    Faulty {
+        reason: String,
+    },
+    /// It counts, but its turn to be measured did not come.
+    Waiting,
+    Evaluated,
+}
+
+/// The own-data test of one window (PROT-24).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct OwnData {
+    /// Relative gain on own data less that on common data.
+    pub gap: f64,
+    /// Its paired standard error.
+    pub error: f64,
+    /// What counted as one whole gap in this window.
+    pub scale: f64,
+    /// From −1 to 1.
+    pub outcome: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct PenaltyReport {
+    pub reason: PenaltyReason,
+    pub since: Window,
+    pub factor: f64,
+    pub evaluations_remaining: u32,
+}
+
+/// What a window showed of a seat.
+pub(super) struct Facts<'a> {
+    pub observed: &'a Observed,
+    pub gains: Option<&'a Gains>,
+    pub own_data: Option<OwnData>,
+    pub rank: Option<u32>,
+    pub weight: u16,
+}
+
+pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Standing) -> SeatReport {
+    SeatReport {
+        seat,
+        observed: match facts.observed {
+            Observed::Absent => Seen::Absent,
+            Observed::Unobserved => Seen::Unobserved,
+            Observed::Faulty { reason } => Seen::Faulty { reason: reason.clone() },
+            Observed::Valid { .. } if facts.gains.is_some() => Seen::Evaluated,
+            Observed::Valid { .. } => Seen::Waiting,
+        },
+        own_gain: facts.gains.and_then(|gains| gains.own).map(|gain| gain.mean),
+        common_gain: facts.gains.map(|gains| gains.common.mean),
+        common_error: facts.gains.and_then(|gains| gains.common.error),
+        own_data: facts.own_data,
+        rank: facts.rank,
+        rating_before: before.rating,
+        rating_after: after.rating,
+        ordinal: after.rating.ordinal(),
+        mark_before: before.mark,
+        mark_after: after.mark,
+        trained_share: after.share,
+        penalties: after
+            .penalties
+            .iter()
+            .map(|penalty| PenaltyReport {
+                reason: penalty.reason,
+                since: penalty.since,
+                factor: penalty.factor(),
+                evaluations_remaining: penalty.remaining,
+            })
+            .collect(),
+        score: after.recent.last().copied().unwrap_or(0.0),
+        weight: facts.weight,
+    }
+}

@@ -1,0 +1,169 @@
+//! Whom to measure, where time does not suffice for everyone (PROT-28).
+
+use super::standing::{Standing, Standings};
+use protocol::{Digest, SeatId, Window};
+
+/// At most `budget` of `candidates`, in the order in which to measure them.
+///
+/// First whoever must be measured now for nobody to wait longer than `wait_max` windows, longest wait first; then a seeded
+/// draw, weighted by windows waited, so that no seat knows whether its turn has come. The bound on the wait holds
+/// whenever it can: while there are at most `budget · wait_max` seats. Whoever is not reached, in the list or in time, has
+/// waited longer by the next window: it rolls over by itself. The order of the candidates does not matter.
+///
+/// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]).
+pub fn whom_to_evaluate(
+    seed: &Digest,
+    window: Window,
+    candidates: &[SeatId],
+    standings: &Standings,
+    budget: usize,
+    wait_max: u32,
+) -> Vec<SeatId> {
+    let waited = |seat: &SeatId| standings.seats.get(seat).map_or(0, |known: &Standing| known.waited(window));
+    let mut waiting: Vec<(SeatId, u32)> = candidates.iter().map(|seat| (*seat, waited(seat))).collect();
+    waiting.sort_unstable();
+    waiting.dedup();
+    waiting.sort_by_cached_key(|(seat, waited)| (core::cmp::Reverse(*waited), lot(seed, *seat)));
+
+    // In `r` windows, this one included, at most `r·budget` seats can be measured. So of those due within `r` windows,
+    // as many as do not fit into the next `r − 1` must be measured now.
+    let forced = waiting
+        .iter()
+        .enumerate()
+        .map(|(before, (_, waited))| {
+            let later = usize::try_from(wait_max.saturating_sub(*waited)).unwrap_or(usize::MAX);
+            (before + 1).saturating_sub(later.saturating_mul(budget))
+        })
+        .max()
+        .unwrap_or(0)
+        .min(budget);
+    let mut left = waiting.split_off(forced.min(waiting.len()));
+    let mut chosen = waiting;
+
+    left.sort_unstable();
+    let mut draw = 0u64;
+    while chosen.len() < budget && !left.is_empty() {
+        let place = drawn(seed, draw, &left);
+        chosen.push(left.remove(place));
+        draw += 1;
+    }
+    chosen.into_iter().map(|(seat, _)| seat).collect()
+}
+
+/// An index into `waiting`, which is not empty, drawn by windows waited and one more.
+fn drawn(seed: &Digest, draw: u64, waiting: &[(SeatId, u32)]) -> usize {
+    let tickets = |waited: u32| u64::from(waited) + 1;
+    let total: u64 = waiting.iter().map(|(_, waited)| tickets(*waited)).sum();
+    let mut ticket =
+        first_u64(&Digest::of_parts(&[&seed.0, b"evaluate/draw", &draw.to_le_bytes()])) % total.max(1);
+    for (place, (_, waited)) in waiting.iter().enumerate() {
+        match ticket.checked_sub(tickets(*waited)) {
+            Some(rest) => ticket = rest,
+            None => return place,
+        }
+    }
+    waiting.len() - 1
+}
+
+fn lot(seed: &Digest, seat: SeatId) -> Digest {
+    Digest::of_parts(&[
+        &seed.0,
+        b"evaluate/lot",
+        &seat.uid.0.to_le_bytes(),
+        &seat.registered_at.0.to_le_bytes(),
+    ])
+}
+
+fn first_u64(digest: &Digest) -> u64 {
+    digest.0.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gauntlet::{Evidence, LossPair, Measured, Observed, judge};
+    use proptest::prelude::*;
+    use protocol::{Block, RunParams, Uid};
+    use std::collections::BTreeSet;
+
+    fn seats(count: u16) -> Vec<SeatId> {
+        (0..count).map(|uid| SeatId { uid: Uid(uid), registered_at: Block(1) }).collect()
+    }
+
+    fn seed(window: u32) -> Digest {
+        Digest::of(&window.to_le_bytes())
+    }
+
+    /// Judges a window in which `chosen` were measured and the rest of `all` was not.
+    fn after(standings: &Standings, window: u32, all: &[SeatId], chosen: &[SeatId]) -> Standings {
+        let pairs = vec![LossPair::new(0, 3.0, 2.9), LossPair::new(1, 3.0, 2.8)];
+        let evidence: Vec<_> = all
+            .iter()
+            .map(|seat| {
+                let measured =
+                    chosen.contains(seat).then(|| Measured { own: pairs.clone(), common: pairs.clone() });
+                Evidence { seat: *seat, observed: Observed::Valid { trained: 512, measured } }
+            })
+            .collect();
+        judge(&RunParams::default(), standings, Window(window), &evidence).standings
+    }
+
+    #[test]
+    fn with_time_enough_everyone_is_measured() {
+        let all = seats(5);
+        let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &Standings::default(), 9, 4);
+        assert_eq!(chosen.iter().copied().collect::<BTreeSet<_>>(), all.iter().copied().collect());
+        assert_eq!(chosen.len(), 5);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &all, &Standings::default(), 0, 4), []);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &[], &Standings::default(), 4, 4), []);
+    }
+
+    #[test]
+    fn whoever_waited_longest_is_never_left_behind() {
+        let all = seats(3);
+        let mut standings = after(&Standings::default(), 0, &all, &all);
+        for window in 1..4 {
+            standings = after(&standings, window, &all, &all[1..]);
+        }
+        for number in 0..20 {
+            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &standings, 1, 4);
+            assert_eq!(chosen, [all[0]]);
+        }
+    }
+
+    #[test]
+    fn nobody_can_know_whose_turn_it_is() {
+        let all = seats(6);
+        let firsts: BTreeSet<_> = (0..80)
+            .map(|number| whom_to_evaluate(&seed(number), Window(0), &all, &Standings::default(), 1, 50)[0])
+            .collect();
+        assert_eq!(firsts.len(), 6);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(40))]
+
+        #[test]
+        fn nobody_waits_longer_than_the_rule_allows(budget in 1usize..4, wait_max in 1u32..6, spare in 0usize..3) {
+            let count = (budget * wait_max as usize).saturating_sub(spare).max(1);
+            let all = seats(count as u16);
+            let mut standings = Standings::default();
+            for window in 0..30 {
+                let chosen = whom_to_evaluate(&seed(window), Window(window), &all, &standings, budget, wait_max);
+                prop_assert!(chosen.len() <= budget);
+                standings = after(&standings, window, &all, &chosen);
+                let longest = standings.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
+                // A seat first seen in window 0 has waited for `window + 1`.
+                prop_assert!(longest <= wait_max, "{longest} windows at {window}");
+            }
+        }
+
+        #[test]
+        fn the_order_of_the_candidates_does_not_matter(count in 0u16..9, budget in 0usize..9, number in any::<u32>()) {
+            let mut all = seats(count);
+            let chosen = whom_to_evaluate(&seed(number), Window(1), &all, &Standings::default(), budget, 3);
+            all.reverse();
+            prop_assert_eq!(whom_to_evaluate(&seed(number), Window(1), &all, &Standings::default(), budget, 3), chosen);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What a contribution does to the loss, and what that says about where it comes from (PROT-22, PROT-24, PROT-25).
+//!
+//! Own work shows most on one's own sequences: the contribution has seen them. A copied gradient helps everywhere alike.
+//! The difference of the two gains, the *gap*, is therefore the sign of own work, and its size says how much of it.
+
+use super::evidence::{LossPair, Measured};
+
+/// `m` moves by this part of each outcome: about twenty evaluations of memory (PROT-24).
+const MARK_RATE: f64 = 0.05;
+/// Harm is what lies below zero by so many standard errors (PROT-25).
+const HARM_ERRORS: f64 = 3.0;
+/// A window whose usual gap is smaller than so many standard errors is graded on its noise instead: there, nobody's gap
+/// says much.
+const SCALE_ERRORS: f64 = 3.0;
+
+/// What a contribution does on both kinds of sequences.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gains {
+    /// `None` where no sequence of its own could be measured.
+    pub own: Option<Gain>,
+    pub common: Gain,
+}
+
+/// A relative gain, or a difference of two: the part of the loss taken away, so that a late window with a low loss counts
+/// like an early one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gain {
+    pub mean: f64,
+    /// Its standard error, each sequence being paired with itself before and after; `None` for a single sequence.
+    pub error: Option<f64>,
+}
+
+/// How much more a contribution does on its own data.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gap {
+    pub mean: f64,
+    pub error: f64,
+}
+
+/// `None` where there are no common sequences to compare anyone on.
+pub fn gains(measured: &Measured) -> Option<Gains> {
+    Some(Gains { own: gain(&measured.own), common: gain(&measured.common)? })
+}
+
+impl Gains {
+    /// `None` where one of the two kinds has less than two sequences: then no error is known, and nothing is concluded.
+    pub fn gap(&self) -> Option<Gap> {
+        let own = self.own?;
+        let (own_error, common_error) = (own.error?, self.common.error?);
+        Some(Gap {
+            mean: own.mean - self.common.mean,
+            error: libm::sqrt(own_error * own_error + common_error * common_error),
+        })
+    }
+
+    /// Whether it makes the model worse beyond doubt.
+    pub fn harms(&self) -> bool {
+        self.common.error.is_some_and(|error| self.common.mean < -HARM_ERRORS * error)
+    }
+}
+
+/// Mean difference over mean baseline, and the error of that quotient: the scatter of `d_i − gain·baseline_i`.
+fn gain(pairs: &[LossPair]) -> Option<Gain> {
+    if pairs.is_empty() {
+        return None;
+    }
+    let count = pairs.len() as f64;
+    let baseline = pairs.iter().map(LossPair::baseline).sum::<f64>() / count;
+    let mean = pairs.iter().map(LossPair::difference).sum::<f64>() / count / baseline;
+    let scatter: f64 = pairs
+        .iter()
+        .map(|pair| {
+            let residual = pair.difference() - mean * pair.baseline();
+            residual * residual
+        })
+        .sum();
+    let error = (pairs.len() > 1).then(|| libm::sqrt(scatter / (count * (count - 1.0))) / baseline);
+    Some(Gain { mean, error })
+}
+
+/// What counts as one whole gap in this window: the median of all that were measured, but never less than the noise.
+/// So a window of copies alone is not graded by the largest accident in it. 0 where nothing was measured.
+pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
+    let (mut means, mut errors): (Vec<f64>, Vec<f64>) =
+        gains.filter_map(Gains::gap).map(|gap| (gap.mean, gap.error)).unzip();
+    let noise = SCALE_ERRORS * median(&mut errors);
+    median(&mut means).max(noise)
+}
+
+/// From −1 to 1: the gap on the window's scale, shrunk by its error. A gap of one standard error or less is noise and
+/// counts as nothing, one of three loses a ninth, one of ten a hundredth. Odd in the gap: what noise is left
+/// averages out, and a mark that nothing earned stays at 0.
+pub fn outcome(gap: &Gap, scale: f64) -> f64 {
+    if gap.mean == 0.0 || scale <= 0.0 {
+        return 0.0;
+    }
+    let in_errors = gap.error / gap.mean;
+    let shrink = (1.0 - in_errors * in_errors).max(0.0);
+    (gap.mean / scale).clamp(-1.0, 1.0) * shrink
+}
+
+/// `m ← 0.95·m + 0.05·outcome`.
+pub fn moved_mark(mark: f64, outcome: f64) -> f64 {
+    (1.0 - MARK_RATE) * mark + MARK_RATE * outcome
+}
+
+/// The mean of the two in the middle where there are an even number; 0 of none.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match (values.get(middle.wrapping_sub(1)), values.get(middle)) {
+        (Some(below), Some(above)) if values.len().is_multiple_of(2) => (below + above) / 2.0,
+        (_, Some(above)) => *above,
+        (_, None) => 0.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pairs(differences: &[f64]) -> Vec<LossPair> {
+        differences.iter().enumerate().map(|(i, d)| LossPair::new(i as u64, 4.0, 4.0 - d)).collect()
+    }
+
+    #[track_caller]
+    fn close(one: f64, other: f64) {
+        assert!((one - other).abs() < 1e-12, "{one} is not {other}");
+    }
+
+    #[test]
+    fn a_gain_is_relative_and_knows_its_error() {
+        let gain = gain(&pairs(&[0.2, 0.4, 0.6])).unwrap();
+        close(gain.mean, 0.1);
+        // Standard deviation 0.2, of three: 0.2/√3, over a baseline of 4.
+        close(gain.error.unwrap(), 0.2 / 3f64.sqrt() / 4.0);
+    }
+
+    #[test]
+    fn a_contribution_that_takes_the_same_part_of_every_loss_has_no_error() {
+        let pairs: Vec<_> = [2.0, 3.0, 7.0].iter().map(|loss| LossPair::new(0, *loss, loss * 0.9)).collect();
+        let gain = gain(&pairs).unwrap();
+        close(gain.mean, 0.1);
+        close(gain.error.unwrap(), 0.0);
+    }
+
+    #[test]
+    fn without_sequences_nothing_is_concluded() {
+        assert_eq!(gain(&[]), None);
+        assert_eq!(gain(&pairs(&[0.4])).unwrap().error, None);
+        assert_eq!(gains(&Measured { own: pairs(&[0.1, 0.2]), common: vec![] }), None);
+        let lone = gains(&Measured { own: pairs(&[0.1]), common: pairs(&[0.1, 0.2]) }).unwrap();
+        assert_eq!(lone.gap(), None);
+        let none = gains(&Measured { own: vec![], common: pairs(&[0.1, 0.2]) }).unwrap();
+        assert_eq!(none.gap(), None);
+        assert_eq!(gap_scale([].iter()), 0.0);
+    }
+
+    #[test]
+    fn harm_is_what_lies_three_errors_below_zero() {
+        let harms = |common: &[f64]| gains(&Measured { own: vec![], common: pairs(common) }).unwrap().harms();
+        assert!(harms(&[-0.5, -0.6, -0.55, -0.52]));
+        assert!(!harms(&[-0.5, 0.4, -0.1, -0.2]));
+        assert!(!harms(&[0.5, 0.6]));
+        assert!(harms(&[-0.1, -0.1]));
+        assert!(!harms(&[-0.1]));
+        assert!(!harms(&[0.0, 0.0]));
+    }
+
+    #[test]
+    fn an_outcome_is_graded_bounded_and_odd() {
+        let at = |mean: f64, error: f64| outcome(&Gap { mean, error }, 0.02);
+        close(at(0.02, 0.0), 1.0);
+        close(at(0.002, 0.0), 0.1);
+        close(at(0.5, 0.0), 1.0);
+        close(at(-0.5, 0.0), -1.0);
+        close(at(0.01, 0.02), 0.0);
+        close(at(0.01, 0.01), 0.0);
+        close(at(0.03, 0.01), 8.0 / 9.0);
+        close(at(-0.013, 0.004), -at(0.013, 0.004));
+        close(at(0.0, 0.0), 0.0);
+        close(outcome(&Gap { mean: 1.0, error: 0.0 }, 0.0), 0.0);
+    }
+
+    #[test]
+    fn the_scale_is_the_usual_gap_but_never_below_the_noise() {
+        let seat = |own: f64, error: f64| Gains {
+            own: Some(Gain { mean: own, error: Some(error) }),
+            common: Gain { mean: 0.0, error: Some(0.0) },
+        };
+        close(gap_scale([seat(0.1, 0.01), seat(0.2, 0.01), seat(0.4, 0.01)].iter()), 0.2);
+        close(gap_scale([seat(0.1, 0.01), seat(0.2, 0.01)].iter()), 0.15);
+        close(gap_scale([seat(0.001, 0.01), seat(-0.2, 0.01), seat(0.4, 0.01)].iter()), 0.03);
+        close(gap_scale([seat(-0.1, 0.01)].iter()), 0.03);
+    }
+
+    #[test]
+    fn a_median_is_the_middle() {
+        assert_eq!(median(&mut [3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&mut [4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&mut [7.0]), 7.0);
+        assert_eq!(median(&mut []), 0.0);
+    }
+}

@@ -1,0 +1,181 @@
+//! What is remembered of every seat from one window to the next. Saved after each verdict, so that a restart changes no
+//! rating and forgives no penalty (PROT-25).
+
+use super::{exact, rating::Rating};
+use protocol::{SeatId, Window};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A penalty takes this part of the score at first (PROT-25).
+const HARM_FACTOR: f64 = 0.25;
+/// And is gone after so many further evaluations.
+const RECOVERY_EVALUATIONS: u32 = 10;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Standings {
+    /// The last window that was judged.
+    pub judged: Option<Window>,
+    #[serde(with = "as_list")]
+    pub seats: BTreeMap<SeatId, Standing>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    pub rating: Rating,
+    /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
+    #[serde(with = "exact")]
+    pub mark: f64,
+    /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten.
+    pub penalties: Vec<Penalty>,
+    /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
+    pub first_seen: Window,
+    pub last_evaluated: Option<Window>,
+    pub evaluations: u32,
+    pub faults: u32,
+    /// `t/n` of the last window in which it was known (PROT-6).
+    #[serde(with = "exact")]
+    pub share: f64,
+    /// Scores of the last windows judged, an epoch's worth, oldest first (PROT-26).
+    #[serde(with = "exact::list")]
+    pub recent: Vec<f64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Penalty {
+    pub reason: PenaltyReason,
+    pub since: Window,
+    /// Evaluations until it is gone.
+    pub remaining: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PenaltyReason {
+    /// The contribution made the model significantly worse (PROT-25).
+    Harm,
+}
+
+impl Penalty {
+    pub(super) fn new(reason: PenaltyReason, since: Window) -> Penalty {
+        Penalty { reason, since, remaining: RECOVERY_EVALUATIONS }
+    }
+
+    /// What the score is multiplied by: 0.25 at first, rising evenly to 1.
+    pub fn factor(&self) -> f64 {
+        1.0 - (1.0 - HARM_FACTOR) * f64::from(self.remaining) / f64::from(RECOVERY_EVALUATIONS)
+    }
+}
+
+impl Standing {
+    fn new(first_seen: Window) -> Standing {
+        Standing {
+            rating: Rating::START,
+            mark: 0.0,
+            penalties: Vec::new(),
+            first_seen,
+            last_evaluated: None,
+            evaluations: 0,
+            faults: 0,
+            share: 0.0,
+            recent: Vec::new(),
+        }
+    }
+
+    /// `max(0, ordinal) · max(0, m) · (t/n) · Π penalties` (PROT-25).
+    pub fn score(&self) -> f64 {
+        self.rating.ordinal().max(0.0) * self.mark.max(0.0) * self.share * self.penalty_factor()
+    }
+
+    pub fn penalty_factor(&self) -> f64 {
+        self.penalties.iter().map(Penalty::factor).product()
+    }
+
+    /// Windows since the seat was last evaluated, or first seen.
+    pub fn waited(&self, window: Window) -> u32 {
+        window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
+    }
+
+    /// One more evaluation has passed.
+    pub(super) fn recover(&mut self) {
+        for penalty in &mut self.penalties {
+            penalty.remaining = penalty.remaining.saturating_sub(1);
+        }
+        self.penalties.retain(|penalty| penalty.remaining > 0);
+    }
+}
+
+impl Standings {
+    /// These standings with a place for every one of `seats`. Whoever held one of their uids before is forgotten: a record
+    /// is neither shed by keeping a seat nor inherited with one.
+    pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Standings {
+        let mut opened = self.clone();
+        for seat in seats {
+            opened.seats.retain(|known, _| known.uid != seat.uid || *known == seat);
+            opened.seats.entry(seat).or_insert_with(|| Standing::new(window));
+        }
+        opened
+    }
+
+    /// Ages every rating by the windows since the last verdict: also of seats that nobody watched, and also over windows
+    /// that this validator missed (PROT-23).
+    pub(super) fn grow_uncertainty(&mut self, window: Window) {
+        let windows = self.judged.map_or(1, |judged| window.0.saturating_sub(judged.0));
+        for seat in self.seats.values_mut() {
+            seat.rating = seat.rating.aged(windows);
+        }
+    }
+
+    /// `seat` is one that [`Standings::opened_for`] made a place for.
+    pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Standing {
+        self.seats.get_mut(&seat).expect("the standings were opened for every seat of the evidence")
+    }
+}
+
+/// A map as a list of pairs: JSON knows no keys but text.
+mod as_list {
+    use super::*;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        map: &BTreeMap<SeatId, Standing>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(map)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<SeatId, Standing>, D::Error> {
+        Ok(Vec::<(SeatId, Standing)>::deserialize(deserializer)?.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_penalty_takes_three_quarters_and_is_gone_after_ten_evaluations() {
+        let mut seat = Standing::new(Window(0));
+        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(3)));
+        assert_eq!(seat.penalty_factor(), 0.25);
+        for evaluation in 1..10 {
+            seat.recover();
+            let expected = 0.25 + 0.075 * f64::from(evaluation);
+            assert!((seat.penalty_factor() - expected).abs() < 1e-12);
+        }
+        seat.recover();
+        assert_eq!(seat.penalty_factor(), 1.0);
+        assert!(seat.penalties.is_empty());
+    }
+
+    #[test]
+    fn a_score_needs_a_rating_own_work_and_training() {
+        let rating = Rating { mu: 30.0, sigma: 5.0 };
+        let good = Standing { rating, mark: 0.5, share: 0.5, ..Standing::new(Window(0)) };
+        assert_eq!(good.score(), 3.75);
+        assert_eq!(Standing { mark: -0.5, ..good.clone() }.score(), 0.0);
+        assert_eq!(Standing { share: 0.0, ..good.clone() }.score(), 0.0);
+        assert_eq!(Standing { rating: Rating { mu: 10.0, sigma: 5.0 }, ..good }.score(), 0.0);
+    }
+}

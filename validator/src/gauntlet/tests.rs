@@ -1,0 +1,372 @@
+//! The gauntlet as a whole: who earns what, over windows of made-up losses.
+
+use super::{report::Seen, *};
+use proptest::prelude::*;
+use protocol::{Block, Digest};
+
+/// Sequences of each kind, as by default.
+const K: u64 = 64;
+/// Scatter of one sequence's relative gain. With the gains below, an honest seat's gap is about eight standard errors.
+const SCATTER: f64 = 0.02;
+
+/// How a seat behaves in a simulated window.
+#[derive(Clone, Copy)]
+enum Miner {
+    /// Gains on its own data beyond what it gains elsewhere; `work` is the part of a full window's training.
+    Honest {
+        work: f64,
+    },
+    /// Uploads another's work: it helps everywhere alike.
+    Copycat,
+    Harmful,
+    Faulty,
+    Away,
+    Unlucky,
+}
+
+fn seat(uid: usize) -> SeatId {
+    SeatId { uid: Uid(uid as u16), registered_at: Block(7) }
+}
+
+fn params() -> RunParams {
+    RunParams { sequences_per_seat: 100, epoch_windows: 1, ..RunParams::default() }
+}
+
+/// A number from −√3 to √3 with a variance of 1, from names alone.
+fn noise(names: &[u64]) -> f64 {
+    let bytes: Vec<u8> = names.iter().flat_map(|name| name.to_le_bytes()).collect();
+    let digest = Digest::of(&bytes).0;
+    let drawn = u64::from_le_bytes(digest[..8].try_into().unwrap()) as f64 / u64::MAX as f64;
+    (drawn * 2.0 - 1.0) * 3f64.sqrt()
+}
+
+fn losses(names: [u64; 3], gain: f64) -> Vec<LossPair> {
+    (0..K)
+        .map(|sequence| {
+            let [run, window, kind] = names;
+            let before = 3.0 + 0.3 * noise(&[run, window, kind, sequence]);
+            let scattered = gain + SCATTER * noise(&[run, window, kind, sequence, 1]);
+            LossPair::new(sequence, before, before * (1.0 - scattered))
+        })
+        .collect()
+}
+
+fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
+    let names = |kind: u64| [run, window.into(), kind * 1000 + uid as u64];
+    let valid = |trained: u32, own: f64, common: f64| Observed::Valid {
+        trained,
+        measured: Some(Measured { own: losses(names(1), own), common: losses(names(2), common) }),
+    };
+    let observed = match miner {
+        Miner::Honest { work } => valid(100, 0.008 + 0.03 * work, 0.008),
+        Miner::Copycat => valid(100, 0.008, 0.008),
+        Miner::Harmful => valid(100, -0.05, -0.05),
+        Miner::Faulty => Observed::Faulty { reason: "the digest is another".into() },
+        Miner::Away => Observed::Absent,
+        Miner::Unlucky => Observed::Unobserved,
+    };
+    Evidence { seat: seat(uid), observed }
+}
+
+/// Judges `windows` windows of the same miners, and returns the last verdict and what each seat's weights add up to.
+fn simulate(run: u64, windows: u32, miners: &[Miner]) -> (Verdict, Vec<f64>) {
+    let mut paid = vec![0.0; miners.len()];
+    let mut verdict = Verdict { standings: Standings::default(), reports: vec![], weights: vec![] };
+    for window in 0..windows {
+        verdict = next(run, &verdict.standings, window, miners);
+        let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        for (uid, weight) in &verdict.weights {
+            paid[usize::from(uid.0)] += f64::from(*weight) / total;
+        }
+    }
+    (verdict, paid)
+}
+
+fn next(run: u64, standings: &Standings, window: u32, miners: &[Miner]) -> Verdict {
+    let evidence: Vec<_> =
+        miners.iter().enumerate().map(|(uid, miner)| evidence(run, window, uid, *miner)).collect();
+    judge(&params(), standings, Window(window), &evidence)
+}
+
+const HONEST: Miner = Miner::Honest { work: 1.0 };
+
+#[test]
+fn honest_seats_share_the_pay_about_evenly_in_the_long_run() {
+    let (verdict, paid) = simulate(1, 200, &[HONEST; 4]);
+    assert_eq!(verdict.weights.len(), 4);
+    assert!(paid.iter().all(|paid| (25.0..=80.0).contains(paid)), "{paid:?}");
+    assert!(verdict.standings.seats.values().all(|seat| seat.mark > 0.7), "{:?}", verdict.standings);
+}
+
+#[test]
+fn a_copied_gradient_earns_next_to_nothing() {
+    for run in 0..10 {
+        let (_, paid) = simulate(run, 60, &[HONEST, HONEST, HONEST, Miner::Copycat]);
+        let honest = paid[..3].iter().sum::<f64>() / 3.0;
+        assert!(paid[3] < honest / 20.0, "replay with run {run}: {paid:?}");
+    }
+}
+
+/// Once the ratings have settled: at first a copy may rank above the one honest seat, by luck.
+#[test]
+fn copies_do_not_pay_where_they_are_the_majority_either() {
+    for run in 0..5 {
+        let miners = [HONEST, Miner::Copycat, Miner::Copycat, Miner::Copycat];
+        let (_, early) = simulate(run, 60, &miners);
+        let (_, whole) = simulate(run, 260, &miners);
+        let paid: Vec<f64> = whole.iter().zip(&early).map(|(whole, early)| whole - early).collect();
+        assert!(paid[1..].iter().all(|copy| *copy < paid[0] / 20.0), "replay with run {run}: {paid:?}");
+    }
+}
+
+#[test]
+fn half_of_the_work_earns_about_half_of_the_mark() {
+    let (verdict, _) = simulate(3, 120, &[HONEST, HONEST, Miner::Honest { work: 0.5 }, HONEST, HONEST]);
+    let half = verdict.standings.seats[&seat(2)].mark;
+    let full = verdict.standings.seats[&seat(0)].mark;
+    assert!((0.35..=0.6).contains(&(half / full)), "{half} of {full}");
+}
+
+#[test]
+fn one_harmful_window_costs_three_quarters_and_wears_off() {
+    let (before, _) = simulate(4, 40, &[HONEST; 4]);
+    let mut miners = [HONEST; 4];
+    miners[1] = Miner::Harmful;
+    let harmed = next(4, &before.standings, 40, &miners);
+    let report = &harmed.reports[1];
+    assert_eq!(report.rank, Some(4));
+    assert_eq!(report.penalties.len(), 1);
+    assert_eq!(report.penalties[0].reason, PenaltyReason::Harm);
+    assert_eq!(report.penalties[0].since, Window(40));
+    assert_eq!(report.penalties[0].factor, 0.25);
+    let remembered = &harmed.standings.seats[&seat(1)];
+    let unpunished = remembered.rating.ordinal() * remembered.mark * remembered.share;
+    assert!((report.score - unpunished * 0.25).abs() < 1e-12);
+
+    let mut verdict = harmed;
+    for window in 41..51 {
+        assert_eq!(verdict.reports[1].penalties.len(), 1);
+        verdict = next(4, &verdict.standings, window, &[HONEST; 4]);
+    }
+    assert!(verdict.reports[1].penalties.is_empty());
+}
+
+#[test]
+fn a_fault_comes_last_and_is_unpaid_for_its_window() {
+    let (before, _) = simulate(5, 20, &[HONEST; 4]);
+    let faulty = next(5, &before.standings, 20, &[HONEST, HONEST, Miner::Faulty, Miner::Faulty]);
+    let report = &faulty.reports[2];
+    assert_eq!(report.observed, Seen::Faulty { reason: "the digest is another".into() });
+    // Two were measured; the two faults share the place behind them.
+    assert_eq!((report.rank, faulty.reports[3].rank), (Some(3), Some(3)));
+    assert!(report.rating_after.mu < report.rating_before.mu);
+    assert_eq!((report.score, report.weight), (0.0, 0));
+    assert_eq!(report.mark_after, report.mark_before);
+    assert_eq!(faulty.standings.seats[&seat(2)].faults, 1);
+    assert_eq!(faulty.weights.len(), 2);
+}
+
+#[test]
+fn who_commits_nothing_is_unrated_and_unpaid_but_keeps_its_record() {
+    let (before, _) = simulate(6, 20, &[HONEST; 4]);
+    let away = next(6, &before.standings, 20, &[HONEST, HONEST, HONEST, Miner::Away]);
+    let report = &away.reports[3];
+    assert_eq!(report.rank, None);
+    assert_eq!(report.rating_after, report.rating_before.aged(1));
+    assert_eq!((report.mark_after, report.weight), (report.mark_before, 0));
+    assert_eq!(away.standings.seats[&seat(3)].faults, 0);
+}
+
+#[test]
+fn what_nobody_could_observe_costs_nothing() {
+    let (before, _) = simulate(7, 20, &[HONEST; 4]);
+    let unlucky = next(7, &before.standings, 20, &[HONEST, HONEST, HONEST, Miner::Unlucky]);
+    let report = &unlucky.reports[3];
+    assert_eq!(report.observed, Seen::Unobserved);
+    assert_eq!(report.trained_share, 1.0);
+    // But for a window's growth of doubt.
+    assert!(report.score > 0.97 * before.reports[3].score && report.score < before.reports[3].score);
+    assert!(report.weight > 0);
+}
+
+#[test]
+fn a_seat_is_paid_for_the_part_it_trained() {
+    let (before, _) = simulate(8, 20, &[HONEST; 2]);
+    let trained = |trained| Evidence { seat: seat(0), observed: Observed::Valid { trained, measured: None } };
+    let score = |count| judge(&params(), &before.standings, Window(20), &[trained(count)]).reports[0].score;
+    assert!((score(10) * 10.0 - score(100)).abs() < 1e-9);
+    assert_eq!(score(0), 0.0);
+}
+
+#[test]
+fn weights_cover_an_epoch_of_windows_so_an_absence_costs_its_part_of_it() {
+    let params = RunParams { epoch_windows: 10, ..params() };
+    let (mut verdict, _) = simulate(9, 30, &[HONEST; 2]);
+    let mut alone = 0.0;
+    for window in 30..40 {
+        let miners = if window == 35 { [HONEST, Miner::Away] } else { [HONEST, HONEST] };
+        let evidence: Vec<_> =
+            miners.iter().enumerate().map(|(uid, miner)| evidence(9, window, uid, *miner)).collect();
+        verdict = judge(&params, &verdict.standings, Window(window), &evidence);
+        alone += verdict.reports[1].score;
+    }
+    let recent = &verdict.standings.seats[&seat(1)].recent;
+    assert_eq!((recent.len(), recent[5]), (10, 0.0));
+    assert!((recent.iter().sum::<f64>() - alone).abs() < 1e-9);
+}
+
+#[test]
+fn a_broken_model_is_the_worst_of_the_window_and_poisons_no_number() {
+    let broken = Observed::Valid {
+        trained: 100,
+        measured: Some(Measured {
+            own: vec![LossPair { sequence: 1, before: 3.0, after: f64::NAN }; 4],
+            common: vec![LossPair { sequence: 2, before: 3.0, after: f64::INFINITY }; 4],
+        }),
+    };
+    let mut all: Vec<_> = (0..3).map(|uid| evidence(10, 0, uid, HONEST)).collect();
+    all.push(Evidence { seat: seat(3), observed: broken });
+    let verdict = judge(&params(), &Standings::default(), Window(0), &all);
+    assert_eq!(verdict.reports[3].rank, Some(4));
+    assert_eq!(verdict.reports[3].penalties.len(), 1);
+    assert!(verdict.weights.iter().all(|(uid, _)| *uid != Uid(3)));
+    assert!(verdict.standings.seats.values().all(|seat| seat.rating.mu.is_finite() && seat.mark.is_finite()));
+}
+
+#[test]
+fn a_new_holder_of_a_seat_inherits_nothing() {
+    let (before, _) = simulate(11, 20, &[HONEST; 2]);
+    let newcomer = SeatId { registered_at: Block(900), ..seat(0) };
+    let evidence = [
+        Evidence { seat: newcomer, observed: Observed::Absent },
+        // The old holder is named too, by mistake: the later registration counts.
+        Evidence { seat: seat(0), observed: Observed::Absent },
+        evidence(11, 20, 1, HONEST),
+    ];
+    let verdict = judge(&params(), &before.standings, Window(20), &evidence);
+    assert_eq!(verdict.reports.len(), 2);
+    assert_eq!(verdict.reports[0].seat, newcomer);
+    assert_eq!(verdict.standings.seats[&newcomer].mark, 0.0);
+    assert!(!verdict.standings.seats.contains_key(&seat(0)));
+    assert!(verdict.standings.seats.contains_key(&seat(1)));
+}
+
+#[test]
+fn windows_that_nobody_judged_add_their_doubt() {
+    let (before, _) = simulate(12, 5, &[HONEST; 2]);
+    let verdict = next(12, &before.standings, 24, &[Miner::Away, Miner::Away]);
+    let expected = before.standings.seats[&seat(0)].rating.aged(20);
+    assert_eq!(verdict.standings.seats[&seat(0)].rating, expected);
+    // A seat that is not named ages too.
+    let alone = next(12, &before.standings, 24, &[Miner::Away]);
+    assert_eq!(alone.standings.seats[&seat(1)].rating, before.standings.seats[&seat(1)].rating.aged(20));
+    assert_eq!(alone.reports.len(), 1);
+    assert_eq!(alone.weights, []);
+    assert_eq!(alone.weights, weights(&alone.standings));
+}
+
+#[test]
+fn without_common_sequences_nobody_is_rated() {
+    let lone = Observed::Valid {
+        trained: 100,
+        measured: Some(Measured { own: losses([1, 1, 1], 0.02), common: vec![] }),
+    };
+    let verdict =
+        judge(&params(), &Standings::default(), Window(0), &[Evidence { seat: seat(0), observed: lone }]);
+    assert_eq!(verdict.reports[0].observed, Seen::Waiting);
+    assert_eq!(verdict.standings.seats[&seat(0)].last_evaluated, None);
+    assert_eq!(verdict.weights, []);
+}
+
+#[test]
+fn what_was_saved_is_judged_again_to_the_same_bit() {
+    let (before, _) = simulate(13, 15, &[HONEST, Miner::Copycat, Miner::Harmful, Miner::Faulty]);
+    let evidence: Vec<_> = [HONEST, Miner::Copycat, Miner::Away, Miner::Unlucky]
+        .iter()
+        .enumerate()
+        .map(|(uid, miner)| evidence(13, 15, uid, *miner))
+        .collect();
+    let live = judge(&params(), &before.standings, Window(15), &evidence);
+
+    let saved = serde_json::to_string(&(&before.standings, &evidence)).unwrap();
+    let (standings, evidence): (Standings, Vec<Evidence>) = serde_json::from_str(&saved).unwrap();
+    assert_eq!(standings, before.standings);
+    assert_eq!(judge(&params(), &standings, Window(15), &evidence), live);
+    assert!(serde_json::to_string(&live.reports).unwrap().contains("harm"));
+}
+
+#[test]
+fn a_standing_with_a_number_that_is_none_is_refused() {
+    let (verdict, _) = simulate(14, 1, &[HONEST]);
+    let saved = serde_json::to_string(&verdict.standings).unwrap();
+    assert!(serde_json::from_str::<Standings>(&saved).is_ok());
+    for broken in ["\"NaN\"", "\"inf\"", "\"much\""] {
+        let text = saved.replace("\"mu\":\"25.0\"", &format!("\"mu\":{broken}"));
+        assert_ne!(text, saved);
+        assert!(serde_json::from_str::<Standings>(&text).is_err());
+    }
+}
+
+fn any_observed() -> impl Strategy<Value = Observed> {
+    let pairs = || {
+        proptest::collection::vec((any::<u64>(), any::<f64>(), any::<f64>()), 0..5).prop_map(|pairs| {
+            pairs
+                .into_iter()
+                .map(|(sequence, before, after)| LossPair { sequence, before, after })
+                .collect::<Vec<_>>()
+        })
+    };
+    let measured =
+        proptest::option::of((pairs(), pairs()).prop_map(|(own, common)| Measured { own, common }));
+    prop_oneof![
+        Just(Observed::Absent),
+        Just(Observed::Unobserved),
+        Just(Observed::Faulty { reason: "late".into() }),
+        (any::<u32>(), measured).prop_map(|(trained, measured)| Observed::Valid { trained, measured }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn whatever_the_evidence_there_is_a_verdict_in_order_and_finite(
+        windows in proptest::collection::vec(
+            (any::<u32>(), proptest::collection::vec((0usize..6, 0u32..3, any_observed()), 0..8)), 1..5,
+        ),
+    ) {
+        let mut standings = Standings::default();
+        for (window, seats) in windows {
+            let evidence: Vec<_> = seats
+                .into_iter()
+                .map(|(uid, age, observed)| Evidence {
+                    seat: SeatId { registered_at: Block(age), ..seat(uid) },
+                    observed,
+                })
+                .collect();
+            let verdict = judge(&params(), &standings, Window(window), &evidence);
+            prop_assert!(protocol::weights::is_canonical(&verdict.weights));
+            prop_assert!(verdict.reports.windows(2).all(|pair| pair[0].seat.uid < pair[1].seat.uid));
+            for seat in verdict.standings.seats.values() {
+                prop_assert!(seat.rating.mu.is_finite() && seat.rating.sigma.is_finite());
+                prop_assert!((-1.0..=1.0).contains(&seat.mark));
+                prop_assert!(seat.penalties.len() <= 10);
+                prop_assert!(seat.score() >= 0.0 && seat.score().is_finite());
+            }
+            standings = verdict.standings;
+        }
+    }
+
+    #[test]
+    fn the_order_of_the_evidence_does_not_matter(seats in proptest::collection::vec(any_observed(), 0..7), turn in 0usize..7) {
+        let mut evidence: Vec<_> = seats
+            .into_iter()
+            .enumerate()
+            .map(|(uid, observed)| Evidence { seat: seat(uid), observed })
+            .collect();
+        let expected = judge(&params(), &Standings::default(), Window(3), &evidence);
+        if !evidence.is_empty() {
+            let turn = turn % evidence.len();
+            evidence.rotate_left(turn);
+        }
+        prop_assert_eq!(judge(&params(), &Standings::default(), Window(3), &evidence), expected);
+    }
+}
