@@ -132,6 +132,11 @@ pub mod pallet {
 
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
+        fn integrity_test() {
+            let (one, other) = (Self::account(RunId(0)), Self::account(RunId(1)));
+            assert!(one != other, "an account id has room for the number of a run");
+        }
+
         #[cfg(feature = "try-runtime")]
         fn try_state(_: BlockNumberFor<T>) -> Result<(), frame::try_runtime::TryRuntimeError> {
             Self::check_invariants().map_err(Into::into)

@@ -25,6 +25,8 @@ use protocol::{Block, Digest, RunId, Uid, Window, view::Checkpoint};
 use scale_info::TypeInfo;
 
 mod electorate;
+#[cfg(test)]
+mod mock;
 mod tally;
 #[cfg(test)]
 mod tests;

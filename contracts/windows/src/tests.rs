@@ -1,1 +1,809 @@
+//! A window told block by block, and every refusal with storage left as it was.
 
+use crate::{Member, mock::*, *};
+use frame::testing_prelude::*;
+use proptest::prelude::*;
+use protocol::{
+    Role, RunParams, Schedule, Uid, Window, lineage,
+    params::Permille,
+    view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
+};
+
+const VALID: Verdict = Verdict::Valid;
+const FAULTY: Verdict = Verdict::Faulty;
+
+fn uids(range: &[u16]) -> Vec<Uid> {
+    range.iter().copied().map(Uid).collect()
+}
+
+fn genesis() -> Digest {
+    lineage::genesis(&params(), &digest(2), &digest(3))
+}
+
+// One good window.
+
+#[test]
+fn a_window_takes_down_who_takes_part_as_it_opens() {
+    with_run(params(), || {
+        go_to_block(9);
+        assert_eq!(Windows::window_view(RUN, Window(0)), None);
+        assert_eq!(Windows::position(RUN).unwrap().window, None);
+        go_to(0, 0);
+        let view = view(0);
+        assert_eq!(view.slots, uids(&MINERS));
+        assert_eq!(view.electorate, VALIDATORS.map(|uid| (Uid(uid), STAKE)));
+        assert_eq!((view.cursor, view.lineage), (0, genesis()));
+        assert_eq!((view.opening_hash, view.evaluation_hash, view.outcome), (None, None, None));
+        assert_eq!(Windows::position(RUN).unwrap().window, Some(Window(0)));
+        assert!(events().contains(&Event::WindowOpened {
+            run: RUN,
+            window: Window(0),
+            slots: 3,
+            electorate: 3,
+            cursor: 0,
+            lineage: genesis(),
+        }));
+    });
+}
+
+#[test]
+fn the_hashes_that_seed_a_window_are_known_a_block_after_their_blocks() {
+    with_run(params(), || {
+        go_to(0, 1);
+        assert_eq!(view(0).opening_hash, Some(Digest(hash_of(10).0)));
+        go_to(0, 9);
+        assert_eq!(view(0).evaluation_hash, None);
+        go_to(0, 10);
+        assert_eq!(view(0).evaluation_hash, Some(Digest(hash_of(19).0)));
+    });
+}
+
+#[test]
+fn a_good_window_is_merged_and_moves_the_lineage() {
+    with_run(params(), || {
+        go_to(0, 0);
+        for uid in MINERS {
+            assert_ok!(commit(uid, 0, uid as u8));
+        }
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID), (1, VALID), (2, FAULTY)]));
+        }
+        go_to(0, 14);
+        assert_eq!(view(0).selection, None);
+        go_to(0, 15);
+        let selection = view(0).selection.unwrap();
+        assert_eq!((selection.valid, selection.faulty), (uids(&[0, 1]), uids(&[2])));
+        assert_eq!(
+            selection.selected.iter().map(|seat| seat.digest).collect::<Vec<_>>(),
+            [digest(0), digest(1)]
+        );
+        for uid in VALIDATORS {
+            assert_ok!(vote(uid, 0, 50, None));
+        }
+        go_to(0, 17);
+        assert_eq!(outcome(0), None);
+        go_to(0, 18);
+        let merged = Outcome::Merged(Vote { update: digest(50), state_root: None });
+        let after = lineage::next(&genesis(), &digest(50));
+        assert_eq!(outcome(0), Some(merged));
+        assert!(events().contains(&Event::WindowFixed {
+            run: RUN,
+            window: Window(0),
+            outcome: merged,
+            lineage: after,
+        }));
+        go_to(1, 0);
+        assert_eq!(view(1).lineage, after);
+    });
+}
+
+#[test]
+fn the_salts_for_a_window_are_committed_in_the_one_before() {
+    with_run(params(), || {
+        play(0, &VALIDATORS);
+        assert_eq!(view(0).salts, []);
+        assert_eq!(view(0).attested, uids(&VALIDATORS));
+        go_to(1, 0);
+        assert_eq!(view(1).salts, VALIDATORS.map(|uid| (Uid(uid), digest(uid as u8))));
+        assert_eq!(view(1).attested, []);
+    });
+}
+
+#[test]
+fn the_last_commitment_binds() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        assert_ok!(commit(0, 0, 2));
+        assert_eq!(view(0).commitments, [(Uid(0), digest(2))]);
+        let replaced =
+            Event::Committed { run: RUN, window: Window(0), uid: Uid(0), digest: digest(2), replaced: true };
+        assert_eq!(events().last(), Some(&replaced));
+    });
+}
+
+// Deadlines.
+
+#[test]
+fn a_commitment_is_in_time_up_to_the_block_of_its_deadline() {
+    with_run(params(), || {
+        go_to(0, SCHEDULE.commit_by);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, SCHEDULE.commit_by + 1);
+        assert_noop!(commit(1, 0, 1), Error::<Test>::TooLate);
+        go_to(1, 0);
+        assert_ok!(commit(0, 1, 1));
+    });
+}
+
+#[test]
+fn an_attestation_is_in_time_after_the_commitments_and_up_to_its_deadline() {
+    with_run(params(), || {
+        go_to(0, SCHEDULE.commit_by);
+        assert_noop!(attest(3, 0, &[]), Error::<Test>::TooEarly);
+        go_to(0, SCHEDULE.commit_by + 1);
+        assert_ok!(attest(3, 0, &[]));
+        go_to(0, SCHEDULE.attest_by);
+        assert_ok!(attest(4, 0, &[]));
+        go_to(0, SCHEDULE.attest_by + 1);
+        assert_noop!(attest(5, 0, &[]), Error::<Test>::TooLate);
+    });
+}
+
+#[test]
+fn a_vote_is_in_time_once_the_selection_stands_and_up_to_its_deadline() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, SCHEDULE.attest_by);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        assert_noop!(vote(3, 0, 50, None), Error::<Test>::TooEarly);
+        go_to(0, SCHEDULE.attest_by + 1);
+        assert_ok!(vote(3, 0, 50, None));
+        go_to(0, SCHEDULE.vote_by);
+        assert_ok!(vote(4, 0, 50, None));
+        go_to(0, SCHEDULE.vote_by + 1);
+        assert_noop!(vote(5, 0, 50, None), Error::<Test>::TooLate);
+        assert_eq!(outcome(0), Some(Outcome::Merged(Vote { update: digest(50), state_root: None })));
+    });
+}
+
+#[test]
+fn calls_are_for_the_open_window_only() {
+    with_run(params(), || {
+        assert_noop!(commit(0, 0, 1), Error::<Test>::NotStarted);
+        assert_noop!(attest(3, 0, &[]), Error::<Test>::NotStarted);
+        assert_noop!(vote(3, 0, 1, None), Error::<Test>::NotStarted);
+        let other = RunId(8);
+        assert_noop!(Windows::commit(signed(0), other, Window(0), digest(1)), Error::<Test>::UnknownRun);
+        go_to(1, 9);
+        assert_noop!(commit(0, 0, 1), Error::<Test>::TooLate);
+        assert_noop!(commit(0, 2, 1), Error::<Test>::TooEarly);
+        assert_noop!(attest(3, 0, &[]), Error::<Test>::TooLate);
+        assert_noop!(attest(3, 2, &[]), Error::<Test>::TooEarly);
+        assert_noop!(vote(3, 0, 1, None), Error::<Test>::TooLate);
+        assert_noop!(vote(3, 2, 1, None), Error::<Test>::TooEarly);
+    });
+}
+
+// Who may do what.
+
+#[test]
+fn miners_commit_and_validators_attest_and_vote() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_noop!(commit(3, 0, 1), Error::<Test>::NotAMiner);
+        assert_noop!(commit(40, 0, 1), Error::<Test>::NotASeat);
+        assert_noop!(
+            Windows::commit(RuntimeOrigin::none(), RUN, Window(0), digest(1)),
+            DispatchError::BadOrigin
+        );
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        assert_noop!(attest(0, 0, &[]), Error::<Test>::NotAValidator);
+        assert_noop!(attest(40, 0, &[]), Error::<Test>::NotASeat);
+        go_to(0, 15);
+        assert_noop!(vote(0, 0, 1, None), Error::<Test>::NotAValidator);
+        assert_noop!(vote(40, 0, 1, None), Error::<Test>::NotASeat);
+    });
+}
+
+#[test]
+fn a_seat_counts_from_the_window_that_opens_after_its_registration() {
+    with_run(params(), || {
+        go_to(0, 0);
+        let miner = register(RUN, Role::Miner, 1);
+        let validator = register(RUN, Role::Validator, STAKE);
+        assert_noop!(commit(miner, 0, 1), Error::<Test>::NotInThisWindow);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        // A newcomer may attest, which brings its salt; it decides nothing yet.
+        assert_ok!(attest(validator, 0, &[(0, FAULTY)]));
+        go_to(0, 15);
+        assert_noop!(vote(validator, 0, 50, None), Error::<Test>::NotInElectorate);
+        go_to(1, 0);
+        assert_eq!(view(1).slots, uids(&[0, 1, 2, 6]));
+        assert_eq!(view(1).electorate.last(), Some(&(Uid(validator), STAKE)));
+        assert_ok!(commit(miner, 1, 1));
+    });
+}
+
+#[test]
+fn one_attestation_is_final() {
+    with_run(params(), || {
+        go_to(0, 9);
+        assert_ok!(attest(3, 0, &[]));
+        assert_noop!(attest(3, 0, &[]), Error::<Test>::AlreadyAttested);
+    });
+}
+
+#[test]
+fn verdicts_ascend_and_name_seats_that_committed() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        assert_ok!(commit(1, 0, 1));
+        go_to(0, 9);
+        assert_noop!(attest(3, 0, &[(1, VALID), (0, VALID)]), Error::<Test>::VerdictsNotSorted);
+        assert_noop!(attest(3, 0, &[(0, VALID), (0, FAULTY)]), Error::<Test>::VerdictsNotSorted);
+        assert_noop!(attest(3, 0, &[(0, VALID), (2, FAULTY)]), Error::<Test>::NothingCommitted);
+        assert_noop!(attest(3, 0, &[(0, VALID), (9, VALID)]), Error::<Test>::NothingCommitted);
+        assert_ok!(attest(3, 0, &[(0, VALID), (1, FAULTY)]));
+    });
+}
+
+#[test]
+fn one_vote_is_final() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 15);
+        assert_ok!(vote(3, 0, 50, None));
+        assert_noop!(vote(3, 0, 50, None), Error::<Test>::AlreadyVoted);
+        assert_noop!(vote(3, 0, 51, None), Error::<Test>::AlreadyVoted);
+    });
+}
+
+#[test]
+fn a_state_root_is_voted_at_checkpoints_and_only_there() {
+    with_run(params(), || {
+        for window in 0..3 {
+            go_to(window, 0);
+            assert_ok!(commit(0, window, 1));
+            go_to(window, 9);
+            for uid in VALIDATORS {
+                assert_ok!(attest(uid, window, &[(0, VALID)]));
+            }
+            go_to(window, 15);
+            if window < 2 {
+                assert_noop!(vote(3, window, 50, Some(1)), Error::<Test>::StateRootUnexpected);
+            } else {
+                assert_noop!(vote(3, window, 50, None), Error::<Test>::StateRootMissing);
+            }
+        }
+    });
+}
+
+// Two thirds, exactly.
+
+#[test]
+fn a_contribution_is_valid_with_exactly_two_thirds_of_the_stake() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        assert_ok!(commit(1, 0, 2));
+        go_to(0, 9);
+        // Three equal stakes: two of them are two thirds, one is not.
+        assert_ok!(attest(3, 0, &[(0, VALID), (1, VALID)]));
+        assert_ok!(attest(4, 0, &[(0, VALID), (1, FAULTY)]));
+        go_to(0, 15);
+        let selection = view(0).selection.unwrap();
+        assert_eq!((selection.valid, selection.faulty), (uids(&[0]), vec![]));
+        assert_eq!(selected(0), [0]);
+    });
+}
+
+#[test]
+fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
+    with_run(params(), || {
+        // Electorate: 100, 100, 100 + 1: two hundred of 301 is less than two thirds.
+        let add = Registry::add_stake(RuntimeOrigin::signed(1), RUN, Uid(5), 1);
+        assert_ok!(add);
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 15);
+        assert_ok!(vote(3, 0, 50, None));
+        assert_ok!(vote(4, 0, 50, None));
+        assert_ok!(vote(5, 0, 51, None));
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::NoAgreement)));
+    });
+}
+
+#[test]
+fn with_one_validator_of_three_away_windows_are_merged_and_with_two_away_they_are_void() {
+    with_run(RunParams { absence_windows: 9, ..params() }, || {
+        play(0, &[3, 4]);
+        assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
+        play(1, &[3]);
+        assert_eq!(outcome(1), Some(Outcome::Void(VoidReason::TooFewContributions)));
+        play(2, &[3, 5]);
+        assert!(matches!(outcome(2), Some(Outcome::Merged(_))));
+    });
+}
+
+// Void windows.
+
+#[test]
+fn a_window_without_enough_contributions_is_void_and_leaves_the_lineage() {
+    with_run(RunParams { min_contributions: 2, ..params() }, || {
+        let before = Windows::progress(RUN).unwrap().lineage;
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 15);
+        assert_eq!(view(0).selection.unwrap().valid, uids(&[0]));
+        assert!(selected(0).is_empty());
+        assert_noop!(vote(3, 0, 50, None), Error::<Test>::NothingSelected);
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::TooFewContributions)));
+        go_to(1, 0);
+        assert_eq!(view(1).lineage, before);
+    });
+}
+
+#[test]
+fn a_window_with_no_vote_at_all_is_void() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::NoAgreement)));
+    });
+}
+
+#[test]
+fn void_windows_consume_their_data_too() {
+    with_run(params(), || {
+        play(0, &VALIDATORS);
+        play(1, &[]);
+        play(2, &VALIDATORS);
+        go_to(3, 0);
+        // Three slots of seven sequences a window.
+        assert_eq!([0, 1, 2, 3].map(|window| view(window).cursor), [0, 21, 42, 63]);
+        register(RUN, Role::Miner, 1);
+        go_to(5, 0);
+        assert_eq!([4, 5].map(|window| view(window).cursor), [84, 84 + 28]);
+    });
+}
+
+// Absence and pause.
+
+#[test]
+fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
+    with_run(params(), || {
+        let members = |window| view(window).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>();
+        play(0, &VALIDATORS);
+        play(1, &[3, 4]);
+        play(2, &[3, 4]);
+        go_to(2, 18);
+        assert_eq!(members(2), VALIDATORS);
+        go_to(3, 0);
+        // Absent in windows 1 and 2.
+        assert_eq!(members(3), [3, 4]);
+        play(3, &[3, 4]);
+        assert!(matches!(outcome(3), Some(Outcome::Merged(_))));
+        play(4, &VALIDATORS);
+        assert_eq!(members(4), [3, 4]);
+        go_to(5, 0);
+        assert_eq!(members(5), VALIDATORS);
+    });
+}
+
+#[test]
+fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
+    with_run(RunParams { quorum: Permille(500), ..params() }, || {
+        play(0, &VALIDATORS);
+        play(1, &[3]);
+        play(2, &[3]);
+        go_to(3, 0);
+        // One hundred of three hundred bonded.
+        assert_eq!(view(3).electorate, [(Uid(3), STAKE)]);
+        assert!(Windows::progress(RUN).unwrap().paused);
+        assert!(events().contains(&Event::Paused {
+            run: RUN,
+            window: Window(3),
+            electorate_stake: 100,
+            bonded_stake: 300,
+        }));
+        play(3, &VALIDATORS);
+        assert_eq!(view(3).selection.unwrap().valid, uids(&MINERS));
+        assert!(selected(3).is_empty());
+        assert_eq!(outcome(3), Some(Outcome::Void(VoidReason::Paused)));
+        go_to(4, 0);
+        assert!(!Windows::progress(RUN).unwrap().paused);
+        assert!(events().contains(&Event::Resumed { run: RUN, window: Window(4) }));
+        play(4, &VALIDATORS);
+        assert!(matches!(outcome(4), Some(Outcome::Merged(_))));
+    });
+}
+
+#[test]
+fn a_run_without_validators_is_paused() {
+    chain().execute_with(|| {
+        create_run(params());
+        register(RUN, Role::Miner, 1);
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::Paused)));
+        assert!(Windows::progress(RUN).unwrap().paused);
+    });
+}
+
+#[test]
+fn the_electorate_is_the_largest_validators_with_the_minimum() {
+    with_run(RunParams { electorate_max: 2, ..params() }, || {
+        assert_eq!(register(RUN, Role::Validator, STAKE + 1), 6);
+        go_to(0, 0);
+        assert_eq!(view(0).electorate, [(Uid(3), STAKE), (Uid(6), STAKE + 1)]);
+        go_to(0, 9);
+        assert_ok!(attest(4, 0, &[]));
+        go_to(0, 15);
+        assert_noop!(vote(4, 0, 1, None), Error::<Test>::NotInElectorate);
+    });
+}
+
+// Checkpoints.
+
+#[test]
+fn a_checkpoint_is_the_state_that_two_thirds_voted() {
+    with_run(params(), || {
+        play(0, &VALIDATORS);
+        play(1, &VALIDATORS);
+        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, None);
+        play(2, &VALIDATORS);
+        let lineage = (50..53).fold(genesis(), |lineage, update| lineage::next(&lineage, &digest(update)));
+        let checkpoint = Checkpoint { window: Window(3), state_root: digest(77), lineage };
+        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, Some(checkpoint));
+        assert!(events().contains(&Event::CheckpointFixed { run: RUN, checkpoint }));
+        go_to(3, 0);
+        assert_eq!(view(3).lineage, lineage);
+    });
+}
+
+#[test]
+fn an_update_is_merged_where_only_the_state_roots_differ() {
+    with_run(RunParams { checkpoint_windows: 1, ..params() }, || {
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 15);
+        for uid in VALIDATORS {
+            assert_ok!(vote(uid, 0, 50, Some(uid as u8)));
+        }
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Merged(Vote { update: digest(50), state_root: None })));
+        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, None);
+    });
+}
+
+// Selection, epochs, and the agenda.
+
+#[test]
+fn selection_draws_by_the_weights_as_they_stood_at_the_opening() {
+    with_run(RunParams { places: 1, reserve_places: 1, newcomer_windows: 0, ..params() }, || {
+        play(0, &VALIDATORS);
+        StandingWeights::set(vec![(Uid(1), 65535), (Uid(2), 100)]);
+        go_to(1, 0);
+        StandingWeights::set(vec![(Uid(2), 65535)]);
+        play(1, &VALIDATORS);
+        assert_eq!(view(1).weights, [(Uid(1), 65535), (Uid(2), 100)]);
+        assert_eq!(selected(1), [1]);
+        play(2, &VALIDATORS);
+        assert_eq!(selected(2), [2]);
+    });
+}
+
+#[test]
+fn a_seat_is_a_newcomer_for_so_many_windows_after_its_registration() {
+    with_run(RunParams { newcomer_windows: 1, ..params() }, || {
+        play(0, &VALIDATORS);
+        assert_eq!(selected(0), MINERS);
+        play(1, &VALIDATORS);
+        assert_eq!(selected(1), MINERS);
+        play(2, &VALIDATORS);
+        assert!(selected(2).is_empty());
+    });
+}
+
+#[test]
+fn an_epoch_closes_as_the_next_one_opens_and_says_who_attested_in_it() {
+    with_run(RunParams { epoch_windows: 2, absence_windows: 9, ..params() }, || {
+        play(0, &VALIDATORS);
+        play(1, &[3]);
+        assert_eq!(Closed::get(), []);
+        play(2, &[3, 4]);
+        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested };
+        let all = vec![member(3, true), member(4, true), member(5, true)];
+        assert_eq!(Closed::get(), [(RUN, 0, all)]);
+        play(3, &[3]);
+        go_to(4, 0);
+        let two = vec![member(3, true), member(4, true), member(5, false)];
+        assert_eq!(Closed::get()[1..], [(RUN, 1, two)]);
+    });
+}
+
+#[test]
+fn a_window_whose_votes_end_with_its_last_block_is_fixed_as_the_next_one_opens() {
+    let schedule = Schedule { blocks_per_window: 18, ..SCHEDULE };
+    with_run(RunParams { schedule, ..params() }, || {
+        go_to_block(10);
+        assert_ok!(commit(0, 0, 1));
+        go_to_block(19);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to_block(27);
+        for uid in VALIDATORS {
+            assert_ok!(vote(uid, 0, 50, None));
+        }
+        assert_eq!(outcome(0), None);
+        go_to_block(28);
+        assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
+        assert_eq!(view(1).lineage, Windows::progress(RUN).unwrap().lineage);
+        assert_ne!(view(1).lineage, view(0).lineage);
+    });
+}
+
+#[test]
+fn the_tightest_schedule_that_is_allowed_takes_every_step() {
+    let schedule = Schedule {
+        start: Block(10),
+        blocks_per_window: 5,
+        commit_by: 1,
+        reveal_by: 2,
+        attest_by: 3,
+        vote_by: 4,
+    };
+    with_run(RunParams { schedule, ..params() }, || {
+        for window in 0..4 {
+            let block = |offset| u64::from(10 + window * 5 + offset);
+            go_to_block(block(1));
+            assert_ok!(commit(0, window, 1));
+            go_to_block(block(3));
+            for uid in VALIDATORS {
+                assert_ok!(attest(uid, window, &[(0, VALID)]));
+            }
+            go_to_block(block(4));
+            let state_root = params().is_checkpoint(Window(window)).then_some(1);
+            for uid in VALIDATORS {
+                assert_ok!(vote(uid, window, 50, state_root));
+            }
+            go_to_block(block(5));
+            assert!(matches!(outcome(window), Some(Outcome::Merged(_))));
+            assert_eq!(view(window).evaluation_hash, Some(Digest(hash_of(block(2)).0)));
+        }
+    });
+}
+
+#[test]
+fn runs_keep_their_own_time() {
+    with_run(params(), || {
+        let schedule = Schedule {
+            start: Block(13),
+            blocks_per_window: 7,
+            commit_by: 1,
+            reveal_by: 2,
+            attest_by: 3,
+            vote_by: 4,
+        };
+        create_run(RunParams { schedule, ..params() });
+        go_to_block(60);
+        let window = |run| Windows::progress(RunId(run)).unwrap().window;
+        assert_eq!((window(0), window(1)), (Some(Window(2)), Some(Window(6))));
+        assert_eq!(
+            Windows::window_view(RunId(1), Window(5)).unwrap().outcome,
+            Some(Outcome::Void(VoidReason::Paused))
+        );
+    });
+}
+
+#[test]
+fn a_block_in_which_nothing_is_due_costs_one_read() {
+    with_run(params(), || {
+        let one_read = <Test as frame_system::Config>::DbWeight::get().reads(1);
+        go_to(0, 4);
+        System::set_block_number(15);
+        assert_eq!(Windows::on_initialize(15), one_read);
+        System::set_block_number(14);
+    });
+}
+
+#[test]
+fn old_windows_are_forgotten_whole() {
+    // Windows of five blocks, so that the test is short.
+    let schedule = Schedule {
+        start: Block(10),
+        blocks_per_window: 5,
+        commit_by: 1,
+        reveal_by: 2,
+        attest_by: 3,
+        vote_by: 4,
+    };
+    with_run(RunParams { schedule, absence_windows: 1000, ..params() }, || {
+        go_to_block(10);
+        assert_ok!(commit(0, 0, 1));
+        go_to_block(13);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to_block(14);
+        assert_ok!(vote(3, 0, 50, None));
+        go_to_block(10 + 64 * 5 - 1);
+        assert!(Windows::window_view(RUN, Window(0)).is_some());
+        go_to_block(10 + 66 * 5);
+        assert_eq!(Windows::window_view(RUN, Window(0)), None);
+        assert_eq!(Records::<Test>::iter_prefix(RUN).count(), 64);
+        assert_eq!(Commitments::<Test>::iter().count(), 0);
+        assert_eq!(Salts::<Test>::iter().count(), 0);
+        assert_eq!(Attestations::<Test>::iter().count(), 0);
+        assert_eq!(Votes::<Test>::iter().count(), 0);
+    });
+}
+
+// Whatever is called.
+
+#[derive(Clone, Debug)]
+enum Op {
+    Blocks(u64),
+    Commit {
+        uid: u16,
+        behind: bool,
+        of: u8,
+    },
+    Attest {
+        uid: u16,
+        verdicts: Vec<(u16, bool)>,
+    },
+    Vote {
+        uid: u16,
+        update: u8,
+        root: Option<u8>,
+    },
+    Register {
+        validator: bool,
+        stake: u128,
+    },
+    /// Miners and validators in accord, each call as far as the block allows it.
+    Agree,
+    Reweigh(Vec<(u16, u16)>),
+    AddRun(u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let uid = 0u16..10;
+    prop_oneof![
+        4 => (1u64..6).prop_map(Op::Blocks),
+        4 => (uid.clone(), any::<bool>(), 0u8..4).prop_map(|(uid, behind, of)| Op::Commit { uid, behind, of }),
+        4 => (3u16..8, proptest::collection::btree_map(0u16..4, any::<bool>(), 0..4))
+            .prop_map(|(uid, verdicts)| Op::Attest { uid, verdicts: verdicts.into_iter().collect() }),
+        4 => (3u16..8, 50u8..52, proptest::option::of(1u8..3))
+            .prop_map(|(uid, update, root)| Op::Vote { uid, update, root }),
+        6 => Just(Op::Agree),
+        1 => (any::<bool>(), 1u128..300).prop_map(|(validator, stake)| Op::Register { validator, stake }),
+        1 => proptest::collection::btree_map(0u16..10, 1u16.., 0..5)
+            .prop_map(|weights| Op::Reweigh(weights.into_iter().collect())),
+        1 => (2u32..30).prop_map(Op::AddRun),
+    ]
+}
+
+fn run_ops(ops: Vec<Op>) {
+    // Short windows, so that many fit into a case.
+    let schedule = Schedule {
+        start: Block(3),
+        blocks_per_window: 8,
+        commit_by: 2,
+        reveal_by: 3,
+        attest_by: 5,
+        vote_by: 7,
+    };
+    with_run(RunParams { schedule, checkpoint_windows: 2, epoch_windows: 2, ..params() }, || {
+        let mut fixed = alloc::collections::BTreeMap::new();
+        for op in ops {
+            let now = System::block_number();
+            let open = schedule.window_at(Block(now as u32)).unwrap_or(Window(0)).0;
+            match op {
+                Op::Blocks(count) => go_to_block(now + count),
+                Op::Commit { uid, behind, of } => {
+                    let _ = commit(uid, open.saturating_sub(u32::from(behind)), of);
+                }
+                Op::Attest { uid, verdicts } => {
+                    let side = |valid| if valid { VALID } else { FAULTY };
+                    let verdicts: Vec<_> =
+                        verdicts.into_iter().map(|(uid, valid)| (uid, side(valid))).collect();
+                    let _ = attest(uid, open, &verdicts);
+                }
+                Op::Vote { uid, update, root } => {
+                    let root = root.filter(|_| open % 2 == 1);
+                    let _ = vote(uid, open, update, root);
+                }
+                Op::Agree => {
+                    let committed: Vec<_> = Commitments::<Test>::iter_key_prefix((RUN, Window(open)))
+                        .map(|uid| uid.0)
+                        .collect::<alloc::collections::BTreeSet<_>>()
+                        .into_iter()
+                        .map(|uid| (uid, VALID))
+                        .collect();
+                    for uid in 0..10 {
+                        let _ = commit(uid, open, uid as u8);
+                        let _ = attest(uid, open, &committed);
+                        let _ = vote(uid, open, 50, (open % 2 == 1).then_some(1));
+                    }
+                }
+                Op::Register { validator, stake } => {
+                    let seats = pallet_registry::SeatCount::<Test>::get(RUN);
+                    let validator = validator && stake >= STAKE;
+                    if seats < 10 {
+                        register(RUN, if validator { Role::Validator } else { Role::Miner }, stake);
+                    }
+                }
+                Op::Reweigh(weights) => {
+                    StandingWeights::set(
+                        weights.into_iter().map(|(uid, weight)| (Uid(uid), weight)).collect(),
+                    );
+                }
+                Op::AddRun(wait) => {
+                    if Registry::run_ids().len() < 4 {
+                        let schedule = Schedule { start: Block(now as u32 + wait), ..schedule };
+                        create_run(RunParams { schedule, ..params() });
+                    }
+                }
+            }
+            Windows::check_invariants().unwrap();
+            // What is fixed never changes.
+            for window in 0..=open {
+                if let Some(view) = Windows::window_view(RUN, Window(window))
+                    && let Some(outcome) = view.outcome
+                {
+                    assert_eq!(
+                        *fixed.entry(window).or_insert((outcome, view.lineage)),
+                        (outcome, view.lineage)
+                    );
+                }
+            }
+        }
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn whatever_is_called_the_invariants_hold_and_nothing_fixed_changes(
+        ops in proptest::collection::vec(op(), 0..80)
+    ) {
+        run_ops(ops);
+    }
+}
