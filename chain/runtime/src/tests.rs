@@ -1,1 +1,435 @@
+//! The pallets together, in real blocks: digests, inherents, signed transactions with every extension, and fees.
 
+use crate::*;
+use codec::{Decode, Encode};
+use frame::{
+    deps::{
+        frame_support::{
+            dispatch::GetDispatchInfo,
+            inherent::{InherentData, InherentIdentifier},
+        },
+        sp_genesis_builder,
+        sp_runtime::{
+            Digest as HeaderDigest, DigestItem, DispatchError, ModuleError,
+            generic::{Era, SignedPayload},
+            traits::Header as _,
+        },
+    },
+    testing_prelude::{BuildStorage, TestState, assert_ok},
+};
+use mettle_api::runtime_decl_for_mettle_api::MettleApi;
+use protocol::{
+    Block as Height, Digest, Role, RunParams, Schedule,
+    params::{PayShares, Permille},
+    view::{Outcome, Verdict, Vote},
+};
+use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
+
+const TIMESTAMP: InherentIdentifier = *b"timstap0";
+const RUN: RunId = RunId(0);
+/// Coldkey of every seat.
+const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
+const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
+/// Seats 0 and 1 mine, seats 2 to 4 validate.
+const HOTKEYS: [Ed25519Keyring; 5] = [
+    Ed25519Keyring::Alice,
+    Ed25519Keyring::Bob,
+    Ed25519Keyring::Charlie,
+    Ed25519Keyring::Dave,
+    Ed25519Keyring::Eve,
+];
+
+/// A chain of real blocks, in memory.
+struct Chain {
+    state: TestState,
+    head: Header,
+}
+
+/// Whoever may sign a transaction.
+trait Signer {
+    fn account(&self) -> AccountId;
+    fn signature(&self, message: &[u8]) -> Signature;
+}
+
+impl Signer for Sr25519Keyring {
+    fn account(&self) -> AccountId {
+        self.to_account_id()
+    }
+    fn signature(&self, message: &[u8]) -> Signature {
+        self.sign(message).into()
+    }
+}
+
+impl Signer for Ed25519Keyring {
+    fn account(&self) -> AccountId {
+        self.to_account_id()
+    }
+    fn signature(&self, message: &[u8]) -> Signature {
+        self.sign(message).into()
+    }
+}
+
+impl Chain {
+    fn new() -> Chain {
+        let preset = PresetId::from(sp_genesis_builder::DEV_RUNTIME_PRESET);
+        let patch = presets::get_preset(&preset).unwrap();
+        let mut config = serde_json::to_value(RuntimeGenesisConfig::default()).unwrap();
+        merge(&mut config, serde_json::from_slice(&patch).unwrap());
+        let config: RuntimeGenesisConfig = serde_json::from_value(config).unwrap();
+        let head =
+            Header::new(0, Default::default(), Default::default(), Default::default(), Default::default());
+        let mut chain = Chain { state: config.build_storage().unwrap().into(), head };
+        // What is signed includes the genesis hash, which the state knows from block 1 on.
+        chain.go_to(1);
+        chain
+    }
+
+    fn height(&self) -> u32 {
+        *self.head.number()
+    }
+
+    /// Makes a block of these transactions, one slot after the last, and returns what became of each.
+    fn block(&mut self, transactions: Vec<UncheckedExtrinsic>) -> Vec<Result<(), DispatchError>> {
+        let number = self.height() + 1;
+        let slot = u64::from(number);
+        let digest = HeaderDigest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
+        let header = Header::new(number, Default::default(), Default::default(), self.head.hash(), digest);
+        let mut inherents = InherentData::new();
+        inherents.put_data(TIMESTAMP, &(slot * SLOT_DURATION)).unwrap();
+        let (head, results) = self.state.execute_with(|| {
+            RuntimeExecutive::initialize_block(&header);
+            for inherent in inherents.create_extrinsics() {
+                RuntimeExecutive::apply_extrinsic(inherent).unwrap().unwrap();
+            }
+            let apply = |transaction| RuntimeExecutive::apply_extrinsic(transaction).expect("valid");
+            let results = transactions.into_iter().map(apply).collect();
+            let head = RuntimeExecutive::finalize_block();
+            check_invariants();
+            (head, results)
+        });
+        self.head = head;
+        results
+    }
+
+    fn go_to(&mut self, number: u32) {
+        while self.height() < number {
+            self.block(Vec::new());
+        }
+    }
+
+    /// The transaction as a stock client signs it: over call, extensions and what they imply.
+    fn sign(&mut self, signer: &dyn Signer, call: impl Into<RuntimeCall>, nonce: u32) -> UncheckedExtrinsic {
+        self.state.execute_with(|| {
+            let extension: TxExtension = (
+                frame_system::AuthorizeCall::new(),
+                frame_system::CheckNonZeroSender::new(),
+                frame_system::CheckSpecVersion::new(),
+                frame_system::CheckTxVersion::new(),
+                frame_system::CheckGenesis::new(),
+                frame_system::CheckEra::from(Era::Immortal),
+                frame_system::CheckNonce::from(nonce),
+                frame_system::CheckWeight::new(),
+                pallet_transaction_payment::ChargeTransactionPayment::from(0),
+                frame_system::WeightReclaim::new(),
+            );
+            let payload = SignedPayload::new(call.into(), extension).unwrap();
+            let signature = payload.using_encoded(|message| signer.signature(message));
+            let (call, extension, _) = payload.deconstruct();
+            let address = MultiAddress::Id(signer.account());
+            UncheckedExtrinsic::new_signed(call, address, signature, extension)
+        })
+    }
+
+    /// Makes a block of one transaction of each signer.
+    fn submit(&mut self, calls: Vec<(&dyn Signer, RuntimeCall)>) -> Vec<Result<(), DispatchError>> {
+        let mut nonces = std::collections::BTreeMap::<AccountId, u32>::new();
+        let transactions = calls
+            .into_iter()
+            .map(|(signer, call)| {
+                let account = signer.account();
+                let next = self.state.execute_with(|| System::account_nonce(&account));
+                let nonce = nonces.entry(account).or_insert(next);
+                let transaction = self.sign(signer, call, *nonce);
+                *nonce += 1;
+                transaction
+            })
+            .collect();
+        self.block(transactions)
+    }
+
+    fn all_accepted(&mut self, calls: Vec<(&dyn Signer, RuntimeCall)>) {
+        for result in self.submit(calls) {
+            assert_ok!(result);
+        }
+    }
+
+    fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
+        self.state.execute_with(read)
+    }
+}
+
+fn merge(into: &mut serde_json::Value, patch: serde_json::Value) {
+    match (into, patch) {
+        (serde_json::Value::Object(into), serde_json::Value::Object(patch)) => {
+            for (key, value) in patch {
+                merge(into.entry(key).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (into, patch) => *into = patch,
+    }
+}
+
+fn check_invariants() {
+    Registry::check_invariants().unwrap();
+    Windows::check_invariants().unwrap();
+    Weights::check_invariants().unwrap();
+    Rewards::check_invariants().unwrap();
+}
+
+fn digest(byte: u8) -> Digest {
+    Digest([byte; 32])
+}
+
+fn url() -> pallet_registry::Url {
+    b"http://127.0.0.1:9000/seat".to_vec().try_into().unwrap()
+}
+
+/// Windows of ten blocks from block 10 on, two an epoch.
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule {
+            start: Height(10),
+            blocks_per_window: 10,
+            commit_by: 3,
+            reveal_by: 4,
+            attest_by: 6,
+            vote_by: 8,
+        },
+        epoch_windows: 2,
+        checkpoint_windows: 2,
+        emission_per_epoch: 1000 * UNIT,
+        shares: PayShares {
+            miners: Permille(500),
+            validators: Permille(400),
+            owner: Permille(90),
+            burn: Permille(10),
+        },
+        ..RunParams::default()
+    }
+}
+
+fn register(uid: usize) -> RuntimeCall {
+    let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
+    let hotkey = HOTKEYS[uid].to_account_id();
+    pallet_registry::Call::register { run: RUN, role, hotkey, endpoint: url(), stake }.into()
+}
+
+fn create_run(params: RunParams) -> RuntimeCall {
+    pallet_registry::Call::create_run {
+        params,
+        spec: digest(1),
+        manifest: digest(2),
+        theta0: digest(3),
+        published_at: url(),
+    }
+    .into()
+}
+
+/// A chain with a funded run, two miners and three validators, before its first window.
+fn with_run() -> Chain {
+    let mut chain = Chain::new();
+    chain.all_accepted(vec![(&OWNER, create_run(params()))]);
+    let fund = pallet_rewards::Call::fund { run: RUN, amount: 5000 * UNIT }.into();
+    let mut calls: Vec<(&dyn Signer, RuntimeCall)> = vec![(&OWNER, fund)];
+    calls.extend((0..HOTKEYS.len()).map(|uid| (&COLDKEY as &dyn Signer, register(uid))));
+    chain.all_accepted(calls);
+    chain
+}
+
+fn by_validators(call: impl Fn() -> RuntimeCall) -> Vec<(&'static dyn Signer, RuntimeCall)> {
+    HOTKEYS[2..].iter().map(|hotkey| (hotkey as &dyn Signer, call())).collect()
+}
+
+/// Plays a window in which all take part and agree.
+fn play(chain: &mut Chain, window: u32) {
+    let (window, opens) = (Window(window), params().schedule.opens_at(Window(window)).0);
+    chain.go_to(opens);
+    let commits = HOTKEYS[..2]
+        .iter()
+        .map(|hotkey| {
+            let digest = Digest::of(&hotkey.to_raw_public());
+            let call = pallet_windows::Call::commit { run: RUN, window, digest };
+            (hotkey as &dyn Signer, call.into())
+        })
+        .collect();
+    chain.all_accepted(commits);
+    chain.go_to(opens + 3);
+    chain.all_accepted(by_validators(|| {
+        let verdicts = vec![(Uid(0), Verdict::Valid), (Uid(1), Verdict::Valid)].try_into().unwrap();
+        pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt: digest(9) }.into()
+    }));
+    chain.go_to(opens + 6);
+    let state_root = params().is_checkpoint(window).then_some(digest(8));
+    let vote = Vote { update: digest(50 + window.0 as u8), state_root };
+    chain.all_accepted(by_validators(|| pallet_windows::Call::vote { run: RUN, window, vote }.into()));
+    chain.go_to(opens + 9);
+}
+
+#[test]
+fn an_epoch_told_in_real_blocks() {
+    let mut chain = with_run();
+    play(&mut chain, 0);
+    let weights = vec![(Uid(0), 65535), (Uid(1), 65535)];
+    chain.all_accepted(by_validators(|| {
+        let weights = weights.clone().try_into().unwrap();
+        pallet_weights::Call::post { run: RUN, epoch: 0, weights }.into()
+    }));
+    play(&mut chain, 1);
+    chain.go_to(30);
+
+    chain.read(|| {
+        let merged = |window| Runtime::window(RUN, Window(window)).unwrap().outcome;
+        assert!(matches!(merged(0), Some(Outcome::Merged(_))));
+        assert!(matches!(merged(1), Some(Outcome::Merged(_))));
+        assert_eq!(Runtime::weights(RUN), weights);
+        assert_eq!(Runtime::window(RUN, Window(2)).unwrap().weights, weights);
+        let position = Runtime::position(RUN).unwrap();
+        assert_eq!((position.block, position.window), (Height(30), Some(Window(2))));
+
+        let run = Runtime::run(RUN).unwrap();
+        assert_eq!(run.owner, *AsRef::<[u8; 32]>::as_ref(&OWNER.to_account_id()));
+        assert_eq!(run.origin, "http://127.0.0.1:9000/seat");
+        let checkpoint = run.checkpoint.unwrap();
+        assert_eq!((checkpoint.window, checkpoint.state_root), (Window(2), digest(8)));
+        assert_eq!(checkpoint.lineage, Runtime::window(RUN, Window(2)).unwrap().lineage);
+        assert!(!run.paused);
+
+        let seats = Runtime::seats(RUN);
+        assert_eq!(seats.len(), 5);
+        assert_eq!(seats[0].hotkey.0, HOTKEYS[0].to_raw_public());
+        assert_eq!(seats[0].claimable, 250 * UNIT);
+        assert_eq!(seats[1].earned, 250 * UNIT);
+        let dividends: Balance = seats[2..].iter().map(|seat| seat.claimable).sum();
+        assert!(400 * UNIT - dividends < 3);
+        assert_eq!(run.treasury, 5000 * UNIT - 500 * UNIT - dividends - 90 * UNIT - 10 * UNIT);
+    });
+
+    let claim = |uid| pallet_rewards::Call::claim { run: RUN, uid: Uid(uid) }.into();
+    let before = chain.read(|| Balances::free_balance(COLDKEY.to_account_id()));
+    chain.all_accepted(vec![(&HOTKEYS[0], claim(0)), (&HOTKEYS[1], claim(1))]);
+    chain.all_accepted(vec![(&OWNER, pallet_rewards::Call::claim_owner { run: RUN }.into())]);
+    let after = chain.read(|| Balances::free_balance(COLDKEY.to_account_id()));
+    assert_eq!(after - before, 500 * UNIT);
+}
+
+#[test]
+fn a_refusal_names_its_pallet_and_error() {
+    let mut chain = with_run();
+    let commit = pallet_windows::Call::commit { run: RUN, window: Window(0), digest: digest(1) };
+    let refused = chain.submit(vec![(&HOTKEYS[0], commit.into())]);
+    let Err(DispatchError::Module(ModuleError { index, message, .. })) = &refused[0] else {
+        panic!("{refused:?}");
+    };
+    assert_eq!((*index, *message), (11, Some("NotStarted")));
+}
+
+#[test]
+fn one_mtl_pays_for_thousands_of_calls() {
+    let fee = |call: RuntimeCall| -> Balance {
+        let mut chain = with_run();
+        let transaction = chain.sign(&HOTKEYS[2], call, 0);
+        chain.read(|| {
+            let len = transaction.encoded_size() as u32;
+            TransactionPayment::query_info(transaction, len).partial_fee
+        })
+    };
+    let window = Window(0);
+    let verdicts: Vec<_> = (0..256).map(|uid| (Uid(uid), Verdict::Valid)).collect();
+    let weights: Vec<_> = (0..256).map(|uid| (Uid(uid), 1)).collect();
+    let calls: Vec<RuntimeCall> = vec![
+        pallet_windows::Call::commit { run: RUN, window, digest: digest(1) }.into(),
+        pallet_windows::Call::vote { run: RUN, window, vote: Vote { update: digest(1), state_root: None } }
+            .into(),
+        pallet_windows::Call::attest {
+            run: RUN,
+            window,
+            verdicts: verdicts.try_into().unwrap(),
+            next_salt: digest(1),
+        }
+        .into(),
+        pallet_weights::Call::post { run: RUN, epoch: 0, weights: weights.try_into().unwrap() }.into(),
+    ];
+    for call in calls {
+        let paid = fee(call.clone());
+        assert!(0 < paid && paid < UNIT / 5000, "{paid} for {call:?}");
+    }
+}
+
+#[test]
+fn every_call_fits_many_times_into_a_block() {
+    let weights: Vec<_> = (0..256).map(|uid| (Uid(uid), 1)).collect();
+    let call: RuntimeCall =
+        pallet_weights::Call::post { run: RUN, epoch: 0, weights: weights.try_into().unwrap() }.into();
+    let limits: frame_system::limits::BlockWeights = <Runtime as frame_system::Config>::BlockWeights::get();
+    let block = limits.max_block;
+    assert!(call.get_dispatch_info().call_weight.ref_time() * 64 < block.ref_time());
+}
+
+#[test]
+fn the_presets_build_a_state_that_can_make_blocks() {
+    for name in presets::names() {
+        assert!(presets::get_preset(&name).is_some());
+    }
+    assert_eq!(presets::get_preset(&PresetId::from("mainnet")), None);
+    let mut chain = Chain::new();
+    chain.go_to(3);
+    chain.read(|| {
+        for account in [Sr25519Keyring::Alice.to_account_id(), Ed25519Keyring::Alice.to_account_id()] {
+            assert_eq!(Balances::free_balance(account), presets::ENDOWMENT);
+        }
+        assert_eq!(pallet_sudo::Key::<Runtime>::get(), Some(Sr25519Keyring::Alice.to_account_id()));
+        assert_eq!(Runtime::runs(), []);
+        assert_eq!(Runtime::run(RUN), None);
+        assert_eq!(Runtime::position(RUN), None);
+        assert!(Runtime::seats(RUN).is_empty());
+    });
+}
+
+#[test]
+fn the_pallets_are_where_clients_expect_them() {
+    let names: Vec<(usize, &str)> = {
+        use frame::traits::PalletInfoAccess;
+        vec![
+            (System::index(), System::name()),
+            (Balances::index(), Balances::name()),
+            (Sudo::index(), Sudo::name()),
+            (Registry::index(), Registry::name()),
+            (Windows::index(), Windows::name()),
+            (Weights::index(), Weights::name()),
+            (Rewards::index(), Rewards::name()),
+        ]
+    };
+    let expected = [
+        (0, "System"),
+        (4, "Balances"),
+        (6, "Sudo"),
+        (10, "Registry"),
+        (11, "Windows"),
+        (12, "Weights"),
+        (13, "Rewards"),
+    ];
+    assert_eq!(names, expected);
+}
+
+#[test]
+fn the_api_answers_in_scale_by_name() {
+    let mut chain = with_run();
+    chain.go_to(10);
+    chain.read(|| {
+        let answer = api::dispatch("MettleApi_window", &(RUN, Window(0)).encode()).unwrap();
+        let window = Option::<view::WindowView>::decode(&mut &answer[..]).unwrap().unwrap();
+        assert_eq!(window.slots, [Uid(0), Uid(1)]);
+        let answer = api::dispatch("MettleApi_runs", &[]).unwrap();
+        assert_eq!(Vec::<RunId>::decode(&mut &answer[..]).unwrap(), [RUN]);
+    });
+}
