@@ -1,0 +1,119 @@
+//! What must hold of any bytes whatever, one function per decoder. The fuzzer calls these on bytes of its own, and the
+//! ordinary tests on the corpus. Each panics where a rule is broken.
+#![allow(dead_code, reason = "a fuzz target calls one of them")]
+
+use ed25519_dalek::SigningKey;
+use protocol::{
+    Digest, Hotkey, RunId, Uid, Window,
+    contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode},
+    merge::{UpdateHeader, largest_update, read_update, seal_update},
+    params::Density,
+    submission::{Expected, Fault, Header, Submission, largest_bytes, seal},
+};
+
+/// The first byte chooses the density, the others are a body.
+pub fn contribution_body(bytes: &[u8]) {
+    let Some((first, body)) = bytes.split_first() else { return };
+    let densities = [64, 1, 512, 4096].map(Density);
+    check_body(densities[usize::from(*first) % densities.len()], body);
+}
+
+/// Any bytes as a whole submission, and as the body of one that is signed as it should be.
+pub fn submission(bytes: &[u8]) {
+    let key = SigningKey::from_bytes(&[7; 32]);
+    let schema = schema();
+    let header = Header {
+        codec: CODEC,
+        run: RunId(1),
+        window: Window(2),
+        uid: Uid(3),
+        hotkey: Hotkey(key.verifying_key().to_bytes()),
+        base: Digest([4; 32]),
+        schema: schema.digest(),
+        density: DENSITY,
+        trained: 5,
+    };
+    let verify = |bytes: &[u8]| {
+        let Header { run, window, uid, hotkey, base, density, .. } = header;
+        let (schema, digest) = (&schema, Digest::of(bytes));
+        let sequences_per_seat = 8;
+        let expected =
+            Expected { run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
+        Submission::read(bytes)?.verify(&expected)
+    };
+
+    // As they are: right only if they were sealed with the seat's key.
+    if let Ok(verified) = verify(bytes) {
+        let body = encode(&schema, DENSITY, &witness(&schema, &verified.update)).expect("levels are finite");
+        assert_eq!(seal(&verified.header, &body, &key), bytes, "two spellings of one submission");
+    }
+    // As a body: everything else is right.
+    match verify(&seal(&header, bytes, &key)) {
+        Ok(verified) => {
+            assert_eq!(verified.header, header);
+            check_body(DENSITY, bytes);
+            assert!(bytes.len() <= largest_bytes(&schema, DENSITY));
+        }
+        Err(Fault::Undecodable(_) | Fault::AbnormalNorm { .. } | Fault::TooLarge { .. }) => {}
+        Err(other) => panic!("a well-made header is refused: {other}"),
+    }
+}
+
+/// Any bytes as a whole update, and as what follows the fixed part of one.
+pub fn update(bytes: &[u8]) {
+    let schema = schema();
+    let base = Digest([4; 32]);
+    let header = UpdateHeader {
+        codec: CODEC,
+        run: RunId(1),
+        window: Window(2),
+        base,
+        schema: schema.digest(),
+        density: DENSITY,
+        inputs: Vec::new(),
+    };
+    let check = |bytes: &[u8]| {
+        if let Ok((header, update)) = read_update(bytes, &schema, DENSITY, RunId(1), Window(2), base) {
+            let body = encode(&schema, DENSITY, &witness(&schema, &update)).expect("levels are finite");
+            assert_eq!(seal_update(&header, &body), bytes, "two spellings of one update");
+            assert!(bytes.len() <= largest_update(&schema, DENSITY, header.inputs.len()));
+        }
+    };
+    check(bytes);
+    // The header of an update without inputs, but for their number.
+    let mut sealed = seal_update(&header, &[]);
+    sealed.truncate(sealed.len() - 4);
+    sealed.extend_from_slice(bytes);
+    check(&sealed);
+}
+
+/// Density of the submissions and updates here.
+pub const DENSITY: Density = Density(64);
+
+/// A value alone, a few, and a tensor of more than a chunk.
+pub fn schema() -> Schema {
+    let row = |name: &str, length| TensorSpec { name: name.into(), shape: vec![length] };
+    Schema::new(vec![row("one", 1), row("few", 40), row("many", 4200)]).expect("three rows are a schema")
+}
+
+fn check_body(density: Density, body: &[u8]) {
+    let schema = schema();
+    let Ok(update) = decode(&schema, density, body) else { return };
+    assert!(body.len() <= schema.largest_body(density), "an accepted body is longer than the longest");
+    let entries: usize = update.tensors.iter().map(|tensor| tensor.values.len()).sum();
+    assert_eq!(entries, schema.entries(density));
+    let again = encode(&schema, density, &witness(&schema, &update)).expect("levels are finite");
+    assert_eq!(again, body, "two spellings of one contribution");
+}
+
+/// Values whose encoding is `update`: an entry of level zero was something very small.
+fn witness(schema: &Schema, update: &Sparse) -> Vec<f32> {
+    let mut values = vec![0.0; schema.values()];
+    for (range, tensor) in schema.ranges().zip(&update.tensors) {
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            let value = if *value == 0.0 { f32::from_bits(1) } else { *value };
+            values[range.start + *position as usize] = value;
+        }
+    }
+    values
+}

@@ -1,0 +1,64 @@
+//! The fuzzer's corpus, in every ordinary test run: see `protocol/fuzz`.
+
+#[path = "../fuzz/checks.rs"]
+mod checks;
+
+use std::{fs, path::PathBuf};
+
+fn replay(target: &str, check: fn(&[u8])) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+    let mut seen = 0;
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::eprintln!("{}", path.display());
+        check(&fs::read(&path).unwrap());
+        seen += 1;
+    }
+    assert!(seen > 0, "{} is empty", folder.display());
+}
+
+#[test]
+fn no_body_of_the_corpus_breaks_a_rule() {
+    replay("contribution_body", checks::contribution_body);
+}
+
+#[test]
+fn no_submission_of_the_corpus_breaks_a_rule() {
+    replay("submission", checks::submission);
+}
+
+#[test]
+fn no_update_of_the_corpus_breaks_a_rule() {
+    replay("update", checks::update);
+}
+
+/// Bytes that are right, for the fuzzer to start from.
+#[test]
+#[ignore = "writes into fuzz/corpus; run it when the format changes"]
+fn write_the_seeds_of_the_corpus() {
+    use protocol::{contribution, params::Density};
+    let schema = checks::schema();
+    let spread = |index: usize| ((index * 2_654_435_769 % 10_007) as f32 - 5_003.0) / 1e6;
+    let kinds: [(&str, Vec<f32>); 4] = [
+        ("spread", (0..schema.values()).map(spread).collect()),
+        ("zero", vec![0.0; schema.values()]),
+        ("alike", vec![-0.5; schema.values()]),
+        ("tiny", (0..schema.values()).map(|index| spread(index) * 1e-6).collect()),
+    ];
+    let write = |target: &str, name: &str, bytes: &[u8]| {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
+        fs::create_dir_all(&folder).unwrap();
+        fs::write(folder.join(name), bytes).unwrap();
+    };
+    for (name, values) in kinds {
+        for (choice, density) in (0u8..).zip([64, 1, 512]) {
+            let body = contribution::encode(&schema, Density(density), &values).unwrap();
+            write("contribution_body", &format!("{name}-{density}"), &[&[choice], &body[..]].concat());
+        }
+        let body = contribution::encode(&schema, checks::DENSITY, &values).unwrap();
+        write("submission", &format!("body-{name}"), &body);
+        // Two inputs, as the fixed header would announce them.
+        let inputs = [&2u32.to_le_bytes()[..], &[3, 0], &[3; 32], &[8, 0], &[8; 32]].concat();
+        write("update", &format!("tail-{name}"), &[inputs, body].concat());
+    }
+}
