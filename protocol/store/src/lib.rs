@@ -1,1 +1,251 @@
-//! Put and get by name: S3 and local disk behind one trait, and a fetcher that trusts nobody.
+#![doc = include_str!("../README.md")]
+
+pub mod disk;
+pub mod faulty;
+pub mod fetch;
+pub mod memory;
+mod object;
+pub mod probe;
+pub mod s3;
+#[cfg(feature = "server")]
+pub mod server;
+mod traffic;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use protocol::keys::ObjectKey;
+
+pub use disk::DiskStore;
+pub use faulty::FaultyStore;
+pub use fetch::{Fetch, FetchError, FetchPlan, HttpFetcher, Limits, fetch_verified};
+pub use memory::MemoryStore;
+pub use probe::{ProbeReport, probe, probe_public};
+pub use s3::{Credentials, S3Settings, S3Store};
+pub use traffic::{Traffic, TrafficTotals};
+
+/// One's own bucket. Whoever holds a `Store` may write to it; others read it through [`Fetch`].
+///
+/// Writing the same object twice is harmless, because names derive from contents (PROT-12): every operation here may be
+/// repeated after a failure whose outcome is unknown. Nothing here is conditional, because stores exist that accept a
+/// conditional write and ignore the condition, and nothing tells the time, because a store's clock is its owner's
+/// (PROT-1).
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// Where the objects go, for logs and messages. Never contains a secret.
+    fn describe(&self) -> String;
+
+    /// Writes a whole object, or nothing: no reader ever sees a part of it. Replaces an object of that name.
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
+
+    /// Writes the contents of a file, a part at a time where the store can take parts. Returns the bytes written.
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        let bytes = read_file(path).await?;
+        let length = bytes.len() as u64;
+        self.put(key, bytes).await?;
+        Ok(length)
+    }
+
+    /// Reads a whole object of at most `max_bytes`. A larger one is refused before its contents are read.
+    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError>;
+
+    /// Reads the bytes `range` of an object. A range that reaches past the end gives what there is.
+    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError>;
+
+    /// How many bytes the object has.
+    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError>;
+
+    /// Removes an object. Removing one that is not there is a success.
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
+
+    /// The objects below `prefix`, which is a whole number of name parts (`a/b` finds `a/b/c`, never `a/bc`); empty for
+    /// all of them. In order of their names; at most `max_entries`.
+    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError>;
+
+    /// Writes an object only where there is none of that name, and says whether it did.
+    ///
+    /// For [`probe`] alone. No rule may rely on it: see the note at [`Store`].
+    async fn put_if_absent(&self, _key: &ObjectKey, _bytes: Bytes) -> Result<bool, StoreError> {
+        Err(StoreError::Unsupported { what: "writing only where nothing is" })
+    }
+
+    /// The bytes that went up and down since the store was opened, object contents only.
+    fn traffic(&self) -> TrafficTotals;
+}
+
+/// What [`Store::list`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// In order of their names.
+    pub entries: Vec<Entry>,
+    /// False if there are more than were asked for.
+    pub complete: bool,
+}
+
+/// An object in a [`Listing`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Entry {
+    /// As it is in the bucket. Foreign objects have names that no [`ObjectKey`] has.
+    pub name: String,
+    pub bytes: u64,
+}
+
+impl Entry {
+    /// The name as a key, if it is one that we would give.
+    pub fn key(&self) -> Option<ObjectKey> {
+        self.name.parse().ok()
+    }
+}
+
+/// What a store was asked to do when it failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    Write,
+    Read,
+    LookUp,
+    Delete,
+    List,
+}
+
+impl std::fmt::Display for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Action::Write => "write",
+            Action::Read => "read",
+            Action::LookUp => "look up",
+            Action::Delete => "delete",
+            Action::List => "list",
+        })
+    }
+}
+
+/// The cause below a [`StoreError`].
+pub type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why one's own store did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("there is no object {key}")]
+    NotFound { key: String },
+    #[error("object {key} has {bytes} bytes, more than the {max_bytes} allowed")]
+    TooLarge { key: String, bytes: u64, max_bytes: u64 },
+    #[error("there is no bucket at {store}: create it, or correct its name")]
+    NoBucket { store: String },
+    #[error("{store} refused to {action} {name}: check the access key, its secret and what it may do")]
+    Denied { store: String, action: Action, name: String, source: Source },
+    #[error("there is no room in {store} to {action} {name}: free some space, then try again")]
+    Full { store: String, action: Action, name: String, source: Source },
+    #[error("could not {action} {name} in {store} within {after:?}")]
+    Deadline { store: String, action: Action, name: String, after: Duration },
+    #[error("could not {action} {name} in {store}")]
+    Unavailable { store: String, action: Action, name: String, source: Source },
+    #[error("{store} gave {got} of the {expected} bytes of {key}")]
+    CutShort { store: String, key: String, got: u64, expected: u64 },
+    #[error("{name} is no name for an object: {why}")]
+    BadName { name: String, why: String },
+    #[error("could not read the file {path}")]
+    File { path: String, source: std::io::Error },
+    #[error("the settings of the store do not fit: {what}")]
+    Settings { what: String },
+    #[error("this store does not support {what}")]
+    Unsupported { what: &'static str },
+}
+
+impl StoreError {
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, StoreError::NotFound { .. })
+    }
+
+    /// Whether the same call may succeed later without anybody changing a setting.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            StoreError::Full { .. }
+                | StoreError::Deadline { .. }
+                | StoreError::Unavailable { .. }
+                | StoreError::CutShort { .. }
+        )
+    }
+}
+
+/// A shared store is a store.
+#[async_trait]
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn describe(&self) -> String {
+        (**self).describe()
+    }
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        (**self).put(key, bytes).await
+    }
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        (**self).put_file(key, path).await
+    }
+    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
+        (**self).get(key, max_bytes).await
+    }
+    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
+        (**self).get_range(key, range).await
+    }
+    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        (**self).head(key).await
+    }
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        (**self).delete(key).await
+    }
+    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
+        (**self).list(prefix, max_entries).await
+    }
+    async fn put_if_absent(&self, key: &ObjectKey, bytes: Bytes) -> Result<bool, StoreError> {
+        (**self).put_if_absent(key, bytes).await
+    }
+    fn traffic(&self) -> TrafficTotals {
+        (**self).traffic()
+    }
+}
+
+async fn read_file(path: &Path) -> Result<Bytes, StoreError> {
+    let source = |source| StoreError::File { path: path.display().to_string(), source };
+    tokio::fs::read(path).await.map(Bytes::from).map_err(source)
+}
+
+/// A prefix as given by a caller: no slash at either end.
+fn trimmed(prefix: &str) -> &str {
+    prefix.trim_matches('/')
+}
+
+/// Whether `name` lies below `prefix`, counted in whole parts.
+fn is_below(name: &str, prefix: &str) -> bool {
+    prefix.is_empty() || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prefix_counts_in_whole_parts() {
+        assert!(is_below("a/b/c", "a/b"));
+        assert!(!is_below("a/bc", "a/b"));
+        assert!(!is_below("a/b", "a/b"));
+        assert!(is_below("anything", ""));
+        assert_eq!(trimmed("/a/b/"), "a/b");
+    }
+
+    #[test]
+    fn only_what_may_pass_is_worth_another_try() {
+        let source = || Box::<dyn std::error::Error + Send + Sync>::from("x");
+        let (store, name) = (String::new(), String::new());
+        let full = StoreError::Full {
+            store: store.clone(),
+            action: Action::Write,
+            name: name.clone(),
+            source: source(),
+        };
+        let denied = StoreError::Denied { store, action: Action::Write, name, source: source() };
+        assert!(full.may_pass() && !denied.may_pass());
+        assert!(!StoreError::NotFound { key: String::new() }.may_pass());
+    }
+}

@@ -1,0 +1,382 @@
+//! Reading what strangers serve (PROT-13, PROT-15).
+//!
+//! An endpoint on the chain is whatever its owner wrote there. So a fetch knows beforehand how many bytes it may get,
+//! what they must hash to and when it must end, and whatever goes wrong is one of two things: something that *they*
+//! did, which a validator may attest as a fault, or something that may as well have been *our* network, disk or haste,
+//! which is no observation (PROT-14). In doubt it is ours: a fault needs two thirds anyway, and a seat that nobody can
+//! read is not merged either.
+
+pub mod address;
+pub mod http;
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use protocol::keys::ObjectKey;
+use protocol::{Digest, Uid};
+
+use crate::TrafficTotals;
+pub use address::AddressClass;
+pub use http::{FetchPolicy, HttpFetcher, Resolver};
+
+/// Reads one object from somebody's bucket, as anybody may: without a credential.
+#[async_trait]
+pub trait Fetch: Send + Sync {
+    /// Gets the object `key` below `base_url`, within `limits`. What comes is not checked against anything yet: see
+    /// [`fetch_verified`].
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError>;
+
+    /// The bytes that came down since this fetcher was made, those of failed fetches included.
+    fn traffic(&self) -> TrafficTotals;
+}
+
+#[async_trait]
+impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        (**self).fetch(base_url, key, limits).await
+    }
+    fn traffic(&self) -> TrafficTotals {
+        (**self).traffic()
+    }
+}
+
+/// What one fetch may take.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Limits {
+    /// The largest legal size of the object, known from the schema (PROT-8).
+    pub max_bytes: u64,
+    /// The fetch is over after this long, however well it goes. What is late because of this counts as ours.
+    pub deadline: Duration,
+    /// From the connection to the first line of an answer.
+    pub first_byte: Duration,
+    /// Whoever sends fewer bytes a second than this over a whole `rate_window` crawls, and is cut off.
+    pub min_bytes_per_second: u64,
+    pub rate_window: Duration,
+}
+
+impl Limits {
+    /// Limits for an object of at most `max_bytes`: a minute and what the minimum rate needs, 64 KiB/s over 5 seconds,
+    /// an answer within 10 seconds.
+    pub fn for_bytes(max_bytes: u64) -> Limits {
+        let min_bytes_per_second = 64 << 10;
+        Limits {
+            max_bytes,
+            deadline: Duration::from_secs(60 + max_bytes / min_bytes_per_second),
+            first_byte: Duration::from_secs(10),
+            min_bytes_per_second,
+            rate_window: Duration::from_secs(5),
+        }
+    }
+
+    /// The same, but over after `deadline`.
+    pub fn within(self, deadline: Duration) -> Limits {
+        Limits { deadline, ..self }
+    }
+}
+
+/// Why there are no bytes. [`FetchError::is_theirs`] says whose doing it was.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    #[error("the endpoint's URL cannot be used: {why}")]
+    BadUrl { why: String },
+    #[error("the endpoint is at {address}, {class}: not an address that strangers may send us to")]
+    ForbiddenAddress { address: IpAddr, class: AddressClass },
+    #[error("the object is not there")]
+    Missing,
+    #[error("the endpoint refused with status {status}")]
+    Refused { status: u16 },
+    #[error("the endpoint sends us elsewhere with status {status}")]
+    Redirected { status: u16 },
+    #[error("the endpoint does not say how large the object is")]
+    NoLength,
+    #[error("the endpoint sends the object encoded as {encoding:?}")]
+    Encoded { encoding: String },
+    #[error("the object has {bytes} bytes, more than the {max_bytes} that it may have")]
+    TooLarge { bytes: u64, max_bytes: u64 },
+    #[error("no answer within {after:?} of connecting")]
+    Stalled { after: Duration },
+    #[error("only {bytes} bytes within {window:?}")]
+    Crawled { bytes: u64, window: Duration },
+    #[error("the endpoint closed the connection after {got} of {expected} bytes")]
+    CutShort { got: u64, expected: u64 },
+    #[error("the bytes have the digest {got}, and should have {expected}")]
+    WrongDigest { expected: Digest, got: Digest },
+
+    #[error("the endpoint's name could not be resolved: {what}")]
+    Unresolved { what: String },
+    #[error("the endpoint could not be reached: {what}")]
+    Unreachable { what: String },
+    #[error("the connection broke after {got} of {expected} bytes: {what}")]
+    Broken { got: u64, expected: u64, what: String },
+    #[error("the endpoint is unavailable for now, status {status}")]
+    Unavailable { status: u16 },
+    #[error("the fetch did not end within {after:?}")]
+    Deadline { after: Duration },
+    #[error("this node could not fetch: {what}")]
+    Ours { what: String },
+}
+
+impl FetchError {
+    /// Whether the endpoint's owner is to blame, so that a validator may attest a fault. Otherwise it is no observation.
+    pub fn is_theirs(&self) -> bool {
+        match self {
+            FetchError::BadUrl { .. }
+            | FetchError::ForbiddenAddress { .. }
+            | FetchError::Missing
+            | FetchError::Refused { .. }
+            | FetchError::Redirected { .. }
+            | FetchError::NoLength
+            | FetchError::Encoded { .. }
+            | FetchError::TooLarge { .. }
+            | FetchError::Stalled { .. }
+            | FetchError::Crawled { .. }
+            | FetchError::CutShort { .. }
+            | FetchError::WrongDigest { .. } => true,
+            FetchError::Unresolved { .. }
+            | FetchError::Unreachable { .. }
+            | FetchError::Broken { .. }
+            | FetchError::Unavailable { .. }
+            | FetchError::Deadline { .. }
+            | FetchError::Ours { .. } => false,
+        }
+    }
+
+    /// Whether the same endpoint may do better if asked again soon.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            FetchError::Missing
+                | FetchError::Stalled { .. }
+                | FetchError::Crawled { .. }
+                | FetchError::CutShort { .. }
+                | FetchError::Unresolved { .. }
+                | FetchError::Unreachable { .. }
+                | FetchError::Broken { .. }
+                | FetchError::Unavailable { .. }
+        )
+    }
+
+    /// A short name for logs, tables and metrics; never changes.
+    pub fn label(&self) -> &'static str {
+        match self {
+            FetchError::BadUrl { .. } => "bad-url",
+            FetchError::ForbiddenAddress { .. } => "forbidden-address",
+            FetchError::Missing => "missing",
+            FetchError::Refused { .. } => "refused",
+            FetchError::Redirected { .. } => "redirected",
+            FetchError::NoLength => "no-length",
+            FetchError::Encoded { .. } => "encoded",
+            FetchError::TooLarge { .. } => "too-large",
+            FetchError::Stalled { .. } => "stalled",
+            FetchError::Crawled { .. } => "crawled",
+            FetchError::CutShort { .. } => "cut-short",
+            FetchError::WrongDigest { .. } => "wrong-digest",
+            FetchError::Unresolved { .. } => "unresolved",
+            FetchError::Unreachable { .. } => "unreachable",
+            FetchError::Broken { .. } => "broken",
+            FetchError::Unavailable { .. } => "unavailable",
+            FetchError::Deadline { .. } => "deadline",
+            FetchError::Ours { .. } => "ours",
+        }
+    }
+}
+
+/// Fetches an object and checks that it is the one whose digest the chain holds.
+pub async fn fetch_verified(
+    fetch: &dyn Fetch,
+    base_url: &str,
+    key: &ObjectKey,
+    digest: &Digest,
+    limits: &Limits,
+) -> Result<Bytes, FetchError> {
+    let bytes = fetch.fetch(base_url, key, limits).await?;
+    let got = digest_of(&bytes).await?;
+    if got == *digest { Ok(bytes) } else { Err(FetchError::WrongDigest { expected: *digest, got }) }
+}
+
+/// Large objects are hashed where they hold up nobody else.
+async fn digest_of(bytes: &Bytes) -> Result<Digest, FetchError> {
+    if bytes.len() <= 1 << 20 {
+        return Ok(Digest::of(bytes));
+    }
+    let bytes = bytes.clone();
+    let hashed = tokio::task::spawn_blocking(move || Digest::of(&bytes)).await;
+    hashed.map_err(|error| FetchError::Ours { what: format!("hashing stopped: {error}") })
+}
+
+/// Somebody who may have the object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mirror {
+    /// Whose endpoint it is, where it is a seat's.
+    pub uid: Option<Uid>,
+    pub base_url: String,
+}
+
+/// Whom to ask for one object, in which order, and how often.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FetchPlan {
+    mirrors: Vec<Mirror>,
+    rounds: u32,
+    pause: Duration,
+    total: Option<Duration>,
+}
+
+/// An object, and what it took to get it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fetched {
+    pub bytes: Bytes,
+    /// Who had it.
+    pub from: Mirror,
+    /// Who was asked before, and what became of it. In the order of asking.
+    pub failures: Vec<Failure>,
+}
+
+/// One mirror's failure.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub mirror: Mirror,
+    pub error: FetchError,
+}
+
+/// Nobody had the object.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("none of {asked} mirrors gave {key}{last}", last = self.last())]
+pub struct NobodyHadIt {
+    pub key: String,
+    /// How many there were to ask.
+    pub asked: usize,
+    /// In the order of asking; those of all rounds.
+    pub failures: Vec<Failure>,
+}
+
+impl NobodyHadIt {
+    fn last(&self) -> String {
+        self.failures.last().map_or(String::new(), |failure| format!("; the last one: {}", failure.error))
+    }
+}
+
+impl FetchPlan {
+    /// Nobody yet; one round.
+    pub fn new() -> FetchPlan {
+        FetchPlan { mirrors: Vec::new(), rounds: 1, pause: Duration::from_millis(500), total: None }
+    }
+
+    /// Then ask this one.
+    pub fn then(mut self, uid: Option<Uid>, base_url: impl Into<String>) -> FetchPlan {
+        self.mirrors.push(Mirror { uid, base_url: base_url.into() });
+        self
+    }
+
+    /// Then ask these, in an order that only `seed` decides: so that not everybody asks the same one first.
+    pub fn then_shuffled(mut self, mirrors: impl IntoIterator<Item = Mirror>, seed: &[u8]) -> FetchPlan {
+        let mut keyed: Vec<_> = mirrors
+            .into_iter()
+            .map(|mirror| {
+                let uid =
+                    mirror.uid.map_or([0; 3], |uid| [1, uid.0.to_le_bytes()[0], uid.0.to_le_bytes()[1]]);
+                (Digest::of_parts(&[seed, &[0], &uid, mirror.base_url.as_bytes()]), mirror)
+            })
+            .collect();
+        keyed.sort_by(|(left, _), (right, _)| left.cmp(right));
+        self.mirrors.extend(keyed.into_iter().map(|(_, mirror)| mirror));
+        self
+    }
+
+    /// Ask all of them up to `rounds` times, with a pause between. Who failed for good is asked only once.
+    pub fn rounds(mut self, rounds: u32, pause: Duration) -> FetchPlan {
+        self.rounds = rounds.max(1);
+        self.pause = pause;
+        self
+    }
+
+    /// All of it together ends by then.
+    pub fn within(mut self, total: Duration) -> FetchPlan {
+        self.total = Some(total);
+        self
+    }
+
+    pub fn mirrors(&self) -> &[Mirror] {
+        &self.mirrors
+    }
+
+    /// Asks one mirror after the other until one gives bytes with the right digest.
+    pub async fn fetch(
+        &self,
+        fetch: &dyn Fetch,
+        key: &ObjectKey,
+        digest: &Digest,
+        limits: &Limits,
+    ) -> Result<Fetched, NobodyHadIt> {
+        let end = self.total.map(|total| tokio::time::Instant::now() + total);
+        let mut failures: Vec<Failure> = Vec::new();
+        let mut left: Vec<&Mirror> = self.mirrors.iter().collect();
+        'rounds: for round in 0..self.rounds {
+            if round > 0 {
+                tokio::time::sleep(self.pause).await;
+            }
+            let mut again = Vec::new();
+            for mirror in left {
+                let limits = match end {
+                    None => *limits,
+                    Some(end) => {
+                        let left = end.saturating_duration_since(tokio::time::Instant::now());
+                        if left.is_zero() {
+                            break 'rounds;
+                        }
+                        limits.within(limits.deadline.min(left))
+                    }
+                };
+                match fetch_verified(fetch, &mirror.base_url, key, digest, &limits).await {
+                    Ok(bytes) => return Ok(Fetched { bytes, from: mirror.clone(), failures }),
+                    Err(error) => {
+                        tracing::debug!(object = %key, mirror = mirror.base_url, %error, "a mirror failed");
+                        if error.may_pass() {
+                            again.push(mirror);
+                        }
+                        failures.push(Failure { mirror: mirror.clone(), error });
+                    }
+                }
+            }
+            left = again;
+            if left.is_empty() {
+                break;
+            }
+        }
+        Err(NobodyHadIt { key: key.to_string(), asked: self.mirrors.len(), failures })
+    }
+}
+
+impl Default for FetchPlan {
+    fn default() -> FetchPlan {
+        FetchPlan::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mirror(uid: u16) -> Mirror {
+        Mirror { uid: Some(Uid(uid)), base_url: format!("http://host-{uid}/bucket") }
+    }
+
+    #[test]
+    fn a_seed_alone_decides_the_order_of_mirrors() {
+        let plan = |seed: &[u8], order: &[u16]| {
+            FetchPlan::new().then_shuffled(order.iter().map(|&uid| mirror(uid)), seed)
+        };
+        let first = plan(b"one", &[0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(first, plan(b"one", &[7, 6, 5, 4, 3, 2, 1, 0]));
+        assert_ne!(first, plan(b"two", &[0, 1, 2, 3, 4, 5, 6, 7]));
+        assert_eq!(first.mirrors().len(), 8);
+    }
+
+    #[test]
+    fn limits_leave_time_for_the_slowest_allowed() {
+        let limits = Limits::for_bytes(64 << 20);
+        assert!(limits.deadline.as_secs() * limits.min_bytes_per_second > limits.max_bytes);
+        assert_eq!(limits.within(Duration::from_secs(1)).deadline, Duration::from_secs(1));
+    }
+}

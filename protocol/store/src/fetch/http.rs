@@ -1,0 +1,456 @@
+//! The fetcher that trusts nobody: one plain GET, and a reason to hang up at every step (PROT-13).
+
+use std::error::Error as StdError;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use protocol::keys::ObjectKey;
+use reqwest::header;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout, timeout_at};
+use url::{Host, Url};
+
+use super::{AddressClass, Fetch, FetchError, Limits};
+use crate::{Traffic, TrafficTotals};
+
+/// What holds for all fetches of one fetcher.
+#[derive(Clone, Debug)]
+pub struct FetchPolicy {
+    /// For a localnet: endpoints may have private addresses and plain `http`.
+    pub allow_private: bool,
+    /// Resolving, connecting and greeting together. What fails here is never laid on the endpoint.
+    pub connect_timeout: Duration,
+    /// Fetches at the same time: with their limits it bounds the memory.
+    pub at_once: usize,
+}
+
+impl FetchPolicy {
+    /// For a public network.
+    pub fn public() -> FetchPolicy {
+        FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10), at_once: 64 }
+    }
+
+    /// For a network on one machine.
+    pub fn localnet() -> FetchPolicy {
+        FetchPolicy { allow_private: true, ..FetchPolicy::public() }
+    }
+}
+
+/// Finds the addresses of a name. A parameter, so that tests can lie.
+#[async_trait]
+pub trait Resolver: Send + Sync + 'static {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>>;
+}
+
+/// Asks the operating system.
+pub struct SystemResolver {
+    at_once: Arc<Semaphore>,
+}
+
+impl Default for SystemResolver {
+    fn default() -> SystemResolver {
+        // Each lookup holds a thread for as long as a name server pleases; names of strangers must not hold them all.
+        SystemResolver { at_once: Arc::new(Semaphore::new(128)) }
+    }
+}
+
+#[async_trait]
+impl Resolver for SystemResolver {
+    async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
+        let permit = self.at_once.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let name = name.to_owned();
+        // A task of its own: it goes on, holding its permit, when whoever asked has given up.
+        let lookup = tokio::spawn(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await;
+            drop(permit);
+            found.map(|addresses| addresses.map(|address| address.ip()).collect())
+        });
+        lookup.await.map_err(io::Error::other)?
+    }
+}
+
+/// A [`Fetch`] over HTTP that treats every endpoint as hostile.
+///
+/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects to nothing but an
+/// address that it has judged. See [`FetchError`] for what an endpoint can be accused of.
+pub struct HttpFetcher {
+    client: reqwest::Client,
+    policy: FetchPolicy,
+    at_once: Semaphore,
+    traffic: Traffic,
+}
+
+impl HttpFetcher {
+    /// Fails only if the machine's certificates cannot be used at all.
+    pub fn new(policy: FetchPolicy) -> Result<HttpFetcher, FetchError> {
+        HttpFetcher::with_resolver(policy, SystemResolver::default())
+    }
+
+    /// The same with another way to find addresses. They are judged all the same.
+    pub fn with_resolver(policy: FetchPolicy, resolver: impl Resolver) -> Result<HttpFetcher, FetchError> {
+        let resolver =
+            Arc::new(JudgedResolver { resolver: Arc::new(resolver), allow_private: policy.allow_private });
+        let builder = || {
+            reqwest::Client::builder()
+                .dns_resolver(resolver.clone())
+                .connect_timeout(policy.connect_timeout)
+                .redirect(reqwest::redirect::Policy::none())
+                .retry(reqwest::retry::never())
+                .no_proxy()
+                .no_gzip()
+                .no_brotli()
+                .no_deflate()
+                .no_zstd()
+                .referer(false)
+                .http1_only()
+                .http1_max_headers(64)
+                .https_only(!policy.allow_private)
+                .pool_max_idle_per_host(2)
+                .pool_idle_timeout(Duration::from_secs(20))
+                .user_agent("mettle")
+        };
+        // A localnet in a bare container has no certificates, and needs none.
+        let client = builder().build().or_else(|error| {
+            if policy.allow_private { builder().tls_certs_only([]).build() } else { Err(error) }
+        });
+        let client = client
+            .map_err(|error| FetchError::Ours { what: format!("cannot use TLS: {}", chain(&error)) })?;
+        let at_once = Semaphore::new(policy.at_once.max(1));
+        Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
+    }
+
+    /// The whole exchange, without the total deadline.
+    async fn exchange(&self, url: Url, limits: &Limits) -> Result<Bytes, FetchError> {
+        let _permit =
+            self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
+
+        // Ask. Connecting has its own limit and ends before this one, so what times out here has been connected. If we
+        // were not running when the time was up, nobody else can be blamed for it, and there is a little more.
+        let mut request =
+            std::pin::pin!(self.client.get(url).header(header::ACCEPT_ENCODING, "identity").send());
+        let mut patience = self.policy.connect_timeout + limits.first_byte;
+        let mut response = loop {
+            let asked = Instant::now();
+            match timeout(patience, &mut request).await {
+                Ok(Ok(response)) => break response,
+                Ok(Err(error)) => return Err(not_answered(&error)),
+                Err(_) if late(asked, patience) => patience = limits.first_byte,
+                Err(_) => return Err(FetchError::Stalled { after: limits.first_byte }),
+            }
+        };
+
+        // Judge the answer before reading any of it.
+        let status = response.status().as_u16();
+        match status {
+            200 => {}
+            404 | 410 => return Err(FetchError::Missing),
+            300..=399 => return Err(FetchError::Redirected { status }),
+            408 | 425 | 429 | 500..=599 => return Err(FetchError::Unavailable { status }),
+            _ => return Err(FetchError::Refused { status }),
+        }
+        if let Some(encoding) = response.headers().get(header::CONTENT_ENCODING)
+            && encoding.as_bytes() != b"identity"
+        {
+            let encoding = String::from_utf8_lossy(encoding.as_bytes()).chars().take(32).collect();
+            return Err(FetchError::Encoded { encoding });
+        }
+        let max_bytes = limits.max_bytes;
+        let expected = response.content_length().ok_or(FetchError::NoLength)?;
+        if expected > max_bytes {
+            return Err(FetchError::TooLarge { bytes: expected, max_bytes });
+        }
+
+        // Read. Memory is taken as bytes come, not as they are promised; and in the end no more than was promised.
+        let mut body: Vec<u8> = Vec::new();
+        let mut window = RateWindow::open(limits);
+        loop {
+            match timeout_at(window.end, response.chunk()).await {
+                Ok(Ok(None)) => break,
+                Ok(Ok(Some(chunk))) => {
+                    self.traffic.came_down(chunk.len() as u64);
+                    window.bytes += chunk.len() as u64;
+                    let bytes = body.len() as u64 + chunk.len() as u64;
+                    if bytes > expected.min(max_bytes) {
+                        return Err(FetchError::TooLarge { bytes, max_bytes: expected.min(max_bytes) });
+                    }
+                    if body.capacity() - body.len() < chunk.len() {
+                        let missing = usize::try_from(expected).unwrap_or(usize::MAX) - body.len();
+                        body.reserve_exact(missing.min(body.len().max(64 << 10)).max(chunk.len()));
+                    }
+                    body.extend_from_slice(&chunk);
+                }
+                Ok(Err(error)) => return Err(broke_off(&error, body.len() as u64, expected)),
+                Err(_) => {}
+            }
+            if Instant::now() >= window.end {
+                window = window.next(limits)?;
+            }
+        }
+        let got = body.len() as u64;
+        if got < expected {
+            return Err(FetchError::CutShort { got, expected });
+        }
+        Ok(body.into())
+    }
+}
+
+#[async_trait]
+impl Fetch for HttpFetcher {
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let url = object_url(base_url, key, self.policy.allow_private)?;
+        match timeout(limits.deadline, self.exchange(url, limits)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
+        }
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.traffic.totals()
+    }
+}
+
+/// A stretch of time in which enough must come.
+struct RateWindow {
+    start: Instant,
+    end: Instant,
+    bytes: u64,
+}
+
+impl RateWindow {
+    fn open(limits: &Limits) -> RateWindow {
+        let start = Instant::now();
+        RateWindow { start, end: start + limits.rate_window, bytes: 0 }
+    }
+
+    /// Judges the window that has ended, and opens the next one.
+    fn next(self, limits: &Limits) -> Result<RateWindow, FetchError> {
+        let window = self.end - self.start;
+        let wanted = limits.min_bytes_per_second as f64 * window.as_secs_f64();
+        // If we were not running when it ended, it was we who did not read.
+        if (self.bytes as f64) < wanted && !late(self.start, window) {
+            return Err(FetchError::Crawled { bytes: self.bytes, window });
+        }
+        Ok(RateWindow::open(limits))
+    }
+}
+
+/// Whether this process woke up much later than it asked to.
+fn late(since: Instant, asked: Duration) -> bool {
+    since.elapsed() > asked + asked / 2 + Duration::from_millis(250)
+}
+
+/// The URL of an object, if the base is one that may be used at all.
+fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
+    let bad = |why: String| FetchError::BadUrl { why };
+    if base_url.len() > 256 {
+        return Err(bad(format!("it has {} characters, more than 256", base_url.len())));
+    }
+    let mut url = Url::parse(base_url).map_err(|error| bad(error.to_string()))?;
+    match url.scheme() {
+        "https" => {}
+        "http" if allow_private => {}
+        "http" => return Err(bad("it must be https".into())),
+        other => return Err(bad(format!("{other:?} is neither https nor http"))),
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(bad("it holds a credential".into()));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(bad("it has a query or a fragment".into()));
+    }
+    // A literal address is never resolved, so it is judged here.
+    let literal = match url.host() {
+        None => return Err(bad("it names no host".into())),
+        Some(Host::Domain(_)) => None,
+        Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
+        Some(Host::Ipv6(address)) => Some(IpAddr::V6(address)),
+    };
+    if let Some(address) = literal {
+        judge(address, allow_private)?;
+    }
+    url.path_segments_mut()
+        .map_err(|()| bad("it cannot have a path".into()))?
+        .pop_if_empty()
+        .extend(key.as_str().split('/'));
+    Ok(url)
+}
+
+fn judge(address: IpAddr, allow_private: bool) -> Result<(), ForbiddenAddress> {
+    let class = AddressClass::of(address);
+    if class.allowed(allow_private) { Ok(()) } else { Err(ForbiddenAddress { address, class }) }
+}
+
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("{address} is {class}")]
+struct ForbiddenAddress {
+    address: IpAddr,
+    class: AddressClass,
+}
+
+impl From<ForbiddenAddress> for FetchError {
+    fn from(ForbiddenAddress { address, class }: ForbiddenAddress) -> FetchError {
+        FetchError::ForbiddenAddress { address, class }
+    }
+}
+
+/// Gives the client only addresses that were judged. It connects to exactly these: there is no second lookup in which a
+/// name could come to mean something else.
+struct JudgedResolver {
+    resolver: Arc<dyn Resolver>,
+    allow_private: bool,
+}
+
+impl reqwest::dns::Resolve for JudgedResolver {
+    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
+        let (resolver, allow_private) = (self.resolver.clone(), self.allow_private);
+        Box::pin(async move {
+            let found = resolver.addresses(name.as_str()).await?;
+            let mut allowed: Vec<SocketAddr> = Vec::new();
+            let mut refused = None;
+            for address in found {
+                match judge(address, allow_private) {
+                    Ok(()) => allowed.push(SocketAddr::new(address, 0)),
+                    Err(forbidden) => refused = refused.or(Some(forbidden)),
+                }
+            }
+            match (allowed.is_empty(), refused) {
+                (true, Some(forbidden)) => Err(forbidden.into()),
+                (true, None) => Err(io::Error::other("the name has no address").into()),
+                (false, _) => Ok(Box::new(allowed.into_iter()) as reqwest::dns::Addrs),
+            }
+        })
+    }
+}
+
+/// Why there was no answer: as a rule the network in between, which may be ours.
+fn not_answered(error: &reqwest::Error) -> FetchError {
+    if let Some(forbidden) = cause::<ForbiddenAddress>(error) {
+        return (*forbidden).into();
+    }
+    let what = chain(error);
+    match error {
+        error if error.is_builder() => FetchError::BadUrl { why: what },
+        error if error.is_dns() => FetchError::Unresolved { what },
+        _ => FetchError::Unreachable { what },
+    }
+}
+
+/// Why an answer ended early: closed in order by them, or broken by anybody.
+fn broke_off(error: &reqwest::Error, got: u64, expected: u64) -> FetchError {
+    match cause::<io::Error>(error).map(io::Error::kind) {
+        Some(io::ErrorKind::UnexpectedEof) => FetchError::CutShort { got, expected },
+        _ => FetchError::Broken { got, expected, what: chain(error) },
+    }
+}
+
+fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        next = error.source();
+    }
+    None
+}
+
+/// An error and its causes, without the URL.
+fn chain(error: &dyn StdError) -> String {
+    let mut causes: Vec<String> = Vec::new();
+    let mut next = error.source();
+    while let Some(error) = next {
+        let text = error.to_string();
+        if causes.last() != Some(&text) {
+            causes.push(text);
+        }
+        next = error.source();
+    }
+    if causes.is_empty() { error.to_string() } else { causes.join(": ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{Digest, keys};
+
+    fn url(base: &str, allow_private: bool) -> Result<String, FetchError> {
+        object_url(base, &keys::piece(&Digest([7; 32])), allow_private).map(String::from)
+    }
+
+    #[test]
+    fn the_object_lies_below_the_base() {
+        let hex = "07".repeat(32);
+        for base in ["https://host/bucket", "https://host/bucket/"] {
+            assert_eq!(url(base, false), Ok(format!("https://host/bucket/pieces/{hex}")));
+        }
+        assert_eq!(url("https://host", false), Ok(format!("https://host/pieces/{hex}")));
+        assert_eq!(url("http://127.0.0.1:9000/b", true), Ok(format!("http://127.0.0.1:9000/b/pieces/{hex}")));
+    }
+
+    #[test]
+    fn a_url_that_is_no_plain_place_is_refused_and_theirs() {
+        let long = format!("https://host/{}", "a".repeat(300));
+        for base in [
+            "not a url",
+            "host/bucket",
+            "ftp://host/bucket",
+            "file:///etc/passwd",
+            "http://host/bucket",
+            "https://me:secret@host/bucket",
+            "https://host/bucket?list-type=2",
+            "https://host/bucket#x",
+            "https:///bucket?",
+            "data:text/plain,hello",
+            long.as_str(),
+        ] {
+            let error = url(base, false).expect_err(base);
+            assert!(matches!(error, FetchError::BadUrl { .. }) && error.is_theirs(), "{base}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_judged_however_it_is_spelt() {
+        for base in [
+            "https://127.0.0.1/b",
+            "https://2130706433/b",
+            "https://0x7f.1/b",
+            "https://0177.0.0.1/b",
+            "https://127.1/b",
+            "https://[::1]/b",
+            "https://[::ffff:127.0.0.1]/b",
+            "https://[64:ff9b::7f00:1]/b",
+            "https://169.254.169.254/latest",
+            "https://100.64.1.1/b",
+            "https://10.0.0.1/b",
+            "https://224.0.0.1/b",
+            "https://0.0.0.0/b",
+        ] {
+            let error = url(base, false).expect_err(base);
+            assert!(
+                matches!(error, FetchError::ForbiddenAddress { .. }) && error.is_theirs(),
+                "{base}: {error:?}"
+            );
+        }
+        assert!(url("https://1.1.1.1/b", false).is_ok());
+    }
+
+    #[test]
+    fn windows_that_ended_while_we_slept_accuse_nobody() {
+        let limits = Limits { rate_window: Duration::from_millis(100), ..Limits::for_bytes(1) };
+        let now = Instant::now();
+        let window = |ago: Duration, bytes| {
+            let start = now - ago;
+            RateWindow { start, end: start + limits.rate_window, bytes }
+        };
+        assert!(matches!(
+            window(limits.rate_window, 5).next(&limits),
+            Err(FetchError::Crawled { bytes: 5, .. })
+        ));
+        assert!(window(Duration::from_secs(10), 5).next(&limits).is_ok());
+        assert!(window(limits.rate_window, 1 << 20).next(&limits).is_ok());
+    }
+}

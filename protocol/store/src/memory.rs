@@ -1,0 +1,175 @@
+//! A store in memory, and a network of them: what a simulation of many roles in one process runs on.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use protocol::keys::ObjectKey;
+
+use crate::fetch::{Fetch, FetchError, Limits};
+use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
+
+/// A [`Store`] that keeps everything in memory.
+#[derive(Debug, Default)]
+pub struct MemoryStore {
+    objects: Mutex<BTreeMap<String, Bytes>>,
+    capacity_bytes: Option<u64>,
+    traffic: Traffic,
+}
+
+impl MemoryStore {
+    pub fn new() -> MemoryStore {
+        MemoryStore::default()
+    }
+
+    /// A store that is full when its objects together have `capacity_bytes`.
+    pub fn with_capacity(capacity_bytes: u64) -> MemoryStore {
+        MemoryStore { capacity_bytes: Some(capacity_bytes), ..MemoryStore::default() }
+    }
+
+    fn objects(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Bytes>> {
+        // The map is whole even if a holder of the lock panicked: no change to it has two steps.
+        self.objects.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn found(&self, key: &ObjectKey) -> Result<Bytes, StoreError> {
+        let found = self.objects().get(key.as_str()).cloned();
+        found.ok_or_else(|| StoreError::NotFound { key: key.to_string() })
+    }
+
+    fn insert(&self, key: &ObjectKey, bytes: Bytes, replace: bool) -> Result<bool, StoreError> {
+        let mut objects = self.objects();
+        if !replace && objects.contains_key(key.as_str()) {
+            return Ok(false);
+        }
+        let others: u64 = objects
+            .iter()
+            .filter(|(name, _)| *name != key.as_str())
+            .map(|(_, bytes)| bytes.len() as u64)
+            .sum();
+        if self.capacity_bytes.is_some_and(|capacity| others + bytes.len() as u64 > capacity) {
+            return Err(StoreError::Full {
+                store: self.describe(),
+                action: Action::Write,
+                name: key.to_string(),
+                source: format!("{others} bytes are taken").into(),
+            });
+        }
+        self.traffic.went_up(bytes.len() as u64);
+        // A slice of something large would keep all of it alive.
+        objects.insert(key.to_string(), Bytes::copy_from_slice(&bytes));
+        Ok(true)
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    fn describe(&self) -> String {
+        "memory".into()
+    }
+
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.insert(key, bytes, true).map(|_| ())
+    }
+
+    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
+        let found = self.found(key)?;
+        let bytes = found.len() as u64;
+        if bytes > max_bytes {
+            return Err(StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
+        }
+        self.traffic.came_down(bytes);
+        Ok(found)
+    }
+
+    async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let found = self.found(key)?;
+        let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(found.len());
+        let slice = found.slice(clamp(range.start)..clamp(range.end).max(clamp(range.start)));
+        self.traffic.came_down(slice.len() as u64);
+        Ok(slice)
+    }
+
+    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        Ok(self.found(key)?.len() as u64)
+    }
+
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.objects().remove(key.as_str());
+        Ok(())
+    }
+
+    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
+        let prefix = trimmed(prefix);
+        let objects = self.objects();
+        let mut below = objects.iter().filter(|(name, _)| is_below(name, prefix));
+        let entry =
+            |(name, bytes): (&String, &Bytes)| Entry { name: name.clone(), bytes: bytes.len() as u64 };
+        let entries = below.by_ref().take(max_entries).map(entry).collect();
+        Ok(Listing { entries, complete: below.next().is_none() })
+    }
+
+    async fn put_if_absent(&self, key: &ObjectKey, bytes: Bytes) -> Result<bool, StoreError> {
+        self.insert(key, bytes, false)
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.traffic.totals()
+    }
+}
+
+/// A [`Fetch`] that finds stores of this process by their base URL. What [`crate::HttpFetcher`] is to a network.
+#[derive(Default)]
+pub struct InProcess {
+    stores: Mutex<BTreeMap<String, Arc<dyn Store>>>,
+    traffic: Traffic,
+}
+
+impl InProcess {
+    pub fn new() -> InProcess {
+        InProcess::default()
+    }
+
+    /// From now on `store` is what stands at `base_url`.
+    pub fn serve(&self, base_url: impl Into<String>, store: Arc<dyn Store>) {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner).insert(base_url.into(), store);
+    }
+
+    /// From now on nobody answers at `base_url`.
+    pub fn vanish(&self, base_url: &str) {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner).remove(base_url);
+    }
+}
+
+#[async_trait]
+impl Fetch for InProcess {
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let store = self.stores.lock().unwrap_or_else(PoisonError::into_inner).get(base_url).cloned();
+        let Some(store) = store else {
+            return Err(FetchError::Unreachable { what: format!("nobody answers at {base_url}") });
+        };
+        let bytes = match tokio::time::timeout(limits.deadline, store.get(key, limits.max_bytes)).await {
+            Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
+            Ok(Ok(bytes)) => Ok(bytes),
+            Ok(Err(StoreError::NotFound { .. })) => Err(FetchError::Missing),
+            Ok(Err(StoreError::TooLarge { bytes, max_bytes, .. })) => {
+                Err(FetchError::TooLarge { bytes, max_bytes })
+            }
+            Ok(Err(StoreError::CutShort { got, expected, .. })) => {
+                Err(FetchError::CutShort { got, expected })
+            }
+            Ok(Err(StoreError::Unavailable { .. } | StoreError::Full { .. })) => {
+                Err(FetchError::Unavailable { status: 503 })
+            }
+            Ok(Err(other)) => Err(FetchError::Unreachable { what: other.to_string() }),
+        }?;
+        self.traffic.came_down(bytes.len() as u64);
+        Ok(bytes)
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.traffic.totals()
+    }
+}

@@ -1,0 +1,188 @@
+//! A bucket at any S3-compatible provider.
+//!
+//! Nothing here waits for long: a miner whose upload may take three minutes of silent retries has missed its window
+//! long before it learns of it. So the number of tries is small, and one deadline covers them all.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::{BackoffConfig, ClientOptions, RetryConfig};
+use serde::Deserialize;
+use url::Url;
+
+use crate::object::{Objects, Transfer};
+use crate::{StoreError, Traffic};
+
+/// One's own bucket at an S3-compatible provider. Open it with [`S3Store::open`].
+pub type S3Store = Objects<AmazonS3>;
+
+/// The key pair that may write to one's own bucket. Shown without its secret.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credentials {
+    pub access_key: String,
+    pub secret_key: String,
+}
+
+/// Where the bucket is, who we are to it, and how long anything may take.
+#[derive(Clone, Debug)]
+pub struct S3Settings {
+    /// `https://host[:port]`, without the bucket. `http` is taken at its word: the keys never travel, but the contents
+    /// do.
+    pub endpoint: String,
+    pub bucket: String,
+    pub region: String,
+    pub credentials: Credentials,
+    /// A whole operation, with all its retries, ends by then.
+    pub deadline: Duration,
+    /// Tries after the first.
+    pub retries: usize,
+    /// One try: from the request to the next sign of life.
+    pub try_timeout: Duration,
+    /// Larger objects are uploaded in parts of this size: at least 5 MiB.
+    pub part_bytes: usize,
+    /// Parts on their way at once.
+    pub parts_at_once: usize,
+}
+
+/// S3 takes no smaller part, the last one excepted.
+pub const PART_BYTES_MIN: usize = 5 << 20;
+
+impl S3Settings {
+    /// The settings that fit most: region `us-east-1`, 4 retries, 2 minutes in all, parts of 8 MiB.
+    pub fn new(
+        endpoint: impl Into<String>,
+        bucket: impl Into<String>,
+        credentials: Credentials,
+    ) -> S3Settings {
+        S3Settings {
+            endpoint: endpoint.into(),
+            bucket: bucket.into(),
+            region: "us-east-1".into(),
+            credentials,
+            deadline: Duration::from_secs(120),
+            retries: 4,
+            try_timeout: Duration::from_secs(30),
+            part_bytes: 8 << 20,
+            parts_at_once: 4,
+        }
+    }
+
+    /// The base URL under which everybody reads this bucket, where the provider serves it by path.
+    pub fn base_url(&self) -> String {
+        format!("{}/{}", self.endpoint.trim_end_matches('/'), self.bucket)
+    }
+}
+
+impl S3Store {
+    /// Checks the settings. Nothing is sent: see [`crate::probe`] for whether the bucket is there and works.
+    pub fn open(settings: &S3Settings) -> Result<S3Store, StoreError> {
+        let wrong = |what: String| StoreError::Settings { what };
+        let endpoint = Url::parse(&settings.endpoint)
+            .map_err(|error| wrong(format!("the endpoint {:?} is no URL: {error}", settings.endpoint)))?;
+        let plain = match endpoint.scheme() {
+            "http" => true,
+            "https" => false,
+            other => return Err(wrong(format!("the endpoint is {other}, and must be http or https"))),
+        };
+        if !endpoint.username().is_empty() || endpoint.password().is_some() {
+            return Err(wrong("the endpoint must not hold a credential".into()));
+        }
+        if settings.bucket.is_empty() || settings.bucket.contains('/') {
+            return Err(wrong(format!("{:?} is no name of a bucket", settings.bucket)));
+        }
+        if settings.credentials.access_key.is_empty() || settings.credentials.secret_key.is_empty() {
+            return Err(wrong("the access key and its secret are both needed".into()));
+        }
+        if settings.part_bytes < PART_BYTES_MIN {
+            return Err(wrong(format!(
+                "parts of {} bytes: S3 takes no less than 5 MiB",
+                settings.part_bytes
+            )));
+        }
+
+        let client = ClientOptions::new()
+            .with_allow_http(plain)
+            // A machine that only ever speaks to its own network need not have any certificates.
+            .with_no_system_certificates(plain)
+            .with_connect_timeout(settings.try_timeout.min(Duration::from_secs(5)))
+            .with_timeout_disabled()
+            .with_read_timeout(settings.try_timeout);
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(2),
+                base: 2.0,
+            },
+            max_retries: settings.retries,
+            retry_timeout: settings.deadline,
+        };
+        let backend = AmazonS3Builder::new()
+            .with_endpoint(settings.endpoint.trim_end_matches('/'))
+            .with_allow_http(plain)
+            .with_virtual_hosted_style_request(false)
+            .with_bucket_name(&settings.bucket)
+            .with_region(&settings.region)
+            .with_access_key_id(&settings.credentials.access_key)
+            .with_secret_access_key(&settings.credentials.secret_key)
+            .with_client_options(client)
+            .with_retry(retry)
+            .build()
+            .map_err(|error| wrong(error.to_string()))?;
+
+        Ok(Objects {
+            backend,
+            describe: settings.base_url(),
+            transfer: Transfer {
+                deadline: settings.deadline,
+                single_put_bytes_max: settings.part_bytes,
+                part_bytes: settings.part_bytes,
+                parts_at_once: settings.parts_at_once,
+            },
+            traffic: Arc::new(Traffic::default()),
+        })
+    }
+}
+
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Credentials").field("access_key", &self.access_key).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> S3Settings {
+        let credentials = Credentials { access_key: "key".into(), secret_key: "hush".into() };
+        S3Settings::new("http://127.0.0.1:9000", "bucket", credentials)
+    }
+
+    fn refused(change: impl Fn(&mut S3Settings)) -> String {
+        let mut settings = settings();
+        change(&mut settings);
+        match S3Store::open(&settings) {
+            Err(StoreError::Settings { what }) => what,
+            Err(other) => panic!("another error: {other}"),
+            Ok(_) => panic!("opened"),
+        }
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused_before_anything_is_sent() {
+        assert!(S3Store::open(&settings()).is_ok());
+        assert!(refused(|s| s.endpoint = "ftp://host".into()).contains("http or https"));
+        assert!(refused(|s| s.endpoint = "not a url".into()).contains("is no URL"));
+        assert!(refused(|s| s.endpoint = "https://a:b@host".into()).contains("credential"));
+        assert!(refused(|s| s.bucket = "a/b".into()).contains("bucket"));
+        assert!(refused(|s| s.credentials.secret_key.clear()).contains("secret"));
+        assert!(refused(|s| s.part_bytes = 1 << 20).contains("5 MiB"));
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        assert!(!format!("{:?}", settings()).contains("hush"));
+    }
+}

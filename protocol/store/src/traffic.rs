@@ -1,0 +1,47 @@
+//! Bytes up, bytes down: counted where they pass, so that a role can report what taking part costs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+/// Two counters that many tasks may raise at once. Object contents only: headers and retries are not counted.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    up: AtomicU64,
+    down: AtomicU64,
+}
+
+/// The value of a [`Traffic`] at one moment, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TrafficTotals {
+    pub up_bytes: u64,
+    pub down_bytes: u64,
+}
+
+impl Traffic {
+    pub fn went_up(&self, bytes: u64) {
+        self.up.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn came_down(&self, bytes: u64) {
+        self.down.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub fn totals(&self) -> TrafficTotals {
+        TrafficTotals {
+            up_bytes: self.up.load(Ordering::Relaxed),
+            down_bytes: self.down.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl std::ops::Add for TrafficTotals {
+    type Output = TrafficTotals;
+
+    fn add(self, other: TrafficTotals) -> TrafficTotals {
+        TrafficTotals {
+            up_bytes: self.up_bytes.saturating_add(other.up_bytes),
+            down_bytes: self.down_bytes.saturating_add(other.down_bytes),
+        }
+    }
+}

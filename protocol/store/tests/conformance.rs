@@ -1,0 +1,241 @@
+//! What every store must do, whatever is behind it: one suite, run over all of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use proptest::test_runner::{Config, TestRunner};
+use protocol::keys::{self, ObjectKey};
+use protocol::{Digest, RunId, Window};
+use store::faulty::{Faults, FaultyStore};
+use store::server::{BucketConfig, S3Server, ServerConfig};
+use store::{DiskStore, MemoryStore, S3Settings, S3Store, Store, StoreError};
+
+fn pattern(bytes: usize, seed: u8) -> Bytes {
+    let mut out = vec![0; bytes];
+    blake3::Hasher::new().update(&[seed]).finalize_xof().fill(&mut out);
+    out.into()
+}
+
+fn key(window: u32, name: &str) -> ObjectKey {
+    keys::contribution(RunId(7), Window(window), &Digest::of(name.as_bytes()))
+}
+
+/// The suite. `what` names the store in the message of a failure.
+async fn conforms(what: &str, store: &dyn Store) {
+    // Nothing is there before it is written.
+    let first = key(1, "first");
+    assert!(
+        matches!(store.get(&first, 100).await, Err(StoreError::NotFound { .. })),
+        "{what}: get of nothing"
+    );
+    assert!(matches!(store.head(&first).await, Err(StoreError::NotFound { .. })), "{what}: head of nothing");
+    let nothing = store.get_range(&first, 0..1).await;
+    assert!(matches!(nothing, Err(StoreError::NotFound { .. })), "{what}: range of nothing");
+    store.delete(&first).await.unwrap_or_else(|error| panic!("{what}: delete of nothing: {error}"));
+    let listing = store.list("", 10).await.expect("a list of nothing");
+    assert!(listing.entries.is_empty() && listing.complete, "{what}: not empty");
+
+    // What is written is read back, to the byte, and only within the bound.
+    let body = pattern(100_000, 1);
+    store.put(&first, body.clone()).await.unwrap_or_else(|error| panic!("{what}: put: {error:?}"));
+    assert_eq!(store.get(&first, 100_000).await.expect("get"), body, "{what}");
+    assert_eq!(store.head(&first).await.expect("head"), 100_000, "{what}");
+    match store.get(&first, 99_999).await {
+        Err(StoreError::TooLarge { bytes: 100_000, max_bytes: 99_999, .. }) => {}
+        other => panic!("{what}: a bound was ignored: {other:?}"),
+    }
+    assert_eq!(store.get_range(&first, 1000..3000).await.expect("range"), body.slice(1000..3000), "{what}");
+    assert_eq!(
+        store.get_range(&first, 99_990..200_000).await.expect("range"),
+        body.slice(99_990..),
+        "{what}"
+    );
+    assert_eq!(store.get_range(&first, 5..5).await.expect("empty range"), Bytes::new(), "{what}");
+
+    // Writing again replaces, and writing the same again changes nothing.
+    for _ in 0..2 {
+        store.put(&first, Bytes::from_static(b"second")).await.expect("put again");
+        assert_eq!(store.get(&first, 6).await.expect("get"), "second", "{what}");
+    }
+
+    // An empty object is an object.
+    let empty = key(1, "empty");
+    store.put(&empty, Bytes::new()).await.expect("put of nothing");
+    assert_eq!(store.head(&empty).await.expect("head"), 0, "{what}");
+    assert_eq!(store.get(&empty, 0).await.expect("get"), Bytes::new(), "{what}");
+
+    // Large objects go in parts where parts are needed; from memory and from a file alike.
+    for (length, seed) in [(8 << 20, 2), (8 << 20 | 1, 3), (21 << 20 | 7, 4)] {
+        let body = pattern(length, seed);
+        let from_memory = key(2, &format!("memory {length}"));
+        store
+            .put(&from_memory, body.clone())
+            .await
+            .unwrap_or_else(|error| panic!("{what}: {length}: {error:?}"));
+        assert_eq!(store.head(&from_memory).await.expect("head"), length as u64, "{what}");
+        assert!(
+            store.get(&from_memory, length as u64).await.expect("get") == body,
+            "{what}: {length} bytes differ"
+        );
+
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        std::fs::write(file.path(), &body).expect("written");
+        let from_file = key(2, &format!("file {length}"));
+        assert_eq!(store.put_file(&from_file, file.path()).await.expect("put_file"), length as u64, "{what}");
+        assert!(
+            store.get(&from_file, length as u64).await.expect("get") == body,
+            "{what}: {length} bytes differ"
+        );
+    }
+    let no_file = store.put_file(&first, std::path::Path::new("/nonexistent/file")).await;
+    assert!(matches!(no_file, Err(StoreError::File { .. })), "{what}: {no_file:?}");
+
+    // Lists are in order, below whole parts of names, and bounded.
+    for window in [30, 300, 31] {
+        for name in ["a", "b", "c"] {
+            store.put(&key(window, name), Bytes::from(name)).await.expect("put");
+        }
+    }
+    let below = store.list("runs/7/windows/00000030", 10).await.expect("list");
+    let names: Vec<_> = below.entries.iter().map(|entry| entry.name.clone()).collect();
+    let mut expected: Vec<_> = ["a", "b", "c"].iter().map(|name| key(30, name).to_string()).collect();
+    expected.sort();
+    assert_eq!(names, expected, "{what}");
+    assert!(below.complete && below.entries.iter().all(|entry| entry.bytes == 1), "{what}");
+    assert!(below.entries.iter().all(|entry| entry.key().is_some()), "{what}");
+    assert!(store.list("runs/7/windows/0000003", 10).await.expect("list").entries.is_empty(), "{what}");
+    assert!(store.list("no/such/place", 10).await.expect("list").entries.is_empty(), "{what}");
+    let two = store.list("runs/7/windows/00000030/", 2).await.expect("list");
+    let two_names: Vec<_> = two.entries.iter().map(|entry| entry.name.clone()).collect();
+    assert_eq!((two_names, two.complete), (expected[..2].to_vec(), false), "{what}");
+    let all = store.list("", 1000).await.expect("list");
+    assert_eq!((all.entries.len(), all.complete), (17, true), "{what}");
+
+    // Deleting is for good, and as often as one likes.
+    for _ in 0..2 {
+        store.delete(&first).await.expect("delete");
+        assert!(matches!(store.get(&first, 100).await, Err(StoreError::NotFound { .. })), "{what}");
+    }
+
+    // Many at once do not mix, and one object written by many at once is one of theirs.
+    let writes = (0..24u8).map(|writer| async move {
+        store.put(&key(4, &format!("own {writer}")), pattern(10_000, writer)).await.expect("put");
+        store.put(&key(4, "shared"), pattern(50_000, writer)).await.expect("put");
+    });
+    futures::future::join_all(writes).await;
+    for writer in 0..24u8 {
+        let own = store.get(&key(4, &format!("own {writer}")), 10_000).await.expect("get");
+        assert!(own == pattern(10_000, writer), "{what}: writer {writer}'s object is not its own");
+    }
+    let shared = store.get(&key(4, "shared"), 50_000).await.expect("get");
+    assert!((0..24u8).any(|writer| shared == pattern(50_000, writer)), "{what}: two writes were mixed");
+
+    // What passes is counted.
+    let before = store.traffic();
+    store.put(&first, pattern(1000, 1)).await.expect("put");
+    store.get(&first, 1000).await.expect("get");
+    let after = store.traffic();
+    assert_eq!(after.up_bytes - before.up_bytes, 1000, "{what}");
+    assert_eq!(after.down_bytes - before.down_bytes, 1000, "{what}");
+
+    // And the probe, which is for stores of strangers, finds nothing wrong here.
+    let report = store::probe(store).await;
+    assert!(report.is_usable(), "{what}: {report}");
+}
+
+/// Any sequence of operations does what the same on a map would do.
+async fn behaves_like_a_map(what: &str, store: &dyn Store, operations: &[(u8, u8, u16)]) {
+    let mut map: BTreeMap<String, Bytes> = BTreeMap::new();
+    for &(operation, name, length) in operations {
+        let key = key(u32::from(name % 2), &(name % 5).to_string());
+        match operation % 4 {
+            0 | 1 => {
+                let body = pattern(usize::from(length), name);
+                store.put(&key, body.clone()).await.expect("put");
+                map.insert(key.to_string(), body);
+            }
+            2 => {
+                store.delete(&key).await.expect("delete");
+                map.remove(key.as_str());
+            }
+            _ => match (store.get(&key, 1 << 20).await, map.get(key.as_str())) {
+                (Ok(got), Some(expected)) => assert_eq!(got, expected, "{what}"),
+                (Err(StoreError::NotFound { .. }), None) => {}
+                (got, expected) => panic!("{what}: {got:?}, and should be {expected:?}"),
+            },
+        }
+    }
+    let listed = store.list("", 1000).await.expect("list").entries;
+    let listed: Vec<_> = listed.into_iter().map(|entry| (entry.name, entry.bytes)).collect();
+    let expected: Vec<_> = map.iter().map(|(name, bytes)| (name.clone(), bytes.len() as u64)).collect();
+    assert_eq!(listed, expected, "{what}");
+    for name in map.keys() {
+        store.delete(&name.parse().expect("a key")).await.expect("delete");
+    }
+}
+
+fn check_like_a_map(what: &str, store: &dyn Store, runtime: &tokio::runtime::Runtime, cases: u32) {
+    let mut runner = TestRunner::new(Config { cases, failure_persistence: None, ..Config::default() });
+    let operations = proptest::collection::vec(proptest::prelude::any::<(u8, u8, u16)>(), 0..24);
+    runner
+        .run(&operations, |operations| {
+            runtime.block_on(behaves_like_a_map(what, store, &operations));
+            Ok(())
+        })
+        .unwrap_or_else(|error| panic!("{what}: {error}"));
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime")
+}
+
+async fn server(data_dir: Option<std::path::PathBuf>) -> (S3Server, S3Store) {
+    let bucket = BucketConfig::new("miner-0", "key-0", "secret-0");
+    let credentials = bucket.credentials.clone();
+    let config = ServerConfig { data_dir, ..ServerConfig::in_memory(vec![bucket]) };
+    let server = S3Server::start(config).await.expect("a server");
+    let store = S3Store::open(&S3Settings::new(server.endpoint(), "miner-0", credentials)).expect("a store");
+    (server, store)
+}
+
+#[test]
+fn memory_conforms() {
+    let (runtime, store) = (runtime(), MemoryStore::new());
+    check_like_a_map("memory", &store, &runtime, 100);
+    runtime.block_on(conforms("memory", &store));
+}
+
+#[test]
+fn a_disk_conforms() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let store = DiskStore::open(&directory.path().join("made/here")).expect("a store");
+    let runtime = runtime();
+    check_like_a_map("disk", &store, &runtime, 10);
+    runtime.block_on(conforms("disk", &store));
+}
+
+#[test]
+fn a_faulty_store_without_faults_conforms() {
+    let runtime = runtime();
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), 1, Faults::default());
+    check_like_a_map("faulty", &store, &runtime, 20);
+    runtime.block_on(conforms("faulty", &store));
+}
+
+#[test]
+fn s3_over_a_server_in_memory_conforms() {
+    let runtime = runtime();
+    let (_server, store) = runtime.block_on(server(None));
+    check_like_a_map("s3 in memory", &store, &runtime, 10);
+    runtime.block_on(conforms("s3 in memory", &store));
+}
+
+#[test]
+fn s3_over_a_server_on_disk_conforms() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let runtime = runtime();
+    let (_server, store) = runtime.block_on(server(Some(directory.path().join("s3"))));
+    check_like_a_map("s3 on disk", &store, &runtime, 5);
+    runtime.block_on(conforms("s3 on disk", &store));
+}

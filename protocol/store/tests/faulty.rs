@@ -1,0 +1,208 @@
+//! Stores that fail on purpose, and fetching from many that do.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use protocol::keys::{self, ObjectKey};
+use protocol::{Digest, Uid};
+use store::faulty::{Faults, FaultyStore};
+use store::fetch::{FetchPlan, Mirror};
+use store::memory::InProcess;
+use store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, fetch_verified};
+
+fn object(text: &str) -> (ObjectKey, Digest, Bytes) {
+    let bytes = Bytes::from(text.to_owned());
+    let digest = Digest::of(&bytes);
+    (keys::piece(&digest), digest, bytes)
+}
+
+/// What becomes of a fixed list of operations, as letters.
+async fn story(seed: u64, faults: Faults, reversed: bool) -> Vec<String> {
+    let store = FaultyStore::new(MemoryStore::new(), seed, faults);
+    let mut objects: Vec<_> = (0..20).map(|number| object(&format!("object {number}"))).collect();
+    if reversed {
+        objects.reverse();
+    }
+    let mut story = Vec::new();
+    for (key, digest, bytes) in objects {
+        let mut line = format!("{key} ");
+        for _ in 0..5 {
+            line.push(match store.put(&key, bytes.clone()).await {
+                Ok(()) => 'W',
+                Err(_) => '!',
+            });
+            line.push(match store.get(&key, 100).await {
+                Ok(got) if Digest::of(&got) == digest => 'R',
+                Ok(_) => 'X',
+                Err(StoreError::NotFound { .. }) => 'N',
+                Err(StoreError::CutShort { .. }) => 'C',
+                Err(_) => '!',
+            });
+        }
+        story.push(line);
+    }
+    story.sort();
+    story
+}
+
+#[tokio::test]
+async fn a_seed_replays_every_fault_whatever_the_order_of_objects() {
+    let faults = Faults {
+        unavailable: 0.2,
+        answer_lost: 0.2,
+        overlooked: 0.1,
+        cut_short: 0.1,
+        flipped: 0.2,
+        delay_max: Duration::from_micros(50),
+    };
+    let first = story(1, faults, false).await;
+    assert_eq!(first, story(1, faults, true).await);
+    assert_ne!(first, story(2, faults, false).await);
+    let seen = first.concat();
+    for kind in ['W', 'R', 'X', 'N', 'C', '!'] {
+        assert!(seen.contains(kind), "{kind} never happened");
+    }
+    assert!(story(1, Faults::default(), false).await.concat().chars().all(|c| !"XNC!".contains(c)));
+}
+
+#[tokio::test]
+async fn a_lost_answer_has_done_the_work() {
+    let store = FaultyStore::new(MemoryStore::new(), 1, Faults { answer_lost: 1.0, ..Faults::default() });
+    let (key, _, bytes) = object("kept");
+    assert!(matches!(store.put(&key, bytes.clone()).await, Err(error) if error.may_pass()));
+    assert_eq!(store.inner().get(&key, 10).await.expect("there"), bytes);
+    store.set(Faults::default());
+    store.put(&key, bytes).await.expect("harmless to repeat");
+}
+
+#[tokio::test]
+async fn a_store_in_memory_can_be_full() {
+    let store = MemoryStore::with_capacity(10);
+    let (key, _, bytes) = object("12345678");
+    store.put(&key, bytes.clone()).await.expect("room");
+    store.put(&key, bytes).await.expect("it replaces itself");
+    let (second, _, bytes) = object("abcdefgh");
+    assert!(matches!(store.put(&second, bytes).await, Err(StoreError::Full { .. })));
+    assert!(matches!(store.head(&second).await, Err(StoreError::NotFound { .. })));
+}
+
+/// Five mirrors: away, empty, spoiling, too large, honest.
+struct Market {
+    network: InProcess,
+    key: ObjectKey,
+    digest: Digest,
+    bytes: Bytes,
+}
+
+async fn market() -> Market {
+    let (key, digest, bytes) = object("what everybody wants");
+    let network = InProcess::new();
+    network.serve("empty", Arc::new(MemoryStore::new()));
+    let spoiling = FaultyStore::new(MemoryStore::new(), 3, Faults { flipped: 1.0, ..Faults::default() });
+    spoiling.put(&key, bytes.clone()).await.expect("put");
+    network.serve("spoiling", Arc::new(spoiling));
+    let large = MemoryStore::new();
+    large.put(&key, Bytes::from(vec![0; 1000])).await.expect("put");
+    network.serve("large", Arc::new(large));
+    let honest = MemoryStore::new();
+    honest.put(&key, bytes.clone()).await.expect("put");
+    network.serve("honest", Arc::new(honest));
+    Market { network, key, digest, bytes }
+}
+
+#[tokio::test]
+async fn each_mirrors_failure_is_told_and_touches_no_other() {
+    let Market { network, key, digest, bytes } = market().await;
+    let plan = FetchPlan::new()
+        .then(Some(Uid(1)), "away")
+        .then(Some(Uid(2)), "empty")
+        .then(Some(Uid(3)), "spoiling")
+        .then(Some(Uid(4)), "large")
+        .then(None, "honest");
+    let fetched = plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect("one is honest");
+    assert_eq!((fetched.bytes, fetched.from.base_url.as_str()), (bytes, "honest"));
+    let labels: Vec<_> = fetched
+        .failures
+        .iter()
+        .map(|failure| {
+            (failure.mirror.uid.map(|uid| uid.0), failure.error.label(), failure.error.is_theirs())
+        })
+        .collect();
+    assert_eq!(
+        labels,
+        [
+            (Some(1), "unreachable", false),
+            (Some(2), "missing", true),
+            (Some(3), "wrong-digest", true),
+            (Some(4), "too-large", true),
+        ]
+    );
+    assert!(network.traffic().down_bytes > 0);
+}
+
+#[tokio::test]
+async fn who_failed_for_good_is_not_asked_again() {
+    let Market { network, key, digest, .. } = market().await;
+    let plan = FetchPlan::new()
+        .then(None, "away")
+        .then(None, "spoiling")
+        .then(None, "large")
+        .rounds(3, Duration::from_millis(1));
+    let error =
+        plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("nobody is honest");
+    let asked: Vec<_> = error.failures.iter().map(|failure| failure.mirror.base_url.as_str()).collect();
+    assert_eq!(asked, ["away", "spoiling", "large", "away", "away"]);
+    assert!(error.to_string().contains("3 mirrors"), "{error}");
+}
+
+#[tokio::test]
+async fn a_mirror_that_comes_back_is_found_in_a_later_round() {
+    let Market { network, key, digest, bytes } = market().await;
+    let back = MemoryStore::new();
+    back.put(&key, bytes).await.expect("put");
+    let network = Arc::new(network);
+    let plan = FetchPlan::new().then(None, "late").rounds(1000, Duration::from_millis(1));
+    let fetching = tokio::spawn({
+        let network = network.clone();
+        async move { plan.fetch(&*network, &key, &digest, &Limits::for_bytes(100)).await }
+    });
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    network.serve("late", Arc::new(back));
+    let fetched = fetching.await.expect("no panic").expect("it came back");
+    assert!(!fetched.failures.is_empty());
+}
+
+#[tokio::test]
+async fn a_plan_ends_when_it_must() {
+    let Market { network, key, digest, .. } = market().await;
+    let slow = Faults { delay_max: Duration::from_secs(3600), ..Faults::default() };
+    network.serve("slow", Arc::new(FaultyStore::new(MemoryStore::new(), 1, slow)));
+    let mirror = |uid| Mirror { uid: Some(Uid(uid)), base_url: "slow".into() };
+    let plan = FetchPlan::new()
+        .then_shuffled((0..50).map(mirror), b"seed")
+        .rounds(50, Duration::ZERO)
+        .within(Duration::from_millis(50));
+    let error = plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("too slow");
+    assert!(!error.failures.is_empty() && error.failures.len() < 50);
+    assert!(error.failures.iter().all(|failure| !failure.error.is_theirs()));
+    assert!(matches!(FetchPlan::new().fetch(&network, &key, &digest, &Limits::for_bytes(1)).await,
+        Err(error) if error.failures.is_empty()));
+}
+
+#[tokio::test]
+async fn bytes_without_their_digest_are_refused_with_both_digests() {
+    let Market { network, key, digest, .. } = market().await;
+    match fetch_verified(&network, "spoiling", &key, &digest, &Limits::for_bytes(100)).await {
+        Err(FetchError::WrongDigest { expected, got }) => assert!(expected == digest && got != digest),
+        other => panic!("{other:?}"),
+    }
+    // Large ones are hashed elsewhere, to the same end.
+    let body = Bytes::from(vec![7; 3 << 20]);
+    let digest = Digest::of(&body);
+    let large = MemoryStore::new();
+    large.put(&keys::piece(&digest), body.clone()).await.expect("put");
+    network.serve("large", Arc::new(large));
+    let limits = Limits::for_bytes(4 << 20);
+    assert_eq!(fetch_verified(&network, "large", &keys::piece(&digest), &digest, &limits).await, Ok(body));
+}

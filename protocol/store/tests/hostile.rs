@@ -1,0 +1,443 @@
+//! Endpoints that mean harm, as sockets that say whatever they like (PROT-13).
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use protocol::Digest;
+use protocol::keys::{self, ObjectKey};
+use store::fetch::{AddressClass, FetchPolicy, HttpFetcher, Resolver};
+use store::{Fetch, FetchError, Limits, fetch_verified};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+fn a_key() -> ObjectKey {
+    keys::piece(&Digest([1; 32]))
+}
+
+fn limits() -> Limits {
+    Limits {
+        max_bytes: 1000,
+        deadline: Duration::from_secs(20),
+        first_byte: Duration::from_millis(300),
+        min_bytes_per_second: 10_000,
+        rate_window: Duration::from_millis(300),
+    }
+}
+
+fn policy() -> FetchPolicy {
+    FetchPolicy { connect_timeout: Duration::from_millis(700), ..FetchPolicy::localnet() }
+}
+
+fn fetcher() -> HttpFetcher {
+    HttpFetcher::new(policy()).expect("a fetcher")
+}
+
+/// An endpoint that reads a request and then does as it likes. Gives its base URL.
+async fn endpoint<F>(act: impl Fn(TcpStream, String) -> F + Send + Sync + 'static) -> String
+where
+    F: Future<Output = io::Result<()>> + Send + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("bound");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut head = Vec::new();
+            while !head.windows(4).any(|end| end == b"\r\n\r\n") {
+                if stream.read_buf(&mut head).await.unwrap_or(0) == 0 {
+                    break;
+                }
+            }
+            tokio::spawn(act(stream, String::from_utf8_lossy(&head).into_owned()));
+        }
+    });
+    format!("http://{address}/bucket")
+}
+
+/// An endpoint that answers with exactly this, and closes.
+async fn saying(answer: &'static str) -> String {
+    endpoint(move |mut stream, _| async move {
+        stream.write_all(answer.as_bytes()).await?;
+        stream.shutdown().await
+    })
+    .await
+}
+
+async fn error_of(base_url: &str) -> FetchError {
+    fetcher().fetch(base_url, &a_key(), &limits()).await.expect_err("hostile")
+}
+
+#[tokio::test]
+async fn an_honest_endpoint_is_read_to_the_byte() {
+    let base = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let fetcher = fetcher();
+    assert_eq!(fetcher.fetch(&base, &a_key(), &limits()).await.expect("honest"), "hello");
+    assert_eq!(fetcher.traffic().down_bytes, 5);
+    let empty = saying("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+    assert_eq!(fetcher.fetch(&empty, &a_key(), &limits()).await.expect("honest"), "");
+}
+
+#[tokio::test]
+async fn a_request_says_nothing_but_which_object() {
+    let (tell, mut told) = tokio::sync::mpsc::channel(1);
+    let base = endpoint(move |mut stream, head| {
+        let tell = tell.clone();
+        async move {
+            let _ = tell.send(head).await;
+            stream.write_all(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n").await
+        }
+    })
+    .await;
+    assert_eq!(error_of(&base).await, FetchError::Missing);
+    let head = told.recv().await.expect("a request").to_lowercase();
+    assert!(head.starts_with(&format!("get /bucket/{} http/1.1\r\n", a_key())), "{head}");
+    assert!(head.contains("accept-encoding: identity"), "{head}");
+    for secret in ["authorization", "cookie", "referer", "x-amz", "range"] {
+        assert!(!head.contains(secret), "{head}");
+    }
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed() {
+    let elsewhere = Arc::new(AtomicUsize::new(0));
+    let count = elsewhere.clone();
+    let target = endpoint(move |mut stream, _| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async move { stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret").await }
+    })
+    .await;
+    for status in [301u16, 302, 303, 307, 308] {
+        let target = target.clone();
+        let base = endpoint(move |mut stream, _| {
+            let answer = format!("HTTP/1.1 {status} Go\r\nlocation: {target}\r\ncontent-length: 0\r\n\r\n");
+            async move { stream.write_all(answer.as_bytes()).await }
+        })
+        .await;
+        let error = error_of(&base).await;
+        assert!(error == FetchError::Redirected { status } && error.is_theirs());
+    }
+    assert_eq!(elsewhere.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn what_is_too_large_is_refused_before_it_is_read() {
+    let base = saying("HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
+    let error = error_of(&base).await;
+    assert!(error == FetchError::TooLarge { bytes: 1001, max_bytes: 1000 } && error.is_theirs());
+    let base = saying("HTTP/1.1 200 OK\r\ncontent-length: 18446744073709551615\r\n\r\n").await;
+    assert!(!matches!(error_of(&base).await, FetchError::Ours { .. }));
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_is_refused() {
+    let chunked =
+        saying("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n").await;
+    let until_closed = saying("HTTP/1.1 200 OK\r\n\r\nhello").await;
+    for base in [chunked, until_closed] {
+        let error = error_of(&base).await;
+        assert!(error == FetchError::NoLength && error.is_theirs());
+    }
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_refused_and_never_unpacked() {
+    let base = saying("HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\nxx").await;
+    let error = error_of(&base).await;
+    assert!(error == FetchError::Encoded { encoding: "gzip".into() } && error.is_theirs());
+}
+
+#[tokio::test]
+async fn statuses_are_theirs_only_where_they_are_clear() {
+    for (status, expected, theirs) in [
+        ("404 Not Found", FetchError::Missing, true),
+        ("410 Gone", FetchError::Missing, true),
+        ("403 Forbidden", FetchError::Refused { status: 403 }, true),
+        ("206 Partial", FetchError::Refused { status: 206 }, true),
+        ("500 Oops", FetchError::Unavailable { status: 500 }, false),
+        ("503 Slow Down", FetchError::Unavailable { status: 503 }, false),
+        ("429 Too Many", FetchError::Unavailable { status: 429 }, false),
+    ] {
+        let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\n\r\n");
+        let base = saying(answer.leak()).await;
+        let error = error_of(&base).await;
+        assert_eq!(error, expected);
+        assert_eq!(error.is_theirs(), theirs, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn silence_after_connecting_is_theirs() {
+    let base = endpoint(|stream, _| async move {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        drop(stream);
+        Ok(())
+    })
+    .await;
+    let error = error_of(&base).await;
+    assert!(matches!(error, FetchError::Stalled { .. }) && error.is_theirs(), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_body_that_stalls_or_drips_is_cut_off_and_theirs() {
+    let stalling = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        stream.shutdown().await
+    })
+    .await;
+    let dripping = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
+        loop {
+            stream.write_all(b"x").await?;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    for base in [stalling, dripping] {
+        let error = error_of(&base).await;
+        assert!(matches!(error, FetchError::Crawled { .. }) && error.is_theirs(), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_fetch_that_we_gave_too_little_time_is_ours() {
+    let base = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        stream.shutdown().await
+    })
+    .await;
+    let hasty = limits().within(Duration::from_millis(100));
+    let error = fetcher().fetch(&base, &a_key(), &hasty).await.expect_err("too little time");
+    assert!(matches!(error, FetchError::Deadline { .. }) && !error.is_theirs());
+}
+
+#[tokio::test]
+async fn closing_early_is_theirs_and_a_reset_is_nobodys() {
+    let closing = saying("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello").await;
+    let error = error_of(&closing).await;
+    assert!(error == FetchError::CutShort { got: 5, expected: 10 } && error.is_theirs(), "{error:?}");
+
+    let resetting = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello").await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stream.set_zero_linger()?;
+        drop(stream);
+        Ok(())
+    })
+    .await;
+    let error = error_of(&resetting).await;
+    assert!(matches!(error, FetchError::Broken { expected: 10, .. }) && !error.is_theirs(), "{error:?}");
+}
+
+#[tokio::test]
+async fn garbage_and_hanging_up_are_no_observation() {
+    let garbage = saying("\0\0\0\0 not http at all\r\n\r\n").await;
+    let nothing = saying("").await;
+    let refused = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        format!("http://{}/bucket", listener.local_addr().expect("bound"))
+    };
+    for base in [garbage, nothing, refused] {
+        let error = error_of(&base).await;
+        assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_endless_head_is_cut_off() {
+    let base = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\n").await?;
+        loop {
+            stream
+                .write_all(b"x-more: aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\r\n")
+                .await?;
+        }
+    })
+    .await;
+    let error = error_of(&base).await;
+    assert!(matches!(error, FetchError::Unreachable { .. } | FetchError::Stalled { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn the_wrong_bytes_are_theirs() {
+    let base = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let fetcher = fetcher();
+    let right = Digest::of(b"hello");
+    assert!(fetch_verified(&fetcher, &base, &a_key(), &right, &limits()).await.is_ok());
+    let wrong = Digest::of(b"hullo");
+    let error = fetch_verified(&fetcher, &base, &a_key(), &wrong, &limits()).await.expect_err("wrong");
+    assert!(error == FetchError::WrongDigest { expected: wrong, got: right } && error.is_theirs());
+}
+
+#[tokio::test]
+async fn one_endpoints_silence_does_not_hold_up_another() {
+    let silent = endpoint(|stream, _| async move {
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        drop(stream);
+        Ok(())
+    })
+    .await;
+    let honest = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let (fetcher, key, limits) = (fetcher(), a_key(), limits());
+    let silences = futures::future::join_all((0..20).map(|_| fetcher.fetch(&silent, &key, &limits)));
+    let honest = fetcher.fetch(&honest, &key, &limits);
+    let (silences, honest) = tokio::select! {
+        biased;
+        honest = honest => (None, honest),
+        silences = silences => (Some(silences), Err(FetchError::Ours { what: "held up".into() })),
+    };
+    assert!(silences.is_none() && honest.is_ok());
+}
+
+/// A resolver that says what it was told, a different thing each time.
+struct Liar {
+    answers: Vec<Vec<IpAddr>>,
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait::async_trait]
+impl Resolver for Liar {
+    async fn addresses(&self, _name: &str) -> io::Result<Vec<IpAddr>> {
+        let nth = self.asked.fetch_add(1, Ordering::SeqCst);
+        Ok(self.answers[nth.min(self.answers.len() - 1)].clone())
+    }
+}
+
+fn liar(answers: &[&[&str]]) -> (Liar, Arc<AtomicUsize>) {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let parse =
+        |answer: &&[&str]| answer.iter().map(|address| address.parse().expect("an address")).collect();
+    (Liar { answers: answers.iter().map(parse).collect(), asked: asked.clone() }, asked)
+}
+
+fn public() -> FetchPolicy {
+    FetchPolicy { connect_timeout: Duration::from_millis(300), ..FetchPolicy::public() }
+}
+
+#[tokio::test]
+async fn a_name_that_means_a_private_address_is_theirs() {
+    for (address, class) in [
+        ("127.0.0.1", AddressClass::Loopback),
+        ("10.0.0.1", AddressClass::Private),
+        ("169.254.169.254", AddressClass::LinkLocal),
+        ("100.100.100.200", AddressClass::CarrierGrade),
+        ("::ffff:10.0.0.1", AddressClass::Translated),
+        ("64:ff9b::a00:1", AddressClass::Translated),
+        ("fd00::1", AddressClass::Private),
+    ] {
+        let (liar, _) = liar(&[&[address]]);
+        let fetcher = HttpFetcher::with_resolver(public(), liar).expect("a fetcher");
+        let error =
+            fetcher.fetch("https://innocent.example/b", &a_key(), &limits()).await.expect_err("private");
+        assert_eq!(
+            error,
+            FetchError::ForbiddenAddress { address: address.parse().expect("an address"), class }
+        );
+        assert!(error.is_theirs());
+    }
+}
+
+#[tokio::test]
+async fn the_address_that_was_judged_is_the_one_connected_to() {
+    // An endpoint stands on loopback; the name means it only for whoever asks a second time.
+    let (tell, mut told) = tokio::sync::mpsc::channel(8);
+    let base = endpoint(move |mut stream, head| {
+        let tell = tell.clone();
+        async move {
+            let _ = tell.send(head).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nsecret").await
+        }
+    })
+    .await;
+    let port = base.parse::<url::Url>().expect("a URL").port().expect("a port");
+    let (liar, asked) = liar(&[&["192.0.2.1"], &["127.0.0.1"]]);
+    let fetcher = HttpFetcher::with_resolver(policy(), liar).expect("a fetcher");
+    let url = format!("http://rebinding.example:{port}/b");
+    let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("nobody is at 192.0.2.1");
+    assert!(!matches!(error, FetchError::Ours { .. }));
+    assert_eq!(asked.load(Ordering::SeqCst), 1, "a name is asked for once a fetch");
+    assert!(told.try_recv().is_err(), "the second meaning was connected to");
+
+    // And with a resolver of one mind, a name works like any address.
+    let (honest, _) = self::liar(&[&["127.0.0.1"]]);
+    let fetcher = HttpFetcher::with_resolver(policy(), honest).expect("a fetcher");
+    assert_eq!(fetcher.fetch(&url, &a_key(), &limits()).await.expect("found"), "secret");
+    assert!(told.recv().await.expect("asked").contains("rebinding.example"));
+}
+
+#[tokio::test]
+async fn private_addresses_among_public_ones_are_left_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let (liar, _) = liar(&[&["127.0.0.1", "2001:db8::1", "10.0.0.1"]]);
+    let fetcher = HttpFetcher::with_resolver(public(), liar).expect("a fetcher");
+    let url = format!("https://mixed.example:{port}/b");
+    let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("all forbidden");
+    assert!(matches!(error, FetchError::ForbiddenAddress { class: AddressClass::Loopback, .. }), "{error:?}");
+    let nobody_came = tokio::time::timeout(Duration::from_millis(20), listener.accept()).await.is_err();
+    assert!(nobody_came);
+}
+
+#[tokio::test]
+async fn a_name_without_an_address_is_no_observation() {
+    struct Broken;
+    #[async_trait::async_trait]
+    impl Resolver for Broken {
+        async fn addresses(&self, _name: &str) -> io::Result<Vec<IpAddr>> {
+            Err(io::Error::other("the name server is away"))
+        }
+    }
+    let fetcher = HttpFetcher::with_resolver(public(), Broken).expect("a fetcher");
+    let error = fetcher.fetch("https://nowhere.example/b", &a_key(), &limits()).await.expect_err("broken");
+    assert!(matches!(&error, FetchError::Unresolved { what } if what.contains("away")), "{error:?}");
+    assert!(!error.is_theirs());
+    let (empty, _) = liar(&[&[]]);
+    let fetcher = HttpFetcher::with_resolver(public(), empty).expect("a fetcher");
+    let error = fetcher.fetch("https://nowhere.example/b", &a_key(), &limits()).await.expect_err("empty");
+    assert!(matches!(error, FetchError::Unresolved { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_public_network_refuses_plain_http_and_literal_private_addresses() {
+    let fetcher = HttpFetcher::new(public()).expect("a fetcher");
+    let error = fetcher.fetch("http://host.example/b", &a_key(), &limits()).await.expect_err("plain");
+    assert!(matches!(error, FetchError::BadUrl { .. }) && error.is_theirs());
+    let error = fetcher.fetch("https://[::1]:9000/b", &a_key(), &limits()).await.expect_err("loopback");
+    assert!(matches!(error, FetchError::ForbiddenAddress { .. }) && error.is_theirs());
+}
+
+#[test]
+fn every_error_has_a_label_of_its_own() {
+    let digest = Digest([0; 32]);
+    let address = SocketAddr::from(([127, 0, 0, 1], 1)).ip();
+    let second = Duration::from_secs(1);
+    let text = String::new;
+    let errors = [
+        FetchError::BadUrl { why: text() },
+        FetchError::ForbiddenAddress { address, class: AddressClass::Loopback },
+        FetchError::Missing,
+        FetchError::Refused { status: 403 },
+        FetchError::Redirected { status: 302 },
+        FetchError::NoLength,
+        FetchError::Encoded { encoding: text() },
+        FetchError::TooLarge { bytes: 2, max_bytes: 1 },
+        FetchError::Stalled { after: second },
+        FetchError::Crawled { bytes: 1, window: second },
+        FetchError::CutShort { got: 1, expected: 2 },
+        FetchError::WrongDigest { expected: digest, got: digest },
+        FetchError::Unresolved { what: text() },
+        FetchError::Unreachable { what: text() },
+        FetchError::Broken { got: 1, expected: 2, what: text() },
+        FetchError::Unavailable { status: 503 },
+        FetchError::Deadline { after: second },
+        FetchError::Ours { what: text() },
+    ];
+    let labels: std::collections::BTreeSet<_> = errors.iter().map(FetchError::label).collect();
+    assert_eq!(labels.len(), errors.len());
+    assert!(
+        errors[..12].iter().all(FetchError::is_theirs) && !errors[12..].iter().any(FetchError::is_theirs)
+    );
+}
