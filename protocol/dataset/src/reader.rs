@@ -1,0 +1,324 @@
+//! Reads a dataset that is on disk, and believes nothing in it: the manifest is checked against the digest
+//! from the chain, the tokenizer and each shard against the manifest, before a token of it is used (PROT-4).
+//!
+//! Shards are mapped into memory, so that many processes on one machine share one copy and nobody reads what
+//! it does not need. A shard is verified when it is first used, once per process: afterwards reading a
+//! sequence is a copy.
+
+use crate::{
+    files::{manifest_path, read_bounded, shard_path, tokenizer_path, unigram_path},
+    manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo},
+    tokenizer::{TextTokenizer, TokenizerError},
+};
+use memmap2::Mmap;
+use protocol::Digest;
+use std::{
+    fmt,
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
+
+/// Larger than any tokenizer in use. In bytes.
+pub(crate) const MAX_TOKENIZER_BYTES: u64 = 64 << 20;
+
+/// An open dataset. A clone shares everything.
+#[derive(Clone)]
+pub struct Dataset(Arc<Inner>);
+
+struct Inner {
+    directory: PathBuf,
+    manifest: Manifest,
+    digest: Digest,
+    tokenizer: Vec<u8>,
+    training: Split,
+    held_out: Split,
+    unigram_loss: OnceLock<f64>,
+}
+
+/// Why a directory is not the dataset we want.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("cannot read {}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} holds no usable manifest", path.display())]
+    Manifest { path: PathBuf, source: ManifestError },
+    #[error("{} holds the dataset {found}, the run uses {expected}", directory.display())]
+    OtherDataset { directory: PathBuf, expected: Digest, found: Digest },
+    #[error("{} is not the tokenizer that the manifest names", path.display())]
+    OtherTokenizer { path: PathBuf },
+    #[error("shard {} has {found} bytes instead of {expected}", path.display())]
+    ShardLength { path: PathBuf, expected: u64, found: u64 },
+}
+
+/// Why tokens cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("sequence {index} was asked for, the split has {sequences}")]
+    OutOfRange { index: u64, sequences: u64 },
+    #[error("cannot read {}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("shard {} does not match its digest; it is damaged and must be fetched or prepared again", path.display())]
+    Damaged { path: PathBuf },
+    #[error("shard {} has token {token}, which is outside the vocabulary of {vocab}", path.display())]
+    OutsideVocabulary { path: PathBuf, token: u32, vocab: u32 },
+    #[error("the dataset's tokenizer cannot be used")]
+    Tokenizer(#[from] TokenizerError),
+}
+
+impl Dataset {
+    /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest that the
+    /// chain names; without it, any dataset will do.
+    pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
+        let directory = directory.as_ref().to_owned();
+        let path = manifest_path(&directory);
+        let bytes = read_bounded(&path, MAX_MANIFEST_BYTES)
+            .map_err(|source| OpenError::Unreadable { path: path.clone(), source })?
+            .ok_or_else(|| OpenError::Manifest { path: path.clone(), source: ManifestError::TooLong })?;
+        let manifest = Manifest::from_bytes(&bytes).map_err(|source| OpenError::Manifest { path, source })?;
+        let digest = Digest::of(&bytes);
+        if let Some(expected) = expected.filter(|expected| *expected != digest) {
+            return Err(OpenError::OtherDataset { directory, expected, found: digest });
+        }
+
+        let path = tokenizer_path(&directory);
+        let tokenizer = read_bounded(&path, MAX_TOKENIZER_BYTES)
+            .map_err(|source| OpenError::Unreadable { path: path.clone(), source })?
+            .filter(|bytes| Digest::of(bytes) == manifest.tokenizer)
+            .ok_or(OpenError::OtherTokenizer { path })?;
+
+        let training = Split::open(&directory, &manifest, &manifest.training)?;
+        let held_out = Split::open(&directory, &manifest, &manifest.held_out)?;
+        let unigram_loss = OnceLock::new();
+        Ok(Dataset(Arc::new(Inner {
+            directory,
+            manifest,
+            digest,
+            tokenizer,
+            training,
+            held_out,
+            unigram_loss,
+        })))
+    }
+
+    pub fn manifest(&self) -> &Manifest {
+        &self.0.manifest
+    }
+
+    /// Of the manifest.
+    pub fn digest(&self) -> Digest {
+        self.0.digest
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.0.directory
+    }
+
+    /// Tokens the model sees of one sequence.
+    pub fn seq_len(&self) -> usize {
+        self.0.manifest.seq_len()
+    }
+
+    /// Every token is below it.
+    pub fn vocab(&self) -> u32 {
+        self.0.manifest.vocab
+    }
+
+    pub fn training_sequences(&self) -> u64 {
+        self.0.training.sequences
+    }
+
+    pub fn held_out_sequences(&self) -> u64 {
+        self.0.held_out.sequences
+    }
+
+    /// Training sequence `index`, counted from 0: `seq_len + 1` tokens. The inputs are all but the last, the
+    /// targets all but the first.
+    pub fn sequence(&self, index: u64) -> Result<Vec<u32>, ReadError> {
+        self.0.training.sequence(&self.0.manifest, index)
+    }
+
+    /// Held-out sequence `index`, counted from 0, in the shape of [`Dataset::sequence`].
+    pub fn held_out(&self, index: u64) -> Result<Vec<u32>, ReadError> {
+        self.0.held_out.sequence(&self.0.manifest, index)
+    }
+
+    /// Verifies every shard now.
+    pub fn verify(&self) -> Result<(), ReadError> {
+        let shards = || self.0.training.shards.iter().chain(&self.0.held_out.shards);
+        shards().try_for_each(|shard| shard.verified(&self.0.manifest).map(drop))
+    }
+
+    /// The tokenizer, to turn text into tokens and back. `end_of_document` as for
+    /// [`TextTokenizer::from_json`].
+    pub fn tokenizer(&self, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
+        TextTokenizer::from_json(self.0.tokenizer.clone(), end_of_document)
+    }
+
+    /// What a model scores that has only learned how often each token occurs: the mean over all held-out
+    /// targets, in nats per token, of `−ln p(target)`, where `p` is the share of a token among all training
+    /// targets, each token counted once more than it occurs. A model's held-out loss is a mean over the same
+    /// targets, so the two can be compared.
+    ///
+    /// For reporting only: the logarithm is the machine's own. Reads the whole dataset once, then the result
+    /// is kept beside the manifest.
+    pub fn unigram_loss(&self) -> Result<f64, ReadError> {
+        if let Some(loss) = self.0.unigram_loss.get() {
+            return Ok(*loss);
+        }
+        let loss = match self.kept_unigram_loss() {
+            Some(loss) => loss,
+            None => {
+                let loss = self.compute_unigram_loss()?;
+                if let Err(error) = self.keep_unigram_loss(loss) {
+                    // The directory may well be read-only; the number is only computed again.
+                    tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
+                }
+                loss
+            }
+        };
+        Ok(*self.0.unigram_loss.get_or_init(|| loss))
+    }
+
+    fn compute_unigram_loss(&self) -> Result<f64, ReadError> {
+        let training = self.0.training.count_targets(&self.0.manifest)?;
+        let held_out = self.0.held_out.count_targets(&self.0.manifest)?;
+        let sum = |counts: &[u64]| counts.iter().sum::<u64>() as f64;
+        let smoothed_total = sum(&training) + training.len() as f64;
+        let nats: f64 = training
+            .iter()
+            .zip(&held_out)
+            .map(|(&occurrences, &targets)| {
+                targets as f64 * (smoothed_total / (occurrences as f64 + 1.0)).ln()
+            })
+            .sum();
+        Ok(nats / sum(&held_out))
+    }
+
+    /// The file names the manifest it belongs to; anything else in it is not believed.
+    fn kept_unigram_loss(&self) -> Option<f64> {
+        let bytes = read_bounded(&unigram_path(&self.0.directory), 256).ok()??;
+        let (manifest, loss) = std::str::from_utf8(&bytes).ok()?.trim_end().split_once(' ')?;
+        let loss = loss.parse().ok().filter(|loss: &f64| loss.is_finite() && *loss >= 0.0)?;
+        (manifest.parse() == Ok(self.0.digest)).then_some(loss)
+    }
+
+    fn keep_unigram_loss(&self, loss: f64) -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(&self.0.directory)?;
+        writeln!(file, "{} {loss}", self.0.digest)?;
+        file.persist(unigram_path(&self.0.directory)).map_err(|error| error.error)?;
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dataset")
+            .field("directory", &self.0.directory)
+            .field("digest", &self.0.digest)
+            .finish()
+    }
+}
+
+/// Sequences numbered through several shards.
+struct Split {
+    shards: Vec<Shard>,
+    sequences: u64,
+}
+
+struct Shard {
+    info: ShardInfo,
+    path: PathBuf,
+    /// The split's number of this shard's first sequence.
+    first: u64,
+    /// Set once the shard is verified.
+    map: OnceLock<Mmap>,
+}
+
+impl Split {
+    fn open(directory: &Path, manifest: &Manifest, shards: &[ShardInfo]) -> Result<Split, OpenError> {
+        let mut split = Split { shards: Vec::with_capacity(shards.len()), sequences: 0 };
+        for info in shards {
+            let path = shard_path(directory, &info.digest);
+            let expected = manifest.shard_bytes(info);
+            let found = match fs::metadata(&path) {
+                Ok(metadata) => metadata.len(),
+                Err(source) => return Err(OpenError::Unreadable { path, source }),
+            };
+            if found != expected {
+                return Err(OpenError::ShardLength { path, expected, found });
+            }
+            split.shards.push(Shard {
+                info: info.clone(),
+                path,
+                first: split.sequences,
+                map: OnceLock::new(),
+            });
+            split.sequences += info.sequences;
+        }
+        Ok(split)
+    }
+
+    fn sequence(&self, manifest: &Manifest, index: u64) -> Result<Vec<u32>, ReadError> {
+        if index >= self.sequences {
+            return Err(ReadError::OutOfRange { index, sequences: self.sequences });
+        }
+        // The first shard starts at 0, so at least one starts at or before any index.
+        let shard = &self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1];
+        let bytes = shard.verified(manifest)?;
+        let sequence_bytes = manifest.sequence_bytes() as usize;
+        // Below the length of a mapped file, so it fits an address.
+        let start = (index - shard.first) as usize * sequence_bytes;
+        Ok(tokens(&bytes[start..start + sequence_bytes], manifest.token_bytes).collect())
+    }
+
+    /// How often each token is a target.
+    fn count_targets(&self, manifest: &Manifest) -> Result<Vec<u64>, ReadError> {
+        let mut counts = vec![0; manifest.vocab as usize];
+        for shard in &self.shards {
+            for sequence in shard.verified(manifest)?.chunks_exact(manifest.sequence_bytes() as usize) {
+                tokens(sequence, manifest.token_bytes).skip(1).for_each(|token| counts[token as usize] += 1);
+            }
+        }
+        Ok(counts)
+    }
+}
+
+impl Shard {
+    /// The shard's bytes: as long as the manifest says, with its digest, and all tokens inside the
+    /// vocabulary.
+    fn verified(&self, manifest: &Manifest) -> Result<&[u8], ReadError> {
+        if let Some(map) = self.map.get() {
+            return Ok(map);
+        }
+        // Two threads may do this at once; both come to the same result and one map is kept.
+        let map =
+            self.map_file().map_err(|source| ReadError::Unreadable { path: self.path.clone(), source })?;
+        if map.len() as u64 != manifest.shard_bytes(&self.info) || Digest::of(&map) != self.info.digest {
+            return Err(ReadError::Damaged { path: self.path.clone() });
+        }
+        let vocab = manifest.vocab;
+        if let Some(token) = tokens(&map, manifest.token_bytes).find(|&token| token >= vocab) {
+            return Err(ReadError::OutsideVocabulary { path: self.path.clone(), token, vocab });
+        }
+        Ok(self.map.get_or_init(|| map))
+    }
+
+    fn map_file(&self) -> io::Result<Mmap> {
+        let file = File::open(&self.path)?;
+        // SAFETY: a shard is written once, under a name that is its digest, and replaced only by renaming,
+        // which leaves this map as it is. Bytes are read as plain numbers and every number is checked before
+        // it is an index, so a file changed in place from outside could give wrong tokens, or end the process
+        // if it is cut, but not break memory.
+        unsafe { Mmap::map(&file) }
+    }
+}
+
+fn tokens(bytes: &[u8], token_bytes: u8) -> impl Iterator<Item = u32> + '_ {
+    bytes.chunks_exact(usize::from(token_bytes)).map(|token| {
+        let mut wide = [0; 4];
+        wide[..token.len()].copy_from_slice(token);
+        u32::from_le_bytes(wide)
+    })
+}

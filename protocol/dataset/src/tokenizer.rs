@@ -1,0 +1,296 @@
+//! Text to token ids and back: a byte-level BPE that we train, or any `tokenizer.json` that someone has.
+
+use crate::bpe;
+use protocol::Digest;
+use rayon::prelude::*;
+use std::{collections::BTreeMap, fmt};
+use tokenizers::{
+    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, TokenizerBuilder,
+    models::bpe::{BPE, Vocab},
+    pre_tokenizers::byte_level::ByteLevel,
+};
+
+/// The token between documents, where we train the tokenizer.
+const EOS: &str = "<eos>";
+/// What others call it, in the order in which we look.
+const KNOWN_EOS: [&str; 8] =
+    [EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]"];
+/// `<eos>` and one token for each byte: a vocabulary is larger, or nothing is learned.
+pub(crate) const MIN_VOCAB: u32 = 258;
+
+/// A tokenizer whose every encoding is determined by its bytes.
+pub struct TextTokenizer {
+    inner: tokenizers::Tokenizer,
+    json: Vec<u8>,
+    vocab: u32,
+    eos: u32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerError {
+    #[error("this is no tokenizer.json: {reason}")]
+    Undecodable { reason: String },
+    #[error(
+        "the tokenizer has none of the tokens {} for the end of a document; name the one it has",
+        KNOWN_EOS.join(" ")
+    )]
+    NoEndOfDocument,
+    #[error("the tokenizer has no token {token}")]
+    NoSuchToken { token: String },
+    #[error("the tokenizer drops merges at random, so the same text would give other tokens each time")]
+    Random,
+    #[error("a token id of {id} is too large")]
+    IdTooLarge { id: u32 },
+    #[error("the tokenizer failed on a text: {reason}")]
+    Failed { reason: String },
+}
+
+impl TextTokenizer {
+    /// Reads a `tokenizer.json`. `end_of_document` names the token put between documents; without it, a usual
+    /// one is looked for.
+    pub fn from_json(json: Vec<u8>, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
+        let mut inner = tokenizers::Tokenizer::from_bytes(&json)
+            .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
+        if matches!(inner.get_model(), ModelWrapper::BPE(bpe) if bpe.dropout.is_some_and(|dropout| dropout > 0.0))
+        {
+            return Err(TokenizerError::Random);
+        }
+        // A text is taken as it is: not cut, not filled up, and no words in it end a document.
+        inner
+            .with_truncation(None)
+            .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
+        inner.with_padding(None);
+        inner.set_encode_special_tokens(true);
+
+        let eos = match end_of_document {
+            Some(token) => inner
+                .token_to_id(token)
+                .ok_or_else(|| TokenizerError::NoSuchToken { token: token.to_owned() })?,
+            None => KNOWN_EOS
+                .iter()
+                .find_map(|token| inner.token_to_id(token))
+                .ok_or(TokenizerError::NoEndOfDocument)?,
+        };
+        // Ids may have gaps, so the largest decides.
+        let largest = inner.get_vocab(true).into_values().max().unwrap_or(eos);
+        let vocab = largest.checked_add(1).ok_or(TokenizerError::IdTooLarge { id: largest })?;
+        Ok(TextTokenizer { inner, json, vocab, eos })
+    }
+
+    /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur
+    /// twice). The same sample and `vocab` give the same bytes, in any order of the sample. `progress` hears
+    /// the number of tokens so far.
+    pub(crate) fn train(
+        sample: &[String],
+        vocab: u32,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<TextTokenizer, TokenizerError> {
+        let words = count_words(sample)?;
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let mut first = vec![EOS.to_owned()];
+        first.extend(alphabet.iter().map(char::to_string));
+        let learned = bpe::learn(&words, first, vocab as usize, progress);
+        TextTokenizer::from_json(to_json(learned)?, Some(EOS))
+    }
+
+    /// The tokens of a text, without any that stand for its beginning or end.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let encoding = self.inner.encode_fast(text, false).map_err(failed)?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    /// The text of tokens, for people to look at.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
+        self.inner.decode(tokens, false).map_err(failed)
+    }
+
+    /// Every token is below it.
+    pub fn vocab(&self) -> u32 {
+        self.vocab
+    }
+
+    /// The token that ends a document.
+    pub fn end_of_document(&self) -> u32 {
+        self.eos
+    }
+
+    /// The bytes of `tokenizer.json`.
+    pub fn json(&self) -> &[u8] {
+        &self.json
+    }
+
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.json)
+    }
+}
+
+impl fmt::Debug for TextTokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextTokenizer").field("digest", &self.digest()).field("vocab", &self.vocab).finish()
+    }
+}
+
+/// Splits bytes off as GPT-2 does: words with the space before them, numbers, punctuation, white space.
+/// Decodes as well.
+fn byte_level() -> ByteLevel {
+    ByteLevel::new(false, false, true)
+}
+
+fn count_words(sample: &[String]) -> Result<BTreeMap<String, u64>, TokenizerError> {
+    let byte_level = byte_level();
+    let count = |text: &String| -> Result<BTreeMap<String, u64>, TokenizerError> {
+        let mut split = PreTokenizedString::from(text.as_str());
+        byte_level.pre_tokenize(&mut split).map_err(failed)?;
+        let mut words: BTreeMap<String, u64> = BTreeMap::new();
+        for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
+            match words.get_mut(word) {
+                Some(count) => *count += 1,
+                None => {
+                    words.insert(word.to_owned(), 1);
+                }
+            }
+        }
+        Ok(words)
+    };
+    // Sums of whole numbers: the order in which they come together does not matter.
+    sample.par_iter().map(count).try_reduce(BTreeMap::new, |a, b| {
+        let (mut large, small) = if a.len() < b.len() { (b, a) } else { (a, b) };
+        small.into_iter().for_each(|(word, count)| *large.entry(word).or_default() += count);
+        Ok(large)
+    })
+}
+
+fn to_json(learned: bpe::Learned) -> Result<Vec<u8>, TokenizerError> {
+    let text = |id: u32| learned.tokens[id as usize].clone();
+    let merges = learned.merges.iter().map(|&(left, right)| (text(left), text(right))).collect();
+    let vocab: Vocab = learned.tokens.iter().cloned().zip(0u32..).collect();
+    let model = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(failed)?;
+    let mut tokenizer = TokenizerBuilder::<
+        BPE,
+        NormalizerWrapper,
+        PreTokenizerWrapper,
+        PostProcessorWrapper,
+        DecoderWrapper,
+    >::new()
+    .with_model(model)
+    .with_normalizer(None)
+    .with_pre_tokenizer(Some(byte_level().into()))
+    .with_post_processor(None)
+    .with_decoder(Some(byte_level().into()))
+    .build()
+    .map_err(failed)?;
+    tokenizer.add_special_tokens(&[AddedToken::from(EOS, true)]);
+    Ok(tokenizer.to_string(true).map_err(failed)?.into_bytes())
+}
+
+fn failed(error: tokenizers::Error) -> TokenizerError {
+    TokenizerError::Failed { reason: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::LazyLock;
+
+    fn sample() -> Vec<String> {
+        let source = include_str!("tokenizer.rs");
+        source.split_inclusive("\n\n").map(String::from).collect()
+    }
+
+    fn trained(vocab: u32) -> TextTokenizer {
+        TextTokenizer::train(&sample(), vocab, &mut |_| {}).expect("source code is text")
+    }
+
+    #[test]
+    fn training_twice_and_in_another_order_gives_the_same_bytes() {
+        let first = trained(500);
+        let mut reversed = sample();
+        reversed.reverse();
+        let second = TextTokenizer::train(&reversed, 500, &mut |_| {}).expect("source code is text");
+        assert_eq!(first.json(), second.json());
+        assert_eq!((first.vocab(), first.end_of_document()), (500, 0));
+        assert_eq!(first.inner.get_vocab_size(true), 500);
+    }
+
+    #[test]
+    fn our_merges_are_those_of_the_tokenizers_crate() {
+        let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+        alphabet.sort_unstable();
+        let mut theirs = tokenizers::Tokenizer::new(BPE::default());
+        theirs.with_pre_tokenizer(Some(byte_level()));
+        let mut trainer = tokenizers::models::TrainerWrapper::from(
+            tokenizers::models::bpe::BpeTrainer::builder()
+                .vocab_size(400)
+                .min_frequency(2)
+                .show_progress(false)
+                .initial_alphabet(alphabet.into_iter().collect())
+                .special_tokens(vec![AddedToken::from(EOS, true)])
+                .build(),
+        );
+        theirs.train(&mut trainer, sample().into_iter()).expect("source code is text");
+        let ours = trained(400);
+        assert_eq!(ours.inner.get_vocab(true), theirs.get_vocab(true));
+    }
+
+    #[test]
+    fn words_in_a_text_end_no_document() {
+        let tokenizer = trained(400);
+        let tokens = tokenizer.encode("before <eos> after").expect("any text has tokens");
+        assert!(!tokens.contains(&tokenizer.end_of_document()));
+        assert_eq!(tokenizer.decode(&tokens).expect("its own tokens"), "before <eos> after");
+    }
+
+    #[test]
+    fn another_tokenizer_is_taken_with_its_own_end_of_document() {
+        let ours = trained(300);
+        let json = String::from_utf8(ours.json().to_vec()).expect("JSON is UTF-8");
+        let renamed = |token: &str| json.replace(EOS, token).into_bytes();
+
+        let theirs = TextTokenizer::from_json(renamed("<|endoftext|>"), None).expect("a known name");
+        assert_eq!(theirs.end_of_document(), 0);
+        assert_eq!(theirs.encode("fn main()").ok(), ours.encode("fn main()").ok());
+        assert!(matches!(
+            TextTokenizer::from_json(renamed("<fin>"), None),
+            Err(TokenizerError::NoEndOfDocument)
+        ));
+        assert!(TextTokenizer::from_json(renamed("<fin>"), Some("<fin>")).is_ok());
+        assert!(matches!(
+            TextTokenizer::from_json(renamed("<fin>"), Some("<end>")),
+            Err(TokenizerError::NoSuchToken { token }) if token == "<end>"
+        ));
+    }
+
+    #[test]
+    fn what_is_no_tokenizer_or_a_random_one_is_refused() {
+        assert!(matches!(
+            TextTokenizer::from_json(b"{}".to_vec(), None),
+            Err(TokenizerError::Undecodable { .. })
+        ));
+        let json = String::from_utf8(trained(300).json().to_vec()).expect("JSON is UTF-8");
+        let random = json.replace("\"dropout\": null", "\"dropout\": 0.1");
+        assert_ne!(random, json);
+        assert!(matches!(TextTokenizer::from_json(random.into_bytes(), None), Err(TokenizerError::Random)));
+        let large = json.replacen("\"id\": 0", "\"id\": 4294967295", 1).replacen(
+            "\"<eos>\": 0",
+            "\"<eos>\": 4294967295",
+            1,
+        );
+        assert!(matches!(
+            TextTokenizer::from_json(large.into_bytes(), None),
+            Err(TokenizerError::IdTooLarge { id: u32::MAX })
+        ));
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_comes_back(text in any::<String>()) {
+            static TOKENIZER: LazyLock<TextTokenizer> = LazyLock::new(|| trained(400));
+            let tokens = TOKENIZER.encode(&text).expect("any text has tokens");
+            prop_assert!(tokens.iter().all(|&token| 0 < token && token < TOKENIZER.vocab()));
+            prop_assert_eq!(TOKENIZER.decode(&tokens).expect("its own tokens"), text);
+        }
+    }
+}
