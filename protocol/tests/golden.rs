@@ -1,0 +1,304 @@
+//! Bytes that every release must still read, and still write: `tests/golden/v1`.
+//!
+//! A vector is never changed. When a rule changes, its bytes go in a folder of the next version, and these stay as long
+//! as anything on a chain names them. A file that no test opens is a failure.
+
+use protocol::{
+    Block, Digest, Hotkey, RunId, RunParams, Schedule, Uid, Window,
+    contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
+    lineage,
+    merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
+    params::{Density, F32Bits, MergeRule, PayShares, Permille},
+    select::Selected,
+    submission::{Expected, Header, Submission, seal},
+};
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const DENSITY: Density = Density(64);
+const MERGED: Density = Density(256);
+
+/// Contributions by name: what is sent of `<name>.values` is `<name>.body`.
+const CONTRIBUTIONS: [(&str, Density); 5] = [
+    ("normal", DENSITY),
+    ("normal-dense", Density(1024)),
+    ("zeros-and-ties", DENSITY),
+    ("extremes", DENSITY),
+    ("everything", Density(4096)),
+];
+
+const SEATS: [u16; 3] = [2, 3, 7];
+
+/// A value alone, a matrix of more than a chunk, and a row: 4,744 values.
+fn schema() -> Schema {
+    let tensor = |name: &str, shape: &[u32]| TensorSpec { name: name.into(), shape: shape.into() };
+    Schema::new(vec![tensor("scale", &[1]), tensor("layers.0.weight", &[59, 77]), tensor("bias", &[200])])
+        .unwrap()
+}
+
+/// The folder of vectors, and which of them were opened.
+struct Vectors {
+    folder: PathBuf,
+    opened: BTreeSet<PathBuf>,
+}
+
+impl Vectors {
+    fn open() -> Vectors {
+        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1");
+        Vectors { folder, opened: BTreeSet::new() }
+    }
+
+    fn bytes(&mut self, name: &str) -> Vec<u8> {
+        let path = self.folder.join(name);
+        let bytes = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        self.opened.insert(path);
+        bytes
+    }
+
+    fn values(&mut self, name: &str) -> Vec<f32> {
+        self.bytes(name).as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn digest(&mut self, name: &str) -> Digest {
+        String::from_utf8(self.bytes(name)).unwrap().trim().parse().unwrap()
+    }
+}
+
+fn key() -> ed25519_dalek::SigningKey {
+    ed25519_dalek::SigningKey::from_bytes(&[42; 32])
+}
+
+fn base() -> Digest {
+    Digest::of(b"base")
+}
+
+/// Written out, so that other defaults leave the vector as it is.
+fn genesis() -> Digest {
+    let schedule = Schedule {
+        start: Block(10),
+        blocks_per_window: 115,
+        commit_by: 80,
+        reveal_by: 90,
+        attest_by: 98,
+        vote_by: 106,
+    };
+    let params = RunParams {
+        schedule,
+        epoch_windows: 10,
+        sequences_per_seat: 512,
+        density: DENSITY,
+        merge_density: MERGED,
+        merge_rule: MergeRule::MeanOverHits,
+        error_feedback_decay: F32Bits::of(0.95),
+        outer_rate: F32Bits::of(0.7),
+        evaluation_fraction: F32Bits::of(0.2),
+        evaluation_sequences: 64,
+        evaluation_wait_max: 10,
+        places: 20,
+        reserve_places: 4,
+        newcomer_windows: 20,
+        min_contributions: 1,
+        checkpoint_windows: 20,
+        electorate_max: 64,
+        absence_windows: 20,
+        quorum: Permille(500),
+        validator_stake_min: 1_000_000_000_000,
+        miner_stake_min: 10_000_000_000,
+        emission_per_epoch: 1_000_000_000_000,
+        shares: PayShares {
+            miners: Permille(500),
+            validators: Permille(400),
+            owner: Permille(100),
+            burn: Permille(0),
+        },
+        localnet: false,
+    };
+    lineage::genesis(&params, &Digest::of(b"manifest"), &Digest::of(b"theta"))
+}
+
+fn header() -> Header {
+    Header {
+        codec: CODEC,
+        run: RunId(3),
+        window: Window(1000),
+        uid: Uid(7),
+        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        base: base(),
+        schema: schema().digest(),
+        density: DENSITY,
+        trained: 480,
+    }
+}
+
+fn update_header() -> UpdateHeader {
+    let selected = |uid: u16| Selected { uid: Uid(uid), digest: Digest::of(&uid.to_le_bytes()) };
+    UpdateHeader {
+        codec: CODEC,
+        run: RunId(3),
+        window: Window(1000),
+        base: base(),
+        schema: schema().digest(),
+        density: MERGED,
+        inputs: SEATS.map(selected).to_vec(),
+    }
+}
+
+/// What the vectors say is merged: a loud contribution, a quiet one, and one with ties.
+fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
+    ["normal", "normal-dense", "zeros-and-ties"]
+        .map(|name| {
+            let body = encode(&schema(), DENSITY, &values(name)).unwrap();
+            decode(&schema(), DENSITY, &body).unwrap()
+        })
+        .to_vec()
+}
+
+fn merged(rule: MergeRule, updates: &[Sparse], buffer: &mut [f32]) -> Vec<u8> {
+    let inputs: Vec<_> =
+        SEATS.iter().zip(updates).map(|(uid, update)| Input { uid: Uid(*uid), update }).collect();
+    let body = merge(&schema(), rule, MERGED, &inputs, buffer).unwrap();
+    seal_update(&update_header(), &body)
+}
+
+const RULES: [(&str, MergeRule); 2] = [("hits", MergeRule::MeanOverHits), ("all", MergeRule::MeanOverAll)];
+
+#[test]
+fn every_release_reads_and_writes_the_golden_bytes() {
+    let mut vectors = Vectors::open();
+    let schema = schema();
+
+    for (name, density) in CONTRIBUTIONS {
+        let values = vectors.values(&format!("{name}.values"));
+        let body = vectors.bytes(&format!("{name}.body"));
+        assert!(encode(&schema, density, &values).unwrap() == body, "{name} is encoded differently");
+        let mut residual = values.clone();
+        assert!(encode_with_feedback(&schema, density, &mut residual).unwrap() == body);
+        let left = vectors.digest(&format!("{name}.residual-root"));
+        assert_eq!(lineage::weights_root(&residual), left, "{name} leaves something else behind");
+        decode(&schema, density, &body).unwrap();
+    }
+
+    let bytes = vectors.bytes("one.submission");
+    let body = vectors.bytes("normal.body");
+    assert!(seal(&header(), &body, &key()) == bytes, "a submission is sealed differently");
+    let Header { run, window, uid, hotkey, base, density, .. } = header();
+    let digest = Digest::of(&bytes);
+    let expected = Expected {
+        run,
+        window,
+        uid,
+        hotkey,
+        base,
+        schema: &schema,
+        density,
+        sequences_per_seat: 512,
+        digest,
+    };
+    let verified = Submission::read(&bytes).unwrap().verify(&expected).unwrap();
+    assert_eq!(verified.header, header());
+    assert_eq!(verified.update, decode(&schema, DENSITY, &body).unwrap());
+
+    for (name, rule) in RULES {
+        let updates = merge_inputs(|name| vectors.values(&format!("{name}.values")));
+        let mut buffer = vec![0.0; schema.values()];
+        // Twice, so that the second merge starts from what the first one left.
+        merged(rule, &updates, &mut buffer);
+        let update = merged(rule, &updates, &mut buffer);
+        let golden = vectors.bytes(&format!("{name}.update"));
+        assert!(update == golden, "a merge over {name} comes out differently");
+        let (header, update) = read_update(&golden, &schema, MERGED, run, window, base).unwrap();
+        assert_eq!(header, update_header());
+
+        let mut theta = vectors.values("normal.values");
+        apply(&schema, &mut theta, &update, 0.7);
+        let state = lineage::state_root(&lineage::weights_root(&theta), &lineage::weights_root(&buffer));
+        assert_eq!(state, vectors.digest(&format!("{name}.state-root")));
+        assert_eq!(lineage::next(&base, &Digest::of(&golden)), vectors.digest(&format!("{name}.lineage")));
+    }
+    assert_eq!(genesis(), vectors.digest("genesis.lineage"));
+    assert_eq!(schema.digest(), vectors.digest("schema.digest"));
+
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let unopened: Vec<_> =
+        files_under(&root).into_iter().filter(|path| !vectors.opened.contains(path)).collect();
+    assert!(unopened.is_empty(), "no test opens {unopened:?}");
+}
+
+fn files_under(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.flat_map(|path| if path.is_dir() { files_under(&path) } else { vec![path] }).collect()
+}
+
+/// Adds vectors that are not there yet. It never writes over one.
+#[test]
+#[ignore = "writes into tests/golden; run it for a new version of the format"]
+fn write_missing_vectors() {
+    let folder = Vectors::open().folder;
+    fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.join(name);
+        if !path.exists() {
+            fs::write(path, bytes).unwrap();
+        }
+    };
+    let write_digest = |name: &str, digest: Digest| write(name, format!("{digest}\n").as_bytes());
+    let schema = schema();
+
+    for (name, density) in CONTRIBUTIONS {
+        let values = invented(name, schema.values());
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        write(&format!("{name}.values"), &bytes);
+        let mut residual = values;
+        write(&format!("{name}.body"), &encode_with_feedback(&schema, density, &mut residual).unwrap());
+        write_digest(&format!("{name}.residual-root"), lineage::weights_root(&residual));
+    }
+    let normal = invented("normal", schema.values());
+    write("one.submission", &seal(&header(), &encode(&schema, DENSITY, &normal).unwrap(), &key()));
+
+    for (name, rule) in RULES {
+        let updates = merge_inputs(|name| invented(name, schema.values()));
+        let mut buffer = vec![0.0; schema.values()];
+        merged(rule, &updates, &mut buffer);
+        let bytes = merged(rule, &updates, &mut buffer);
+        write(&format!("{name}.update"), &bytes);
+        let (_, update) = read_update(&bytes, &schema, MERGED, RunId(3), Window(1000), base()).unwrap();
+        let mut theta = normal.clone();
+        apply(&schema, &mut theta, &update, 0.7);
+        let state = lineage::state_root(&lineage::weights_root(&theta), &lineage::weights_root(&buffer));
+        write_digest(&format!("{name}.state-root"), state);
+        write_digest(&format!("{name}.lineage"), lineage::next(&base(), &Digest::of(&bytes)));
+    }
+    write_digest("genesis.lineage", genesis());
+    write_digest("schema.digest", schema.digest());
+}
+
+/// Values of the kind that a name promises.
+fn invented(name: &str, count: usize) -> Vec<f32> {
+    let mut state = name.bytes().fold(1u64, |state, byte| state.wrapping_mul(257).wrapping_add(byte.into()));
+    let mut next = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    // The sum of twelve uniform values, less six, is nearly normal.
+    let mut normal = move || {
+        let sum: f64 = (0..12).map(|_| f64::from(next()) / f64::from(1 << 24)).sum();
+        (sum - 6.0) as f32
+    };
+    let kind = |index: usize, x: f32| match name {
+        "normal-dense" => x * 3e-3,
+        "zeros-and-ties" => [0.0, -0.0, 0.25, -0.25, 0.5][(x.abs() * 100.0) as usize % 5],
+        "extremes" => match index % 500 {
+            3 => f32::MAX,
+            4 => -15.5,
+            5 => f32::MIN_POSITIVE,
+            6 => -f32::from_bits(1),
+            _ if index > 4500 => x * 1e-9,
+            _ => x * 1e-30,
+        },
+        _ => x * 1e-3,
+    };
+    (0..count).map(|index| kind(index, normal())).collect()
+}
