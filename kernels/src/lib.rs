@@ -1,1 +1,7 @@
-//! The same answer, faster: arrays in, arrays out.
+#![doc = include_str!("../README.md")]
+
+pub mod cross_entropy;
+pub mod norm;
+pub mod sparse;
+
+mod lanes;

@@ -1,0 +1,97 @@
+//! A sparse step `θ ← fl(θ − fl(rate·v))`, and taking it back exactly.
+//!
+//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would not give the
+//! same bits, and a copy of the model would double the memory, so the step hands back the values it wrote over. The
+//! arithmetic is that of the agreed update (PROT-18): two operations, each rounded once.
+
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Entries that one thread takes at a time; fewer are not worth the hand-over.
+const BLOCK: usize = 1 << 14;
+
+/// Steps `theta` at `positions` (ascending), one after the other. Returns what stood there.
+///
+/// # Panics
+/// If the two lists differ in length or a position lies outside `theta`.
+pub fn apply_reference(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) -> Vec<f32> {
+    assert_eq!(positions.len(), values.len(), "a sparse step has one value for each position");
+    let mut previous = Vec::with_capacity(positions.len());
+    for (&position, &value) in positions.iter().zip(values) {
+        let place = &mut theta[position as usize];
+        previous.push(*place);
+        *place -= rate * value;
+    }
+    previous
+}
+
+/// Steps `theta` at `positions` (strictly ascending), in parallel. Returns what stood there, for [`restore`].
+///
+/// # Panics
+/// If the two lists differ in length, the positions do not ascend, or one lies outside `theta`.
+pub fn apply(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) -> Vec<f32> {
+    assert_eq!(positions.len(), values.len(), "a sparse step has one value for each position");
+    if positions.len() <= BLOCK {
+        return apply_reference(theta, positions, values, rate);
+    }
+    let mut previous = vec![0.0; positions.len()];
+    stretches(theta, positions)
+        .into_par_iter()
+        .zip(positions.par_chunks(BLOCK))
+        .zip(values.par_chunks(BLOCK))
+        .zip(previous.par_chunks_mut(BLOCK))
+        .for_each(|(((stretch, positions), values), previous)| {
+            for ((&position, &value), previous) in positions.iter().zip(values).zip(previous) {
+                let place = &mut stretch.values[position as usize - stretch.range.start];
+                *previous = *place;
+                *place -= rate * value;
+            }
+        });
+    previous
+}
+
+/// Puts back what [`apply`] returned. After it, `theta` has the bits it had before.
+///
+/// # Panics
+/// As [`apply`].
+pub fn restore(theta: &mut [f32], positions: &[u32], previous: &[f32]) {
+    assert_eq!(positions.len(), previous.len(), "a sparse step has one value for each position");
+    if positions.len() <= BLOCK {
+        for (&position, &value) in positions.iter().zip(previous) {
+            theta[position as usize] = value;
+        }
+        return;
+    }
+    stretches(theta, positions)
+        .into_par_iter()
+        .zip(positions.par_chunks(BLOCK))
+        .zip(previous.par_chunks(BLOCK))
+        .for_each(|((stretch, positions), previous)| {
+            for (&position, &value) in positions.iter().zip(previous) {
+                stretch.values[position as usize - stretch.range.start] = value;
+            }
+        });
+}
+
+/// The part of `theta` that one block of positions falls in.
+struct Stretch<'a> {
+    range: Range<usize>,
+    values: &'a mut [f32],
+}
+
+/// Cuts `theta` so that each block of positions has a stretch to itself. Ascending positions make the stretches disjoint.
+fn stretches<'a>(theta: &'a mut [f32], positions: &[u32]) -> Vec<Stretch<'a>> {
+    assert!(positions.is_sorted_by(|a, b| a < b), "the positions of a sparse step ascend");
+    let mut rest = theta;
+    let mut cut = 0;
+    let mut stretches = Vec::with_capacity(positions.len().div_ceil(BLOCK));
+    for block in positions.chunks(BLOCK) {
+        let (first, last) = (block[0] as usize, block[block.len() - 1] as usize);
+        let (_, from_first) = rest.split_at_mut(first - cut);
+        let (values, behind) = from_first.split_at_mut(last + 1 - first);
+        stretches.push(Stretch { range: first..last + 1, values });
+        rest = behind;
+        cut = last + 1;
+    }
+    stretches
+}

@@ -1,0 +1,232 @@
+//! The shape of a model. Part of a run's specification: two parties that differ in one number train two different models.
+
+use protocol::contribution::{Schema, TensorSpec};
+use serde::{Deserialize, Serialize};
+
+/// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and one
+/// matrix for embedding and output.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Tokens that the model knows: ids are from 0 to `vocab − 1`.
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub d_model: usize,
+    pub layers: usize,
+    /// Query heads. Each is `d_model / heads` wide.
+    pub heads: usize,
+    /// Heads of keys and values; each serves `heads / kv_heads` query heads.
+    pub kv_heads: usize,
+    /// Width inside the feed-forward half.
+    pub d_ff: usize,
+    /// Tokens that the model reads at once. A training sequence has one more, which is only predicted.
+    pub seq_len: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Added to the mean square before RMSNorm divides by its root.
+    pub norm_epsilon: f64,
+}
+
+/// Why a [`ModelConfig`] is no model. Names what to change.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ConfigError {
+    #[error("{name} is {value}, but must be from {min} to {max}")]
+    OutOfBounds { name: &'static str, value: usize, min: usize, max: usize },
+    #[error("heads ({heads}) must divide d_model ({d_model})")]
+    HeadsDoNotDivide { heads: usize, d_model: usize },
+    #[error("kv_heads ({kv_heads}) must divide heads ({heads})")]
+    KvHeadsDoNotDivide { kv_heads: usize, heads: usize },
+    #[error(
+        "a head is {width} wide (d_model / heads), but rotary positions turn pairs: the width must be even"
+    )]
+    OddHeadWidth { width: usize },
+    #[error("rope_theta is {value}, but must be a number from 1 to 1e9")]
+    RopeTheta { value: f64 },
+    #[error("norm_epsilon is {value}, but must be a number above 0 and at most 0.1")]
+    NormEpsilon { value: f64 },
+    #[error("the model would have {values} values, but positions are counted in 32 bits")]
+    TooLarge { values: u128 },
+    #[error("there is no preset {name:?}; there are: {}", ModelConfig::PRESETS.join(", "))]
+    NoSuchPreset { name: String },
+}
+
+impl ModelConfig {
+    /// Names that [`preset`](Self::preset) knows.
+    pub const PRESETS: [&'static str; 4] = ["117k", "localnet", "1m", "6m"];
+
+    /// A shape by name, for vocabularies of the usual size; set `vocab` to the tokenizer's own.
+    ///
+    /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation. The
+    /// names tell the parameters at the vocabulary that stands in the preset.
+    pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
+        let shape = |vocab, d_model, layers, heads, kv_heads, d_ff, seq_len| ModelConfig {
+            vocab,
+            d_model,
+            layers,
+            heads,
+            kv_heads,
+            d_ff,
+            seq_len,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        };
+        match name {
+            "117k" => Ok(shape(256, 64, 2, 2, 2, 176, 64)),
+            "localnet" => Ok(shape(2048, 96, 2, 4, 2, 256, 64)),
+            "1m" => Ok(shape(2048, 128, 4, 4, 4, 352, 128)),
+            "6m" => Ok(shape(4096, 256, 6, 8, 4, 704, 256)),
+            _ => Err(ConfigError::NoSuchPreset { name: name.into() }),
+        }
+    }
+
+    /// Checks every bound that the rest of the crate relies on.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        for (name, value, min, max) in [
+            ("vocab", self.vocab, 2, 1 << 20),
+            ("d_model", self.d_model, 2, 1 << 16),
+            ("layers", self.layers, 1, 1 << 10),
+            ("heads", self.heads, 1, 1 << 10),
+            ("kv_heads", self.kv_heads, 1, 1 << 10),
+            ("d_ff", self.d_ff, 2, 1 << 18),
+            ("seq_len", self.seq_len, 1, 1 << 20),
+        ] {
+            if !(min..=max).contains(&value) {
+                return Err(ConfigError::OutOfBounds { name, value, min, max });
+            }
+        }
+        if !self.d_model.is_multiple_of(self.heads) {
+            return Err(ConfigError::HeadsDoNotDivide { heads: self.heads, d_model: self.d_model });
+        }
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(ConfigError::KvHeadsDoNotDivide { kv_heads: self.kv_heads, heads: self.heads });
+        }
+        if !self.head_width().is_multiple_of(2) {
+            return Err(ConfigError::OddHeadWidth { width: self.head_width() });
+        }
+        if !(1.0..=1e9).contains(&self.rope_theta) {
+            return Err(ConfigError::RopeTheta { value: self.rope_theta });
+        }
+        if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 0.1) {
+            return Err(ConfigError::NormEpsilon { value: self.norm_epsilon });
+        }
+        let values: u128 =
+            self.shapes().iter().map(|(_, [rows, columns])| *rows as u128 * *columns as u128).sum();
+        if values > u128::from(u32::MAX) {
+            return Err(ConfigError::TooLarge { values });
+        }
+        Ok(())
+    }
+
+    /// Width of one head.
+    pub fn head_width(&self) -> usize {
+        self.d_model / self.heads
+    }
+
+    /// Number of parameters.
+    pub fn parameters(&self) -> usize {
+        self.shapes().iter().map(|(_, [rows, columns])| rows * columns).sum()
+    }
+
+    /// Names and shapes of all tensors, in the order of the flat model state.
+    ///
+    /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`, row-major.
+    ///
+    /// # Errors
+    /// If the configuration is not valid.
+    pub fn schema(&self) -> Result<Schema, ConfigError> {
+        self.validate()?;
+        let tensors = self.shapes().into_iter().map(|(name, [rows, columns])| {
+            let narrow = |value| u32::try_from(value).expect("validate() bounds every dimension below 2^32");
+            // A norm's gain is a vector. In memory it is one row.
+            let shape = if rows == 1 { vec![narrow(columns)] } else { vec![narrow(rows), narrow(columns)] };
+            TensorSpec { name, shape }
+        });
+        Ok(Schema::new(tensors.collect())
+            .expect("a valid configuration names each tensor once and none is empty"))
+    }
+
+    /// All tensors as matrices, in the order of the flat state. A vector is one row.
+    pub(crate) fn shapes(&self) -> Vec<(String, [usize; 2])> {
+        let ModelConfig { vocab, d_model, layers, kv_heads, d_ff, .. } = *self;
+        let d_kv = kv_heads * self.head_width();
+
+        let mut shapes = vec![("model.embed_tokens.weight".into(), [vocab, d_model])];
+        for layer in 0..layers {
+            let mut add =
+                |part: &str, shape| shapes.push((format!("model.layers.{layer}.{part}.weight"), shape));
+            add("input_layernorm", [1, d_model]);
+            add("self_attn.q_proj", [d_model, d_model]);
+            add("self_attn.k_proj", [d_kv, d_model]);
+            add("self_attn.v_proj", [d_kv, d_model]);
+            add("self_attn.o_proj", [d_model, d_model]);
+            add("post_attention_layernorm", [1, d_model]);
+            add("mlp.gate_proj", [d_ff, d_model]);
+            add("mlp.up_proj", [d_ff, d_model]);
+            add("mlp.down_proj", [d_model, d_ff]);
+        }
+        shapes.push(("model.norm.weight".into(), [1, d_model]));
+        shapes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(change: impl FnOnce(&mut ModelConfig), says: &str) {
+        let mut config = ModelConfig::preset("117k").unwrap();
+        change(&mut config);
+        assert_eq!(config.validate().unwrap_err().to_string(), says);
+        assert!(config.schema().is_err(), "an invalid configuration has no schema");
+    }
+
+    #[test]
+    fn a_shape_that_is_no_model_is_refused_with_what_to_change() {
+        check(|c| c.vocab = 1, "vocab is 1, but must be from 2 to 1048576");
+        check(|c| c.layers = 0, "layers is 0, but must be from 1 to 1024");
+        check(|c| c.seq_len = 0, "seq_len is 0, but must be from 1 to 1048576");
+        check(|c| c.heads = 3, "heads (3) must divide d_model (64)");
+        check(|c| (c.heads, c.kv_heads) = (4, 3), "kv_heads (3) must divide heads (4)");
+        check(
+            |c| (c.heads, c.kv_heads) = (64, 64),
+            "a head is 1 wide (d_model / heads), but rotary positions turn pairs: the width must be even",
+        );
+        check(|c| c.rope_theta = f64::NAN, "rope_theta is NaN, but must be a number from 1 to 1e9");
+        check(|c| c.norm_epsilon = 0.0, "norm_epsilon is 0, but must be a number above 0 and at most 0.1");
+        let huge = |c: &mut ModelConfig| (c.d_model, c.d_ff) = (1 << 16, 1 << 18);
+        check(huge, "the model would have 137456058368 values, but positions are counted in 32 bits");
+    }
+
+    #[test]
+    fn every_preset_is_valid_and_an_unknown_one_lists_them() {
+        for name in ModelConfig::PRESETS {
+            let config = ModelConfig::preset(name).unwrap();
+            assert_eq!(config.schema().unwrap().values(), config.parameters(), "{name}");
+        }
+        let error = ModelConfig::preset("7b").unwrap_err();
+        assert_eq!(error.to_string(), r#"there is no preset "7b"; there are: 117k, localnet, 1m, 6m"#);
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused() {
+        let mut json = serde_json::to_value(ModelConfig::preset("1m").unwrap()).unwrap();
+        json["d_head"] = 64.into();
+        let error = serde_json::from_value::<ModelConfig>(json).unwrap_err();
+        assert!(error.to_string().contains("unknown field `d_head`"), "{error}");
+    }
+
+    #[test]
+    fn tensors_are_named_and_shaped_as_on_hugging_face() {
+        let config = ModelConfig { heads: 4, kv_heads: 2, ..ModelConfig::preset("117k").unwrap() };
+        let schema = config.schema().unwrap();
+        let tensors: Vec<(&str, &[u32])> =
+            schema.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor.shape.as_slice())).collect();
+        assert_eq!(tensors.len(), 2 + 2 * 9);
+        assert_eq!(tensors[0], ("model.embed_tokens.weight", &[256, 64][..]));
+        assert_eq!(tensors[1], ("model.layers.0.input_layernorm.weight", &[64][..]));
+        assert_eq!(tensors[3], ("model.layers.0.self_attn.k_proj.weight", &[32, 64][..]));
+        assert_eq!(tensors[18], ("model.layers.1.mlp.down_proj.weight", &[64, 176][..]));
+        assert_eq!(tensors[19], ("model.norm.weight", &[64][..]));
+    }
+}

@@ -1,0 +1,113 @@
+//! `θ_0`: the first model of a run, from a seed, bit for bit the same on every machine.
+//!
+//! A library's `ln` and `cos` differ between machines in the last bit, so no Box–Muller here. A weight is a sum of twelve
+//! 16-bit numbers from a blake3 stream (Irwin and Hall: mean and variance of a normal, tails that end at six standard
+//! deviations), taken as an integer, then converted and scaled: one exact conversion, one rounding.
+
+use crate::config::{ConfigError, ModelConfig};
+
+/// What a value is of, so that no other use of the same seed meets the same stream.
+const CONTEXT: &str = "mettle/1/initial-weights";
+/// 16-bit numbers added up for one weight.
+const TERMS: usize = 12;
+const BYTES_PER_WEIGHT: usize = 2 * TERMS;
+
+/// The flat model state that `seed` stands for, in schema order.
+///
+/// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by
+/// seed and tensor, so that its values do not depend on the shapes of the tensors before it.
+///
+/// # Errors
+/// If the configuration is not valid.
+pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigError> {
+    config.validate()?;
+    let mut flat = Vec::with_capacity(config.parameters());
+    for (name, [rows, columns]) in config.shapes() {
+        let len = rows * columns;
+        if rows == 1 {
+            flat.resize(flat.len() + len, 1.0);
+        } else {
+            normal(seed, &name, deviation(&name, columns), len, &mut flat);
+        }
+    }
+    Ok(flat)
+}
+
+/// Standard deviation of a matrix's first values, with `columns` inputs.
+///
+/// A projection gets `1/√columns`, which keeps the size of what passes through it. One that writes to the residual stream
+/// gets a tenth of that: a fresh layer must not drown the token it reads, or a model spends its first hundred steps on
+/// finding it again. The embedding is the output too, so its size is the size of the first logits.
+fn deviation(name: &str, columns: usize) -> f64 {
+    let share = if name.ends_with("embed_tokens.weight") {
+        0.8
+    } else if name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") {
+        0.1
+    } else {
+        1.0
+    };
+    share / (columns as f64).sqrt()
+}
+
+/// Appends `len` values of the stream that `seed` and `name` stand for.
+fn normal(seed: u64, name: &str, deviation: f64, len: usize, into: &mut Vec<f32>) {
+    let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+    hasher.update(&seed.to_le_bytes()).update(name.as_bytes());
+    let mut stream = hasher.finalize_xof();
+
+    // Twelve uniform numbers from 0 to 65535 have the mean 6·65535 and the variance 2^32 − 1.
+    let unit = (deviation / 65536.0) as f32;
+    let mut bytes = vec![0; BYTES_PER_WEIGHT * 4096];
+    let mut left = len;
+    while left > 0 {
+        let block = left.min(4096);
+        let bytes = &mut bytes[..BYTES_PER_WEIGHT * block];
+        stream.fill(bytes);
+        into.extend(bytes.chunks_exact(BYTES_PER_WEIGHT).map(|weight| {
+            let sum: i32 =
+                weight.chunks_exact(2).map(|pair| i32::from(u16::from_le_bytes([pair[0], pair[1]]))).sum();
+            // At most 393,210 in size: exact as f32.
+            (sum - 6 * 65535) as f32 * unit
+        }));
+        left -= block;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_stands_for_one_model_on_every_machine() {
+        let config = ModelConfig::preset("117k").unwrap();
+        let flat = init_flat(&config, 7).unwrap();
+        assert_eq!(flat.len(), config.parameters());
+        let bytes: Vec<u8> = flat.iter().flat_map(|value| value.to_le_bytes()).collect();
+        assert_eq!(
+            protocol::Digest::of(&bytes).to_string(),
+            "f34f90872150e8a76b58ba76638c7b53e0adc68f73eb9e9c0baccf3ba4aa39f9"
+        );
+        assert_ne!(flat, init_flat(&config, 8).unwrap());
+    }
+
+    #[test]
+    fn the_values_of_a_tensor_do_not_depend_on_those_before_it() {
+        let config = ModelConfig::preset("117k").unwrap();
+        let wider = ModelConfig { vocab: 300, ..config.clone() };
+        let (flat, wide) = (init_flat(&config, 7).unwrap(), init_flat(&wider, 7).unwrap());
+        assert_eq!(flat[256 * 64..], wide[300 * 64..]);
+    }
+
+    #[test]
+    fn the_values_are_normal_enough() {
+        let mut values = Vec::new();
+        normal(1, "a test", 2.0, 200_000, &mut values);
+        let n = values.len() as f64;
+        let mean = values.iter().map(|&x| f64::from(x)).sum::<f64>() / n;
+        let variance = values.iter().map(|&x| (f64::from(x) - mean).powi(2)).sum::<f64>() / n;
+        let within_one = values.iter().filter(|x| x.abs() < 2.0).count() as f64 / n;
+        assert!(mean.abs() < 0.02, "{mean}");
+        assert!((variance - 4.0).abs() < 0.05, "{variance}");
+        assert!((within_one - 0.683).abs() < 0.01, "{within_one}");
+    }
+}
