@@ -283,7 +283,7 @@ impl SectionEncoder {
         self.marks.extend(self.kept.iter().map(|value| {
             let high = two && is_high(*value);
             let negative = *value < 0.0 && levels[usize::from(high)] != 0;
-            u8::from(negative) * SIGN | u8::from(high) * HIGH
+            (u8::from(negative) * SIGN) | (u8::from(high) * HIGH)
         }));
         self.levels.push(levels);
     }

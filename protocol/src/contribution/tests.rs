@@ -339,7 +339,7 @@ fn check_section(section: &[u8], expected: Result<(), DecodeError>) {
 fn every_other_spelling_is_refused_for_what_is_wrong_with_it() {
     let (tensor, chunk) = (0, 0);
     // Gaps 0, 1, 0, 1 with Rice parameter 0: 0 10 0 10. Then four signs, four magnitudes, LSB first.
-    let gaps: u16 = 0b01_0_01_0;
+    let gaps: u16 = 0b010_010;
     let stream = |signs: u16, magnitudes: u16| (gaps | signs << 6 | magnitudes << 10).to_le_bytes();
     let with = |levels: [u8; 2], [a, b]: [u8; 2]| [0, levels[0], levels[1], a, b];
 
