@@ -1,0 +1,502 @@
+//! The chain itself: which blocks there are, which of them are final, and how the next one comes about.
+//!
+//! There is one writer at a time (sealing a block, or dropping the unfinalised ones), and it holds the readers' lock only
+//! to look and to put the result in place; the runtime and the disk are waited for outside. A block becomes final when
+//! enough others stand on it, and is on disk before anybody is told.
+
+use crate::{
+    execute::{BuildError, Built, CallError, Candidate, Extrinsic, Genesis, Header, Runtime, slot_of},
+    pool::{Pool, PoolLimits, Rejection, Status, Watcher},
+    state::{Changes, State},
+    store::{Body as StoredBody, Keep, Resumed, Store, StoreError},
+};
+use sp_core::H256;
+use sp_runtime::{
+    traits::{BlakeTwo256, Hash as _},
+    transaction_validity::TransactionValidityError,
+};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Mutex, MutexGuard},
+    time::{SystemTime, UNIX_EPOCH},
+};
+use tokio::sync::{Notify, watch};
+
+/// Transactions that are validated anew with each block.
+const REVALIDATED_MAX: usize = 64;
+/// How often a transaction is validated again because a block came in between.
+const VALIDATED_MAX: usize = 16;
+
+/// A block's place in the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Head {
+    pub number: u32,
+    pub hash: H256,
+}
+
+/// The ends of the chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heads {
+    pub best: Head,
+    pub finalised: Head,
+}
+
+/// Why there is no new block. The chain is unchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum SealError {
+    #[error("the runtime made no block {number}")]
+    Build { number: u32, source: BuildError },
+    #[error("a block could not be saved")]
+    Store(#[from] StoreError),
+    #[error("the chain was stopped")]
+    Stopped,
+}
+
+/// Why a question has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum QueryError {
+    #[error("UnknownBlock: Header was not found in the database: {0:?}")]
+    UnknownBlock(H256),
+    #[error(
+        "UnknownBlock: State already discarded for {hash:?} (block {number}): this chain keeps the last {kept} finalised \
+         blocks"
+    )]
+    Discarded { hash: H256, number: u32, kept: u32 },
+}
+
+/// Why a transaction is not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum SubmitError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("{0}")]
+    Invalid(TransactionValidityError),
+    #[error(transparent)]
+    Rejected(#[from] Rejection),
+    #[error("blocks came faster than it could be validated")]
+    Busy,
+}
+
+pub(crate) struct Chain {
+    pub(crate) runtime: Runtime,
+    finality_lag: u32,
+    keep: Keep,
+    writer: Mutex<Writer>,
+    inner: Mutex<Inner>,
+    heads: watch::Sender<Heads>,
+    /// Rung when there is something to put into a block.
+    pub(crate) work: Notify,
+}
+
+struct Writer {
+    /// The slot of the last block made, dropped ones included: no two blocks have the same.
+    slot: u64,
+    store: Option<Store>,
+    stopped: bool,
+}
+
+struct Inner {
+    /// The canonical chain: the genesis block, then those that are kept.
+    blocks: BTreeMap<u32, Block>,
+    numbers: HashMap<H256, u32>,
+    heads: Heads,
+    pool: Pool,
+}
+
+struct Block {
+    header: Header,
+    hash: H256,
+    /// None once it is old.
+    body: Option<Body>,
+}
+
+struct Body {
+    extrinsics: Vec<Extrinsic>,
+    inherents: usize,
+    included: Vec<H256>,
+    state: State,
+    /// What it changed, until that is on disk.
+    unsaved: Changes,
+}
+
+/// A block that is about to become final, as it is saved.
+struct Finalising {
+    head: Head,
+    header: Header,
+    body: StoredBody,
+    changes: Changes,
+}
+
+impl Chain {
+    /// A chain that begins at `genesis`, or goes on where it was left.
+    pub(crate) fn new(
+        runtime: Runtime,
+        genesis: Genesis,
+        saved: Option<(Store, Resumed)>,
+        keep: Keep,
+        finality_lag: u32,
+        pool: PoolLimits,
+    ) -> Result<Chain, StoreError> {
+        let (blocks, store) = match saved {
+            None => {
+                let hash = genesis.header.hash();
+                let body = Body::resumed(None, genesis.state);
+                (BTreeMap::from([(0, Block { header: genesis.header, hash, body: Some(body) })]), None)
+            }
+            Some((store, resumed)) => (resume(resumed, &store)?, Some(store)),
+        };
+        let (number, last) = blocks.last_key_value().expect("there is a genesis block at least");
+        let head = Head { number: *number, hash: last.hash };
+        let slot = slot_of(&last.header).unwrap_or(0);
+        let heads = Heads { best: head, finalised: head };
+        let numbers = blocks.iter().map(|(number, block)| (block.hash, *number)).collect();
+        let mut inner = Inner { blocks, numbers, heads, pool: Pool::new(pool) };
+        inner.prune(keep);
+        Ok(Chain {
+            runtime,
+            finality_lag,
+            keep,
+            writer: Mutex::new(Writer { slot, store, stopped: false }),
+            inner: Mutex::new(inner),
+            heads: watch::channel(heads).0,
+            work: Notify::new(),
+        })
+    }
+
+    // What there is.
+
+    pub(crate) fn heads(&self) -> watch::Receiver<Heads> {
+        self.heads.subscribe()
+    }
+
+    pub(crate) fn hash_of(&self, number: u32) -> Option<H256> {
+        self.inner().blocks.get(&number).map(|block| block.hash)
+    }
+
+    pub(crate) fn header(&self, hash: H256) -> Option<Header> {
+        self.inner().block(hash).map(|block| block.header.clone())
+    }
+
+    /// The headers of the canonical chain from `first` to `last`, as far as they are kept.
+    pub(crate) fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
+        if first > last {
+            return Vec::new();
+        }
+        let inner = self.inner();
+        inner.blocks.range(first..=last).map(|(_, block)| (block.hash, block.header.clone())).collect()
+    }
+
+    /// A block with its extrinsics; none if it is not known.
+    pub(crate) fn block(&self, hash: H256) -> Result<Option<(Header, Vec<Extrinsic>)>, QueryError> {
+        let inner = self.inner();
+        let Some(block) = inner.block(hash) else { return Ok(None) };
+        let body = block.body.as_ref().ok_or_else(|| self.discarded(block))?;
+        Ok(Some((block.header.clone(), body.extrinsics.clone())))
+    }
+
+    /// The state after a block, the best one if none is named.
+    pub(crate) fn state(&self, at: Option<H256>) -> Result<(Head, State), QueryError> {
+        let inner = self.inner();
+        let hash = at.unwrap_or(inner.heads.best.hash);
+        let block = inner.block(hash).ok_or(QueryError::UnknownBlock(hash))?;
+        let body = block.body.as_ref().ok_or_else(|| self.discarded(block))?;
+        Ok((Head { number: block.header.number, hash }, body.state.clone()))
+    }
+
+    /// The transactions that are ready for a block.
+    pub(crate) fn pending(&self) -> Vec<Extrinsic> {
+        self.inner().pool.candidates().into_iter().map(|candidate| candidate.bytes).collect()
+    }
+
+    /// Whether a transaction in the pool provides this tag.
+    pub(crate) fn is_provided(&self, tag: &[u8]) -> bool {
+        self.inner().pool.is_provided(&tag.to_vec())
+    }
+
+    // What changes it.
+
+    /// Takes a transaction into the pool.
+    pub(crate) fn submit(&self, bytes: Vec<u8>, watcher: Option<Watcher>) -> Result<H256, SubmitError> {
+        let hash = BlakeTwo256::hash(&bytes);
+        let bytes: Extrinsic = bytes.into();
+        self.inner().pool.may_submit(hash)?;
+        for _ in 0..VALIDATED_MAX {
+            let (at, state) = self.state(None).expect("the best block has its state");
+            let valid = match self.runtime.validate(&state, at.hash, &bytes) {
+                Ok(valid) => valid.map_err(SubmitError::Invalid)?,
+                Err(error) => {
+                    if matches!(error, CallError::Panicked { .. }) {
+                        self.inner().pool.ban(hash);
+                    }
+                    return Err(error.into());
+                }
+            };
+            let mut inner = self.inner();
+            // What it requires was said of the chain as it was then.
+            if inner.heads.best == at {
+                inner.pool.submit(hash, bytes, valid, at.number, watcher)?;
+                drop(inner);
+                self.work.notify_one();
+                return Ok(hash);
+            }
+        }
+        Err(SubmitError::Busy)
+    }
+
+    /// Makes the next block of what is in the pool, even if that is nothing.
+    pub(crate) fn seal(&self) -> Result<Head, SealError> {
+        let mut writer = self.writer();
+        if writer.stopped {
+            return Err(SealError::Stopped);
+        }
+
+        // Gather.
+        let (parent, state, candidates, finalised) = {
+            let inner = self.inner();
+            let parent = inner.best();
+            (parent.header.clone(), inner.state(parent), inner.pool.candidates(), inner.heads.finalised)
+        };
+        let slot = (now_millis() / self.runtime.slot_millis).max(writer.slot + 1);
+
+        // Decide.
+        let number = parent.number + 1;
+        let built = self.runtime.build(&parent, &state, slot, &candidates);
+        let built = built.map_err(|source| SealError::Build { number, source })?;
+        for (hash, reason) in &built.left_out {
+            tracing::debug!(?hash, ?reason, "a transaction is not in block {number}");
+        }
+        let finalising = self.finalising(&built, finalised);
+
+        // Act. What becomes final is on disk before anybody hears of it.
+        if let (Some(store), Some(block)) = (&writer.store, &finalising) {
+            store.append(&block.header, &block.body, &block.changes)?;
+        }
+        writer.slot = slot;
+        let head = Head { number, hash: built.hash };
+        let heads = self.put(built, finalising.map(|block| block.head));
+        self.heads.send_replace(heads);
+        self.revalidate(head);
+        Ok(head)
+    }
+
+    /// Goes back to the finalised head; the transactions of the dropped blocks return to the pool. Returns how many blocks
+    /// were dropped.
+    pub(crate) fn drop_unfinalised(&self) -> Result<u32, SealError> {
+        let writer = self.writer();
+        if writer.stopped {
+            return Err(SealError::Stopped);
+        }
+        let (dropped, waiting, heads) = {
+            let mut inner = self.inner();
+            let finalised = inner.heads.finalised;
+            let dropped = inner.blocks.split_off(&(finalised.number + 1));
+            inner.heads.best = finalised;
+            for block in dropped.values() {
+                inner.numbers.remove(&block.hash);
+                if let Some(body) = &block.body {
+                    inner.pool.retracted(block.hash, &body.included);
+                }
+            }
+            (dropped, inner.pool.drain(), inner.heads)
+        };
+        self.heads.send_replace(heads);
+
+        let returning = dropped.values().filter_map(|block| block.body.as_ref()).flat_map(|body| {
+            let own = body.extrinsics.iter().skip(body.inherents);
+            body.included.iter().zip(own).map(|(hash, bytes)| Candidate { hash: *hash, bytes: bytes.clone() })
+        });
+        for Candidate { hash, bytes } in returning.chain(waiting) {
+            self.take_back(heads.best, hash, bytes);
+        }
+        tracing::warn!(blocks = dropped.len(), back_to = heads.best.number, "dropped unfinalised blocks");
+        Ok(u32::try_from(dropped.len()).expect("there are fewer blocks than numbers for them"))
+    }
+
+    /// No block is made from here on, and the disk is let go.
+    pub(crate) fn stop(&self) {
+        let mut writer = self.writer();
+        writer.stopped = true;
+        writer.store = None;
+    }
+
+    /// What becomes final with a new block: the one that it is `finality_lag` ahead of.
+    fn finalising(&self, built: &Built, finalised: Head) -> Option<Finalising> {
+        let number = built.header.number.checked_sub(self.finality_lag)?;
+        if number <= finalised.number {
+            return None;
+        }
+        let inner = self.inner();
+        let before = inner.blocks.get(&(number - 1)).expect("what an unfinalised block stands on is kept");
+        let before = inner.state(before);
+        let whole = |header: &Header, hash, inherents: usize, extrinsics: &[Extrinsic], changes: &Changes| {
+            Finalising {
+                head: Head { number, hash },
+                header: header.clone(),
+                body: StoredBody {
+                    inherents: inherents as u32,
+                    extrinsics: extrinsics.iter().map(|bytes| bytes.to_vec()).collect(),
+                    undo: before.undo(changes),
+                },
+                changes: changes.clone(),
+            }
+        };
+        if number == built.header.number {
+            return Some(whole(
+                &built.header,
+                built.hash,
+                built.inherents,
+                &built.extrinsics,
+                &built.changes,
+            ));
+        }
+        let block = inner.blocks.get(&number).expect("unfinalised blocks are kept");
+        let body = block.body.as_ref().expect("unfinalised blocks are whole");
+        Some(whole(&block.header, block.hash, body.inherents, &body.extrinsics, &body.unsaved))
+    }
+
+    /// Puts a block on top of the chain, and moves the finalised head.
+    fn put(&self, built: Built, finalised: Option<Head>) -> Heads {
+        let mut inner = self.inner();
+        let number = built.header.number;
+        let body = Body {
+            extrinsics: built.extrinsics,
+            inherents: built.inherents,
+            included: built.included,
+            state: built.state,
+            unsaved: built.changes,
+        };
+        inner.pool.block(number, built.hash, &body.included, built.left_out);
+        inner.blocks.insert(number, Block { header: built.header, hash: built.hash, body: Some(body) });
+        inner.numbers.insert(built.hash, number);
+        inner.heads.best = Head { number, hash: built.hash };
+        if let Some(head) = finalised {
+            inner.heads.finalised = head;
+            let Inner { blocks, pool, .. } = &mut *inner;
+            let block = blocks.get_mut(&head.number).and_then(|block| block.body.as_mut());
+            let body = block.expect("a block is whole when it becomes final");
+            body.unsaved = Changes::new();
+            pool.finalised(head.hash, &body.included);
+            inner.prune(self.keep);
+        }
+        inner.heads
+    }
+
+    /// Looks again at some of the transactions that have waited.
+    fn revalidate(&self, best: Head) {
+        let due = self.inner().pool.due(best.number, REVALIDATED_MAX);
+        if due.is_empty() {
+            return;
+        }
+        let (_, state) = self.state(Some(best.hash)).expect("the best block has its state");
+        let look = |Candidate { hash, bytes }| {
+            (hash, self.runtime.validate(&state, best.hash, &bytes).ok().and_then(Result::ok))
+        };
+        let results: Vec<_> = due.into_iter().map(look).collect();
+        self.inner().pool.revalidated(results, best.number);
+    }
+
+    /// Returns a transaction to the pool, if it is still good.
+    fn take_back(&self, best: Head, hash: H256, bytes: Extrinsic) {
+        let (_, state) = self.state(Some(best.hash)).expect("the best block has its state");
+        let valid = self.runtime.validate(&state, best.hash, &bytes);
+        let mut inner = self.inner();
+        match valid {
+            Ok(Ok(valid)) => {
+                match inner.pool.submit(hash, bytes, valid, best.number, None) {
+                    // Its sender was faster.
+                    Ok(()) | Err(Rejection::AlreadyThere) => {}
+                    Err(_) => inner.pool.discard(&hash, Status::Dropped),
+                }
+            }
+            _ => inner.pool.discard(&hash, Status::Invalid),
+        }
+        drop(inner);
+        self.work.notify_one();
+    }
+
+    fn discarded(&self, block: &Block) -> QueryError {
+        QueryError::Discarded { hash: block.hash, number: block.header.number, kept: self.keep.states }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().expect("nothing panics while it holds the chain")
+    }
+
+    fn writer(&self) -> MutexGuard<'_, Writer> {
+        self.writer.lock().expect("nothing panics while it writes the chain")
+    }
+}
+
+impl Inner {
+    fn block(&self, hash: H256) -> Option<&Block> {
+        self.blocks.get(self.numbers.get(&hash)?)
+    }
+
+    fn best(&self) -> &Block {
+        self.blocks.get(&self.heads.best.number).expect("the best block is kept")
+    }
+
+    fn state(&self, block: &Block) -> State {
+        let body = block.body.as_ref().expect("the finalised head and all after it have their state");
+        body.state.clone()
+    }
+
+    /// Forgets what is old.
+    fn prune(&mut self, keep: Keep) {
+        let finalised = self.heads.finalised.number;
+        let bodies = self.blocks.range_mut(..keep.first_state(finalised)).rev();
+        for (_, block) in bodies.take_while(|(_, block)| block.body.is_some()) {
+            block.body = None;
+        }
+        let headers: Vec<u32> =
+            self.blocks.range(1..keep.first_header(finalised).max(1)).map(|(number, _)| *number).collect();
+        for number in headers {
+            if let Some(block) = self.blocks.remove(&number) {
+                self.numbers.remove(&block.hash);
+            }
+        }
+    }
+}
+
+impl Body {
+    /// A block as it comes from the disk.
+    fn resumed(stored: Option<StoredBody>, state: State) -> Body {
+        let (inherents, extrinsics) =
+            stored.map(|body| (body.inherents, body.extrinsics)).unwrap_or_default();
+        let extrinsics: Vec<Extrinsic> = extrinsics.into_iter().map(Extrinsic::from).collect();
+        let inherents = inherents as usize;
+        let included = extrinsics.iter().skip(inherents).map(|bytes| BlakeTwo256::hash(bytes)).collect();
+        Body { extrinsics, inherents, included, state, unsaved: Changes::new() }
+    }
+}
+
+/// Puts the chain together as it was left: the state as saved, and those before it by taking one block after the other
+/// back. Each is checked against its header.
+fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, StoreError> {
+    let mut blocks = BTreeMap::new();
+    let mut state = Some(State::empty().with_changes(&resumed.state));
+    for (header, stored) in resumed.blocks.into_iter().rev() {
+        let hash = header.hash();
+        let number = header.number;
+        let body = match (state.take(), stored) {
+            (Some(current), Some(stored)) => {
+                if current.root() != header.state_root {
+                    return Err(
+                        store.damaged(&format!("the state after block {number} is not what its header says"))
+                    );
+                }
+                state = (number > 0).then(|| current.with_changes(&stored.undo));
+                Some(Body::resumed(Some(stored), current))
+            }
+            _ => None,
+        };
+        blocks.insert(number, Block { header, hash, body });
+    }
+    Ok(blocks)
+}
+
+/// The one clock of the chain: it only decides in which slot a block is made.
+fn now_millis() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,550 @@
+//! Runs the runtime over a state: single calls, and whole blocks.
+//!
+//! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. A block is therefore what it is on
+//! a node: `Core_initialize_block`, the inherents, each extrinsic in a storage transaction of its own, then
+//! `BlockBuilder_finalize_block`, which computes the state root.
+//!
+//! A native runtime panics where a Wasm one would trap. Every call is caught: an extrinsic that makes the runtime panic
+//! is thrown out and the block is made anew without it, as whatever it left behind in memory cannot be trusted.
+
+use crate::state::{Changes, STATE_VERSION, State};
+use codec::{Decode, DecodeLimit, Encode};
+use sp_core::H256;
+use sp_externalities::{set_and_run_with_externalities, with_externalities};
+use sp_runtime::{
+    ApplyExtrinsicResult, Digest, DigestItem, OpaqueExtrinsic, generic,
+    traits::{BlakeTwo256, Hash as _, Header as _},
+    transaction_validity::{
+        InvalidTransaction, TransactionSource, TransactionValidity, TransactionValidityError,
+    },
+};
+use sp_state_machine::{Ext, OverlayedChanges};
+use sp_version::RuntimeVersion;
+use std::{
+    any::Any,
+    collections::BTreeMap,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+pub(crate) type Header = generic::Header<u32, BlakeTwo256>;
+
+/// The bytes of an extrinsic as a block carries them.
+pub(crate) type Extrinsic = Arc<[u8]>;
+
+/// Calls within calls, at most. A native runtime decodes and dispatches them on the thread's own stack.
+const CALL_DEPTH_MAX: u32 = 64;
+/// Transactions that did not fit, after which a block looks no further for one that does.
+const SKIPPED_MAX: usize = 8;
+/// Transactions that made the runtime panic, after which a block is finished without any further ones.
+const THROWN_OUT_MAX: usize = 8;
+/// What stands where a node has its Wasm: this chain runs the runtime natively, and a new code would change nothing.
+const CODE: &[u8] = b"mettle: native code of a development chain";
+
+/// The runtime as this chain sees it: a function from a method and its arguments to a result.
+#[derive(Clone)]
+pub(crate) struct Runtime {
+    pub(crate) dispatch: fn(&str, &[u8]) -> Option<Vec<u8>>,
+    pub(crate) version: RuntimeVersion,
+    /// By how much chain time advances with a slot, in milliseconds.
+    pub(crate) slot_millis: u64,
+}
+
+/// Why a call of the runtime gave no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    #[error("the runtime has no function `{0}`")]
+    Unknown(String),
+    #[error("the runtime panicked in `{method}`: {message}")]
+    Panicked { method: String, message: String },
+    #[error("`{method}` returned what cannot be decoded: {source}")]
+    Undecodable { method: &'static str, source: codec::Error },
+    #[error("`{0}` is for making blocks, and is not offered to clients")]
+    NotOffered(String),
+    #[error("an extrinsic cannot be decoded: {0}")]
+    BadExtrinsic(codec::Error),
+}
+
+/// Why no block was made. The chain is unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BuildError {
+    #[error(transparent)]
+    Call(#[from] CallError),
+    #[error("the inherent extrinsic {index} was refused: {reason}")]
+    Inherent { index: usize, reason: &'static str },
+    #[error("the runtime keeps child tries, which this chain does not")]
+    ChildTries,
+    #[error("the block's header says another state root than its state has")]
+    StateRoot,
+}
+
+/// A block that was made, not yet part of the chain.
+pub(crate) struct Built {
+    pub(crate) header: Header,
+    pub(crate) hash: H256,
+    pub(crate) extrinsics: Vec<Extrinsic>,
+    /// So many of the extrinsics, from the first, are the chain's own.
+    pub(crate) inherents: usize,
+    /// Which transactions it includes, in order.
+    pub(crate) included: Vec<H256>,
+    /// What is to be done with those that it does not include.
+    pub(crate) left_out: Vec<(H256, LeftOut)>,
+    pub(crate) state: State,
+    pub(crate) changes: Changes,
+}
+
+/// Why a candidate is not in the block.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum LeftOut {
+    /// The block is full: a later one may have room. `alone` if it had nothing else in it.
+    Full { alone: bool },
+    /// Something it waits for did not come.
+    TooEarly,
+    /// It will never be valid.
+    Refused(TransactionValidityError),
+    /// It made the runtime panic.
+    Panicked(String),
+}
+
+#[derive(Clone)]
+pub(crate) struct Candidate {
+    pub(crate) hash: H256,
+    pub(crate) bytes: Extrinsic,
+}
+
+impl Runtime {
+    /// The runtime this crate was built with.
+    pub(crate) fn native() -> Runtime {
+        Runtime {
+            dispatch: mettle_runtime::api::dispatch,
+            version: mettle_runtime::VERSION,
+            slot_millis: mettle_runtime::SLOT_DURATION,
+        }
+    }
+
+    /// Calls one function and forgets what it wrote.
+    pub(crate) fn call(&self, state: &State, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
+        over(state, || self.one(method, args)).0
+    }
+
+    /// The same for a stranger, who may not overflow the stack.
+    pub(crate) fn call_for_client(
+        &self,
+        state: &State,
+        method: &str,
+        args: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        match method {
+            "TaggedTransactionQueue_validate_transaction" => check_depth(args.get(1..).unwrap_or_default())?,
+            "TransactionPaymentApi_query_info" | "TransactionPaymentApi_query_fee_details" => {
+                check_depth(args)?
+            }
+            "Core_version" => {}
+            making_blocks
+                if making_blocks.starts_with("Core_") || making_blocks.starts_with("BlockBuilder_") =>
+            {
+                return Err(CallError::NotOffered(method.into()));
+            }
+            _ => {}
+        }
+        self.call(state, method, args)
+    }
+
+    /// Asks whether a transaction could go into a block on top of `at`.
+    pub(crate) fn validate(
+        &self,
+        state: &State,
+        at: H256,
+        extrinsic: &[u8],
+    ) -> Result<TransactionValidity, CallError> {
+        const METHOD: &str = "TaggedTransactionQueue_validate_transaction";
+        check_depth(extrinsic)?;
+        let args = [TransactionSource::External.encode().as_slice(), extrinsic, at.as_bytes()].concat();
+        decode(METHOD, &self.call(state, METHOD, &args)?)
+    }
+
+    /// Builds the state before the first block.
+    pub(crate) fn genesis(&self, config: &[u8]) -> Result<Result<Genesis, String>, CallError> {
+        const METHOD: &str = "GenesisBuilder_build_state";
+        let empty = State::empty();
+        let (result, overlay) = over(&empty, || {
+            let result = self.one(METHOD, &config.to_vec().encode())?;
+            with_externalities(|ext| ext.set_storage(b":code".to_vec(), CODE.to_vec()))
+                .expect("externalities are set");
+            decode::<Result<(), String>>(METHOD, &result)
+        });
+        if let Err(reason) = result? {
+            return Ok(Err(reason));
+        }
+        match settle(&empty, overlay) {
+            Ok((state, changes)) => Ok(Ok(Genesis { header: genesis_header(&state), state, changes })),
+            Err(error) => Ok(Err(error.to_string())),
+        }
+    }
+
+    /// Makes the block after `parent` of the candidates in their order, as many as have room.
+    pub(crate) fn build(
+        &self,
+        parent: &Header,
+        state: &State,
+        slot: u64,
+        candidates: &[Candidate],
+    ) -> Result<Built, BuildError> {
+        let mut thrown_out = BTreeMap::<H256, String>::new();
+        // Where finishing the block panics, nobody says by whose fault: blocks of half the size find out.
+        let mut room = usize::MAX;
+        loop {
+            match self.attempt(parent, state, slot, candidates, &thrown_out, room) {
+                Ok(mut built) => {
+                    let panicked =
+                        thrown_out.into_iter().map(|(hash, message)| (hash, LeftOut::Panicked(message)));
+                    built.left_out.extend(panicked);
+                    return Ok(built);
+                }
+                Err(Stop::Block(error)) => return Err(error),
+                Err(Stop::Extrinsic { hash, message }) => {
+                    thrown_out.insert(hash, message);
+                }
+                Err(Stop::Finish { included, error }) => match included.as_slice() {
+                    [] => return Err(error.into()),
+                    [only] => {
+                        thrown_out.insert(*only, error.to_string());
+                        room = usize::MAX;
+                    }
+                    many => room = many.len() / 2,
+                },
+            }
+            if thrown_out.len() >= THROWN_OUT_MAX {
+                room = 0;
+            }
+        }
+    }
+
+    fn attempt(
+        &self,
+        parent: &Header,
+        state: &State,
+        slot: u64,
+        candidates: &[Candidate],
+        thrown_out: &BTreeMap<H256, String>,
+        room: usize,
+    ) -> Result<Built, Stop> {
+        let mut extrinsics = Vec::<Extrinsic>::new();
+        let mut inherents = 0;
+        let mut included = Vec::new();
+        let mut left_out = Vec::new();
+        let (header, overlay) = over(state, || -> Result<Header, Stop> {
+            let header = self.header(parent, slot);
+            self.one("Core_initialize_block", &header.encode())?;
+
+            for (index, bytes) in self.inherents(slot)?.into_iter().enumerate() {
+                let applied = self.one("BlockBuilder_apply_extrinsic", &bytes)?;
+                if let Err(refusal) =
+                    decode::<ApplyExtrinsicResult>("BlockBuilder_apply_extrinsic", &applied)?
+                {
+                    return Err(Stop::Block(BuildError::Inherent { index, reason: refusal.into() }));
+                }
+                extrinsics.push(bytes.into());
+            }
+            inherents = extrinsics.len();
+
+            let mut skipped = 0;
+            for Candidate { hash, bytes } in candidates {
+                if included.len() >= room || skipped >= SKIPPED_MAX {
+                    break;
+                }
+                if thrown_out.contains_key(hash) {
+                    continue;
+                }
+                match self.apply(bytes).map_err(|error| error.of(*hash))? {
+                    Ok(_) => {
+                        extrinsics.push(bytes.clone());
+                        included.push(*hash);
+                    }
+                    Err(TransactionValidityError::Invalid(InvalidTransaction::ExhaustsResources)) => {
+                        skipped += 1;
+                        left_out.push((*hash, LeftOut::Full { alone: included.is_empty() }));
+                    }
+                    Err(TransactionValidityError::Invalid(InvalidTransaction::Future)) => {
+                        left_out.push((*hash, LeftOut::TooEarly));
+                    }
+                    Err(refusal) => left_out.push((*hash, LeftOut::Refused(refusal))),
+                }
+            }
+
+            let header = self
+                .one("BlockBuilder_finalize_block", &[])
+                .map_err(|error| Stop::Finish { included: included.clone(), error })?;
+            Ok(decode("BlockBuilder_finalize_block", &header)?)
+        });
+        let header = header?;
+        let (state, changes) = settle(state, overlay).map_err(Stop::Block)?;
+        if state.root() != *header.state_root() {
+            return Err(Stop::Block(BuildError::StateRoot));
+        }
+        let hash = header.hash();
+        Ok(Built { header, hash, extrinsics, inherents, included, left_out, state, changes })
+    }
+
+    /// Applies one extrinsic; what it wrote stays only if it belongs into the block.
+    fn apply(&self, bytes: &[u8]) -> Result<ApplyExtrinsicResult, CallError> {
+        const METHOD: &str = "BlockBuilder_apply_extrinsic";
+        with_externalities(|ext| ext.storage_start_transaction()).expect("externalities are set");
+        let result: ApplyExtrinsicResult = decode(METHOD, &self.one(METHOD, bytes)?)?;
+        with_externalities(|ext| match &result {
+            Ok(_) => ext.storage_commit_transaction(),
+            Err(_) => ext.storage_rollback_transaction(),
+        })
+        .expect("externalities are set")
+        .expect("the transaction was opened above");
+        Ok(result)
+    }
+
+    fn header(&self, parent: &Header, slot: u64) -> Header {
+        let digest = Digest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
+        Header::new(parent.number + 1, H256::zero(), H256::zero(), parent.hash(), digest)
+    }
+
+    fn inherents(&self, slot: u64) -> Result<Vec<Vec<u8>>, CallError> {
+        const METHOD: &str = "BlockBuilder_inherent_extrinsics";
+        let mut data = sp_inherents::InherentData::new();
+        let now = sp_timestamp::InherentType::from(slot.saturating_mul(self.slot_millis));
+        data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("there is nothing else in it");
+        let extrinsics: Vec<OpaqueExtrinsic> = decode(METHOD, &self.one(METHOD, &data.encode())?)?;
+        Ok(extrinsics.into_iter().map(|extrinsic| extrinsic.encode()).collect())
+    }
+
+    /// One function over the externalities that are set. A panic is an error like any other.
+    fn one(&self, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
+        // Safe to go on after: the caller throws away what a panicking call wrote.
+        let result = catch_unwind(AssertUnwindSafe(|| (self.dispatch)(method, args)));
+        result
+            .map_err(|panic| CallError::Panicked { method: method.into(), message: message_of(&*panic) })?
+            .ok_or_else(|| CallError::Unknown(method.into()))
+    }
+}
+
+/// The chain before its first block.
+pub(crate) struct Genesis {
+    pub(crate) header: Header,
+    pub(crate) state: State,
+    pub(crate) changes: Changes,
+}
+
+/// Where the slot of a block is written.
+pub(crate) fn slot_of(header: &Header) -> Option<u64> {
+    header.digest.logs.iter().find_map(|item| match item {
+        DigestItem::PreRuntime(engine, slot) if engine == b"aura" => u64::decode(&mut slot.as_slice()).ok(),
+        _ => None,
+    })
+}
+
+/// Why an attempt at a block ended early.
+enum Stop {
+    Extrinsic { hash: H256, message: String },
+    Finish { included: Vec<H256>, error: CallError },
+    Block(BuildError),
+}
+
+impl From<CallError> for Stop {
+    fn from(error: CallError) -> Stop {
+        Stop::Block(error.into())
+    }
+}
+
+impl CallError {
+    fn of(self, hash: H256) -> Stop {
+        Stop::Extrinsic { hash, message: self.to_string() }
+    }
+}
+
+/// Runs `f` with a state behind the host functions; what it wrote lies in the overlay.
+fn over<R>(state: &State, f: impl FnOnce() -> R) -> (R, OverlayedChanges<BlakeTwo256>) {
+    let backend = state.backend();
+    let mut overlay = OverlayedChanges::default();
+    let result = set_and_run_with_externalities(&mut Ext::new(&mut overlay, &backend, None), f);
+    (result, overlay)
+}
+
+/// The state that an overlay makes of another.
+fn settle(state: &State, mut overlay: OverlayedChanges<BlakeTwo256>) -> Result<(State, Changes), BuildError> {
+    let settled = overlay
+        .drain_storage_changes(&state.backend(), STATE_VERSION)
+        .expect("the map holds every node of its trie");
+    if !settled.child_storage_changes.is_empty() {
+        return Err(BuildError::ChildTries);
+    }
+    Ok((
+        state.with_nodes(settled.transaction_storage_root, settled.transaction),
+        settled.main_storage_changes,
+    ))
+}
+
+fn genesis_header(state: &State) -> Header {
+    let no_extrinsics = BlakeTwo256::ordered_trie_root(vec![], STATE_VERSION);
+    Header::new(0, no_extrinsics, state.root(), H256::zero(), Digest::default())
+}
+
+fn decode<T: Decode>(method: &'static str, mut bytes: &[u8]) -> Result<T, CallError> {
+    T::decode(&mut bytes).map_err(|source| CallError::Undecodable { method, source })
+}
+
+/// Refuses an extrinsic whose calls are nested deeper than the stack should bear.
+fn check_depth(extrinsic: &[u8]) -> Result<(), CallError> {
+    let mut input = extrinsic;
+    mettle_runtime::UncheckedExtrinsic::decode_with_depth_limit(CALL_DEPTH_MAX, &mut input)
+        .map_err(CallError::BadExtrinsic)?;
+    Ok(())
+}
+
+fn message_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The real runtime, in which extrinsics of a few letters do strange things.
+    fn strange(method: &str, args: &[u8]) -> Option<Vec<u8>> {
+        let write = |key: &[u8]| {
+            with_externalities(|ext| ext.set_storage(key.to_vec(), vec![1])).expect("externalities are set");
+        };
+        let applied = |result: ApplyExtrinsicResult| Some(result.encode());
+        let refused = |reason: InvalidTransaction| applied(Err(reason.into()));
+        match (method, args) {
+            ("BlockBuilder_apply_extrinsic", b"panics") => {
+                write(b"by-panics");
+                panic!("as asked")
+            }
+            ("BlockBuilder_apply_extrinsic", b"refused") => {
+                write(b"by-refused");
+                refused(InvalidTransaction::Stale)
+            }
+            ("BlockBuilder_apply_extrinsic", b"early") => refused(InvalidTransaction::Future),
+            ("BlockBuilder_apply_extrinsic", b"large") => refused(InvalidTransaction::ExhaustsResources),
+            ("BlockBuilder_apply_extrinsic", word) if word.starts_with(b"fine") || word == b"bomb" => {
+                write(word);
+                applied(Ok(Ok(())))
+            }
+            ("BlockBuilder_finalize_block", _) => {
+                let bomb = with_externalities(|ext| ext.storage(b"bomb")).expect("externalities are set");
+                assert!(bomb.is_none(), "a bomb went off");
+                mettle_runtime::api::dispatch(method, args)
+            }
+            _ => mettle_runtime::api::dispatch(method, args),
+        }
+    }
+
+    fn build(words: &[&str]) -> (State, Result<Built, BuildError>) {
+        let runtime = Runtime { dispatch: strange, ..Runtime::native() };
+        let preset =
+            runtime.call(&State::empty(), "GenesisBuilder_get_preset", &None::<String>.encode()).unwrap();
+        let config = Option::<Vec<u8>>::decode(&mut preset.as_slice()).unwrap().unwrap();
+        let genesis = runtime.genesis(&config).unwrap().unwrap();
+        let candidates: Vec<Candidate> = words
+            .iter()
+            .map(|word| Candidate { hash: BlakeTwo256::hash(word.as_bytes()), bytes: word.as_bytes().into() })
+            .collect();
+        let built = runtime.build(&genesis.header, &genesis.state, 1, &candidates);
+        (genesis.state, built)
+    }
+
+    fn check(words: &[&str], included: &[&str], left_out: &[(&str, LeftOut)]) {
+        let (genesis, built) = build(words);
+        let built = built.unwrap();
+        let hash = |word: &str| BlakeTwo256::hash(word.as_bytes());
+        let expected: Vec<H256> = included.iter().map(|word| hash(word)).collect();
+        assert_eq!(built.included, expected);
+        assert_eq!(built.inherents, 1);
+        assert_eq!(built.extrinsics.len(), 1 + included.len());
+        for word in words {
+            let written = built.state.get(word.as_bytes()).is_some();
+            assert_eq!(written, included.contains(word), "what `{word}` wrote");
+        }
+        assert_eq!(built.state.get(b"by-refused"), None);
+        assert_eq!(built.state.get(b"by-panics"), None);
+        let sorted = |mut list: Vec<(H256, LeftOut)>| {
+            list.sort_by_key(|(hash, _)| *hash);
+            list
+        };
+        let expected = left_out.iter().map(|(word, why)| (hash(word), why.clone())).collect();
+        assert_eq!(sorted(built.left_out), sorted(expected));
+        assert_eq!(genesis.with_changes(&built.changes).root(), built.header.state_root);
+    }
+
+    fn panicked(method: &str, message: &str) -> LeftOut {
+        LeftOut::Panicked(format!("the runtime panicked in `BlockBuilder_{method}`: {message}"))
+    }
+
+    #[test]
+    fn a_block_takes_what_it_can_and_says_why_not_the_rest() {
+        let stale = LeftOut::Refused(InvalidTransaction::Stale.into());
+        check(
+            &["fine1", "refused", "early", "large", "fine2"],
+            &["fine1", "fine2"],
+            &[("refused", stale), ("early", LeftOut::TooEarly), ("large", LeftOut::Full { alone: false })],
+        );
+        check(&["large"], &[], &[("large", LeftOut::Full { alone: true })]);
+    }
+
+    #[test]
+    fn who_makes_the_runtime_panic_is_thrown_out_and_leaves_nothing_behind() {
+        let thrown_out = panicked("apply_extrinsic", "as asked");
+        check(&["fine1", "panics", "fine2"], &["fine1", "fine2"], &[("panics", thrown_out)]);
+    }
+
+    #[test]
+    fn who_makes_the_block_fail_at_its_end_is_found() {
+        // The block is halved until the culprit stands alone; then everything else has room again.
+        let (_, built) = build(&["bomb", "fine1", "fine2", "fine3"]);
+        let built = built.unwrap();
+        assert_eq!(built.included.len(), 3);
+        assert_eq!(
+            built.left_out,
+            [(BlakeTwo256::hash(b"bomb"), panicked("finalize_block", "a bomb went off"))]
+        );
+        // One that comes later waits for a later block, and the block is made.
+        let (_, built) = build(&["fine1", "fine2", "fine3", "bomb"]);
+        assert_eq!(built.unwrap().included.len(), 2);
+    }
+
+    #[test]
+    fn a_runtime_that_cannot_make_a_block_at_all_says_so() {
+        fn broken(method: &str, args: &[u8]) -> Option<Vec<u8>> {
+            assert!(method != "Core_initialize_block", "broken");
+            mettle_runtime::api::dispatch(method, args)
+        }
+        let (state, _) = build(&[]);
+        let runtime = Runtime { dispatch: broken, ..Runtime::native() };
+        let parent = genesis_header(&state);
+        let panicked =
+            CallError::Panicked { method: "Core_initialize_block".into(), message: "broken".into() };
+        assert_eq!(runtime.build(&parent, &state, 1, &[]).err(), Some(BuildError::Call(panicked)));
+    }
+
+    #[test]
+    fn a_call_forgets_what_it_wrote_and_a_panic_is_an_error() {
+        let (state, _) = build(&[]);
+        let runtime = Runtime { dispatch: strange, ..Runtime::native() };
+        assert_eq!(runtime.call(&state, "No_such", &[]), Err(CallError::Unknown("No_such".into())));
+        runtime.call(&state, "BlockBuilder_apply_extrinsic", b"fine").unwrap();
+        assert_eq!(state.get(b"fine"), None);
+        assert!(matches!(
+            runtime.call(&state, "BlockBuilder_apply_extrinsic", b"panics"),
+            Err(CallError::Panicked { .. })
+        ));
+        assert_eq!(
+            runtime.call_for_client(&state, "BlockBuilder_apply_extrinsic", b"fine"),
+            Err(CallError::NotOffered("BlockBuilder_apply_extrinsic".into()))
+        );
+    }
+
+    #[test]
+    fn the_slot_is_read_from_the_header_it_was_written_to() {
+        let (_, built) = build(&[]);
+        assert_eq!(slot_of(&built.unwrap().header), Some(1));
+        assert_eq!(slot_of(&genesis_header(&State::empty())), None);
+    }
+}

@@ -1,0 +1,343 @@
+//! The chain on disk: one redb file that holds the finalised chain, a block in one transaction.
+//!
+//! What is written is what cannot be taken back: a block is on disk before anybody hears that it is final, so that a
+//! process killed at any moment comes back with the last finalised block that it told of, or a later one. Unfinalised
+//! blocks and the pool are lost with the process.
+//!
+//! The state is kept flat, as of the last block. Each recent block holds what would take it back, so that the states
+//! before it can be had again.
+
+use crate::{
+    execute::{Genesis, Header},
+    state::Changes,
+};
+use codec::{Decode, DecodeAll, Encode};
+use redb::{Database, DatabaseError, ReadableDatabase, ReadableTable, TableDefinition, TableError};
+use sp_core::H256;
+use sp_runtime::traits::Header as _;
+use sp_version::RuntimeVersion;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Raised when older releases could not read what this one writes.
+const FORMAT: u32 = 1;
+const FILE: &str = "chain.redb";
+/// Where a new chain is written until it is whole.
+const NEW_FILE: &str = "chain.redb.new";
+const CACHE_BYTES: usize = 16 << 20;
+
+const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
+const STATE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("state");
+const HEADERS: TableDefinition<u32, &[u8]> = TableDefinition::new("headers");
+const BODIES: TableDefinition<u32, &[u8]> = TableDefinition::new("bodies");
+
+/// How much of the past is kept, in finalised blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep {
+    /// States and extrinsics, at least one.
+    pub(crate) states: u32,
+    pub(crate) headers: u32,
+}
+
+impl Keep {
+    /// The first block whose state and extrinsics are kept.
+    pub(crate) fn first_state(&self, finalised: u32) -> u32 {
+        (finalised + 1).saturating_sub(self.states)
+    }
+
+    /// The first block whose header is kept, the genesis block aside.
+    pub(crate) fn first_header(&self, finalised: u32) -> u32 {
+        (finalised + 1).saturating_sub(self.headers.max(self.states))
+    }
+}
+
+/// Why the chain's directory cannot be used, or no longer.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("{dir} holds something else than a chain: choose an empty directory, or one that does not exist")]
+    Foreign { dir: PathBuf },
+    #[error("the chain in {dir} is in use by another process")]
+    InUse { dir: PathBuf },
+    #[error(
+        "the chain in {dir} was written by a newer release: its format is {found}, this release reads up to {FORMAT}"
+    )]
+    NewerFormat { dir: PathBuf, found: u32 },
+    #[error(
+        "the chain in {dir} was last run with version {found} of the runtime, this release has version {ours}: an older \
+         runtime cannot follow"
+    )]
+    NewerRuntime { dir: PathBuf, found: u32, ours: u32 },
+    #[error(
+        "the chain in {dir} has another genesis: its is {found:?}, this release and these settings give {ours:?}. Start it \
+         with the settings it was made with, or choose another directory"
+    )]
+    OtherGenesis { dir: PathBuf, found: H256, ours: H256 },
+    #[error("the chain in {dir} is damaged: {reason}")]
+    Damaged { dir: PathBuf, reason: String },
+    #[error("could not use the directory {dir}")]
+    Directory { dir: PathBuf, source: io::Error },
+    #[error("could not read or write {file}")]
+    File { file: PathBuf, source: Box<redb::Error> },
+}
+
+pub(crate) struct Store {
+    database: Database,
+    dir: PathBuf,
+    keep: Keep,
+}
+
+/// What a block's extrinsics did, and how to take it back.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub(crate) struct Body {
+    pub(crate) inherents: u32,
+    pub(crate) extrinsics: Vec<Vec<u8>>,
+    pub(crate) undo: Changes,
+}
+
+/// The chain as it was left.
+pub(crate) struct Resumed {
+    /// Every header that is kept, ascending. The first is the genesis block's, the last the finalised head's.
+    pub(crate) blocks: Vec<(Header, Option<Body>)>,
+    /// The state after the last block.
+    pub(crate) state: Changes,
+}
+
+impl Store {
+    /// Opens the chain in `dir`, or makes a new one there.
+    pub(crate) fn open(
+        dir: &Path,
+        keep: Keep,
+        genesis: &Genesis,
+        version: &RuntimeVersion,
+    ) -> Result<(Store, Resumed), StoreError> {
+        let failed = |source| StoreError::Directory { dir: dir.into(), source };
+        fs::create_dir_all(dir).map_err(failed)?;
+        let file = dir.join(FILE);
+        if !file.try_exists().map_err(failed)? {
+            create(dir, genesis, version)?;
+        }
+        let store = Store { database: open(dir, FILE, false)?, dir: dir.into(), keep };
+        store.check(genesis, version)?;
+        let resumed = store.load()?;
+        Ok((store, resumed))
+    }
+
+    /// Adds a finalised block. It is on disk when this returns.
+    pub(crate) fn append(&self, header: &Header, body: &Body, changes: &Changes) -> Result<(), StoreError> {
+        let number = *header.number();
+        let append = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            write_block(&transaction, header, body, changes)?;
+            let mut bodies = transaction.open_table(BODIES)?;
+            bodies.retain_in(..self.keep.first_state(number), |_, _| false)?;
+            drop(bodies);
+            let mut headers = transaction.open_table(HEADERS)?;
+            let first_header = self.keep.first_header(number).max(1);
+            headers.retain_in(1..first_header, |_, _| false)?;
+            drop(headers);
+            transaction.commit()?;
+            Ok(())
+        };
+        append().map_err(|error| failed(&self.dir, FILE, error))
+    }
+
+    /// That this is a chain of ours, which this release and these settings can go on with.
+    fn check(&self, genesis: &Genesis, version: &RuntimeVersion) -> Result<(), StoreError> {
+        let dir = self.dir.clone();
+        let foreign = || StoreError::Foreign { dir: dir.clone() };
+        let format: u32 = self.meta("format")?.ok_or_else(foreign)?;
+        if format > FORMAT {
+            return Err(StoreError::NewerFormat { dir, found: format });
+        }
+        let spec_name: String = self.meta("spec_name")?.ok_or_else(foreign)?;
+        if spec_name != version.spec_name {
+            return Err(StoreError::Foreign { dir });
+        }
+        let found: u32 = self.meta("spec_version")?.ok_or_else(foreign)?;
+        let ours = version.spec_version;
+        if found > ours {
+            return Err(StoreError::NewerRuntime { dir, found, ours });
+        }
+        let header = self.read(|transaction| {
+            let header = transaction.open_table(HEADERS)?.get(0)?.map(|header| header.value().to_vec());
+            Ok(header)
+        })?;
+        let header = header.ok_or_else(|| self.damaged("it has no genesis block"))?;
+        let found_genesis = self.decode::<Header>(&header, "the genesis block")?.hash();
+        if found < ours {
+            // A newer runtime has another genesis. It migrates the state it finds with the next block.
+            tracing::info!(from = found, to = ours, "the chain goes on with a newer runtime");
+            return self.set_spec_version(ours);
+        }
+        if found_genesis != genesis.header.hash() {
+            return Err(StoreError::OtherGenesis { dir, found: found_genesis, ours: genesis.header.hash() });
+        }
+        Ok(())
+    }
+
+    fn load(&self) -> Result<Resumed, StoreError> {
+        let (headers, bodies, state) = self.read(|transaction| {
+            let mut headers = Vec::new();
+            for entry in transaction.open_table(HEADERS)?.iter()? {
+                let (number, header) = entry?;
+                headers.push((number.value(), header.value().to_vec()));
+            }
+            let mut bodies = std::collections::BTreeMap::new();
+            for entry in transaction.open_table(BODIES)?.iter()? {
+                let (number, body) = entry?;
+                bodies.insert(number.value(), body.value().to_vec());
+            }
+            let mut state = Changes::new();
+            for entry in transaction.open_table(STATE)?.iter()? {
+                let (key, value) = entry?;
+                state.push((key.value().to_vec(), Some(value.value().to_vec())));
+            }
+            Ok((headers, bodies, state))
+        })?;
+
+        let mut blocks = Vec::<(Header, Option<Body>)>::with_capacity(headers.len());
+        for (number, bytes) in headers {
+            let header: Header = self.decode(&bytes, &format!("the header of block {number}"))?;
+            if header.number != number {
+                return Err(self.damaged(&format!("block {number} says that it is {}", header.number)));
+            }
+            let parent = blocks.last().filter(|(parent, _)| parent.number + 1 == number);
+            if parent.is_some_and(|(parent, _)| parent.hash() != header.parent_hash) {
+                return Err(self.damaged(&format!("block {number} does not follow the one before it")));
+            }
+            let body = bodies.get(&number);
+            let body = body.map(|bytes| self.decode(bytes, &format!("the body of block {number}")));
+            blocks.push((header, body.transpose()?));
+        }
+        if blocks.last().is_none_or(|(_, body)| body.is_none()) {
+            return Err(self.damaged("its last block is not whole"));
+        }
+        Ok(Resumed { blocks, state })
+    }
+
+    fn meta<T: Decode>(&self, key: &str) -> Result<Option<T>, StoreError> {
+        let bytes = self.read(|transaction| {
+            let table = match transaction.open_table(META) {
+                Err(TableError::TableDoesNotExist(_) | TableError::TableTypeMismatch { .. }) => {
+                    return Ok(None);
+                }
+                table => table?,
+            };
+            let bytes = table.get(key)?.map(|value| value.value().to_vec());
+            Ok(bytes)
+        })?;
+        bytes.map(|bytes| self.decode(&bytes, key)).transpose()
+    }
+
+    fn set_spec_version(&self, version: u32) -> Result<(), StoreError> {
+        let set = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            transaction.open_table(META)?.insert("spec_version", version.encode().as_slice())?;
+            transaction.commit()?;
+            Ok(())
+        };
+        set().map_err(|error| failed(&self.dir, FILE, error))
+    }
+
+    fn read<R>(
+        &self,
+        f: impl FnOnce(&redb::ReadTransaction) -> Result<R, redb::Error>,
+    ) -> Result<R, StoreError> {
+        let transaction = self.database.begin_read().map_err(redb::Error::from);
+        transaction.and_then(|transaction| f(&transaction)).map_err(|error| failed(&self.dir, FILE, error))
+    }
+
+    fn decode<T: Decode>(&self, mut bytes: &[u8], what: &str) -> Result<T, StoreError> {
+        T::decode_all(&mut bytes).map_err(|error| self.damaged(&format!("{what} cannot be decoded: {error}")))
+    }
+
+    pub(crate) fn damaged(&self, reason: &str) -> StoreError {
+        StoreError::Damaged { dir: self.dir.clone(), reason: reason.into() }
+    }
+}
+
+/// Writes a new chain beside its place and moves it there when it is whole.
+fn create(dir: &Path, genesis: &Genesis, version: &RuntimeVersion) -> Result<(), StoreError> {
+    let unusable = |source| StoreError::Directory { dir: dir.into(), source };
+    for entry in fs::read_dir(dir).map_err(unusable)? {
+        if entry.map_err(unusable)?.file_name() != NEW_FILE {
+            return Err(StoreError::Foreign { dir: dir.into() });
+        }
+    }
+    let database = match open(dir, NEW_FILE, true) {
+        // Half written by somebody who was interrupted.
+        Err(StoreError::Damaged { .. }) => {
+            fs::remove_file(dir.join(NEW_FILE)).map_err(unusable)?;
+            open(dir, NEW_FILE, true)?
+        }
+        database => database?,
+    };
+    let body = Body { inherents: 0, extrinsics: vec![], undo: vec![] };
+    let write = || -> Result<(), redb::Error> {
+        let transaction = database.begin_write()?;
+        transaction.delete_table(META)?;
+        transaction.delete_table(STATE)?;
+        transaction.delete_table(HEADERS)?;
+        transaction.delete_table(BODIES)?;
+        let mut meta = transaction.open_table(META)?;
+        meta.insert("format", FORMAT.encode().as_slice())?;
+        meta.insert("spec_name", version.spec_name.to_string().encode().as_slice())?;
+        meta.insert("spec_version", version.spec_version.encode().as_slice())?;
+        drop(meta);
+        write_block(&transaction, &genesis.header, &body, &genesis.changes)?;
+        transaction.commit()?;
+        Ok(())
+    };
+    write().map_err(|error| failed(dir, NEW_FILE, error))?;
+    drop(database);
+    fs::rename(dir.join(NEW_FILE), dir.join(FILE)).map_err(unusable)?;
+    fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(unusable)
+}
+
+fn write_block(
+    transaction: &redb::WriteTransaction,
+    header: &Header,
+    body: &Body,
+    changes: &Changes,
+) -> Result<(), redb::Error> {
+    let number = *header.number();
+    transaction.open_table(HEADERS)?.insert(number, header.encode().as_slice())?;
+    transaction.open_table(BODIES)?.insert(number, body.encode().as_slice())?;
+    let mut state = transaction.open_table(STATE)?;
+    for (key, value) in changes {
+        match value {
+            Some(value) => state.insert(key.as_slice(), value.as_slice())?,
+            None => state.remove(key.as_slice())?,
+        };
+    }
+    Ok(())
+}
+
+fn open(dir: &Path, file: &'static str, create: bool) -> Result<Database, StoreError> {
+    let path = dir.join(file);
+    let mut builder = Database::builder();
+    builder.set_cache_size(CACHE_BYTES);
+    let database = if create { builder.create(&path) } else { builder.open(&path) };
+    database.map_err(|error| match error {
+        DatabaseError::DatabaseAlreadyOpen => StoreError::InUse { dir: dir.into() },
+        error => failed(dir, file, error.into()),
+    })
+}
+
+/// Tells a file that is not what it should be from a disk that does not do its work.
+fn failed(dir: &Path, file: &str, error: redb::Error) -> StoreError {
+    let damaged = |reason: String| StoreError::Damaged { dir: dir.into(), reason };
+    match error {
+        redb::Error::Corrupted(reason) => damaged(reason),
+        redb::Error::Io(error)
+            if matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+        {
+            damaged(error.to_string())
+        }
+        redb::Error::UpgradeRequired(version) => damaged(format!("its file format {version} is too old")),
+        redb::Error::TableDoesNotExist(table) => damaged(format!("it has no table `{table}`")),
+        error => StoreError::File { file: dir.join(file), source: Box::new(error) },
+    }
+}

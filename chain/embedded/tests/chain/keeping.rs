@@ -1,0 +1,311 @@
+//! What is on disk: the chain comes back as it was, after a clean end and after any other.
+
+use crate::{Wire, alice, by_hand, by_hand_in, hex, remark, seal, signed, start, transfer};
+use embedded_chain::{AccountId32, Config, EmbeddedChain, H256, StartError, StoreError};
+use redb::{Database, TableDefinition};
+use serde_json::{Value, json};
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+use subxt::rpcs::rpc_params;
+
+const SYSTEM_NUMBER: &str = "0x26aa394eea5630e07c48ae0c9558cef702a5c1b19ab7a04f536c519aca4983ac";
+
+fn dir() -> tempfile::TempDir {
+    tempfile::tempdir().expect("there is room for a directory")
+}
+
+async fn refusal(config: Config) -> StoreError {
+    match EmbeddedChain::start(config).await {
+        Err(StartError::Store(error)) => error,
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it started"),
+    }
+}
+
+#[tokio::test]
+async fn a_chain_goes_on_where_it_was_left() {
+    let dir = dir();
+    let config = Config { finality_lag: 1, ..by_hand_in(dir.path()) };
+    let chain = start(config.clone()).await;
+    let wire = Wire::to(&chain).await;
+    let genesis = chain.genesis_hash();
+    for nonce in 0..4 {
+        wire.submit(&signed(&alice(), nonce, genesis, &transfer(&[7; 32], 1 << 40))).await;
+        seal(&chain, 1).await;
+    }
+    let (finalised, lost) = (chain.finalised(), chain.best());
+    assert_eq!((finalised.number, lost.number), (3, 4));
+    let block = wire.ask("chain_getBlock", rpc_params![finalised.hash]).await;
+    chain.shutdown().await;
+
+    let chain = start(config).await;
+    let wire = Wire::to(&chain).await;
+    assert_eq!(chain.genesis_hash(), genesis);
+    assert_eq!((chain.finalised(), chain.best()), (finalised, finalised));
+    assert_eq!(wire.ask("chain_getBlock", rpc_params![finalised.hash]).await, block);
+    // The states before it are there as well.
+    for number in 1..=3 {
+        let at = chain.hash_of(number);
+        assert_eq!(wire.free(&[7; 32], at).await, u128::from(number) << 40);
+        let stored = wire.ask("state_getStorage", rpc_params![SYSTEM_NUMBER, at]).await;
+        assert_eq!(stored, json!(format!("0x0{number}000000")));
+    }
+    assert_eq!(wire.free(&[7; 32], Some(genesis)).await, 0);
+    // What was not final is gone, and can be done again.
+    wire.submit(&signed(&alice(), 3, genesis, &transfer(&[7; 32], 1 << 40))).await;
+    let head = seal(&chain, 2).await;
+    assert_eq!(head.number, 5);
+    assert_eq!(wire.free(&[7; 32], None).await, 4 << 40);
+    chain.shutdown().await;
+}
+
+#[tokio::test]
+async fn the_past_is_pruned_and_says_so() {
+    let dir = dir();
+    let config = Config { keep_states: 3, keep_headers: 6, ..by_hand_in(dir.path()) };
+    let chain = start(config.clone()).await;
+    let mut hashes = vec![chain.genesis_hash()];
+    for _ in 0..10 {
+        hashes.push(seal(&chain, 1).await.hash);
+    }
+    check_pruned(&chain, &hashes).await;
+    chain.shutdown().await;
+    let chain = start(config.clone()).await;
+    check_pruned(&chain, &hashes).await;
+    chain.shutdown().await;
+    // Less may be kept from now on, and the file follows.
+    let chain = start(Config { keep_states: 1, keep_headers: 0, ..config }).await;
+    let wire = Wire::to(&chain).await;
+    assert_eq!(wire.refusal("state_getStorage", rpc_params![SYSTEM_NUMBER, hashes[9]]).await.0, 4003);
+    assert_eq!(wire.ask("chain_getHeader", rpc_params![hashes[9]]).await, Value::Null);
+    seal(&chain, 2).await;
+    chain.shutdown().await;
+}
+
+async fn check_pruned(chain: &EmbeddedChain, hashes: &[H256]) {
+    let wire = Wire::to(chain).await;
+    for (number, hash) in hashes.iter().enumerate() {
+        let number_there = wire.ask("chain_getBlockHash", rpc_params![number]).await;
+        let header = wire.ask("chain_getHeader", rpc_params![hash]).await;
+        if number == 0 || number >= 5 {
+            assert_eq!(number_there, json!(hash));
+            assert_eq!(header["number"], json!(format!("{number:#x}")));
+        } else {
+            assert_eq!((number_there, header), (Value::Null, Value::Null));
+        }
+        let storage = rpc_params![SYSTEM_NUMBER, hash];
+        if number >= 8 {
+            assert_eq!(wire.ask("state_getStorage", storage).await, json!(format!("0x{number:02x}000000")));
+            assert!(wire.ask("chain_getBlock", rpc_params![hash]).await.is_object());
+        } else {
+            let (code, text) = wire.refusal("state_getStorage", storage).await;
+            assert!(code == 4003, "{text}");
+            if number == 0 || number >= 5 {
+                assert!(text.contains("already discarded") && text.contains("last 3"), "{text}");
+                assert_eq!(wire.refusal("chain_getBlock", rpc_params![hash]).await.0, 4003);
+            }
+        }
+    }
+}
+
+/// Not a test of its own: what the next one kills.
+#[tokio::test]
+#[ignore = "it is run, and killed, by the test below"]
+async fn a_process_that_makes_blocks_until_it_is_killed() {
+    let dir = std::env::var("METTLE_TEST_CHAIN_DIR").expect("the directory is given");
+    let config = Config {
+        dir: Some(dir.into()),
+        block_interval: Duration::from_millis(1),
+        finality_lag: 2,
+        keep_states: 8,
+        ..Config::default()
+    };
+    let chain = start(config).await;
+    let wire = Wire::to(&chain).await;
+    let genesis = chain.genesis_hash();
+    let mut told = chain.finalised().number;
+    let mut heads = chain.heads();
+    let address = AccountId32::from(alice_public()).to_string();
+    loop {
+        heads.changed().await.expect("the chain goes on");
+        let finalised = heads.borrow_and_update().finalised;
+        if finalised.number > told {
+            told = finalised.number;
+            println!("finalised {} {}", finalised.number, hex(&finalised.hash.0));
+        }
+        let nonce = wire.ask("system_accountNextIndex", rpc_params![&address]).await;
+        let nonce = u32::try_from(nonce.as_u64().expect("a number")).expect("a small one");
+        let extrinsic = signed(&alice(), nonce, genesis, &remark(&nonce.to_le_bytes()));
+        // It may be late for a block: then the next one takes it.
+        let _ = wire.0.request::<Value>("author_submitExtrinsic", rpc_params![hex(&extrinsic)]).await;
+    }
+}
+
+fn alice_public() -> [u8; 32] {
+    sp_keyring::Sr25519Keyring::Alice.to_raw_public()
+}
+
+#[tokio::test]
+async fn a_process_killed_at_any_moment_resumes_with_what_it_told_to_be_final() {
+    let dir = dir();
+    let mut last = 0;
+    for round in 1..=3 {
+        let told = blocks_told_before_the_kill(dir.path(), 7 * round);
+        let chain = start(Config { keep_states: 8, ..by_hand_in(dir.path()) }).await;
+        let finalised = chain.finalised();
+        for (number, hash) in told {
+            assert!(number > last && finalised.number >= number);
+            assert_eq!(chain.hash_of(number).map(|hash| hex(&hash.0)), Some(hash));
+            last = number;
+        }
+        last = last.max(seal(&chain, 1).await.number);
+        chain.shutdown().await;
+    }
+}
+
+fn blocks_told_before_the_kill(dir: &Path, count: usize) -> Vec<(u32, String)> {
+    let mut process = Command::new(std::env::current_exe().expect("this test has a file"))
+        .args([
+            "--exact",
+            "keeping::a_process_that_makes_blocks_until_it_is_killed",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env("METTLE_TEST_CHAIN_DIR", dir)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("this test can be run");
+    let output = BufReader::new(process.stdout.take().expect("it is piped"));
+    let told = output.lines().map_while(Result::ok).filter_map(|line| {
+        let (number, hash) = line.split_once("finalised ")?.1.split_once(' ')?;
+        Some((number.parse().ok()?, hash.to_owned()))
+    });
+    let told: Vec<_> = told.take(count).collect();
+    process.kill().expect("it runs");
+    process.wait().expect("it was killed");
+    assert_eq!(told.len(), count, "it ended by itself");
+    told
+}
+
+#[tokio::test]
+async fn a_directory_with_something_else_in_it_is_left_alone() {
+    let dir = dir();
+    fs::write(dir.path().join("thesis.txt"), "years of work").unwrap();
+    let error = refusal(by_hand_in(dir.path())).await;
+    assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+
+    let file = dir.path().join("thesis.txt");
+    let error = refusal(by_hand_in(&file)).await;
+    assert!(matches!(error, StoreError::Directory { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_chain_is_refused() {
+    let garbage = dir();
+    fs::write(garbage.path().join("chain.redb"), vec![7; 100_000]).unwrap();
+    let error = refusal(by_hand_in(garbage.path())).await;
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
+
+    let other = dir();
+    let database = Database::create(other.path().join("chain.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(TableDefinition::<u32, u32>::new("meta")).unwrap().insert(1, 2).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let error = refusal(by_hand_in(other.path())).await;
+    assert!(matches!(error, StoreError::Foreign { .. }), "{error:?}");
+
+    let short = dir();
+    start(by_hand_in(short.path())).await.shutdown().await;
+    let file = short.path().join("chain.redb");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+    let error = refusal(by_hand_in(short.path())).await;
+    assert!(matches!(error, StoreError::Damaged { .. } | StoreError::File { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_half_made_chain_is_made_anew() {
+    let dir = dir();
+    fs::write(dir.path().join("chain.redb.new"), "interrupted").unwrap();
+    let chain = start(by_hand_in(dir.path())).await;
+    seal(&chain, 1).await;
+    chain.shutdown().await;
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn a_chain_is_used_by_one_process_at_a_time() {
+    let dir = dir();
+    let chain = start(by_hand_in(dir.path())).await;
+    let error = refusal(by_hand_in(dir.path())).await;
+    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
+    chain.shutdown().await;
+    start(by_hand_in(dir.path())).await.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_chain_with_another_genesis_is_refused() {
+    let dir = dir();
+    start(by_hand_in(dir.path())).await.shutdown().await;
+    let endowments = vec![(AccountId32::new([7; 32]), 1 << 50)];
+    let error = refusal(Config { endowments, ..by_hand_in(dir.path()) }).await;
+    assert!(matches!(error, StoreError::OtherGenesis { .. }), "{error}");
+}
+
+/// Changes what a chain's file says of itself.
+async fn check_meta(key: &str, value: &[u8], expected: fn(&StoreError) -> bool) {
+    let dir = dir();
+    start(by_hand_in(dir.path())).await.shutdown().await;
+    let database = Database::open(dir.path().join("chain.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    transaction.open_table(TableDefinition::<&str, &[u8]>::new("meta")).unwrap().insert(key, value).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let error = refusal(by_hand_in(dir.path())).await;
+    assert!(expected(&error), "{error:?}");
+}
+
+#[tokio::test]
+async fn what_a_newer_release_wrote_is_refused() {
+    check_meta("format", &9_u32.to_le_bytes(), |error| {
+        matches!(error, StoreError::NewerFormat { found: 9, .. })
+    })
+    .await;
+    check_meta("spec_version", &u32::MAX.to_le_bytes(), |error| {
+        matches!(error, StoreError::NewerRuntime { found: u32::MAX, .. })
+    })
+    .await;
+    check_meta("spec_name", b"\x18subnet", |error| matches!(error, StoreError::Foreign { .. })).await;
+    check_meta("format", b"", |error| matches!(error, StoreError::Damaged { .. })).await;
+}
+
+#[tokio::test]
+async fn a_state_that_does_not_fit_its_header_is_refused() {
+    let dir = dir();
+    let chain = start(by_hand_in(dir.path())).await;
+    seal(&chain, 3).await;
+    chain.shutdown().await;
+    let database = Database::open(dir.path().join("chain.redb")).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let state = TableDefinition::<&[u8], &[u8]>::new("state");
+    transaction.open_table(state).unwrap().insert(&b":money"[..], &b"more"[..]).unwrap();
+    transaction.commit().unwrap();
+    drop(database);
+    let error = refusal(by_hand_in(dir.path())).await;
+    assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_chain_in_memory_leaves_nothing_behind() {
+    let chain = start(by_hand()).await;
+    seal(&chain, 3).await;
+    chain.shutdown().await;
+    assert_eq!(start(by_hand()).await.best().number, 0);
+}
