@@ -81,7 +81,7 @@ macro_rules! spellings {
 }
 
 spellings! {
-    CREATE_RUN = "Registry"."create_run"("params", "spec", "manifest", "theta0", "run_origin");
+    CREATE_RUN = "Registry"."create_run"("params", "spec", "manifest", "theta0", "published_at");
     REGISTER = "Registry"."register"("run", "role", "hotkey", "endpoint", "stake");
     SET_ENDPOINT = "Registry"."set_endpoint"("run", "endpoint");
     ADD_STAKE = "Registry"."add_stake"("run", "uid", "amount");
@@ -275,6 +275,8 @@ pub(crate) fn lacks(metadata: &Metadata) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use codec::Decode as _;
+    use subxt::ext::scale_type_resolver::Field;
 
     /// One call of each kind.
     fn calls() -> Vec<Call> {
@@ -344,6 +346,75 @@ mod tests {
         assert_eq!(text(&calls[6]), ["07000000", "09000000", &format!("{digest}00")]);
         assert_eq!(text(&calls[7]), ["07000000", "04000000", "040100ffff"]);
         assert_eq!(text(&calls[11]), [format!("00{}", "09".repeat(32)), "b104".into()]);
+    }
+
+    /// The metadata of a running chain, with one name changed for another of the same length.
+    fn renamed(bytes: &[u8], from: &str, to: &str) -> Metadata {
+        assert_eq!(from.len(), to.len());
+        let mut bytes = bytes.to_vec();
+        let mut at = 0;
+        while let Some(found) = bytes[at..].windows(from.len()).position(|window| window == from.as_bytes()) {
+            at += found;
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+        Metadata::decode_from(&bytes).unwrap()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_call_fits_the_chain_and_a_chain_that_lacks_one_is_noticed() {
+        use subxt::rpcs::{RpcClient, client::rpc_params};
+        let manual = embedded_chain::Sealing::Manual;
+        let config = embedded_chain::Config { sealing: manual, ..Default::default() };
+        let chain = embedded_chain::EmbeddedChain::start(config).await.unwrap();
+        let rpc = RpcClient::from_insecure_url(chain.url()).await.unwrap();
+        // Version 14, which `state_getMetadata` gives, tells nothing of runtime APIs.
+        let arguments = ("Metadata_metadata_at_version", format!("0x{}", hex::encode(16u32.encode())));
+        let answer: String = rpc.request("state_call", rpc_params![arguments.0, arguments.1]).await.unwrap();
+        let answer = hex::decode(answer.trim_start_matches("0x")).unwrap();
+        let bytes = Option::<Vec<u8>>::decode(&mut answer.as_slice()).unwrap().unwrap();
+        chain.shutdown().await;
+
+        let ours = Metadata::decode_from(&bytes).unwrap();
+        assert_eq!(lacks(&ours), Ok(()));
+        let encode = |metadata: &Metadata, call: &Call| {
+            let spelling = call.spelling();
+            let pallet = metadata.pallet_by_name(spelling.pallet).unwrap();
+            let fields = &pallet.call_variant_by_name(spelling.call).unwrap().fields;
+            let mut fields =
+                fields.iter().map(|field| Field { name: field.name.as_deref(), id: field.ty.id });
+            call.payload()
+                .arguments
+                .encode_as_fields(&mut fields, metadata.types())
+                .map_err(|error| error.to_string())
+        };
+        for call in calls() {
+            assert_eq!(encode(&ours, &call).unwrap(), call.arguments().concat(), "{call}");
+        }
+
+        // An argument whose type has changed, and one too few: nothing is signed.
+        let mut changed = Call::Claim { run: RunId(1), uid: Uid(1) }.payload();
+        changed.arguments.encoded[1] = 1u32.encode();
+        let pallet = ours.pallet_by_name("Rewards").unwrap();
+        let fields = &pallet.call_variant_by_name("claim").unwrap().fields;
+        let field = |index: usize| Field { name: fields[index].name.as_deref(), id: fields[index].ty.id };
+        let fit = |fields: Vec<Field<'_, u32>>| {
+            let error =
+                changed.arguments.encode_as_fields(&mut fields.into_iter(), ours.types()).unwrap_err();
+            error.to_string()
+        };
+        assert!(fit(vec![field(0), field(1)]).contains("`uid` of Rewards.claim has another type"));
+        assert!(fit(vec![field(1), field(0)]).contains("takes `uid`"));
+        assert!(fit(vec![field(0)]).contains("takes 1 arguments"));
+
+        for (from, to, missing) in [
+            ("Registry", "Register", "no pallet Registry"),
+            ("claim_owner", "claim_other", "no call Rewards.claim_owner"),
+            ("next_salt", "last_salt", "last_salt"),
+            ("MettleApi", "KettleApi", "no runtime API MettleApi"),
+        ] {
+            let found = lacks(&renamed(&bytes, from, to)).unwrap_err();
+            assert!(found.contains(missing), "{found}");
+        }
     }
 
     #[test]

@@ -84,8 +84,8 @@ pub trait Chain: Send + Sync {
 
     /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
     ///
-    /// May be called from several tasks at once. A call is included at most once per `submit`. Dropping the future
-    /// does not recall a call that was sent.
+    /// May be called from several tasks at once. A call is included at most once per `submit`, and what this client reads
+    /// afterwards has its effect in it. Dropping the future does not recall a call that was sent.
     async fn submit(&self, call: Call) -> Result<Included, ChainError>;
 
     /// A clock that ticks with [`Chain::heads`].

@@ -204,6 +204,7 @@ impl Link {
         }
         let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
             .nonce(nonce)
+            .tip(distinction())
             .mortal_from_unchecked(u64::from(blocks), u64::from(born.block.0), hash(born))
             .build();
         let signed = self.runtime.tx().create_signable_offline(payload, params);
@@ -230,15 +231,26 @@ impl Link {
 
     /// The finalised block with this number; `None` where the chain no longer has it.
     pub(crate) async fn block(&self, block: Block) -> Result<Option<(Included, Vec<Vec<u8>>)>, LinkError> {
+        // A pruned block is no block to some chains, and an error to others.
+        fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
+            match answer {
+                Err(error @ LinkError::Answer { .. }) => {
+                    tracing::debug!(%error, "a block cannot be read");
+                    Ok(None)
+                }
+                answer => answer,
+            }
+        }
         let number = NumberOrHex::Number(u64::from(block.0));
-        let Some(hash) = self.ask(self.methods.chain_get_block_hash(Some(number))).await? else {
+        let Some(hash) = unless_pruned(self.ask(self.methods.chain_get_block_hash(Some(number))).await)?
+        else {
             return Ok(None);
         };
-        let Some(details) = self.ask(self.methods.chain_get_block(Some(hash))).await? else {
-            return Ok(None);
-        };
-        let calls = details.block.extrinsics.into_iter().map(|bytes| bytes.0).collect();
-        Ok(Some((Included { block, hash: digest(hash) }, calls)))
+        let details = unless_pruned(self.ask(self.methods.chain_get_block(Some(hash))).await)?;
+        Ok(details.map(|details| {
+            let calls = details.block.extrinsics.into_iter().map(|bytes| bytes.0).collect();
+            (Included { block, hash: digest(hash) }, calls)
+        }))
     }
 
     /// How the call at `index` of a block turned out.
@@ -373,6 +385,15 @@ fn digest(hash: H256) -> Digest {
 
 fn hash(head: &Head) -> H256 {
     H256(head.hash.0)
+}
+
+/// A tip below 10⁻⁷ MTL, at random. Two processes that sign the same call with the same key and nonce would otherwise
+/// make the same bytes, and each take the other's for its own.
+fn distinction() -> u128 {
+    let mut random = [0; 2];
+    // Without randomness the bytes are merely not distinct.
+    let _ = getrandom::fill(&mut random);
+    u16::from_le_bytes(random).into()
 }
 
 /// An error and its sources, one after the other, each said once.

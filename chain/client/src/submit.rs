@@ -268,6 +268,7 @@ impl Clerk {
         best: &Head,
     ) -> Result<Option<Refusal>, LinkError> {
         /// The pool's error codes, of which others are not met by what we send.
+        const NOT_VERIFIED: i32 = 1002;
         const INVALID: i32 = 1010;
         const UNKNOWN_VALIDITY: i32 = 1011;
         const BANNED: i32 = 1012;
@@ -297,7 +298,7 @@ impl Clerk {
                 )
                 | None => Refusal::Passing(text),
             },
-            UNKNOWN_VALIDITY | PRIORITY_TOO_LOW | POOL_FULL => Refusal::Passing(text),
+            NOT_VERIFIED | UNKNOWN_VALIDITY | PRIORITY_TOO_LOW | POOL_FULL => Refusal::Passing(text),
             _ => Refusal::Final(error.clone().into_chain_error(doing)),
         }))
     }

@@ -1,0 +1,396 @@
+//! The client against a real chain: what it reads, how calls get there, and what it makes of faults.
+
+mod support;
+
+use chain_client::{
+    Amount, Call, Chain, ChainError, Expectations, SubxtChain,
+    account::{self, SeatWish},
+    keys::Key,
+};
+use embedded_chain::{Config, EmbeddedChain, Sealing};
+use protocol::{Block, Digest, Phase, Role, RunId, Uid, Window};
+use std::{sync::Arc, time::Duration};
+use support::{
+    busy, busy_chain, client, create_run, dev, free, idle_chain, patient, patient_for,
+    proxy::{Proxy, Wire},
+    start,
+};
+
+const ONE: Amount = Amount::mtl(1);
+
+fn seat_wish(run: RunId, hotkey: &Key) -> SeatWish {
+    SeatWish {
+        run,
+        role: Role::Miner,
+        hotkey: hotkey.hotkey(),
+        endpoint: "http://127.0.0.1:9000/miner".into(),
+        stake: Amount::mtl(10),
+        hotkey_funds: ONE,
+    }
+}
+
+/// Makes blocks until `what` has come to an end.
+async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> T {
+    let mut what = std::pin::pin!(what);
+    loop {
+        tokio::select! {
+            done = &mut what => return done,
+            () = tokio::time::sleep(Duration::from_millis(20)) => { chain.seal_now().await.unwrap(); }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seat_is_registered_once_however_often_it_is_asked_for() {
+    let chain = busy_chain().await;
+    let (owner, bob) = (client(&chain.url(), "//Alice").await, client(&chain.url(), "//Bob").await);
+    let run = create_run(&owner, 1_000_000).await;
+    assert_eq!(create_run(&owner, 1_000_000).await, run, "the same run was created twice");
+    assert_eq!(owner.runs().await.unwrap(), [run.id]);
+    assert_eq!(run.owner, dev("//Alice").account());
+
+    let hotkey = Key::generate().unwrap();
+    let wish = seat_wish(run.id, &hotkey);
+    let first = account::register_seat(&bob, &wish).await.unwrap();
+    assert!(!first.already);
+    assert_eq!(first.funded, ONE);
+    assert_eq!((first.seat.hotkey, first.seat.coldkey), (hotkey.hotkey(), dev("//Bob").account()));
+    assert_eq!((first.seat.id.uid, first.seat.stake), (Uid(0), wish.stake.0));
+    assert_eq!(free(&bob, &hotkey).await, ONE);
+    assert_eq!(bob.balance(&dev("//Bob").account()).await.unwrap().held, wish.stake);
+
+    let before = free(&bob, &dev("//Bob")).await;
+    let second = account::register_seat(&bob, &wish).await.unwrap();
+    assert!(second.already);
+    assert_eq!((second.seat.id, second.funded), (first.seat.id, Amount::ZERO));
+    assert_eq!(free(&bob, &dev("//Bob")).await, before, "asking again cost something");
+
+    let invalid = |result: Result<account::Seated, ChainError>, reason: &str| match result {
+        Err(error @ ChainError::Invalid { .. }) => assert!(error.to_string().contains(reason), "{error}"),
+        other => panic!("{other:?}"),
+    };
+    let role = SeatWish { role: Role::Validator, ..wish.clone() };
+    invalid(account::register_seat(&bob, &role).await, "as miner");
+    invalid(account::register_seat(&owner, &wish).await, &dev("//Bob").address());
+    let other = Key::generate().unwrap();
+    let low = SeatWish { stake: Amount(1), ..seat_wish(run.id, &other) };
+    invalid(account::register_seat(&bob, &low).await, "at least 0.01 MTL");
+    let dear = SeatWish { stake: Amount::mtl(5_000_000), ..seat_wish(run.id, &other) };
+    invalid(account::register_seat(&bob, &dear).await, "Transfer to it");
+    let nowhere = SeatWish { run: RunId(7), ..wish };
+    assert_eq!(account::register_seat(&bob, &nowhere).await.unwrap_err(), ChainError::NoSuchRun(RunId(7)));
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_window_opens_takes_a_commitment_and_is_read_back() {
+    let chain = busy_chain().await;
+    let owner = client(&chain.url(), "//Alice").await;
+    let start = owner.clock().current().block.0 + 60;
+    let run = create_run(&owner, start).await;
+    let hotkey = dev("//Charlie");
+    let mut wish = seat_wish(run.id, &hotkey);
+    let seat = account::register_seat(&owner, &wish).await.unwrap().seat;
+    assert_eq!(owner.window(run.id, Window(0)).await.unwrap(), None);
+
+    let miner = client(&chain.url(), "//Charlie").await;
+    wish.endpoint = "http://127.0.0.1:9001/moved".into();
+    account::announce_endpoint(&miner, run.id, &wish.endpoint).await.unwrap();
+    account::announce_endpoint(&miner, run.id, &wish.endpoint).await.unwrap();
+    assert_eq!(miner.seats(run.id).await.unwrap()[0].endpoint, wish.endpoint);
+
+    let head = miner.clock().wait_for_window(&run.params.schedule, Window(0)).await.unwrap();
+    assert!(head.block >= Block(start));
+    let digest = Digest::of(b"work");
+    let commit = Call::Commit { run: run.id, window: Window(0), digest };
+    let included = miner.submit(commit).await.unwrap();
+    assert_eq!(chain.hash_of(included.block.0).unwrap().0, included.hash.0);
+    let window = miner.window(run.id, Window(0)).await.unwrap().unwrap();
+    assert_eq!(window.commitments, [(seat.id.uid, digest)]);
+    assert_eq!(window.slots, [seat.id.uid]);
+    assert_eq!(miner.weights(run.id).await.unwrap(), []);
+
+    let status = account::status(&miner, run.id, &hotkey.hotkey()).await.unwrap();
+    assert_eq!(status.seat.unwrap().id, seat.id);
+    assert!(matches!(
+        status.phase,
+        Some((Window(0), Phase::Commit | Phase::Reveal | Phase::Attest | Phase::Vote))
+    ));
+    assert_eq!(status.window.unwrap().lineage, window.lineage);
+    assert_eq!(account::claim(&miner, run.id, seat.id.uid).await, Ok(Amount::ZERO));
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pallet_s_refusal_has_its_name_and_says_what_to_do() {
+    let chain = busy_chain().await;
+    let alice = client(&chain.url(), "//Alice").await;
+    let run = create_run(&alice, 1_000_000).await;
+    let refused = |error: ChainError, pallet: &str, name: &str| {
+        assert!(error.is_refusal(pallet, name), "{error}");
+        let ChainError::Refused { docs, .. } = &error else { unreachable!() };
+        assert!(docs.ends_with('.'), "{error}");
+    };
+
+    let window = Window(0);
+    let commit = Call::Commit { run: run.id, window, digest: Digest::of(b"work") };
+    refused(alice.submit(commit).await.unwrap_err(), "Windows", "NotStarted");
+    let claim = Call::ClaimOwner { run: run.id };
+    refused(alice.submit(claim).await.unwrap_err(), "Rewards", "NothingToClaim");
+    let unknown = Call::Fund { run: RunId(9), amount: ONE };
+    refused(alice.submit(unknown).await.unwrap_err(), "Rewards", "UnknownRun");
+
+    // Not every failure is a pallet's own.
+    let too_much = Call::Transfer { to: [1; 32], amount: Amount::mtl(5_000_000) };
+    let error = alice.submit(too_much).await.unwrap_err();
+    assert!(matches!(error, ChainError::Failed { .. }), "{error}");
+    assert!(matches!(alice.run(RunId(9)).await, Err(ChainError::NoSuchRun(RunId(9)))));
+
+    // What the chain would not even take.
+    let url = chain.url();
+    let poor = Some(Key::generate().unwrap());
+    let poor = SubxtChain::connect_timed(&url, poor, Expectations::default(), patient()).await.unwrap();
+    let error = poor.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
+    assert!(
+        matches!(&error, ChainError::Invalid { reason, .. } if reason.contains("cannot pay the fee")),
+        "{error}"
+    );
+    let reader =
+        SubxtChain::connect_timed(&chain.url(), None, Expectations::default(), patient()).await.unwrap();
+    let error = reader.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
+    assert!(matches!(error, ChainError::NoSigner { .. }), "{error}");
+    chain.shutdown().await;
+}
+
+/// Transfers `calls` times one MTL, all at once, and returns what the receiver has in the end.
+async fn transfer_at_once(senders: &[SubxtChain], to: &Key, calls: usize) -> Amount {
+    let transfers = (0..calls).map(|index| {
+        let (sender, to) = (senders[index % senders.len()].clone(), to.account());
+        tokio::spawn(async move { sender.submit(Call::Transfer { to, amount: ONE }).await })
+    });
+    let mut last = Block(0);
+    for transfer in transfers.collect::<Vec<_>>() {
+        last = last.max(transfer.await.unwrap().unwrap().block);
+    }
+    // One client may have heard of a block that another has not.
+    senders[0].clock().wait_for(last).await.unwrap();
+    free(&senders[0], to).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_from_many_tasks_are_each_included_once() {
+    let chain = busy_chain().await;
+    let alice = client(&chain.url(), "//Alice").await;
+    let to = Key::generate().unwrap();
+    assert_eq!(transfer_at_once(&[alice], &to, 30).await, Amount::mtl(30));
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_nonce_that_another_process_took_is_noticed_and_the_call_signed_anew() {
+    let chain = busy_chain().await;
+    let mut senders = Vec::new();
+    for _ in 0..3 {
+        senders.push(client(&chain.url(), "//Alice").await);
+    }
+    let to = Key::generate().unwrap();
+    assert_eq!(transfer_at_once(&senders, &to, 12).await, Amount::mtl(12));
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_whose_block_is_dropped_is_included_in_another_and_once() {
+    let chain = idle_chain(3).await;
+    chain.seal_now().await.unwrap();
+    let alice = Arc::new(client(&chain.url(), "//Alice").await);
+    let to = Key::generate().unwrap();
+    let sender = alice.clone();
+    let call = Call::Transfer { to: to.account(), amount: ONE };
+    let submitted = tokio::spawn(async move { sender.submit(call).await });
+    // In the best chain, and not final: dropped, with its block, and dropped again.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        chain.seal_now().await.unwrap();
+        assert!(chain.drop_unfinalised().await.unwrap() > 0);
+    }
+    let included = seal_until(&chain, submitted).await.unwrap().unwrap();
+    assert_eq!(chain.hash_of(included.block.0).unwrap().0, included.hash.0);
+    assert_eq!(free(&alice, &to).await, ONE);
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config {
+        dir: Some(directory.path().to_owned()),
+        sealing: Sealing::Manual,
+        finality_lag: 2,
+        ..busy()
+    };
+    let chain = start(config.clone()).await;
+    for _ in 0..4 {
+        chain.seal_now().await.unwrap();
+    }
+    let alice = client(&chain.url(), "//Alice").await;
+    let hasty_timing = patient_for(Duration::from_millis(400));
+    let hasty =
+        SubxtChain::connect_timed(&chain.url(), Some(dev("//Bob")), Expectations::default(), hasty_timing)
+            .await
+            .unwrap();
+    let mut clock = alice.clock();
+    let before = clock.current();
+    let to = Key::generate().unwrap();
+    let sender = alice.clone();
+    let call = Call::Transfer { to: to.account(), amount: ONE };
+    let submitted = tokio::spawn(async move { sender.submit(call).await });
+    // It gets into a block that is not final when the chain stops, and into no pool after that.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    chain.seal_now().await.unwrap();
+    let listen = chain.address();
+    chain.shutdown().await;
+
+    // While it is away, reads and submissions wait for as long as their patience lasts, and then say so.
+    let error = hasty.runs().await.unwrap_err();
+    assert!(matches!(error, ChainError::Unreachable { .. }) && error.is_transient(), "{error}");
+    let error = hasty.submit(Call::Fund { run: RunId(0), amount: ONE }).await.unwrap_err();
+    assert!(matches!(error, ChainError::Unreachable { .. }), "{error}");
+    let reader = alice.clone();
+    let read = tokio::spawn(async move { reader.runs().await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!read.is_finished() && !submitted.is_finished());
+
+    let chain = start(Config { listen, ..config }).await;
+    assert_eq!(read.await.unwrap().unwrap(), []);
+    let included = seal_until(&chain, submitted).await.unwrap().unwrap();
+    assert!(included.block > before.block);
+    assert_eq!(free(&alice, &to).await, ONE);
+    let later = seal_until(&chain, clock.wait_for(Block(included.block.0 + 1))).await.unwrap();
+    assert!(later.block > included.block);
+    // Bob gave up before his call was signed, so that it never came.
+    assert_eq!(hasty.balance(&dev("//Bob").account()).await.unwrap().free, Amount::mtl(1_000_000));
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
+    let chain = busy_chain().await;
+    let proxy = Proxy::to(chain.address().port()).await;
+    let timing = chain_client::Timing { request: Duration::from_millis(500), ..patient() };
+    let key = Some(dev("//Alice"));
+    let alice = SubxtChain::connect_timed(&proxy.url(), key, Expectations::default(), timing).await.unwrap();
+    let receiver = Key::generate().unwrap().account();
+    for (count, fault) in [(1, Wire::Cut), (2, Wire::Blocked)] {
+        proxy.set(fault);
+        let sender = alice.clone();
+        let call = Call::Transfer { to: receiver, amount: ONE };
+        let submitted = tokio::spawn(async move { sender.submit(call).await });
+        // Long enough to be noticed. Nothing comes through a dead wire, so that the chain gets ahead of what is heard.
+        tokio::time::sleep(Duration::from_millis(1000)).await;
+        while chain.finalised().number < alice.clock().current().block.0 + 10 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let best = chain.best().number;
+        proxy.set(Wire::Sound);
+        submitted.await.unwrap().unwrap();
+        assert_eq!(alice.balance(&receiver).await.unwrap().free, Amount::mtl(count));
+        alice.clock().wait_for(Block(best)).await.unwrap();
+    }
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_that_finalises_nothing_is_said_to() {
+    let chain = idle_chain(2).await;
+    let timing = patient_for(Duration::from_millis(500));
+    let key = Some(dev("//Alice"));
+    let alice = SubxtChain::connect_timed(&chain.url(), key, Expectations::default(), timing).await.unwrap();
+    let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
+    assert!(matches!(error, ChainError::TimedOut { sent: true, .. }) && error.is_transient(), "{error}");
+    // The call is on its way all the same, as the error says.
+    for _ in 0..4 {
+        chain.seal_now().await.unwrap();
+    }
+    alice.clock().wait_for(Block(2)).await.unwrap();
+    assert_eq!(alice.balance(&[1; 32]).await.unwrap().free, ONE);
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
+    let chain = busy_chain().await;
+    let timing = chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
+    let connect = async |url: &str, genesis| {
+        SubxtChain::connect_timed(url, None, Expectations { genesis }, timing).await.map(|_| ())
+    };
+    let not_ours = |result: Result<(), ChainError>, expected: &str| match result {
+        Err(ChainError::NotOurs { found, .. }) => assert!(found.contains(expected), "{found}"),
+        other => panic!("{other:?}"),
+    };
+    let genesis = Digest(chain.genesis_hash().0);
+    connect(&chain.url(), Some(genesis)).await.unwrap();
+    not_ours(connect(&chain.url(), Some(Digest::of(b"another"))).await, &genesis.to_string());
+
+    let proxy = Proxy::to(chain.address().port()).await;
+    proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });
+    not_ours(connect(&proxy.url(), None).await, "`kettle`");
+    // A server of another kind that speaks JSON-RPC.
+    proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
+    assert!(connect(&proxy.url(), None).await.is_err());
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = Config { dir: Some(directory.path().to_owned()), ..busy() };
+    let chain = start(config.clone()).await;
+    let listen = chain.address();
+    let alice = client(&chain.url(), "//Alice").await;
+    alice.clock().wait_for(Block(3)).await.unwrap();
+    chain.shutdown().await;
+
+    let somebody = embedded_chain::AccountId32::new([7; 32]);
+    let endowments = vec![(somebody, 1_000_000_000_000)];
+    let other = start(Config { listen, endowments, ..busy() }).await;
+    let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
+    assert!(matches!(error, ChainError::NotOurs { .. }), "{error}");
+    let error = alice.runs().await.unwrap_err();
+    assert!(matches!(error, ChainError::NotOurs { .. }), "{error}");
+    other.shutdown().await;
+
+    let chain = start(Config { listen, ..config }).await;
+    let head = alice.clock().current();
+    alice.clock().wait_for(Block(head.block.0 + 5)).await.unwrap();
+    assert_eq!(alice.runs().await.unwrap(), []);
+    assert_eq!(
+        alice.balance(&[1; 32]).await.unwrap().free,
+        Amount::ZERO,
+        "a call that was given up was sent"
+    );
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn where_there_is_no_chain_the_client_says_so() {
+    let timing = chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
+    let connect = async |url: &str| {
+        SubxtChain::connect_timed(url, None, Expectations::default(), timing).await.map(|_| ()).unwrap_err()
+    };
+    let free_port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let error = connect(&format!("ws://{free_port}")).await;
+    assert!(matches!(error, ChainError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains(&free_port.to_string()), "{error}");
+    // A program that listens and says nothing.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = connect(&format!("ws://{}", silent.local_addr().unwrap())).await;
+    assert!(matches!(error, ChainError::Unreachable { .. }), "{error}");
+    for url in ["", "127.0.0.1:9944", "http://127.0.0.1:9944"] {
+        let error = connect(url).await;
+        assert!(matches!(error, ChainError::Invalid { .. }), "{error}");
+    }
+    let bad = chain_client::Timing { era_blocks: 65, ..timing };
+    let error =
+        SubxtChain::connect_timed("ws://127.0.0.1:1", None, Expectations::default(), bad).await.map(|_| ());
+    assert!(matches!(error, Err(ChainError::Invalid { .. })));
+}

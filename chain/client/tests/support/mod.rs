@@ -1,0 +1,77 @@
+//! A development chain, keys on it, and a client that is quick to give up.
+
+pub mod proxy;
+
+use chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
+use embedded_chain::{Config, EmbeddedChain, Sealing};
+use protocol::{Block, Digest, RunParams, Schedule, view::RunView};
+use std::time::Duration;
+
+/// A chain that makes 25 blocks a second, of which the last two are not final.
+pub async fn busy_chain() -> EmbeddedChain {
+    start(busy()).await
+}
+
+pub fn busy() -> Config {
+    Config { block_interval: Duration::from_millis(40), finality_lag: 2, ..Config::default() }
+}
+
+/// A chain that makes a block when it is told to.
+pub async fn idle_chain(finality_lag: u32) -> EmbeddedChain {
+    start(Config { sealing: Sealing::Manual, finality_lag, ..Config::default() }).await
+}
+
+pub async fn start(config: Config) -> EmbeddedChain {
+    EmbeddedChain::start(config).await.unwrap()
+}
+
+pub fn dev(path: &str) -> Key {
+    Key::dev(path).unwrap()
+}
+
+/// Gives up after `patience`; otherwise does everything quickly.
+pub fn patient_for(patience: Duration) -> Timing {
+    Timing {
+        connect: Duration::from_secs(5),
+        patience,
+        request: Duration::from_secs(3),
+        heartbeat: Duration::from_millis(300),
+        retry: Duration::from_millis(50),
+        backoff_first: Duration::from_millis(20),
+        backoff_longest: Duration::from_millis(200),
+        ..Timing::default()
+    }
+}
+
+/// Gives up only where a test hangs.
+pub fn patient() -> Timing {
+    patient_for(Duration::from_secs(60))
+}
+
+pub async fn client(url: &str, key: &str) -> SubxtChain {
+    SubxtChain::connect_timed(url, Some(dev(key)), Expectations::default(), patient()).await.unwrap()
+}
+
+pub async fn free(chain: &SubxtChain, key: &Key) -> Amount {
+    chain.balance(&key.account()).await.unwrap().free
+}
+
+/// Creates a run, signed by the client's key, whose window 0 opens at block `start`.
+pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
+    let schedule = Schedule {
+        start: Block(start),
+        blocks_per_window: 60,
+        commit_by: 40,
+        reveal_by: 44,
+        attest_by: 50,
+        vote_by: 55,
+    };
+    let wish = account::RunWish {
+        params: RunParams { schedule, localnet: true, ..RunParams::default() },
+        spec: Digest::of(b"spec"),
+        manifest: Digest::of(b"manifest"),
+        theta0: Digest::of(b"theta0"),
+        origin: "http://127.0.0.1:9000/origin".into(),
+    };
+    account::create_run(chain, &wish).await.unwrap()
+}

@@ -1,0 +1,97 @@
+//! A wire between client and chain that a test can cut, block or tamper with.
+
+use std::sync::Arc;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, tcp::OwnedReadHalf, tcp::OwnedWriteHalf},
+    sync::watch,
+};
+
+/// What the wire does. A change reaches connections that are open already.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wire {
+    Sound,
+    /// Connections are closed, and new ones at once.
+    Cut,
+    /// Nothing passes, and nothing is closed.
+    Blocked,
+    /// What the chain says is changed: one text for another of the same length.
+    Tampered {
+        from: &'static str,
+        to: &'static str,
+    },
+}
+
+pub struct Proxy {
+    port: u16,
+    wire: Arc<watch::Sender<Wire>>,
+}
+
+impl Proxy {
+    /// A sound wire to the chain at `port`.
+    pub async fn to(port: u16) -> Proxy {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let own_port = listener.local_addr().unwrap().port();
+        let wire = Arc::new(watch::channel(Wire::Sound).0);
+        let changes = wire.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                if *changes.borrow() == Wire::Cut {
+                    continue;
+                }
+                let Ok(chain) = TcpStream::connect(("127.0.0.1", port)).await else { continue };
+                let (from_client, to_client) = client.into_split();
+                let (from_chain, to_chain) = chain.into_split();
+                tokio::spawn(carry(from_client, to_chain, changes.subscribe(), false));
+                tokio::spawn(carry(from_chain, to_client, changes.subscribe(), true));
+            }
+        });
+        Proxy { port: own_port, wire }
+    }
+
+    pub fn url(&self) -> String {
+        format!("ws://127.0.0.1:{}", self.port)
+    }
+
+    pub fn set(&self, wire: Wire) {
+        self.wire.send_replace(wire);
+    }
+}
+
+async fn carry(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut wire: watch::Receiver<Wire>,
+    tamper: bool,
+) {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let read = tokio::select! {
+            biased;
+            cut = wire.wait_for(|wire| *wire == Wire::Cut) => { drop(cut); return }
+            read = from.read(&mut buffer) => read,
+        };
+        let Ok(read @ 1..) = read else { return };
+        let now = match wire.wait_for(|wire| *wire != Wire::Blocked).await {
+            Ok(wire) => wire.clone(),
+            Err(_) => return,
+        };
+        let bytes = &mut buffer[..read];
+        if let (true, Wire::Tampered { from, to }) = (tamper, now) {
+            replace(bytes, from.as_bytes(), to.as_bytes());
+        }
+        if to.write_all(bytes).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    assert_eq!(from.len(), to.len());
+    let mut at = 0;
+    while let Some(found) = bytes[at..].windows(from.len()).position(|window| window == from) {
+        at += found;
+        bytes[at..at + to.len()].copy_from_slice(to);
+        at += to.len();
+    }
+}
