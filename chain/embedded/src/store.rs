@@ -160,19 +160,15 @@ impl Store {
         if found > ours {
             return Err(StoreError::NewerRuntime { dir, found, ours });
         }
-        let header = self.read(|transaction| {
-            let header = transaction.open_table(HEADERS)?.get(0)?.map(|header| header.value().to_vec());
-            Ok(header)
-        })?;
-        let header = header.ok_or_else(|| self.damaged("it has no genesis block"))?;
-        let found_genesis = self.decode::<Header>(&header, "the genesis block")?.hash();
+        let genesis = genesis.header.hash();
         if found < ours {
             // A newer runtime has another genesis. It migrates the state it finds with the next block.
             tracing::info!(from = found, to = ours, "the chain goes on with a newer runtime");
-            return self.set_spec_version(ours);
+            return self.follow_runtime(ours, genesis);
         }
-        if found_genesis != genesis.header.hash() {
-            return Err(StoreError::OtherGenesis { dir, found: found_genesis, ours: genesis.header.hash() });
+        let found: H256 = self.meta("genesis")?.ok_or_else(foreign)?;
+        if found != genesis {
+            return Err(StoreError::OtherGenesis { dir, found, ours: genesis });
         }
         Ok(())
     }
@@ -211,6 +207,9 @@ impl Store {
             let body = body.map(|bytes| self.decode(bytes, &format!("the body of block {number}")));
             blocks.push((header, body.transpose()?));
         }
+        if blocks.first().is_none_or(|(header, _)| header.number != 0) {
+            return Err(self.damaged("it has no genesis block"));
+        }
         if blocks.last().is_none_or(|(_, body)| body.is_none()) {
             return Err(self.damaged("its last block is not whole"));
         }
@@ -231,14 +230,18 @@ impl Store {
         bytes.map(|bytes| self.decode(&bytes, key)).transpose()
     }
 
-    fn set_spec_version(&self, version: u32) -> Result<(), StoreError> {
-        let set = || -> Result<(), redb::Error> {
+    /// Notes that the chain is run by another version of the runtime from here on, and what genesis that would have made.
+    fn follow_runtime(&self, version: u32, genesis: H256) -> Result<(), StoreError> {
+        let follow = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
-            transaction.open_table(META)?.insert("spec_version", version.encode().as_slice())?;
+            let mut meta = transaction.open_table(META)?;
+            meta.insert("spec_version", version.encode().as_slice())?;
+            meta.insert("genesis", genesis.encode().as_slice())?;
+            drop(meta);
             transaction.commit()?;
             Ok(())
         };
-        set().map_err(|error| failed(&self.dir, FILE, error))
+        follow().map_err(|error| failed(&self.dir, FILE, error))
     }
 
     fn read<R>(
@@ -285,6 +288,7 @@ fn create(dir: &Path, genesis: &Genesis, version: &RuntimeVersion) -> Result<(),
         meta.insert("format", FORMAT.encode().as_slice())?;
         meta.insert("spec_name", version.spec_name.to_string().encode().as_slice())?;
         meta.insert("spec_version", version.spec_version.encode().as_slice())?;
+        meta.insert("genesis", genesis.header.hash().encode().as_slice())?;
         drop(meta);
         write_block(&transaction, &genesis.header, &body, &genesis.changes)?;
         transaction.commit()?;

@@ -1,7 +1,7 @@
 //! What is on disk: the chain comes back as it was, after a clean end and after any other.
 
 use crate::{Wire, alice, by_hand, by_hand_in, hex, remark, seal, signed, start, transfer};
-use embedded_chain::{AccountId32, Config, EmbeddedChain, H256, StartError, StoreError};
+use embedded_chain::{AccountId32, Config, EmbeddedChain, H256, SealError, StartError, StoreError};
 use redb::{Database, TableDefinition};
 use serde_json::{Value, json};
 use std::{
@@ -181,15 +181,65 @@ fn blocks_told_before_the_kill(dir: &Path, count: usize) -> Vec<(u32, String)> {
         .spawn()
         .expect("this test can be run");
     let output = BufReader::new(process.stdout.take().expect("it is piped"));
-    let told = output.lines().map_while(Result::ok).filter_map(|line| {
-        let (number, hash) = line.split_once("finalised ")?.1.split_once(' ')?;
-        Some((number.parse().ok()?, hash.to_owned()))
-    });
-    let told: Vec<_> = told.take(count).collect();
+    let told: Vec<_> =
+        output.lines().map_while(Result::ok).filter_map(|line| block_told(&line)).take(count).collect();
     process.kill().expect("it runs");
     process.wait().expect("it was killed");
     assert_eq!(told.len(), count, "it ended by itself");
     told
+}
+
+fn block_told(line: &str) -> Option<(u32, String)> {
+    let (number, hash) = line.split_once("finalised ")?.1.split_once(' ')?;
+    Some((number.parse().ok()?, hash.to_owned()))
+}
+
+/// Not a test of its own: what the next one deprives of its disk.
+#[tokio::test]
+#[ignore = "it is run, with little disk, by the test below"]
+async fn a_process_that_makes_large_blocks_until_the_disk_is_full() {
+    let dir = std::env::var("METTLE_TEST_CHAIN_DIR").expect("the directory is given");
+    let chain = start(Config { dir: Some(dir.into()), ..by_hand() }).await;
+    let wire = Wire::to(&chain).await;
+    for nonce in 0..1000 {
+        wire.submit(&signed(&alice(), nonce, chain.genesis_hash(), &remark(&[7; 200_000]))).await;
+        match chain.seal_now().await {
+            Ok(head) => println!("finalised {} {}", head.number, hex(&head.hash.0)),
+            Err(error) => {
+                assert!(matches!(error, SealError::Store(StoreError::File { .. })), "{error:?}");
+                // The chain stands where it stood, and answers.
+                assert_eq!(chain.best().number, nonce);
+                assert_eq!(chain.finalised().number, nonce);
+                assert!(wire.ask("chain_getHeader", rpc_params![]).await.is_object());
+                println!("no more room");
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn a_full_disk_stops_the_chain_and_loses_nothing() {
+    let dir = dir();
+    // Files of 4 to 8 MiB at most, whatever the shell counts in.
+    let script = "trap '' XFSZ; ulimit -f 8192; exec \"$0\" \"$@\"";
+    let output = Command::new("sh")
+        .args(["-c", script])
+        .arg(std::env::current_exe().expect("this test has a file"))
+        .args(["--exact", "keeping::a_process_that_makes_large_blocks_until_the_disk_is_full"])
+        .args(["--ignored", "--nocapture"])
+        .env("METTLE_TEST_CHAIN_DIR", dir.path())
+        .output()
+        .expect("this test can be run");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("no more room"), "{text}");
+    let (number, hash) = text.lines().filter_map(block_told).last().expect("some blocks were made");
+    let chain = start(by_hand_in(dir.path())).await;
+    assert_eq!(chain.finalised().number, number);
+    assert_eq!(hex(&chain.finalised().hash.0), hash);
+    seal(&chain, 1).await;
+    chain.shutdown().await;
 }
 
 #[tokio::test]
@@ -260,14 +310,17 @@ async fn a_chain_with_another_genesis_is_refused() {
 }
 
 /// Changes what a chain's file says of itself.
-async fn check_meta(key: &str, value: &[u8], expected: fn(&StoreError) -> bool) {
-    let dir = dir();
-    start(by_hand_in(dir.path())).await.shutdown().await;
-    let database = Database::open(dir.path().join("chain.redb")).unwrap();
+fn set_meta(dir: &Path, key: &str, value: &[u8]) {
+    let database = Database::open(dir.join("chain.redb")).unwrap();
     let transaction = database.begin_write().unwrap();
     transaction.open_table(TableDefinition::<&str, &[u8]>::new("meta")).unwrap().insert(key, value).unwrap();
     transaction.commit().unwrap();
-    drop(database);
+}
+
+async fn check_meta(key: &str, value: &[u8], expected: fn(&StoreError) -> bool) {
+    let dir = dir();
+    start(by_hand_in(dir.path())).await.shutdown().await;
+    set_meta(dir.path(), key, value);
     let error = refusal(by_hand_in(dir.path())).await;
     assert!(expected(&error), "{error:?}");
 }
@@ -284,6 +337,22 @@ async fn what_a_newer_release_wrote_is_refused() {
     .await;
     check_meta("spec_name", b"\x18subnet", |error| matches!(error, StoreError::Foreign { .. })).await;
     check_meta("format", b"", |error| matches!(error, StoreError::Damaged { .. })).await;
+}
+
+#[tokio::test]
+async fn a_chain_goes_on_with_a_newer_runtime_which_has_another_genesis() {
+    let dir = dir();
+    let chain = start(by_hand_in(dir.path())).await;
+    let (genesis, head) = (chain.genesis_hash(), seal(&chain, 2).await);
+    chain.shutdown().await;
+    // As if an older release had made it, whose genesis was not the one this release would make.
+    set_meta(dir.path(), "spec_version", &0_u32.to_le_bytes());
+    set_meta(dir.path(), "genesis", &[9; 32]);
+    for _ in 0..2 {
+        let chain = start(by_hand_in(dir.path())).await;
+        assert_eq!((chain.genesis_hash(), chain.best()), (genesis, head));
+        chain.shutdown().await;
+    }
 }
 
 #[tokio::test]

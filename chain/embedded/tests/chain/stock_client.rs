@@ -106,7 +106,7 @@ async fn subxt_follows_the_finalised_chain_which_lags_behind_the_best() {
     while numbers.last() != Some(&4) {
         let block = blocks.next().await.unwrap().unwrap();
         let at = block.at().await.unwrap();
-        assert!(at.events().fetch().await.unwrap().len() >= 1 || block.number() == 0);
+        assert!(!at.events().fetch().await.unwrap().is_empty() || block.number() == 0);
         numbers.push(block.number());
     }
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
