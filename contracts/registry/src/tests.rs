@@ -1,4 +1,4 @@
-//! A run and its seats, and every refusal with storage left as it was.
+//! A run and its seats, and every refusal with storage left as it was (PROT-33).
 
 use crate::{self as pallet_registry, *};
 use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};

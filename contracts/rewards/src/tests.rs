@@ -1,4 +1,4 @@
-//! Money in, money out, and every refusal with storage left as it was.
+//! Money in, money out, and every refusal with storage left as it was (PROT-33).
 
 use crate::{self as pallet_rewards, *};
 use frame::{testing_prelude::*, traits::IdentityLookup};

@@ -1,6 +1,6 @@
 //! What the calls and steps cost, counted by hand: each storage item read and written, and a margin for the computing.
 //!
-//! A benchmark replaces these figures; until then they err on the dear side.
+//! A benchmark replaces these figures; until then they err on the dear side (PROT-33).
 
 use frame::weights_prelude::*;
 

@@ -1,4 +1,4 @@
-//! Ballots, the consensus they come to, and every refusal with storage left as it was.
+//! Ballots, the consensus they come to, and every refusal with storage left as it was (PROT-33).
 
 use crate::{self as pallet_weights, *};
 use frame::{prelude::fungible::Mutate as _, testing_prelude::*};

@@ -1,4 +1,4 @@
-//! A window told block by block, and every refusal with storage left as it was.
+//! A window told block by block, and every refusal with storage left as it was (PROT-33).
 
 use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
