@@ -1,0 +1,154 @@
+//! What the documents name is there, and what is in the repository belongs to no single machine.
+
+use std::collections::BTreeSet;
+use tests::{packages, root, texts, tracked};
+
+/// Tell what was; what they name may be gone.
+const OF_THEIR_TIME: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
+
+/// Must be fast, so their integer arithmetic is not checked.
+const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "model"];
+
+#[test]
+fn every_link_of_a_document_leads_to_a_file() {
+    for (path, text) in texts(&[".md"]) {
+        let directory = root().join(&path).parent().expect("a file is in a directory").to_owned();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if target.contains("://") || file.is_empty() {
+                continue;
+            }
+            assert!(directory.join(file).exists(), "{path} links to {target}, which is not there");
+        }
+    }
+}
+
+#[test]
+fn every_source_file_that_a_document_names_is_there() {
+    // `protocol/merge.rs` is how one speaks of `protocol/src/merge.rs`.
+    let files: Vec<String> =
+        tracked().into_iter().flat_map(|file| [file.path.replace("/src/", "/"), file.path]).collect();
+    for (path, text) in texts(&[".md"]) {
+        if OF_THEIR_TIME.iter().any(|begin| path.starts_with(begin)) {
+            continue;
+        }
+        let quoted = text.split('`').skip(1).step_by(2);
+        for name in quoted.filter(|name| name.ends_with(".rs") && !name.contains(['*', ' ', '{'])) {
+            let there = files.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
+            assert!(there, "{path} names `{name}`, which is not there");
+        }
+    }
+}
+
+/// Lines that start one of our programs, and what follows its name.
+fn started(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.lines().filter_map(|line| {
+        let line = line.trim();
+        [
+            ("cargo run --release -p localnet -- ", "localnet"),
+            ("miner ", "miner"),
+            ("validator ", "validator"),
+        ]
+        .into_iter()
+        .find_map(|(begin, program)| Some((program, line.strip_prefix(begin)?)))
+    })
+}
+
+#[test]
+fn every_flag_that_a_document_shows_is_one_of_the_program() {
+    for (path, text) in texts(&[".md"]) {
+        if OF_THEIR_TIME.iter().any(|begin| path.starts_with(begin)) {
+            continue;
+        }
+        for (program, arguments) in started(&text) {
+            let sources = texts(&[".rs"]).into_iter().filter(|(source, _)| {
+                source.starts_with(&format!("{program}/src/")) || source.starts_with("protocol/seat/src/")
+            });
+            let code: String = sources.map(|(_, code)| code).collect();
+            let command = arguments.split('#').next().unwrap_or_default();
+            for flag in command
+                .split_whitespace()
+                .filter_map(|word| word.strip_prefix("--"))
+                .filter(|flag| !flag.is_empty())
+            {
+                let field = flag.split('=').next().unwrap_or_default().replace('-', "_");
+                let known = [format!("{field}:"), format!("long = \"{flag}\"")]
+                    .iter()
+                    .any(|known| code.contains(known));
+                assert!(known, "{path} shows `{program} … --{flag}`, which {program} does not know");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_recipe_that_a_document_names_is_in_the_justfile() {
+    let justfile = std::fs::read_to_string(root().join("justfile")).expect("it is in the root");
+    let recipes: BTreeSet<&str> = justfile
+        .lines()
+        .filter(|line| !line.starts_with([' ', '#', '[', '@']) && !line.contains(":="))
+        .filter_map(|line| line.split_once(':')?.0.split_whitespace().next())
+        .collect();
+    assert!(recipes.contains("test"), "{recipes:?}");
+    for (path, text) in texts(&[".md", "deny.toml"]) {
+        for named in text.split("`just ").skip(1).filter_map(|rest| rest.split(['`', ' ']).next()) {
+            assert!(recipes.contains(named), "{path} names `just {named}`, which the justfile does not have");
+        }
+    }
+}
+
+#[test]
+fn nothing_belongs_to_one_machine_or_is_left_to_do() {
+    // In two halves, so that this file does not find itself.
+    let machine: Vec<String> =
+        ["home", "root", "Users", "work", "tmp"].iter().map(|name| format!("/{name}/")).collect();
+    let left_to_do: Vec<String> =
+        [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("TO", "DO"), ("FIX", "ME")]
+            .iter()
+            .map(|(one, two)| format!("{one}{two}"))
+            .collect();
+    for file in tracked() {
+        let Some(text) = file.text else { continue };
+        for (number, line) in text.lines().enumerate() {
+            let place = format!("{}:{}", file.path, number + 1);
+            for path in &machine {
+                let own = line.match_indices(path.as_str()).any(|(at, _)| {
+                    // Inside a longer path or a URL it is somebody else's.
+                    !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "._-}>)".contains(c))
+                });
+                assert!(!own, "{place} names a path of one machine: {line}");
+            }
+            if !file.path.ends_with(".lock") {
+                for mark in &left_to_do {
+                    assert!(!line.contains(mark.as_str()), "{place} is not finished: {line}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_crate_says_what_it_is_and_keeps_the_common_rules() {
+    let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("it is in the root");
+    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("it is in the root");
+    for package in packages() {
+        let (name, directory) = (&package.name, &package.directory);
+        assert!(root().join(directory).join("README.md").exists(), "{name} has no README.md");
+        let manifest =
+            std::fs::read_to_string(root().join(directory).join("Cargo.toml")).expect("cargo read it too");
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{name} does not take the workspace's lints");
+        assert!(
+            map.contains(&format!("`{directory}`")),
+            "{name} is missing in the code map of ARCHITECTURE.md"
+        );
+        if UNCHECKED_ARITHMETIC.contains(&name.as_str()) {
+            continue;
+        }
+        let profile = format!("[profile.release.package.{name}]\n");
+        let (_, after) =
+            workspace.split_once(&profile).unwrap_or_else(|| panic!("Cargo.toml has no {profile}"));
+        let profile = after.split("\n[").next().unwrap_or_default();
+        assert!(profile.contains("overflow-checks = true"), "{name} is released with unchecked arithmetic");
+        assert!(profile.contains("debug-assertions = true"), "{name} is released without its assertions");
+    }
+}

@@ -1,0 +1,102 @@
+//! A rule that money hangs on has a number, and the number leads to its sentence, its code and its tests.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tests::texts;
+
+/// Said in `protocol/README.md` not to be enforced: there is no code to find.
+const NOT_ENFORCED_YET: [u32; 2] = [21, 27];
+
+/// What a pure function must not know of: each word, and what stands for it instead.
+const IMPURE: &[(&str, &str)] = &[
+    ("std::time", "time comes as a block or a window"),
+    ("SystemTime", "time comes as a block or a window"),
+    ("Instant", "time comes as a block or a window"),
+    ("std::env", "settings are read in `main`"),
+    ("std::fs", "bytes come as arguments"),
+    ("std::net", "bytes come as arguments"),
+    ("std::thread", "the caller decides what runs where"),
+    ("tokio::", "what decides does not wait"),
+    ("getrandom", "randomness comes as a seed"),
+    ("HashMap", "its order differs from run to run; use a BTreeMap"),
+    ("HashSet", "its order differs from run to run; use a BTreeSet"),
+    ("mul_add", "one rounding per operation, on every machine"),
+    ("tracing::", "what was decided is returned, and logged by whoever asked"),
+];
+
+fn rules() -> BTreeSet<u32> {
+    let readme =
+        std::fs::read_to_string(tests::root().join("protocol/README.md")).expect("the rules are there");
+    readme.lines().filter_map(|line| line.strip_prefix("- **PROT-")).map(leading_number).collect()
+}
+
+/// Numbers cited in `text`, as `PROT-7` or in a row as `PROT-7, 8`.
+fn cited(text: &str) -> BTreeSet<u32> {
+    let mut numbers = BTreeSet::new();
+    for after in text.split("PROT-").skip(1).filter(|after| after.starts_with(|c: char| c.is_ascii_digit())) {
+        numbers.insert(leading_number(after));
+        let mut rest = after.trim_start_matches(|c: char| c.is_ascii_digit());
+        while let Some(next) =
+            rest.strip_prefix(", ").filter(|next| next.starts_with(|c: char| c.is_ascii_digit()))
+        {
+            numbers.insert(leading_number(next));
+            rest = next.trim_start_matches(|c: char| c.is_ascii_digit());
+        }
+    }
+    numbers
+}
+
+fn leading_number(text: &str) -> u32 {
+    let digits: String = text.chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or_else(|_| panic!("no number at the start of {text:.20?}"))
+}
+
+#[test]
+fn every_rule_that_is_cited_has_its_sentence() {
+    let rules = rules();
+    for (path, text) in texts(&[".rs", ".md", ".toml"]) {
+        let unknown: Vec<_> = cited(&text).difference(&rules).copied().collect();
+        assert!(unknown.is_empty(), "{path} cites {unknown:?}, which protocol/README.md does not explain");
+    }
+}
+
+#[test]
+fn every_rule_that_is_enforced_is_named_by_code() {
+    let mut cited_in: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for (path, text) in texts(&[".rs"]) {
+        for rule in cited(&text) {
+            cited_in.entry(rule).or_default().push(path.clone());
+        }
+    }
+    for rule in rules().into_iter().filter(|rule| !NOT_ENFORCED_YET.contains(rule)) {
+        assert!(cited_in.contains_key(&rule), "PROT-{rule} is in protocol/README.md and nowhere in the code");
+    }
+}
+
+#[test]
+fn rules_are_numbered_without_a_gap() {
+    let rules = rules();
+    let last = *rules.last().expect("there are rules");
+    assert_eq!(rules, (1..=last).collect());
+}
+
+#[test]
+fn what_decides_knows_no_clock_no_chance_no_disk_and_no_network() {
+    for (path, text) in texts(&[".rs"]) {
+        let pure = path.starts_with("protocol/src/") || path.starts_with("validator/src/gauntlet/");
+        if !pure || path.ends_with("tests.rs") {
+            continue;
+        }
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for line in code.lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for (word, instead) in IMPURE {
+                assert!(!line.contains(word), "{path} names `{word}`: {instead}\n    {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_in_a_row_are_all_found() {
+    assert_eq!(cited("see (PROT-1, 2, 30) and PROT-7: 9, PROT-x"), BTreeSet::from([1, 2, 7, 30]));
+    assert_eq!(cited("PROT-4, then 5"), BTreeSet::from([4]));
+}
