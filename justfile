@@ -1,0 +1,54 @@
+# Every command of the project. `just` lists them.
+
+# List the commands
+default:
+    @just --list --unsorted
+
+# The whole network on this machine, until Ctrl-C
+up *arguments:
+    cargo run --release -p localnet -- up {{ arguments }}
+
+# All tests, the end-to-end ones included
+test *arguments:
+    cargo test --release --workspace {{ arguments }}
+
+# All tests but the end-to-end ones, each in a process of its own (needs cargo-nextest)
+quick *arguments:
+    cargo nextest run --release --workspace --exclude localnet {{ arguments }}
+
+# Write all code in the one format
+format:
+    cargo fmt --all
+
+# What the compiler and clippy have to say; nothing is allowed
+lint:
+    cargo fmt --all --check
+    cargo clippy --release --workspace --all-targets -- -D warnings
+
+# The documentation of all our crates
+doc:
+    RUSTDOCFLAGS=-Dwarnings cargo doc --release --no-deps --workspace
+
+# Licences, bans and sources of all dependencies (needs cargo-deny)
+deny:
+    cargo deny --locked check licenses bans sources
+
+# Known vulnerabilities of all dependencies (needs cargo-deny and the network)
+advisories:
+    cargo deny --locked check advisories
+
+# Feed one decoder with hostile bytes: contribution_body, submission or update (needs nightly and cargo-fuzz)
+fuzz target="contribution_body" seconds="60":
+    cd protocol && cargo +nightly fuzz run {{ target }} -- -max_total_time={{ seconds }}
+
+# How fast the normative codec and merge are
+bench:
+    cargo bench -p protocol
+
+# Twelve windows with their report: the figures of docs/benchmarks.md
+figures windows="12" report="report.json":
+    cargo run --release -p localnet -- up --plain --windows {{ windows }} --report {{ report }}
+
+# Everything that must hold before a change is taken
+ci:
+    bash .ci/run
