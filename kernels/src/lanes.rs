@@ -1,6 +1,6 @@
 //! One body, compiled once for each width of vector unit, and chosen when the program runs.
 //!
-//! Built for any x86-64, a loop may use vectors of 128 bits only. [`widest!`] compiles the same body twice more, for
+//! Built for any x86-64, a loop may use vectors of 128 bits only. `widest!` compiles the same body twice more, for
 //! AVX2 and AVX-512, and picks by what the processor says of itself. The compiler may not fuse or reorder floating-point
 //! operations, so all three give the same bits.
 

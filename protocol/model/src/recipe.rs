@@ -38,14 +38,15 @@ pub enum RecipeError {
     OutOfBounds { name: &'static str, value: f64, bounds: &'static str },
 }
 
+/// What made the `localnet` preset learn fastest for a second of CPU time, in short runs on Rust source.
 impl Default for Recipe {
     fn default() -> Recipe {
         Recipe {
             batch: 16,
             micro_batch: 16,
-            learning_rate: 3e-3,
-            warmup_steps: 20,
-            decay_steps: 2000,
+            learning_rate: 4e-3,
+            warmup_steps: 25,
+            decay_steps: 10_000,
             final_fraction: 0.1,
             betas: [0.9, 0.95],
             epsilon: 1e-8,
