@@ -1,1 +1,13 @@
-//! The whole network on one machine.
+#![doc = include_str!("../README.md")]
+
+pub mod cli;
+pub mod defaults;
+pub mod layout;
+pub mod network;
+pub mod observe;
+pub mod process;
+pub mod report;
+pub mod roles;
+pub mod setup;
+pub mod table;
+pub mod up;

@@ -1,1 +1,9 @@
-//! Trains on the data the chain assigns, and publishes what was learned.
+#![doc = include_str!("../README.md")]
+
+pub mod cli;
+pub mod compress;
+pub mod prepare;
+pub mod publish;
+pub mod run;
+pub mod snapshot;
+pub mod train;

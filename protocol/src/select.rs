@@ -180,7 +180,7 @@ mod tests {
         }
         assert_eq!(times[0], 2000);
         for (uid, expected) in [(1, 1200), (2, 600), (3, 200)] {
-            assert!((times[uid] as i32 - expected).abs() < 90, "{times:?}");
+            assert!((times[uid] - expected).abs() < 90, "{times:?}");
         }
     }
 

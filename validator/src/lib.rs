@@ -1,3 +1,9 @@
-//! Judges contributions by what they do to the loss, merges the best, and votes.
+#![doc = include_str!("../README.md")]
 
+pub mod aggregator;
+pub mod cli;
+pub mod evaluate;
+pub mod gather;
 pub mod gauntlet;
+pub mod salt;
+pub mod serve;

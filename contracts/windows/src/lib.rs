@@ -546,7 +546,12 @@ pub mod pallet {
                     uid,
                     digest,
                     weight: weight_of(&record.weights, uid),
-                    windows_since_registration: Self::age(run, uid, window, &params.schedule),
+                    // Before the first consensus nobody has a weight to be drawn by: everyone counts as new, or a run whose validators came
+                    // late could never merge anything again.
+                    windows_since_registration: match record.weights.is_empty() {
+                        true => 0,
+                        false => Self::age(run, uid, window, &params.schedule),
+                    },
                 })
                 .collect();
             let selected = match record.opening_hash {

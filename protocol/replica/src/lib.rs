@@ -1,1 +1,19 @@
-//! One node's copy of the agreed model: joined from a checkpoint, kept by merged updates, checked against the chain.
+#![doc = include_str!("../README.md")]
+
+pub mod checkpoint;
+pub mod data;
+pub mod files;
+pub mod follow;
+pub mod hold;
+pub mod journal;
+pub mod mirrors;
+pub mod spec;
+pub mod state;
+pub mod tidy;
+
+pub use follow::{FollowError, Followed, Follower};
+pub use hold::{HoldError, Holder, causes, wait_a_little, wait_past};
+pub use journal::{Entry, Journal};
+pub use spec::RunSpec;
+pub use state::{ModelState, StateError};
+pub use tidy::tidy;

@@ -1,0 +1,102 @@
+//! The network that `up` makes if nothing else is asked for: small enough for two cores, and learning in minutes.
+
+use model::{ModelConfig, Recipe};
+use protocol::{
+    Block, RunParams, Schedule,
+    params::{Density, F32Bits, MergeRule, PayShares, Permille},
+};
+use replica::RunSpec;
+
+pub const MINERS: u16 = 4;
+pub const VALIDATORS: u16 = 3;
+pub const BLOCK_MILLIS: u64 = 500;
+/// Blocks of a window in which miners train.
+pub const TRAIN_BLOCKS: u32 = 28;
+/// Tokens in the vocabulary that is learned from the text.
+pub const VOCABULARY: usize = 2048;
+/// Tokens of a sequence that are predicted.
+pub const SEQUENCE: usize = 64;
+
+/// One token of the chain, in its smallest unit.
+const MTL: u128 = 1_000_000_000_000;
+pub const VALIDATOR_STAKE: u128 = 1_000 * MTL;
+pub const MINER_STAKE: u128 = 10 * MTL;
+/// What each coldkey gets from the well-known development account: its stake, deposits, and fees.
+pub const COLDKEY_FUNDS: u128 = 2_000 * MTL;
+/// What each hotkey gets, for fees.
+pub const HOTKEY_FUNDS: u128 = 10 * MTL;
+pub const TREASURY: u128 = 100_000 * MTL;
+
+/// Parameters of the run. `finality_lag` widens what waits for finality.
+pub fn params(finality_lag: u32) -> RunParams {
+    RunParams {
+        schedule: schedule(TRAIN_BLOCKS, finality_lag),
+        epoch_windows: 2,
+        sequences_per_seat: 512,
+        // A run of a few dozen windows needs a high density: sparse schemes lag by about 1/ρ windows (PROT-18).
+        density: Density(512),
+        merge_density: Density(1700),
+        merge_rule: MergeRule::MeanOverHits,
+        error_feedback_decay: F32Bits::of(0.95),
+        outer_rate: F32Bits::of(1.0),
+        evaluation_fraction: F32Bits::of(0.2),
+        evaluation_sequences: 48,
+        evaluation_wait_max: 4,
+        places: 4,
+        reserve_places: 2,
+        newcomer_windows: 6,
+        min_contributions: 1,
+        checkpoint_windows: 4,
+        electorate_max: 16,
+        absence_windows: 6,
+        quorum: Permille(500),
+        validator_stake_min: 100 * MTL,
+        miner_stake_min: MTL,
+        emission_per_epoch: 100 * MTL,
+        shares: PayShares {
+            miners: Permille(500),
+            validators: Permille(400),
+            owner: Permille(100),
+            burn: Permille(0),
+        },
+        localnet: true,
+    }
+}
+
+/// A window that leaves `train_blocks` for training and as little as is safe for the rest.
+pub fn schedule(train_blocks: u32, finality_lag: u32) -> Schedule {
+    // Each step acts on finalised blocks and is included a block or two later.
+    let step = 3 + finality_lag;
+    let commit_by = train_blocks + finality_lag;
+    Schedule {
+        start: Block(0),
+        blocks_per_window: commit_by + 4 * step,
+        commit_by,
+        reveal_by: commit_by + step,
+        attest_by: commit_by + 2 * step,
+        vote_by: commit_by + 3 * step,
+    }
+}
+
+pub fn spec() -> RunSpec {
+    RunSpec {
+        version: 1,
+        name: "localnet".into(),
+        model: ModelConfig::preset("localnet").expect("the preset is in the list"),
+        seed: 0,
+        recipe: Recipe::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_whatever_the_finality_lag() {
+        for lag in 0..5 {
+            params(lag).validate().unwrap();
+        }
+        RunSpec::from_bytes(&spec().to_bytes()).unwrap();
+    }
+}

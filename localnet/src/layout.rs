@@ -1,0 +1,223 @@
+//! A network's directory: what lies where, and whose it is.
+//!
+//! ```text
+//! network.json          what the network is made of; written last, so that its presence means a whole one
+//! lock                  held while a network runs
+//! chain/  store/        what chain and store keep
+//! owner.password        opens the key files below; readable by this user only
+//! miner-0/ … validator-0/ …
+//!     settings.toml  coldkey.json  hotkey.json  log.txt  journal.jsonl  …
+//! ```
+
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    io,
+    path::{Path, PathBuf},
+};
+
+/// What the network is made of, as `network.json` keeps it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    pub version: u32,
+    pub chain_port: u16,
+    pub store_port: u16,
+    pub block_millis: u64,
+    pub finality_lag: u32,
+    pub run: u32,
+    /// Port and token at which faults of the store are ordered; tests use it.
+    pub store_admin: Option<(u16, String)>,
+    /// Access key and secret key of the origin's bucket.
+    pub origin_keys: (String, String),
+    /// Where the prepared data lies.
+    pub dataset: PathBuf,
+    pub seats: Vec<SeatPlan>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SeatPlan {
+    pub role: protocol::Role,
+    /// Also the name of the seat's directory and bucket, such as `miner-0`.
+    pub name: String,
+    pub uid: u16,
+    pub access_key: String,
+    pub secret_key: String,
+}
+
+pub const PLAN_VERSION: u32 = 1;
+/// The bucket of whoever created the run.
+pub const ORIGIN: &str = "origin";
+
+/// A directory that is ours while this value lives.
+#[derive(Debug)]
+pub struct Claimed {
+    path: PathBuf,
+    _lock: fs::File,
+    /// Present where a network was set up here before.
+    pub plan: Option<Plan>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LayoutError {
+    #[error("{} is in use by another network that runs right now; stop it, or use another --dir", path.display())]
+    InUse { path: PathBuf },
+    #[error(
+        "{} holds files that are no network of ours (first: {first}). Use an empty or a new directory", path.display()
+    )]
+    Foreign { path: PathBuf, first: String },
+    #[error(
+        "{} was left behind half set up, and cannot be resumed. Remove it, or use another --dir", path.display()
+    )]
+    HalfWritten { path: PathBuf },
+    #[error("{} was written by another release (version {found}, this one knows {PLAN_VERSION}). Use another --dir", path.display())]
+    Version { path: PathBuf, found: u64 },
+    #[error("{} is damaged; restore it, or use another --dir", path.display())]
+    Damaged { path: PathBuf, source: serde_json::Error },
+    #[error("could not use {}: is the disk full, or the directory not writable?", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl Claimed {
+    /// Claims `path`: a network of ours to resume, an empty directory, or one to make.
+    pub fn claim(path: &Path) -> Result<Claimed, LayoutError> {
+        let failed = |source| LayoutError::Io { path: path.to_owned(), source };
+        fs::create_dir_all(path).map_err(failed)?;
+        let path = path.canonicalize().map_err(failed)?;
+        let failed = |source| LayoutError::Io { path: path.clone(), source };
+
+        let mut names = Vec::new();
+        for entry in fs::read_dir(&path).map_err(failed)? {
+            names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        // Our own lock is the first file in and the mark of the house: without it, the directory is somebody else's.
+        if !names.is_empty() && !names.iter().any(|name| name == "lock") {
+            let first = names.swap_remove(0);
+            return Err(LayoutError::Foreign { path, first });
+        }
+        let lock = fs::OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(path.join("lock"))
+            .map_err(failed)?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(fs::TryLockError::WouldBlock) => return Err(LayoutError::InUse { path }),
+            Err(fs::TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        let plan = read_plan(&path)?;
+        if plan.is_none() && names.iter().any(|name| name != "lock") {
+            return Err(LayoutError::HalfWritten { path });
+        }
+        Ok(Claimed { path, _lock: lock, plan })
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Declares the network whole.
+    pub fn write_plan(&mut self, plan: Plan) -> Result<(), replica::files::FileError> {
+        let json = serde_json::to_vec_pretty(&plan).expect("a plan is plain data");
+        replica::files::write_atomic(&self.path.join("network.json"), &json)?;
+        self.plan = Some(plan);
+        Ok(())
+    }
+}
+
+fn read_plan(path: &Path) -> Result<Option<Plan>, LayoutError> {
+    let file = path.join("network.json");
+    let bytes = match fs::read(&file) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(LayoutError::Io { path: file, source }),
+    };
+    let damaged = |source| LayoutError::Damaged { path: file.clone(), source };
+    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+    let found = value["version"].as_u64().unwrap_or(0);
+    if found != u64::from(PLAN_VERSION) {
+        return Err(LayoutError::Version { path: path.to_owned(), found });
+    }
+    serde_json::from_value(value).map(Some).map_err(damaged)
+}
+
+impl Plan {
+    pub fn chain_url(&self) -> String {
+        format!("ws://127.0.0.1:{}", self.chain_port)
+    }
+
+    pub fn store_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.store_port)
+    }
+
+    /// Base URL of a bucket for everyone who reads it.
+    pub fn bucket_url(&self, bucket: &str) -> String {
+        format!("{}/{bucket}", self.store_url())
+    }
+
+    pub fn seats_of(&self, role: protocol::Role) -> impl Iterator<Item = &SeatPlan> {
+        self.seats.iter().filter(move |seat| seat.role == role)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        Plan {
+            version: PLAN_VERSION,
+            chain_port: 1,
+            store_port: 2,
+            block_millis: 500,
+            finality_lag: 0,
+            run: 0,
+            store_admin: None,
+            origin_keys: ("a".into(), "b".into()),
+            dataset: "data".into(),
+            seats: vec![],
+        }
+    }
+
+    #[test]
+    fn a_whole_network_is_resumed_and_held_by_one_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("net");
+        let mut claimed = Claimed::claim(&path).unwrap();
+        assert!(claimed.plan.is_none());
+        claimed.write_plan(plan()).unwrap();
+        assert!(matches!(Claimed::claim(&path), Err(LayoutError::InUse { .. })));
+        drop(claimed);
+        assert_eq!(Claimed::claim(&path).unwrap().plan, Some(plan()));
+    }
+
+    #[test]
+    fn a_foreign_directory_is_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("thesis.txt"), "precious").unwrap();
+        let refused = Claimed::claim(directory.path()).unwrap_err();
+        assert!(matches!(&refused, LayoutError::Foreign { first, .. } if first == "thesis.txt"), "{refused}");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing was added");
+    }
+
+    #[test]
+    fn a_half_written_directory_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(Claimed::claim(directory.path()).unwrap());
+        fs::create_dir(directory.path().join("chain")).unwrap();
+        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::HalfWritten { .. })));
+    }
+
+    #[test]
+    fn a_damaged_or_newer_plan_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        drop(Claimed::claim(directory.path()).unwrap());
+        fs::write(directory.path().join("network.json"), "{\"version\": 99}").unwrap();
+        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::Version { found: 99, .. })));
+        fs::write(directory.path().join("network.json"), "{\"ver").unwrap();
+        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::Damaged { .. })));
+    }
+}

@@ -1,0 +1,162 @@
+//! A child process: its log, its end, and the promise that it never outlives us.
+
+use std::{
+    ffi::OsString,
+    fs,
+    io::{self, Read as _, Seek as _},
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+use tokio::process::{Child, Command};
+
+/// How much of a log's end is read to show its last lines.
+const TAIL_BYTES: u64 = 16 * 1024;
+/// How long a child may take to stop when asked to.
+const STOP_WITHIN: Duration = Duration::from_secs(5);
+
+/// What to start, again and again if need be.
+#[derive(Clone, Debug)]
+pub struct Program {
+    pub name: String,
+    pub executable: PathBuf,
+    pub arguments: Vec<OsString>,
+    pub environment: Vec<(OsString, OsString)>,
+    pub log: PathBuf,
+}
+
+/// A program that runs.
+#[derive(Debug)]
+pub struct Process {
+    pub program: Program,
+    child: Child,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    #[error("could not open the log {}", path.display())]
+    Log { path: PathBuf, source: io::Error },
+    #[error("could not start {name} from {}", executable.display())]
+    Start { name: String, executable: PathBuf, source: io::Error },
+    #[error("could not watch {name}")]
+    Watch { name: String, source: io::Error },
+}
+
+impl Program {
+    /// Starts the program. Its output is added to its log; its standard input is a pipe that closes when we end, whatever ends us.
+    pub fn start(self) -> Result<Process, ProcessError> {
+        let log_failed = |source| ProcessError::Log { path: self.log.clone(), source };
+        if let Some(parent) = self.log.parent() {
+            fs::create_dir_all(parent).map_err(log_failed)?;
+        }
+        let log = fs::OpenOptions::new().create(true).append(true).open(&self.log).map_err(log_failed)?;
+        let errors = log.try_clone().map_err(log_failed)?;
+        let mut command = Command::new(&self.executable);
+        command
+            .args(&self.arguments)
+            .envs(self.environment.iter().cloned())
+            .stdin(Stdio::piped())
+            .stdout(log)
+            .stderr(errors)
+            .kill_on_drop(true);
+        // A Ctrl-C on the terminal is for us; the children are then stopped in order.
+        #[cfg(unix)]
+        command.process_group(0);
+        let child = command.spawn().map_err(|source| ProcessError::Start {
+            name: self.name.clone(),
+            executable: self.executable.clone(),
+            source,
+        })?;
+        Ok(Process { program: self, child })
+    }
+}
+
+impl Process {
+    /// How the process ended, if it has.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
+        let name = self.program.name.clone();
+        self.child.try_wait().map_err(|source| ProcessError::Watch { name, source })
+    }
+
+    /// Ends the process at once, as a power cut would.
+    pub async fn kill(&mut self) -> Result<(), ProcessError> {
+        let name = self.program.name.clone();
+        self.child.kill().await.map_err(|source| ProcessError::Watch { name, source })
+    }
+
+    /// Asks the process to end by closing its standard input, and kills it if it does not.
+    pub async fn stop(&mut self) -> Result<(), ProcessError> {
+        drop(self.child.stdin.take());
+        match tokio::time::timeout(STOP_WITHIN, self.child.wait()).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(source)) => Err(ProcessError::Watch { name: self.program.name.clone(), source }),
+            Err(_) => self.kill().await,
+        }
+    }
+
+    pub fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+}
+
+/// The last lines of a log, for a person who must find out what happened.
+pub fn last_lines(log: &Path, count: usize) -> String {
+    let tail = || -> io::Result<String> {
+        let mut file = fs::File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(io::SeekFrom::Start(length.saturating_sub(TAIL_BYTES)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES).read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
+        Ok(lines[lines.len().saturating_sub(count)..].join("\n"))
+    };
+    tail().unwrap_or_else(|error| format!("(its log {} cannot be read: {error})", log.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(directory: &Path, script: &str) -> Program {
+        Program {
+            name: "child".into(),
+            executable: "/bin/sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+            environment: vec![("WORD".into(), "hello".into())],
+            log: directory.join("logs").join("log.txt"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_child_logs_and_its_end_is_noticed() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut process = program(directory.path(), "echo $WORD; echo bad >&2; exit 3").start().unwrap();
+        let status = loop {
+            if let Some(status) = process.ended().unwrap() {
+                break status;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        assert_eq!(status.code(), Some(3));
+        assert_eq!(last_lines(&process.program.log, 5), "hello\nbad");
+        assert_eq!(last_lines(&process.program.log, 1), "bad");
+    }
+
+    #[tokio::test]
+    async fn a_child_that_reads_to_the_end_stops_when_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut process = program(directory.path(), "cat; echo done").start().unwrap();
+        assert!(process.ended().unwrap().is_none());
+        process.stop().await.unwrap();
+        assert_eq!(last_lines(&process.program.log, 1), "done");
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_started_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = Program { executable: "/no/such/program".into(), ..program(directory.path(), "") };
+        let error = missing.start().unwrap_err().to_string();
+        assert!(error.contains("/no/such/program"), "{error}");
+    }
+}

@@ -1,0 +1,265 @@
+//! `localnet up`: data, directory, network, and then a table until it is over.
+
+use crate::{
+    defaults,
+    layout::{Claimed, Plan},
+    network::Network,
+    observe::Observer,
+    report::Report,
+    setup::{self, Wanted},
+    table::Display,
+};
+use anyhow::{Context as _, bail};
+use chain_client::Chain;
+use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
+use seat::program;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// Between two looks at the network.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long the chain may be silent before the network is given up.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Up {
+    /// Keep the network in this directory, or go on with the one that is there. Without it, a temporary one is used and removed.
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// Stop once so many windows are fixed. Without it: until Ctrl-C.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub windows: Option<u32>,
+    /// Train on the text in this directory instead of the default text.
+    #[arg(long, value_name = "DIR")]
+    pub text: Option<PathBuf>,
+    /// Write what it came to as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    #[arg(long, value_name = "N", default_value_t = defaults::MINERS, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub miners: u16,
+    #[arg(long, value_name = "N", default_value_t = defaults::VALIDATORS, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub validators: u16,
+    /// Time between two blocks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = defaults::BLOCK_MILLIS, value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub block_millis: u64,
+    /// Blocks of a window in which miners train.
+    #[arg(long, value_name = "BLOCKS", default_value_t = defaults::TRAIN_BLOCKS, value_parser = clap::value_parser!(u32).range(4..=10_000))]
+    pub train_blocks: u32,
+    /// Blocks by which finality trails the newest block.
+    #[arg(long, value_name = "BLOCKS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub finality_lag: u32,
+    /// Port of the chain's JSON-RPC. Without it: a free one.
+    #[arg(long, value_name = "PORT")]
+    pub chain_port: Option<u16>,
+    /// Port of the S3 server. Without it: a free one.
+    #[arg(long, value_name = "PORT")]
+    pub store_port: Option<u16>,
+    /// Plain lines instead of the table.
+    #[arg(long)]
+    pub plain: bool,
+}
+
+/// Runs a network from nothing, or from its directory, to its end.
+pub async fn run(up: Up) -> anyhow::Result<()> {
+    if let Some(report) = &up.report {
+        writable(report)?;
+    }
+    // The directory first: a refused one should not cost a minute of preparing data.
+    let temporary;
+    let directory = match &up.dir {
+        Some(directory) => directory.clone(),
+        None => {
+            temporary = tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?;
+            temporary.path().join("network")
+        }
+    };
+    let mut claimed = Claimed::claim(&directory)?;
+    let executable = std::env::current_exe().context("could not find this program's own file")?;
+    let mut network = Network::new(claimed.path(), executable);
+
+    let ended = tokio::select! {
+        ended = live(&up, &mut claimed, &mut network) => ended,
+        () = program::told_to_stop() => bail_quietly(),
+    };
+    network.stop().await;
+    match ended {
+        Ok(()) => Ok(()),
+        Err(error) if error.is::<StoppedEarly>() => {
+            println!("stopped before the network was up");
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Ctrl-C before there is anything to report.
+#[derive(Debug, thiserror::Error)]
+#[error("stopped")]
+struct StoppedEarly;
+
+fn bail_quietly() -> anyhow::Result<()> {
+    Err(StoppedEarly.into())
+}
+
+async fn live(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<()> {
+    let (plan, chain) = match claimed.plan.clone() {
+        Some(plan) => resume(network, plan).await?,
+        None => make(up, claimed, network).await?,
+    };
+    let dataset = {
+        let directory = plan.dataset.clone();
+        tokio::task::spawn_blocking(move || Dataset::open(&directory, None)).await??
+    };
+    let unigram_loss = tokio::task::spawn_blocking(move || dataset.unigram_loss()).await??;
+    for seat in &plan.seats {
+        network.start_seat(seat)?;
+    }
+    let place = match &up.dir {
+        Some(_) => format!("kept in {}", claimed.path().display()),
+        None => "temporary: --dir DIR keeps a network".into(),
+    };
+    println!("network up: chain {}, store {}; {place}", plan.chain_url(), plan.store_url());
+
+    let mut observer = network.observer(&plan, &*chain).await?;
+    let display = Display::open(up.plain, plan.seats.len())?;
+    let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss).await;
+
+    let report = Report::new(&observer, unigram_loss, since);
+    println!("{}", report.summary());
+    if let Some(path) = &up.report {
+        replica::files::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
+        println!("report: {}", path.display());
+    }
+    ended
+}
+
+/// Shows the network until enough windows are fixed, Ctrl-C, or the end of a process. Returns how long it has been since the first window
+/// opened.
+async fn watch(
+    up: &Up,
+    network: &mut Network,
+    chain: &Arc<dyn Chain>,
+    observer: &mut Observer,
+    mut display: Display,
+    unigram_loss: f64,
+) -> (anyhow::Result<()>, Duration) {
+    let mut first_window = None;
+    let mut last_heard = Instant::now();
+    let already = u32::try_from(observer.outcomes.len()).unwrap_or(u32::MAX);
+    let mut stop = std::pin::pin!(program::told_to_stop());
+    let ended = loop {
+        match observer.look(&**chain).await {
+            Ok(()) => last_heard = Instant::now(),
+            Err(error) if PATIENCE < last_heard.elapsed() => break Err(error.into()),
+            Err(_) => {}
+        }
+        if first_window.is_none() && observer.current.is_some() {
+            first_window = Some(Instant::now());
+        }
+        if let Err(error) = display.show(observer, unigram_loss) {
+            break Err(error.into());
+        }
+        // A child's death is said before anything that follows from it.
+        match network.died() {
+            Ok(None) => {}
+            Ok(Some(died)) => break Err(died.into()),
+            Err(error) => break Err(error.into()),
+        }
+        let enough = up.windows.is_some_and(|windows| already.saturating_add(windows) <= judged_windows(observer));
+        if enough {
+            break Ok(());
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = &mut stop => break Ok(()),
+        }
+    };
+    let since = first_window.map_or(Duration::ZERO, |since: Instant| since.elapsed());
+    if let Err(error) = display.close() {
+        tracing::debug!(%error, "could not restore the terminal");
+    }
+    (ended, since)
+}
+
+/// Windows that are fixed, and whose model everyone has been seen to hold. The last one counts once the validators have had the time of
+/// a window to judge it, so that the report is whole.
+fn judged_windows(observer: &Observer) -> u32 {
+    observer.windows()
+}
+
+async fn make(
+    up: &Up,
+    claimed: &mut Claimed,
+    network: &mut Network,
+) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
+    let dataset = prepare(up.text.clone()).await?;
+    let mut params = defaults::params(up.finality_lag);
+    params.schedule = defaults::schedule(up.train_blocks, up.finality_lag);
+    let wanted = Wanted {
+        miners: up.miners,
+        validators: up.validators,
+        block_millis: up.block_millis,
+        finality_lag: up.finality_lag,
+        chain_port: up.chain_port,
+        store_port: up.store_port,
+        store_admin: false,
+        dataset,
+        params,
+        spec: defaults::spec(),
+    };
+    setup::set_up(claimed, network, &wanted, &mut |what| println!("{what} …")).await
+}
+
+/// Goes on with a network: its chain and store first, with the ports it was made with.
+async fn resume(network: &mut Network, plan: Plan) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
+    println!("going on with the network in {} …", network.directory.display());
+    let chain = network.start_chain(&plan).await?;
+    network.start_store(&plan).await?;
+    Ok((plan, chain))
+}
+
+/// The data, prepared once and kept in the user's cache. Returns its directory.
+pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let source = match text {
+        Some(directory) => Source::directory(directory),
+        None => Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name))),
+    };
+    let options = PrepareOptions {
+        tokenizer: TokenizerChoice::Train { vocab: u32::try_from(defaults::VOCABULARY)? },
+        seq_len: u32::try_from(defaults::SEQUENCE)?,
+        shard_bytes: 16 << 20,
+        held_out_sequences_min: 512,
+        ..PrepareOptions::new(source, Place::CacheUnder(cache_directory()?))
+    };
+    let prepared = tokio::task::spawn_blocking(move || {
+        let mut last = String::new();
+        dataset::prepare(options, &mut |progress| {
+            let line = progress.to_string();
+            if line != last {
+                println!("data: {line}");
+                last = line;
+            }
+        })
+    });
+    Ok(prepared.await?.context("could not prepare the data")?.directory)
+}
+
+fn cache_directory() -> anyhow::Result<PathBuf> {
+    let from = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let Some(cache) = from("XDG_CACHE_HOME").or_else(|| Some(from("HOME")?.join(".cache"))) else {
+        bail!("there is no place for prepared data: set HOME or XDG_CACHE_HOME");
+    };
+    Ok(cache.join("mettle").join("datasets"))
+}
+
+/// A report that cannot be written should be known before the network has run for an hour.
+fn writable(path: &Path) -> anyhow::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !parent.is_dir() {
+        bail!("the report cannot be written: {} is no directory", parent.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! From whatever a node holds to the model of the window that is open: one fixed outcome after the other.
+//!
+//! Miners and validators follow alike. A validator must also keep the merge-side buffer, so where it has not merged a window itself it
+//! merges it afterwards from the same contributions; where those are gone, it goes on without the buffer, which means without a vote,
+//! until the next checkpoint.
+
+use crate::{
+    checkpoint::{self, CheckpointError},
+    mirrors::Mirrors,
+    spec::RunSpec,
+    state::ModelState,
+};
+use bytes::Bytes;
+use chain_client::{Chain, ChainError};
+use protocol::{
+    Digest, RunId, Uid, Window,
+    contribution::Schema,
+    keys, lineage, merge,
+    submission::{self, Expected, Fault, Submission, VerifiedSubmission},
+    view::{Outcome, RunView, SeatView, Vote, WindowView},
+};
+use std::{collections::BTreeMap, sync::Arc};
+use store::{Fetch, Limits, fetch::NobodyHadIt};
+
+/// Brings a [`ModelState`] forward.
+pub struct Follower {
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<dyn Fetch>,
+    pub run: RunView,
+    pub spec: RunSpec,
+    pub schema: Schema,
+    /// Whether to keep the merge-side buffer: validators do.
+    pub keeps_buffer: bool,
+    /// Where among the mirrors to begin, so that nodes spread over them.
+    pub turn: usize,
+}
+
+/// What a validator made of a window itself, waiting for the window to be fixed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnMerge {
+    pub window: Window,
+    pub digest: Digest,
+    /// The update's exact bytes.
+    pub bytes: Bytes,
+    /// The merge-side buffer after it.
+    pub buffer: Vec<f32>,
+    /// The model after it.
+    pub theta: Vec<f32>,
+    pub inputs: Vec<Uid>,
+}
+
+/// What one step forward was.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Followed {
+    /// The window is not fixed yet.
+    Waiting,
+    /// The state is now that of the next window.
+    Advanced { outcome: Outcome },
+    /// The state was too far behind to walk, and was replaced by the latest checkpoint.
+    Rejoined,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    #[error("could not read the chain")]
+    Chain(#[from] ChainError),
+    #[error("could not fetch the merged update of window {}", window.0)]
+    Update { window: Window, source: NobodyHadIt },
+    #[error("the update of window {} has the voted digest but cannot be read; two thirds of the stake voted for nonsense", window.0)]
+    BadUpdate { window: Window, source: merge::UpdateError },
+    #[error("could not join from a checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error("the model that the run's seed gives has root {made}, the chain says {expected}: this release initialises differently")]
+    Genesis { made: Digest, expected: Digest },
+    #[error("the run's model has an impossible shape")]
+    Shape(#[from] model::ConfigError),
+    #[error("our lineage of window {} is {ours}, the chain's is {chain}: this state belongs to another history; remove it to join afresh", window.0)]
+    Diverged { window: Window, ours: Digest, chain: Digest },
+}
+
+/// Why a merge could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnMergeError {
+    #[error("the selected contribution of uid {uid} is not at hand")]
+    Contribution { uid: Uid },
+    #[error("the selection cannot be merged")]
+    Merge(#[from] merge::MergeError),
+    #[error("the merge-side buffer is not at hand")]
+    NoBuffer,
+}
+
+impl Follower {
+    /// The state to start from where there is none: the latest checkpoint, or `θ_0`.
+    pub async fn join(&self) -> Result<ModelState, FollowError> {
+        // Read afresh: the run's checkpoint moves.
+        let run = self.chain.run(self.run.id).await?;
+        let Some(checkpoint) = run.checkpoint else { return self.genesis() };
+        let seats = self.chain.seats(run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &run.origin, self.turn);
+        let values = self.schema.values();
+        Ok(checkpoint::fetch(&*self.fetch, &mirrors, run.id, &checkpoint, values, self.keeps_buffer).await?)
+    }
+
+    /// `θ_0`, made from the run's seed and checked against the root on the chain.
+    fn genesis(&self) -> Result<ModelState, FollowError> {
+        let theta = model::init_flat(&self.spec.model, self.spec.seed)?;
+        let made = lineage::weights_root(&theta);
+        if made != self.run.theta0 {
+            return Err(FollowError::Genesis { made, expected: self.run.theta0 });
+        }
+        let mut state = ModelState::genesis(self.run.id, &self.run.params, &self.run.manifest, theta);
+        if !self.keeps_buffer {
+            state.buffer = None;
+        }
+        Ok(state)
+    }
+
+    /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
+    /// a crash is harmless: the state is saved by the caller, and outcomes never change.
+    pub async fn step(&self, state: &mut ModelState, own: Option<OwnMerge>) -> Result<Followed, FollowError> {
+        let window = state.window;
+        let Some(view) = self.chain.window(self.run.id, window).await? else {
+            return self.rejoin_if_behind(state).await;
+        };
+        if view.lineage != state.lineage {
+            return Err(FollowError::Diverged { window, ours: state.lineage, chain: view.lineage });
+        }
+        let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
+        match outcome {
+            Outcome::Void(_) => state.void(),
+            Outcome::Merged(vote) => self.take_update(state, &view, vote, own).await?,
+        }
+        Ok(Followed::Advanced { outcome })
+    }
+
+    /// Repairs the state where a checkpoint fixed for its window says that it differs (PROT-20). Returns the pieces replaced.
+    pub async fn check(&self, state: &mut ModelState) -> Result<usize, FollowError> {
+        let run = self.chain.run(self.run.id).await?;
+        let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == state.window) else {
+            return Ok(0);
+        };
+        // A validator knows at once; a miner holds no buffer and asks for the manifest.
+        if state.state_root() == Some(checkpoint.state_root) {
+            return Ok(0);
+        }
+        let seats = self.chain.seats(run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &run.origin, self.turn);
+        let values = self.schema.values();
+        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, run.id, &checkpoint, values).await?;
+        if self.keeps_buffer && state.buffer.is_none() {
+            // The checkpoint is where a validator that lost its buffer gets it back.
+            *state = checkpoint::fetch(&*self.fetch, &mirrors, run.id, &checkpoint, values, true).await?;
+            return Ok(0);
+        }
+        if state.lineage != checkpoint.lineage {
+            let (ours, chain) = (state.lineage, checkpoint.lineage);
+            return Err(FollowError::Diverged { window: state.window, ours, chain });
+        }
+        Ok(checkpoint::repair(&*self.fetch, &mirrors, state, &manifest).await?)
+    }
+
+    async fn take_update(
+        &self,
+        state: &mut ModelState,
+        view: &WindowView,
+        vote: Vote,
+        own: Option<OwnMerge>,
+    ) -> Result<(), FollowError> {
+        let window = state.window;
+        let own = own.filter(|own| own.window == window && own.digest == vote.update);
+        let seats = self.chain.seats(self.run.id).await?;
+        let bytes = match &own {
+            Some(own) => own.bytes.clone(),
+            None => self.fetch_update(view, &seats, &vote).await?,
+        };
+        let params = &self.run.params;
+        let (_, update) =
+            merge::read_update(&bytes, &self.schema, params.merge_density, self.run.id, window, state.lineage)
+                .map_err(|source| FollowError::BadUpdate { window, source })?;
+        let buffer = match own {
+            Some(own) => Some(own.buffer),
+            None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
+            None => None,
+        };
+        state.merged(&self.schema, params.outer_rate.get(), &vote.update, &update, buffer);
+        Ok(())
+    }
+
+    async fn fetch_update(&self, view: &WindowView, seats: &[SeatView], vote: &Vote) -> Result<Bytes, FollowError> {
+        let voters: Vec<Uid> =
+            view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
+        let mirrors = Mirrors::validators(seats, &voters, &self.run.origin, self.turn);
+        let places = usize::from(self.run.params.places) + usize::from(self.run.params.reserve_places);
+        let largest = merge::largest_update(&self.schema, self.run.params.merge_density, places);
+        let limits = Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX));
+        let key = keys::update(self.run.id, view.window, &vote.update);
+        mirrors
+            .get(&*self.fetch, &key, &vote.update, &limits)
+            .await
+            .map_err(|source| FollowError::Update { window: view.window, source })
+    }
+
+    /// The buffer after a window that this node did not merge in time, or `None` where it cannot be had any more.
+    async fn merge_afterwards(
+        &self,
+        state: &ModelState,
+        view: &WindowView,
+        seats: &[SeatView],
+        vote: &Vote,
+    ) -> Option<Vec<f32>> {
+        let selection = view.selection.as_ref()?;
+        let mut contributions = BTreeMap::new();
+        for selected in &selection.selected {
+            match self.fetch_contribution(view, seats, selected.uid, &selected.digest).await {
+                Ok((_, submission)) => contributions.insert(selected.uid, submission),
+                Err(error) => {
+                    let uid = selected.uid.0;
+                    tracing::warn!(window = view.window.0, uid, %error, "cannot merge afterwards: no vote until the next checkpoint");
+                    return None;
+                }
+            };
+        }
+        let own = match self.merge(state, view, &contributions) {
+            Ok(own) => own,
+            Err(error) => {
+                tracing::warn!(window = view.window.0, %error, "cannot merge afterwards: no vote until the next checkpoint");
+                return None;
+            }
+        };
+        if own.digest != vote.update {
+            tracing::error!(
+                window = view.window.0, ours = %own.digest, voted = %vote.update,
+                "our merge differs from the one voted: no vote until the next checkpoint"
+            );
+            return None;
+        }
+        Some(own.buffer)
+    }
+
+    /// Merges the selected contributions (PROT-17, PROT-18). Pure: the same on every node.
+    pub fn merge(
+        &self,
+        state: &ModelState,
+        view: &WindowView,
+        contributions: &BTreeMap<Uid, VerifiedSubmission>,
+    ) -> Result<OwnMerge, OwnMergeError> {
+        let selected = view.selection.as_ref().map(|selection| &selection.selected[..]).unwrap_or_default();
+        let mut inputs = Vec::with_capacity(selected.len());
+        for choice in selected {
+            let uid = choice.uid;
+            let submission = contributions.get(&uid).ok_or(OwnMergeError::Contribution { uid })?;
+            inputs.push(merge::Input { uid, update: &submission.update });
+        }
+        let params = &self.run.params;
+        let mut buffer = state.buffer.clone().ok_or(OwnMergeError::NoBuffer)?;
+        let body = merge::merge(&self.schema, params.merge_rule, params.merge_density, &inputs, &mut buffer)?;
+        let header = merge::UpdateHeader {
+            codec: protocol::PROTOCOL_VERSION,
+            run: self.run.id,
+            window: view.window,
+            base: state.lineage,
+            schema: self.schema.digest(),
+            density: params.merge_density,
+            inputs: selected.to_vec(),
+        };
+        let bytes = Bytes::from(merge::seal_update(&header, &body));
+        let update = protocol::contribution::decode(&self.schema, params.merge_density, &body)
+            .expect("what the encoder wrote, the decoder reads");
+        let mut theta = state.theta.clone();
+        merge::apply(&self.schema, &mut theta, &update, params.outer_rate.get());
+        let inputs = selected.iter().map(|choice| choice.uid).collect();
+        Ok(OwnMerge { window: view.window, digest: Digest::of(&bytes), bytes, buffer, theta, inputs })
+    }
+
+    /// One committed contribution, from the miner or from whoever attested to it (PROT-15), checked in full.
+    pub async fn fetch_contribution(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        uid: Uid,
+        digest: &Digest,
+    ) -> Result<(Bytes, VerifiedSubmission), ContributionError> {
+        let seat = seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
+        let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
+        let mirrors = Mirrors::seat_then(seat, attesters);
+        let limits = self.contribution_limits();
+        let key = keys::contribution(self.run.id, view.window, digest);
+        let bytes = mirrors.get(&*self.fetch, &key, digest, &limits).await?;
+        let submission = self.verify(view, seat, digest, &bytes)?;
+        Ok((bytes, submission))
+    }
+
+    /// The most that a contribution may weigh, known before a byte is fetched (PROT-8).
+    pub fn contribution_limits(&self) -> Limits {
+        let largest = submission::largest_bytes(&self.schema, self.run.params.density);
+        Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX))
+    }
+
+    /// Climbs the ladder from bytes to a contribution that may be merged (PROT-8, PROT-9).
+    pub fn verify(
+        &self,
+        view: &WindowView,
+        seat: &SeatView,
+        digest: &Digest,
+        bytes: &[u8],
+    ) -> Result<VerifiedSubmission, Fault> {
+        let expected = Expected {
+            run: self.run.id,
+            window: view.window,
+            uid: seat.id.uid,
+            hotkey: seat.hotkey,
+            base: view.lineage,
+            schema: &self.schema,
+            density: self.run.params.density,
+            sequences_per_seat: self.run.params.sequences_per_seat,
+            digest: *digest,
+        };
+        Submission::read(bytes)?.verify(&expected)
+    }
+
+    /// The chain no longer tells of our window, or has not opened it yet.
+    async fn rejoin_if_behind(&self, state: &mut ModelState) -> Result<Followed, FollowError> {
+        let run = self.chain.run(self.run.id).await?;
+        let behind = run.checkpoint.is_some_and(|checkpoint| state.window < checkpoint.window);
+        if !behind {
+            return Ok(Followed::Waiting);
+        }
+        tracing::info!(held = state.window.0, "too far behind to walk: joining from the latest checkpoint");
+        *state = self.join().await?;
+        Ok(Followed::Rejoined)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ContributionError {
+    #[error("uid {uid} has no seat")]
+    NoSeat { uid: Uid },
+    #[error(transparent)]
+    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows from it.
+pub async fn run_and_spec(
+    chain: &dyn Chain,
+    fetch: &dyn Fetch,
+    run: RunId,
+) -> Result<(RunView, RunSpec), OpenError> {
+    let view = chain.run(run).await?;
+    let seats = chain.seats(run).await?;
+    let mirrors = Mirrors::one(&view.origin).and(Mirrors::validators(&seats, &[], &view.origin, 0));
+    let limits = Limits::for_bytes(crate::spec::SPEC_BYTES_MAX);
+    let bytes = mirrors.get(fetch, &keys::spec(&view.spec), &view.spec, &limits).await?;
+    Ok((view, RunSpec::from_bytes(&bytes)?))
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("could not read the run from the chain")]
+    Chain(#[from] ChainError),
+    #[error("could not fetch the run's specification")]
+    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    Spec(#[from] crate::spec::SpecError),
+}

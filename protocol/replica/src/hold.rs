@@ -1,0 +1,140 @@
+//! Keeps a node's model on disk and up to the window that is open. The loop that both miners and validators turn.
+
+use crate::{
+    follow::{FollowError, Followed, Follower, OwnMerge},
+    journal::{Entry, Journal},
+    state::{ModelState, StateError},
+};
+use chain_client::{ChainError, Head};
+use protocol::{Block, Window};
+use std::{path::PathBuf, sync::Arc, time::Duration};
+use tokio::sync::watch;
+
+/// Between two looks at an outcome that is due, or two tries of a mirror.
+const LOOK_AGAIN: Duration = Duration::from_millis(300);
+
+/// A follower and the state it brings forward.
+pub struct Holder {
+    pub follower: Arc<Follower>,
+    pub state: ModelState,
+    path: PathBuf,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    #[error("lost the chain")]
+    Chain(#[from] ChainError),
+    #[error("lost the model")]
+    Follow(#[from] FollowError),
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
+impl Holder {
+    /// Takes up the saved state, or joins the run. The flag says which: true for a saved one.
+    pub async fn open(
+        follower: Arc<Follower>,
+        path: PathBuf,
+        journal: &mut Journal,
+    ) -> Result<(Holder, bool), HoldError> {
+        let saved = ModelState::load(&path, follower.run.id, follower.schema.values())?;
+        let resumed = saved.is_some();
+        let state = match saved {
+            Some(state) => state,
+            None => loop {
+                match follower.join().await {
+                    Ok(state) => {
+                        state.save(&path)?;
+                        break state;
+                    }
+                    Err(error) if may_pass(&error) => {
+                        tracing::warn!(error = %causes(&error), "cannot join yet, trying again");
+                        tokio::time::sleep(LOOK_AGAIN * 5).await;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            },
+        };
+        journal.write(&Entry::Started { window: state.window, resumed });
+        journal.write(&Entry::Holds { window: state.window, lineage: state.lineage, outcome_before: None });
+        Ok((Holder { follower, state, path }, resumed))
+    }
+
+    /// Walks to the window that is open: one fixed outcome after the other, none skipped. `own` is this node's merge of a window on the
+    /// way, where it made one. Returns whether the state moved.
+    pub async fn to_open_window(
+        &mut self,
+        heads: &mut watch::Receiver<Head>,
+        own: &mut Option<OwnMerge>,
+        journal: &mut Journal,
+    ) -> Result<bool, HoldError> {
+        let mut moved = false;
+        loop {
+            let head = *heads.borrow_and_update();
+            if self.follower.run.params.schedule.window_at(head.block) == Some(self.state.window) {
+                return Ok(moved);
+            }
+            let own = own.take_if(|own| own.window <= self.state.window);
+            match self.follower.step(&mut self.state, own).await {
+                Ok(Followed::Advanced { outcome }) => {
+                    let repaired = self.follower.check(&mut self.state).await?;
+                    if 0 < repaired {
+                        journal.write(&Entry::Repaired { window: self.state.window, pieces: repaired });
+                    }
+                    self.state.save(&self.path)?;
+                    moved = true;
+                    let (window, lineage) = (self.state.window, self.state.lineage);
+                    tracing::info!(window = window.0, %lineage, ?outcome, "holds the model");
+                    journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
+                }
+                Ok(Followed::Rejoined) => {
+                    self.state.save(&self.path)?;
+                    moved = true;
+                    let (window, lineage) = (self.state.window, self.state.lineage);
+                    journal.write(&Entry::Holds { window, lineage, outcome_before: None });
+                }
+                Ok(Followed::Waiting) => wait_a_little(heads).await?,
+                // No mirror has it yet, or the chain is away for a moment: nothing is skipped meanwhile.
+                Err(error) if may_pass(&error) => {
+                    tracing::warn!(window = self.state.window.0, error = %causes(&error), "cannot follow yet, trying again");
+                    wait_a_little(heads).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    pub fn window(&self) -> Window {
+        self.state.window
+    }
+}
+
+fn may_pass(error: &FollowError) -> bool {
+    matches!(error, FollowError::Update { .. } | FollowError::Checkpoint(_))
+}
+
+/// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
+pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
+    heads.wait_for(|head| block < head.block).await.map_err(|_| ChainError::Stopped { part: "head follower" })?;
+    Ok(())
+}
+
+/// Waits for the next finalised block, but not for long.
+pub async fn wait_a_little(heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
+    match tokio::time::timeout(LOOK_AGAIN, heads.changed()).await {
+        Ok(Err(_)) => Err(ChainError::Stopped { part: "head follower" }),
+        Ok(Ok(())) | Err(_) => Ok(()),
+    }
+}
+
+/// An error with its sources, on one line.
+pub fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

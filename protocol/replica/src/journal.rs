@@ -1,0 +1,136 @@
+//! What a node did, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for reports.
+//!
+//! The journal is a record, not state: nothing is decided by it, and losing it loses nothing but the record.
+
+use protocol::{Digest, Uid, Window, view::Outcome};
+use serde::{Deserialize, Serialize};
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+/// One thing that happened. The JSON form is stable: fields are added, never renamed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Entry {
+    /// The process started, from a saved state or afresh.
+    Started { window: Window, resumed: bool },
+    /// The model of `window` is held.
+    Holds { window: Window, lineage: Digest, outcome_before: Option<Outcome> },
+    /// A miner trained.
+    Trained { window: Window, sequences: u32, loss_first: f64, loss_last: f64, train_seconds: f64 },
+    /// A miner's commitment is in a finalised block.
+    Committed { window: Window, digest: Digest, bytes: u64 },
+    /// A miner's bytes are up.
+    Uploaded { window: Window, bytes: u64 },
+    /// A miner could not take part in the window.
+    Missed { window: Window, reason: String },
+    /// A validator attested.
+    Attested { window: Window, valid: Vec<Uid>, faulty: Vec<SeatFault>, not_observed: Vec<SeatFault> },
+    /// A validator merged and voted.
+    Voted { window: Window, update: Digest, bytes: u64, inputs: Vec<Uid> },
+    /// A validator could not vote.
+    Abstained { window: Window, reason: String },
+    /// A validator judged the window's contributions.
+    Judged { window: Window, held_out_loss: f64, seats: Vec<SeatJudged>, evaluate_seconds: f64 },
+    /// A validator posted its weights.
+    Posted { epoch: u32, weights: Vec<(Uid, u16)> },
+    /// The state differed from the fixed checkpoint and was repaired (PROT-20).
+    Repaired { window: Window, pieces: usize },
+    /// Bytes moved so far, since the process started.
+    Traffic { window: Window, bytes_up: u64, bytes_down: u64 },
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeatFault {
+    pub uid: Uid,
+    /// One word for counting, such as `wrong-digest`.
+    pub label: String,
+    pub reason: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SeatJudged {
+    pub uid: Uid,
+    /// Mean loss taken away on the common sequences, nats per token; `None` for a fault.
+    pub common_gain: Option<f64>,
+    /// The same on the seat's own sequences.
+    pub own_gain: Option<f64>,
+    pub rating: f64,
+    pub uncertainty: f64,
+    /// The own-data mark, from −1 to 1.
+    pub mark: f64,
+    pub score: f64,
+    pub weight: u16,
+    pub reasons: Vec<String>,
+}
+
+/// Appends entries to a file of one JSON object a line.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: fs::File,
+}
+
+impl Journal {
+    pub fn open(path: &Path) -> io::Result<Journal> {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        let file = fs::OpenOptions::new().create(true).append(true).open(path)?;
+        Ok(Journal { path: path.to_owned(), file })
+    }
+
+    /// Writes one line. A journal that cannot be written is worth a warning, not a stop: the work goes on.
+    pub fn write(&mut self, entry: &Entry) {
+        let mut line = serde_json::to_vec(entry).expect("an entry is plain data");
+        line.push(b'\n');
+        if let Err(error) = self.file.write_all(&line) {
+            tracing::warn!(path = %self.path.display(), %error, "could not write to the journal");
+        }
+    }
+}
+
+/// Entries of a journal from byte `offset` on, and the offset behind the last whole line. Lines that this release does not know
+/// are passed over, so that a newer node's journal can still be read.
+pub fn read_from(path: &Path, offset: u64) -> io::Result<(Vec<Entry>, u64)> {
+    use std::io::{Read as _, Seek as _};
+    let mut file = match fs::File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok((Vec::new(), offset)),
+        Err(error) => return Err(error),
+    };
+    file.seek(io::SeekFrom::Start(offset))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    let whole = bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |last| last + 1);
+    let entries = bytes[..whole]
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    Ok((entries, offset.saturating_add(u64::try_from(whole).unwrap_or(u64::MAX))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_journal_is_read_line_by_line_and_never_half_a_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.jsonl");
+        let mut journal = Journal::open(&path).unwrap();
+        let entry = Entry::Uploaded { window: Window(2), bytes: 7 };
+        journal.write(&entry);
+        let (entries, offset) = read_from(&path, 0).unwrap();
+        assert_eq!(entries, [entry.clone()]);
+
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"event\":\"upl").unwrap();
+        assert_eq!(read_from(&path, offset).unwrap(), (vec![], offset));
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"?\"}\n").unwrap();
+        journal.write(&entry);
+        assert_eq!(read_from(&path, offset).unwrap().0, [entry], "an unknown line is passed over");
+        assert_eq!(read_from(&directory.path().join("none"), 5).unwrap(), (vec![], 5));
+    }
+}

@@ -1,0 +1,184 @@
+//! What a node holds when a window opens, and the only two ways it changes: an update that the chain fixed, or none.
+
+use crate::files::{self, FileError};
+use codec::{Decode, DecodeAll as _, Encode};
+use protocol::{
+    Digest, RunId, RunParams, Window,
+    contribution::{Schema, Sparse},
+    lineage, merge,
+};
+use std::path::Path;
+
+/// `θ_w` and what belongs to it (PROT-17 to PROT-20).
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelState {
+    pub run: RunId,
+    /// The window that opens with this model.
+    pub window: Window,
+    /// `lineage_w`.
+    pub lineage: Digest,
+    /// `θ_w`: all tensors of the schema, one after the other, row-major.
+    pub theta: Vec<f32>,
+    /// The merge-side error-feedback buffer, as long as `theta`. Validators need it to merge; a miner holds none, and neither does
+    /// a validator that joined between two checkpoints.
+    pub buffer: Option<Vec<f32>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum StateError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error("the saved model is not in the form this release writes; remove it to join afresh")]
+    Format(#[source] codec::Error),
+    #[error("the saved model belongs to run {found}, not to run {expected}; use another directory")]
+    OtherRun { found: RunId, expected: RunId },
+    #[error("the saved model has {found} values, the run's has {expected}; use another directory")]
+    OtherShape { found: usize, expected: usize },
+}
+
+/// The form on disk. `f32`s travel as bits, so that a NaN would survive to be found.
+#[derive(Encode, Decode)]
+struct Saved {
+    version: u16,
+    run: RunId,
+    window: Window,
+    lineage: Digest,
+    theta: Vec<u32>,
+    buffer: Option<Vec<u32>>,
+}
+
+impl ModelState {
+    /// `θ_0`, with an empty buffer (PROT-19).
+    pub fn genesis(run: RunId, params: &RunParams, manifest: &Digest, theta: Vec<f32>) -> ModelState {
+        let root = lineage::weights_root(&theta);
+        ModelState {
+            run,
+            window: Window::FIRST,
+            lineage: lineage::genesis(params, manifest, &root),
+            buffer: Some(vec![0.0; theta.len()]),
+            theta,
+        }
+    }
+
+    /// The window was fixed as merged: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18, PROT-19).
+    /// `buffer` is the one after the merge, where this node has computed it.
+    pub fn merged(
+        &mut self,
+        schema: &Schema,
+        rate: f32,
+        digest: &Digest,
+        update: &Sparse,
+        buffer: Option<Vec<f32>>,
+    ) {
+        merge::apply(schema, &mut self.theta, update, rate);
+        self.lineage = lineage::next(&self.lineage, digest);
+        self.buffer = buffer;
+        self.window = self.window.next();
+    }
+
+    /// The window was fixed as void: model, buffer and lineage stay as they were (PROT-19).
+    pub fn void(&mut self) {
+        self.window = self.window.next();
+    }
+
+    pub fn weights_root(&self) -> Digest {
+        lineage::weights_root(&self.theta)
+    }
+
+    /// What validators vote at checkpoint windows (PROT-20); `None` without the buffer.
+    pub fn state_root(&self) -> Option<Digest> {
+        let buffer = self.buffer.as_ref()?;
+        Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer)))
+    }
+
+    /// Writes the state so that a crash at any moment leaves a whole one.
+    pub fn save(&self, path: &Path) -> Result<(), StateError> {
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
+        let saved = Saved {
+            version: 1,
+            run: self.run,
+            window: self.window,
+            lineage: self.lineage,
+            theta: bits(&self.theta),
+            buffer: self.buffer.as_deref().map(bits),
+        };
+        Ok(files::write_sealed(path, saved.encode())?)
+    }
+
+    /// Reads a saved state; `None` if there is none.
+    pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
+        let Some(bytes) = files::read_sealed(path)? else { return Ok(None) };
+        let saved = Saved::decode_all(&mut &bytes[..]).map_err(StateError::Format)?;
+        if saved.run != run {
+            return Err(StateError::OtherRun { found: saved.run, expected: run });
+        }
+        let buffer_values = saved.buffer.as_ref().map_or(values, Vec::len);
+        for found in [saved.theta.len(), buffer_values] {
+            if found != values {
+                return Err(StateError::OtherShape { found, expected: values });
+            }
+        }
+        let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect::<Vec<f32>>();
+        Ok(Some(ModelState {
+            run,
+            window: saved.window,
+            lineage: saved.lineage,
+            theta: floats(saved.theta),
+            buffer: saved.buffer.map(floats),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::contribution::{self, TensorSpec};
+
+    fn schema() -> Schema {
+        Schema::new(vec![TensorSpec { name: "w".into(), shape: vec![8, 8] }]).unwrap()
+    }
+
+    fn state() -> ModelState {
+        let params = RunParams::default();
+        ModelState::genesis(RunId(3), &params, &Digest::of(b"manifest"), (0..64).map(|i| i as f32).collect())
+    }
+
+    #[test]
+    fn a_void_window_leaves_model_buffer_and_lineage_as_they_were() {
+        let before = state();
+        let mut after = before.clone();
+        after.void();
+        assert_eq!(after.window, Window(1));
+        assert_eq!(ModelState { window: before.window, ..after }, before);
+    }
+
+    #[test]
+    fn a_merged_window_moves_the_model_and_the_lineage() {
+        let schema = schema();
+        let density = protocol::params::Density(4096);
+        let body = contribution::encode(&schema, density, &[0.5; 64]).unwrap();
+        let update = contribution::decode(&schema, density, &body).unwrap();
+        let mut after = state();
+        let digest = Digest::of(&body);
+        after.merged(&schema, 1.0, &digest, &update, None);
+        assert_eq!(after.window, Window(1));
+        assert_eq!(after.lineage, lineage::next(&state().lineage, &digest));
+        assert_eq!(after.theta[5], 4.5);
+        assert_eq!(after.state_root(), None);
+    }
+
+    #[test]
+    fn a_saved_state_reads_back_bit_for_bit_and_only_for_its_run() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state");
+        assert!(ModelState::load(&path, RunId(3), 64).unwrap().is_none());
+        let mut state = state();
+        state.theta[0] = -0.0;
+        state.save(&path).unwrap();
+        let read = ModelState::load(&path, RunId(3), 64).unwrap().unwrap();
+        assert_eq!(read.theta[0].to_bits(), (-0.0f32).to_bits());
+        assert_eq!(read, state);
+        assert!(matches!(ModelState::load(&path, RunId(4), 64), Err(StateError::OtherRun { .. })));
+        assert!(matches!(ModelState::load(&path, RunId(3), 65), Err(StateError::OtherShape { .. })));
+    }
+}

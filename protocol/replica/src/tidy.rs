@@ -1,0 +1,50 @@
+//! Old objects leave the bucket window by window, long after anyone can want them.
+
+use protocol::{RunId, Window, keys};
+use store::Store;
+
+/// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator that was away would
+/// want to merge afterwards (PROT-15, PROT-20).
+const WINDOWS_KEPT: u32 = 64;
+/// Windows between two tidyings.
+const EVERY: u32 = 8;
+/// Objects of one window looked at.
+const LISTED_MAX: usize = 1_000;
+
+/// Now and then, removes what this seat published for windows that are long past. What fails stays where it is.
+pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
+    if !now.0.is_multiple_of(EVERY) {
+        return;
+    }
+    let end = now.0.saturating_sub(WINDOWS_KEPT);
+    for window in end.saturating_sub(EVERY)..end {
+        let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else { continue };
+        for key in listing.entries.iter().filter_map(store::Entry::key) {
+            if let Err(error) = store.delete(&key).await {
+                tracing::debug!(%key, %error, "could not remove an old object");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::Digest;
+    use store::MemoryStore;
+
+    #[tokio::test]
+    async fn old_windows_leave_and_recent_ones_stay() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let (old, recent) = (keys::update(RunId(0), Window(3), &digest), keys::update(RunId(0), Window(9), &digest));
+        for key in [&old, &recent] {
+            store.put(key, b"bytes".to_vec().into()).await.unwrap();
+        }
+        tidy(&store, RunId(0), Window(71)).await;
+        assert!(store.head(&old).await.is_ok(), "not every window is worth a look");
+        tidy(&store, RunId(0), Window(72)).await;
+        assert!(store.head(&old).await.unwrap_err().is_not_found());
+        assert!(store.head(&recent).await.is_ok());
+    }
+}

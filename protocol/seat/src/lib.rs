@@ -1,0 +1,11 @@
+#![doc = include_str!("../README.md")]
+
+pub mod create;
+pub mod open;
+pub mod program;
+pub mod settings;
+pub mod verbs;
+
+pub use open::{Opened, open};
+pub use settings::{Flags, Settings};
+pub use verbs::Verb;

@@ -1,0 +1,128 @@
+//! Everything a program has in hand before its first window.
+
+use crate::settings::Settings;
+use anyhow::{Context as _, bail};
+use chain_client::{
+    Chain, Expectations, SubxtChain,
+    keys::{Key, KeyPassword, Prompt},
+};
+use dataset::Dataset;
+use protocol::{
+    Role,
+    view::{RunView, SeatView},
+};
+use replica::{Follower, Journal, RunSpec};
+use std::sync::Arc;
+use store::{Credentials, Fetch, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
+
+pub struct Opened {
+    pub key: Key,
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<HttpFetcher>,
+    /// The node's own bucket.
+    pub store: Arc<dyn Store>,
+    pub seat: SeatView,
+    pub spec: RunSpec,
+    pub dataset: Arc<Dataset>,
+    pub follower: Arc<Follower>,
+    pub journal: Journal,
+}
+
+impl Opened {
+    pub fn run(&self) -> &RunView {
+        &self.follower.run
+    }
+
+    /// Bytes moved so far: up into our bucket, down from everyone's.
+    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send> {
+        let (store, fetch) = (self.store.clone(), self.fetch.clone());
+        Box::new(move || {
+            let (own, fetched) = (store.traffic(), fetch.traffic());
+            (own.up_bytes, own.down_bytes.saturating_add(fetched.down_bytes))
+        })
+    }
+}
+
+/// Opens the key named in the settings; asks for its password only if there is somebody to ask.
+pub fn key(settings: &Settings) -> anyhow::Result<Key> {
+    let password_file = settings.password_file.as_deref();
+    let key = settings.key.open(|path| {
+        KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once)
+    });
+    key.with_context(|| format!("could not open the key {}", settings.key))
+}
+
+/// Connects to the chain, with a key to sign with where one is given.
+pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
+    let chain = SubxtChain::connect(url, key, Expectations::default()).await?;
+    Ok(Arc::new(chain))
+}
+
+/// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
+pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
+    std::fs::create_dir_all(&settings.directory)
+        .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
+    let key = key(settings)?;
+    let hotkey = key.hotkey();
+    let chain = self::chain(&settings.chain, Some(key.clone())).await?;
+    let run = chain.run(settings.run).await?;
+
+    let seats = chain.seats(run.id).await?;
+    let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
+        bail!(
+            "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
+            key.address(), run.id, settings.key
+        );
+    };
+    if seat.role != role {
+        bail!("uid {} in run {} is a {}'s seat, not a {role}'s", seat.id.uid, run.id, seat.role);
+    }
+
+    let Some(bucket) = &settings.store else {
+        bail!("no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file");
+    };
+    let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
+    let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
+    let store: Arc<dyn Store> = Arc::new(store);
+
+    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
+    let fetch = Arc::new(HttpFetcher::new(policy)?);
+    let any_fetch: Arc<dyn Fetch> = fetch.clone();
+    let (run, spec) = replica::follow::run_and_spec(&*chain, &*any_fetch, run.id).await?;
+
+    let dataset = match &settings.dataset {
+        Some(directory) => {
+            let directory = directory.clone();
+            tokio::task::spawn_blocking(move || Dataset::open(&directory, Some(run.manifest))).await??
+        }
+        None => {
+            let directory = settings.directory.join("dataset");
+            replica::data::fetch_dataset(&*any_fetch, &run, &directory).await?
+        }
+    };
+
+    let schema = spec.schema()?;
+    let follower = Follower {
+        chain: chain.clone(),
+        fetch: any_fetch,
+        run,
+        spec: spec.clone(),
+        schema,
+        keeps_buffer: role == Role::Validator,
+        turn: usize::from(seat.id.uid.0),
+    };
+    let journal_path = settings.directory.join("journal.jsonl");
+    let journal = Journal::open(&journal_path)
+        .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
+    Ok(Opened {
+        key,
+        chain,
+        fetch,
+        store,
+        seat,
+        spec,
+        dataset: Arc::new(dataset),
+        follower: Arc::new(follower),
+        journal,
+    })
+}

@@ -1,0 +1,192 @@
+//! Settings, read once: a TOML file, the environment, and flags, the later ones winning.
+
+use anyhow::{Context as _, bail};
+use chain_client::keys::KeySource;
+use protocol::RunId;
+use serde::{Deserialize, Serialize};
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+};
+
+/// What the file may say. A key that is not here is an error, not a typo to find later.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    pub chain: Option<String>,
+    pub run: Option<u32>,
+    /// A key file, or a development key such as `//Alice`.
+    pub key: Option<String>,
+    pub password_file: Option<PathBuf>,
+    /// Where the node keeps its model, its snapshot and its journal.
+    pub directory: Option<PathBuf>,
+    /// A prepared dataset on this machine. Without it, the run's own is fetched into `directory`.
+    pub dataset: Option<PathBuf>,
+    pub device: Option<String>,
+    pub store: Option<StoreFile>,
+    pub train: Option<TrainFile>,
+    pub serve: Option<ServeFile>,
+}
+
+/// The node's own bucket.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoreFile {
+    pub endpoint: String,
+    pub bucket: String,
+    pub access_key: String,
+    /// The secret, or better `secret_key_file`, or the variable METTLE_STORE_SECRET.
+    pub secret_key: Option<String>,
+    pub secret_key_file: Option<PathBuf>,
+}
+
+/// A miner's own choices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainFile {
+    /// Sequences in one step; the run's recipe where absent.
+    pub batch_sequences: Option<usize>,
+    pub learning_rate: Option<f64>,
+    /// Blocks before the commit deadline at which training stops.
+    pub commit_margin_blocks: Option<u32>,
+}
+
+/// A validator's own choices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServeFile {
+    /// Contributions evaluated in one window, at most.
+    pub evaluations_max: Option<usize>,
+    /// Held-out sequences on which the model is reported.
+    pub held_out_sequences: Option<u64>,
+}
+
+/// Flags that every verb shares. Each overrides the file's value of the same name.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Flags {
+    /// Settings file (TOML).
+    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
+    pub chain: Option<String>,
+    /// The run to take part in.
+    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
+    pub run: Option<u32>,
+    /// The hotkey: a key file, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
+    /// A file whose first line is the key's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// Where the node keeps its model, its snapshot and its journal.
+    #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY")]
+    pub directory: Option<PathBuf>,
+    /// A prepared dataset on this machine.
+    #[arg(long, value_name = "DIR")]
+    pub dataset: Option<PathBuf>,
+    /// What to compute on: cpu, or cuda:0 where built with it.
+    #[arg(long, value_name = "DEVICE")]
+    pub device: Option<String>,
+}
+
+/// The same, checked. Built once in `main`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    pub chain: String,
+    pub run: RunId,
+    pub key: KeySource,
+    pub password_file: Option<PathBuf>,
+    pub directory: PathBuf,
+    pub dataset: Option<PathBuf>,
+    pub device: String,
+    pub store: Option<StoreFile>,
+    pub train: TrainFile,
+    pub serve: ServeFile,
+}
+
+/// Where a node listens by default when it is the user's own machine.
+pub const DEFAULT_CHAIN: SocketAddr =
+    SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9944);
+
+impl Settings {
+    /// Reads the file that the flags name, if any, and lays the flags over it.
+    pub fn read(flags: &Flags) -> anyhow::Result<Settings> {
+        let file = match &flags.config {
+            Some(path) => parse(path)?,
+            None => File::default(),
+        };
+        Settings::checked(file, flags)
+    }
+
+    fn checked(file: File, flags: &Flags) -> anyhow::Result<Settings> {
+        let Some(key) = flags.key.clone().or(file.key) else {
+            bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file");
+        };
+        let key = key.parse().with_context(|| format!("`{key}` is no key"))?;
+        Ok(Settings {
+            chain: flags.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            run: RunId(flags.run.or(file.run).unwrap_or(0)),
+            key,
+            password_file: flags.password_file.clone().or(file.password_file),
+            directory: flags.directory.clone().or(file.directory).unwrap_or_else(|| PathBuf::from("mettle-data")),
+            dataset: flags.dataset.clone().or(file.dataset),
+            device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
+            store: file.store,
+            train: file.train.unwrap_or_default(),
+            serve: file.serve.unwrap_or_default(),
+        })
+    }
+}
+
+fn parse(path: &Path) -> anyhow::Result<File> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("could not read the settings file {}", path.display()))?;
+    toml::from_str(&text).with_context(|| format!("{} is not a settings file of ours", path.display()))
+}
+
+impl StoreFile {
+    /// The secret, from wherever the file says it is.
+    pub fn secret(&self) -> anyhow::Result<String> {
+        if let Some(path) = &self.secret_key_file {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("could not read the store's secret from {}", path.display()))?;
+            return Ok(text.trim().to_owned());
+        }
+        if let Some(secret) = &self.secret_key {
+            return Ok(secret.clone());
+        }
+        std::env::var("METTLE_STORE_SECRET")
+            .context("no secret for the store: set METTLE_STORE_SECRET, or `secret_key_file` under [store]")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flag_wins_over_the_file_and_a_typo_is_refused() {
+        let file: File = toml::from_str("chain = \"ws://a\"\nkey = \"//Alice\"\nrun = 3").unwrap();
+        let flags = Flags { chain: Some("ws://b".into()), ..Flags::default() };
+        let settings = Settings::checked(file, &flags).unwrap();
+        assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
+        assert_eq!(settings.device, "cpu");
+
+        assert!(toml::from_str::<File>("chian = \"ws://a\"").is_err());
+        assert!(toml::from_str::<File>("[train]\nbatch = 3").is_err());
+    }
+
+    #[test]
+    fn without_a_key_the_message_says_how_to_give_one() {
+        let error = Settings::checked(File::default(), &Flags::default()).unwrap_err().to_string();
+        assert!(error.contains("--key"), "{error}");
+    }
+
+    #[test]
+    fn a_missing_settings_file_is_named() {
+        let flags = Flags { config: Some("/no/such/miner.toml".into()), ..Flags::default() };
+        let error = Settings::read(&flags).unwrap_err().to_string();
+        assert!(error.contains("/no/such/miner.toml"), "{error}");
+    }
+}

@@ -1,0 +1,101 @@
+//! From the selection to a vote: the selected contributions, merged, in our own bucket (PROT-15 to PROT-20).
+
+use crate::gather::Contribution;
+use protocol::{
+    Uid, Window, keys,
+    submission::VerifiedSubmission,
+    view::{SeatView, Vote, WindowView},
+};
+use replica::{
+    Follower, ModelState, causes, checkpoint,
+    follow::{ContributionError, OwnMerge, OwnMergeError},
+};
+use std::{collections::BTreeMap, sync::Arc};
+use store::{Store, StoreError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum AggregateError {
+    #[error("could not get the selected contribution of uid {uid}")]
+    Contribution { uid: Uid, source: ContributionError },
+    #[error(transparent)]
+    Merge(#[from] OwnMergeError),
+    #[error("our bucket did not take the merged update")]
+    Put(#[from] StoreError),
+}
+
+/// Puts attested contributions into our bucket under their own names, so that a miner cannot show its bytes to us alone (PROT-15).
+pub async fn mirror(
+    store: &dyn Store,
+    follower: &Follower,
+    window: Window,
+    contributions: &BTreeMap<Uid, Contribution>,
+) -> Result<(), StoreError> {
+    for contribution in contributions.values() {
+        let key = keys::contribution(follower.run.id, window, &contribution.digest);
+        store.put(&key, contribution.bytes.clone()).await?;
+    }
+    Ok(())
+}
+
+/// The submissions of everyone selected: those at hand, and the rest from whoever attested to them.
+pub async fn selected(
+    follower: &Follower,
+    view: &WindowView,
+    seats: &[SeatView],
+    at_hand: &BTreeMap<Uid, Contribution>,
+) -> Result<BTreeMap<Uid, VerifiedSubmission>, AggregateError> {
+    let mut submissions = BTreeMap::new();
+    for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
+        let uid = selected.uid;
+        let submission = match at_hand.get(&uid).filter(|held| held.digest == selected.digest) {
+            Some(held) => VerifiedSubmission::clone(&held.submission),
+            None => {
+                let fetched = follower.fetch_contribution(view, seats, uid, &selected.digest).await;
+                fetched.map_err(|source| AggregateError::Contribution { uid, source })?.1
+            }
+        };
+        submissions.insert(uid, submission);
+    }
+    Ok(submissions)
+}
+
+/// Merges on a thread of its own: it is the longest computation that others wait for.
+pub async fn merge(
+    follower: Arc<Follower>,
+    state: ModelState,
+    view: WindowView,
+    submissions: BTreeMap<Uid, VerifiedSubmission>,
+) -> Result<OwnMerge, OwnMergeError> {
+    let merged = tokio::task::spawn_blocking(move || follower.merge(&state, &view, &submissions)).await;
+    match merged {
+        Ok(merged) => merged,
+        Err(died) => std::panic::resume_unwind(died.into_panic()),
+    }
+}
+
+/// Puts the update where everyone looks for it, and says what to vote. The upload comes first: a vote for bytes that nobody can fetch
+/// would leave everyone behind.
+pub async fn publish(
+    store: &dyn Store,
+    follower: &Follower,
+    own: &OwnMerge,
+) -> Result<Vote, StoreError> {
+    store.put(&keys::update(follower.run.id, own.window, &own.digest), own.bytes.clone()).await?;
+    let state_root = follower.run.params.is_checkpoint(own.window).then(|| {
+        let weights = protocol::lineage::weights_root(&own.theta);
+        protocol::lineage::state_root(&weights, &protocol::lineage::weights_root(&own.buffer))
+    });
+    Ok(Vote { update: own.digest, state_root })
+}
+
+/// Publishes the checkpoint that was fixed for the model we hold, if there is one. What fails is said: others hold it too.
+pub async fn publish_checkpoint(store: &dyn Store, state: &ModelState) {
+    match checkpoint::publish(store, state).await {
+        Ok(published) => {
+            tracing::info!(window = published.window.0, state_root = %published.state_root, "published the checkpoint");
+        }
+        Err(error) => {
+            tracing::warn!(window = state.window.0, error = %causes(&error), "could not publish the checkpoint");
+        }
+    }
+}

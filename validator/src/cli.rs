@@ -1,0 +1,110 @@
+//! The command line: settings in, a serving validator out.
+
+use crate::{salt::Salts, serve::Validator};
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+use model::{DeviceChoice, Evaluator};
+use protocol::Role;
+use replica::Holder;
+use seat::{Flags, Settings, Verb, create::CreateRun, program};
+use std::process::ExitCode;
+
+/// Judges contributions by what they do to the loss, merges the best, and votes.
+#[derive(Debug, Parser)]
+#[command(name = "validator", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Seat(Verb),
+    /// Serve window after window, until Ctrl-C.
+    Serve(Serve),
+    /// Start a run.
+    #[command(subcommand)]
+    Run(RunCommand),
+}
+
+#[derive(Debug, Subcommand)]
+enum RunCommand {
+    /// Publish a model's shape, its data and its first weights, and open the run on the chain.
+    Create(Box<CreateRun>),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub flags: Flags,
+    /// Stop after so many windows.
+    #[arg(long, value_name = "N")]
+    pub windows: Option<u32>,
+    /// Stop when standard input closes.
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
+}
+
+/// Runs the program named by this process's arguments.
+pub fn main() -> ExitCode {
+    exit(Cli::parse())
+}
+
+/// Runs the program as if it had been started with `arguments`, the program's name first.
+pub fn main_with(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+    exit(Cli::parse_from(arguments))
+}
+
+fn exit(cli: Cli) -> ExitCode {
+    program::run_to_exit(run(cli))
+}
+
+async fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Seat(verb) => seat::verbs::run(Role::Validator, verb).await,
+        Command::Run(RunCommand::Create(create)) => seat::create::run(*create).await,
+        Command::Serve(serve) => {
+            if serve.with_parent {
+                program::end_with_parent();
+            }
+            let settings = Settings::read(&serve.flags)?;
+            tokio::select! {
+                done = self::serve(settings, serve.windows) => done,
+                () = program::told_to_stop() => {
+                    tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
+                    Ok(())
+                }
+            }
+        }
+    }
+}
+
+async fn serve(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<()> {
+    let mut opened = seat::open(&settings, Role::Validator).await?;
+    let traffic = opened.traffic();
+    let device = DeviceChoice::parse(&settings.device)?;
+    let standings = crate::serve::load_standings(&settings.directory)?;
+    let path = settings.directory.join("model.state");
+    let (holder, _) = Holder::open(opened.follower.clone(), path, &mut opened.journal).await?;
+    let evaluator = Evaluator::new(&opened.spec.model, device, &holder.state.theta)
+        .context("could not make the evaluator")?;
+    tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
+
+    let validator = Validator {
+        holder,
+        store: opened.store,
+        dataset: opened.dataset,
+        evaluator: Some(evaluator),
+        salts: Salts::new(&opened.key.signing_key().to_bytes()),
+        seat: opened.seat,
+        standings,
+        directory: settings.directory,
+        journal: opened.journal,
+        evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
+        held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
+        traffic,
+        windows_max,
+    };
+    Ok(validator.serve().await?)
+}

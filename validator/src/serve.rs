@@ -1,0 +1,475 @@
+//! One window of a validator, top to bottom: gather, attest, merge, vote; evaluate, judge, post. What waits is here; what decides is in
+//! [`gauntlet`](crate::gauntlet), in `protocol`, and on the chain.
+
+use crate::{
+    aggregator,
+    evaluate::{self, EvaluateError, Job, Measurements},
+    gather::{self, Contribution, Gathered},
+    gauntlet::{self, Standings},
+    salt::Salts,
+};
+use chain_client::{Call, ChainError, Head};
+use dataset::Dataset;
+use model::Evaluator;
+use protocol::{
+    Block, Schedule, Uid, Window,
+    assign::{self, Assignment},
+    view::{Outcome, SeatView, Verdict, WindowView},
+};
+use replica::{
+    Entry, Follower, HoldError, Holder, Journal, causes,
+    files::{self, FileError},
+    follow::OwnMerge,
+    journal::{SeatFault, SeatJudged},
+    wait_past,
+};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use store::Store;
+use tokio::{sync::watch, task::JoinHandle};
+
+/// Blocks before the end of a window at which an evaluation is no longer waited for.
+const LAST_CALL_BLOCKS: u32 = 3;
+
+/// Everything a validator is made of. Time comes from the chain's heads; store, chain and data are given.
+pub struct Validator {
+    pub holder: Holder,
+    pub store: Arc<dyn Store>,
+    pub dataset: Arc<Dataset>,
+    /// The device and model on which contributions are judged; away while an evaluation runs.
+    pub evaluator: Option<Evaluator>,
+    pub salts: Salts,
+    pub seat: SeatView,
+    pub standings: Standings,
+    pub directory: PathBuf,
+    pub journal: Journal,
+    /// Contributions evaluated in one window, at most (PROT-28).
+    pub evaluations_max: usize,
+    /// Held-out sequences on which the model is reported.
+    pub held_out_sequences: u64,
+    /// Bytes moved, up and down, so far.
+    pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
+    /// Stop after so many windows; `None`: never.
+    pub windows_max: Option<u32>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("lost the chain")]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    Hold(#[from] HoldError),
+    #[error("could not keep the standings")]
+    Standings(#[from] FileError),
+    #[error("the saved standings are not in the form this release writes; remove them to rate everyone afresh")]
+    StandingsFormat(#[from] serde_json::Error),
+    #[error("the evaluation failed")]
+    Evaluate(#[from] EvaluateError),
+    #[error("the thread that evaluates died")]
+    EvaluatorDied(#[source] tokio::task::JoinError),
+    #[error("this seat was given to somebody else at block {registered_at}; register again")]
+    SeatLost { registered_at: Block },
+}
+
+/// An evaluation on its way.
+struct Evaluation {
+    view: WindowView,
+    seats: Vec<SeatView>,
+    /// `t` of every valid contribution that we hold.
+    trained: BTreeMap<Uid, u32>,
+    handle: JoinHandle<(Evaluator, Result<Measurements, EvaluateError>)>,
+}
+
+impl Validator {
+    /// Serves window after window until the process is stopped or something is lost that it cannot go on without. Every step may be run
+    /// twice: after a crash the window is simply served again.
+    pub async fn serve(mut self) -> Result<(), ServeError> {
+        let mut heads = self.follower().chain.heads();
+        let mut own: Option<OwnMerge> = None;
+        let mut evaluation: Option<Evaluation> = None;
+        let mut served = 0;
+        loop {
+            // Follow.
+            if self.holder.to_open_window(&mut heads, &mut own, &mut self.journal).await? {
+                self.publish_if_checkpoint().await?;
+            }
+            let window = self.holder.window();
+            self.traffic_entry(window);
+            if self.windows_max.is_some_and(|max| max <= served) {
+                return Ok(());
+            }
+            served += 1;
+            self.still_ours().await?;
+
+            // Gather.
+            let schedule = self.schedule();
+            wait_past(&mut heads, schedule.commit_deadline(window)).await?;
+            let Some(view) = self.view(window).await? else { continue };
+            let seats = self.follower().chain.seats(self.follower().run.id).await?;
+            let gathered = self.gather(&view, &seats, &heads).await;
+
+            // Attest.
+            self.attest(&view, &gathered).await?;
+
+            // Merge and vote.
+            wait_past(&mut heads, schedule.attest_deadline(window)).await?;
+            let Some(view) = self.view(window).await? else { continue };
+            if let Err(reason) = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own).await? {
+                tracing::warn!(window = window.0, reason, "no vote");
+                self.journal.write(&Entry::Abstained { window, reason });
+            }
+
+            // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
+            if let Some(running) = evaluation.take() {
+                evaluation = self.judge_if_done(running).await?;
+            }
+            if evaluation.is_none() {
+                evaluation = self.start_evaluation(&view, &seats, gathered.valid).await?;
+            }
+            wait_past(&mut heads, schedule.vote_deadline(window)).await?;
+            let last_call = Block(schedule.opens_at(window.next()).0.saturating_sub(LAST_CALL_BLOCKS));
+            if let Some(running) = evaluation.take() {
+                evaluation = self.judge_by(running, &mut heads, last_call).await?;
+            }
+
+            // Post.
+            self.post_weights_if_due(window).await?;
+            replica::tidy(&*self.store, self.follower().run.id, window).await;
+        }
+    }
+
+    async fn gather(&self, view: &WindowView, seats: &[SeatView], heads: &watch::Receiver<Head>) -> Gathered {
+        let reveal_by = self.schedule().reveal_deadline(view.window);
+        gather::gather(self.follower(), view, seats, heads, reveal_by).await
+    }
+
+    /// Says on the chain what was seen, after making sure that others can see it too (PROT-14, PROT-15). The salt of the next window is
+    /// committed with it (PROT-2).
+    async fn attest(&mut self, view: &WindowView, gathered: &Gathered) -> Result<(), ServeError> {
+        let window = view.window;
+        if view.attested.contains(&self.seat.id.uid) {
+            return Ok(());
+        }
+        let mut not_observed = gathered.not_observed.clone();
+        let mirrored = aggregator::mirror(&*self.store, self.follower(), window, &gathered.valid).await;
+        let mut verdicts: Vec<(Uid, Verdict)> = Vec::new();
+        match mirrored {
+            Ok(()) => verdicts.extend(gathered.valid.keys().map(|uid| (*uid, Verdict::Valid))),
+            // What we could not put where others find it, we cannot vouch for. Our trouble, no fault of theirs.
+            Err(error) => {
+                let reason = format!("our bucket did not take its bytes: {}", causes(&error));
+                not_observed.extend(gathered.valid.keys().map(|uid| (*uid, reason.clone())));
+            }
+        }
+        verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
+        verdicts.sort_by_key(|(uid, _)| *uid);
+
+        let run = self.follower().run.id;
+        let next_salt = self.salts.commitment(run, window.next());
+        let call = Call::Attest { run, window, verdicts: verdicts.clone(), next_salt };
+        if let Err(reason) = self.submit(call).await? {
+            self.journal.write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
+            return Ok(());
+        }
+        let faulty = gathered.faulty.iter().map(|(uid, fault)| SeatFault {
+            uid: *uid,
+            label: fault.label().to_owned(),
+            reason: fault.to_string(),
+        });
+        let not_observed = not_observed.into_iter().map(|(uid, reason)| SeatFault {
+            uid,
+            label: "not-observed".to_owned(),
+            reason,
+        });
+        let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).map(|(uid, _)| *uid);
+        self.journal.write(&Entry::Attested {
+            window,
+            valid: valid.collect(),
+            faulty: faulty.collect(),
+            not_observed: not_observed.collect(),
+        });
+        Ok(())
+    }
+
+    /// Merges what the chain selected, puts it where everyone finds it, and votes its digest (PROT-16 to PROT-20). An `Err` inside says
+    /// why there is no vote; the window may still be merged by the others.
+    async fn merge_and_vote(
+        &mut self,
+        view: &WindowView,
+        seats: &[SeatView],
+        at_hand: &BTreeMap<Uid, Contribution>,
+        own: &mut Option<OwnMerge>,
+    ) -> Result<Result<(), String>, ServeError> {
+        let window = view.window;
+        if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
+            return Ok(Err("nothing was selected".into()));
+        }
+        if self.holder.state.buffer.is_none() {
+            return Ok(Err("without the merge-side buffer until the next checkpoint".into()));
+        }
+        let submissions = match aggregator::selected(self.follower(), view, seats, at_hand).await {
+            Ok(submissions) => submissions,
+            Err(error) => return Ok(Err(causes(&error))),
+        };
+        let state = self.holder.state.clone();
+        let merged = aggregator::merge(self.holder.follower.clone(), state, view.clone(), submissions).await;
+        let merged = match merged {
+            Ok(merged) => merged,
+            Err(error) => return Ok(Err(causes(&error))),
+        };
+        let vote = match aggregator::publish(&*self.store, self.follower(), &merged).await {
+            Ok(vote) => vote,
+            Err(error) => return Ok(Err(format!("our bucket did not take the update: {}", causes(&error)))),
+        };
+        let (digest, bytes, inputs) = (merged.digest, merged.bytes.len(), merged.inputs.clone());
+        *own = Some(merged);
+
+        // A predecessor of ours may have voted before it was killed: one vote a window, whatever happens in between.
+        if view.votes.iter().any(|(uid, _)| *uid == self.seat.id.uid) {
+            return Ok(Ok(()));
+        }
+        let run = self.follower().run.id;
+        if let Err(reason) = self.submit(Call::Vote { run, window, vote }).await? {
+            return Ok(Err(format!("vote refused: {reason}")));
+        }
+        let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+        tracing::info!(window = window.0, update = %digest, bytes, contributions = inputs.len(), "voted");
+        self.journal.write(&Entry::Voted { window, update: digest, bytes, inputs });
+        Ok(Ok(()))
+    }
+
+    /// Starts measuring on a thread of its own.
+    async fn start_evaluation(
+        &mut self,
+        view: &WindowView,
+        seats: &[SeatView],
+        contributions: BTreeMap<Uid, Contribution>,
+    ) -> Result<Option<Evaluation>, ServeError> {
+        let (Some(opening_hash), Some(evaluation_hash)) = (view.opening_hash, view.evaluation_hash) else {
+            return Ok(None);
+        };
+        let Some(mut evaluator) = self.evaluator.take() else { return Ok(None) };
+        let run = &self.follower().run;
+        let salt = self.salts.salt(run.id, view.window);
+        let seed = assign::evaluation_seed(run.id, view.window, &evaluation_hash, &salt);
+        let assignment = Assignment {
+            run: run.id,
+            window: view.window,
+            opening_hash,
+            slots: &view.slots,
+            cursor: view.cursor,
+            sequences_per_seat: run.params.sequences_per_seat,
+            training_sequences: self.dataset.training_sequences(),
+        };
+        let candidates: Vec<_> =
+            seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid)).map(|seat| seat.id).collect();
+        let order = gauntlet::whom_to_evaluate(
+            &seed,
+            view.window,
+            &candidates,
+            &self.standings,
+            self.evaluations_max,
+            run.params.evaluation_wait_max,
+        );
+        let order = order.into_iter().map(|seat| seat.uid).collect();
+        let trained = contributions.iter().map(|(uid, held)| (*uid, held.submission.header.trained)).collect();
+        let theta = self.holder.state.theta.clone();
+        let job =
+            Job::new(theta, run.params, contributions, order, &assignment, seed, self.held_out_sequences);
+        let dataset = self.dataset.clone();
+        let handle = tokio::task::spawn_blocking(move || {
+            let measured = evaluate::measure(&mut evaluator, &dataset, &job);
+            (evaluator, measured)
+        });
+        Ok(Some(Evaluation { view: view.clone(), seats: seats.to_vec(), trained, handle }))
+    }
+
+    /// Judges the evaluation if it is done before `last_call`; otherwise gives it back, still running.
+    async fn judge_by(
+        &mut self,
+        mut evaluation: Evaluation,
+        heads: &mut watch::Receiver<Head>,
+        last_call: Block,
+    ) -> Result<Option<Evaluation>, ServeError> {
+        let done = tokio::select! {
+            done = &mut evaluation.handle => done,
+            waited = wait_past(heads, last_call) => {
+                waited?;
+                let window = evaluation.view.window.0;
+                tracing::info!(window, "the evaluation needs longer than its window: it rolls over");
+                return Ok(Some(evaluation));
+            }
+        };
+        let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
+        self.evaluator = Some(evaluator);
+        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured?).await?;
+        Ok(None)
+    }
+
+    /// Judges an evaluation of an earlier window if it is done by now; otherwise gives it back, still running.
+    async fn judge_if_done(&mut self, evaluation: Evaluation) -> Result<Option<Evaluation>, ServeError> {
+        if !evaluation.handle.is_finished() {
+            return Ok(Some(evaluation));
+        }
+        let (evaluator, measured) = evaluation.handle.await.map_err(ServeError::EvaluatorDied)?;
+        self.evaluator = Some(evaluator);
+        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured?).await?;
+        Ok(None)
+    }
+
+    /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
+    async fn conclude(
+        &mut self,
+        window: Window,
+        seats: &[SeatView],
+        trained: &BTreeMap<Uid, u32>,
+        measured: Measurements,
+    ) -> Result<(), ServeError> {
+        match self.view(window).await? {
+            Some(view) if matches!(view.outcome, Some(Outcome::Merged(_))) => {
+                self.judge(&view, seats, trained, measured)
+            }
+            _ => {
+                self.journal.write(&Entry::Judged {
+                    window,
+                    held_out_loss: measured.held_out_loss,
+                    seats: Vec::new(),
+                    evaluate_seconds: measured.seconds,
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Evidence in, standings and weights out; both on disk before anything is said about them.
+    fn judge(
+        &mut self,
+        view: &WindowView,
+        seats: &[SeatView],
+        trained: &BTreeMap<Uid, u32>,
+        measured: Measurements,
+    ) -> Result<(), ServeError> {
+        let evidence = evaluate::evidence(view, seats, trained, &measured);
+        let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
+        self.standings = verdict.standings;
+        files::write_atomic(&self.directory.join("standings.json"), &serde_json::to_vec(&self.standings)?)?;
+
+        let seats = verdict.reports.iter().map(judged).collect();
+        tracing::info!(
+            window = view.window.0, held_out_loss = measured.held_out_loss,
+            evaluated = measured.seats.len(), seconds = measured.seconds, "judged"
+        );
+        self.journal.write(&Entry::Judged {
+            window: view.window,
+            held_out_loss: measured.held_out_loss,
+            seats,
+            evaluate_seconds: measured.seconds,
+        });
+        Ok(())
+    }
+
+    /// In the last window of an epoch, posts what everyone's work was worth (PROT-26, PROT-30).
+    async fn post_weights_if_due(&mut self, window: Window) -> Result<(), ServeError> {
+        let run = &self.follower().run;
+        let (run, epoch_windows) = (run.id, run.params.epoch_windows);
+        let epoch = window.epoch(epoch_windows);
+        if window.next().epoch(epoch_windows) == epoch {
+            return Ok(());
+        }
+        let weights = gauntlet::weights(&self.standings);
+        if weights.is_empty() {
+            return Ok(());
+        }
+        match self.submit(Call::PostWeights { run, epoch, weights: weights.clone() }).await? {
+            Ok(()) => self.journal.write(&Entry::Posted { epoch, weights }),
+            Err(reason) => tracing::warn!(epoch, reason, "weights refused"),
+        }
+        Ok(())
+    }
+
+    async fn publish_if_checkpoint(&mut self) -> Result<(), ServeError> {
+        let run = self.follower().chain.run(self.follower().run.id).await?;
+        let state = &self.holder.state;
+        if let Some(checkpoint) = run.checkpoint
+            && checkpoint.window == state.window
+            && state.state_root() == Some(checkpoint.state_root)
+        {
+            aggregator::publish_checkpoint(&*self.store, state).await;
+        }
+        Ok(())
+    }
+
+    /// Sends a call. What the chain refuses for good is a reason to be told; what may pass has been tried long enough.
+    async fn submit(&self, call: Call) -> Result<Result<(), String>, ServeError> {
+        match self.follower().chain.submit(call).await {
+            Ok(_) => Ok(Ok(())),
+            Err(error) if !error.is_transient() => Ok(Err(causes(&error))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn view(&self, window: Window) -> Result<Option<WindowView>, ChainError> {
+        self.follower().chain.window(self.follower().run.id, window).await
+    }
+
+    /// Keeps the endpoint current, and notices when the seat went to somebody else.
+    async fn still_ours(&mut self) -> Result<(), ServeError> {
+        let seats = self.follower().chain.seats(self.follower().run.id).await?;
+        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else { return Ok(()) };
+        if seat.hotkey != self.seat.hotkey {
+            return Err(ServeError::SeatLost { registered_at: seat.id.registered_at });
+        }
+        self.seat = seat;
+        Ok(())
+    }
+
+    fn traffic_entry(&mut self, window: Window) {
+        let (bytes_up, bytes_down) = (self.traffic)();
+        self.journal.write(&Entry::Traffic { window, bytes_up, bytes_down });
+    }
+
+    fn follower(&self) -> &Follower {
+        &self.holder.follower
+    }
+
+    fn schedule(&self) -> Schedule {
+        self.holder.follower.run.params.schedule
+    }
+}
+
+/// A report of the gauntlet's, as the journal keeps it.
+fn judged(report: &gauntlet::SeatReport) -> SeatJudged {
+    SeatJudged {
+        uid: report.seat.uid,
+        common_gain: report.common_gain,
+        own_gain: report.own_gain,
+        rating: report.rating_after.mu,
+        uncertainty: report.rating_after.sigma,
+        mark: report.mark_after,
+        score: report.score,
+        weight: report.weight,
+        reasons: reasons(report),
+    }
+}
+
+/// What counted against a seat, in words.
+fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
+    let penalties = report.penalties.iter().map(|penalty| {
+        let (reason, since, left) = (penalty.reason, penalty.since.0, penalty.evaluations_remaining);
+        format!("{reason:?} since window {since}: times {:.2}, {left} evaluations to go", penalty.factor)
+    });
+    let fault = match &report.observed {
+        gauntlet::report::Seen::Faulty { reason } => Some(reason.clone()),
+        _ => None,
+    };
+    fault.into_iter().chain(penalties).collect()
+}
+
+/// The standings that a predecessor left, or none.
+pub fn load_standings(directory: &std::path::Path) -> Result<Standings, ServeError> {
+    let path = directory.join("standings.json");
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Standings::default()),
+        Err(source) => Err(FileError::Read { path, source }.into()),
+    }
+}
