@@ -10,9 +10,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One thing that happened. The JSON form is stable: fields are added, never renamed.
+/// One thing that happened. The JSON form, `{"judged": {…}}`, is stable: fields are added, never renamed.
+///
+/// The event's name stands around its fields and not among them: the chain's libraries switch on a feature of `serde_json` with which
+/// fractions beside a tag cannot be read back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum Entry {
     /// The process started, from a saved state or afresh.
     Started { window: Window, resumed: bool },
@@ -126,11 +129,46 @@ mod tests {
         let (entries, offset) = read_from(&path, 0).unwrap();
         assert_eq!(entries, [entry.clone()]);
 
-        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"event\":\"upl").unwrap();
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"upl").unwrap();
         assert_eq!(read_from(&path, offset).unwrap(), (vec![], offset));
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"?\"}\n").unwrap();
         journal.write(&entry);
         assert_eq!(read_from(&path, offset).unwrap().0, [entry], "an unknown line is passed over");
         assert_eq!(read_from(&directory.path().join("none"), 5).unwrap(), (vec![], 5));
+    }
+
+    #[test]
+    fn fractions_read_back_as_they_were_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.jsonl");
+        let judged = SeatJudged {
+            uid: Uid(3),
+            common_gain: Some(0.020254122433741268),
+            own_gain: None,
+            rating: 32.10108799773595,
+            uncertainty: 7.875991527265293,
+            mark: -0.5,
+            score: 0.0,
+            weight: 65535,
+            reasons: vec!["late".into()],
+        };
+        let entries = [
+            Entry::Judged {
+                window: Window(1),
+                held_out_loss: 5.119938077127043,
+                seats: vec![judged],
+                evaluate_seconds: 0.25,
+            },
+            Entry::Trained {
+                window: Window(1),
+                sequences: 7,
+                loss_first: 6.5,
+                loss_last: 6.0,
+                train_seconds: 1.5,
+            },
+        ];
+        let mut journal = Journal::open(&path).unwrap();
+        entries.iter().for_each(|entry| journal.write(entry));
+        assert_eq!(read_from(&path, 0).unwrap().0, entries);
     }
 }
