@@ -32,12 +32,13 @@ pub fn params(finality_lag: u32) -> RunParams {
     RunParams {
         schedule: schedule(TRAIN_BLOCKS, finality_lag),
         epoch_windows: 2,
-        sequences_per_seat: 512,
+        sequences_per_seat: 1280,
         // A run of a few dozen windows needs a high density: sparse schemes lag by about 1/ρ windows (PROT-18).
         density: Density(512),
-        merge_density: Density(1700),
+        merge_density: Density(1695),
         merge_rule: MergeRule::MeanOverHits,
-        error_feedback_decay: F32Bits::of(0.95),
+        // At 0.95 what was sent windows ago still pulls when the model has moved on: a short run overshoots.
+        error_feedback_decay: F32Bits::of(0.5),
         outer_rate: F32Bits::of(1.0),
         evaluation_fraction: F32Bits::of(0.2),
         evaluation_sequences: 48,

@@ -77,7 +77,9 @@ impl Network {
         let (access_key, secret_key) = plan.origin_keys.clone();
         let mut buckets = vec![(ORIGIN.to_owned(), access_key, secret_key)];
         buckets.extend(
-            plan.seats.iter().map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
+            plan.seats
+                .iter()
+                .map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
         );
         let admin = plan.store_admin.clone();
         let settings = StoreSettings { port: plan.store_port, dir: dir.join("data"), buckets, admin };
@@ -95,8 +97,7 @@ impl Network {
             Role::Miner => "start",
             Role::Validator => "serve",
         };
-        let arguments =
-            [verb.into(), "--config".into(), settings.into_os_string(), "--with-parent".into()];
+        let arguments = [verb.into(), "--config".into(), settings.into_os_string(), "--with-parent".into()];
         self.start(&seat.name, arguments.into())
     }
 
@@ -128,8 +129,10 @@ impl Network {
     /// Stops all processes, the ones that depend on others first.
     pub async fn stop(&mut self) {
         let mut stopping = Vec::new();
-        let (base, seats): (Vec<_>, Vec<_>) =
-            self.processes.drain(..).partition(|process| [CHAIN, STORE].contains(&process.program.name.as_str()));
+        let (base, seats): (Vec<_>, Vec<_>) = self
+            .processes
+            .drain(..)
+            .partition(|process| [CHAIN, STORE].contains(&process.program.name.as_str()));
         for mut process in seats {
             stopping.push(tokio::spawn(async move { process.stop().await }));
         }
@@ -152,7 +155,11 @@ impl Network {
     /// An observer of this network's run and journals.
     pub async fn observer(&self, plan: &Plan, chain: &dyn Chain) -> anyhow::Result<Observer> {
         let journals = plan.seats.iter().map(|seat| {
-            (seat.name.clone(), Uid(seat.uid), self.directory.join(&seat.name).join("data").join("journal.jsonl"))
+            (
+                seat.name.clone(),
+                Uid(seat.uid),
+                self.directory.join(&seat.name).join("data").join("journal.jsonl"),
+            )
         });
         Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?)
     }

@@ -72,6 +72,7 @@ impl Report {
                 paid: seat.earned,
             });
         }
+        seats.sort_by(|left, right| (left.role, &left.name).cmp(&(right.role, &right.name)));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
         let trained: f64 = observer.seen.values().map(|seen| seen.train_seconds).sum();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
@@ -81,7 +82,12 @@ impl Report {
             unigram_loss,
             lineage: observer.lineages.values().map(ToString::to_string).collect(),
             lineage_agreed: observer.lineage_agreed(),
-            void_windows: observer.outcomes.iter().filter(|(_, end)| void(end)).map(|(window, _)| window.0).collect(),
+            void_windows: observer
+                .outcomes
+                .iter()
+                .filter(|(_, end)| void(end))
+                .map(|(window, _)| window.0)
+                .collect(),
             seats,
             bytes_up: observer.seen.values().map(|seen| seen.bytes_up).sum(),
             bytes_down: observer.seen.values().map(|seen| seen.bytes_down).sum(),
@@ -106,10 +112,13 @@ impl Report {
             ));
         }
         for seat in &self.seats {
-            let gain = seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.5}")).unwrap_or_default();
+            let gain =
+                seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.5}")).unwrap_or_default();
             lines.push(format!(
                 "{:<12} weight {:>5}, paid {}{gain}",
-                seat.name, seat.final_weight, chain_client::Amount(seat.paid)
+                seat.name,
+                seat.final_weight,
+                chain_client::Amount(seat.paid)
             ));
         }
         lines.push(format!(

@@ -106,8 +106,10 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     }
     let bytes = std::fs::read(&role.config)
         .with_context(|| format!("could not read the store's settings {}", role.config.display()))?;
-    let settings: StoreSettings = serde_json::from_slice(&bytes).context("the store's settings are damaged")?;
-    let buckets = settings.buckets.iter().map(|(name, access, secret)| BucketConfig::new(name, access, secret));
+    let settings: StoreSettings =
+        serde_json::from_slice(&bytes).context("the store's settings are damaged")?;
+    let buckets =
+        settings.buckets.iter().map(|(name, access, secret)| BucketConfig::new(name, access, secret));
     let config = ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], settings.port)),
         data_dir: Some(settings.dir.clone()),

@@ -76,10 +76,12 @@ pub async fn set_up(
     say("making keys, moving stakes, registering seats");
     let password_path = directory.join("owner.password");
     write_private(&password_path, random_hex(16)?.as_bytes())?;
-    let password = KeyPassword::resolve("the keys of this network", Some(&password_path), None, Prompt::Never)?;
-    for index in 0..plan.seats.len() {
-        let seat = add_seat(&directory, &plan, &owner_chain, &password, &plan.seats[index]).await?;
-        plan.seats[index].uid = seat;
+    let password =
+        KeyPassword::resolve("the keys of this network", Some(&password_path), None, Prompt::Never)?;
+    let registered = plan.seats.iter().map(|seat| add_seat(&directory, &plan, &owner_chain, &password, seat));
+    let uids = futures::future::try_join_all(registered).await?;
+    for (seat, uid) in plan.seats.iter_mut().zip(uids) {
+        seat.uid = uid;
     }
     claimed.write_plan(plan.clone())?;
     Ok((plan, chain))
@@ -136,10 +138,8 @@ fn settings(directory: &Path, plan: &Plan, seat: &SeatPlan, home: &Path) -> File
             secret_key: Some(seat.secret_key.clone()),
             secret_key_file: None,
         }),
-        train: (seat.role == Role::Miner).then(|| TrainFile {
-            commit_margin_blocks: Some(2 + plan.finality_lag),
-            ..TrainFile::default()
-        }),
+        train: (seat.role == Role::Miner)
+            .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
         serve: (seat.role == Role::Validator).then(ServeFile::default),
     }
 }

@@ -1,7 +1,10 @@
 //! The live table on a terminal, and plain lines elsewhere. Both draw the same [`Observer`].
 
 use crate::observe::Observer;
-use protocol::{Phase, Role, Window, view::{Outcome, VoidReason}};
+use protocol::{
+    Phase, Role, Window,
+    view::{Outcome, VoidReason},
+};
 use ratatui::{
     Terminal, TerminalOptions, Viewport,
     backend::{Backend, CrosstermBackend},
@@ -42,14 +45,21 @@ impl Display {
             Display::Plain { windows_said, faults_said, missed_said } => {
                 for fault in &observer.faults[*faults_said..] {
                     let who = observer.name_of(protocol::Uid(fault.uid));
-                    println!("window {:>4}  {} says of {who}: {} ({})", fault.window, fault.by, fault.label, fault.reason);
+                    println!(
+                        "window {:>4}  {} says of {who}: {} ({})",
+                        fault.window, fault.by, fault.label, fault.reason
+                    );
                 }
                 *faults_said = observer.faults.len();
                 for (window, name, reason) in &observer.missed[*missed_said..] {
                     println!("window {:>4}  {name}: {reason}", window.0);
                 }
                 *missed_said = observer.missed.len();
-                while *windows_said < observer.windows() {
+                // A window is said once it is judged, or the next one is fixed.
+                while *windows_said < observer.windows()
+                    && (observer.held_out.contains_key(&Window(*windows_said))
+                        || windows_said.saturating_add(1) < observer.windows())
+                {
                     println!("{}", window_line(observer, Window(*windows_said)));
                     *windows_said += 1;
                 }
@@ -108,7 +118,8 @@ fn draw<B: Backend<Error = io::Error>>(
 ) -> io::Result<()> {
     terminal.draw(|frame| {
         let [head, curve, seats] =
-            Layout::vertical([Constraint::Length(4), Constraint::Length(4), Constraint::Min(3)]).areas(frame.area());
+            Layout::vertical([Constraint::Length(4), Constraint::Length(4), Constraint::Min(3)])
+                .areas(frame.area());
         frame.render_widget(header(observer, unigram_loss), head);
         frame.render_widget(loss_curve(observer).as_sparkline(), curve);
         frame.render_widget(grid(observer), seats);
@@ -129,14 +140,19 @@ fn header(observer: &Observer, unigram_loss: f64) -> Paragraph<'static> {
     let losses = observer.held_out_losses();
     let loss = match (losses.first(), losses.last()) {
         (Some((_, first)), Some((_, last))) => {
-            format!("held-out loss {last:.4} (began at {first:.4}; how often a token occurs: {unigram_loss:.4})")
+            format!(
+                "held-out loss {last:.4} (began at {first:.4}; how often a token occurs: {unigram_loss:.4})"
+            )
         }
         _ => "held-out loss: not measured yet".into(),
     };
     let merge = match (&observer.last_merge, observer.outcomes.iter().next_back()) {
         (Some((window, bytes, inputs)), Some((last, outcome))) => format!(
             "last merge: window {}, {inputs} contributions, {:.1} kB   window {} is {}",
-            window.0, *bytes as f64 / 1e3, last.0, outcome_word(outcome)
+            window.0,
+            *bytes as f64 / 1e3,
+            last.0,
+            outcome_word(outcome)
         ),
         _ => "no window is fixed yet".into(),
     };
@@ -190,7 +206,9 @@ impl Curve {
 
 fn grid(observer: &Observer) -> Grid<'static> {
     let header = ["seat", "committed", "attested", "selected", "score", "weight", "paid", "now"];
-    let rows = observer.seats.iter().map(|seat| {
+    let mut seats: Vec<_> = observer.seats.iter().collect();
+    seats.sort_by_key(|seat| (seat.role, observer.name_of(seat.id.uid)));
+    let rows = seats.into_iter().map(|seat| {
         let uid = seat.id.uid;
         let seen = observer.seen.get(&uid).cloned().unwrap_or_default();
         let miner = seat.role == Role::Miner;
@@ -215,7 +233,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
         Constraint::Length(13),
         Constraint::Length(9),
         Constraint::Length(8),
-        Constraint::Length(13),
+        Constraint::Length(14),
         Constraint::Length(8),
         Constraint::Length(6),
         Constraint::Length(20),
@@ -231,7 +249,8 @@ fn doing_now(observer: &Observer, uid: protocol::Uid, miner: bool) -> String {
     let Some(view) = &observer.current else { return String::new() };
     if miner {
         let committed = view.commitments.iter().any(|(other, _)| *other == uid);
-        let chosen = view.selection.as_ref().is_some_and(|selection| selection.selected.iter().any(|s| s.uid == uid));
+        let chosen =
+            view.selection.as_ref().is_some_and(|selection| selection.selected.iter().any(|s| s.uid == uid));
         let faulty = view.selection.as_ref().is_some_and(|selection| selection.faulty.contains(&uid));
         return match (committed, chosen, faulty) {
             (_, _, true) => "faulty".into(),

@@ -11,7 +11,8 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
-use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
+use dataset::{Dataset, Place, PrepareOptions, Progress, Source, TokenizerChoice};
+use protocol::{Role, Window};
 use seat::program;
 use std::{
     path::{Path, PathBuf},
@@ -148,7 +149,9 @@ async fn watch(
 ) -> (anyhow::Result<()>, Duration) {
     let mut first_window = None;
     let mut last_heard = Instant::now();
-    let already = u32::try_from(observer.outcomes.len()).unwrap_or(u32::MAX);
+    // A network that goes on has windows behind it: they are not counted again.
+    let _ = observer.look(&**chain).await;
+    let already = observer.windows();
     let mut stop = std::pin::pin!(program::told_to_stop());
     let ended = loop {
         match observer.look(&**chain).await {
@@ -168,8 +171,7 @@ async fn watch(
             Ok(Some(died)) => break Err(died.into()),
             Err(error) => break Err(error.into()),
         }
-        let enough = up.windows.is_some_and(|windows| already.saturating_add(windows) <= judged_windows(observer));
-        if enough {
+        if up.windows.is_some_and(|windows| enough(observer, already.saturating_add(windows))) {
             break Ok(());
         }
         tokio::select! {
@@ -184,10 +186,17 @@ async fn watch(
     (ended, since)
 }
 
-/// Windows that are fixed, and whose model everyone has been seen to hold. The last one counts once the validators have had the time of
-/// a window to judge it, so that the report is whole.
-fn judged_windows(observer: &Observer) -> u32 {
-    observer.windows()
+/// Whether `windows` are fixed and judged. The last judgement is waited for, but not beyond the middle of the next window.
+fn enough(observer: &Observer, windows: u32) -> bool {
+    if observer.windows() < windows {
+        return false;
+    }
+    let last = Window(windows.saturating_sub(1));
+    let validators = observer.seats_of(Role::Validator).count();
+    let judged = observer.held_out.get(&last).map_or(0, |losses| losses.len());
+    let schedule = observer.run.params.schedule;
+    let long_past = schedule.opens_at(last.next()).0.saturating_add(schedule.blocks_per_window / 2);
+    validators <= judged || long_past < observer.block.0
 }
 
 async fn make(
@@ -235,12 +244,13 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
         ..PrepareOptions::new(source, Place::CacheUnder(cache_directory()?))
     };
     let prepared = tokio::task::spawn_blocking(move || {
-        let mut last = String::new();
+        let mut said: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
         dataset::prepare(options, &mut |progress| {
-            let line = progress.to_string();
-            if line != last {
-                println!("data: {line}");
-                last = line;
+            // Every new stage, and now and then how far it is.
+            let stage = std::mem::discriminant(&progress);
+            if said.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {
+                println!("data: {progress}");
+                said = Some((stage, Instant::now()));
             }
         })
     });
@@ -248,7 +258,8 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
 }
 
 fn cache_directory() -> anyhow::Result<PathBuf> {
-    let from = |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let from =
+        |variable: &str| std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     let Some(cache) = from("XDG_CACHE_HOME").or_else(|| Some(from("HOME")?.join(".cache"))) else {
         bail!("there is no place for prepared data: set HOME or XDG_CACHE_HOME");
     };

@@ -1,9 +1,9 @@
 //! The command line: settings in, a running miner out.
 
+use crate::prepare::{self, Prepare};
 use crate::run::Miner;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use crate::prepare::{self, Prepare};
 use model::{DeviceChoice, Trainer};
 use protocol::Role;
 use replica::Holder;

@@ -1,8 +1,11 @@
 //! `miner dataset prepare`: text in, a dataset that a run can name out.
 
 use anyhow::Context as _;
-use dataset::{Place, PrepareOptions, Source, TokenizerChoice};
-use std::path::PathBuf;
+use dataset::{Place, PrepareOptions, Progress, Source, TokenizerChoice};
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Prepare {
@@ -44,12 +47,13 @@ pub fn run(prepare: Prepare) -> anyhow::Result<()> {
         shard_bytes: prepare.shard_bytes,
         ..PrepareOptions::new(source, Place::Directory(prepare.out))
     };
-    let mut last = String::new();
+    let mut said: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
     let prepared = dataset::prepare(options, &mut |progress| {
-        let line = progress.to_string();
-        if line != last {
-            eprintln!("{line}");
-            last = line;
+        // Every new stage, and now and then how far it is.
+        let stage = std::mem::discriminant(&progress);
+        if said.is_none_or(|(last, at)| last != stage || Duration::from_secs(1) < at.elapsed()) {
+            eprintln!("{progress}");
+            said = Some((stage, Instant::now()));
         }
     })
     .context("could not prepare the dataset")?;

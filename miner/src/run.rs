@@ -26,7 +26,6 @@ use std::{
 use store::Store;
 use tokio::sync::watch;
 
-
 /// Everything a miner is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Miner {
     pub holder: Holder,
@@ -89,9 +88,10 @@ impl Miner {
         let mut heads = self.holder.follower.chain.heads();
         let mut snapshot = self.take_up_snapshot()?;
         let mut mined = 0;
+        let mut done = None;
         loop {
             // Follow.
-            self.holder.to_open_window(&mut heads, &mut None, &mut self.journal).await?;
+            self.holder.to_open_window(&mut heads, done, &mut None, &mut self.journal).await?;
             let window = self.holder.window();
             self.traffic_entry(window);
             if self.windows_max.is_some_and(|max| max <= mined) {
@@ -109,6 +109,7 @@ impl Miner {
 
             // The window is fixed one block after the vote deadline.
             wait_past(&mut heads, self.schedule().vote_deadline(window)).await?;
+            done = Some(window);
         }
     }
 
@@ -202,8 +203,12 @@ impl Miner {
             return Ok(Err(Missed::NoData));
         }
         tracing::info!(
-            window = window.0, sequences = trained.sequences, steps = trained.steps,
-            loss_first = trained.loss_first, loss_last = trained.loss_last, "trained"
+            window = window.0,
+            sequences = trained.sequences,
+            steps = trained.steps,
+            loss_first = trained.loss_first,
+            loss_last = trained.loss_last,
+            "trained"
         );
         self.journal.write(&Entry::Trained {
             window,
@@ -282,7 +287,11 @@ impl Miner {
         Ok((trained?, theta))
     }
 
-    async fn commit(&mut self, snapshot: &mut Snapshot, pending: &Pending) -> Result<Result<(), Missed>, RunError> {
+    async fn commit(
+        &mut self,
+        snapshot: &mut Snapshot,
+        pending: &Pending,
+    ) -> Result<Result<(), Missed>, RunError> {
         if pending.committed {
             return Ok(Ok(()));
         }
@@ -300,7 +309,12 @@ impl Miner {
         }
         // What was committed leaves the residual, merged or not (PROT-10).
         let body = &pending.bytes[pending.body_at as usize..];
-        compress::spend(&self.follower().schema, self.follower().run.params.density, body, &mut snapshot.residual)?;
+        compress::spend(
+            &self.follower().schema,
+            self.follower().run.params.density,
+            body,
+            &mut snapshot.residual,
+        )?;
         snapshot.pending = Some(Pending { committed: true, ..pending.clone() });
         self.save(snapshot)?;
         let bytes = length(&pending.bytes);
@@ -316,7 +330,9 @@ impl Miner {
     /// Keeps the endpoint current, and notices when the seat went to somebody else.
     async fn still_ours(&mut self) -> Result<(), RunError> {
         let seats = self.follower().chain.seats(self.follower().run.id).await?;
-        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else { return Ok(()) };
+        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else {
+            return Ok(());
+        };
         if seat.hotkey != self.seat.hotkey {
             return Err(RunError::SeatLost { registered_at: seat.id.registered_at });
         }
@@ -353,7 +369,9 @@ impl Miner {
 impl std::fmt::Display for Missed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Missed::NotASlot => f.write_str("the seat is not active yet: it takes part from the next window on"),
+            Missed::NotASlot => {
+                f.write_str("the seat is not active yet: it takes part from the next window on")
+            }
             Missed::TooLate => f.write_str("too little of the window was left"),
             Missed::NoData => f.write_str("not one step was finished before the commit deadline"),
             Missed::Refused(error) => write!(f, "the chain refused the commitment: {}", causes(error)),

@@ -8,24 +8,65 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// A run: one model being trained. Numbered by the chain from 0.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
-    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct RunId(pub u32);
 
 /// A seat in a run. A seat may change hands: what is remembered of it is keyed by [`SeatId`].
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
-    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct Uid(pub u16);
 
 /// One holder's time in a seat: the uid, and the block at which this holder registered it.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
-    TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 pub struct SeatId {
     pub uid: Uid,
@@ -33,8 +74,21 @@ pub struct SeatId {
 }
 
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
-    TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
@@ -44,21 +98,41 @@ pub enum Role {
 
 /// An online signing key: an ed25519 public key, which is also an account of the chain.
 #[derive(
-    Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
 )]
 pub struct Hotkey(pub [u8; 32]);
 
 /// A blake3 digest. Shown and read as 64 lower-case hex digits.
 #[derive(
-    Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
     TypeInfo,
 )]
 pub struct Digest(pub [u8; 32]);
 
 /// An ed25519 signature over `domain ‖ 0x00 ‖ message`.
-#[derive(
-    Clone, Copy, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Signature(pub [u8; 64]);
 
 /// What a signature is for. Two domains never share a signed message, whatever their contents.
@@ -229,10 +303,7 @@ mod tests {
         let signature = sign(&key, Domain::Contribution, b"words");
 
         assert_eq!(verify(&hotkey, Domain::Contribution, b"words", &signature), Ok(()));
-        assert_eq!(
-            verify(&hotkey, Domain::Receipt, b"words", &signature),
-            Err(SignatureError::BadSignature)
-        );
+        assert_eq!(verify(&hotkey, Domain::Receipt, b"words", &signature), Err(SignatureError::BadSignature));
         assert_eq!(
             verify(&hotkey, Domain::Contribution, b"other words", &signature),
             Err(SignatureError::BadSignature)

@@ -10,7 +10,17 @@ use serde::{Deserialize, Serialize};
 pub const CHUNK_VALUES: usize = 4096;
 
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 pub struct RunParams {
@@ -62,15 +72,37 @@ pub struct RunParams {
 
 /// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-    Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct Density(pub u16);
 
 /// What the sum at a coordinate is divided by (PROT-17).
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
@@ -83,7 +115,17 @@ pub enum MergeRule {
 
 /// An `f32` as its bits: exact in storage, and comparable.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 #[serde(from = "f32", into = "f32")]
@@ -91,15 +133,37 @@ pub struct F32Bits(pub u32);
 
 /// Thousandths.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-    Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct Permille(pub u16);
 
 /// How an epoch's pay is shared. The four add up to 1000 (PROT-32).
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 pub struct PayShares {
@@ -161,7 +225,9 @@ impl RunParams {
                 return Err(ParamsError::Rate { name, max });
             }
         }
-        if self.min_contributions > self.reserve_places || self.places.checked_add(self.reserve_places).is_none() {
+        if self.min_contributions > self.reserve_places
+            || self.places.checked_add(self.reserve_places).is_none()
+        {
             return Err(ParamsError::Places);
         }
         if self.quorum.0 == 0 || self.quorum.0 > 1000 {
@@ -273,7 +339,10 @@ mod tests {
         let good = RunParams::default();
         let refused = |params: RunParams| params.validate().unwrap_err();
 
-        assert_eq!(refused(RunParams { epoch_windows: 0, ..good }), ParamsError::Zero { name: "epoch_windows" });
+        assert_eq!(
+            refused(RunParams { epoch_windows: 0, ..good }),
+            ParamsError::Zero { name: "epoch_windows" }
+        );
         assert_eq!(refused(RunParams { density: Density(0), ..good }), ParamsError::Density);
         assert_eq!(refused(RunParams { merge_density: Density(4097), ..good }), ParamsError::Density);
         assert_eq!(

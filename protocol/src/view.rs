@@ -31,7 +31,17 @@ pub struct RunView {
 
 /// The state that everyone holds when `window` opens, fixed by vote (PROT-20).
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 pub struct Checkpoint {
@@ -96,8 +106,20 @@ pub struct Selection {
 }
 
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-    Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 pub struct Vote {
     /// Digest of the merged update's exact bytes (PROT-19).
@@ -108,7 +130,17 @@ pub struct Vote {
 
 /// How a window ended. Fixed one block after `vote_by`, never changed (PROT-19).
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
@@ -118,7 +150,17 @@ pub enum Outcome {
 }
 
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]
@@ -133,7 +175,17 @@ pub enum VoidReason {
 
 /// What a validator says of one committed contribution (PROT-14). A seat it does not name, it did not observe.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 #[serde(rename_all = "kebab-case")]

@@ -9,16 +9,44 @@ use serde::{Deserialize, Serialize};
 
 /// A height of the chain. Not a window: the one road between the two is [`Schedule`].
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
-    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct Block(pub u32);
 
 /// A stretch of blocks in which everyone holds the same model. Counted from the run's first block.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode, DecodeWithMemTracking,
-    MaxEncodedLen, TypeInfo, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
 )]
 #[serde(transparent)]
 pub struct Window(pub u32);
@@ -28,7 +56,17 @@ pub struct Window(pub u32);
 /// The four deadlines are offsets from the window's first block: what is included in a block whose offset is *at most*
 /// the deadline is in time. `0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window`.
 #[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
     Deserialize,
 )]
 pub struct Schedule {
@@ -167,8 +205,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SCHEDULE: Schedule =
-        Schedule { start: Block(10), blocks_per_window: 20, commit_by: 8, reveal_by: 11, attest_by: 14, vote_by: 17 };
+    const SCHEDULE: Schedule = Schedule {
+        start: Block(10),
+        blocks_per_window: 20,
+        commit_by: 8,
+        reveal_by: 11,
+        attest_by: 14,
+        vote_by: 17,
+    };
 
     #[track_caller]
     fn check(block: u32, expected: Option<(u32, Phase)>) {

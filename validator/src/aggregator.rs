@@ -75,11 +75,7 @@ pub async fn merge(
 
 /// Puts the update where everyone looks for it, and says what to vote. The upload comes first: a vote for bytes that nobody can fetch
 /// would leave everyone behind.
-pub async fn publish(
-    store: &dyn Store,
-    follower: &Follower,
-    own: &OwnMerge,
-) -> Result<Vote, StoreError> {
+pub async fn publish(store: &dyn Store, follower: &Follower, own: &OwnMerge) -> Result<Vote, StoreError> {
     store.put(&keys::update(follower.run.id, own.window, &own.digest), own.bytes.clone()).await?;
     let state_root = follower.run.params.is_checkpoint(own.window).then(|| {
         let weights = protocol::lineage::weights_root(&own.theta);

@@ -121,7 +121,11 @@ pub fn measure(
             },
         );
     }
-    Ok(Measurements { held_out_loss: mean(&held_out_losses), seats, seconds: started.elapsed().as_secs_f64() })
+    Ok(Measurements {
+        held_out_loss: mean(&held_out_losses),
+        seats,
+        seconds: started.elapsed().as_secs_f64(),
+    })
 }
 
 /// What the gauntlet is told of every seat that committed or was expected to: what the chain fixed about it, what we measured, and nothing
@@ -142,7 +146,9 @@ pub fn evidence(
             Observed::Faulty { reason: "two thirds of the stake attested it as faulty".into() }
         } else {
             match contributions.get(&uid).filter(|_| selection.valid.contains(&uid)) {
-                Some(trained) => Observed::Valid { trained: *trained, measured: measured.seats.get(&uid).cloned() },
+                Some(trained) => {
+                    Observed::Valid { trained: *trained, measured: measured.seats.get(&uid).cloned() }
+                }
                 None => Observed::Unobserved,
             }
         };

@@ -4,8 +4,7 @@ use bytes::Bytes;
 use chain_client::Head;
 use futures::{StreamExt as _, stream};
 use protocol::{
-    Block, Digest, Uid,
-    keys,
+    Block, Digest, Uid, keys,
     submission::{Fault, VerifiedSubmission},
     view::{SeatView, WindowView},
 };
@@ -65,7 +64,12 @@ pub async fn gather(
                 gathered.faulty.insert(uid, fault);
             }
             Seen::NotObserved(reason) => {
-                tracing::warn!(window = view.window.0, uid = uid.0, reason, "could not look at a contribution");
+                tracing::warn!(
+                    window = view.window.0,
+                    uid = uid.0,
+                    reason,
+                    "could not look at a contribution"
+                );
                 gathered.not_observed.insert(uid, reason);
             }
         }

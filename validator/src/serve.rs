@@ -28,7 +28,7 @@ use store::Store;
 use tokio::{sync::watch, task::JoinHandle};
 
 /// Blocks before the end of a window at which an evaluation is no longer waited for.
-const LAST_CALL_BLOCKS: u32 = 3;
+const LAST_CALL_BLOCKS: u32 = 2;
 
 /// Everything a validator is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Validator {
@@ -60,7 +60,9 @@ pub enum ServeError {
     Hold(#[from] HoldError),
     #[error("could not keep the standings")]
     Standings(#[from] FileError),
-    #[error("the saved standings are not in the form this release writes; remove them to rate everyone afresh")]
+    #[error(
+        "the saved standings are not in the form this release writes; remove them to rate everyone afresh"
+    )]
     StandingsFormat(#[from] serde_json::Error),
     #[error("the evaluation failed")]
     Evaluate(#[from] EvaluateError),
@@ -87,9 +89,10 @@ impl Validator {
         let mut own: Option<OwnMerge> = None;
         let mut evaluation: Option<Evaluation> = None;
         let mut served = 0;
+        let mut done = None;
         loop {
             // Follow.
-            if self.holder.to_open_window(&mut heads, &mut own, &mut self.journal).await? {
+            if self.holder.to_open_window(&mut heads, done, &mut own, &mut self.journal).await? {
                 self.publish_if_checkpoint().await?;
             }
             let window = self.holder.window();
@@ -103,6 +106,7 @@ impl Validator {
             // Gather.
             let schedule = self.schedule();
             wait_past(&mut heads, schedule.commit_deadline(window)).await?;
+            done = Some(window);
             let Some(view) = self.view(window).await? else { continue };
             let seats = self.follower().chain.seats(self.follower().run.id).await?;
             let gathered = self.gather(&view, &seats, &heads).await;
@@ -118,6 +122,9 @@ impl Validator {
                 self.journal.write(&Entry::Abstained { window, reason });
             }
 
+            // Post what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
+            self.post_weights_if_due(window).await?;
+
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if let Some(running) = evaluation.take() {
                 evaluation = self.judge_if_done(running).await?;
@@ -131,8 +138,6 @@ impl Validator {
                 evaluation = self.judge_by(running, &mut heads, last_call).await?;
             }
 
-            // Post.
-            self.post_weights_if_due(window).await?;
             replica::tidy(&*self.store, self.follower().run.id, window).await;
         }
     }
@@ -167,7 +172,8 @@ impl Validator {
         let next_salt = self.salts.commitment(run, window.next());
         let call = Call::Attest { run, window, verdicts: verdicts.clone(), next_salt };
         if let Err(reason) = self.submit(call).await? {
-            self.journal.write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
+            self.journal
+                .write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
             return Ok(());
         }
         let faulty = gathered.faulty.iter().map(|(uid, fault)| SeatFault {
@@ -260,8 +266,11 @@ impl Validator {
             sequences_per_seat: run.params.sequences_per_seat,
             training_sequences: self.dataset.training_sequences(),
         };
-        let candidates: Vec<_> =
-            seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid)).map(|seat| seat.id).collect();
+        let candidates: Vec<_> = seats
+            .iter()
+            .filter(|seat| contributions.contains_key(&seat.id.uid))
+            .map(|seat| seat.id)
+            .collect();
         let order = gauntlet::whom_to_evaluate(
             &seed,
             view.window,
@@ -271,7 +280,8 @@ impl Validator {
             run.params.evaluation_wait_max,
         );
         let order = order.into_iter().map(|seat| seat.uid).collect();
-        let trained = contributions.iter().map(|(uid, held)| (*uid, held.submission.header.trained)).collect();
+        let trained =
+            contributions.iter().map(|(uid, held)| (*uid, held.submission.header.trained)).collect();
         let theta = self.holder.state.theta.clone();
         let job =
             Job::new(theta, run.params, contributions, order, &assignment, seed, self.held_out_sequences);
@@ -325,7 +335,11 @@ impl Validator {
         measured: Measurements,
     ) -> Result<(), ServeError> {
         match self.view(window).await? {
-            Some(view) if matches!(view.outcome, Some(Outcome::Merged(_))) => {
+            // Once is enough: a predecessor of ours may have judged it before it was killed.
+            Some(view)
+                if matches!(view.outcome, Some(Outcome::Merged(_)))
+                    && self.standings.judged < Some(window) =>
+            {
                 self.judge(&view, seats, trained, measured)
             }
             _ => {
@@ -355,8 +369,11 @@ impl Validator {
 
         let seats = verdict.reports.iter().map(judged).collect();
         tracing::info!(
-            window = view.window.0, held_out_loss = measured.held_out_loss,
-            evaluated = measured.seats.len(), seconds = measured.seconds, "judged"
+            window = view.window.0,
+            held_out_loss = measured.held_out_loss,
+            evaluated = measured.seats.len(),
+            seconds = measured.seconds,
+            "judged"
         );
         self.journal.write(&Entry::Judged {
             window: view.window,
@@ -414,7 +431,9 @@ impl Validator {
     /// Keeps the endpoint current, and notices when the seat went to somebody else.
     async fn still_ours(&mut self) -> Result<(), ServeError> {
         let seats = self.follower().chain.seats(self.follower().run.id).await?;
-        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else { return Ok(()) };
+        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else {
+            return Ok(());
+        };
         if seat.hotkey != self.seat.hotkey {
             return Err(ServeError::SeatLost { registered_at: seat.id.registered_at });
         }

@@ -126,7 +126,10 @@ fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
         assert_eq!(<Registry as Seats<u64>>::seat_of(RUN, &HOTKEY), Some((Uid(0), Role::Miner)));
         assert_eq!(<Registry as Seats<u64>>::seat_of(RUN, &(HOTKEY + 1)), Some((Uid(1), Role::Validator)));
         let seats = <Registry as Seats<u64>>::seats(RUN);
-        assert_eq!(seats.iter().map(|(uid, seat)| (uid.0, seat.stake)).collect::<Vec<_>>(), [(0, 30), (1, 60)]);
+        assert_eq!(
+            seats.iter().map(|(uid, seat)| (uid.0, seat.stake)).collect::<Vec<_>>(),
+            [(0, 30), (1, 60)]
+        );
         assert_eq!(seats[0].1.registered_at, Block(1));
     });
 }
@@ -173,7 +176,8 @@ fn parameters_out_of_bounds_are_refused_by_name() {
 #[test]
 fn a_run_must_start_later_than_the_block_that_creates_it() {
     empty_chain().execute_with(|| {
-        let at = |start| RunParams { schedule: Schedule { start: Block(start), ..params().schedule }, ..params() };
+        let at =
+            |start| RunParams { schedule: Schedule { start: Block(start), ..params().schedule }, ..params() };
         assert_noop!(create(OWNER, at(1)), Error::<Test>::StartPassed);
         assert_ok!(create(OWNER, at(2)));
     });
@@ -331,8 +335,12 @@ fn op() -> impl Strategy<Value = Op> {
         (who.clone(), run.clone(), any::<bool>(), hotkey.clone(), amount.clone()).prop_map(
             |(who, run, validator, hotkey, stake)| Op::Register { who, run, validator, hotkey, stake }
         ),
-        (who, run.clone(), 0u16..5, amount)
-            .prop_map(|(who, run, uid, amount)| Op::AddStake { who, run, uid, amount }),
+        (who, run.clone(), 0u16..5, amount).prop_map(|(who, run, uid, amount)| Op::AddStake {
+            who,
+            run,
+            uid,
+            amount
+        }),
         (hotkey, run).prop_map(|(hotkey, run)| Op::SetEndpoint { hotkey, run }),
     ]
 }

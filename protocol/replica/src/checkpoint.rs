@@ -82,7 +82,8 @@ impl CheckpointManifest {
 pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
     let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
-    let named = manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
+    let named =
+        manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
     for (digest, piece) in named {
         let key = keys::piece(digest);
         // Pieces are named by content: one that is there is right, and an unchanged one is not sent again.
@@ -162,7 +163,9 @@ async fn repair_values(
     let per_piece = lineage::PIECE_BYTES / 4;
     let mut repaired = 0;
     for (index, piece) in values.chunks_mut(per_piece).enumerate() {
-        let Some(digest) = expected.get(index).filter(|digest| held.get(index) != Some(digest)) else { continue };
+        let Some(digest) = expected.get(index).filter(|digest| held.get(index) != Some(digest)) else {
+            continue;
+        };
         let fresh = fetch_piece(fetch, mirrors, digest, piece.len()).await?;
         piece.copy_from_slice(&fresh);
         repaired += 1;

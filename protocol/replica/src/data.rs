@@ -2,7 +2,9 @@
 
 use crate::mirrors::Mirrors;
 use bytes::Bytes;
-use dataset::{Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_path, shard_path, tokenizer_path};
+use dataset::{
+    Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_path, shard_path, tokenizer_path,
+};
 use protocol::{Digest, keys, view::RunView};
 use std::{
     io,

@@ -17,7 +17,7 @@ use protocol::{
     contribution::Schema,
     keys, lineage, merge,
     submission::{self, Expected, Fault, Submission, VerifiedSubmission},
-    view::{Outcome, RunView, SeatView, Vote, WindowView},
+    view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
 use std::{collections::BTreeMap, sync::Arc};
 use store::{Fetch, Limits, fetch::NobodyHadIt};
@@ -70,7 +70,9 @@ pub enum FollowError {
     BadUpdate { window: Window, source: merge::UpdateError },
     #[error("could not join from a checkpoint")]
     Checkpoint(#[from] CheckpointError),
-    #[error("the model that the run's seed gives has root {made}, the chain says {expected}: this release initialises differently")]
+    #[error(
+        "the model that the run's seed gives has root {made}, the chain says {expected}: this release initialises differently"
+    )]
     Genesis { made: Digest, expected: Digest },
     #[error("the run's model has an impossible shape")]
     Shape(#[from] model::ConfigError),
@@ -133,30 +135,39 @@ impl Follower {
         Ok(Followed::Advanced { outcome })
     }
 
-    /// Repairs the state where a checkpoint fixed for its window says that it differs (PROT-20). Returns the pieces replaced.
-    pub async fn check(&self, state: &mut ModelState) -> Result<usize, FollowError> {
-        let run = self.chain.run(self.run.id).await?;
-        let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == state.window) else {
-            return Ok(0);
-        };
-        // A validator knows at once; a miner holds no buffer and asks for the manifest.
-        if state.state_root() == Some(checkpoint.state_root) {
+    /// Compares a checkpoint with the root that our weights had when we held it, and repairs what differs (PROT-20). A validator without
+    /// its buffer gets it back here. Returns how many pieces were replaced.
+    pub async fn compare(
+        &self,
+        state: &mut ModelState,
+        checkpoint: &Checkpoint,
+        held: &Digest,
+    ) -> Result<usize, FollowError> {
+        let still_there = state.window == checkpoint.window;
+        // A validator knows its buffer too, and with it at once whether it holds what was voted.
+        if still_there && state.state_root() == Some(checkpoint.state_root) {
             return Ok(0);
         }
-        let seats = self.chain.seats(run.id).await?;
-        let mirrors = Mirrors::validators(&seats, &[], &run.origin, self.turn);
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
         let values = self.schema.values();
-        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, run.id, &checkpoint, values).await?;
-        if self.keeps_buffer && state.buffer.is_none() {
-            // The checkpoint is where a validator that lost its buffer gets it back.
-            *state = checkpoint::fetch(&*self.fetch, &mirrors, run.id, &checkpoint, values, true).await?;
+        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, values).await?;
+        let buffer_is_lost = self.keeps_buffer && state.buffer.is_none();
+        if manifest.weights_root() == *held && !buffer_is_lost && !self.keeps_buffer {
             return Ok(0);
         }
-        if state.lineage != checkpoint.lineage {
-            let (ours, chain) = (state.lineage, checkpoint.lineage);
-            return Err(FollowError::Diverged { window: state.window, ours, chain });
+        if still_there && state.lineage == checkpoint.lineage && !buffer_is_lost {
+            return checkpoint::repair(&*self.fetch, &mirrors, state, &manifest).await.map_err(Into::into);
         }
-        Ok(checkpoint::repair(&*self.fetch, &mirrors, state, &manifest).await?)
+        if manifest.weights_root() == *held && !buffer_is_lost {
+            return Ok(0);
+        }
+        let whole =
+            checkpoint::fetch(&*self.fetch, &mirrors, self.run.id, checkpoint, values, self.keeps_buffer)
+                .await?;
+        let pieces = manifest.weights.len();
+        *state = whole;
+        Ok(pieces)
     }
 
     async fn take_update(
@@ -174,9 +185,15 @@ impl Follower {
             None => self.fetch_update(view, &seats, &vote).await?,
         };
         let params = &self.run.params;
-        let (_, update) =
-            merge::read_update(&bytes, &self.schema, params.merge_density, self.run.id, window, state.lineage)
-                .map_err(|source| FollowError::BadUpdate { window, source })?;
+        let (_, update) = merge::read_update(
+            &bytes,
+            &self.schema,
+            params.merge_density,
+            self.run.id,
+            window,
+            state.lineage,
+        )
+        .map_err(|source| FollowError::BadUpdate { window, source })?;
         let buffer = match own {
             Some(own) => Some(own.buffer),
             None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
@@ -186,7 +203,12 @@ impl Follower {
         Ok(())
     }
 
-    async fn fetch_update(&self, view: &WindowView, seats: &[SeatView], vote: &Vote) -> Result<Bytes, FollowError> {
+    async fn fetch_update(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        vote: &Vote,
+    ) -> Result<Bytes, FollowError> {
         let voters: Vec<Uid> =
             view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
         let mirrors = Mirrors::validators(seats, &voters, &self.run.origin, self.turn);

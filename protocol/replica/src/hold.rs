@@ -6,7 +6,7 @@ use crate::{
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
-use protocol::{Block, Window};
+use protocol::{Block, Digest, Window, view::Checkpoint};
 use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
@@ -18,6 +18,8 @@ pub struct Holder {
     pub follower: Arc<Follower>,
     pub state: ModelState,
     path: PathBuf,
+    /// A checkpoint that we held by our own account, and the root our weights had then: to be compared once somebody has published it.
+    unchecked: Option<(Checkpoint, Digest)>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -57,30 +59,32 @@ impl Holder {
         };
         journal.write(&Entry::Started { window: state.window, resumed });
         journal.write(&Entry::Holds { window: state.window, lineage: state.lineage, outcome_before: None });
-        Ok((Holder { follower, state, path }, resumed))
+        Ok((Holder { follower, state, path, unchecked: None }, resumed))
     }
 
-    /// Walks to the window that is open: one fixed outcome after the other, none skipped. `own` is this node's merge of a window on the
-    /// way, where it made one. Returns whether the state moved.
+    /// Walks to the window that is open, or to the one that comes next: one fixed outcome after the other, none skipped, and past `done`,
+    /// the window that the caller is through with. `own` is this node's merge of a window on the way, where it made one. Returns whether
+    /// the state moved.
     pub async fn to_open_window(
         &mut self,
         heads: &mut watch::Receiver<Head>,
+        done: Option<Window>,
         own: &mut Option<OwnMerge>,
         journal: &mut Journal,
     ) -> Result<bool, HoldError> {
         let mut moved = false;
         loop {
             let head = *heads.borrow_and_update();
-            if self.follower.run.params.schedule.window_at(head.block) == Some(self.state.window) {
+            let open = self.follower.run.params.schedule.window_at(head.block);
+            let there = open.is_none_or(|open| open <= self.state.window);
+            if there && done.is_none_or(|done| done < self.state.window) {
+                self.compare_with_checkpoint(journal).await?;
                 return Ok(moved);
             }
             let own = own.take_if(|own| own.window <= self.state.window);
             match self.follower.step(&mut self.state, own).await {
                 Ok(Followed::Advanced { outcome }) => {
-                    let repaired = self.follower.check(&mut self.state).await?;
-                    if 0 < repaired {
-                        journal.write(&Entry::Repaired { window: self.state.window, pieces: repaired });
-                    }
+                    self.note_checkpoint().await?;
                     self.state.save(&self.path)?;
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
@@ -104,6 +108,40 @@ impl Holder {
         }
     }
 
+    /// Remembers what we hold where a checkpoint was just fixed for it.
+    async fn note_checkpoint(&mut self) -> Result<(), HoldError> {
+        let run = self.follower.chain.run(self.follower.run.id).await?;
+        if let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == self.state.window) {
+            self.unchecked = Some((checkpoint, self.state.weights_root()));
+        }
+        Ok(())
+    }
+
+    /// Compares what we held with the checkpoint, once it can be had (PROT-20). A difference is repaired piece by piece, or, where the
+    /// model has moved on meanwhile, by taking the checkpoint and walking again. What cannot be had yet is asked for in the next window.
+    async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), HoldError> {
+        let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
+        let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
+            Ok(repaired) => repaired,
+            Err(error) if may_pass(&error) => {
+                tracing::debug!(window = checkpoint.window.0, error = %causes(&error), "the checkpoint is not to be had yet");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        self.unchecked = None;
+        if 0 < repaired {
+            tracing::warn!(
+                window = checkpoint.window.0,
+                repaired,
+                "our model differed from the checkpoint and was repaired"
+            );
+            journal.write(&Entry::Repaired { window: checkpoint.window, pieces: repaired });
+            self.state.save(&self.path)?;
+        }
+        Ok(())
+    }
+
     pub fn window(&self) -> Window {
         self.state.window
     }
@@ -115,7 +153,10 @@ fn may_pass(error: &FollowError) -> bool {
 
 /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
 pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
-    heads.wait_for(|head| block < head.block).await.map_err(|_| ChainError::Stopped { part: "head follower" })?;
+    heads
+        .wait_for(|head| block < head.block)
+        .await
+        .map_err(|_| ChainError::Stopped { part: "head follower" })?;
     Ok(())
 }
 

@@ -171,4 +171,56 @@ mod tests {
         entries.iter().for_each(|entry| journal.write(entry));
         assert_eq!(read_from(&path, 0).unwrap().0, entries);
     }
+
+    #[test]
+    fn every_entry_reads_back_as_it_was_written() {
+        let digest = Digest::of(b"digest");
+        let vote = protocol::view::Vote { update: digest, state_root: Some(digest) };
+        let fault = SeatFault { uid: Uid(3), label: "missing".into(), reason: "it is not there".into() };
+        let judged = SeatJudged {
+            uid: Uid(3),
+            common_gain: Some(0.011_613_750_424_053_48),
+            own_gain: None,
+            rating: 29.180_332_385_181_55,
+            uncertainty: 7.7,
+            mark: -0.25,
+            score: 0.0,
+            weight: 65_535,
+            reasons: vec!["why".into()],
+        };
+        let window = Window(7);
+        for entry in [
+            Entry::Started { window, resumed: true },
+            Entry::Holds { window, lineage: digest, outcome_before: Some(Outcome::Merged(vote)) },
+            Entry::Holds {
+                window,
+                lineage: digest,
+                outcome_before: Some(Outcome::Void(protocol::view::VoidReason::NoAgreement)),
+            },
+            Entry::Trained { window, sequences: 4, loss_first: 7.6, loss_last: 5.25, train_seconds: 1.5 },
+            Entry::Committed { window, digest, bytes: 9 },
+            Entry::Uploaded { window, bytes: 9 },
+            Entry::Missed { window, reason: "late".into() },
+            Entry::Attested {
+                window,
+                valid: vec![Uid(1)],
+                faulty: vec![fault.clone()],
+                not_observed: vec![fault],
+            },
+            Entry::Voted { window, update: digest, bytes: 9, inputs: vec![Uid(1)] },
+            Entry::Abstained { window, reason: "no buffer".into() },
+            Entry::Judged {
+                window,
+                held_out_loss: 7.989_260_414_310_03,
+                seats: vec![judged],
+                evaluate_seconds: 0.5,
+            },
+            Entry::Posted { epoch: 2, weights: vec![(Uid(1), 65_535)] },
+            Entry::Repaired { window, pieces: 1 },
+            Entry::Traffic { window, bytes_up: u64::MAX, bytes_down: 0 },
+        ] {
+            let line = serde_json::to_string(&entry).unwrap();
+            assert_eq!(serde_json::from_str::<Entry>(&line).unwrap(), entry, "{line}");
+        }
+    }
 }

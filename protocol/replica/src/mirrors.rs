@@ -18,13 +18,15 @@ impl Mirrors {
     /// The validators that `first` names, the other validators, and `origin` last. `turn` decides who of the named comes first, so that
     /// readers spread.
     pub fn validators(seats: &[SeatView], first: &[Uid], origin: &str, turn: usize) -> Mirrors {
-        let endpoint = |uid: &Uid| seats.iter().find(|seat| seat.id.uid == *uid).map(|seat| seat.endpoint.clone());
+        let endpoint =
+            |uid: &Uid| seats.iter().find(|seat| seat.id.uid == *uid).map(|seat| seat.endpoint.clone());
         let mut bases: Vec<String> = first.iter().filter_map(endpoint).collect();
         if !bases.is_empty() {
             let turn = turn % bases.len();
             bases.rotate_left(turn);
         }
-        let others = seats.iter().filter(|seat| seat.role == Role::Validator).map(|seat| seat.endpoint.clone());
+        let others =
+            seats.iter().filter(|seat| seat.role == Role::Validator).map(|seat| seat.endpoint.clone());
         bases.extend(others.chain([origin.to_owned()]));
         Mirrors { bases }.without_repeats()
     }

@@ -18,7 +18,9 @@ pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
     }
     let end = now.0.saturating_sub(WINDOWS_KEPT);
     for window in end.saturating_sub(EVERY)..end {
-        let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else { continue };
+        let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else {
+            continue;
+        };
         for key in listing.entries.iter().filter_map(store::Entry::key) {
             if let Err(error) = store.delete(&key).await {
                 tracing::debug!(%key, %error, "could not remove an old object");
@@ -37,7 +39,8 @@ mod tests {
     async fn old_windows_leave_and_recent_ones_stay() {
         let store = MemoryStore::new();
         let digest = Digest::of(b"bytes");
-        let (old, recent) = (keys::update(RunId(0), Window(3), &digest), keys::update(RunId(0), Window(9), &digest));
+        let (old, recent) =
+            (keys::update(RunId(0), Window(3), &digest), keys::update(RunId(0), Window(9), &digest));
         for key in [&old, &recent] {
             store.put(key, b"bytes".to_vec().into()).await.unwrap();
         }

@@ -67,7 +67,9 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
         bail!("no dataset was given: prepare one with `miner dataset prepare`, then add --dataset DIR");
     };
     let Some(bucket) = &settings.store else {
-        bail!("no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file");
+        bail!(
+            "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
+        );
     };
     let params: RunParams = match &create.params {
         Some(path) => read_json(path)?,
@@ -106,11 +108,15 @@ pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> an
     let manifest = replica::data::publish_dataset(store, dataset).await?;
     ensure!(
         manifest.vocab as usize <= spec.model.vocab,
-        "the dataset has a vocabulary of {}, the model only of {}", manifest.vocab, spec.model.vocab
+        "the dataset has a vocabulary of {}, the model only of {}",
+        manifest.vocab,
+        spec.model.vocab
     );
     ensure!(
         manifest.seq_len() == spec.model.seq_len,
-        "the dataset's sequences have {} tokens, the model's {}", manifest.seq_len(), spec.model.seq_len
+        "the dataset's sequences have {} tokens, the model's {}",
+        manifest.seq_len(),
+        spec.model.seq_len
     );
     store.put(&keys::spec(&spec.digest()), Bytes::from(spec.to_bytes())).await?;
     let theta = model::init_flat(&spec.model, spec.seed)?;
@@ -135,5 +141,6 @@ pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> an
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-    serde_json::from_slice(&bytes).with_context(|| format!("{} does not hold what is expected", path.display()))
+    serde_json::from_slice(&bytes)
+        .with_context(|| format!("{} does not hold what is expected", path.display()))
 }

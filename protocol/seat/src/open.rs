@@ -46,9 +46,9 @@ impl Opened {
 /// Opens the key named in the settings; asks for its password only if there is somebody to ask.
 pub fn key(settings: &Settings) -> anyhow::Result<Key> {
     let password_file = settings.password_file.as_deref();
-    let key = settings.key.open(|path| {
-        KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once)
-    });
+    let key = settings
+        .key
+        .open(|path| KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once));
     key.with_context(|| format!("could not open the key {}", settings.key))
 }
 
@@ -71,7 +71,9 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
         bail!(
             "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
-            key.address(), run.id, settings.key
+            key.address(),
+            run.id,
+            settings.key
         );
     };
     if seat.role != role {
@@ -79,7 +81,9 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     }
 
     let Some(bucket) = &settings.store else {
-        bail!("no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file");
+        bail!(
+            "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
+        );
     };
     let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;

@@ -129,7 +129,11 @@ impl Settings {
             run: RunId(flags.run.or(file.run).unwrap_or(0)),
             key,
             password_file: flags.password_file.clone().or(file.password_file),
-            directory: flags.directory.clone().or(file.directory).unwrap_or_else(|| PathBuf::from("mettle-data")),
+            directory: flags
+                .directory
+                .clone()
+                .or(file.directory)
+                .unwrap_or_else(|| PathBuf::from("mettle-data")),
             dataset: flags.dataset.clone().or(file.dataset),
             device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
             store: file.store,

@@ -109,11 +109,13 @@ fn new_key(path: &Path, password_file: Option<&Path>, seed_file: Option<&Path>) 
         }
         None => Key::generate()?,
     };
-    let password =
-        KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Twice)?;
+    let password = KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Twice)?;
     KeyFile::create(path, &key, &password)?;
     println!("{}", key.address());
-    eprintln!("Wrote {}. Without the file and its password the key is lost: keep a copy of both.", path.display());
+    eprintln!(
+        "Wrote {}. Without the file and its password the key is lost: keep a copy of both.",
+        path.display()
+    );
     Ok(())
 }
 
@@ -139,7 +141,11 @@ async fn register(role: Role, register: Register) -> anyhow::Result<()> {
 
     eprintln!(
         "{} registers hotkey {} as a {role} in run {}: holds {} as stake, moves {} to the hotkey for fees.",
-        coldkey.address(), address(&hotkey.0), settings.run, register.stake, register.hotkey_funds,
+        coldkey.address(),
+        address(&hotkey.0),
+        settings.run,
+        register.stake,
+        register.hotkey_funds,
     );
     if !register.yes && !agreed()? {
         bail!("nothing was signed");
@@ -196,7 +202,9 @@ async fn status(role: Role, status: Status) -> anyhow::Result<()> {
         return Ok(());
     }
     match position {
-        Some((window, phase)) => println!("run {}, window {}, {phase:?}, block {}", run.id, window.0, head.block),
+        Some((window, phase)) => {
+            println!("run {}, window {}, {phase:?}, block {}", run.id, window.0, head.block)
+        }
         None => println!("run {} starts at block {}", run.id, run.params.schedule.start),
     }
     if run.paused {
