@@ -69,43 +69,50 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
         writable(report)?;
     }
     // The directory first: a refused one should not cost a minute of preparing data.
-    let temporary;
-    let directory = match &up.dir {
-        Some(directory) => directory.clone(),
-        None => {
-            temporary = tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?;
-            temporary.path().join("network")
-        }
+    let temporary = match &up.dir {
+        Some(_) => None,
+        None => Some(tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?),
+    };
+    let directory = match (&up.dir, &temporary) {
+        (Some(directory), _) => directory.clone(),
+        (None, Some(temporary)) => temporary.path().join("network"),
+        (None, None) => unreachable!("without a directory there is a temporary one"),
     };
     let mut claimed = Claimed::claim(&directory)?;
     let executable = std::env::current_exe().context("could not find this program's own file")?;
     let mut network = Network::new(claimed.path(), executable);
 
-    let ended = tokio::select! {
-        ended = live(&up, &mut claimed, &mut network) => ended,
-        () = program::told_to_stop() => bail_quietly(),
-    };
+    let ended = sit(&up, &mut claimed, &mut network).await;
     network.stop().await;
-    match ended {
-        Ok(()) => Ok(()),
-        Err(error) if error.is::<StoppedEarly>() => {
-            println!("stopped before the network was up");
-            Ok(())
-        }
-        Err(error) => Err(error),
+    if ended.is_err()
+        && let Some(temporary) = temporary
+    {
+        // Whoever reads the error will want the logs it names.
+        println!("the network's files are left in {}", temporary.keep().display());
     }
+    ended
 }
 
-/// Ctrl-C before there is anything to report.
-#[derive(Debug, thiserror::Error)]
-#[error("stopped")]
-struct StoppedEarly;
-
-fn bail_quietly() -> anyhow::Result<()> {
-    Err(StoppedEarly.into())
+/// From a claimed directory to the end of the sitting. Ctrl-C ends it well at any time.
+async fn sit(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<()> {
+    let started = tokio::select! {
+        started = start(up, claimed, network) => started?,
+        () = program::told_to_stop() => {
+            println!("stopped before the network was up");
+            return Ok(());
+        }
+    };
+    live(up, claimed, network, started).await
 }
 
-async fn live(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<()> {
+/// A network that is up.
+struct Started {
+    plan: Plan,
+    chain: Arc<dyn Chain>,
+    unigram_loss: f64,
+}
+
+async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<Started> {
     let (plan, chain) = match claimed.plan.clone() {
         Some(plan) => resume(network, plan).await?,
         None => make(up, claimed, network).await?,
@@ -118,6 +125,12 @@ async fn live(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::
     for seat in &plan.seats {
         network.start_seat(seat)?;
     }
+    Ok(Started { plan, chain, unigram_loss })
+}
+
+/// Shows a network that is up until it is over, and says what it came to.
+async fn live(up: &Up, claimed: &Claimed, network: &mut Network, started: Started) -> anyhow::Result<()> {
+    let Started { plan, chain, unigram_loss } = started;
     let place = match &up.dir {
         Some(_) => format!("kept in {}", claimed.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
