@@ -128,13 +128,18 @@ fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     by_uid.into_values().map(|evidence| (evidence.seat, &evidence.observed)).collect()
 }
 
-/// Places in the window's match, from 1: by common gain, equal gains sharing a place; all faults share the last one.
-/// Who was not measured takes no part.
+/// Places in the window's match, from 1: a seat stands behind every seat that gained more on the common sequences beyond doubt, so that
+/// seats that only chance tells apart share a place (PROT-23); all faults share the last one. Who was not measured takes no part.
 fn ranks(observed: &BTreeMap<SeatId, &Observed>, gains: &BTreeMap<SeatId, Gains>) -> BTreeMap<SeatId, u32> {
-    let better = |gain: f64| gains.values().filter(|other| other.common.mean > gain).count();
+    let common =
+        |seat: &SeatId| observed.get(seat).and_then(|seen| seen.measured()).map(|seen| &seen.common[..]);
+    let ahead_of = |seat: &SeatId| {
+        let Some(own) = common(seat) else { return 0 };
+        gains.keys().filter_map(common).filter(|other| score::beyond_doubt(other, own)).count()
+    };
     let place = |(seat, observed): (&SeatId, &&Observed)| {
         let ahead = match (gains.get(seat), observed) {
-            (Some(gains), _) => better(gains.common.mean),
+            (Some(_), _) => ahead_of(seat),
             (None, Observed::Faulty { .. }) => gains.len(),
             (None, _) => return None,
         };

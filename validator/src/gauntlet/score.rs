@@ -21,6 +21,9 @@ pub struct Gains {
     pub common: Gain,
 }
 
+/// Standard errors by which one seat must be better than another to stand before it in the match (PROT-23).
+pub const PLACE_ERRORS: f64 = 2.0;
+
 /// A relative gain, or a difference of two: the part of the loss taken away, so that a late window with a low loss counts
 /// like an early one.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -57,6 +60,22 @@ impl Gains {
     pub fn harms(&self) -> bool {
         self.common.error.is_some_and(|error| self.common.mean < -HARM_ERRORS * error)
     }
+}
+
+/// Whether one contribution took more of the loss away than another by more than chance explains: the difference of the two, sequence by
+/// sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is hard about a sequence
+/// falls out. With fewer than two common sequences nothing is beyond doubt.
+pub fn beyond_doubt(better: &[LossPair], worse: &[LossPair]) -> bool {
+    let differences: Vec<f64> =
+        better.iter().zip(worse).map(|(better, worse)| better.difference() - worse.difference()).collect();
+    if differences.len() < 2 {
+        return false;
+    }
+    let count = differences.len() as f64;
+    let mean = differences.iter().sum::<f64>() / count;
+    let scatter: f64 = differences.iter().map(|difference| (difference - mean) * (difference - mean)).sum();
+    let error = libm::sqrt(scatter / (count - 1.0) / count);
+    0.0 < mean && PLACE_ERRORS * error <= mean
 }
 
 /// Mean difference over mean baseline, and the error of that quotient: the scatter of `d_i − gain·baseline_i`.
@@ -126,6 +145,23 @@ mod tests {
     #[track_caller]
     fn close(one: f64, other: f64) {
         assert!((one - other).abs() < 1e-12, "{one} is not {other}");
+    }
+
+    #[test]
+    fn one_seat_is_better_than_another_only_beyond_doubt() {
+        let pairs = |afters: &[f64]| -> Vec<LossPair> {
+            afters.iter().enumerate().map(|(i, after)| LossPair::new(i as u64, 2.0, *after)).collect()
+        };
+        let good = pairs(&[1.0, 1.2, 1.1, 1.3]);
+        let surely_worse = pairs(&[1.1, 1.31, 1.2, 1.4]);
+        let perhaps_worse = pairs(&[1.4, 0.9, 1.5, 1.1]);
+        assert!(beyond_doubt(&good, &surely_worse));
+        assert!(!beyond_doubt(&surely_worse, &good));
+        assert!(!beyond_doubt(&good, &perhaps_worse), "chance explains it");
+        assert!(!beyond_doubt(&good, &good));
+        assert!(!beyond_doubt(&good[..1], &surely_worse[..1]), "one sequence tells nothing");
+        // The same difference everywhere leaves no doubt at all.
+        assert!(beyond_doubt(&pairs(&[1.0, 1.0]), &pairs(&[1.5, 1.5])));
     }
 
     #[test]
