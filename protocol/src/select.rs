@@ -172,7 +172,7 @@ mod tests {
         // Uid 0 is in outright; 1, 2 and 3 share the one place that is drawn.
         let candidates =
             [candidate(0, 1000, 99), candidate(1, 600, 99), candidate(2, 300, 99), candidate(3, 100, 99)];
-        let mut times = [0; 4];
+        let mut times = [0i32; 4];
         for seed in seeds(2000) {
             for uid in uids(&select(&params(2, 0), &seed, &candidates)) {
                 times[usize::from(uid)] += 1;

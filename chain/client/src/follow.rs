@@ -69,9 +69,9 @@ impl Line {
                 return Err(self.unreachable(doing, waited, last));
             }
             // A connection that is up and gives no answer is asked again after a moment.
-            match tokio::time::timeout(left.min(self.timing.retry), standing.changed()).await {
-                Ok(Err(_)) => return Err(ChainError::Stopped { part: "follower of finalised blocks" }),
-                Ok(Ok(())) | Err(_) => {}
+            let changed = tokio::time::timeout(left.min(self.timing.retry), standing.changed()).await;
+            if let Ok(Err(_)) = changed {
+                return Err(ChainError::Stopped { part: "follower of finalised blocks" });
             }
         }
     }

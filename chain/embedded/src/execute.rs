@@ -334,7 +334,7 @@ pub(crate) struct Genesis {
 /// Where the slot of a block is written.
 pub(crate) fn slot_of(header: &Header) -> Option<u64> {
     header.digest.logs.iter().find_map(|item| match item {
-        DigestItem::PreRuntime(engine, slot) if engine == b"aura" => u64::decode(&mut slot.as_slice()).ok(),
+        DigestItem::PreRuntime([b'a', b'u', b'r', b'a'], slot) => u64::decode(&mut slot.as_slice()).ok(),
         _ => None,
     })
 }

@@ -67,9 +67,9 @@ impl Reference<'_> {
                     (dot / (width as f64).sqrt()).exp()
                 };
                 let total: f64 = (0..=position).map(score).sum();
-                for other in 0..=position {
+                for (other, value) in values.iter().enumerate().take(position + 1) {
                     for i in 0..width {
-                        mixed[own + i] += score(other) / total * values[other][served + i];
+                        mixed[own + i] += score(other) / total * value[served + i];
                     }
                 }
             }

@@ -127,7 +127,7 @@ mod tests {
         let entry = Entry::Uploaded { window: Window(2), bytes: 7 };
         journal.write(&entry);
         let (entries, offset) = read_from(&path, 0).unwrap();
-        assert_eq!(entries, [entry.clone()]);
+        assert_eq!(entries, std::slice::from_ref(&entry));
 
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"upl").unwrap();
         assert_eq!(read_from(&path, offset).unwrap(), (vec![], offset));

@@ -279,7 +279,7 @@ impl FetchPlan {
                 (Digest::of_parts(&[seed, &[0], &uid, mirror.base_url.as_bytes()]), mirror)
             })
             .collect();
-        keyed.sort_by(|(left, _), (right, _)| left.cmp(right));
+        keyed.sort_by_key(|(digest, _)| *digest);
         self.mirrors.extend(keyed.into_iter().map(|(_, mirror)| mirror));
         self
     }

@@ -234,7 +234,7 @@ async fn a_full_disk_stops_the_chain_and_loses_nothing() {
         .expect("this test can be run");
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && text.contains("no more room"), "{text}");
-    let (number, hash) = text.lines().filter_map(block_told).last().expect("some blocks were made");
+    let (number, hash) = text.lines().filter_map(block_told).next_back().expect("some blocks were made");
     let chain = start(by_hand_in(dir.path())).await;
     assert_eq!(chain.finalised().number, number);
     assert_eq!(hex(&chain.finalised().hash.0), hash);

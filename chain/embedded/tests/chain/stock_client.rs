@@ -14,6 +14,7 @@ use subxt::{
 const MTL: u128 = 1_000_000_000_000;
 
 /// A stock client asks no more of a signer than this.
+#[allow(clippy::large_enum_variant, reason = "a handful of keys in a test")]
 enum Key {
     Sr25519(sr25519::Pair),
     Ed25519(ed25519::Pair),

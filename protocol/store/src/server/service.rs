@@ -51,7 +51,8 @@ impl S3Access for Gate {
         let Some(bucket) = bucket else { return Err(s3_error!(AccessDenied)) };
         let read = matches!(cx.s3_op().name(), "GetObject" | "HeadObject");
         let owner = cx.credentials().is_some_and(|found| found.access_key == bucket.credentials.access_key);
-        if !(owner && is_served(cx.s3_op().name()) && !is_sigv2(cx)) && !read {
+        let may_write = owner && is_served(cx.s3_op().name()) && !is_sigv2(cx);
+        if !may_write && !read {
             bucket.refused.fetch_add(1, Ordering::Relaxed);
             return Err(s3_error!(AccessDenied));
         }
