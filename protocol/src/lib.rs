@@ -1,8 +1,4 @@
-//! What every party of a run must agree on, bit for bit.
-//!
-//! Pure and `no_std`: no I/O, no clock, no randomness of its own, no floating-point operation whose result may differ
-//! between two machines. The pallets compile this crate to Wasm, miners and validators link it, and a rule that money
-//! hangs on has a number (`PROT-n`) that `protocol/README.md` explains.
+#![doc = include_str!("../README.md")]
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;

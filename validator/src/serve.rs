@@ -1,5 +1,5 @@
 //! One window of a validator, top to bottom: gather, attest, merge, vote; evaluate, judge, post. What waits is here; what decides is in
-//! [`gauntlet`](crate::gauntlet), in `protocol`, and on the chain.
+//! [`gauntlet`], in `protocol`, and on the chain.
 
 use crate::{
     aggregator,

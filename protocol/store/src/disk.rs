@@ -10,7 +10,7 @@ use crate::object::{Objects, Transfer};
 use crate::{StoreError, Traffic};
 
 /// A directory as a store. Objects are files of the same name; each appears whole or not at all, and stays after a
-/// power cut. Open it with [`DiskStore::open`].
+/// power cut. Open it with `DiskStore::open`.
 pub type DiskStore = Objects<LocalFileSystem>;
 
 impl DiskStore {

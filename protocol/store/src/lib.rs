@@ -67,7 +67,7 @@ pub trait Store: Send + Sync {
 
     /// Writes an object only where there is none of that name, and says whether it did.
     ///
-    /// For [`probe`] alone. No rule may rely on it: see the note at [`Store`].
+    /// For [`probe()`] alone. No rule may rely on it: see the note at [`Store`].
     async fn put_if_absent(&self, _key: &ObjectKey, _bytes: Bytes) -> Result<bool, StoreError> {
         Err(StoreError::Unsupported { what: "writing only where nothing is" })
     }

@@ -14,7 +14,7 @@ use url::Url;
 use crate::object::{Objects, Transfer};
 use crate::{StoreError, Traffic};
 
-/// One's own bucket at an S3-compatible provider. Open it with [`S3Store::open`].
+/// One's own bucket at an S3-compatible provider. Open it with `S3Store::open`.
 pub type S3Store = Objects<AmazonS3>;
 
 /// The key pair that may write to one's own bucket. Shown without its secret.

@@ -7,7 +7,7 @@
 //!
 //! - [`score`]: does it lower the loss, more so on the data that was its own, and does it harm?
 //! - [`rating`]: how does it compare with the others of the window, and with what the seat did before?
-//! - [`weights`]: what share of the pay does that come to?
+//! - [`weights`](mod@weights): what share of the pay does that come to?
 //!
 //! [`standing`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
 //! [`report`] says of every seat why it got what it got.
