@@ -80,7 +80,12 @@ impl Report {
             windows: observer.windows(),
             held_out_loss: observer.held_out_losses().into_iter().map(|(_, loss)| loss).collect(),
             unigram_loss,
-            lineage: observer.lineages.values().map(ToString::to_string).collect(),
+            lineage: observer
+                .lineages
+                .iter()
+                .filter(|(window, _)| observer.outcomes.contains_key(window))
+                .map(|(_, lineage)| lineage.to_string())
+                .collect(),
             lineage_agreed: observer.lineage_agreed(),
             void_windows: observer
                 .outcomes
@@ -114,12 +119,12 @@ impl Report {
         for seat in &self.seats {
             let gain =
                 seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.5}")).unwrap_or_default();
-            lines.push(format!(
-                "{:<12} weight {:>5}, paid {}{gain}",
-                seat.name,
-                seat.final_weight,
-                chain_client::Amount(seat.paid)
-            ));
+            let weight = match seat.role {
+                Role::Miner => format!(" weight {:>5},", seat.final_weight),
+                Role::Validator => String::new(),
+            };
+            let paid = chain_client::Amount(seat.paid);
+            lines.push(format!("{:<12}{weight} paid {paid}{gain}", seat.name));
         }
         lines.push(format!(
             "{:.1} MB up, {:.1} MB down, miners trained {:.0} % of the time, {} faults",

@@ -71,6 +71,9 @@ impl Display {
     /// Leaves the terminal as it should be found, with the last table above.
     pub fn close(self) -> io::Result<()> {
         if let Display::Live { mut terminal } = self {
+            // Below the table, wherever on the screen it ended up.
+            let bottom = terminal.get_frame().area().bottom();
+            terminal.set_cursor_position((0, bottom.saturating_sub(1)))?;
             terminal.show_cursor()?;
             println!();
         }
