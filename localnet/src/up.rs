@@ -285,5 +285,10 @@ fn writable(path: &Path) -> anyhow::Result<()> {
     if !parent.is_dir() {
         bail!("the report cannot be written: {} is no directory", parent.display());
     }
+    if path.is_dir() {
+        bail!("the report cannot be written: {} is a directory; name a file in it", path.display());
+    }
+    let probe = tempfile::Builder::new().prefix(".report-").tempfile_in(parent);
+    probe.with_context(|| format!("the report cannot be written to {}", parent.display()))?;
     Ok(())
 }

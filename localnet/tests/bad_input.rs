@@ -1,0 +1,109 @@
+//! What `localnet up` says to somebody who asked for something that cannot be: at once, clearly, and with nothing left behind.
+
+use std::{
+    ffi::OsStr,
+    fs,
+    net::TcpListener,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+fn up(arguments: &[&dyn AsRef<OsStr>]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_localnet"));
+    command.args(["up", "--plain", "--windows", "1"]);
+    command.args(arguments.iter().map(|argument| argument.as_ref()));
+    command.stdin(Stdio::null()).output().expect("the program is built and starts")
+}
+
+/// The program fails, and its complaint has all of `words`.
+#[track_caller]
+fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
+    let output = up(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "it should have refused: {said}");
+    for word in words {
+        assert!(said.contains(word), "{word:?} is not in: {said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("it is there").flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn a_flag_that_does_not_exist_is_named() {
+    refused(&[&"--minners", &"3"], &["--minners", "--miners"]);
+}
+
+#[test]
+fn numbers_out_of_range_are_refused_with_their_range() {
+    for (flag, value) in
+        [("--miners", "0"), ("--validators", "99"), ("--block-millis", "1"), ("--chain-port", "70000")]
+    {
+        refused(&[&flag, &value], &[flag, value]);
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_localnet")).args(["up", "--windows", "0"]).output();
+    let output = output.expect("the program is built and starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("--windows"), "{said}");
+}
+
+#[test]
+fn a_foreign_directory_is_refused_and_left_alone() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("thesis.txt"), "precious").unwrap();
+    refused(&[&"--dir", &home.path()], &["no network of ours", "thesis.txt"]);
+    assert_eq!(names(home.path()), ["thesis.txt"]);
+}
+
+#[test]
+fn a_half_written_directory_is_refused() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("lock"), "").unwrap();
+    fs::create_dir(home.path().join("chain")).unwrap();
+    refused(&[&"--dir", &home.path()], &["half set up", "another --dir"]);
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("file");
+    fs::write(&file, "").unwrap();
+    refused(&[&"--dir", &file.join("net")], &["could not use", "file/net"]);
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_refused_before_the_work() {
+    let home = tempfile::tempdir().unwrap();
+    refused(
+        &[&"--report", &home.path().join("none").join("report.json")],
+        &["report cannot be written", "none"],
+    );
+    refused(&[&"--report", &home.path()], &["report cannot be written", "is a directory"]);
+}
+
+#[test]
+fn too_little_text_is_refused_with_how_much_is_needed() {
+    let home = tempfile::tempdir().unwrap();
+    fs::write(home.path().join("poem.txt"), "Roses are red.\n").unwrap();
+    refused(&[&"--text", &home.path()], &["too little text", "at least"]);
+}
+
+#[test]
+fn a_text_that_is_not_there_is_named() {
+    refused(&[&"--text", &"/no/such/text"], &["could not prepare the data", "/no/such/text"]);
+}
+
+#[test]
+fn a_taken_port_is_named() {
+    let taken = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("net");
+    for flag in ["--chain-port", "--store-port"] {
+        refused(&[&flag, &port, &"--dir", &directory], &["is taken", &port]);
+    }
+    assert_eq!(names(&directory), ["lock"], "the next try starts from nothing");
+}
