@@ -103,9 +103,15 @@ impl Validator {
             served += 1;
             self.still_ours().await?;
 
-            // Gather.
+            // While miners train, judge what the last window left to judge.
             let schedule = self.schedule();
-            wait_past(&mut heads, schedule.commit_deadline(window)).await?;
+            let commit_by = schedule.commit_deadline(window);
+            if let Some(running) = evaluation.take() {
+                evaluation = self.judge_by(running, &mut heads, commit_by).await?;
+            }
+
+            // Gather.
+            wait_past(&mut heads, commit_by).await?;
             done = Some(window);
             let Some(view) = self.view(window).await? else { continue };
             let seats = self.follower().chain.seats(self.follower().run.id).await?;
@@ -126,9 +132,6 @@ impl Validator {
             self.post_weights_if_due(window).await?;
 
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
-            if let Some(running) = evaluation.take() {
-                evaluation = self.judge_if_done(running).await?;
-            }
             if evaluation.is_none() {
                 evaluation = self.start_evaluation(&view, &seats, gathered.valid).await?;
             }
@@ -305,22 +308,11 @@ impl Validator {
             waited = wait_past(heads, last_call) => {
                 waited?;
                 let window = evaluation.view.window.0;
-                tracing::info!(window, "the evaluation needs longer than its window: it rolls over");
+                tracing::debug!(window, "the evaluation goes on into the next window");
                 return Ok(Some(evaluation));
             }
         };
         let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
-        self.evaluator = Some(evaluator);
-        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured?).await?;
-        Ok(None)
-    }
-
-    /// Judges an evaluation of an earlier window if it is done by now; otherwise gives it back, still running.
-    async fn judge_if_done(&mut self, evaluation: Evaluation) -> Result<Option<Evaluation>, ServeError> {
-        if !evaluation.handle.is_finished() {
-            return Ok(Some(evaluation));
-        }
-        let (evaluator, measured) = evaluation.handle.await.map_err(ServeError::EvaluatorDied)?;
         self.evaluator = Some(evaluator);
         self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured?).await?;
         Ok(None)
