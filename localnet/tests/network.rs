@@ -1,0 +1,279 @@
+//! Whole networks: real processes of the real program, a real chain and a real store, on this machine.
+//!
+//! Nothing here measures time: each step waits for something to be true on the chain or in a node's journal, and fails with the
+//! processes' last log lines if it never becomes true.
+
+mod support;
+
+use chain_client::keys::{Key, KeyPassword, Prompt};
+use chain_client::{Expectations, SubxtChain};
+use localnet::{layout::Claimed, observe::Observer, setup};
+use protocol::{
+    Role, Uid, Window,
+    view::{Outcome, VoidReason},
+};
+use std::time::Duration;
+use store::server::{ALWAYS, Faults};
+use support::{Net, Sitting, one_at_a_time};
+
+fn merged(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Merged(_))
+}
+
+/// The last fixed window.
+fn last_fixed(seen: &Observer) -> u32 {
+    seen.outcomes.keys().next_back().map_or(0, |window| window.0)
+}
+
+/// How many windows from `from` on were merged.
+fn merged_since(seen: &Observer, from: u32) -> usize {
+    seen.outcomes.range(Window(from)..).filter(|(_, outcome)| merged(outcome)).count()
+}
+
+/// Whether `name` holds a model of window `from` or a later one.
+fn holds_since(seen: &Observer, name: &str, from: u32) -> bool {
+    seen.held.get(name).is_some_and(|held| held.range(Window(from)..).next().is_some())
+}
+
+/// Windows from `from` on in which `uid`'s contribution was selected.
+async fn selected_since(net: &Net, uid: Uid, from: u32) -> u32 {
+    let mut count = 0;
+    for (window, _) in net.observer.outcomes.range(Window(from)..) {
+        let view = net.chain.window(net.observer.run.id, *window).await.expect("our chain answers");
+        let selection = view.and_then(|view| view.selection);
+        count += u32::from(selection.is_some_and(|all| all.selected.iter().any(|one| one.uid == uid)));
+    }
+    count
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_trains_pays_and_outlives_every_kind_of_trouble() {
+    let _alone = one_at_a_time().await;
+    let mut net = Net::up(2, 3).await;
+
+    three_windows(&mut net).await;
+    a_late_miner_joins_and_the_store_goes_away_for_a_while(&mut net).await;
+    a_killed_miner_comes_back(&mut net).await;
+    bad_bytes_and_a_store_that_refuses_cost_one_seat_only(&mut net).await;
+    killed_validators(&mut net).await;
+    pay_is_claimed(&mut net).await;
+
+    assert!(net.observer.lineage_agreed(), "every node held the chain's model at every window");
+    net.down().await;
+}
+
+/// Miners commit, validators attest, merge and vote, and everyone holds the same model.
+async fn three_windows(net: &mut Net) {
+    net.until("three windows are merged and every node holds the model after them", |seen| {
+        let merged_until = seen.outcomes.iter().filter(|(_, outcome)| merged(outcome)).nth(2);
+        merged_until.is_some_and(|(window, _)| {
+            seen.held.len() == 5 && { seen.held.keys().all(|name| holds_since(seen, name, window.0 + 1)) }
+        })
+    })
+    .await;
+    let seen = &net.observer;
+    assert!(seen.lineage_agreed(), "{:?}\n{:?}", seen.lineages, seen.held);
+    for seat in seen.seats_of(Role::Miner) {
+        let miner = seen.seen.get(&seat.id.uid).expect("the miner took part");
+        assert!(0 < miner.committed && 0 < miner.attested && 0 < miner.selected, "{miner:?}");
+        assert!(0 < miner.bytes_up && 0 < miner.bytes_down, "{miner:?}");
+    }
+    for seat in seen.seats_of(Role::Validator) {
+        let validator = seen.seen.get(&seat.id.uid).expect("the validator took part");
+        assert!(0 < validator.attested && 0 < validator.selected, "{validator:?}");
+    }
+    net.until("the consensus gives weights, and miners and validators are paid for them", |seen| {
+        let paid = |role| seen.seats_of(role).any(|seat| 0 < seat.earned);
+        seen.weights.values().any(|weight| 0 < *weight) && paid(Role::Miner) && paid(Role::Validator)
+    })
+    .await;
+}
+
+/// A miner that arrives windows later fetches checkpoint and updates, and takes part. Its bucket is new, and so the store is started
+/// again: for a while there is none, and nothing but time is lost.
+async fn a_late_miner_joins_and_the_store_goes_away_for_a_while(net: &mut Net) {
+    assert!(2 <= last_fixed(&net.observer), "the newcomer is late");
+    let mut seat = setup::new_seat(Role::Miner, 2).expect("a seat");
+    net.plan.seats.push(seat.clone());
+    net.network.kill("store").await.expect("the store ran");
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    net.network.start_store(&net.plan).await.expect("the store starts again, on the same port");
+
+    let owner = Key::dev("//Alice").expect("a development key");
+    let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner), Expectations::default())
+        .await
+        .expect("our chain answers");
+    let password_file = net.directory().join("owner.password");
+    let password =
+        KeyPassword::resolve("the keys of this network", Some(&password_file), None, Prompt::Never)
+            .expect("the password set up with the network");
+    let uid = setup::add_seat(&net.directory(), &net.plan, &owner, &password, &seat).await.expect("a seat");
+    seat.uid = uid;
+    *net.plan.seats.last_mut().expect("just pushed") = seat.clone();
+    net.claimed.write_plan(net.plan.clone()).expect("the plan is written");
+    net.network.start_seat(&seat).expect("the late miner starts");
+    net.observe_again().await;
+
+    let since = last_fixed(&net.observer);
+    net.until("the late miner's contribution is selected", |seen| {
+        seen.seen.get(&Uid(uid)).is_some_and(|miner| 0 < miner.selected)
+    })
+    .await;
+    net.until("windows are merged again, and the late miner holds their model", |seen| {
+        merged_since(seen, since + 1) >= 1 && holds_since(seen, "miner-2", last_fixed(seen))
+    })
+    .await;
+    let first_held = net.observer.held["miner-2"].keys().next().copied();
+    assert!(first_held.is_some_and(|window| 0 < window.0), "it joined late: {first_held:?}");
+    assert!(net.observer.lineage_agreed());
+}
+
+async fn a_killed_miner_comes_back(net: &mut Net) {
+    net.network.kill("miner-0").await.expect("the miner ran");
+    let fixed = last_fixed(&net.observer);
+    net.until("a window passes without the killed miner", |seen| fixed < last_fixed(seen)).await;
+    net.start("miner-0");
+    let fixed = last_fixed(&net.observer);
+    net.until("the miner is back: it holds the model of later windows", |seen| {
+        holds_since(seen, "miner-0", fixed + 2)
+    })
+    .await;
+    let uid = net.uid("miner-0");
+    net.until("its commitments are on the chain again", |seen| {
+        let current = seen.current.as_ref().filter(|view| fixed < view.window.0);
+        current.is_some_and(|view| view.commitments.iter().any(|(of, _)| *of == uid))
+    })
+    .await;
+    assert!(net.observer.lineage_agreed());
+}
+
+/// Validators hold what is wrong against the seat it comes from; the window goes on with the others.
+async fn bad_bytes_and_a_store_that_refuses_cost_one_seat_only(net: &mut Net) {
+    let uid = net.uid("miner-1");
+    let from = last_fixed(&net.observer) + 1;
+    net.order("miner-1", &Faults { flipped: ALWAYS, ..Faults::default() }).await;
+    net.until("validators say that the miner's bytes are not what it committed to", |seen| {
+        seen.faults.iter().any(|fault| fault.uid == uid.0 && fault.label == "wrong-digest")
+    })
+    .await;
+    net.until("that window is merged without the miner", |seen| from < last_fixed(seen)).await;
+    assert!(0 < merged_since(&net.observer, from), "{:?}", net.observer.outcomes);
+
+    net.order("miner-1", &Faults { unavailable: ALWAYS, ..Faults::default() }).await;
+    net.until("the miner could not upload", |seen| {
+        seen.missed.iter().any(|(window, name, _)| from < window.0 && name == "miner-1")
+    })
+    .await;
+    net.order("miner-1", &Faults::default()).await;
+    let healed = last_fixed(&net.observer) + 1;
+    net.until("the network goes on", |seen| healed + 1 < last_fixed(seen)).await;
+    while selected_since(net, uid, healed).await == 0 {
+        let now = last_fixed(&net.observer);
+        assert!(now < healed + 8, "the healed miner was never selected again{}", net.last_lines());
+        net.until("another window is fixed", |seen| now < last_fixed(seen)).await;
+    }
+    assert!(net.observer.lineage_agreed());
+}
+
+/// Two thirds of the stake decide: without one of three validators nothing is lost; without two, windows are void until one returns.
+async fn killed_validators(net: &mut Net) {
+    net.network.kill("validator-0").await.expect("the validator ran");
+    let from = last_fixed(&net.observer) + 1;
+    net.until("two windows pass with one validator dead", |seen| from < last_fixed(seen)).await;
+    assert!(
+        net.observer.outcomes.range(Window(from)..).all(|(_, outcome)| merged(outcome)),
+        "with one of three dead no window is void: {:?}{}",
+        net.observer.outcomes,
+        net.last_lines()
+    );
+
+    net.network.kill("validator-1").await.expect("the validator ran");
+    let from = last_fixed(&net.observer) + 1;
+    net.until("a window is void for want of two thirds", |seen| {
+        let void = |outcome: &Outcome| {
+            matches!(outcome, Outcome::Void(VoidReason::TooFewContributions | VoidReason::NoAgreement))
+        };
+        seen.outcomes.range(Window(from)..).any(|(_, outcome)| void(outcome))
+    })
+    .await;
+
+    net.start("validator-1");
+    let from = last_fixed(&net.observer) + 1;
+    net.until("windows are merged again", |seen| 0 < merged_since(seen, from)).await;
+
+    net.start("validator-0");
+    let from = last_fixed(&net.observer);
+    net.until("a checkpoint later, everyone holds the same model", |seen| {
+        let checkpoint = seen.run.checkpoint.filter(|checkpoint| from + 1 < checkpoint.window.0);
+        checkpoint.is_some_and(|checkpoint| {
+            seen.held.len() == 6 && seen.held.keys().all(|name| holds_since(seen, name, checkpoint.window.0))
+        })
+    })
+    .await;
+    assert!(net.observer.lineage_agreed());
+}
+
+async fn pay_is_claimed(net: &mut Net) {
+    let seat = net.observer.seats_of(Role::Miner).find(|seat| 0 < seat.claimable);
+    let seat = seat.expect("a miner was paid").clone();
+    let name = net.observer.name_of(seat.id.uid);
+    let before = net.chain.balance(&seat.coldkey).await.expect("our chain answers").free;
+    let settings = net.directory().join(&name).join("settings.toml").display().to_string();
+    let claim = move || support::localnet(["role", "miner", "claim", "--config", &settings]);
+    let ended = tokio::task::spawn_blocking(claim).await.expect("it ends");
+    assert!(ended.success, "{}", ended.all());
+    assert!(ended.out.contains("MTL went to"), "{}", ended.all());
+    let after = net.chain.balance(&seat.coldkey).await.expect("our chain answers").free;
+    assert!(before < after, "{before} -> {after}");
+}
+
+/// The same order as a person types it: up, something dies, up again.
+#[tokio::test(flavor = "multi_thread")]
+async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
+    let _alone = one_at_a_time().await;
+    let home = tempfile::tempdir().expect("a directory");
+    let directory = home.path().join("net");
+
+    let mut first = Sitting::up(&directory, &[]);
+    first.until_said("network up").await;
+    first.until_fixed(1).await;
+    first.kill_child("store");
+    let ended = first.ended().await;
+    assert!(!ended.success, "{}", ended.all());
+    assert!(ended.err.contains("store has ended"), "{}", ended.all());
+    assert!(ended.err.contains("the store is up"), "its last log lines are shown: {}", ended.all());
+
+    let report = home.path().join("report.json");
+    let more = ["--windows", "2", "--report", report.to_str().expect("a plain path")];
+    let mut second = Sitting::up(&directory, &more);
+    second.until_said("going on with the network").await;
+    // One network at a time in a directory.
+    let refused = Sitting::up(&directory, &[]).ended().await;
+    assert!(!refused.success && refused.err.contains("in use by another network"), "{}", refused.all());
+    let ended = second.ended().await;
+    assert!(ended.success, "{}", ended.all());
+
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("the report is there")).expect("it is JSON");
+    assert_eq!(report["lineage_agreed"], true, "{report}");
+    assert!(3 <= report["windows"].as_u64().expect("a number"), "{report}");
+    for field in ["held_out_loss", "lineage", "void_windows", "seats", "faults"] {
+        assert!(report[field].is_array(), "{field}: {report}");
+    }
+    for field in ["unigram_loss", "bytes_up", "bytes_down", "compute_share"] {
+        assert!(report[field].is_number(), "{field}: {report}");
+    }
+    assert!(Claimed::claim(&directory).expect("free again").plan.is_some());
+
+    // And Ctrl-C ends it, with a summary, and with every process of it.
+    let mut third = Sitting::up(&directory, &[]);
+    third.until_said("network up").await;
+    let children = third.children();
+    assert_eq!(children.len(), 2 + 2 + 3, "{children:?}");
+    third.interrupt();
+    let ended = third.ended().await;
+    assert!(ended.success, "{}", ended.all());
+    assert!(ended.out.contains("lineage agreed"), "{}", ended.all());
+    let left: Vec<_> = children.into_iter().filter(|child| support::lives(*child)).collect();
+    assert!(left.is_empty(), "{left:?} outlived the network");
+}

@@ -1,0 +1,328 @@
+//! What the tests of whole networks share: a network in this process's hands, and the program as a person runs it.
+
+use chain_client::Chain;
+use localnet::{
+    defaults,
+    layout::{Claimed, Plan},
+    network::Network,
+    observe::Observer,
+    process::last_lines,
+    setup::{Wanted, set_up},
+};
+use protocol::{Block, RunParams, Schedule, Uid};
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+use store::server::{Faults, admin};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
+/// How long something may take that must happen; far longer than it does, even on a busy machine.
+const AT_LAST: Duration = Duration::from_secs(240);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A network is as much as this machine can carry.
+pub async fn one_at_a_time() -> tokio::sync::MutexGuard<'static, ()> {
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+    ALONE.lock().await
+}
+
+/// A network of processes, started and killed one by one.
+pub struct Net {
+    // First, so that the processes are gone before their directory is.
+    pub network: Network,
+    pub plan: Plan,
+    pub chain: Arc<dyn Chain>,
+    pub observer: Observer,
+    pub claimed: Claimed,
+    _home: tempfile::TempDir,
+}
+
+/// Quick windows with little work, and room for everyone's steps on a busy machine.
+fn params(finality_lag: u32) -> RunParams {
+    let (commit_by, step) = (10 + finality_lag, 5 + finality_lag);
+    RunParams {
+        schedule: Schedule {
+            start: Block(0),
+            blocks_per_window: commit_by + 4 * step,
+            commit_by,
+            reveal_by: commit_by + step,
+            attest_by: commit_by + 2 * step,
+            vote_by: commit_by + 3 * step,
+        },
+        epoch_windows: 1,
+        sequences_per_seat: 64,
+        evaluation_sequences: 8,
+        checkpoint_windows: 2,
+        ..defaults::params(finality_lag)
+    }
+}
+
+impl Net {
+    /// Sets a network up and starts all of it.
+    pub async fn up(miners: u16, validators: u16) -> Net {
+        let home = tempfile::tempdir().expect("a directory");
+        let mut claimed = Claimed::claim(&home.path().join("net")).expect("a new directory");
+        let mut network = Network::new(claimed.path(), PROGRAM.into());
+        let finality_lag = 2;
+        let wanted = Wanted {
+            miners,
+            validators,
+            block_millis: 200,
+            finality_lag,
+            chain_port: None,
+            store_port: None,
+            store_admin: true,
+            dataset: localnet::up::prepare(None).await.expect("the default text is there"),
+            params: params(finality_lag),
+            spec: defaults::spec(),
+        };
+        let (plan, chain) = set_up(&mut claimed, &mut network, &wanted, &mut |what| println!("{what}"))
+            .await
+            .expect("the network is set up");
+        for seat in &plan.seats {
+            network.start_seat(seat).expect("the seat's process starts");
+        }
+        let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
+        Net { network, plan, chain, observer, claimed, _home: home }
+    }
+
+    pub fn directory(&self) -> PathBuf {
+        self.claimed.path().to_owned()
+    }
+
+    pub fn uid(&self, name: &str) -> Uid {
+        let seat = self.plan.seats.iter().find(|seat| seat.name == name);
+        Uid(seat.expect("a seat of this network").uid)
+    }
+
+    /// Starts a killed seat again.
+    pub fn start(&mut self, name: &str) {
+        let seat = self.plan.seats.iter().find(|seat| seat.name == name);
+        self.network.start_seat(seat.expect("a seat of this network")).expect("it starts");
+    }
+
+    /// After a seat was added.
+    pub async fn observe_again(&mut self) {
+        self.observer = self.network.observer(&self.plan, &*self.chain).await.expect("our chain answers");
+        self.observer.look(&*self.chain).await.expect("our chain answers");
+    }
+
+    /// Looks at the network until `done`; fails if a process ends by itself meanwhile.
+    pub async fn until(&mut self, what: &str, done: impl Fn(&Observer) -> bool) {
+        let started = Instant::now();
+        loop {
+            if let Some(died) = self.network.died().expect("our children can be watched") {
+                panic!("while waiting until {what}: {died}");
+            }
+            // A chain that is busy answers later.
+            let looked = self.observer.look(&*self.chain).await;
+            if looked.is_ok() && done(&self.observer) {
+                println!("{:>6.1} s: {what}", started.elapsed().as_secs_f64());
+                return;
+            }
+            assert!(
+                started.elapsed() < AT_LAST,
+                "it never came that {what}.\noutcomes {:?}\nmissed {:?}\nfaults {:?}\nlast look {looked:?}{}",
+                self.observer.outcomes,
+                self.observer.missed,
+                self.observer.faults,
+                self.last_lines()
+            );
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// The end of every log.
+    pub fn last_lines(&self) -> String {
+        let names = ["chain", "store"].into_iter().chain(self.plan.seats.iter().map(|seat| &*seat.name));
+        names.fold(String::new(), |mut all, name| {
+            let lines = last_lines(&self.network.log_of(name), 8);
+            write!(all, "\n--- {name}\n{lines}").expect("writing to a string cannot fail");
+            all
+        })
+    }
+
+    /// Orders that `bucket` goes wrong from now on.
+    pub async fn order(&self, bucket: &str, faults: &Faults) {
+        let (port, token) = self.plan.store_admin.as_ref().expect("asked for in `up`");
+        let address = SocketAddr::from(([127, 0, 0, 1], *port));
+        admin::order(address, token, bucket, faults).await.expect("the store takes orders");
+    }
+
+    pub async fn down(mut self) {
+        self.network.stop().await;
+    }
+}
+
+/// How a program ended, and what it said.
+pub struct Ended {
+    pub success: bool,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ended {
+    pub fn all(&self) -> String {
+        format!("ended well: {}\n--- output\n{}\n--- errors\n{}", self.success, self.out, self.err)
+    }
+}
+
+/// Runs `localnet` to its end.
+pub fn localnet(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
+    let output = Command::new(PROGRAM)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .expect("the program is built and starts");
+    Ended {
+        success: output.status.success(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// One `localnet up`, while it runs.
+pub struct Sitting {
+    child: tokio::process::Child,
+    said: Arc<Mutex<String>>,
+    complained: Arc<Mutex<String>>,
+    readers: Vec<tokio::task::JoinHandle<()>>,
+}
+
+impl Sitting {
+    /// A small, quick network in `directory`.
+    pub fn up(directory: &Path, more: &[&str]) -> Sitting {
+        let small = ["--plain", "--block-millis", "200", "--train-blocks", "10", "--miners", "2"];
+        let mut child = tokio::process::Command::new(PROGRAM)
+            .args(["up", "--dir"])
+            .arg(directory)
+            .args(small)
+            .args(more)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the program is built and starts");
+        let (said, complained) = (Arc::default(), Arc::default());
+        let readers = vec![
+            read(child.stdout.take().expect("piped"), &said),
+            read(child.stderr.take().expect("piped"), &complained),
+        ];
+        Sitting { child, said, complained, readers }
+    }
+
+    pub async fn until_said(&mut self, words: &str) {
+        self.until(&format!("it says `{words}`"), |said| said.contains(words)).await;
+    }
+
+    /// Until `count` windows are fixed: each has its line.
+    pub async fn until_fixed(&mut self, count: usize) {
+        let lines = |said: &str| said.lines().filter(|line| line.contains("window ")).count();
+        self.until(&format!("{count} windows are fixed"), |said| count < lines(said)).await;
+    }
+
+    async fn until(&mut self, what: &str, done: impl Fn(&str) -> bool) {
+        let started = Instant::now();
+        while !done(&text(&self.said)) {
+            let ended = self.child.try_wait().expect("our child can be watched");
+            let lost = ended.is_some() || AT_LAST < started.elapsed();
+            assert!(!lost, "it never came that {what}\n{}\n{}", text(&self.said), text(&self.complained));
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    fn id(&self) -> u32 {
+        self.child.id().expect("it runs")
+    }
+
+    /// Process ids of the network's processes.
+    pub fn children(&self) -> Vec<u32> {
+        children_of(self.id()).into_iter().map(|(id, _)| id).collect()
+    }
+
+    /// Kills the process of this role, as a power cut would.
+    pub fn kill_child(&self, role: &str) {
+        let wanted = format!("role {role} ");
+        let found = children_of(self.id()).into_iter().find(|(_, line)| line.contains(&wanted));
+        let (id, _) = found.unwrap_or_else(|| panic!("no {role} among the children"));
+        signal("KILL", id);
+    }
+
+    /// Ctrl-C.
+    pub fn interrupt(&self) {
+        signal("INT", self.id());
+    }
+
+    pub async fn ended(mut self) -> Ended {
+        let status = tokio::time::timeout(AT_LAST, self.child.wait()).await;
+        let status = status
+            .unwrap_or_else(|_| panic!("it does not end\n{}\n{}", text(&self.said), text(&self.complained)));
+        for reader in self.readers {
+            reader.await.expect("the reader does not panic");
+        }
+        Ended {
+            success: status.expect("our child can be watched").success(),
+            out: text(&self.said),
+            err: text(&self.complained),
+        }
+    }
+}
+
+fn text(shared: &Mutex<String>) -> String {
+    shared.lock().expect("no reader panics").clone()
+}
+
+fn read(
+    from: impl tokio::io::AsyncRead + Send + Unpin + 'static,
+    into: &Arc<Mutex<String>>,
+) -> tokio::task::JoinHandle<()> {
+    use tokio::io::AsyncBufReadExt as _;
+    let into = into.clone();
+    tokio::spawn(async move {
+        let mut lines = tokio::io::BufReader::new(from).lines();
+        while let Ok(Some(line)) = lines.next_line().await {
+            let mut text = into.lock().expect("no reader panics");
+            text.push_str(&line);
+            text.push('\n');
+        }
+    })
+}
+
+/// Process ids and command lines of the children of `parent`.
+fn children_of(parent: u32) -> Vec<(u32, String)> {
+    let mut children = Vec::new();
+    for entry in std::fs::read_dir("/proc").expect("Linux lists its processes here").flatten() {
+        let Some(id) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        // A process may be gone by now.
+        if state_of(id).is_some_and(|(_, of)| of == parent) {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            children.push((id, String::from_utf8_lossy(&line).replace('\0', " ")));
+        }
+    }
+    children
+}
+
+/// State and parent of a process that is listed.
+fn state_of(id: u32) -> Option<(String, u32)> {
+    let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // Behind the program's name, which may hold anything.
+    let mut words = stat.rsplit_once(')')?.1.split_whitespace();
+    Some((words.next()?.to_owned(), words.next()?.parse().ok()?))
+}
+
+fn signal(signal: &str, id: u32) {
+    let done = Command::new("sh").arg("-c").arg(format!("kill -{signal} {id}")).status();
+    assert!(done.expect("sh is everywhere").success(), "{id} takes no {signal}");
+}
+
+/// Whether a process runs.
+pub fn lives(id: u32) -> bool {
+    state_of(id).is_some_and(|(state, _)| state != "Z")
+}
