@@ -22,6 +22,8 @@ use std::{
 
 /// Between two looks at the network.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How long one look may take.
+const LOOK_WITHIN: Duration = Duration::from_secs(3);
 /// How long the chain may be silent before the network is given up.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -163,26 +165,29 @@ async fn watch(
     let mut first_window = None;
     let mut last_heard = Instant::now();
     // A network that goes on has windows behind it: they are not counted again.
-    let _ = observer.look(&**chain).await;
+    let _ = tokio::time::timeout(PATIENCE, observer.look(&**chain)).await;
     let already = observer.windows();
     let mut stop = std::pin::pin!(program::told_to_stop());
     let ended = loop {
-        match observer.look(&**chain).await {
-            Ok(()) => last_heard = Instant::now(),
-            Err(error) if PATIENCE < last_heard.elapsed() => break Err(error.into()),
-            Err(_) => {}
+        // A child's death is said before anything that follows from it, such as a chain that no longer answers.
+        match network.died() {
+            Ok(None) => {}
+            Ok(Some(died)) => break Err(died.into()),
+            Err(error) => break Err(error.into()),
+        }
+        match tokio::time::timeout(LOOK_WITHIN, observer.look(&**chain)).await {
+            Ok(Ok(())) => last_heard = Instant::now(),
+            Ok(Err(error)) if PATIENCE < last_heard.elapsed() => break Err(error.into()),
+            Err(_) if PATIENCE < last_heard.elapsed() => {
+                break Err(anyhow::anyhow!("the chain has not answered for {} s", PATIENCE.as_secs()));
+            }
+            Ok(Err(_)) | Err(_) => {}
         }
         if first_window.is_none() && observer.current.is_some() {
             first_window = Some(Instant::now());
         }
         if let Err(error) = display.show(observer, unigram_loss) {
             break Err(error.into());
-        }
-        // A child's death is said before anything that follows from it.
-        match network.died() {
-            Ok(None) => {}
-            Ok(Some(died)) => break Err(died.into()),
-            Err(error) => break Err(error.into()),
         }
         if up.windows.is_some_and(|windows| enough(observer, already.saturating_add(windows))) {
             break Ok(());

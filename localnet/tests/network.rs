@@ -56,6 +56,7 @@ async fn a_network_trains_pays_and_outlives_every_kind_of_trouble() {
     a_killed_miner_comes_back(&mut net).await;
     bad_bytes_and_a_store_that_refuses_cost_one_seat_only(&mut net).await;
     killed_validators(&mut net).await;
+    killed_at_any_moment(&mut net).await;
     pay_is_claimed(&mut net).await;
 
     assert!(net.observer.lineage_agreed(), "every node held the chain's model at every window");
@@ -213,6 +214,33 @@ async fn killed_validators(net: &mut Net) {
     assert!(net.observer.lineage_agreed());
 }
 
+/// Whoever is killed, in whatever phase of a window, and started again at once, ends with the model of all others.
+async fn killed_at_any_moment(net: &mut Net) {
+    let schedule = net.observer.run.params.schedule;
+    let moments = [
+        ("miner-0", 2),
+        ("validator-0", schedule.commit_by + 2),
+        ("miner-1", schedule.commit_by + 1),
+        ("validator-1", schedule.attest_by + 2),
+        ("miner-0", schedule.reveal_by + 1),
+        ("validator-2", schedule.vote_by + 2),
+    ];
+    for (name, offset) in moments {
+        let reached = |seen: &Observer| {
+            schedule.locate(seen.block).is_some_and(|(_, at)| offset <= at && at < offset + 4)
+        };
+        net.until(&format!("block {offset} of a window, where {name} is killed"), reached).await;
+        let window = schedule.window_at(net.observer.block).expect("the run has started").0;
+        net.network.kill(name).await.expect("it ran");
+        net.start(name);
+        net.until(&format!("{name} holds the model after that window"), |seen| {
+            holds_since(seen, name, window + 2) && window < last_fixed(seen)
+        })
+        .await;
+        assert!(net.observer.lineage_agreed(), "after {name} was killed at block {offset} of its window");
+    }
+}
+
 async fn pay_is_claimed(net: &mut Net) {
     let seat = net.observer.seats_of(Role::Miner).find(|seat| 0 < seat.claimable);
     let seat = seat.expect("a miner was paid").clone();
@@ -264,6 +292,14 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
         assert!(report[field].is_number(), "{field}: {report}");
     }
     assert!(Claimed::claim(&directory).expect("free again").plan.is_some());
+
+    // The chain's death ends it as well.
+    let mut bereft = Sitting::up(&directory, &[]);
+    bereft.until_said("network up").await;
+    bereft.kill_child("chain");
+    let ended = bereft.ended().await;
+    assert!(!ended.success, "{}", ended.all());
+    assert!(ended.err.contains("chain has ended"), "{}", ended.all());
 
     // And Ctrl-C ends it, with a summary, and with every process of it.
     let mut third = Sitting::up(&directory, &[]);
