@@ -530,12 +530,29 @@ fn selection_draws_by_the_weights_as_they_stood_at_the_opening() {
 #[test]
 fn a_seat_is_a_newcomer_for_so_many_windows_after_its_registration() {
     with_run(RunParams { newcomer_windows: 1, ..params() }, || {
+        // Weights stand, and none of them belongs to a seat that commits.
+        StandingWeights::set(vec![(Uid(200), 65535)]);
         play(0, &VALIDATORS);
         assert_eq!(selected(0), MINERS);
         play(1, &VALIDATORS);
         assert_eq!(selected(1), MINERS);
         play(2, &VALIDATORS);
         assert!(selected(2).is_empty());
+    });
+}
+
+#[test]
+fn while_no_weights_stand_every_seat_is_a_newcomer() {
+    with_run(RunParams { newcomer_windows: 1, ..params() }, || {
+        for window in 0..4 {
+            play(window, &VALIDATORS);
+            assert_eq!(selected(window), MINERS);
+        }
+        // With the first consensus the rule is as written.
+        StandingWeights::set(vec![(Uid(200), 65535)]);
+        play(4, &VALIDATORS);
+        play(5, &VALIDATORS);
+        assert!(selected(5).is_empty());
     });
 }
 
