@@ -53,7 +53,7 @@ pub const ORIGIN: &str = "origin";
 #[derive(Debug)]
 pub struct Claimed {
     path: PathBuf,
-    _lock: fs::File,
+    lock: fs::File,
     /// Present where a network was set up here before.
     pub plan: Option<Plan>,
 }
@@ -111,7 +111,7 @@ impl Claimed {
         if plan.is_none() && names.iter().any(|name| name != "lock") {
             return Err(LayoutError::HalfWritten { path });
         }
-        Ok(Claimed { path, _lock: lock, plan })
+        Ok(Claimed { path, lock, plan })
     }
 
     pub fn path(&self) -> &Path {
@@ -124,6 +124,14 @@ impl Claimed {
         replica::files::write_atomic(&self.path.join("network.json"), &json)?;
         self.plan = Some(plan);
         Ok(())
+    }
+}
+
+impl Drop for Claimed {
+    /// Unlocks in so many words: closing the file is not enough while a child that is just being started, and has not
+    /// yet closed what it inherited, holds a copy of the descriptor.
+    fn drop(&mut self) {
+        self.lock.unlock().ok();
     }
 }
 

@@ -481,7 +481,7 @@ struct Claim {
     directory: PathBuf,
     partial: PathBuf,
     lock_path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl Claim {
@@ -512,7 +512,7 @@ impl Claim {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unwritable(&partial, error)),
             _ => fs::create_dir(&partial).map_err(|source| unwritable(&partial, source))?,
         }
-        Ok(Claim { directory: directory.to_owned(), partial, lock_path, _lock: lock })
+        Ok(Claim { directory: directory.to_owned(), partial, lock_path, lock })
     }
 
     /// Gives the finished directory its name. From here on it is there, also after a power failure.
@@ -538,6 +538,8 @@ impl Drop for Claim {
         {
             tracing::warn!(directory = %self.partial.display(), %error, "an unfinished dataset is left behind");
         }
+        // In so many words: a child that is just being started may still hold a copy of the descriptor.
+        self.lock.unlock().ok();
     }
 }
 

@@ -31,7 +31,7 @@ struct Disk {
     objects: PathBuf,
     incoming: PathBuf,
     /// Held as long as the server lives.
-    _lock: File,
+    lock: File,
 }
 
 /// One object, as listed.
@@ -392,6 +392,13 @@ fn etag(key: &str, bytes: u64, modified: SystemTime) -> String {
     hasher.finalize().to_hex()[..32].to_owned()
 }
 
+impl Drop for Disk {
+    /// Unlocks in so many words: a child that is just being started may still hold a copy of the descriptor.
+    fn drop(&mut self) {
+        self.lock.unlock().ok();
+    }
+}
+
 impl Disk {
     /// Takes an empty directory, or one of ours that nobody else has.
     fn open(path: &Path) -> Result<Disk, ServerError> {
@@ -442,7 +449,7 @@ impl Disk {
         std::fs::create_dir(&incoming).map_err(unusable)?;
         let objects = path.join("buckets");
         std::fs::create_dir_all(&objects).map_err(unusable)?;
-        Ok(Disk { objects, incoming, _lock: lock })
+        Ok(Disk { objects, incoming, lock })
     }
 
     fn load(&self, bucket: &str) -> Result<BTreeMap<String, Object>, ServerError> {
