@@ -1,7 +1,16 @@
 #![doc = include_str!("../README.md")]
 
+pub mod accumulate;
 pub mod cross_entropy;
+pub mod decode;
+pub mod encode;
+pub mod merge;
 pub mod norm;
+pub mod pack;
+pub mod quantise;
 pub mod sparse;
+pub mod topk;
+pub mod unpack;
+pub mod wire;
 
-mod lanes;
+pub mod lanes;

@@ -65,6 +65,8 @@ pub enum RunError {
     Encode(#[from] protocol::contribution::EncodeError),
     #[error("our own contribution cannot be decoded; the snapshot is damaged, remove it")]
     Decode(#[from] protocol::contribution::DecodeError),
+    #[error("the contribution in the snapshot is cut short; the snapshot is damaged, remove it")]
+    PendingDamaged,
     #[error("the trainer is gone: its thread died in an earlier window")]
     TrainerLost,
     #[error("the thread that trains died")]
@@ -237,13 +239,7 @@ impl Miner {
             trained: trained.sequences,
         };
         let bytes = submission::seal(&header, &body, &self.key);
-        let pending = Pending {
-            window,
-            digest: Digest::of(&bytes),
-            body_at: u32::try_from(bytes.len() - body.len()).expect("a header is short"),
-            bytes,
-            committed: false,
-        };
+        let pending = Pending { window, digest: Digest::of(&bytes), bytes, committed: false };
         snapshot.residual_for = window.next();
         snapshot.optimiser = self.trainer()?.state();
         snapshot.pending = Some(pending.clone());
@@ -308,7 +304,7 @@ impl Miner {
             }
         }
         // What was committed leaves the residual, merged or not (PROT-10).
-        let body = &pending.bytes[pending.body_at as usize..];
+        let body = pending.body().ok_or(RunError::PendingDamaged)?;
         compress::spend(
             &self.follower().schema,
             self.follower().run.params.density,

@@ -5,7 +5,10 @@
 //! commitment; killed later it has only the upload to finish.
 
 use codec::{Decode, DecodeAll as _, Encode};
-use protocol::{Digest, RunId, SeatId, Window};
+use protocol::{
+    Digest, RunId, SeatId, Window,
+    submission::{PREFIX_BYTES, SIGNATURE_BYTES},
+};
 use replica::files::{self, FileError};
 use std::path::Path;
 
@@ -27,10 +30,16 @@ pub struct Pending {
     pub digest: Digest,
     /// The exact bytes that the digest is of.
     pub bytes: Vec<u8>,
-    /// Bytes of `bytes` that come before the body.
-    pub body_at: u32,
     /// Whether the commitment is in a finalised block, and the body has left the residual.
     pub committed: bool,
+}
+
+impl Pending {
+    /// What the codec wrote; `None` if the bytes are no contribution.
+    pub fn body(&self) -> Option<&[u8]> {
+        let end = self.bytes.len().checked_sub(SIGNATURE_BYTES)?;
+        self.bytes.get(PREFIX_BYTES..end)
+    }
 }
 
 #[derive(Encode, Decode)]
@@ -64,7 +73,7 @@ impl Snapshot {
 
     pub fn save(&self, path: &Path, run: RunId, seat: SeatId) -> Result<(), SnapshotError> {
         let saved = Saved {
-            version: 1,
+            version: 2,
             run,
             seat,
             residual_for: self.residual_for,
@@ -119,7 +128,6 @@ mod tests {
                 window: Window(6),
                 digest: Digest::of(b"bytes"),
                 bytes: b"bytes".to_vec(),
-                body_at: 2,
                 committed: true,
             }),
         };

@@ -7,7 +7,7 @@
 //! a small multiple of its own length, and no more than the schema says.
 //!
 //! ```text
-//! body     = length of each section, u32 LE ‖ sections          how many there are follows from the schema
+//! body     = (length u32 LE ‖ section) per section              how many there are follows from the schema
 //! section  = rice u8 ‖ (lo u8 ‖ hi u8) per chunk ‖ bits         at most 64 chunks of one tensor
 //! bits     = gaps of all chunks ‖ sign of every entry ‖ magnitude of every entry ‖ zero bits up to a whole byte
 //! gap      = (gap >> rice) ones, a zero, then the `rice` low bits    gap = index − previous index − 1; the first: index
@@ -16,6 +16,9 @@
 //! Bits are filled from the least significant one of each byte. A *chunk* is 4096 consecutive values of a tensor, the
 //! last one of a tensor shorter; of each the `⌈len · ρ⌉` values largest in magnitude are entries, ties to the lower
 //! index. An entry is worth `±lo` or `±hi`, the two levels of its chunk.
+//!
+//! Each section has its length before it, so that one can leave while the next is encoded, be decoded while the next
+//! arrives, and be found without decoding those before it (PROT-9).
 
 mod bits;
 mod level;
@@ -34,6 +37,9 @@ pub const CODEC: u16 = 1;
 
 /// Chunks in a full section: 2^18 values, 1 MiB of them.
 pub const SECTION_CHUNKS: usize = 64;
+
+/// What stands before a section.
+const LENGTH_BYTES: usize = 4;
 
 /// The largest Rice parameter: no gap inside a chunk has more than 12 bits.
 const RICE_MAX: u8 = 12;
@@ -71,7 +77,7 @@ pub enum EncodeError {
 pub enum DecodeError {
     #[error("a density is from 1 to 4096 values in 4096, not {0}")]
     BadDensity(u16),
-    #[error("the body has {got} bytes, but its sections make {expected}")]
+    #[error("the body has {got} bytes, but its sections make {expected} or more")]
     WrongLength { expected: u64, got: u64 },
     #[error("tensor {tensor}: the section at chunk {chunk} ends before its entries do")]
     Truncated { tensor: u32, chunk: u32 },
@@ -100,7 +106,7 @@ pub enum DecodeError {
 /// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
 pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
     check_encodable(schema, density, values)?;
-    let mut body = Body::new(schema);
+    let mut body = Body::default();
     let mut section = SectionEncoder::default();
     for place in schema.sections() {
         section.choose(density, &values[place.values]);
@@ -118,7 +124,7 @@ pub fn encode_with_feedback(
     residual: &mut [f32],
 ) -> Result<Vec<u8>, EncodeError> {
     check_encodable(schema, density, residual)?;
-    let mut body = Body::new(schema);
+    let mut body = Body::default();
     let mut section = SectionEncoder::default();
     for place in schema.sections() {
         let values = &mut residual[place.values];
@@ -135,14 +141,7 @@ pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, 
         return Err(DecodeError::BadDensity(density.0));
     }
     // Lengths first: nothing is allocated for a section whose bytes cannot hold its entries.
-    let lengths = section_lengths(schema, body)?;
-    let mut rest = &body[4 * schema.section_count()..];
-    for (place, length) in schema.sections().zip(lengths.clone()) {
-        if length < smallest_section(density, place.values.len()) {
-            return Err(DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() });
-        }
-    }
-
+    let sections = split_sections(schema, density, body)?;
     let mut tensors = Vec::with_capacity(schema.tensors().len());
     tensors.extend(schema.ranges().map(|range| {
         let entries = entries_of(density, range.len());
@@ -153,9 +152,7 @@ pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, 
         }
     }));
     let mut gaps = Vec::new();
-    for (place, length) in schema.sections().zip(lengths) {
-        let (bytes, after) = rest.split_at(length);
-        rest = after;
+    for (place, bytes) in schema.sections().zip(sections) {
         decode_section(bytes, &place, density, &mut gaps, &mut tensors[place.tensor as usize])?;
     }
     Ok(Sparse { tensors })
@@ -165,7 +162,7 @@ impl Schema {
     /// The most bytes that a body can have: what a fetcher allows for, before it has seen a byte (PROT-8).
     pub fn largest_body(&self, density: Density) -> usize {
         self.sections()
-            .map(|place| largest_section(density, place.values.len()).saturating_add(4))
+            .map(|place| largest_section(density, place.values.len()).saturating_add(LENGTH_BYTES))
             .fold(0, usize::saturating_add)
     }
 
@@ -175,23 +172,19 @@ impl Schema {
     }
 }
 
-/// A body while it is written: the table of lengths is filled in as the sections come.
+/// A body while it is written.
+#[derive(Default)]
 struct Body {
     bytes: Vec<u8>,
-    table: usize,
 }
 
 impl Body {
-    fn new(schema: &Schema) -> Body {
-        Body { bytes: alloc::vec![0; 4 * schema.section_count()], table: 0 }
-    }
-
     fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.bytes.len();
+        let start = self.bytes.len() + LENGTH_BYTES;
+        self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
         write(&mut self.bytes);
         let length = u32::try_from(self.bytes.len() - start).expect("a section is under 1 MiB");
-        self.bytes[self.table..self.table + 4].copy_from_slice(&length.to_le_bytes());
-        self.table += 4;
+        self.bytes[start - LENGTH_BYTES..start].copy_from_slice(&length.to_le_bytes());
     }
 
     fn finish(self) -> Vec<u8> {
@@ -415,24 +408,33 @@ fn decode_section(
     }
 }
 
-/// The lengths in the table at the head of a body, which must add up to what follows it.
-fn section_lengths<'a>(
+/// The bytes of each section. All are there, long enough for their entries, and nothing follows the last.
+fn split_sections<'a>(
     schema: &Schema,
+    density: Density,
     body: &'a [u8],
-) -> Result<impl Iterator<Item = usize> + Clone + 'a, DecodeError> {
-    let table_bytes = 4 * schema.section_count();
+) -> Result<Vec<&'a [u8]>, DecodeError> {
     let got = body.len() as u64;
-    let table = body
-        .get(..table_bytes)
-        .ok_or(DecodeError::WrongLength { expected: table_bytes as u64, got })?
-        .as_chunks::<4>()
-        .0;
-    let expected =
-        table.iter().fold(table_bytes as u64, |sum, length| sum + u64::from(u32::from_le_bytes(*length)));
-    if expected != got {
-        return Err(DecodeError::WrongLength { expected, got });
+    let mut sections = Vec::new();
+    let mut rest = body;
+    for place in schema.sections() {
+        let read = (got - rest.len() as u64) + LENGTH_BYTES as u64;
+        let (length, after) =
+            rest.split_first_chunk().ok_or(DecodeError::WrongLength { expected: read, got })?;
+        let length = u32::from_le_bytes(*length);
+        if (length as usize) < smallest_section(density, place.values.len()) {
+            return Err(DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() });
+        }
+        let expected = read + u64::from(length);
+        let (section, after) =
+            after.split_at_checked(length as usize).ok_or(DecodeError::WrongLength { expected, got })?;
+        sections.push(section);
+        rest = after;
     }
-    Ok(table.iter().map(|length| u32::from_le_bytes(*length) as usize))
+    if !rest.is_empty() {
+        return Err(DecodeError::WrongLength { expected: got - rest.len() as u64, got });
+    }
+    Ok(sections)
 }
 
 /// The smallest parameter that gives the least length.

@@ -100,8 +100,8 @@ mod by_the_book {
                 sections.push(section(density, part));
             }
         }
-        let lengths = sections.iter().flat_map(|section| (section.len() as u32).to_le_bytes());
-        lengths.chain(sections.iter().flatten().copied()).collect()
+        let with_length = |section: &Vec<u8>| [&(section.len() as u32).to_le_bytes(), &section[..]].concat();
+        sections.iter().flat_map(with_length).collect()
     }
 
     fn section(density: Density, values: &[f32]) -> Vec<u8> {
@@ -384,7 +384,7 @@ fn a_fault_is_named_by_its_tensor_and_chunk() {
     let schema = rows(&[100, 3 * 4096]);
     let mut body = encode(&schema, Density(64), &gaussian(3, schema.values())).unwrap();
     let first = u32::from_le_bytes(*body.first_chunk().unwrap()) as usize;
-    // The levels of the second tensor's last chunk, exchanged.
+    // The levels of the second tensor's last chunk, exchanged: after two lengths, a section, a parameter, two pairs.
     let at = 8 + first + 1 + 4;
     body.swap(at, at + 1);
     assert_eq!(
@@ -397,16 +397,21 @@ fn a_fault_is_named_by_its_tensor_and_chunk() {
 fn lengths_that_do_not_add_up_are_refused_before_anything_is_allocated() {
     // Were room made for what the schema promises, this would be 100 GB.
     let schema = rows(&[u32::MAX; 7]);
-    let mut body = vec![0; 4 * schema.section_count()];
-    let promised = body.len() as u64;
-    let got = decode(&schema, Density(4096), &body);
-    assert_eq!(got, Err(DecodeError::Truncated { tensor: 0, chunk: 0 }));
+    let refused = |body: &[u8]| decode(&schema, Density(4096), body).unwrap_err();
+    assert_eq!(refused(&[0; 3]), DecodeError::WrongLength { expected: 4, got: 3 });
+    assert_eq!(refused(&[0; 400]), DecodeError::Truncated { tensor: 0, chunk: 0 });
+    let long = [&u32::MAX.to_le_bytes()[..], &[0; 400]].concat();
+    assert_eq!(refused(&long), DecodeError::WrongLength { expected: 4 + u64::from(u32::MAX), got: 404 });
+    // The first section is all there, the second is not begun.
+    let first = smallest_section(Density(4096), 1 << 18);
+    let cut = [&(first as u32).to_le_bytes()[..], &vec![0; first]].concat();
+    let (expected, got) = (8 + first as u64, 4 + first as u64);
+    assert_eq!(refused(&cut), DecodeError::WrongLength { expected, got });
 
-    body[0] = 1;
-    let refused = DecodeError::WrongLength { expected: promised + 1, got: promised };
-    assert_eq!(decode(&schema, Density(4096), &body), Err(refused));
-    let refused = DecodeError::WrongLength { expected: promised, got: 3 };
-    assert_eq!(decode(&schema, Density(4096), &[0; 3]), Err(refused));
+    let schema = rows(&[16]);
+    let body = [&encode(&schema, Density(1024), &[1.0; 16]).unwrap()[..], &[0]].concat();
+    let (expected, got) = (body.len() as u64 - 1, body.len() as u64);
+    assert_eq!(decode(&schema, Density(1024), &body), Err(DecodeError::WrongLength { expected, got }));
 }
 
 #[test]
