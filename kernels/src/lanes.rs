@@ -4,8 +4,79 @@
 //! AVX2 and AVX-512, and picks by what the processor says of itself. The compiler may not fuse or reorder floating-point
 //! operations, so all three give the same bits.
 
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
 /// Partial results that a loop keeps side by side: as many as the widest vector holds, whatever the width in use.
 pub(crate) const LANES: usize = 16;
+
+/// A width of vector unit that the kernels are compiled for, narrowest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Width {
+    /// What every processor of the target has: on x86-64 SSE2, 128 bits.
+    Portable,
+    /// 256 bits, with the bit instructions that came along (BMI, LZCNT, POPCNT).
+    Avx2,
+    /// 512 bits: F, BW, CD, DQ and VL, which came together.
+    Avx512,
+}
+
+/// The widest that may be used, as a [`Width`].
+static LIMIT: AtomicU8 = AtomicU8::new(Width::Avx512 as u8);
+
+/// From now on the whole process uses no wider vectors than these. `limit(Width::Avx512)` lifts the limit.
+///
+/// For tests and reports, which run every path of one machine: no result ever depends on it, only the time does.
+pub fn limit(width: Width) {
+    LIMIT.store(width as u8, Relaxed);
+}
+
+/// What the kernels use: the widest that the processor has and [`limit`] allows.
+#[inline]
+pub fn width() -> Width {
+    let allowed = LIMIT.load(Relaxed);
+    if allowed >= Width::Avx512 as u8 && Width::Avx512.is_available() {
+        Width::Avx512
+    } else if allowed >= Width::Avx2 as u8 && Width::Avx2.is_available() {
+        Width::Avx2
+    } else {
+        Width::Portable
+    }
+}
+
+impl Width {
+    pub const ALL: [Width; 3] = [Width::Portable, Width::Avx2, Width::Avx512];
+
+    /// The widths that this processor has, narrowest first.
+    pub fn available() -> impl Iterator<Item = Width> {
+        Width::ALL.into_iter().filter(|width| width.is_available())
+    }
+
+    /// Whether this processor has all that code compiled for this width may use.
+    #[inline]
+    pub fn is_available(self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            let avx2 = || has!("avx2") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("popcnt");
+            let avx512 = || {
+                has!("avx512f")
+                    && has!("avx512bw")
+                    && has!("avx512cd")
+                    && has!("avx512dq")
+                    && has!("avx512vl")
+            };
+            match self {
+                Width::Portable => true,
+                Width::Avx2 => avx2(),
+                Width::Avx512 => avx2() && avx512(),
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            self == Width::Portable
+        }
+    }
+}
 
 /// `widest! { pub fn name(args) -> result = body; }`: `body` is an `#[inline(always)]` function with the same arguments.
 macro_rules! widest {
@@ -14,21 +85,20 @@ macro_rules! widest {
         $visibility fn $name($($argument: $type),*) $(-> $result)? {
             #[cfg(target_arch = "x86_64")]
             {
-                #[target_feature(enable = "avx512f")]
+                #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
                 fn with_avx512($($argument: $type),*) $(-> $result)? {
                     $body($($argument),*)
                 }
-                #[target_feature(enable = "avx2")]
+                #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
                 fn with_avx2($($argument: $type),*) $(-> $result)? {
                     $body($($argument),*)
                 }
-                if std::arch::is_x86_feature_detected!("avx512f") {
-                    // SAFETY: the processor has just said that it has AVX-512F.
-                    return unsafe { with_avx512($($argument),*) };
-                }
-                if std::arch::is_x86_feature_detected!("avx2") {
-                    // SAFETY: the processor has just said that it has AVX2.
-                    return unsafe { with_avx2($($argument),*) };
+                match $crate::lanes::width() {
+                    // SAFETY: the processor has said that it has what this width stands for.
+                    $crate::lanes::Width::Avx512 => return unsafe { with_avx512($($argument),*) },
+                    // SAFETY: as above.
+                    $crate::lanes::Width::Avx2 => return unsafe { with_avx2($($argument),*) },
+                    $crate::lanes::Width::Portable => {}
                 }
             }
             $body($($argument),*)
@@ -36,3 +106,20 @@ macro_rules! widest {
     };
 }
 pub(crate) use widest;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_wider_vectors_are_used_than_the_limit_allows_and_the_processor_has() {
+        let best = Width::available().last();
+        for width in Width::ALL {
+            limit(width);
+            assert!(super::width() <= width && super::width().is_available());
+            assert_eq!(super::width() == width, width.is_available());
+        }
+        limit(Width::Avx512);
+        assert_eq!(Some(super::width()), best);
+    }
+}
