@@ -1,1 +1,276 @@
-//! (filled in next)
+//! From a residual to the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
+//!
+//! `e ← β·e + Δ`, the choice of the largest, their levels, the bytes, and `e ← e − sent` are five kernels
+//! ([`topk`](crate::topk), [`quantise`](crate::quantise), [`pack`](crate::pack) and the step here); run one after the
+//! other over a model they would read it five times. Here a chunk of 16 KiB goes through all of them while it is in the
+//! first-level cache, so that of each value 12 bytes move: `e` and `Δ` are read, `e` is written. A copy moves 8 a value, and
+//! no encoder can be faster than 8/12 of one.
+//!
+//! The bytes are those of `protocol::contribution::encode`, and of `encode_with_feedback`, for any input, width of
+//! vectors and number of threads. Sections are encoded in parallel and handed on in order while later ones are being
+//! encoded; nothing but what is being handed on is held.
+
+use crate::{
+    lanes::widest,
+    pack::{self, BitRow},
+    quantise,
+    topk::{Groups, TopK},
+    wire::{CHUNK, LENGTH_BYTES, Layout, SECTION, Section, kept},
+};
+use rayon::prelude::*;
+use std::{convert::Infallible, sync::Mutex};
+
+/// What a residual becomes before the largest of it are sent. Each operation is rounded once.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// It stays as it is, to the bit.
+    Nothing,
+    /// `e ← fl(fl(decay·e) + Δ)`
+    Delta { decay: f32, delta: &'a [f32] },
+    /// `e ← fl(fl(decay·e) + fl(before − after))`
+    Difference { decay: f32, before: &'a [f32], after: &'a [f32] },
+}
+
+/// What becomes of the residual once the largest of it are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feedback {
+    /// It keeps what is sent, until the commitment stands.
+    Keep,
+    /// `e ← fl(e − sent)`
+    Spend,
+}
+
+/// Why there is no body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError<E = Infallible> {
+    /// The first of the values that are not finite once they are stepped, in the order of the body.
+    #[error("tensor {tensor}: the value at {position} is not finite")]
+    NotFinite { tensor: usize, position: usize },
+    #[error("the layout has {expected} values, but there are {got}")]
+    WrongLength { expected: usize, got: usize },
+    /// What the receiver of the bytes said.
+    #[error("the bytes could not be handed on")]
+    Sink(#[source] E),
+}
+
+/// Encodes the largest of the stepped `residual`; returns the whole body. See [`encode_into`].
+pub fn encode(
+    layout: &Layout,
+    residual: &mut [f32],
+    source: Source<'_>,
+    feedback: Feedback,
+) -> Result<Vec<u8>, EncodeError> {
+    let mut body = Vec::new();
+    encode_into(layout, residual, source, feedback, &mut |bytes| {
+        body.extend_from_slice(bytes);
+        Ok(())
+    })?;
+    Ok(body)
+}
+
+/// Sections that are encoded for each thread while those before them are handed on.
+///
+/// Enough that threads seldom wait for each other where a batch ends. A section has at most 128 KiB, however dense, and
+/// there are two batches: 2 MiB a thread, and under 4 MiB with the scratch of [`SectionEncoder`].
+const SECTIONS_AT_ONCE: usize = 8;
+
+/// Steps `residual` by `source`, encodes the largest of it, and hands the body to `sink` piece by piece: the length of a
+/// section, or the section. Returns the bytes of the body.
+///
+/// Runs on the threads of the rayon pool it is called in; `sink` runs on the calling thread, which waits for them. Beside
+/// the arrays it is given it needs less than 4 MiB a thread, whatever the size of the model.
+///
+/// On an error, part of the residual may be stepped and spent, and part of the body handed on: whoever wants to go on
+/// needs a copy of the residual.
+pub fn encode_into<E>(
+    layout: &Layout,
+    residual: &mut [f32],
+    source: Source<'_>,
+    feedback: Feedback,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<u64, EncodeError<E>> {
+    let expected = layout.values();
+    if let Some(got) = std::iter::once(residual.len()).chain(source.lengths()).find(|got| *got != expected) {
+        return Err(EncodeError::WrongLength { expected, got });
+    }
+
+    let encoders = Mutex::new(Vec::<SectionEncoder>::new());
+    let encode_one = |(place, values, slot): (&Section, &mut [f32], &mut Slot)| {
+        let free = encoders.lock().ok().and_then(|mut free| free.pop());
+        let mut encoder = free.unwrap_or_default();
+        slot.bytes.clear();
+        slot.outcome =
+            encoder.encode(layout.density(), values, source.part(place), feedback, &mut slot.bytes);
+        if let Ok(mut free) = encoders.lock() {
+            free.push(encoder);
+        }
+    };
+
+    let at_once = SECTIONS_AT_ONCE * rayon::current_num_threads();
+    let mut rest = residual;
+    let mut written = 0;
+    let (mut done, mut coming): (Vec<Slot>, Vec<Slot>) = (Vec::new(), Vec::new());
+    let mut handed_on: &[Section] = &[];
+    // One batch more than there are: while it is encoded, which takes no time, the last one is handed on.
+    for batch in layout.sections().chunks(at_once).chain([&[][..]]) {
+        coming.resize_with(batch.len().max(coming.len()), Slot::default);
+        let mut jobs = Vec::with_capacity(batch.len());
+        for (place, slot) in batch.iter().zip(&mut coming) {
+            let values =
+                rest.split_off_mut(..place.values.len()).expect("the lengths add up to the layout's");
+            jobs.push((place, values, slot));
+        }
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| jobs.into_par_iter().with_max_len(1).for_each(encode_one));
+            for (place, slot) in handed_on.iter().zip(&done) {
+                slot.outcome.map_err(|position| EncodeError::NotFinite {
+                    tensor: place.tensor,
+                    position: place.start as usize + position,
+                })?;
+                let length = u32::try_from(slot.bytes.len()).expect("a section is under 1 MiB");
+                sink(&length.to_le_bytes()).map_err(EncodeError::Sink)?;
+                sink(&slot.bytes).map_err(EncodeError::Sink)?;
+                written += (LENGTH_BYTES + slot.bytes.len()) as u64;
+            }
+            Ok(())
+        })?;
+        std::mem::swap(&mut done, &mut coming);
+        handed_on = batch;
+    }
+    Ok(written)
+}
+
+/// A section that waits to be handed on.
+struct Slot {
+    bytes: Vec<u8>,
+    outcome: Result<(), usize>,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot { bytes: Vec::new(), outcome: Ok(()) }
+    }
+}
+
+impl<'a> Source<'a> {
+    fn lengths(self) -> impl Iterator<Item = usize> {
+        let (first, second) = match self {
+            Source::Nothing => (None, None),
+            Source::Delta { delta, .. } => (Some(delta.len()), None),
+            Source::Difference { before, after, .. } => (Some(before.len()), Some(after.len())),
+        };
+        first.into_iter().chain(second)
+    }
+
+    fn part(self, place: &Section) -> Source<'a> {
+        self.range(place.values.start, place.values.end)
+    }
+
+    fn range(self, start: usize, end: usize) -> Source<'a> {
+        match self {
+            Source::Nothing => Source::Nothing,
+            Source::Delta { decay, delta } => Source::Delta { decay, delta: &delta[start..end] },
+            Source::Difference { decay, before, after } => {
+                Source::Difference { decay, before: &before[start..end], after: &after[start..end] }
+            }
+        }
+    }
+}
+
+/// Encodes sections one after the other, in room that it uses again: under 1 MiB for any density.
+#[derive(Clone, Debug, Default)]
+pub struct SectionEncoder {
+    top: TopK,
+    levels: Vec<[u8; 2]>,
+    gaps: Vec<u16>,
+    signs: BitRow,
+    magnitudes: BitRow,
+}
+
+impl SectionEncoder {
+    /// Steps the values of one section, and appends the section to `out`, without its length.
+    ///
+    /// The error is the position in the section of the first value that is not finite once it is stepped; then chunks
+    /// up to that one are stepped, and `out` is as it was.
+    ///
+    /// # Panics
+    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to 4096.
+    pub fn encode(
+        &mut self,
+        density: u16,
+        residual: &mut [f32],
+        source: Source<'_>,
+        feedback: Feedback,
+        out: &mut Vec<u8>,
+    ) -> Result<(), usize> {
+        assert!((1..=SECTION).contains(&residual.len()), "a section has from 1 to {SECTION} values");
+        assert!(source.lengths().all(|length| length == residual.len()), "each value has its source");
+        self.levels.clear();
+        self.gaps.clear();
+        self.signs.clear();
+        self.magnitudes.clear();
+
+        for (index, chunk) in residual.chunks_mut(CHUNK).enumerate() {
+            let start = index * CHUNK;
+            let count = kept(density, chunk.len());
+            step(chunk, source.range(start, start + chunk.len()), self.top.groups(count));
+            if self.top.select_known(chunk, count).is_none() {
+                let position = chunk.iter().position(|value| !value.is_finite());
+                return Err(start + position.expect("the largest is not finite"));
+            }
+            self.quantise(chunk, feedback);
+        }
+        pack::section(out, &self.levels, &self.gaps, &self.signs, &self.magnitudes);
+        Ok(())
+    }
+
+    /// Notes the levels and the entries of the chunk whose largest values are chosen, and takes them out of it.
+    fn quantise(&mut self, chunk: &mut [f32], feedback: Feedback) {
+        let (positions, values) = self.top.positions_and_values();
+        let levels = quantise::levels(values);
+        self.levels.push(levels.codes);
+        pack::gaps_between(positions, &mut self.gaps);
+        for values in values.chunks(64) {
+            let (signs, magnitudes) = quantise::marks(values, levels);
+            self.signs.push(signs, values.len());
+            self.magnitudes.push(magnitudes, values.len());
+        }
+        if feedback == Feedback::Spend {
+            quantise::subtract(values, levels);
+            for (position, left) in positions.iter().zip(values) {
+                chunk[*position as usize] = *left;
+            }
+        }
+    }
+}
+
+widest! {
+    /// Steps a chunk, and leaves the largest magnitudes of its groups.
+    ///
+    /// Three vectors are read or written for 16 values, and five operations done: less than the caches need for them.
+    fn step(chunk: &mut [f32], source: Source<'_>, groups: &mut Groups) = step_body;
+}
+
+#[inline(always)]
+fn step_body(chunk: &mut [f32], source: Source<'_>, groups: &mut Groups) {
+    let length = chunk.len();
+    match source {
+        Source::Nothing => groups.fill(length, |index| chunk[index]),
+        Source::Delta { decay, delta } => {
+            let delta = &delta[..length];
+            groups.fill(length, |index| {
+                let stepped = decay * chunk[index] + delta[index];
+                chunk[index] = stepped;
+                stepped
+            });
+        }
+        Source::Difference { decay, before, after } => {
+            let (before, after) = (&before[..length], &after[..length]);
+            groups.fill(length, |index| {
+                let stepped = decay * chunk[index] + (before[index] - after[index]);
+                chunk[index] = stepped;
+                stepped
+            });
+        }
+    }
+}

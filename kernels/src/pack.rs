@@ -1,1 +1,184 @@
-//! (filled in next)
+//! The bytes of a section (PROT-7): Rice-coded gaps, then signs, then magnitudes, least significant bit first.
+//!
+//! The length of a section is known before its first bit is written, since the best Rice parameter is found by counting
+//! bits. So the bytes are made room for once, and each code is a shift, an or and a store of eight bytes, of which those
+//! that are not full yet are stored again by the next.
+
+use crate::{
+    lanes::widest,
+    wire::{CHUNK, RICE_MAX},
+};
+
+/// A row of bits, 64 to a word, filled from the least significant one.
+#[derive(Clone, Debug, Default)]
+pub struct BitRow {
+    words: Vec<u64>,
+    length: usize,
+}
+
+impl BitRow {
+    pub fn clear(&mut self) {
+        self.words.clear();
+        self.length = 0;
+    }
+
+    /// Appends the `count` lowest bits of `bits`, from 1 to 64; the others are zero.
+    pub fn push(&mut self, bits: u64, count: usize) {
+        let held = self.length % 64;
+        if held == 0 {
+            self.words.push(bits);
+        } else {
+            if let Some(last) = self.words.last_mut() {
+                *last |= bits << held;
+            }
+            if held + count > 64 {
+                self.words.push(bits >> (64 - held));
+            }
+        }
+        self.length += count;
+    }
+
+    /// How many bits there are.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+/// Appends a section: `gaps` and one sign and magnitude for each, and the codes of the levels of each chunk.
+///
+/// A gap is the distance of an entry from the one before it in its chunk, less one; the first is the entry's index.
+pub fn section(out: &mut Vec<u8>, levels: &[[u8; 2]], gaps: &[u16], signs: &BitRow, magnitudes: &BitRow) {
+    let (rice, gap_bits) = rice_parameter(gaps);
+    out.push(rice);
+    out.extend_from_slice(levels.as_flattened());
+
+    let start = out.len();
+    let bits = gap_bits + signs.len() + magnitudes.len();
+    // Room for the last store, which goes on past the last bit.
+    out.resize(start + bits.div_ceil(8) + size_of::<u64>(), 0);
+    let mut writer = Writer { bytes: &mut out[start..], at: 0, pending: 0, held: 0 };
+    put_gaps(&mut writer, gaps, u32::from(rice));
+    for row in [signs, magnitudes] {
+        put_row(&mut writer, row);
+    }
+    out.truncate(start + bits.div_ceil(8));
+}
+
+/// The Rice parameter that makes the gaps shortest, the smallest of several; and how many bits they then have.
+///
+/// The length is convex in the parameter, so the first step that saves nothing ends the search.
+pub fn rice_parameter(gaps: &[u16]) -> (u8, usize) {
+    let mut at = quotients(gaps, 0);
+    let mut rice = 0;
+    while rice < RICE_MAX {
+        let above = quotients(gaps, rice + 1);
+        if at <= above + gaps.len() {
+            break;
+        }
+        (at, rice) = (above, rice + 1);
+    }
+    (rice, at + gaps.len() * (1 + usize::from(rice)))
+}
+
+widest! {
+    fn quotients(gaps: &[u16], rice: u8) -> usize = quotients_body;
+}
+
+#[inline(always)]
+fn quotients_body(gaps: &[u16], rice: u8) -> usize {
+    // A chunk's gaps add up to less than 4096, and a section has 64 chunks.
+    gaps.iter().map(|gap| u32::from(gap >> rice)).sum::<u32>() as usize
+}
+
+/// Fills bytes that are zero, or that it has written before.
+struct Writer<'a> {
+    bytes: &'a mut [u8],
+    /// Whole bytes that are done.
+    at: usize,
+    /// The bits after them: under 8 between two calls.
+    pending: u64,
+    held: u32,
+}
+
+/// The most bits that fit beside those that are pending.
+const PUT_MAX: u32 = 56;
+
+impl Writer<'_> {
+    /// The `count` low bits of `bits`, whose others are zero; at most [`PUT_MAX`].
+    #[inline(always)]
+    fn put(&mut self, bits: u64, count: u32) {
+        self.pending |= bits << self.held;
+        self.held += count;
+        self.bytes[self.at..][..size_of::<u64>()].copy_from_slice(&self.pending.to_le_bytes());
+        self.at += (self.held / 8) as usize;
+        self.pending >>= self.held & !7;
+        self.held &= 7;
+    }
+}
+
+widest! {
+    fn put_gaps(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) = put_gaps_body;
+}
+
+#[inline(always)]
+fn put_gaps_body(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) {
+    let code = |gap: u16| {
+        let (ones, low) = (u32::from(gap) >> rice, u64::from(gap) & ((1 << rice) - 1));
+        (ones, 1 + ones + rice, low)
+    };
+    let joined = |ones: u32, low: u64| low << 1 << ones | ((1 << ones) - 1);
+    // Two codes at a time: most are short, and a store for both is one store less.
+    let (pairs, last) = gaps.as_chunks::<2>();
+    for [first, second] in pairs {
+        let ((first_ones, first_count, first_low), (ones, count, low)) = (code(*first), code(*second));
+        if first_count + count <= PUT_MAX {
+            writer.put(joined(first_ones, first_low) | joined(ones, low) << first_count, first_count + count);
+        } else {
+            put_long(writer, first_ones, first_low, rice);
+            put_long(writer, ones, low, rice);
+        }
+    }
+    for gap in last {
+        let (ones, _, low) = code(*gap);
+        put_long(writer, ones, low, rice);
+    }
+}
+
+/// A code of any length.
+fn put_long(writer: &mut Writer<'_>, ones: u32, low: u64, rice: u32) {
+    let mut left = ones;
+    while left >= PUT_MAX {
+        writer.put((1 << PUT_MAX) - 1, PUT_MAX);
+        left -= PUT_MAX;
+    }
+    writer.put((1 << left) - 1, left);
+    writer.put(low << 1, 1 + rice);
+}
+
+fn put_row(writer: &mut Writer<'_>, row: &BitRow) {
+    let mut left = row.len();
+    for word in &row.words {
+        for half in [*word as u32, (*word >> 32) as u32] {
+            let count = left.min(32);
+            writer.put(u64::from(half), count as u32);
+            left -= count;
+        }
+    }
+}
+
+widest! {
+    /// Appends the gaps between positions in a chunk, which ascend.
+    pub fn gaps_between(positions: &[u32], gaps: &mut Vec<u16>) = gaps_between_body;
+}
+
+#[inline(always)]
+fn gaps_between_body(positions: &[u32], gaps: &mut Vec<u16>) {
+    let Some(first) = positions.first() else { return };
+    debug_assert!(positions.is_sorted_by(|a, b| a < b) && (positions[positions.len() - 1] as usize) < CHUNK);
+    gaps.push(*first as u16);
+    gaps.extend(positions.array_windows().map(|[before, position]| position.wrapping_sub(before + 1) as u16));
+}

@@ -1,1 +1,130 @@
-//! (filled in next)
+//! The two levels of a chunk (PROT-7): what was chosen is cut at its mean magnitude, and each half is worth its own.
+//!
+//! The format says that sums are added in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa:
+//! where the largest and the smallest are within 17 octaves, every sum of 4096 of them is a whole number of units in
+//! the last place of the smallest, under 2^53 of them. No addition rounds, so any order gives the same bits, and
+//! vectors add in theirs. Values further apart, zeros among them, are added one after the other.
+
+use crate::{
+    lanes::{LANES, widest},
+    topk::magnitude,
+    wire::{level_of, value_of},
+};
+
+/// Octaves between magnitudes of which any 4096 add up without rounding: 24 bits, 12 for the count, and these are 53.
+const EXACT_OCTAVES: u32 = 17;
+
+/// The two levels of a chunk, and which of its entries get which.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Levels {
+    /// Codes of the lower and the higher level.
+    pub codes: [u8; 2],
+    /// Magnitudes above this have the higher level.
+    pub high_above: f32,
+    /// Negative values have a sign if their magnitude is above this: a level of zero has none.
+    pub sign_above: f32,
+}
+
+widest! {
+    /// The levels for the values chosen of a chunk, all finite, at least one and at most 4096.
+    pub fn levels(values: &[f32]) -> Levels = levels_body;
+}
+
+widest! {
+    /// Bit `i` of the two words: the sign and the magnitude of value `i`, for at most 64 values.
+    pub fn marks(values: &[f32], levels: Levels) -> (u64, u64) = marks_body;
+}
+
+widest! {
+    /// `v ← fl(v − sent)` of each value.
+    pub fn subtract(values: &mut [f32], levels: Levels) = subtract_body;
+}
+
+#[inline(always)]
+fn levels_body(values: &[f32]) -> Levels {
+    let (smallest, largest) = values
+        .iter()
+        .map(|value| magnitude(*value))
+        .fold((u32::MAX, 0), |(low, high), magnitude| (low.min(magnitude), high.max(magnitude)));
+    // Subnormals have the exponent of the smallest normal numbers.
+    let octaves = (largest >> 23).max(1) - (smallest >> 23).max(1);
+    let any_order = octaves <= EXACT_OCTAVES;
+
+    let total = if any_order { sum_above(values, -1.0).0 } else { serial_sum(values, |_| true) };
+    let threshold = total / values.len() as f64;
+    let high_above = round_down(threshold);
+    let (high_sum, high_count) = sum_above(values, high_above);
+    let low_count = values.len() - high_count;
+    let sums = if any_order {
+        [total - high_sum, high_sum]
+    } else {
+        [serial_sum(values, |value| value <= high_above), serial_sum(values, |value| value > high_above)]
+    };
+
+    let low = || level_of(sums[0] / low_count as f64);
+    let high = || level_of(sums[1] / high_count as f64);
+    let codes = match (low_count, high_count) {
+        (_, 0) => [low(); 2],
+        (0, _) => [high(); 2],
+        _ => [low(), high()],
+    };
+    let high_above = if codes[0] == codes[1] { f32::INFINITY } else { high_above };
+    Levels { codes, high_above, sign_above: if codes[0] == 0 { high_above } else { 0.0 } }
+}
+
+/// Sum and number of the magnitudes above `bound`. The sum is exact if no partial sum rounds.
+#[inline(always)]
+fn sum_above(values: &[f32], bound: f32) -> (f64, usize) {
+    let (mut sums, mut counts) = ([0.0f64; LANES], [0u32; LANES]);
+    let (rows, rest) = values.as_chunks::<LANES>();
+    for row in rows {
+        for ((sum, count), value) in sums.iter_mut().zip(&mut counts).zip(row) {
+            let above = value.abs() > bound;
+            *sum += if above { f64::from(value.abs()) } else { 0.0 };
+            *count += u32::from(above);
+        }
+    }
+    for ((sum, count), value) in sums.iter_mut().zip(&mut counts).zip(rest) {
+        let above = value.abs() > bound;
+        *sum += if above { f64::from(value.abs()) } else { 0.0 };
+        *count += u32::from(above);
+    }
+    (sums.iter().sum(), counts.iter().sum::<u32>() as usize)
+}
+
+/// The sum of the magnitudes that are `wanted`, one after the other.
+#[inline(always)]
+fn serial_sum(values: &[f32], wanted: impl Fn(f32) -> bool) -> f64 {
+    // Nothing is changed by adding zero to a sum that is not negative.
+    values
+        .iter()
+        .map(|value| value.abs())
+        .fold(0.0, |sum, value| sum + if wanted(value) { f64::from(value) } else { 0.0 })
+}
+
+/// The largest `f32` that is not above. What is above the one is above the other, if it is an `f32`.
+#[inline(always)]
+fn round_down(threshold: f64) -> f32 {
+    let nearest = threshold as f32;
+    if f64::from(nearest) > threshold { nearest.next_down() } else { nearest }
+}
+
+#[inline(always)]
+fn marks_body(values: &[f32], levels: Levels) -> (u64, u64) {
+    let (mut signs, mut highs) = (0u64, 0u64);
+    for (value, bit) in values.iter().zip(0..64) {
+        signs |= u64::from(*value < 0.0 && value.abs() > levels.sign_above) << bit;
+        highs |= u64::from(value.abs() > levels.high_above) << bit;
+    }
+    (signs, highs)
+}
+
+#[inline(always)]
+fn subtract_body(values: &mut [f32], levels: Levels) {
+    let [low, high] = levels.codes.map(value_of);
+    for value in values {
+        let level = if value.abs() > levels.high_above { high } else { low };
+        let negative = *value < 0.0 && value.abs() > levels.sign_above;
+        *value -= if negative { -level } else { level };
+    }
+}
