@@ -1,1 +1,300 @@
-//! (filled in next)
+//! Many contributions become one update (PROT-17, PROT-18), straight from their bytes to its bytes; and what is done
+//! with a body afterwards: the step of the model, and taking what was sent out of a residual.
+//!
+//! A section of the update depends on the same section of each contribution and of the merge-side buffer, and on
+//! nothing else. So the sections are merged one by one, by all threads, and leave in order: in memory are the buffer
+//! itself, and for each thread one section's entries of all inputs and a few sections that wait for their turn. Inside a
+//! section it goes chunk by chunk, so that the sums of a chunk, and how many contributions hit each of its values, stay
+//! in the nearest cache while one input after the other is added to them.
+
+use crate::{
+    accumulate::step,
+    decode::{Rejected, parts, split},
+    encode::{Feedback, SectionEncoder, Source},
+    lanes::widest,
+    unpack::{INDEX, LEVEL_SHIFT, Unpacked},
+    wire::{CHUNK, LENGTH_BYTES, Layout, Section},
+};
+use rayon::prelude::*;
+use std::{
+    convert::Infallible,
+    ops::AddAssign,
+    sync::{Mutex, PoisonError},
+};
+
+/// What the sum at a coordinate is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rule {
+    /// By how many contributions have an entry there.
+    MeanOverHits,
+    /// By how many contributions there are.
+    MeanOverAll,
+}
+
+/// Why there is no merge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeError {
+    #[error("there is nothing to merge")]
+    NoInputs,
+    #[error("section {section} of input {input} is not one that the encoder writes")]
+    Rejected { input: usize, section: usize },
+    #[error("tensor {tensor} of the merge buffer is not finite at {position}")]
+    NotFinite { tensor: usize, position: usize },
+}
+
+/// Why a merge did not reach its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MergeIntoError<E> {
+    #[error(transparent)]
+    Merge(#[from] MergeError),
+    #[error("the update could not be written")]
+    Sink(E),
+}
+
+/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`:
+/// `min(1, median norm / own norm)`, the median being the lower one, and 1 where the own norm is 0 (PROT-17).
+pub fn clip_scales(square_norms: &[Vec<f64>]) -> Vec<Vec<f32>> {
+    let tensors = square_norms.iter().map(Vec::len).min().unwrap_or(0);
+    (0..tensors)
+        .map(|tensor| {
+            let norms: Vec<f64> = square_norms.iter().map(|norms| norms[tensor].sqrt()).collect();
+            let mut sorted = norms.clone();
+            sorted.sort_unstable_by(f64::total_cmp);
+            let median = sorted[(sorted.len() - 1) / 2];
+            let scale = |norm: &f64| if *norm > median { (median / norm) as f32 } else { 1.0 };
+            norms.iter().map(scale).collect()
+        })
+        .collect()
+}
+
+/// Merges the bodies of contributions, in uid order, into `buffer`, and takes the update out of it: `b ← b + mean`,
+/// encode `b`, `b ← b − decoded` (PROT-18). Returns the update's body.
+///
+/// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
+/// are `[tensor][input]`, from [`clip_scales`]. On an error the buffer may have been merged in part: who may meet one
+/// holds a copy.
+///
+/// # Panics
+/// If the two layouts have other tensors, or `scales` or `buffer` are not of their lengths.
+pub fn merge(
+    layout: &Layout,
+    rule: Rule,
+    merged: &Layout,
+    bodies: &[&[u8]],
+    scales: &[Vec<f32>],
+    buffer: &mut [f32],
+) -> Result<Vec<u8>, MergeError> {
+    let mut body = Vec::new();
+    let append = &mut |bytes: &[u8]| {
+        body.extend_from_slice(bytes);
+        Ok::<(), Infallible>(())
+    };
+    match merge_into(layout, rule, merged, bodies, scales, buffer, append) {
+        Ok(_) => Ok(body),
+        Err(MergeIntoError::Merge(error)) => Err(error),
+        Err(MergeIntoError::Sink(never)) => match never {},
+    }
+}
+
+/// As [`merge`], but hands the update's bytes to `sink` while later sections are merged. Returns their count.
+pub fn merge_into<E>(
+    layout: &Layout,
+    rule: Rule,
+    merged: &Layout,
+    bodies: &[&[u8]],
+    scales: &[Vec<f32>],
+    buffer: &mut [f32],
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<u64, MergeIntoError<E>> {
+    /// Sections in flight, for each thread.
+    const AHEAD: usize = 8;
+
+    assert!(layout.ranges().eq(merged.ranges()), "an update has the tensors of its contributions");
+    assert_eq!(scales.len(), layout.tensors(), "there are scales for each tensor");
+    assert!(scales.iter().all(|scales| scales.len() == bodies.len()), "there is one scale for each input");
+    assert_eq!(buffer.len(), layout.values(), "a row has all of its layout's values");
+    if bodies.is_empty() {
+        return Err(MergeError::NoInputs.into());
+    }
+    let mut inputs = Vec::with_capacity(bodies.len());
+    for (input, body) in bodies.iter().enumerate() {
+        let rejected = |Rejected { section }| MergeError::Rejected { input, section };
+        inputs.push(split(layout, body).map_err(rejected)?);
+    }
+
+    let batch = AHEAD * rayon::current_num_threads();
+    let idle = Mutex::new(Vec::new());
+    let mut written = 0;
+    let mut buffers = parts(layout, buffer);
+    let sections = layout.sections().iter().enumerate().collect::<Vec<_>>();
+    for (places, buffers) in sections.chunks(batch).zip(buffers.chunks_mut(batch)) {
+        let encoded: Vec<Result<Vec<u8>, MergeError>> = places
+            .par_iter()
+            .zip(buffers)
+            .with_max_len(1)
+            .map(|((section, place), buffer)| {
+                let mut scratch: Scratch = pop(&idle).unwrap_or_default();
+                let bytes = inputs.iter().map(|input| input[*section]);
+                scratch.unpack(layout.density(), *section, place, bytes)?;
+                scratch.add_means(rule, &scales[place.tensor], buffer);
+                let mut bytes = vec![0; LENGTH_BYTES];
+                scratch.encode(merged, place, buffer, &mut bytes)?;
+                let length = u32::try_from(bytes.len() - LENGTH_BYTES).expect("a section is under 1 MiB");
+                bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+                idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+                Ok(bytes)
+            })
+            .collect();
+        for bytes in encoded {
+            let bytes = bytes?;
+            sink(&bytes).map_err(MergeIntoError::Sink)?;
+            written += bytes.len() as u64;
+        }
+    }
+    Ok(written)
+}
+
+fn pop<T>(idle: &Mutex<Vec<T>>) -> Option<T> {
+    idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+}
+
+/// What one thread needs to merge a section.
+struct Scratch {
+    inputs: Vec<Unpacked>,
+    sums: Box<[f32; CHUNK]>,
+    hits: Hits,
+    encoder: SectionEncoder,
+}
+
+/// How many inputs have an entry at each value of a chunk: in bytes, while bytes can hold it.
+enum Hits {
+    Few(Box<[u8; CHUNK]>),
+    Many(Box<[u32; CHUNK]>),
+}
+
+impl Default for Scratch {
+    fn default() -> Scratch {
+        Scratch {
+            inputs: Vec::new(),
+            sums: Box::new([0.0; CHUNK]),
+            hits: Hits::Few(Box::new([0; CHUNK])),
+            encoder: SectionEncoder::default(),
+        }
+    }
+}
+
+impl Scratch {
+    fn unpack<'a>(
+        &mut self,
+        density: u16,
+        section: usize,
+        place: &Section,
+        inputs: impl ExactSizeIterator<Item = &'a [u8]>,
+    ) -> Result<(), MergeError> {
+        self.inputs.resize_with(inputs.len(), Unpacked::default);
+        for (input, (unpacked, bytes)) in self.inputs.iter_mut().zip(inputs).enumerate() {
+            if !unpacked.read(density, place.values.len(), bytes) {
+                return Err(MergeError::Rejected { input, section });
+            }
+        }
+        Ok(())
+    }
+
+    /// `b ← b + mean` wherever some input has an entry, and only there: not even the sign of a zero changes elsewhere.
+    fn add_means(&mut self, rule: Rule, scales: &[f32], buffer: &mut [f32]) {
+        if self.inputs.len() > usize::from(u8::MAX) && matches!(self.hits, Hits::Few(_)) {
+            self.hits = Hits::Many(Box::new([0; CHUNK]));
+        }
+        for (chunk, buffer) in buffer.chunks_mut(CHUNK).enumerate() {
+            match &mut self.hits {
+                Hits::Few(hits) => few(rule, &self.inputs, scales, chunk, &mut self.sums, hits, buffer),
+                Hits::Many(hits) => many(rule, &self.inputs, scales, chunk, &mut self.sums, hits, buffer),
+            }
+        }
+    }
+
+    fn encode(
+        &mut self,
+        merged: &Layout,
+        place: &Section,
+        buffer: &mut [f32],
+        out: &mut Vec<u8>,
+    ) -> Result<(), MergeError> {
+        self.encoder.encode(merged.density(), buffer, Source::Nothing, Feedback::Spend, out).map_err(
+            |position| MergeError::NotFinite {
+                tensor: place.tensor,
+                position: place.start as usize + position,
+            },
+        )
+    }
+}
+
+widest! {
+    fn few(
+        rule: Rule, inputs: &[Unpacked], scales: &[f32], chunk: usize,
+        sums: &mut [f32; CHUNK], hits: &mut [u8; CHUNK], buffer: &mut [f32],
+    ) = add_mean::<u8>;
+}
+
+widest! {
+    fn many(
+        rule: Rule, inputs: &[Unpacked], scales: &[f32], chunk: usize,
+        sums: &mut [f32; CHUNK], hits: &mut [u32; CHUNK], buffer: &mut [f32],
+    ) = add_mean::<u32>;
+}
+
+/// Adds the mean of one chunk to its part of the buffer.
+#[inline(always)]
+fn add_mean<Count: Copy + AddAssign + From<u8>>(
+    rule: Rule,
+    inputs: &[Unpacked],
+    scales: &[f32],
+    chunk: usize,
+    sums: &mut [f32; CHUNK],
+    hits: &mut [Count; CHUNK],
+    buffer: &mut [f32],
+) where
+    u32: From<Count>,
+{
+    sums[..buffer.len()].fill(0.0);
+    hits[..buffer.len()].fill(Count::from(0));
+    for (input, scale) in inputs.iter().zip(scales) {
+        let chunk = input.chunk(chunk);
+        let scaled = chunk.levels.map(|level| scale * level);
+        for entry in chunk.entries {
+            let at = usize::from(entry & INDEX);
+            sums[at] += scaled[usize::from(entry >> LEVEL_SHIFT) % 4];
+            hits[at] += Count::from(1);
+        }
+    }
+    let all = inputs.len() as f32;
+    for ((value, sum), hits) in buffer.iter_mut().zip(&*sums).zip(&*hits) {
+        let hits = u32::from(*hits);
+        let mean = sum
+            / match rule {
+                Rule::MeanOverHits => hits as f32,
+                Rule::MeanOverAll => all,
+            };
+        *value = if hits > 0 { *value + mean } else { *value };
+    }
+}
+
+/// `θ ← fl(θ − fl(rate · u))` at every entry of the update's body (PROT-18).
+///
+/// A body that is refused may have been applied in part, but no section of it: where that matters, `decode::norms` has
+/// read it before.
+///
+/// # Panics
+/// If `theta` is not as long as the layout.
+pub fn apply(layout: &Layout, body: &[u8], rate: f32, theta: &mut [f32]) -> Result<(), Rejected> {
+    step(layout, body, theta, |_, level| -(rate * level))
+}
+
+/// `e ← fl(e − sent)` at every entry of a body: takes what was sent out of the residual that it was chosen from
+/// (PROT-10). For a body that is refused, as [`apply`].
+///
+/// # Panics
+/// If `residual` is not as long as the layout.
+pub fn spend(layout: &Layout, body: &[u8], residual: &mut [f32]) -> Result<(), Rejected> {
+    step(layout, body, residual, |_, level| -level)
+}

@@ -1,1 +1,319 @@
-//! (filled in next)
+//! The entries of one section out of its bytes: gaps, signs and magnitudes, and whether the encoder could have written
+//! them (PROT-8).
+//!
+//! A section's signs begin where its gaps end, and where that is only the gaps tell. So the gaps are read first, into
+//! two bytes an entry ([`INDEX`]), and the bits that mark an entry are laid over them afterwards, many at a time. What
+//! follows, be it a list, a sum or a step of the model, starts from those two bytes.
+//!
+//! A gap depends on where the one before it ended, so this is a chain of a count of bits, an addition and a shift. It
+//! is kept that short: bits are fetched once for several gaps, and without a question for each whether it was all there.
+//! One question a group asks it of all of them, and a group that fails (a gap far longer than its like) is read again,
+//! one gap at a time.
+
+use crate::{
+    lanes::widest,
+    wire::{CHUNK, RICE_MAX, kept, value_of},
+};
+
+/// The bits of an entry that are its index in its chunk.
+pub const INDEX: u16 = 0x0fff;
+/// Shifted down by so much, an entry is its place among [`Chunk::levels`].
+pub const LEVEL_SHIFT: u32 = 12;
+const NEGATIVE: u16 = 1 << LEVEL_SHIFT;
+const HIGH: u16 = 2 << LEVEL_SHIFT;
+
+/// One section, unpacked; and room that the next one uses again: two bytes an entry.
+#[derive(Default)]
+pub struct Unpacked {
+    values: usize,
+    density: u16,
+    entries: Vec<u16>,
+    /// `lo` and `hi` of each chunk.
+    levels: Vec<[f32; 2]>,
+    /// `n_lo·lo² + n_hi·hi²` of each chunk.
+    squares: Vec<f64>,
+}
+
+/// One chunk of an unpacked section.
+#[derive(Clone, Copy)]
+pub struct Chunk<'a> {
+    /// Where it starts in its section.
+    pub start: usize,
+    /// Its values; the indices of its entries are below.
+    pub length: usize,
+    /// Ascending by their [`INDEX`].
+    pub entries: &'a [u16],
+    /// `+lo`, `−lo`, `+hi`, `−hi`.
+    pub levels: [f32; 4],
+}
+
+impl Unpacked {
+    /// Unpacks a section of `values` values (1 to [`SECTION`](crate::wire::SECTION)), of which `density` in 4096 are
+    /// sent. Whether these are bytes that the encoder writes: if not, the other functions have nothing to say.
+    #[must_use]
+    pub fn read(&mut self, density: u16, values: usize, bytes: &[u8]) -> bool {
+        (self.values, self.density) = (values, density);
+        self.levels.clear();
+        self.squares.clear();
+        // Lengths first: no room is made for entries that the bytes cannot hold.
+        if bytes.len() < smallest(density, values) {
+            return false;
+        }
+        self.entries.resize(entries_of(density, values), 0);
+        read(bytes, self)
+    }
+
+    pub fn chunks(&self) -> impl Iterator<Item = Chunk<'_>> {
+        (0..self.levels.len()).map(|index| self.chunk(index))
+    }
+
+    /// # Panics
+    /// If the section has no such chunk.
+    pub fn chunk(&self, index: usize) -> Chunk<'_> {
+        let start = index * CHUNK;
+        let length = CHUNK.min(self.values - start);
+        let entries = &self.entries[index * kept(self.density, CHUNK)..][..kept(self.density, length)];
+        let [lo, hi] = self.levels[index];
+        Chunk { start, length, entries, levels: [lo, -lo, hi, -hi] }
+    }
+
+    /// `n_lo·lo² + n_hi·hi²` of each chunk, in their order: what a norm is added up from (PROT-17).
+    pub fn squares(&self) -> &[f64] {
+        &self.squares
+    }
+}
+
+/// The fewest bytes of a section: every gap is zero.
+pub fn smallest(density: u16, values: usize) -> usize {
+    1 + 2 * values.div_ceil(CHUNK) + (3 * entries_of(density, values)).div_ceil(8)
+}
+
+/// The most bytes of a section.
+///
+/// With parameter `r` the quotients of a chunk's gaps add up to at most `(len − kept) >> r`, and the encoder takes the
+/// best parameter.
+pub fn largest(density: u16, values: usize) -> usize {
+    let entries = entries_of(density, values);
+    let (full, rest) = (values / CHUNK, values % CHUNK);
+    let longest_gaps = |rice: u8| {
+        let quotients = |length: usize| (length - kept(density, length)) >> rice;
+        full * quotients(CHUNK) + quotients(rest) + entries * (1 + usize::from(rice))
+    };
+    let gap_bits = (0..=RICE_MAX).map(longest_gaps).min().unwrap_or(0);
+    1 + 2 * values.div_ceil(CHUNK) + (gap_bits + 2 * entries).div_ceil(8)
+}
+
+fn entries_of(density: u16, values: usize) -> usize {
+    values / CHUNK * kept(density, CHUNK) + kept(density, values % CHUNK)
+}
+
+widest! {
+    fn read(bytes: &[u8], section: &mut Unpacked) -> bool = read_body;
+}
+
+/// `bytes` are not fewer than the smallest section's, and `section.entries` as many as are kept.
+#[inline(always)]
+fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
+    let Unpacked { values, density, entries, levels, squares } = section;
+    let (values, full) = (*values, kept(*density, CHUNK));
+    let (rice, rest) = (bytes[0], &bytes[1..]);
+    let (codes, stream) = rest.split_at(2 * values.div_ceil(CHUNK));
+    if rice > RICE_MAX {
+        return false;
+    }
+
+    let Some(gap_bits) = (match rice {
+        0..=2 => indices::<8>(stream, rice, values, full, entries),
+        3..=6 => indices::<5>(stream, rice, values, full, entries),
+        _ => indices::<3>(stream, rice, values, full, entries),
+    }) else {
+        return false;
+    };
+
+    // The signs and magnitudes, and zeros up to a whole byte, are all that is left.
+    let bits = gap_bits + 2 * entries.len();
+    if bits.div_ceil(8) != stream.len() || !bits.is_multiple_of(8) && stream[bits / 8] >> (bits % 8) != 0 {
+        return false;
+    }
+    let mut sign_at = gap_bits;
+    let mut high_at = gap_bits + entries.len();
+    let lengths = (0..values).step_by(CHUNK).map(|start| CHUNK.min(values - start));
+    for ((codes, length), chunk) in codes.as_chunks::<2>().0.iter().zip(lengths).zip(entries.chunks_mut(full))
+    {
+        let [lo, hi] = *codes;
+        debug_assert_eq!(chunk.len(), kept(*density, length));
+        // A zero has no sign: not at the lower level if that is zero, at neither if both are.
+        let (unsigned_low, unsigned_high) =
+            (u64::from(lo != 0).wrapping_sub(1), u64::from(hi != 0).wrapping_sub(1));
+        let mut signed_zeros = 0;
+        let mut highs = 0;
+        for entries in chunk.chunks_mut(64) {
+            let all = u64::MAX >> (64 - entries.len());
+            let (negative, high) = (bits_at(stream, sign_at) & all, bits_at(stream, high_at) & all);
+            sign_at += entries.len();
+            high_at += entries.len();
+            signed_zeros |= negative & (!high & unsigned_low | high & unsigned_high);
+            highs += high.count_ones();
+            mark(entries, negative, high);
+        }
+        let used = if lo == hi { highs == 0 } else { lo < hi && highs != 0 && highs as usize != chunk.len() };
+        if !used || signed_zeros != 0 {
+            return false;
+        }
+        let (lo, hi) = (value_of(lo), value_of(hi));
+        levels.push([lo, hi]);
+        squares.push(square_sum(chunk.len() as u32 - highs, lo) + square_sum(highs, hi));
+    }
+    true
+}
+
+#[inline(always)]
+fn square_sum(count: u32, level: f32) -> f64 {
+    f64::from(count) * (f64::from(level) * f64::from(level))
+}
+
+/// Sets the two upper bits of up to 64 entries.
+#[inline(always)]
+fn mark(entries: &mut [u16], negative: u64, high: u64) {
+    let marks = |negative: u16, high: u16, index: usize| {
+        let sign = if negative >> index & 1 == 1 { NEGATIVE } else { 0 };
+        sign | if high >> index & 1 == 1 { HIGH } else { 0 }
+    };
+    let (rows, rest) = entries.as_chunks_mut::<16>();
+    let mut shift = 0;
+    for row in rows {
+        let (negative, high) = ((negative >> shift) as u16, (high >> shift) as u16);
+        for (index, entry) in row.iter_mut().enumerate() {
+            *entry |= marks(negative, high, index);
+        }
+        shift += 16;
+    }
+    if !rest.is_empty() {
+        let (negative, high) = ((negative >> shift) as u16, (high >> shift) as u16);
+        for (index, entry) in rest.iter_mut().enumerate() {
+            *entry |= marks(negative, high, index);
+        }
+    }
+}
+
+/// Reads all gaps of a section into the indices of its entries, chunk by chunk. The bits that they took; nothing if an
+/// index is outside its chunk or another parameter is the smallest of the shortest.
+///
+/// May have read past the end, where zeros are: the caller compares the bits with those that there are.
+#[inline(always)]
+fn indices<const GROUP: usize>(
+    stream: &[u8],
+    rice: u8,
+    values: usize,
+    full: usize,
+    entries: &mut [u16],
+) -> Option<usize> {
+    let mut at = 0;
+    let (mut halves, mut doubles) = (0, 0);
+    for (start, chunk) in (0..).step_by(CHUNK).zip(entries.chunks_mut(full)) {
+        let next = chunk_indices::<GROUP>(stream, &mut at, u32::from(rice), chunk);
+        // Gaps are not negative, so that the last index is the largest.
+        if next > CHUNK.min(values - start) as u64 {
+            return None;
+        }
+        halves += quotients(chunk, rice + 1);
+        doubles += quotients(chunk, rice.saturating_sub(1));
+    }
+    // What the gaps took gives the sum of their quotients. The length is convex in the parameter (each step up saves
+    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time, where
+    // the step up saves nothing and the step that led here did.
+    let count = entries.len();
+    let whole = at - count * (1 + usize::from(rice));
+    let saves_nothing = rice == RICE_MAX || whole <= halves + count;
+    let saved = rice == 0 || doubles > whole + count;
+    (saves_nothing && saved).then_some(at)
+}
+
+/// `Σ (gap >> rice)` of one chunk, from its indices.
+#[inline(always)]
+fn quotients(indices: &[u16], rice: u8) -> usize {
+    // Gaps of a chunk add up to less than 4096: sixteen bits hold every sum.
+    let gaps =
+        indices.iter().zip(&indices[1..]).map(|(before, index)| index.wrapping_sub(*before).wrapping_sub(1));
+    let sum = gaps.fold(0u16, |sum, gap| sum.wrapping_add(gap >> rice));
+    usize::from(sum) + usize::from(indices[0] >> rice)
+}
+
+/// The indices of one chunk, and the one after its last. If that is outside the chunk, they are worth nothing.
+#[inline(always)]
+fn chunk_indices<const GROUP: usize>(stream: &[u8], at: &mut usize, rice: u32, entries: &mut [u16]) -> u64 {
+    let low = (1u64 << rice) - 1;
+    let mut next = 0u64;
+    let (groups, rest) = entries.as_chunks_mut::<GROUP>();
+    for group in groups {
+        if let Some(word) = stream.get(*at / 8..).and_then(<[u8]>::first_chunk::<8>) {
+            // Upside down, so that a row of ones is counted as zeros; and behind the last bit fetched such a row goes
+            // on without end, so that what reaches over it is counted too long, and not too short.
+            let mut bits = !u64::from_le_bytes(*word) >> (*at % 8);
+            let mut used = 0;
+            let mut index = next;
+            for entry in group.iter_mut() {
+                let ones = bits.trailing_zeros();
+                let gap = u64::from(ones) << rice | !bits.wrapping_shr(ones).wrapping_shr(1) & low;
+                index = index.wrapping_add(gap);
+                *entry = index as u16;
+                index = index.wrapping_add(1);
+                bits = bits.wrapping_shr(ones + 1 + rice);
+                used += ones + 1 + rice;
+            }
+            if used <= FETCHED {
+                *at += used as usize;
+                next = index;
+                continue;
+            }
+        }
+        for entry in group {
+            next = next.wrapping_add(gap(stream, at, rice));
+            *entry = next as u16;
+            next = next.wrapping_add(1);
+        }
+    }
+    for entry in rest {
+        next = next.wrapping_add(gap(stream, at, rice));
+        *entry = next as u16;
+        next = next.wrapping_add(1);
+    }
+    next
+}
+
+/// Bits that one fetch gives, wherever it stands in a byte.
+const FETCHED: u32 = 57;
+
+/// One gap, however long its row of ones is.
+#[inline(always)]
+fn gap(stream: &[u8], at: &mut usize, rice: u32) -> u64 {
+    let mut quotient = 0u64;
+    loop {
+        let ones = bits_at(stream, *at).trailing_ones();
+        quotient += u64::from(ones);
+        *at += ones as usize;
+        if ones < 64 {
+            break;
+        }
+    }
+    let gap = quotient << rice | bits_at(stream, *at + 1) & ((1 << rice) - 1);
+    *at += 1 + rice as usize;
+    gap
+}
+
+/// 64 bits from the given one on. After the last byte come zeros without end.
+#[inline(always)]
+fn bits_at(stream: &[u8], at: usize) -> u64 {
+    let (first, shift) = (at / 8, at % 8);
+    let (word, above) = match stream.get(first..).and_then(<[u8]>::first_chunk::<9>) {
+        Some([word @ .., above]) => (u64::from_le_bytes(*word), *above),
+        None => {
+            let rest = stream.get(first..).unwrap_or(&[]);
+            let mut bytes = [0; 9];
+            bytes[..rest.len()].copy_from_slice(rest);
+            let [word @ .., above] = bytes;
+            (u64::from_le_bytes(word), above)
+        }
+    };
+    word >> shift | u64::from(above) << 1 << (63 - shift)
+}
