@@ -48,7 +48,8 @@ const ARROWS: &[Arrows] = &[
         ],
         &[],
     ),
-    ("tests", &[], ANY),
+    // The codec study trains.
+    ("tests", &["protocol", "dataset", "model"], ANY),
 ];
 
 const ROLE: &[&str] =
@@ -87,7 +88,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "tokio",
         &["store", "embedded-chain", "chain-client", "replica", "seat", "miner", "validator", "localnet"],
     ),
-    ("anyhow", &["seat", "miner", "validator", "localnet"]), // Where there is a `main`. Below it, callers match.
+    ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "tests"]), // Where there is a `main`. Below it, callers match.
 ];
 
 /// All that `protocol` is made of.

@@ -1,5 +1,7 @@
 #![doc = include_str!("../README.md")]
 
+pub mod study;
+
 use std::{
     fs,
     path::{Path, PathBuf},

@@ -1,0 +1,37 @@
+//! Numbers that look random and are the same on every machine: SplitMix64.
+
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
+    }
+
+    /// Below `end`, nearly evenly.
+    pub fn below(&mut self, end: u64) -> u64 {
+        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+    }
+
+    /// Nearly normal: the sum of twelve even numbers, less six.
+    pub fn normal(&mut self) -> f64 {
+        (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
+    }
+
+    /// The numbers below `end` in a drawn order.
+    pub fn order(&mut self, end: u64) -> Vec<u64> {
+        let mut order: Vec<u64> = (0..end).collect();
+        for last in (1..order.len()).rev() {
+            let other = self.below(last as u64 + 1) as usize;
+            order.swap(last, other);
+        }
+        order
+    }
+}
