@@ -1,0 +1,73 @@
+//! Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
+//!
+//!     cargo run --release -p kernels --bin kernels-report -- --json
+
+mod measure;
+mod random;
+mod report;
+
+use clap::{Parser, ValueEnum};
+use kernels::lanes::Width;
+
+/// Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// Values in the dense row, in Mi (2^20). Two rows are held, of 4 bytes a value: e and Δ.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    mebivalues: u64,
+    /// Values sent of each 4096.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    density: u16,
+    /// Contributions in the merge.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    inputs: u16,
+    /// Values in the merge, in Mi.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    merge_mebivalues: u64,
+    /// Times that each kernel is run; the shortest time counts.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Numbers of threads to measure with [default: 1 and all].
+    #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Vec<u16>,
+    /// The widest vectors to use [default: the widest that the processor has].
+    #[arg(long, value_enum)]
+    simd: Option<Simd>,
+    /// Only encode, once, and say how much memory that added: for rows that nearly fill the machine.
+    #[arg(long)]
+    memory_only: bool,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Simd {
+    Portable,
+    Avx2,
+    Avx512,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    if let Some(simd) = options.simd {
+        let width = match simd {
+            Simd::Portable => Width::Portable,
+            Simd::Avx2 => Width::Avx2,
+            Simd::Avx512 => Width::Avx512,
+        };
+        anyhow::ensure!(
+            Width::available().any(|available| available == width),
+            "this processor has no {simd:?}; choose a narrower one"
+        );
+        kernels::lanes::limit(width);
+    }
+    let report = report::measure(&options)?;
+    if options.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{report}");
+    }
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! Time and memory, as a program can see its own.
+
+use rayon::prelude::*;
+use std::time::Instant;
+
+/// The shortest of several runs, in seconds: what else the machine does can only make a run longer.
+pub fn shortest(rounds: usize, mut run: impl FnMut()) -> f64 {
+    (0..rounds)
+        .map(|_| {
+            let began = Instant::now();
+            run();
+            began.elapsed().as_secs_f64()
+        })
+        .fold(f64::INFINITY, f64::min)
+}
+
+/// Copies `from` over `to` with every thread of the pool: one read and one write a byte, as fast as memory gives it.
+pub fn copy(from: &[f32], to: &mut [f32]) {
+    let part = from.len().div_ceil(4 * rayon::current_num_threads()).max(1);
+    to.par_chunks_mut(part).zip(from.par_chunks(part)).for_each(|(to, from)| to.copy_from_slice(from));
+}
+
+/// The most memory that the process has held since [`start`](PeakMemory::start), beyond what it held then. In bytes.
+pub struct PeakMemory {
+    before: u64,
+}
+
+impl PeakMemory {
+    /// `None` where the system does not tell (Linux does, in `/proc`).
+    pub fn start() -> Option<PeakMemory> {
+        // "5" sets the peak back to what is held now.
+        std::fs::write("/proc/self/clear_refs", "5").ok()?;
+        Some(PeakMemory { before: status("VmRSS:")? })
+    }
+
+    pub fn added(&self) -> Option<u64> {
+        Some(status("VmHWM:")?.saturating_sub(self.before))
+    }
+}
+
+/// A line of `/proc/self/status` that counts kibibytes; in bytes.
+fn status(name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(1024 * kibibytes)
+}
+
+/// The processor's name for itself, where the system tells.
+pub fn processor() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
+    Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_touched_is_counted() {
+        let Some(peak) = PeakMemory::start() else { return eprintln!("this system does not tell") };
+        let mut held = vec![0u8; 64 << 20];
+        held.iter_mut().step_by(4096).for_each(|byte| *byte = 1);
+        std::hint::black_box(&held);
+        drop(held);
+        assert!(peak.added().unwrap() >= 60 << 20);
+    }
+
+    #[test]
+    fn a_copy_is_a_copy() {
+        let from: Vec<f32> = (0..100_003).map(|index| index as f32).collect();
+        let mut to = vec![0.0; from.len()];
+        copy(&from, &mut to);
+        assert_eq!(from, to);
+    }
+}
