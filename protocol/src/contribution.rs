@@ -475,7 +475,8 @@ fn smallest_section(density: Density, values: usize) -> usize {
     1 + 2 * values.div_ceil(CHUNK_VALUES) + (3 * entries_of(density, values)).div_ceil(8)
 }
 
-fn entries_of(density: Density, values: usize) -> usize {
+/// Entries of so many values of one tensor.
+pub(crate) fn entries_of(density: Density, values: usize) -> usize {
     values / CHUNK_VALUES * density.kept(CHUNK_VALUES) + density.kept(values % CHUNK_VALUES)
 }
 

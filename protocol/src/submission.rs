@@ -196,15 +196,17 @@ impl<'a> Submission<'a> {
 
     /// Checks everything that makes a submission count, cheapest first, and decodes it.
     pub fn verify(&self, expected: &Expected<'_>) -> Result<VerifiedSubmission, Fault> {
-        self.verify_with(expected, contribution::decode)
+        let body = self.check(expected)?;
+        let update =
+            contribution::decode(expected.schema, expected.density, body).map_err(Fault::Undecodable)?;
+        let square_norms: Vec<f64> = update.tensors.iter().map(|tensor| tensor.square_norm).collect();
+        check_norms(expected.schema, expected.density, &square_norms)?;
+        Ok(VerifiedSubmission { header: self.header, update })
     }
 
-    /// As [`Submission::verify`], with a decoder that gives the same answers sooner.
-    pub fn verify_with(
-        &self,
-        expected: &Expected<'_>,
-        decode: impl FnOnce(&Schema, Density, &[u8]) -> Result<Sparse, DecodeError>,
-    ) -> Result<VerifiedSubmission, Fault> {
+    /// All of [`Submission::verify`] but what it says of the body, which is returned: that it can be decoded, and then
+    /// [`check_norms`]. For whoever decodes faster, or keeps the bytes alone.
+    pub fn check(&self, expected: &Expected<'_>) -> Result<&'a [u8], Fault> {
         let header = self.header;
         let largest = largest_bytes(expected.schema, expected.density);
         if self.bytes.len() > largest {
@@ -246,10 +248,22 @@ impl<'a> Submission<'a> {
         let message = signed_message(&header.encode(), &Digest::of(self.body));
         identity::verify(&header.hotkey, Domain::Contribution, &message, &self.signature)
             .map_err(|_| Fault::BadSignature)?;
-        let update = decode(expected.schema, expected.density, self.body).map_err(Fault::Undecodable)?;
-        check_norm(&update)?;
-        Ok(VerifiedSubmission { header, update })
+        Ok(self.body)
     }
+}
+
+/// Refuses what is no work at all, and what has left every bound of training, by the square norm of each tensor of the
+/// schema. Between the two the merge clips (PROT-14).
+pub fn check_norms(schema: &Schema, density: Density, square_norms: &[f64]) -> Result<(), Fault> {
+    let mut total = 0.0;
+    for (range, square_norm) in schema.ranges().zip(square_norms) {
+        let rms = libm::sqrt(square_norm / contribution::entries_of(density, range.len()) as f64);
+        if rms > RMS_MAX {
+            return Err(Fault::AbnormalNorm { rms });
+        }
+        total += square_norm;
+    }
+    if total > 0.0 { Ok(()) } else { Err(Fault::AbnormalNorm { rms: 0.0 }) }
 }
 
 impl Fault {
@@ -283,19 +297,6 @@ fn signed_message(header: &[u8], body: &Digest) -> Vec<u8> {
     message.extend_from_slice(header);
     message.extend_from_slice(&body.0);
     message
-}
-
-/// Refuses what is no work at all, and what has left every bound of training. Between the two the merge clips.
-fn check_norm(update: &Sparse) -> Result<(), Fault> {
-    let mut total = 0.0;
-    for tensor in &update.tensors {
-        let rms = libm::sqrt(tensor.square_norm / tensor.positions.len() as f64);
-        if rms > RMS_MAX {
-            return Err(Fault::AbnormalNorm { rms });
-        }
-        total += tensor.square_norm;
-    }
-    if total > 0.0 { Ok(()) } else { Err(Fault::AbnormalNorm { rms: 0.0 }) }
 }
 
 #[cfg(test)]

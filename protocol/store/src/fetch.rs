@@ -28,6 +28,21 @@ pub trait Fetch: Send + Sync {
     /// [`fetch_verified`].
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError>;
 
+    /// The same, within the same limits, but hands the object on piece by piece as it comes. Where this fails, `to` may
+    /// have a part of it. Where nothing better is said, it comes in one piece, once it is there.
+    async fn fetch_into(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), FetchError> {
+        let bytes = self.fetch(base_url, key, limits).await?;
+        to.begin(bytes.len() as u64);
+        to.piece(&bytes);
+        Ok(())
+    }
+
     /// The bytes that came down since this fetcher was made, those of failed fetches included.
     fn traffic(&self) -> TrafficTotals;
 }
@@ -37,8 +52,67 @@ impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
         (**self).fetch(base_url, key, limits).await
     }
+    async fn fetch_into(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), FetchError> {
+        (**self).fetch_into(base_url, key, limits, to).await
+    }
     fn traffic(&self) -> TrafficTotals {
         (**self).traffic()
+    }
+}
+
+/// Takes an object while it comes. Nothing of it is to be believed before the fetch has succeeded.
+///
+/// It is called between two reads of the network, so it does not wait for anything.
+pub trait Receive: Send {
+    /// An object begins that is to have `length` bytes. What came before was of a fetch that failed, and is forgotten.
+    fn begin(&mut self, length: u64);
+
+    /// The next bytes, in order; all together never more than `length`.
+    fn piece(&mut self, bytes: &[u8]);
+}
+
+/// Receives an object whole.
+#[derive(Debug, Default)]
+pub struct Whole {
+    bytes: Vec<u8>,
+    length: u64,
+}
+
+impl Whole {
+    /// What has come so far.
+    pub fn so_far(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// How long the object is to be.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub fn into_bytes(self) -> Bytes {
+        self.bytes.into()
+    }
+}
+
+impl Receive for Whole {
+    fn begin(&mut self, length: u64) {
+        *self = Whole { bytes: Vec::new(), length };
+    }
+
+    /// Memory is taken as bytes come, not as they are promised; and in the end no more than was promised.
+    fn piece(&mut self, bytes: &[u8]) {
+        let held = self.bytes.len();
+        if self.bytes.capacity() - held < bytes.len() {
+            let missing = usize::try_from(self.length).unwrap_or(usize::MAX).saturating_sub(held);
+            self.bytes.reserve_exact(missing.min(held.max(64 << 10)).max(bytes.len()));
+        }
+        self.bytes.extend_from_slice(bytes);
     }
 }
 
@@ -191,19 +265,43 @@ pub async fn fetch_verified(
     digest: &Digest,
     limits: &Limits,
 ) -> Result<Bytes, FetchError> {
-    let bytes = fetch.fetch(base_url, key, limits).await?;
-    let got = digest_of(&bytes).await?;
-    if got == *digest { Ok(bytes) } else { Err(FetchError::WrongDigest { expected: *digest, got }) }
+    let mut whole = Whole::default();
+    fetch_verified_into(fetch, base_url, key, digest, limits, &mut whole).await?;
+    Ok(whole.into_bytes())
 }
 
-/// Large objects are hashed where they hold up nobody else.
-async fn digest_of(bytes: &Bytes) -> Result<Digest, FetchError> {
-    if bytes.len() <= 1 << 20 {
-        return Ok(Digest::of(bytes));
+/// As [`fetch_verified`], but hands the object on while it comes, and hashes it as it goes by. Only once this has
+/// succeeded was it the right one.
+pub async fn fetch_verified_into(
+    fetch: &dyn Fetch,
+    base_url: &str,
+    key: &ObjectKey,
+    digest: &Digest,
+    limits: &Limits,
+    to: &mut dyn Receive,
+) -> Result<(), FetchError> {
+    let mut hashed = Hashed { hasher: blake3::Hasher::new(), to };
+    fetch.fetch_into(base_url, key, limits, &mut hashed).await?;
+    let got = Digest(*hashed.hasher.finalize().as_bytes());
+    if got == *digest { Ok(()) } else { Err(FetchError::WrongDigest { expected: *digest, got }) }
+}
+
+/// Hashes what goes by.
+struct Hashed<'a> {
+    hasher: blake3::Hasher,
+    to: &'a mut dyn Receive,
+}
+
+impl Receive for Hashed<'_> {
+    fn begin(&mut self, length: u64) {
+        self.hasher.reset();
+        self.to.begin(length);
     }
-    let bytes = bytes.clone();
-    let hashed = tokio::task::spawn_blocking(move || Digest::of(&bytes)).await;
-    hashed.map_err(|error| FetchError::Ours { what: format!("hashing stopped: {error}") })
+
+    fn piece(&mut self, bytes: &[u8]) {
+        self.hasher.update(bytes);
+        self.to.piece(bytes);
+    }
 }
 
 /// Somebody who may have the object.
@@ -221,6 +319,15 @@ pub struct FetchPlan {
     rounds: u32,
     pause: Duration,
     total: Option<Duration>,
+}
+
+/// What it took to get an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Who had it.
+    pub from: Mirror,
+    /// Who was asked before, and what became of it. In the order of asking.
+    pub failures: Vec<Failure>,
 }
 
 /// An object, and what it took to get it.
@@ -309,6 +416,21 @@ impl FetchPlan {
         digest: &Digest,
         limits: &Limits,
     ) -> Result<Fetched, NobodyHadIt> {
+        let mut whole = Whole::default();
+        let Found { from, failures } = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
+        Ok(Fetched { bytes: whole.into_bytes(), from, failures })
+    }
+
+    /// As [`FetchPlan::fetch`], but hands the object on while it comes: for each mirror from the beginning. Only once
+    /// this has succeeded was it the right one.
+    pub async fn fetch_into(
+        &self,
+        fetch: &dyn Fetch,
+        key: &ObjectKey,
+        digest: &Digest,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<Found, NobodyHadIt> {
         let end = self.total.map(|total| tokio::time::Instant::now() + total);
         let mut failures: Vec<Failure> = Vec::new();
         let mut left: Vec<&Mirror> = self.mirrors.iter().collect();
@@ -328,8 +450,8 @@ impl FetchPlan {
                         limits.within(limits.deadline.min(left))
                     }
                 };
-                match fetch_verified(fetch, &mirror.base_url, key, digest, &limits).await {
-                    Ok(bytes) => return Ok(Fetched { bytes, from: mirror.clone(), failures }),
+                match fetch_verified_into(fetch, &mirror.base_url, key, digest, &limits, to).await {
+                    Ok(()) => return Ok(Found { from: mirror.clone(), failures }),
                     Err(error) => {
                         tracing::debug!(object = %key, mirror = mirror.base_url, %error, "a mirror failed");
                         if error.may_pass() {
@@ -371,6 +493,19 @@ mod tests {
         assert_eq!(first, plan(b"one", &[7, 6, 5, 4, 3, 2, 1, 0]));
         assert_ne!(first, plan(b"two", &[0, 1, 2, 3, 4, 5, 6, 7]));
         assert_eq!(first.mirrors().len(), 8);
+    }
+
+    #[test]
+    fn a_whole_object_takes_no_more_memory_than_came_of_it_or_was_promised() {
+        let mut whole = Whole::default();
+        whole.begin(1 << 40);
+        whole.piece(&[1; 1000]);
+        assert!(whole.bytes.capacity() < 1 << 20, "a promise takes no memory");
+        whole.begin(1_000_000);
+        (0..1000).for_each(|_| whole.piece(&[7; 1000]));
+        assert_eq!((whole.length(), whole.so_far().len()), (1_000_000, 1_000_000));
+        assert_eq!(whole.bytes.capacity(), 1_000_000);
+        assert_eq!(whole.into_bytes(), vec![7; 1_000_000]);
     }
 
     #[test]

@@ -21,7 +21,9 @@ use protocol::keys::ObjectKey;
 
 pub use disk::DiskStore;
 pub use faulty::FaultyStore;
-pub use fetch::{Fetch, FetchError, FetchPlan, HttpFetcher, Limits, fetch_verified};
+pub use fetch::{
+    Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Receive, Whole, fetch_verified, fetch_verified_into,
+};
 pub use memory::MemoryStore;
 pub use probe::{ProbeReport, probe, probe_public};
 pub use s3::{Credentials, S3Settings, S3Store};

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use protocol::Digest;
 use protocol::keys::{self, ObjectKey};
-use store::fetch::{AddressClass, FetchPolicy, HttpFetcher, Resolver};
-use store::{Fetch, FetchError, Limits, fetch_verified};
+use store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
+use store::{Fetch, FetchError, Limits, Receive, fetch_verified, fetch_verified_into};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -65,8 +65,38 @@ async fn saying(answer: &'static str) -> String {
     .await
 }
 
+/// What an endpoint is accused of: the same, whether the object is taken whole or piece by piece.
 async fn error_of(base_url: &str) -> FetchError {
-    fetcher().fetch(base_url, &a_key(), &limits()).await.expect_err("hostile")
+    let whole = fetcher().fetch(base_url, &a_key(), &limits()).await.expect_err("hostile");
+    let mut pieces = Pieces::default();
+    let streamed = fetcher().fetch_into(base_url, &a_key(), &limits(), &mut pieces).await;
+    assert_eq!(streamed.expect_err("hostile").label(), whole.label());
+    assert!(pieces.bytes.len() as u64 <= limits().max_bytes, "more was handed on than may be");
+    whole
+}
+
+/// Remembers what it is handed.
+#[derive(Default)]
+struct Pieces {
+    /// Promised lengths: one for every beginning.
+    begun: Vec<u64>,
+    bytes: Vec<u8>,
+    pieces: usize,
+}
+
+impl Receive for Pieces {
+    fn begin(&mut self, length: u64) {
+        self.begun.push(length);
+        self.bytes.clear();
+        self.pieces = 0;
+    }
+
+    fn piece(&mut self, bytes: &[u8]) {
+        assert!(!self.begun.is_empty(), "it begins before it goes on");
+        self.bytes.extend_from_slice(bytes);
+        self.pieces += 1;
+        assert!(self.bytes.len() as u64 <= self.begun[self.begun.len() - 1]);
+    }
 }
 
 #[tokio::test]
@@ -81,7 +111,7 @@ async fn an_honest_endpoint_is_read_to_the_byte() {
 
 #[tokio::test]
 async fn a_request_says_nothing_but_which_object() {
-    let (tell, mut told) = tokio::sync::mpsc::channel(1);
+    let (tell, mut told) = tokio::sync::mpsc::channel(2);
     let base = endpoint(move |mut stream, head| {
         let tell = tell.clone();
         async move {
@@ -270,6 +300,77 @@ async fn the_wrong_bytes_are_theirs() {
     let wrong = Digest::of(b"hullo");
     let error = fetch_verified(&fetcher, &base, &a_key(), &wrong, &limits()).await.expect_err("wrong");
     assert!(error == FetchError::WrongDigest { expected: wrong, got: right } && error.is_theirs());
+
+    let mut pieces = Pieces::default();
+    let streamed = fetch_verified_into(&fetcher, &base, &a_key(), &right, &limits(), &mut pieces).await;
+    assert_eq!((streamed, &pieces.bytes[..]), (Ok(()), &b"hello"[..]));
+    let streamed = fetch_verified_into(&fetcher, &base, &a_key(), &wrong, &limits(), &mut pieces).await;
+    assert_eq!(streamed, Err(error));
+}
+
+#[tokio::test]
+async fn an_object_is_handed_on_while_it_comes() {
+    // The second half leaves only once the first has been handed on.
+    let (tell, told) = tokio::sync::watch::channel(0);
+    let base = endpoint(move |mut stream, _| {
+        let mut told = told.clone();
+        async move {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 800\r\n\r\n").await?;
+            stream.write_all(&[1; 400]).await?;
+            let _ = told.wait_for(|got| *got >= 400).await;
+            stream.write_all(&[2; 400]).await
+        }
+    })
+    .await;
+    struct Telling(tokio::sync::watch::Sender<usize>);
+    impl Receive for Telling {
+        fn begin(&mut self, length: u64) {
+            assert_eq!(length, 800);
+        }
+        fn piece(&mut self, bytes: &[u8]) {
+            self.0.send_modify(|got| *got += bytes.len());
+        }
+    }
+    let mut telling = Telling(tell);
+    fetcher().fetch_into(&base, &a_key(), &limits(), &mut telling).await.expect("honest");
+    assert_eq!(*telling.0.borrow(), 800);
+}
+
+#[tokio::test]
+async fn an_endpoint_that_breaks_off_leaves_nothing_in_what_the_next_one_gives() {
+    let breaking = saying("HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\nhalf of").await;
+    let lying = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhullo").await;
+    let honest = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
+    let (fetcher, digest, mut pieces) = (fetcher(), Digest::of(b"hello"), Pieces::default());
+    let plan = FetchPlan::new().then(None, breaking).then(None, lying).then(None, &honest);
+    let found = plan.fetch_into(&fetcher, &a_key(), &digest, &limits(), &mut pieces).await.expect("found");
+    assert_eq!(found.from.base_url, honest);
+    let labels: Vec<_> = found.failures.iter().map(|failure| failure.error.label()).collect();
+    assert_eq!(labels, ["cut-short", "wrong-digest"]);
+    assert_eq!((&pieces.begun[..], &pieces.bytes[..]), (&[900, 5, 5][..], &b"hello"[..]));
+}
+
+#[tokio::test]
+async fn the_time_that_we_take_ourselves_is_not_laid_on_the_endpoint() {
+    // 900 bytes come at once, and the receiver idles for longer than the rate's window over each piece.
+    struct Slow(usize);
+    impl Receive for Slow {
+        fn begin(&mut self, _length: u64) {}
+        fn piece(&mut self, bytes: &[u8]) {
+            std::thread::sleep(Duration::from_millis(400));
+            self.0 += bytes.len();
+        }
+    }
+    let base = endpoint(|mut stream, _| async move {
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
+        stream.write_all(&[1; 450]).await?;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        stream.write_all(&[2; 450]).await
+    })
+    .await;
+    let mut slow = Slow(0);
+    fetcher().fetch_into(&base, &a_key(), &limits(), &mut slow).await.expect("honest");
+    assert_eq!(slow.0, 900);
 }
 
 #[tokio::test]

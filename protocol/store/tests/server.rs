@@ -14,8 +14,8 @@ use store::server::{
     ALWAYS, AdminConfig, BucketConfig, Faults, S3Server, ServerConfig, ServerError, UnknownBucket, admin,
 };
 use store::{
-    Credentials, Fetch, FetchError, HttpFetcher, Limits, S3Settings, S3Store, Store, StoreError,
-    fetch_verified, probe, probe_public,
+    Credentials, Fetch, FetchError, HttpFetcher, Limits, Receive, S3Settings, S3Store, Store, StoreError,
+    fetch_verified, fetch_verified_into, probe, probe_public,
 };
 
 fn buckets() -> Vec<BucketConfig> {
@@ -433,6 +433,46 @@ async fn every_fault_of_a_read_is_seen_for_what_it_is() {
     assert_eq!(error, FetchError::Unavailable { status: 503 });
     // Each was for one read only.
     assert_eq!(fetch().await.expect("all faults are used up"), body);
+}
+
+/// Checks each piece against the object that it should be of.
+struct Compared<'a> {
+    whole: &'a [u8],
+    at: usize,
+    pieces: usize,
+}
+
+impl Receive for Compared<'_> {
+    fn begin(&mut self, length: u64) {
+        assert_eq!(length, self.whole.len() as u64);
+        (self.at, self.pieces) = (0, 0);
+    }
+
+    fn piece(&mut self, bytes: &[u8]) {
+        assert!(self.whole[self.at..].starts_with(bytes), "other bytes, or in another order");
+        self.at += bytes.len();
+        self.pieces += 1;
+    }
+}
+
+#[tokio::test]
+async fn a_large_object_comes_piece_by_piece_and_is_the_same() {
+    let server = in_memory().await;
+    let (key, digest, body) = large(3, (5 << 20) | 77);
+    store(&server).put(&key, body.clone()).await.expect("put");
+    let base = server.base_url("miner-0");
+    let limits = Limits::for_bytes(body.len() as u64);
+    let fetcher = fetcher();
+    let mut compared = Compared { whole: &body, at: 0, pieces: 0 };
+    fetch_verified_into(&fetcher, &base, &key, &digest, &limits, &mut compared).await.expect("there");
+    assert_eq!(compared.at, body.len());
+    assert!(compared.pieces > 1, "it came whole");
+    assert_eq!(fetcher.traffic().down_bytes, body.len() as u64);
+
+    // Cut short by the server, it is known for what it is, and what came is the object's beginning.
+    server.order("miner-0", Faults { truncated: 1, ..Faults::default() }).expect("a bucket");
+    let cut = fetch_verified_into(&fetcher, &base, &key, &digest, &limits, &mut compared).await;
+    assert!(matches!(cut, Err(FetchError::CutShort { got, .. }) if got == compared.at as u64), "{cut:?}");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
-use super::{AddressClass, Fetch, FetchError, Limits};
+use super::{AddressClass, Fetch, FetchError, Limits, Receive, Whole};
 use crate::{Traffic, TrafficTotals};
 
 /// What holds for all fetches of one fetcher.
@@ -124,7 +124,7 @@ impl HttpFetcher {
     }
 
     /// The whole exchange, without the total deadline.
-    async fn exchange(&self, url: Url, limits: &Limits) -> Result<Bytes, FetchError> {
+    async fn exchange(&self, url: Url, limits: &Limits, to: &mut dyn Receive) -> Result<(), FetchError> {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
 
@@ -164,8 +164,9 @@ impl HttpFetcher {
             return Err(FetchError::TooLarge { bytes: expected, max_bytes });
         }
 
-        // Read. Memory is taken as bytes come, not as they are promised; and in the end no more than was promised.
-        let mut body: Vec<u8> = Vec::new();
+        // Read, and hand on.
+        to.begin(expected);
+        let mut got = 0;
         let mut window = RateWindow::open(limits);
         loop {
             match timeout_at(window.end, response.chunk()).await {
@@ -173,36 +174,45 @@ impl HttpFetcher {
                 Ok(Ok(Some(chunk))) => {
                     self.traffic.came_down(chunk.len() as u64);
                     window.bytes += chunk.len() as u64;
-                    let bytes = body.len() as u64 + chunk.len() as u64;
-                    if bytes > expected.min(max_bytes) {
-                        return Err(FetchError::TooLarge { bytes, max_bytes: expected.min(max_bytes) });
+                    got += chunk.len() as u64;
+                    if got > expected {
+                        return Err(FetchError::TooLarge { bytes: got, max_bytes: expected });
                     }
-                    if body.capacity() - body.len() < chunk.len() {
-                        let missing = usize::try_from(expected).unwrap_or(usize::MAX) - body.len();
-                        body.reserve_exact(missing.min(body.len().max(64 << 10)).max(chunk.len()));
-                    }
-                    body.extend_from_slice(&chunk);
+                    let handed = Instant::now();
+                    to.piece(&chunk);
+                    window.pause(handed.elapsed());
                 }
-                Ok(Err(error)) => return Err(broke_off(&error, body.len() as u64, expected)),
+                Ok(Err(error)) => return Err(broke_off(&error, got, expected)),
                 Err(_) => {}
             }
             if Instant::now() >= window.end {
                 window = window.next(limits)?;
             }
         }
-        let got = body.len() as u64;
         if got < expected {
             return Err(FetchError::CutShort { got, expected });
         }
-        Ok(body.into())
+        Ok(())
     }
 }
 
 #[async_trait]
 impl Fetch for HttpFetcher {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let mut whole = Whole::default();
+        self.fetch_into(base_url, key, limits, &mut whole).await?;
+        Ok(whole.into_bytes())
+    }
+
+    async fn fetch_into(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), FetchError> {
         let url = object_url(base_url, key, self.policy.allow_private)?;
-        match timeout(limits.deadline, self.exchange(url, limits)).await {
+        match timeout(limits.deadline, self.exchange(url, limits, to)).await {
             Ok(outcome) => outcome,
             Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
         }
@@ -224,6 +234,12 @@ impl RateWindow {
     fn open(limits: &Limits) -> RateWindow {
         let start = Instant::now();
         RateWindow { start, end: start + limits.rate_window, bytes: 0 }
+    }
+
+    /// The time in which we did something else does not count: nobody sends to one who does not read.
+    fn pause(&mut self, ours: Duration) {
+        self.start += ours;
+        self.end += ours;
     }
 
     /// Judges the window that has ended, and opens the next one.
