@@ -14,7 +14,7 @@ use crate::{
     lanes::widest,
     pack::{self, BitRow},
     quantise,
-    topk::{Groups, TopK},
+    topk::TopK,
     wire::{CHUNK, LENGTH_BYTES, Layout, SECTION, Section, kept},
 };
 use rayon::prelude::*;
@@ -213,8 +213,8 @@ impl SectionEncoder {
         for (index, chunk) in residual.chunks_mut(CHUNK).enumerate() {
             let start = index * CHUNK;
             let count = kept(density, chunk.len());
-            step(chunk, source.range(start, start + chunk.len()), self.top.groups(count));
-            if self.top.select_known(chunk, count).is_none() {
+            step(chunk, source.range(start, start + chunk.len()));
+            if self.top.select(chunk, count).is_none() {
                 let position = chunk.iter().position(|value| !value.is_finite());
                 return Err(start + position.expect("the largest is not finite"));
             }
@@ -245,32 +245,23 @@ impl SectionEncoder {
 }
 
 widest! {
-    /// Steps a chunk, and leaves the largest magnitudes of its groups.
-    ///
-    /// Three vectors are read or written for 16 values, and five operations done: less than the caches need for them.
-    fn step(chunk: &mut [f32], source: Source<'_>, groups: &mut Groups) = step_body;
+    /// Steps a chunk. All of the memory that encoding waits for is read here, two arrays or three.
+    fn step(chunk: &mut [f32], source: Source<'_>) = step_body;
 }
 
 #[inline(always)]
-fn step_body(chunk: &mut [f32], source: Source<'_>, groups: &mut Groups) {
-    let length = chunk.len();
+fn step_body(chunk: &mut [f32], source: Source<'_>) {
     match source {
-        Source::Nothing => groups.fill(length, |index| chunk[index]),
+        Source::Nothing => {}
         Source::Delta { decay, delta } => {
-            let delta = &delta[..length];
-            groups.fill(length, |index| {
-                let stepped = decay * chunk[index] + delta[index];
-                chunk[index] = stepped;
-                stepped
-            });
+            for (value, delta) in chunk.iter_mut().zip(delta) {
+                *value = decay * *value + delta;
+            }
         }
         Source::Difference { decay, before, after } => {
-            let (before, after) = (&before[..length], &after[..length]);
-            groups.fill(length, |index| {
-                let stepped = decay * chunk[index] + (before[index] - after[index]);
-                chunk[index] = stepped;
-                stepped
-            });
+            for ((value, before), after) in chunk.iter_mut().zip(before).zip(after) {
+                *value = decay * *value + (before - after);
+            }
         }
     }
 }

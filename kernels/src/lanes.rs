@@ -20,26 +20,36 @@ pub enum Width {
     Avx512,
 }
 
-/// The widest that may be used, as a [`Width`].
-static LIMIT: AtomicU8 = AtomicU8::new(Width::Avx512 as u8);
+/// The width in use, as a [`Width`]; one that the processor has, or [`UNKNOWN`].
+static IN_USE: AtomicU8 = AtomicU8::new(UNKNOWN);
+
+/// Nobody has asked the processor yet.
+const UNKNOWN: u8 = u8::MAX;
 
 /// From now on the whole process uses no wider vectors than these. `limit(Width::Avx512)` lifts the limit.
 ///
 /// For tests and reports, which run every path of one machine: no result ever depends on it, only the time does.
 pub fn limit(width: Width) {
-    LIMIT.store(width as u8, Relaxed);
+    let widest = Width::available().filter(|available| *available <= width).last();
+    IN_USE.store(widest.unwrap_or(Width::Portable) as u8, Relaxed);
 }
 
 /// What the kernels use: the widest that the processor has and [`limit`] allows.
 #[inline]
 pub fn width() -> Width {
-    let allowed = LIMIT.load(Relaxed);
-    if allowed >= Width::Avx512 as u8 && Width::Avx512.is_available() {
-        Width::Avx512
-    } else if allowed >= Width::Avx2 as u8 && Width::Avx2.is_available() {
-        Width::Avx2
-    } else {
-        Width::Portable
+    match IN_USE.load(Relaxed) {
+        UNKNOWN => ask(),
+        in_use => Width::ALL[usize::from(in_use)],
+    }
+}
+
+#[cold]
+fn ask() -> Width {
+    let widest = Width::available().last().unwrap_or(Width::Portable);
+    // A limit that was set in the meantime stays.
+    match IN_USE.compare_exchange(UNKNOWN, widest as u8, Relaxed, Relaxed) {
+        Ok(_) => widest,
+        Err(in_use) => Width::ALL[usize::from(in_use)],
     }
 }
 
@@ -52,7 +62,6 @@ impl Width {
     }
 
     /// Whether this processor has all that code compiled for this width may use.
-    #[inline]
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {

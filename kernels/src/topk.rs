@@ -1,7 +1,7 @@
 //! The largest values of a chunk (PROT-7): what `protocol::contribution` finds by sorting, found by counting.
 //!
 //! The magnitudes of finite floats are in the order of their bits, so everything here compares integers. A chunk of 4096
-//! values is read twice. The first reading leaves the largest magnitude of each group of values ([`Groups`]); the
+//! values is read twice. The first reading leaves the largest magnitude of each group of values ; the
 //! `k`-th largest of these is a lower bound of the chunk's `k`-th largest magnitude, because at least `k` groups reach it.
 //! The second reading collects what reaches the bound: of 4096 random values, 64 of them wanted, some 75. Among these
 //! the exact threshold is found by bisection.
@@ -24,19 +24,10 @@ const INFINITE: u32 = 0x7f80_0000;
 /// A vector is stored whole where only its first lanes count.
 const ROOM: usize = CHUNK + LANES;
 
-/// The largest magnitudes of groups of a chunk's values.
-///
-/// A block of `rows · 16` consecutive values has 16 groups, the values at `i mod 16`: the lanes of `rows` vectors.
-#[derive(Clone, Debug)]
-pub struct Groups {
-    rows: usize,
-    maxima: Vec<u32>,
-}
-
 /// The values chosen of a chunk, and room to choose them in: 100 KiB.
 #[derive(Clone, Debug)]
 pub struct TopK {
-    groups: Groups,
+    maxima: Vec<u32>,
     kept: Candidates,
     wider: Candidates,
 }
@@ -51,7 +42,7 @@ struct Candidates {
 
 impl Default for TopK {
     fn default() -> TopK {
-        TopK { groups: Groups::default(), kept: Candidates::new(), wider: Candidates::new() }
+        TopK { maxima: Vec::with_capacity(CHUNK), kept: Candidates::new(), wider: Candidates::new() }
     }
 }
 
@@ -62,24 +53,12 @@ impl TopK {
     /// # Panics
     /// If the chunk has more than 4096 values, or not from 1 to all of them are wanted.
     pub fn select(&mut self, chunk: &[f32], count: usize) -> Option<()> {
-        self.groups.wanting(count);
-        largest_of_groups(chunk, &mut self.groups);
-        self.select_known(chunk, count)
-    }
-
-    /// Where the maxima of the next chunk go, of which `count` values will be wanted.
-    pub(crate) fn groups(&mut self, count: usize) -> &mut Groups {
-        self.groups.wanting(count);
-        &mut self.groups
-    }
-
-    /// As [`TopK::select`], once [`TopK::groups`] are those of the chunk.
-    pub(crate) fn select_known(&mut self, chunk: &[f32], count: usize) -> Option<()> {
         assert!(
             (1..=chunk.len()).contains(&count) && chunk.len() <= CHUNK,
             "from 1 to all of a chunk are chosen"
         );
-        let (bound, largest) = bound(&self.groups.maxima, count);
+        largest_of_groups(chunk, groups_for(count), &mut self.maxima);
+        let (bound, largest) = bound(&self.maxima, count);
         if largest >= INFINITE {
             return None;
         }
@@ -146,70 +125,33 @@ impl Candidates {
     }
 }
 
-impl Default for Groups {
-    fn default() -> Groups {
-        Groups { rows: 1, maxima: Vec::with_capacity(CHUNK) }
-    }
-}
-
-impl Groups {
-    /// Groups small enough that the bound they give for `count` values is close.
-    ///
-    /// With four times as many groups as values wanted, hardly any group has two of them. Fewer groups let more
-    /// candidates through; more are more to count.
-    fn wanting(&mut self, count: usize) {
-        self.rows = match count {
-            0..=128 => 16,
-            129..=512 => 4,
-            _ => 1,
-        };
-    }
-
-    /// Takes over the magnitudes of a chunk whose value `i` is `value(i)`; a body for `widest!` functions.
-    ///
-    /// The loops have the shape of vectors: whatever `value` computes and stores is done 16 lanes at a time.
-    #[inline(always)]
-    pub(crate) fn fill(&mut self, length: usize, value: impl FnMut(usize) -> f32) {
-        let groups = LANES * length.div_ceil(LANES * self.rows);
-        self.maxima.clear();
-        self.maxima.resize(groups, 0);
-        match self.rows {
-            16 => fill::<16>(&mut self.maxima, length, value),
-            4 => fill::<4>(&mut self.maxima, length, value),
-            _ => fill::<1>(&mut self.maxima, length, value),
-        }
-    }
-}
-
-#[inline(always)]
-fn fill<const ROWS: usize>(maxima: &mut [u32], length: usize, mut value: impl FnMut(usize) -> f32) {
-    let block_length = ROWS * LANES;
-    for (block, maxima) in maxima.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-        let start = block * block_length;
-        let mut largest = [0; LANES];
-        if start + block_length <= length {
-            for row in 0..ROWS {
-                for (lane, largest) in largest.iter_mut().enumerate() {
-                    *largest = magnitude(value(start + row * LANES + lane)).max(*largest);
-                }
-            }
-        } else {
-            for index in start..length {
-                let largest = &mut largest[index % LANES];
-                *largest = magnitude(value(index)).max(*largest);
-            }
-        }
-        *maxima = largest;
+/// Groups of a chunk, small enough that the bound they give for `count` values is close.
+///
+/// With four times as many groups as values wanted, hardly any group has two of them. Fewer groups let more candidates
+/// through; more are more to count.
+fn groups_for(count: usize) -> usize {
+    match count {
+        0..=128 => CHUNK / 16,
+        129..=512 => CHUNK / 4,
+        _ => CHUNK,
     }
 }
 
 widest! {
-    fn largest_of_groups(chunk: &[f32], groups: &mut Groups) = largest_of_groups_body;
+    /// The largest magnitude of each group: the values at one index modulo the number of groups.
+    fn largest_of_groups(chunk: &[f32], groups: usize, maxima: &mut Vec<u32>) = largest_of_groups_body;
 }
 
 #[inline(always)]
-fn largest_of_groups_body(chunk: &[f32], groups: &mut Groups) {
-    groups.fill(chunk.len(), |index| chunk[index]);
+fn largest_of_groups_body(chunk: &[f32], groups: usize, maxima: &mut Vec<u32>) {
+    maxima.clear();
+    let (first, rest) = chunk.split_at(groups.min(chunk.len()));
+    maxima.extend(first.iter().map(|value| magnitude(*value)));
+    for row in rest.chunks(groups) {
+        for (largest, value) in maxima.iter_mut().zip(row) {
+            *largest = magnitude(*value).max(*largest);
+        }
+    }
 }
 
 /// A magnitude that at least `count` of the groups reach, and not many more; and the largest of all.
