@@ -106,9 +106,6 @@ pub fn merge_into<E>(
     buffer: &mut [f32],
     sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
 ) -> Result<u64, MergeIntoError<E>> {
-    /// Sections in flight, for each thread.
-    const AHEAD: usize = 8;
-
     assert!(layout.ranges().eq(merged.ranges()), "an update has the tensors of its contributions");
     assert_eq!(scales.len(), layout.tensors(), "there are scales for each tensor");
     assert!(scales.iter().all(|scales| scales.len() == bodies.len()), "there is one scale for each input");
@@ -122,36 +119,62 @@ pub fn merge_into<E>(
         inputs.push(split(layout, body).map_err(rejected)?);
     }
 
-    let batch = AHEAD * rayon::current_num_threads();
     let idle = Mutex::new(Vec::new());
+    let merge_one = |section: usize, values: &mut [f32], slot: &mut Slot| -> Result<(), MergeError> {
+        let place = &layout.sections()[section];
+        let mut scratch: Scratch = pop(&idle).unwrap_or_default();
+        let bytes = inputs.iter().map(|input| input[section]);
+        scratch.unpack(layout.density(), section, place, bytes)?;
+        scratch.add_means(rule, &scales[place.tensor], values);
+        scratch.encode(merged.density(), place, values, &mut slot.bytes)?;
+        idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        Ok(())
+    };
+
     let mut written = 0;
-    let mut buffers = parts(layout, buffer);
-    let sections = layout.sections().iter().enumerate().collect::<Vec<_>>();
-    for (places, buffers) in sections.chunks(batch).zip(buffers.chunks_mut(batch)) {
-        let encoded: Vec<Result<Vec<u8>, MergeError>> = places
-            .par_iter()
-            .zip(buffers)
-            .with_max_len(1)
-            .map(|((section, place), buffer)| {
-                let mut scratch: Scratch = pop(&idle).unwrap_or_default();
-                let bytes = inputs.iter().map(|input| input[*section]);
-                scratch.unpack(layout.density(), *section, place, bytes)?;
-                scratch.add_means(rule, &scales[place.tensor], buffer);
-                let mut bytes = vec![0; LENGTH_BYTES];
-                scratch.encode(merged, place, buffer, &mut bytes)?;
-                let length = u32::try_from(bytes.len() - LENGTH_BYTES).expect("a section is under 1 MiB");
-                bytes[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
-                idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
-                Ok(bytes)
-            })
-            .collect();
-        for bytes in encoded {
-            let bytes = bytes?;
-            sink(&bytes).map_err(MergeIntoError::Sink)?;
-            written += bytes.len() as u64;
+    let (mut done, mut coming): (Vec<Slot>, Vec<Slot>) = (Vec::new(), Vec::new());
+    let mut buffers = parts(layout, buffer).into_iter().enumerate();
+    loop {
+        // A batch is merged while the one before it is handed on.
+        let batch: Vec<_> = buffers.by_ref().take(AHEAD * rayon::current_num_threads()).collect();
+        coming.resize_with(batch.len(), Slot::default);
+        if batch.is_empty() && done.is_empty() {
+            return Ok(written);
         }
+        let jobs = batch.into_par_iter().zip(&mut coming).with_max_len(1);
+        rayon::in_place_scope(|scope| {
+            scope.spawn(|_| {
+                jobs.for_each(|((section, values), slot)| {
+                    slot.bytes.clear();
+                    slot.outcome = merge_one(section, values, slot);
+                });
+            });
+            for slot in &done {
+                slot.outcome?;
+                let length = u32::try_from(slot.bytes.len()).expect("a section is under 1 MiB");
+                sink(&length.to_le_bytes()).map_err(MergeIntoError::Sink)?;
+                sink(&slot.bytes).map_err(MergeIntoError::Sink)?;
+                written += (LENGTH_BYTES + slot.bytes.len()) as u64;
+            }
+            Ok::<(), MergeIntoError<E>>(())
+        })?;
+        std::mem::swap(&mut done, &mut coming);
     }
-    Ok(written)
+}
+
+/// Sections that are merged for each thread while those before them are handed on.
+const AHEAD: usize = 8;
+
+/// A section that waits to be handed on.
+struct Slot {
+    bytes: Vec<u8>,
+    outcome: Result<(), MergeError>,
+}
+
+impl Default for Slot {
+    fn default() -> Slot {
+        Slot { bytes: Vec::new(), outcome: Ok(()) }
+    }
 }
 
 fn pop<T>(idle: &Mutex<Vec<T>>) -> Option<T> {
@@ -215,17 +238,14 @@ impl Scratch {
 
     fn encode(
         &mut self,
-        merged: &Layout,
+        density: u16,
         place: &Section,
         buffer: &mut [f32],
         out: &mut Vec<u8>,
     ) -> Result<(), MergeError> {
-        self.encoder.encode(merged.density(), buffer, Source::Nothing, Feedback::Spend, out).map_err(
-            |position| MergeError::NotFinite {
-                tensor: place.tensor,
-                position: place.start as usize + position,
-            },
-        )
+        self.encoder.encode(density, buffer, Source::Nothing, Feedback::Spend, out).map_err(|position| {
+            MergeError::NotFinite { tensor: place.tensor, position: place.start as usize + position }
+        })
     }
 }
 

@@ -142,9 +142,8 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
     {
         let [lo, hi] = *codes;
         debug_assert_eq!(chunk.len(), kept(*density, length));
-        // A zero has no sign: not at the lower level if that is zero, at neither if both are.
-        let (unsigned_low, unsigned_high) =
-            (u64::from(lo != 0).wrapping_sub(1), u64::from(hi != 0).wrapping_sub(1));
+        // A zero has no sign: no entry at the lower level if that is zero. Then both may be, but no magnitude is set.
+        let unsigned = if lo == 0 { u64::MAX } else { 0 };
         let mut signed_zeros = 0;
         let mut highs = 0;
         for entries in chunk.chunks_mut(64) {
@@ -152,7 +151,7 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
             let (negative, high) = (bits_at(stream, sign_at) & all, bits_at(stream, high_at) & all);
             sign_at += entries.len();
             high_at += entries.len();
-            signed_zeros |= negative & (!high & unsigned_low | high & unsigned_high);
+            signed_zeros |= negative & !high & unsigned;
             highs += high.count_ones();
             mark(entries, negative, high);
         }
@@ -224,7 +223,7 @@ fn indices<const GROUP: usize>(
     // the step up saves nothing and the step that led here did.
     let count = entries.len();
     let whole = at - count * (1 + usize::from(rice));
-    let saves_nothing = rice == RICE_MAX || whole <= halves + count;
+    let saves_nothing = whole <= halves + count;
     let saved = rice == 0 || doubles > whole + count;
     (saves_nothing && saved).then_some(at)
 }

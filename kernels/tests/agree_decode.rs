@@ -8,7 +8,7 @@ use kernels::{
     accumulate::accumulate,
     decode::{self, Rejected, StreamDecoder},
     lanes::{Width, limit},
-    merge::{self, MergeError, Rule},
+    merge::{self, MergeError, MergeIntoError, Rule},
     unpack,
     wire::Layout,
 };
@@ -235,6 +235,72 @@ impl Damage {
     }
 }
 
+/// A section spelled out by hand: well-formed for any parameter, canonical or not.
+#[derive(Clone, Debug)]
+struct Spelling {
+    rice: u8,
+    /// Of every chunk: its levels, and of every entry its gap, sign and magnitude.
+    chunks: Vec<([u8; 2], Vec<(u16, bool, bool)>)>,
+    /// Bits that follow.
+    behind: Vec<bool>,
+}
+
+/// The length of its tensor, of which 32 in 4096 are sent.
+const SPELLED: usize = 4096 + 600;
+
+/// Mistakes of every kind, each of them seldom: most spellings have one or none.
+fn spelling() -> impl Strategy<Value = Spelling> {
+    let levels = (
+        prop_oneof![1 => Just(0u8), 4 => any::<u8>()],
+        prop_oneof![12 => 1i8..9, 1 => Just(0i8), 1 => -8i8..0],
+    )
+        .prop_map(|(lo, more)| [lo, lo.saturating_add_signed(more)]);
+    let chunk = move |count: usize, room: u16| {
+        let gaps = prop_oneof![
+            4 => prop::collection::vec(0..room * 3 / 2 / count as u16, count),
+            1 => prop::collection::vec(0..3u16, count),
+            1 => (prop::collection::vec(0..3u16, count), 0..count, 0..room + 9)
+                .prop_map(|(mut gaps, at, far)| { gaps[at] = far; gaps }),
+        ];
+        let signs = prop_oneof![1 => Just(u32::MAX), 2 => Just(0), 3 => any::<u32>()];
+        let magnitudes = prop_oneof![1 => Just(u32::MAX), 1 => Just(0), 12 => any::<u32>()];
+        let entries = (gaps, signs, magnitudes).prop_map(|(gaps, signs, magnitudes)| {
+            let entry = |(at, gap)| (gap, signs >> at & 1 == 1, magnitudes >> at & 1 == 1);
+            gaps.into_iter().enumerate().map(entry).collect::<Vec<_>>()
+        });
+        (levels.clone(), entries)
+    };
+    let rice = prop_oneof![6 => Just(None), 1 => (0u8..=14).prop_map(Some)];
+    let off = prop_oneof![6 => Just(0i8), 1 => Just(-1), 1 => Just(1)];
+    let behind = prop_oneof![6 => Just(vec![]), 1 => prop::collection::vec(any::<bool>(), 0..16)];
+    (chunk(32, 4096), chunk(5, 600), rice, off, behind).prop_map(|(first, second, rice, off, behind)| {
+        let gaps = || first.1.iter().chain(&second.1).map(|entry| u32::from(entry.0));
+        let length = |rice: &u8| gaps().map(|gap| (gap >> rice) + 1 + u32::from(*rice)).sum::<u32>();
+        let best = (0..=12).min_by_key(length).unwrap();
+        let rice = rice.unwrap_or(best.saturating_add_signed(off));
+        Spelling { rice, chunks: vec![first, second], behind }
+    })
+}
+
+impl Spelling {
+    fn body(&self) -> Vec<u8> {
+        let mut bits = Vec::new();
+        let entries = || self.chunks.iter().flat_map(|chunk| &chunk.1);
+        for (gap, _, _) in entries() {
+            bits.extend((0..gap >> self.rice).map(|_| true));
+            bits.push(false);
+            bits.extend((0..self.rice).map(|bit| gap >> bit & 1 == 1));
+        }
+        bits.extend(entries().map(|entry| entry.1));
+        bits.extend(entries().map(|entry| entry.2));
+        bits.extend(&self.behind);
+        let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
+        let levels: Vec<u8> = self.chunks.iter().flat_map(|chunk| chunk.0).collect();
+        let section = [vec![self.rice], levels, bits.chunks(8).map(byte).collect()].concat();
+        [&(section.len() as u32).to_le_bytes()[..], &section].concat()
+    }
+}
+
 /// One contribution, decoded by the protocol.
 fn sent(schema: &Schema, density: u16, values: &[f32]) -> (Vec<u8>, Sparse) {
     let body = contribution::encode(schema, Density(density), values).unwrap();
@@ -278,7 +344,7 @@ proptest! {
         // Lengths that can be, so that it is the rest which decides.
         let (schema, layout) = (schema(&LENGTHS), Layout::new(&LENGTHS, density).unwrap());
         let mut body = Vec::new();
-        for ((rice, pattern, fill, byte, longer), place) in sections.iter().zip(layout.sections().iter().step_by(1)) {
+        for ((rice, pattern, fill, byte, longer), place) in sections.iter().zip(layout.sections()) {
             let (shortest, longest) =
                 (unpack::smallest(density, place.values.len()), unpack::largest(density, place.values.len()));
             let length = shortest + ((longest - shortest) as f64 * longer) as usize;
@@ -291,6 +357,16 @@ proptest! {
             body.resize(before + length - 1, *byte);
         }
         at_every_width(|| fast::check(&schema, &layout, &body, 777));
+    }
+
+    #[test]
+    fn of_all_spellings_those_are_accepted_that_the_protocol_accepts(
+        spellings in prop::collection::vec(spelling(), 32),
+    ) {
+        let (schema, layout) = (schema(&[SPELLED]), Layout::new(&[SPELLED], 32).unwrap());
+        for body in spellings.iter().map(Spelling::body) {
+            at_every_width(|| fast::check(&schema, &layout, &body, 50));
+        }
     }
 
     #[test]
@@ -483,6 +559,36 @@ fn a_merge_says_which_input_or_which_value_was_wrong() {
             buffer[13_256] = broken;
             assert_eq!(refused(&[&good], &mut buffer), MergeError::NotFinite { tensor: 2, position: 9 });
         }
+    });
+}
+
+#[test]
+fn an_update_is_handed_on_section_by_section_and_a_refusal_to_take_it_ends_the_merge() {
+    let layout = Layout::new(&LENGTHS, 64).unwrap();
+    let (body, _) = sent(&schema(&LENGTHS), 64, &gaussian(1, 13_257));
+    let scales = vec![vec![1.0; 1]; LENGTHS.len()];
+    let merge = |sink: &mut dyn FnMut(&[u8]) -> Result<(), &'static str>| {
+        let mut buffer = vec![0.0; 13_257];
+        merge::merge_into(&layout, Rule::MeanOverAll, &layout, &[&body], &scales, &mut buffer, sink)
+    };
+    at_every_width(|| {
+        let mut pieces = Vec::new();
+        let written = merge(&mut |piece| {
+            pieces.push(piece.to_vec());
+            Ok(())
+        });
+        // The mean of one is that one, and nothing was in the buffer.
+        assert_eq!(pieces.len(), 2 * LENGTHS.len());
+        assert!(pieces.concat() == body);
+        assert_eq!(written, Ok(body.len() as u64));
+
+        let mut left = 3;
+        let refused = merge(&mut |_| {
+            left -= 1;
+            if left == 0 { Err("the disk is full") } else { Ok(()) }
+        });
+        assert_eq!(refused, Err(MergeIntoError::Sink("the disk is full")));
+        assert_eq!(left, 0);
     });
 }
 
