@@ -14,7 +14,7 @@ use crate::{
     lanes::widest,
     pack::{self, BitRow},
     quantise,
-    topk::TopK,
+    topk::{Ahead, TopK},
     wire::{CHUNK, LENGTH_BYTES, Layout, SECTION, Section, kept},
 };
 use rayon::prelude::*;
@@ -166,6 +166,19 @@ impl<'a> Source<'a> {
         self.range(place.values.start, place.values.end)
     }
 
+    /// What is read of a section from value `start` on, where `residual` goes on.
+    fn ahead<'b>(self, residual: &'b [f32], start: usize) -> Ahead<'b>
+    where
+        'a: 'b,
+    {
+        let arrays = match self {
+            Source::Nothing => [residual, &[], &[]],
+            Source::Delta { delta, .. } => [residual, &delta[start..], &[]],
+            Source::Difference { before, after, .. } => [residual, &before[start..], &after[start..]],
+        };
+        Ahead { arrays }
+    }
+
     fn range(self, start: usize, end: usize) -> Source<'a> {
         match self {
             Source::Nothing => Source::Nothing,
@@ -210,15 +223,19 @@ impl SectionEncoder {
         self.signs.clear();
         self.magnitudes.clear();
 
-        for (index, chunk) in residual.chunks_mut(CHUNK).enumerate() {
-            let start = index * CHUNK;
+        let mut rest = residual;
+        let mut start = 0;
+        while !rest.is_empty() {
+            let (chunk, after) = rest.split_at_mut(CHUNK.min(rest.len()));
+            let end = start + chunk.len();
             let count = kept(density, chunk.len());
-            step(chunk, source.range(start, start + chunk.len()));
-            if self.top.select(chunk, count).is_none() {
+            step(chunk, source.range(start, end));
+            if self.top.select_ahead(chunk, count, source.ahead(after, end)).is_none() {
                 let position = chunk.iter().position(|value| !value.is_finite());
                 return Err(start + position.expect("the largest is not finite"));
             }
             self.quantise(chunk, feedback);
+            (rest, start) = (after, end);
         }
         pack::section(out, &self.levels, &self.gaps, &self.signs, &self.magnitudes);
         Ok(())

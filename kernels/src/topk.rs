@@ -24,6 +24,29 @@ const INFINITE: u32 = 0x7f80_0000;
 /// A vector is stored whole where only its first lanes count.
 const ROOM: usize = CHUNK + LANES;
 
+/// The arrays of the chunk that comes next, which are fetched into the second-level cache while this one is worked on.
+///
+/// Memory would else stand still while the processor counts, and the processor while memory is read.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Ahead<'a> {
+    pub arrays: [&'a [f32]; 3],
+}
+
+impl Ahead<'_> {
+    /// Fetches what lies `index` values in.
+    #[inline(always)]
+    fn fetch(self, index: usize) {
+        #[cfg(target_arch = "x86_64")]
+        for place in self.arrays.iter().filter_map(|array| array.get(index)) {
+            use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+            // SAFETY: a hint; the address is that of a value.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(std::ptr::from_ref(place).cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = index;
+    }
+}
+
 /// The values chosen of a chunk, and room to choose them in: 100 KiB.
 #[derive(Clone, Debug)]
 pub struct TopK {
@@ -53,6 +76,11 @@ impl TopK {
     /// # Panics
     /// If the chunk has more than 4096 values, or not from 1 to all of them are wanted.
     pub fn select(&mut self, chunk: &[f32], count: usize) -> Option<()> {
+        self.select_ahead(chunk, count, Ahead::default())
+    }
+
+    /// As [`TopK::select`], and fetches what comes next.
+    pub(crate) fn select_ahead(&mut self, chunk: &[f32], count: usize, ahead: Ahead<'_>) -> Option<()> {
         assert!(
             (1..=chunk.len()).contains(&count) && chunk.len() <= CHUNK,
             "from 1 to all of a chunk are chosen"
@@ -63,7 +91,7 @@ impl TopK {
             return None;
         }
         let kept = &mut self.kept;
-        kept.count = collect(chunk, bound, &mut kept.positions, &mut kept.values);
+        kept.count = collect(chunk, bound, &mut kept.positions, &mut kept.values, ahead);
         if kept.count == count {
             return Some(());
         }
@@ -72,7 +100,7 @@ impl TopK {
         std::mem::swap(kept, wider);
         let among = &wider.values[..wider.count];
         let smallest = threshold(among, bound, largest, count);
-        kept.count = collect(among, smallest, &mut kept.positions, &mut kept.values);
+        kept.count = collect(among, smallest, &mut kept.positions, &mut kept.values, Ahead::default());
         for position in &mut kept.positions[..kept.count] {
             *position = wider.positions[*position as usize];
         }
@@ -222,7 +250,7 @@ fn reaching_values_body(values: &[f32], bound: u32) -> usize {
 ///
 /// # Panics
 /// If there is no room for all of `values` and [`LANES`] more.
-fn collect(values: &[f32], bound: u32, positions: &mut [u32], kept: &mut [f32]) -> usize {
+fn collect(values: &[f32], bound: u32, positions: &mut [u32], kept: &mut [f32], ahead: Ahead<'_>) -> usize {
     assert!(
         positions.len() >= values.len() + LANES && kept.len() >= values.len() + LANES,
         "all may reach the bound"
@@ -230,10 +258,10 @@ fn collect(values: &[f32], bound: u32, positions: &mut [u32], kept: &mut [f32]) 
     match lanes::width() {
         // SAFETY: the processor has said that it has AVX-512, and there is room for all values and a vector more.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx512 => unsafe { x86::collect_avx512(values, bound, positions, kept) },
+        Width::Avx512 => unsafe { x86::collect_avx512(values, bound, positions, kept, ahead) },
         // SAFETY: the same of AVX2.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx2 => unsafe { x86::collect_avx2(values, bound, positions, kept) },
+        Width::Avx2 => unsafe { x86::collect_avx2(values, bound, positions, kept, ahead) },
         _ => collect_portable(values, bound, 0, positions, kept, 0),
     }
 }
@@ -258,7 +286,7 @@ fn collect_portable(
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{MAGNITUDE, collect_portable};
+    use super::{Ahead, MAGNITUDE, collect_portable};
     use std::arch::x86_64::*;
 
     /// # Safety
@@ -269,6 +297,7 @@ mod x86 {
         bound: u32,
         positions: &mut [u32],
         kept: &mut [f32],
+        ahead: Ahead<'_>,
     ) -> usize {
         let (rows, _) = values.as_chunks::<16>();
         let without_sign = _mm512_set1_epi32(MAGNITUDE as i32);
@@ -276,7 +305,8 @@ mod x86 {
         let step = _mm512_set1_epi32(16);
         let mut indices = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         let mut count = 0;
-        for row in rows {
+        for (row, index) in rows.iter().zip((0..).step_by(16)) {
+            ahead.fetch(index);
             // SAFETY: a row is 16 values.
             let bits = unsafe { _mm512_loadu_epi32(row.as_ptr().cast()) };
             let reaching = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, without_sign), bounds);
@@ -315,13 +345,22 @@ mod x86 {
     /// # Safety
     /// The processor has AVX2, and `positions` and `kept` have room for `values.len() + 8`.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn collect_avx2(values: &[f32], bound: u32, positions: &mut [u32], kept: &mut [f32]) -> usize {
+    pub unsafe fn collect_avx2(
+        values: &[f32],
+        bound: u32,
+        positions: &mut [u32],
+        kept: &mut [f32],
+        ahead: Ahead<'_>,
+    ) -> usize {
         let (rows, _) = values.as_chunks::<8>();
         let without_sign = _mm256_set1_epi32(MAGNITUDE as i32);
         // Magnitudes have no highest bit, so that signed comparison orders them.
         let below = _mm256_set1_epi32((bound as i32).wrapping_sub(1));
         let mut count = 0;
         for (row, index) in rows.iter().zip((0..).step_by(8)) {
+            if index % 16 == 0 {
+                ahead.fetch(index as usize);
+            }
             // SAFETY: a row is 8 values.
             let bits = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
             let reaching = _mm256_cmpgt_epi32(_mm256_and_si256(bits, without_sign), below);

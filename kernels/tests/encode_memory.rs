@@ -56,8 +56,8 @@ fn added_by(sections: usize, density: u16) -> usize {
 fn encoding_adds_a_few_sections_a_thread_however_many_there_are() {
     for threads in [1, 2, 3] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-        for density in [1, 64, 1107, 2048, 4096] {
-            for sections in [20, 60] {
+        for density in [64, 1107, 4096] {
+            for sections in [10, 40] {
                 let added = pool.install(|| added_by(sections, density));
                 let bound = threads * BYTES_A_THREAD;
                 assert!(added > 0 && added <= bound, "{added} bytes by {threads} threads at {density}");
