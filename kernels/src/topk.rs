@@ -4,16 +4,17 @@
 //! values is read twice. The first reading leaves the largest magnitude of each group of values ; the
 //! `k`-th largest of these is a lower bound of the chunk's `k`-th largest magnitude, because at least `k` groups reach it.
 //! The second reading collects what reaches the bound: of 4096 random values, 64 of them wanted, some 75. Among these
-//! the exact threshold is found by bisection.
+//! the exact threshold is found in the same way, by steps and bisection.
 //!
-//! Whatever the values, a bisection takes at most 31 counts of at most 4096 magnitudes, so the worst case is bounded;
-//! equal values, for which sorting networks and quick-selects are slow, end it at once. On AVX-512 a random chunk with
+//! Whatever the values, a search takes at most some 40 counts of at most 4096 magnitudes, so the worst case is bounded;
+//! equal values, for which a quick-select is slow, end it at once. On AVX-512 a random chunk with
 //! 64 wanted costs about one cycle a value, less than a core waits for memory.
 
 use crate::{
     lanes::{self, LANES, Width, widest},
     wire::CHUNK,
 };
+use std::ops::{Range, RangeInclusive};
 
 /// Magnitudes without their sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
@@ -51,6 +52,8 @@ impl Ahead<'_> {
 #[derive(Clone, Debug)]
 pub struct TopK {
     maxima: Vec<u32>,
+    /// The bound of the chunk before.
+    guess: u32,
     kept: Candidates,
     wider: Candidates,
 }
@@ -65,7 +68,12 @@ struct Candidates {
 
 impl Default for TopK {
     fn default() -> TopK {
-        TopK { maxima: Vec::with_capacity(CHUNK), kept: Candidates::new(), wider: Candidates::new() }
+        TopK {
+            maxima: Vec::with_capacity(CHUNK),
+            guess: 0,
+            kept: Candidates::new(),
+            wider: Candidates::new(),
+        }
     }
 }
 
@@ -86,12 +94,13 @@ impl TopK {
             "from 1 to all of a chunk are chosen"
         );
         largest_of_groups(chunk, groups_for(count), &mut self.maxima);
-        let (bound, largest) = bound(&self.maxima, count);
+        let (bound, largest) = bound(&self.maxima, count, self.guess);
+        self.guess = bound;
         if largest >= INFINITE {
             return None;
         }
         let kept = &mut self.kept;
-        kept.count = collect(chunk, bound, &mut kept.positions, &mut kept.values, ahead);
+        kept.count = collect(chunk, None, bound, &mut kept.positions, &mut kept.values, ahead);
         if kept.count == count {
             return Some(());
         }
@@ -100,10 +109,9 @@ impl TopK {
         std::mem::swap(kept, wider);
         let among = &wider.values[..wider.count];
         let smallest = threshold(among, bound, largest, count);
-        kept.count = collect(among, smallest, &mut kept.positions, &mut kept.values, Ahead::default());
-        for position in &mut kept.positions[..kept.count] {
-            *position = wider.positions[*position as usize];
-        }
+        let positions = Some(&wider.positions[..wider.count]);
+        kept.count =
+            collect(among, positions, smallest, &mut kept.positions, &mut kept.values, Ahead::default());
         kept.drop_ties(smallest, count);
         Some(())
     }
@@ -182,39 +190,63 @@ fn largest_of_groups_body(chunk: &[f32], groups: usize, maxima: &mut Vec<u32>) {
     }
 }
 
-/// A magnitude that at least `count` of the groups reach, and not many more; and the largest of all.
-fn bound(maxima: &[u32], count: usize) -> (u32, u32) {
+/// A magnitude that at least `count` of the groups reach, and not many more; and the largest of all. The bound of the
+/// chunk before is a good guess, since neighbours are alike.
+fn bound(maxima: &[u32], count: usize, guess: u32) -> (u32, u32) {
     let (smallest, largest) = extremes(maxima);
-    if maxima.len() < count {
-        return (0, largest);
-    }
-    // At least `count` reach `low`, and fewer `high`.
-    let (mut low, mut high) = (smallest, largest.saturating_add(1));
     let few = count + count / 8 + 4;
-    let mut reaching = maxima.len();
-    while reaching > few && high - low > 1 {
-        let middle = low + (high - low) / 2;
-        let counted = reaching_magnitudes(maxima, middle);
-        if counted >= count {
-            (low, reaching) = (middle, counted);
-        } else {
-            high = middle;
-        }
-    }
-    (low, largest)
+    let bound = match maxima.len() {
+        groups if groups < count => 0,
+        groups if groups <= few || largest >= INFINITE => smallest,
+        _ => narrow(smallest..largest + 1, guess, count..=few, |bound| reaching_magnitudes(maxima, bound)),
+    };
+    (bound, largest)
 }
 
 /// The `count`-th largest magnitude of `values`, or one that only the `count` largest reach. At least `count` reach
 /// `bound`, and none is above `largest`.
 fn threshold(values: &[f32], bound: u32, largest: u32, count: usize) -> u32 {
-    let (mut low, mut high) = (bound, largest + 1);
+    narrow(bound..largest + 1, bound + FIRST_STEP, count..=count, |bound| reaching_values(values, bound))
+}
+
+/// How far from a guess the next one is, in units of the last place: under a hundredth of the magnitude.
+const FIRST_STEP: u32 = 1 << 16;
+
+/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the start
+/// of `range`, and fewer its end.
+///
+/// Steps away from the guess, each four times as far, until what is sought lies in between; then bisects.
+#[inline]
+fn narrow(
+    range: Range<u32>,
+    mut guess: u32,
+    wanted: RangeInclusive<usize>,
+    reaching: impl Fn(u32) -> usize,
+) -> u32 {
+    let Range { start: mut low, end: mut high } = range;
+    let (mut raised, mut lowered) = (false, false);
+    let mut step = FIRST_STEP;
     while high - low > 1 {
-        let middle = low + (high - low) / 2;
-        match reaching_values(values, middle) {
-            counted if counted == count => return middle,
-            counted if counted > count => low = middle,
-            _ => high = middle,
+        let half = (high - low) / 2;
+        if !(low + 1..high).contains(&guess) {
+            guess = low + half;
         }
+        let count = reaching(guess);
+        if wanted.contains(&count) {
+            return guess;
+        }
+        if count > *wanted.end() {
+            (low, raised) = (guess, true);
+        } else {
+            (high, lowered) = (guess, true);
+        }
+        let half = (high - low) / 2;
+        guess = match (raised, lowered) {
+            (true, false) => low + half.min(step),
+            (false, true) => high - half.min(step),
+            _ => low + half,
+        };
+        step = step.saturating_mul(4);
     }
     low
 }
@@ -246,40 +278,48 @@ fn reaching_values_body(values: &[f32], bound: u32) -> usize {
     values.iter().map(|value| u32::from(magnitude(*value) >= bound)).sum::<u32>() as usize
 }
 
-/// Appends the values whose magnitude reaches `bound`, in order, with their indices. Returns how many.
+/// Collects the values whose magnitude reaches `bound`, in order, with their positions: the indices, or those given.
+/// Returns how many.
 ///
 /// # Panics
-/// If there is no room for all of `values` and [`LANES`] more.
-fn collect(values: &[f32], bound: u32, positions: &mut [u32], kept: &mut [f32], ahead: Ahead<'_>) -> usize {
-    assert!(
-        positions.len() >= values.len() + LANES && kept.len() >= values.len() + LANES,
-        "all may reach the bound"
-    );
+/// If there is no room for all of `values` and [`LANES`] more, or not a position for each.
+fn collect(
+    values: &[f32],
+    positions: Option<&[u32]>,
+    bound: u32,
+    places: &mut [u32],
+    kept: &mut [f32],
+    ahead: Ahead<'_>,
+) -> usize {
+    assert!(places.len().min(kept.len()) >= values.len() + LANES, "all may reach the bound");
+    assert!(positions.is_none_or(|positions| positions.len() == values.len()), "each value has a position");
     match lanes::width() {
         // SAFETY: the processor has said that it has AVX-512, and there is room for all values and a vector more.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx512 => unsafe { x86::collect_avx512(values, bound, positions, kept, ahead) },
+        Width::Avx512 => unsafe { x86::collect_avx512(values, positions, bound, places, kept, ahead) },
         // SAFETY: the same of AVX2.
         #[cfg(target_arch = "x86_64")]
-        Width::Avx2 => unsafe { x86::collect_avx2(values, bound, positions, kept, ahead) },
-        _ => collect_portable(values, bound, 0, positions, kept, 0),
+        Width::Avx2 => unsafe { x86::collect_avx2(values, positions, bound, places, kept, ahead) },
+        _ => collect_portable(values, positions, bound, 0..values.len(), places, kept, 0),
     }
 }
 
-/// Collects from `start` on, `count` having been collected before.
+/// Collects from a range of the values, `count` having been collected before.
 fn collect_portable(
     values: &[f32],
+    positions: Option<&[u32]>,
     bound: u32,
-    start: usize,
-    positions: &mut [u32],
+    range: Range<usize>,
+    places: &mut [u32],
     kept: &mut [f32],
     mut count: usize,
 ) -> usize {
     // Each value is written, and the next overwrites it if it does not count: no branch to foretell.
-    for (index, value) in values.iter().enumerate().skip(start) {
-        positions[count] = index as u32;
-        kept[count] = *value;
-        count += usize::from(magnitude(*value) >= bound);
+    for index in range {
+        let value = values[index];
+        places[count] = positions.map_or(index as u32, |positions| positions[index]);
+        kept[count] = value;
+        count += usize::from(magnitude(value) >= bound);
     }
     count
 }
@@ -290,12 +330,14 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// The processor has AVX-512, and `positions` and `kept` have room for `values.len() + 16`.
+    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many positions
+    /// as values.
     #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx512(
         values: &[f32],
+        positions: Option<&[u32]>,
         bound: u32,
-        positions: &mut [u32],
+        places: &mut [u32],
         kept: &mut [f32],
         ahead: Ahead<'_>,
     ) -> usize {
@@ -309,19 +351,24 @@ mod x86 {
             ahead.fetch(index);
             // SAFETY: a row is 16 values.
             let bits = unsafe { _mm512_loadu_epi32(row.as_ptr().cast()) };
+            let here = match positions {
+                None => indices,
+                // SAFETY: there are as many positions as values, and 16 values from this index on.
+                Some(positions) => unsafe { _mm512_loadu_epi32(positions.as_ptr().add(index).cast()) },
+            };
             let reaching = _mm512_cmpge_epu32_mask(_mm512_and_si512(bits, without_sign), bounds);
             // Compressed in a register: the instruction that compresses into memory is slow.
-            let (found, at) =
-                (_mm512_maskz_compress_epi32(reaching, bits), _mm512_maskz_compress_epi32(reaching, indices));
+            let found = _mm512_maskz_compress_epi32(reaching, bits);
+            let found_at = _mm512_maskz_compress_epi32(reaching, here);
             // SAFETY: `count` is at most the values before this row, and there is room for 16 more.
             unsafe {
                 _mm512_storeu_epi32(kept.as_mut_ptr().add(count).cast(), found);
-                _mm512_storeu_epi32(positions.as_mut_ptr().add(count).cast(), at);
+                _mm512_storeu_epi32(places.as_mut_ptr().add(count).cast(), found_at);
             }
             count += reaching.count_ones() as usize;
             indices = _mm512_add_epi32(indices, step);
         }
-        collect_portable(values, bound, 16 * rows.len(), positions, kept, count)
+        collect_portable(values, positions, bound, 16 * rows.len()..values.len(), places, kept, count)
     }
 
     /// For each set of lanes, the lanes in it, in order.
@@ -343,12 +390,14 @@ mod x86 {
     };
 
     /// # Safety
-    /// The processor has AVX2, and `positions` and `kept` have room for `values.len() + 8`.
+    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions as
+    /// values.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx2(
         values: &[f32],
+        positions: Option<&[u32]>,
         bound: u32,
-        positions: &mut [u32],
+        places: &mut [u32],
         kept: &mut [f32],
         ahead: Ahead<'_>,
     ) -> usize {
@@ -356,27 +405,35 @@ mod x86 {
         let without_sign = _mm256_set1_epi32(MAGNITUDE as i32);
         // Magnitudes have no highest bit, so that signed comparison orders them.
         let below = _mm256_set1_epi32((bound as i32).wrapping_sub(1));
+        let step = _mm256_set1_epi32(8);
+        let mut indices = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         let mut count = 0;
         for (row, index) in rows.iter().zip((0..).step_by(8)) {
             if index % 16 == 0 {
-                ahead.fetch(index as usize);
+                ahead.fetch(index);
             }
             // SAFETY: a row is 8 values.
             let bits = unsafe { _mm256_loadu_si256(row.as_ptr().cast()) };
+            let here = match positions {
+                None => indices,
+                // SAFETY: there are as many positions as values, and 8 values from this index on.
+                Some(positions) => unsafe { _mm256_loadu_si256(positions.as_ptr().add(index).cast()) },
+            };
             let reaching = _mm256_cmpgt_epi32(_mm256_and_si256(bits, without_sign), below);
-            let reaching = _mm256_movemask_ps(_mm256_castsi256_ps(reaching));
-            let lanes = _mm_cvtsi64_si128(i64::from_le_bytes(LANES_OF[reaching as u8 as usize]));
+            let reaching = _mm256_movemask_ps(_mm256_castsi256_ps(reaching)) as u8;
+            let lanes = _mm_cvtsi64_si128(i64::from_le_bytes(LANES_OF[usize::from(reaching)]));
             let lanes = _mm256_cvtepu8_epi32(lanes);
-            let at = _mm256_add_epi32(lanes, _mm256_set1_epi32(index));
+            let found = _mm256_permutevar8x32_epi32(bits, lanes);
+            let found_at = _mm256_permutevar8x32_epi32(here, lanes);
             // SAFETY: `count` is at most the values before this row, and there is room for 8 more.
             unsafe {
-                let found = _mm256_permutevar8x32_epi32(bits, lanes);
                 _mm256_storeu_si256(kept.as_mut_ptr().add(count).cast(), found);
-                _mm256_storeu_si256(positions.as_mut_ptr().add(count).cast(), at);
+                _mm256_storeu_si256(places.as_mut_ptr().add(count).cast(), found_at);
             }
             count += reaching.count_ones() as usize;
+            indices = _mm256_add_epi32(indices, step);
         }
-        collect_portable(values, bound, 8 * rows.len(), positions, kept, count)
+        collect_portable(values, positions, bound, 8 * rows.len()..values.len(), places, kept, count)
     }
 }
 
