@@ -124,38 +124,62 @@ widest! {
     fn put_gaps(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) = put_gaps_body;
 }
 
+/// Gaps whose codes are computed side by side, and put one after the other; four to a word.
+const BLOCK: usize = 256;
+
 #[inline(always)]
 fn put_gaps_body(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) {
-    let code = |gap: u16| {
-        let (ones, low) = (u32::from(gap) >> rice, u64::from(gap) & ((1 << rice) - 1));
-        (ones, 1 + ones + rice, low)
-    };
-    let joined = |ones: u32, low: u64| low << 1 << ones | ((1 << ones) - 1);
-    // Two codes at a time: most are short, and a store for both is one store less.
-    let (pairs, last) = gaps.as_chunks::<2>();
-    for [first, second] in pairs {
-        let ((first_ones, first_count, first_low), (ones, count, low)) = (code(*first), code(*second));
-        if first_count + count <= PUT_MAX {
-            writer.put(joined(first_ones, first_low) | joined(ones, low) << first_count, first_count + count);
+    let (blocks, last) = gaps.as_chunks::<BLOCK>();
+    let mut words = [0u64; BLOCK / 4];
+    let (mut codes, mut counts) = ([0u64; BLOCK / 4], [0u64; BLOCK / 4]);
+    for block in blocks {
+        for (word, [a, b, c, d]) in words.iter_mut().zip(block.as_chunks::<4>().0) {
+            *word = u64::from(*a) | u64::from(*b) << 16 | u64::from(*c) << 32 | u64::from(*d) << 48;
+        }
+        let mut longest = 0;
+        for ((code, count), word) in codes.iter_mut().zip(&mut counts).zip(&words) {
+            (*code, *count) = code_of_four(*word, u64::from(rice));
+            longest = longest.max(*count);
+        }
+        if longest <= u64::from(PUT_MAX) {
+            for (code, count) in codes.iter().zip(&counts) {
+                writer.put(*code, *count as u32);
+            }
         } else {
-            put_long(writer, first_ones, first_low, rice);
-            put_long(writer, ones, low, rice);
+            block.iter().for_each(|gap| put_gap(writer, *gap, rice));
         }
     }
-    for gap in last {
-        let (ones, _, low) = code(*gap);
-        put_long(writer, ones, low, rice);
-    }
+    last.iter().for_each(|gap| put_gap(writer, *gap, rice));
 }
 
-/// A code of any length.
-fn put_long(writer: &mut Writer<'_>, ones: u32, low: u64, rice: u32) {
-    let mut left = ones;
-    while left >= PUT_MAX {
-        writer.put((1 << PUT_MAX) - 1, PUT_MAX);
-        left -= PUT_MAX;
+/// The codes of four gaps after each other, and their length. Nonsense if that is above [`PUT_MAX`]: it is not used.
+#[inline(always)]
+fn code_of_four(gaps: u64, rice: u64) -> (u64, u64) {
+    let (mut code, mut count) = (0, 0);
+    for place in 0..4 {
+        let gap = gaps >> (16 * place) & 0xffff;
+        let (ones, low) = (gap >> rice, gap & ((1 << rice) - 1));
+        let joined = shifted(low << 1, ones) | (shifted(1, ones) - 1);
+        code |= shifted(joined, count);
+        count += 1 + ones + rice;
     }
-    writer.put((1 << left) - 1, left);
+    (code, count)
+}
+
+/// `bits << count` where that is under 64, else some number.
+#[inline(always)]
+fn shifted(bits: u64, count: u64) -> u64 {
+    bits.wrapping_shl(count as u32)
+}
+
+/// Puts a code of any length.
+fn put_gap(writer: &mut Writer<'_>, gap: u16, rice: u32) {
+    let (mut ones, low) = (u32::from(gap) >> rice, u64::from(gap) & ((1 << rice) - 1));
+    while ones >= PUT_MAX {
+        writer.put((1 << PUT_MAX) - 1, PUT_MAX);
+        ones -= PUT_MAX;
+    }
+    writer.put((1 << ones) - 1, ones);
     writer.put(low << 1, 1 + rice);
 }
 
