@@ -6,6 +6,11 @@
 //! first-level cache, so that of each value 12 bytes move: `e` and `Δ` are read, `e` is written. A copy moves 8 a value, and
 //! no encoder can be faster than 8/12 of one.
 //!
+//! Beside that come instructions, part of which run while the next chunk is on its way: on one core of a Zen 4 with
+//! AVX-512, from the cache, 0.34 ns a value at density 64/4096, 0.7 at 512 and 1.1 at 1107, where a copy from memory takes
+//! 0.32. What is dense is bound by them: an entry costs some 3 ns, of which 1 to find it, 0.6 for the levels, 1 for
+//! its bits and 0.5 to write back what is left of it. (`benches/encode.rs`)
+//!
 //! The bytes are those of `protocol::contribution::encode`, and of `encode_with_feedback`, for any input, width of
 //! vectors and number of threads. Sections are encoded in parallel and handed on in order while later ones are being
 //! encoded; nothing but what is being handed on is held.
