@@ -5,10 +5,10 @@
 //! two bytes an entry ([`INDEX`]), and the bits that mark an entry are laid over them afterwards, many at a time. What
 //! follows, be it a list, a sum or a step of the model, starts from those two bytes.
 //!
-//! A gap depends on where the one before it ended, so this is a chain of a count of bits, an addition and a shift. It
-//! is kept that short: bits are fetched once for several gaps, and without a question for each whether it was all there.
-//! One question a group asks it of all of them, and a group that fails (a gap far longer than its like) is read again,
-//! one gap at a time.
+//! A gap depends on where the one before it ended, so this is a chain of a count of bits and two shifts. It is kept that
+//! short, at eight instructions a gap: bits are fetched once for several gaps, and without a question for each whether
+//! it was all there. One question a group asks it of all of them, and a group that fails (a gap far longer than its
+//! like) is read again, one gap at a time. What need not wait for the gap before is left to the vectors that come after.
 
 use crate::{
     lanes::widest,
@@ -122,10 +122,13 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         return false;
     }
 
+    // As many gaps a fetch as seldom take more bits than it gives: a gap has about `rice + 2.5`.
     let Some(gap_bits) = (match rice {
-        0..=2 => indices::<8>(stream, rice, values, full, entries),
-        3..=6 => indices::<5>(stream, rice, values, full, entries),
-        _ => indices::<3>(stream, rice, values, full, entries),
+        0..=1 => double_sums::<12>(stream, rice, values, full, entries),
+        2..=3 => double_sums::<8>(stream, rice, values, full, entries),
+        4..=5 => double_sums::<6>(stream, rice, values, full, entries),
+        6..=8 => double_sums::<4>(stream, rice, values, full, entries),
+        _ => double_sums::<3>(stream, rice, values, full, entries),
     }) else {
         return false;
     };
@@ -146,14 +149,14 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         let unsigned = if lo == 0 { u64::MAX } else { 0 };
         let mut signed_zeros = 0;
         let mut highs = 0;
-        for entries in chunk.chunks_mut(64) {
+        for (first, entries) in (0..).step_by(64).zip(chunk.chunks_mut(64)) {
             let all = u64::MAX >> (64 - entries.len());
             let (negative, high) = (bits_at(stream, sign_at) & all, bits_at(stream, high_at) & all);
             sign_at += entries.len();
             high_at += entries.len();
             signed_zeros |= negative & !high & unsigned;
             highs += high.count_ones();
-            mark(entries, negative, high);
+            finish(first, entries, negative, high);
         }
         let used = if lo == hi { highs == 0 } else { lo < hi && highs != 0 && highs as usize != chunk.len() };
         if !used || signed_zeros != 0 {
@@ -171,36 +174,34 @@ fn square_sum(count: u32, level: f32) -> f64 {
     f64::from(count) * (f64::from(level) * f64::from(level))
 }
 
-/// Sets the two upper bits of up to 64 entries.
+/// Makes up to 64 entries, the chunk's `first` and those that follow it, of twice the sum of the gaps up to each.
 #[inline(always)]
-fn mark(entries: &mut [u16], negative: u64, high: u64) {
-    let marks = |negative: u16, high: u16, index: usize| {
-        let sign = if negative >> index & 1 == 1 { NEGATIVE } else { 0 };
-        sign | if high >> index & 1 == 1 { HIGH } else { 0 }
+fn finish(first: u16, entries: &mut [u16], negative: u64, high: u64) {
+    let finished = |index: u16, double_sum: u16, negative: u16, high: u16| {
+        let bit = 1 << (index % 16);
+        let index = (double_sum >> 1) + first + index;
+        index | if negative & bit != 0 { NEGATIVE } else { 0 } | if high & bit != 0 { HIGH } else { 0 }
     };
     let (rows, rest) = entries.as_chunks_mut::<16>();
-    let mut shift = 0;
+    let mut start = 0;
     for row in rows {
-        let (negative, high) = ((negative >> shift) as u16, (high >> shift) as u16);
-        for (index, entry) in row.iter_mut().enumerate() {
-            *entry |= marks(negative, high, index);
+        let (negative, high) = ((negative >> start) as u16, (high >> start) as u16);
+        for (index, entry) in (start..start + 16).zip(row) {
+            *entry = finished(index, *entry, negative, high);
         }
-        shift += 16;
+        start += 16;
     }
-    if !rest.is_empty() {
-        let (negative, high) = ((negative >> shift) as u16, (high >> shift) as u16);
-        for (index, entry) in rest.iter_mut().enumerate() {
-            *entry |= marks(negative, high, index);
-        }
+    for (index, entry) in (start..).zip(rest) {
+        *entry = finished(index, *entry, (negative >> start) as u16, (high >> start) as u16);
     }
 }
 
-/// Reads all gaps of a section into the indices of its entries, chunk by chunk. The bits that they took; nothing if an
-/// index is outside its chunk or another parameter is the smallest of the shortest.
+/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits that
+/// they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
 ///
 /// May have read past the end, where zeros are: the caller compares the bits with those that there are.
 #[inline(always)]
-fn indices<const GROUP: usize>(
+fn double_sums<const GROUP: usize>(
     stream: &[u8],
     rice: u8,
     values: usize,
@@ -210,9 +211,15 @@ fn indices<const GROUP: usize>(
     let mut at = 0;
     let (mut halves, mut doubles) = (0, 0);
     for (start, chunk) in (0..).step_by(CHUNK).zip(entries.chunks_mut(full)) {
-        let next = chunk_indices::<GROUP>(stream, &mut at, u32::from(rice), chunk);
+        let mut double_sum = 0u64;
+        for group in chunk.chunks_mut(GROUP) {
+            double_sum = match <&mut [u16; GROUP]>::try_from(&mut *group) {
+                Ok(group) => read_group(stream, &mut at, u32::from(rice), double_sum, group),
+                Err(_) => read_group(stream, &mut at, u32::from(rice), double_sum, group),
+            };
+        }
         // Gaps are not negative, so that the last index is the largest.
-        if next > CHUNK.min(values - start) as u64 {
+        if double_sum / 2 + chunk.len() as u64 > CHUNK.min(values - start) as u64 {
             return None;
         }
         halves += quotients(chunk, rice + 1);
@@ -228,60 +235,50 @@ fn indices<const GROUP: usize>(
     (saves_nothing && saved).then_some(at)
 }
 
-/// `Σ (gap >> rice)` of one chunk, from its indices.
+/// `Σ (gap >> rice)` of one chunk, from twice the sums of its gaps.
 #[inline(always)]
-fn quotients(indices: &[u16], rice: u8) -> usize {
+fn quotients(double_sums: &[u16], rice: u8) -> usize {
     // Gaps of a chunk add up to less than 4096: sixteen bits hold every sum.
-    let gaps =
-        indices.iter().zip(&indices[1..]).map(|(before, index)| index.wrapping_sub(*before).wrapping_sub(1));
-    let sum = gaps.fold(0u16, |sum, gap| sum.wrapping_add(gap >> rice));
-    usize::from(sum) + usize::from(indices[0] >> rice)
-}
-
-/// The indices of one chunk, and the one after its last. If that is outside the chunk, they are worth nothing.
-#[inline(always)]
-fn chunk_indices<const GROUP: usize>(stream: &[u8], at: &mut usize, rice: u32, entries: &mut [u16]) -> u64 {
-    let low = (1u64 << rice) - 1;
-    let mut next = 0u64;
-    let (groups, rest) = entries.as_chunks_mut::<GROUP>();
-    for group in groups {
-        if let Some(word) = stream.get(*at / 8..).and_then(<[u8]>::first_chunk::<8>) {
-            // Upside down, so that a row of ones is counted as zeros; and behind the last bit fetched such a row goes
-            // on without end, so that what reaches over it is counted too long, and not too short.
-            let mut bits = !u64::from_le_bytes(*word) >> (*at % 8);
-            let mut used = 0;
-            let mut index = next;
-            for entry in group.iter_mut() {
-                let ones = bits.trailing_zeros();
-                let gap = u64::from(ones) << rice | !bits.wrapping_shr(ones).wrapping_shr(1) & low;
-                index = index.wrapping_add(gap);
-                *entry = index as u16;
-                index = index.wrapping_add(1);
-                bits = bits.wrapping_shr(ones + 1 + rice);
-                used += ones + 1 + rice;
-            }
-            if used <= FETCHED {
-                *at += used as usize;
-                next = index;
-                continue;
-            }
-        }
-        for entry in group {
-            next = next.wrapping_add(gap(stream, at, rice));
-            *entry = next as u16;
-            next = next.wrapping_add(1);
-        }
-    }
-    for entry in rest {
-        next = next.wrapping_add(gap(stream, at, rice));
-        *entry = next as u16;
-        next = next.wrapping_add(1);
-    }
-    next
+    let shift = rice + 1;
+    let gaps = double_sums.iter().zip(&double_sums[1..]).map(|(before, sum)| sum.wrapping_sub(*before));
+    let sum = gaps.fold(0u16, |sum, double_gap| sum.wrapping_add(double_gap >> shift));
+    usize::from(sum) + usize::from(double_sums[0] >> shift)
 }
 
 /// Bits that one fetch gives, wherever it stands in a byte.
 const FETCHED: u32 = 57;
+
+/// Reads a few gaps. `double_sum` is twice the sum of those before them in the chunk; returns the next such. Beyond
+/// sixteen bits an entry is worth nothing, but the last sum is right, and tells.
+#[inline(always)]
+fn read_group(stream: &[u8], at: &mut usize, rice: u32, double_sum: u64, group: &mut [u16]) -> u64 {
+    if let Some(word) = stream.get(*at / 8..).and_then(<[u8]>::first_chunk::<8>) {
+        // Upside down, so that a row of ones is counted as zeros. The bit far above those fetched sinks with them and
+        // tells in the end how many were used; a row of ones that goes on behind them ends there, or finds no end.
+        let fetched = !u64::from_le_bytes(*word) >> (*at % 8) & ((1 << FETCHED) - 1);
+        let mut bits = fetched | 1 << 63;
+        let mut sum = double_sum;
+        for entry in group.iter_mut() {
+            let ones = bits.trailing_zeros();
+            // The lowest bit ends the row. Above it, and so doubled, are the low bits of the gap.
+            let ended = bits.wrapping_shr(ones);
+            sum = sum.wrapping_add(u64::from(ones) << (rice + 1)).wrapping_add(!ended & ((2 << rice) - 2));
+            *entry = sum as u16;
+            bits = ended >> (rice + 1);
+        }
+        let used = bits.leading_zeros();
+        if used <= FETCHED {
+            *at += used as usize;
+            return sum;
+        }
+    }
+    let mut sum = double_sum;
+    for entry in group {
+        sum += 2 * gap(stream, at, rice);
+        *entry = sum as u16;
+    }
+    sum
+}
 
 /// One gap, however long its row of ones is.
 #[inline(always)]
