@@ -27,7 +27,7 @@ const ARROWS: &[Arrows] = &[
     // The client knows the chain's types and no chain; its tests speak with a real one.
     ("chain-client", &["protocol"], &["embedded-chain"]),
     // What a miner and a validator share.
-    ("replica", &["protocol", "dataset", "store", "model", "chain-client"], &[]),
+    ("replica", &["protocol", "kernels", "dataset", "store", "model", "chain-client"], &[]),
     ("seat", &["protocol", "dataset", "store", "model", "chain-client", "replica"], &[]),
     // The roles, which never import each other, nor the chain's rules.
     ("miner", ROLE, ROLE_TESTS),

@@ -1,13 +1,29 @@
-//! From a trained model to the bytes that are committed: pseudo-gradient, error feedback, encoding (PROT-10).
+//! From a trained model to the bytes that are committed: pseudo-gradient, error feedback, encoding, signature, in one pass (PROT-9,
+//! PROT-10).
 
-use protocol::contribution::{self, DecodeError, EncodeError, Schema};
-use protocol::params::Density;
+use ed25519_dalek::SigningKey;
+use kernels::encode::{self, Feedback, Source};
+use protocol::{
+    Digest,
+    contribution::EncodeError,
+    submission::{Header, SIGNATURE_BYTES, Sealer},
+};
+use replica::Codec;
 
-/// `e ← decay·e + (θ_w − θ_local)`, in place.
-pub fn accumulate(residual: &mut [f32], decay: f32, theta: &[f32], trained: &[f32]) {
-    for ((entry, before), after) in residual.iter_mut().zip(theta).zip(trained) {
-        *entry = decay * *entry + (before - after);
-    }
+/// Why there is no contribution.
+#[derive(Debug, thiserror::Error)]
+pub enum CompressError<E> {
+    #[error("the pseudo-gradient cannot be encoded")]
+    Encode(#[source] EncodeError),
+    #[error("the contribution could not be handed on")]
+    Sink(#[source] E),
+}
+
+/// A contribution that was written: the digest to commit to, and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    pub digest: Digest,
+    pub length: u64,
 }
 
 /// The residual of a miner that was away for `windows` windows: `e ← decay^windows · e`.
@@ -19,36 +35,101 @@ pub fn fade(residual: &mut [f32], decay: f32, windows: u32) {
     residual.iter_mut().for_each(|entry| *entry *= factor);
 }
 
-/// The body that is sent. The residual keeps everything until the commitment is on the chain; see [`spend`].
-pub fn encode(schema: &Schema, density: Density, residual: &[f32]) -> Result<Vec<u8>, EncodeError> {
-    contribution::encode(schema, density, residual)
-}
-
-/// `e ← e − decode(body)`: what was committed leaves the residual, whether it is merged or not.
-pub fn spend(
-    schema: &Schema,
-    density: Density,
-    body: &[u8],
+/// Steps `residual` by `source`, encodes the largest of it, and hands the signed object to `sink` section by section, hashed as it goes by.
+/// The residual keeps everything until the commitment is on the chain.
+///
+/// On an error, part of the residual is stepped and part of the object handed on.
+pub fn compress<E>(
+    codec: &Codec,
+    header: &Header,
+    key: &SigningKey,
     residual: &mut [f32],
-) -> Result<(), DecodeError> {
-    let sent = contribution::decode(schema, density, body)?;
-    for (range, tensor) in schema.ranges().zip(&sent.tensors) {
-        let residual = &mut residual[range];
-        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
-            residual[*position as usize] -= value;
+    source: Source<'_>,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<Sealed, CompressError<E>> {
+    let (mut sealer, prefix) = Sealer::new(header);
+    sink(&prefix).map_err(CompressError::Sink)?;
+    let body = encode::encode_into(codec.layout(), residual, source, Feedback::Keep, &mut |bytes| {
+        sealer.push(bytes);
+        sink(bytes)
+    })
+    .map_err(|error| match error {
+        encode::EncodeError::NotFinite { tensor, position } => {
+            CompressError::Encode(EncodeError::NotFinite {
+                tensor: codec
+                    .schema()
+                    .tensors()
+                    .get(tensor)
+                    .map(|tensor| tensor.name.clone())
+                    .unwrap_or_default(),
+                position: u32::try_from(position).unwrap_or(u32::MAX),
+            })
         }
-    }
-    Ok(())
+        encode::EncodeError::WrongLength { expected, got } => {
+            CompressError::Encode(EncodeError::WrongLength { expected, got })
+        }
+        encode::EncodeError::Sink(error) => CompressError::Sink(error),
+    })?;
+    let (signature, digest) = sealer.finish(key);
+    sink(&signature.0).map_err(CompressError::Sink)?;
+    Ok(Sealed { digest, length: (prefix.len() + SIGNATURE_BYTES) as u64 + body })
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use proptest::prelude::*;
-    use protocol::contribution::TensorSpec;
+    use protocol::{
+        Hotkey, RunId, Uid, Window,
+        contribution::{self, CODEC, Schema, TensorSpec},
+        params::Density,
+        submission,
+    };
+    use std::convert::Infallible;
 
-    fn schema(values: u32) -> Schema {
-        Schema::new(vec![TensorSpec { name: "w".into(), shape: vec![values] }]).unwrap()
+    pub(crate) fn codec(lengths: &[u32]) -> Codec {
+        let tensor =
+            |(index, length): (usize, &u32)| TensorSpec { name: index.to_string(), shape: vec![*length] };
+        let schema = Schema::new(lengths.iter().enumerate().map(tensor).collect()).unwrap();
+        Codec::new(&schema, Density(512)).unwrap()
+    }
+
+    pub(crate) fn key() -> SigningKey {
+        SigningKey::from_bytes(&[7; 32])
+    }
+
+    pub(crate) fn header(codec: &Codec) -> Header {
+        Header {
+            codec: CODEC,
+            run: RunId(1),
+            window: Window(9),
+            uid: Uid(4),
+            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            base: Digest([5; 32]),
+            schema: codec.schema().digest(),
+            density: codec.density(),
+            trained: 512,
+        }
+    }
+
+    fn compressed(
+        codec: &Codec,
+        residual: &mut [f32],
+        source: Source<'_>,
+    ) -> Result<(Vec<u8>, Sealed), CompressError<Infallible>> {
+        let mut bytes = Vec::new();
+        let sealed = compress(codec, &header(codec), &key(), residual, source, &mut |piece| {
+            bytes.extend_from_slice(piece);
+            Ok(())
+        })?;
+        Ok((bytes, sealed))
+    }
+
+    /// `e ← fl(fl(decay·e) + fl(θ_w − θ_local))`, as PROT-10 tells it.
+    pub(crate) fn accumulate(residual: &mut [f32], decay: f32, theta: &[f32], trained: &[f32]) {
+        for ((entry, before), after) in residual.iter_mut().zip(theta).zip(trained) {
+            *entry = decay * *entry + (before - after);
+        }
     }
 
     #[test]
@@ -64,20 +145,56 @@ mod tests {
     }
 
     proptest! {
-        #[test]
-        fn spending_later_is_the_same_as_encoding_with_feedback(
-            values in prop::collection::vec(-1e3f32..1e3, 1..200),
-        ) {
-            let schema = schema(values.len() as u32);
-            let density = Density(512);
-            let body = encode(&schema, density, &values).unwrap();
-            let mut spent = values.clone();
-            spend(&schema, density, &body, &mut spent).unwrap();
+        #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
-            let mut fed_back = values.clone();
-            let same = contribution::encode_with_feedback(&schema, density, &mut fed_back).unwrap();
-            prop_assert_eq!(body, same);
-            prop_assert_eq!(spent, fed_back);
+        #[test]
+        fn one_pass_gives_the_bytes_that_the_protocol_seals(
+            lengths in prop::collection::vec(1u32..6000, 1..4),
+            decay in 0.1f32..=1.0,
+            seed in any::<u64>(),
+        ) {
+            let codec = codec(&lengths);
+            let values = |which: u8| -> Vec<f32> {
+                let mut bytes = vec![0; codec.schema().values() * 4];
+                blake3::Hasher::new().update(&seed.to_le_bytes()).update(&[which]).finalize_xof().fill(&mut bytes);
+                let word = |word: &[u8; 4]| (u32::from_le_bytes(*word) as f32 / 2.0f32.powi(31) - 1.0) * 0.01;
+                bytes.as_chunks().0.iter().map(word).collect()
+            };
+            let (mut residual, theta, trained) = (values(0), values(1), values(2));
+
+            let mut by_the_book = residual.clone();
+            accumulate(&mut by_the_book, decay, &theta, &trained);
+            let body = contribution::encode(codec.schema(), codec.density(), &by_the_book).unwrap();
+            let expected = submission::seal(&header(&codec), &body, &key());
+
+            let source = Source::Difference { decay, before: &theta, after: &trained };
+            let (bytes, sealed) = compressed(&codec, &mut residual, source).unwrap();
+            prop_assert!(bytes == expected);
+            prop_assert_eq!(sealed, Sealed { digest: Digest::of(&expected), length: expected.len() as u64 });
+            prop_assert!(residual.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
+
+            // What was stepped already is written a second time to the same bytes.
+            prop_assert_eq!(compressed(&codec, &mut residual, Source::Nothing).unwrap(), (bytes, sealed));
         }
+    }
+
+    #[test]
+    fn what_cannot_be_encoded_or_handed_on_is_named() {
+        let codec = codec(&[5000, 3]);
+        let mut residual = vec![0.5; 5003];
+        residual[5001] = f32::NAN;
+        let refused = compressed(&codec, &mut residual, Source::Nothing).unwrap_err();
+        let expected = EncodeError::NotFinite { tensor: "1".into(), position: 1 };
+        assert!(matches!(refused, CompressError::Encode(error) if error == expected));
+
+        let refused = compressed(&codec, &mut [0.5], Source::Nothing).unwrap_err();
+        let expected = EncodeError::WrongLength { expected: 5003, got: 1 };
+        assert!(matches!(refused, CompressError::Encode(error) if error == expected));
+
+        let mut residual = vec![0.5; 5003];
+        let full = &mut |_: &[u8]| Err("full");
+        let refused =
+            compress(&codec, &header(&codec), &key(), &mut residual, Source::Nothing, full).unwrap_err();
+        assert!(matches!(refused, CompressError::Sink("full")));
     }
 }

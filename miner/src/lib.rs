@@ -2,8 +2,10 @@
 
 pub mod cli;
 pub mod compress;
+pub mod outbox;
 pub mod prepare;
 pub mod publish;
 pub mod run;
 pub mod snapshot;
+pub mod spool;
 pub mod train;

@@ -1,10 +1,9 @@
 //! Uploading what was committed, after the commit deadline and never before it: until then nobody may see it (PROT-11).
 
 use crate::snapshot::Pending;
-use bytes::Bytes;
 use chain_client::Head;
 use protocol::{Block, RunId, keys};
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 use store::{Store, StoreError};
 use tokio::sync::watch;
 
@@ -18,17 +17,18 @@ pub struct PublishError {
     last: StoreError,
 }
 
-/// Puts the bytes into our bucket, trying again until the reveal deadline has passed.
+/// Puts the file at `path` into our bucket, in parts where it is large, trying again until the reveal deadline has passed.
 pub async fn upload(
     store: &dyn Store,
     run: RunId,
     pending: &Pending,
+    path: &Path,
     heads: &watch::Receiver<Head>,
     reveal_by: Block,
 ) -> Result<(), PublishError> {
     let key = keys::contribution(run, pending.window, &pending.digest);
     loop {
-        match store.put(&key, Bytes::from(pending.bytes.clone())).await {
+        match store.put_file(&key, path).await {
             Ok(_) => return Ok(()),
             Err(last) if reveal_by <= heads.borrow().block => return Err(PublishError { last }),
             Err(error) => {

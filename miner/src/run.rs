@@ -1,18 +1,22 @@
 //! One window of a miner, top to bottom: follow, train, compress, commit, publish.
 
 use crate::{
-    compress, publish,
+    compress,
+    outbox::{Outbox, OutboxError},
+    publish,
     snapshot::{Pending, Snapshot, SnapshotError},
+    spool::SpoolError,
     train::{self, Trained, TrainingError},
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
+use kernels::encode::Source;
 use model::Trainer;
 use protocol::{
-    Block, Digest, Window,
+    Block, Window,
     assign::Assignment,
-    submission::{self, Header},
+    submission::Header,
     view::{SeatView, WindowView},
 };
 use replica::{Entry, Follower, HoldError, Holder, Journal, causes, wait_past};
@@ -61,12 +65,8 @@ pub enum RunError {
     Trainer(#[from] model::ModelError),
     #[error("the snapshot's optimiser does not fit the model; remove the snapshot to start with a fresh one")]
     Optimiser(#[from] model::StateError),
-    #[error("the pseudo-gradient cannot be encoded")]
-    Encode(#[from] protocol::contribution::EncodeError),
-    #[error("our own contribution cannot be decoded; the snapshot is damaged, remove it")]
-    Decode(#[from] protocol::contribution::DecodeError),
-    #[error("the contribution in the snapshot is cut short; the snapshot is damaged, remove it")]
-    PendingDamaged,
+    #[error("could not keep the contribution")]
+    Outbox(#[from] OutboxError),
     #[error("the trainer is gone: its thread died in an earlier window")]
     TrainerLost,
     #[error("the thread that trains died")]
@@ -81,6 +81,7 @@ enum Missed {
     TooLate,
     NoData,
     Refused(ChainError),
+    Lost(SpoolError),
     NotUploaded(publish::PublishError),
 }
 
@@ -116,15 +117,14 @@ impl Miner {
     }
 
     fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
-        let (run, values) = (self.follower().run.id, self.follower().schema.values());
-        match Snapshot::load(&self.snapshot_path(), run, self.seat.id, values)? {
+        match self.outbox().open()? {
             Some(snapshot) => {
                 if !snapshot.optimiser.is_empty() {
                     self.trainer()?.restore(&snapshot.optimiser)?;
                 }
                 Ok(snapshot)
             }
-            None => Ok(Snapshot::fresh(self.holder.window(), values)),
+            None => Ok(Snapshot::fresh(self.holder.window(), self.follower().schema().values())),
         }
     }
 
@@ -145,9 +145,17 @@ impl Miner {
             return Ok(Err(Missed::NotASlot));
         }
 
+        self.settle(snapshot).await?;
+
         // Train, unless a killed predecessor already has.
         let pending = match snapshot.pending.clone().filter(|pending| pending.window == window) {
-            Some(pending) => pending,
+            Some(pending) => {
+                let header = self.header(pending.trained);
+                match self.outbox().take_up(snapshot, pending, &header)? {
+                    Ok(pending) => pending,
+                    Err(lost) => return Ok(Err(Missed::Lost(lost))),
+                }
+            }
             None => match self.make(snapshot, &view, heads).await? {
                 Ok(pending) => pending,
                 Err(missed) => return Ok(Err(missed)),
@@ -161,16 +169,41 @@ impl Miner {
 
         // Publish: never before the deadline, or somebody could copy it in time (PROT-11).
         wait_past(heads, schedule.commit_deadline(window)).await?;
-        let reveal_by = schedule.reveal_deadline(window);
-        match publish::upload(&*self.store, self.follower().run.id, &pending, heads, reveal_by).await {
+        if let Err(lost) = self.outbox().check(&pending) {
+            return Ok(Err(Missed::Lost(lost)));
+        }
+        let (path, reveal_by) = (self.outbox().path(&pending), schedule.reveal_deadline(window));
+        match publish::upload(&*self.store, self.follower().run.id, &pending, &path, heads, reveal_by).await {
             Ok(()) => {
-                let bytes = length(&pending.bytes);
+                let bytes = pending.length;
                 tracing::info!(window = window.0, bytes, "uploaded");
                 self.journal.write(&Entry::Uploaded { window, bytes });
                 Ok(Ok(()))
             }
             Err(error) => Ok(Err(Missed::NotUploaded(error))),
         }
+    }
+
+    /// A predecessor may have been killed when its commitment was on its way, and its window be over by now. If it was included, its body
+    /// leaves the residual all the same (PROT-10).
+    async fn settle(&mut self, snapshot: &mut Snapshot) -> Result<(), RunError> {
+        let open = self.holder.window();
+        let Some(pending) =
+            snapshot.pending.clone().filter(|pending| pending.window < open && !pending.committed)
+        else {
+            return Ok(());
+        };
+        let view = self.window_view(pending.window).await?;
+        if view.is_some_and(|view| view.commitments.contains(&(self.seat.id.uid, pending.digest))) {
+            match self.outbox().check(&pending) {
+                Ok(()) => self.outbox().committed(snapshot, &pending)?,
+                Err(error) => {
+                    let window = pending.window.0;
+                    tracing::warn!(window, %error, "what was committed stays in the residual, and will be sent again");
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Train and compress: the contribution, saved before anything is said about it.
@@ -220,31 +253,29 @@ impl Miner {
             train_seconds: trained.seconds,
         });
 
-        // Compress: e ← decay^away·e, then e ← decay·e + Δ, then the largest entries of e.
-        let params = &self.follower().run.params;
-        let decay = params.error_feedback_decay.get();
+        // Compress: e ← decay^away·e, then e ← decay·e + Δ, and the largest entries of e into a file.
+        let decay = self.follower().run.params.error_feedback_decay.get();
         let away = window.0.saturating_sub(snapshot.residual_for.0);
         compress::fade(&mut snapshot.residual, decay, away);
-        compress::accumulate(&mut snapshot.residual, decay, &self.holder.state.theta, &theta);
-        let body = compress::encode(&self.follower().schema, params.density, &snapshot.residual)?;
-        let header = Header {
+        let optimiser = self.trainer()?.state();
+        let header = self.header(trained.sequences);
+        let source = Source::Difference { decay, before: &self.holder.state.theta, after: &theta };
+        Ok(Ok(self.outbox().make(snapshot, &header, source, optimiser)?))
+    }
+
+    /// What our contribution to the window that we hold is bound to.
+    fn header(&self, trained: u32) -> Header {
+        Header {
             codec: protocol::PROTOCOL_VERSION,
             run: self.follower().run.id,
-            window,
+            window: self.holder.window(),
             uid: self.seat.id.uid,
             hotkey: self.seat.hotkey,
             base: self.holder.state.lineage,
-            schema: self.follower().schema.digest(),
-            density: params.density,
-            trained: trained.sequences,
-        };
-        let bytes = submission::seal(&header, &body, &self.key);
-        let pending = Pending { window, digest: Digest::of(&bytes), bytes, committed: false };
-        snapshot.residual_for = window.next();
-        snapshot.optimiser = self.trainer()?.state();
-        snapshot.pending = Some(pending.clone());
-        self.save(snapshot)?;
-        Ok(Ok(pending))
+            schema: self.follower().schema().digest(),
+            density: self.follower().run.params.density,
+            trained,
+        }
     }
 
     /// Runs the inner loop on a thread of its own, and stops it when the chain reaches `stop_at`.
@@ -304,16 +335,8 @@ impl Miner {
             }
         }
         // What was committed leaves the residual, merged or not (PROT-10).
-        let body = pending.body().ok_or(RunError::PendingDamaged)?;
-        compress::spend(
-            &self.follower().schema,
-            self.follower().run.params.density,
-            body,
-            &mut snapshot.residual,
-        )?;
-        snapshot.pending = Some(Pending { committed: true, ..pending.clone() });
-        self.save(snapshot)?;
-        let bytes = length(&pending.bytes);
+        self.outbox().committed(snapshot, pending)?;
+        let bytes = pending.length;
         tracing::info!(window = window.0, %digest, bytes, "committed");
         self.journal.write(&Entry::Committed { window, digest, bytes });
         Ok(Ok(()))
@@ -341,10 +364,6 @@ impl Miner {
         self.journal.write(&Entry::Traffic { window, bytes_up, bytes_down });
     }
 
-    fn save(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
-        snapshot.save(&self.snapshot_path(), self.follower().run.id, self.seat.id)
-    }
-
     fn trainer(&mut self) -> Result<&mut Trainer, RunError> {
         self.trainer.as_mut().ok_or(RunError::TrainerLost)
     }
@@ -357,8 +376,14 @@ impl Miner {
         self.follower().run.params.schedule
     }
 
-    fn snapshot_path(&self) -> PathBuf {
-        self.directory.join("miner.snapshot")
+    fn outbox(&self) -> Outbox<'_> {
+        Outbox {
+            directory: &self.directory,
+            run: self.follower().run.id,
+            seat: self.seat.id,
+            key: &self.key,
+            codec: &self.follower().sent,
+        }
     }
 }
 
@@ -371,11 +396,8 @@ impl std::fmt::Display for Missed {
             Missed::TooLate => f.write_str("too little of the window was left"),
             Missed::NoData => f.write_str("not one step was finished before the commit deadline"),
             Missed::Refused(error) => write!(f, "the chain refused the commitment: {}", causes(error)),
+            Missed::Lost(error) => write!(f, "what was committed cannot be uploaded: {}", causes(error)),
             Missed::NotUploaded(error) => write!(f, "{}", causes(error)),
         }
     }
-}
-
-fn length(bytes: &[u8]) -> u64 {
-    u64::try_from(bytes.len()).unwrap_or(u64::MAX)
 }

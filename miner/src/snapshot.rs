@@ -1,14 +1,13 @@
-//! What a miner must not lose: its residual, its optimiser, and a contribution that is made but not yet through.
+//! What a miner must not lose: its residual, its optimiser, and which contribution is made but not yet through.
 //!
-//! Written whole at two moments of a window: before the commitment is sent, and once it is in a finalised block. A miner killed before
-//! the first trains the window again and gets the same bytes; killed between the two it finds the contribution and sends the same
-//! commitment; killed later it has only the upload to finish.
+//! Written whole at two moments of a window: before the commitment is sent, and once it is in a finalised block. The contribution's bytes
+//! are in a file beside it ([`crate::spool`]), which is there before the first moment. A miner killed before that trains the window again
+//! and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed later it has only the
+//! upload to finish.
 
+use crate::compress::Sealed;
 use codec::{Decode, DecodeAll as _, Encode};
-use protocol::{
-    Digest, RunId, SeatId, Window,
-    submission::{PREFIX_BYTES, SIGNATURE_BYTES},
-};
+use protocol::{Digest, RunId, SeatId, Window};
 use replica::files::{self, FileError};
 use std::path::Path;
 
@@ -23,22 +22,25 @@ pub struct Snapshot {
     pub pending: Option<Pending>,
 }
 
-/// A contribution on its way.
+/// The version of the form on disk. A change of the form is a new one.
+const VERSION: u16 = 3;
+
+/// A contribution on its way. Its bytes are in the spool, under the digest's name.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct Pending {
     pub window: Window,
     pub digest: Digest,
-    /// The exact bytes that the digest is of.
-    pub bytes: Vec<u8>,
+    /// Bytes that the digest is of.
+    pub length: u64,
+    /// What the contribution says of the sequences finished, so that it can be written once more (PROT-6).
+    pub trained: u32,
     /// Whether the commitment is in a finalised block, and the body has left the residual.
     pub committed: bool,
 }
 
 impl Pending {
-    /// What the codec wrote; `None` if the bytes are no contribution.
-    pub fn body(&self) -> Option<&[u8]> {
-        let end = self.bytes.len().checked_sub(SIGNATURE_BYTES)?;
-        self.bytes.get(PREFIX_BYTES..end)
+    pub fn sealed(&self) -> Sealed {
+        Sealed { digest: self.digest, length: self.length }
     }
 }
 
@@ -57,6 +59,10 @@ struct Saved {
 pub enum SnapshotError {
     #[error(transparent)]
     File(#[from] FileError),
+    #[error(
+        "the snapshot is of version {found}, and this release reads version {VERSION}: let the release that wrote it finish, or remove it to start with an empty residual"
+    )]
+    Version { found: u16 },
     #[error("the snapshot is not in the form this release writes; remove it to start with an empty residual")]
     Format(#[source] codec::Error),
     #[error("the snapshot belongs to another seat or run; use a directory of its own for each seat")]
@@ -73,7 +79,7 @@ impl Snapshot {
 
     pub fn save(&self, path: &Path, run: RunId, seat: SeatId) -> Result<(), SnapshotError> {
         let saved = Saved {
-            version: 2,
+            version: VERSION,
             run,
             seat,
             residual_for: self.residual_for,
@@ -92,6 +98,11 @@ impl Snapshot {
         values: usize,
     ) -> Result<Option<Snapshot>, SnapshotError> {
         let Some(bytes) = files::read_sealed(path)? else { return Ok(None) };
+        // The version first: the rest of another one may mean anything.
+        let found = u16::decode(&mut &bytes[..]).map_err(SnapshotError::Format)?;
+        if found != VERSION {
+            return Err(SnapshotError::Version { found });
+        }
         let saved = Saved::decode_all(&mut &bytes[..]).map_err(SnapshotError::Format)?;
         if (saved.run, saved.seat) != (run, seat) {
             return Err(SnapshotError::OtherSeat);
@@ -127,7 +138,8 @@ mod tests {
             pending: Some(Pending {
                 window: Window(6),
                 digest: Digest::of(b"bytes"),
-                bytes: b"bytes".to_vec(),
+                length: 5,
+                trained: 512,
                 committed: true,
             }),
         };
@@ -138,5 +150,33 @@ mod tests {
         assert!(matches!(Snapshot::load(&path, RunId(0), other, 3), Err(SnapshotError::OtherSeat)));
         assert!(matches!(Snapshot::load(&path, RunId(1), seat, 3), Err(SnapshotError::OtherSeat)));
         assert!(matches!(Snapshot::load(&path, RunId(0), seat, 4), Err(SnapshotError::OtherShape { .. })));
+    }
+
+    #[test]
+    fn a_snapshot_of_another_release_or_a_broken_one_is_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("snapshot");
+        let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
+        let load = |bytes: Vec<u8>| {
+            files::write_sealed(&path, bytes).unwrap();
+            Snapshot::load(&path, RunId(0), seat, 3).unwrap_err()
+        };
+        Snapshot::fresh(Window(0), 3).save(&path, RunId(0), seat).unwrap();
+        let good = files::read_sealed(&path).unwrap().unwrap();
+        for found in [2u16, 4] {
+            let error = load([&found.to_le_bytes()[..], &good[2..]].concat());
+            assert!(matches!(error, SnapshotError::Version { found: read } if read == found), "{error:?}");
+            assert!(error.to_string().contains(&found.to_string()) && error.to_string().contains('3'));
+        }
+        assert!(matches!(load(good[..good.len() - 1].to_vec()), SnapshotError::Format(_)));
+        assert!(matches!(load(vec![3]), SnapshotError::Format(_)));
+        damage(&path);
+        assert!(matches!(Snapshot::load(&path, RunId(0), seat, 3), Err(SnapshotError::File(_))));
+    }
+
+    fn damage(path: &Path) {
+        let mut bytes = std::fs::read(path).unwrap();
+        bytes[0] ^= 1;
+        std::fs::write(path, bytes).unwrap();
     }
 }

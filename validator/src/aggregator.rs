@@ -1,13 +1,11 @@
 //! From the selection to a vote: the selected contributions, merged, in our own bucket (PROT-15 to PROT-20).
 
-use crate::gather::Contribution;
 use protocol::{
     Uid, Window, keys,
-    submission::VerifiedSubmission,
     view::{SeatView, Vote, WindowView},
 };
 use replica::{
-    Follower, ModelState, causes, checkpoint,
+    Contribution, Follower, ModelState, causes, checkpoint,
     follow::{ContributionError, OwnMerge, OwnMergeError},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -37,26 +35,26 @@ pub async fn mirror(
     Ok(())
 }
 
-/// The submissions of everyone selected: those at hand, and the rest from whoever attested to them.
+/// The contributions of everyone selected: those at hand, and the rest from whoever attested to them.
 pub async fn selected(
     follower: &Follower,
     view: &WindowView,
     seats: &[SeatView],
     at_hand: &BTreeMap<Uid, Contribution>,
-) -> Result<BTreeMap<Uid, VerifiedSubmission>, AggregateError> {
-    let mut submissions = BTreeMap::new();
+) -> Result<BTreeMap<Uid, Contribution>, AggregateError> {
+    let mut contributions = BTreeMap::new();
     for selected in view.selection.iter().flat_map(|selection| &selection.selected) {
         let uid = selected.uid;
-        let submission = match at_hand.get(&uid).filter(|held| held.digest == selected.digest) {
-            Some(held) => VerifiedSubmission::clone(&held.submission),
+        let contribution = match at_hand.get(&uid).filter(|held| held.digest == selected.digest) {
+            Some(held) => held.clone(),
             None => {
                 let fetched = follower.fetch_contribution(view, seats, uid, &selected.digest).await;
-                fetched.map_err(|source| AggregateError::Contribution { uid, source })?.1
+                fetched.map_err(|source| AggregateError::Contribution { uid, source })?
             }
         };
-        submissions.insert(uid, submission);
+        contributions.insert(uid, contribution);
     }
-    Ok(submissions)
+    Ok(contributions)
 }
 
 /// Merges on a thread of its own: it is the longest computation that others wait for.
@@ -64,9 +62,9 @@ pub async fn merge(
     follower: Arc<Follower>,
     state: ModelState,
     view: WindowView,
-    submissions: BTreeMap<Uid, VerifiedSubmission>,
+    contributions: BTreeMap<Uid, Contribution>,
 ) -> Result<OwnMerge, OwnMergeError> {
-    let merged = tokio::task::spawn_blocking(move || follower.merge(&state, &view, &submissions)).await;
+    let merged = tokio::task::spawn_blocking(move || follower.merge(&state, &view, &contributions)).await;
     match merged {
         Ok(merged) => merged,
         Err(died) => std::panic::resume_unwind(died.into_panic()),

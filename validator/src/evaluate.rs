@@ -2,20 +2,17 @@
 //!
 //! One model in memory: a contribution is applied to it as a sparse delta and taken back exactly. The losses without it are computed once.
 
-use crate::{
-    gather::Contribution,
-    gauntlet::{Evidence, LossPair, Measured, Observed},
-};
+use crate::gauntlet::{Evidence, LossPair, Measured, Observed};
 use dataset::{Dataset, ReadError};
 use model::{Evaluator, ModelError};
 use protocol::{
     Role, RunParams, Uid,
     assign::{self, Assignment},
-    contribution::Sparse,
-    merge,
+    contribution::{DecodeError, Sparse},
     view::{SeatView, WindowView},
 };
-use std::{collections::BTreeMap, time::Instant};
+use replica::{Codec, Contribution, Follower};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 /// All of one window's measurements.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,12 +30,16 @@ pub enum EvaluateError {
     Data(#[from] ReadError),
     #[error("the model could not be evaluated")]
     Model(#[from] ModelError),
+    #[error("the contribution of uid {uid} could be decoded when it was gathered, and cannot any more")]
+    Decode { uid: Uid, source: DecodeError },
 }
 
 /// What to measure: the contributions in the order they are to be looked at, and where the data comes from.
 pub struct Job {
     pub theta: Vec<f32>,
     pub params: RunParams,
+    /// Reads the contributions.
+    pub codec: Arc<Codec>,
     pub contributions: BTreeMap<Uid, Contribution>,
     /// Seats to evaluate, in this order (PROT-28).
     pub order: Vec<Uid>,
@@ -55,17 +56,18 @@ impl Job {
     /// Draws the sequences: own ones from the prefix each seat trained on, common ones from what nobody was handed (PROT-22).
     pub fn new(
         theta: Vec<f32>,
-        params: RunParams,
+        follower: &Follower,
         contributions: BTreeMap<Uid, Contribution>,
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
         seed: protocol::Digest,
         held_out: u64,
     ) -> Job {
+        let (params, codec) = (follower.run.params, follower.sent.clone());
         let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
         let common = assign::common_sequences(&seed, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
-        Job { theta, params, contributions, order, assigned, common, seed, held_out }
+        Job { theta, params, codec, contributions, order, assigned, common, seed, held_out }
     }
 }
 
@@ -89,8 +91,8 @@ pub fn measure(
     let common_before = evaluator.losses(&common)?;
 
     // Scaled as the merge would scale them: a huge norm is judged by what it would do, not by its size (PROT-17).
-    let updates: Vec<&Sparse> = job.contributions.values().map(|held| &held.submission.update).collect();
-    let scales = merge::clip_scales(&updates);
+    let norms: Vec<Vec<f64>> = job.contributions.values().map(|held| held.square_norms.clone()).collect();
+    let scales = kernels::merge::clip_scales(&norms);
     let place: BTreeMap<Uid, usize> =
         job.contributions.keys().enumerate().map(|(place, uid)| (*uid, place)).collect();
 
@@ -101,13 +103,16 @@ pub fn measure(
         else {
             continue;
         };
-        let trained = usize::try_from(held.submission.header.trained).unwrap_or(usize::MAX);
+        let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
         let prefix = assigned.len().min(trained);
         let own_sequences = assign::own_sequences(&job.seed, *uid, &assigned[..prefix], count);
         let own = read(dataset, &own_sequences)?;
         let own_before = evaluator.losses(&own)?;
 
-        let scaled = scaled(&held.submission.update, |tensor| scales[tensor][*place]);
+        // Decoded one at a time: the entries take six times the memory of the bytes.
+        let update = job.codec.decode(held.body());
+        let update = update.map_err(|source| EvaluateError::Decode { uid: *uid, source })?;
+        let scaled = scaled(update, |tensor| scales[tensor][*place]);
         let undo = evaluator.apply_sparse(&scaled, rate)?;
         let own_after = evaluator.losses(&own);
         let common_after = evaluator.losses(&common);
@@ -170,13 +175,12 @@ fn read(dataset: &Dataset, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> 
 }
 
 /// `fl(scale · level)` for every entry, one rounding each, as the merge does it.
-fn scaled(update: &Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
-    let mut scaled = update.clone();
-    for (index, tensor) in scaled.tensors.iter_mut().enumerate() {
+fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
+    for (index, tensor) in update.tensors.iter_mut().enumerate() {
         let scale = scale_of(index);
         tensor.values.iter_mut().for_each(|value| *value *= scale);
     }
-    scaled
+    update
 }
 
 fn mean(losses: &[f64]) -> f64 {

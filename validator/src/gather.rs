@@ -1,16 +1,15 @@
 //! Fetches and checks what miners committed to. One seat's trouble never touches another's (PROT-13, PROT-14).
 
-use bytes::Bytes;
 use chain_client::Head;
 use futures::{StreamExt as _, stream};
 use protocol::{
     Block, Digest, Uid, keys,
-    submission::{Fault, VerifiedSubmission},
+    submission::Fault,
     view::{SeatView, WindowView},
 };
-use replica::{Follower, causes};
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
-use store::FetchError;
+use replica::{Contribution, Follower, causes};
+use std::{collections::BTreeMap, time::Duration};
+use store::{FetchError, fetch_verified_into};
 use tokio::sync::watch;
 
 /// Fetches in flight at once.
@@ -25,14 +24,6 @@ pub struct Gathered {
     pub faulty: BTreeMap<Uid, Fault>,
     /// Seats that we could not look at, and why: our network, our disk, our time. No evidence against anybody.
     pub not_observed: BTreeMap<Uid, String>,
-}
-
-/// A contribution that may be merged, and the exact bytes that it came in.
-#[derive(Clone, Debug)]
-pub struct Contribution {
-    pub digest: Digest,
-    pub bytes: Bytes,
-    pub submission: Arc<VerifiedSubmission>,
 }
 
 enum Seen {
@@ -92,9 +83,11 @@ async fn look(
     };
     let key = keys::contribution(follower.run.id, view.window, digest);
     let limits = follower.contribution_limits();
-    let bytes = loop {
-        match store::fetch_verified(&*follower.fetch, &seat.endpoint, &key, digest, &limits).await {
-            Ok(bytes) => break bytes,
+    let mut incoming = follower.incoming_contribution();
+    loop {
+        let fetch = &*follower.fetch;
+        match fetch_verified_into(fetch, &seat.endpoint, &key, digest, &limits, &mut incoming).await {
+            Ok(()) => break,
             Err(error) if reveal_by < heads.borrow().block => {
                 return match fault_of(&error) {
                     Some(fault) => Seen::Faulty(fault),
@@ -103,11 +96,9 @@ async fn look(
             }
             Err(_) => tokio::time::sleep(RETRY).await,
         }
-    };
-    match follower.verify(view, seat, digest, &bytes) {
-        Ok(submission) => {
-            Seen::Valid(Contribution { digest: *digest, bytes, submission: Arc::new(submission) })
-        }
+    }
+    match follower.verify(view, seat, digest, incoming.finish()) {
+        Ok(contribution) => Seen::Valid(contribution),
         Err(fault) => Seen::Faulty(fault),
     }
 }

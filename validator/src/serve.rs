@@ -4,7 +4,7 @@
 use crate::{
     aggregator,
     evaluate::{self, EvaluateError, Job, Measurements},
-    gather::{self, Contribution, Gathered},
+    gather::{self, Gathered},
     gauntlet::{self, Standings},
     salt::Salts,
 };
@@ -17,7 +17,7 @@ use protocol::{
     view::{Outcome, SeatView, Verdict, WindowView},
 };
 use replica::{
-    Entry, Follower, HoldError, Holder, Journal, causes,
+    Contribution, Entry, Follower, HoldError, Holder, Journal, causes,
     files::{self, FileError},
     follow::OwnMerge,
     journal::{SeatFault, SeatJudged},
@@ -215,12 +215,13 @@ impl Validator {
         if self.holder.state.buffer.is_none() {
             return Ok(Err("without the merge-side buffer until the next checkpoint".into()));
         }
-        let submissions = match aggregator::selected(self.follower(), view, seats, at_hand).await {
-            Ok(submissions) => submissions,
+        let contributions = match aggregator::selected(self.follower(), view, seats, at_hand).await {
+            Ok(contributions) => contributions,
             Err(error) => return Ok(Err(causes(&error))),
         };
         let state = self.holder.state.clone();
-        let merged = aggregator::merge(self.holder.follower.clone(), state, view.clone(), submissions).await;
+        let merged =
+            aggregator::merge(self.holder.follower.clone(), state, view.clone(), contributions).await;
         let merged = match merged {
             Ok(merged) => merged,
             Err(error) => return Ok(Err(causes(&error))),
@@ -283,11 +284,17 @@ impl Validator {
             run.params.evaluation_wait_max,
         );
         let order = order.into_iter().map(|seat| seat.uid).collect();
-        let trained =
-            contributions.iter().map(|(uid, held)| (*uid, held.submission.header.trained)).collect();
+        let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
         let theta = self.holder.state.theta.clone();
-        let job =
-            Job::new(theta, run.params, contributions, order, &assignment, seed, self.held_out_sequences);
+        let job = Job::new(
+            theta,
+            self.follower(),
+            contributions,
+            order,
+            &assignment,
+            seed,
+            self.held_out_sequences,
+        );
         let dataset = self.dataset.clone();
         let handle = tokio::task::spawn_blocking(move || {
             let measured = evaluate::measure(&mut evaluator, &dataset, &job);

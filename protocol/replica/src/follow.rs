@@ -6,6 +6,7 @@
 
 use crate::{
     checkpoint::{self, CheckpointError},
+    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
     mirrors::Mirrors,
     spec::RunSpec,
     state::ModelState,
@@ -16,7 +17,7 @@ use protocol::{
     Digest, RunId, Uid, Window,
     contribution::Schema,
     keys, lineage, merge,
-    submission::{self, Expected, Fault, Submission, VerifiedSubmission},
+    submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
 use std::{collections::BTreeMap, sync::Arc};
@@ -28,7 +29,10 @@ pub struct Follower {
     pub fetch: Arc<dyn Fetch>,
     pub run: RunView,
     pub spec: RunSpec,
-    pub schema: Schema,
+    /// Reads contributions.
+    pub sent: Arc<Codec>,
+    /// Reads and writes merged updates, of the same schema.
+    pub merged: Arc<Codec>,
     /// Whether to keep the merge-side buffer: validators do.
     pub keeps_buffer: bool,
     /// Where among the mirrors to begin, so that nodes spread over them.
@@ -92,6 +96,10 @@ pub enum OwnMergeError {
 }
 
 impl Follower {
+    pub fn schema(&self) -> &Schema {
+        self.sent.schema()
+    }
+
     /// The state to start from where there is none: the latest checkpoint, or `θ_0`.
     pub async fn join(&self) -> Result<ModelState, FollowError> {
         // Read afresh: the run's checkpoint moves.
@@ -99,7 +107,7 @@ impl Follower {
         let Some(checkpoint) = run.checkpoint else { return self.genesis() };
         let seats = self.chain.seats(run.id).await?;
         let mirrors = Mirrors::validators(&seats, &[], &run.origin, self.turn);
-        let values = self.schema.values();
+        let values = self.schema().values();
         Ok(checkpoint::fetch(&*self.fetch, &mirrors, run.id, &checkpoint, values, self.keeps_buffer).await?)
     }
 
@@ -150,7 +158,7 @@ impl Follower {
         }
         let seats = self.chain.seats(self.run.id).await?;
         let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
-        let values = self.schema.values();
+        let values = self.schema().values();
         let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, values).await?;
         let buffer_is_lost = self.keeps_buffer && state.buffer.is_none();
         if manifest.weights_root() == *held && !buffer_is_lost && !self.keeps_buffer {
@@ -180,46 +188,59 @@ impl Follower {
         let window = state.window;
         let own = own.filter(|own| own.window == window && own.digest == vote.update);
         let seats = self.chain.seats(self.run.id).await?;
-        let bytes = match &own {
-            Some(own) => own.bytes.clone(),
-            None => self.fetch_update(view, &seats, &vote).await?,
+        let arrived = match &own {
+            Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
+            None => self.fetch_update(state, view, &seats, &vote).await?,
         };
-        let params = &self.run.params;
-        let (_, update) = merge::read_update(
-            &bytes,
-            &self.schema,
-            params.merge_density,
-            self.run.id,
-            window,
-            state.lineage,
-        )
-        .map_err(|source| FollowError::BadUpdate { window, source })?;
+        let bad = |source| FollowError::BadUpdate { window, source };
+        let (_, body) = self.open_update(state, &arrived.bytes).map_err(bad)?;
+        let update = Update::check(&self.merged, body, arrived.square_norms.is_some())
+            .map_err(|fault| bad(fault.into()))?;
         let buffer = match own {
             Some(own) => Some(own.buffer),
             None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
             None => None,
         };
-        state.merged(&self.schema, params.outer_rate.get(), &vote.update, &update, buffer);
+        state.merged(self.run.params.outer_rate.get(), &vote.update, &update, buffer);
         Ok(())
     }
 
+    fn open_update<'a>(
+        &self,
+        state: &ModelState,
+        bytes: &'a [u8],
+    ) -> Result<(merge::UpdateHeader, &'a [u8]), merge::UpdateError> {
+        let (schema, density) = (self.schema(), self.merged.density());
+        merge::open_update(bytes, schema, density, self.run.id, state.window, state.lineage)
+    }
+
+    /// The update that was voted, decoded while it comes.
     async fn fetch_update(
         &self,
+        state: &ModelState,
         view: &WindowView,
         seats: &[SeatView],
         vote: &Vote,
-    ) -> Result<Bytes, FollowError> {
+    ) -> Result<Arrived, FollowError> {
         let voters: Vec<Uid> =
             view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
         let mirrors = Mirrors::validators(seats, &voters, &self.run.origin, self.turn);
         let places = usize::from(self.run.params.places) + usize::from(self.run.params.reserve_places);
-        let largest = merge::largest_update(&self.schema, self.run.params.merge_density, places);
+        let (schema, density) = (self.schema(), self.merged.density());
+        let largest = merge::largest_update(schema, density, places);
         let limits = Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX));
         let key = keys::update(self.run.id, view.window, &vote.update);
+        let frame = Frame {
+            head: largest.saturating_sub(schema.largest_body(density)),
+            start: Box::new(|bytes| Some(bytes.len() - self.open_update(state, bytes).ok()?.1.len())),
+            tail: 0,
+        };
+        let mut incoming = Incoming::new(&self.merged, frame);
         mirrors
-            .get(&*self.fetch, &key, &vote.update, &limits)
+            .get_into(&*self.fetch, &key, &vote.update, &limits, &mut incoming)
             .await
-            .map_err(|source| FollowError::Update { window: view.window, source })
+            .map_err(|source| FollowError::Update { window: view.window, source })?;
+        Ok(incoming.finish())
     }
 
     /// The buffer after a window that this node did not merge in time, or `None` where it cannot be had any more.
@@ -234,7 +255,7 @@ impl Follower {
         let mut contributions = BTreeMap::new();
         for selected in &selection.selected {
             match self.fetch_contribution(view, seats, selected.uid, &selected.digest).await {
-                Ok((_, submission)) => contributions.insert(selected.uid, submission),
+                Ok(contribution) => contributions.insert(selected.uid, contribution),
                 Err(error) => {
                     let uid = selected.uid.0;
                     tracing::warn!(window = view.window.0, uid, %error, "cannot merge afterwards: no vote until the next checkpoint");
@@ -264,32 +285,33 @@ impl Follower {
         &self,
         state: &ModelState,
         view: &WindowView,
-        contributions: &BTreeMap<Uid, VerifiedSubmission>,
+        contributions: &BTreeMap<Uid, Contribution>,
     ) -> Result<OwnMerge, OwnMergeError> {
         let selected = view.selection.as_ref().map(|selection| &selection.selected[..]).unwrap_or_default();
         let mut inputs = Vec::with_capacity(selected.len());
         for choice in selected {
             let uid = choice.uid;
-            let submission = contributions.get(&uid).ok_or(OwnMergeError::Contribution { uid })?;
-            inputs.push(merge::Input { uid, update: &submission.update });
+            let contribution = contributions.get(&uid).ok_or(OwnMergeError::Contribution { uid })?;
+            let square_norms = &contribution.square_norms;
+            inputs.push(codec::Input { uid, body: contribution.body(), square_norms });
         }
         let params = &self.run.params;
-        let mut buffer = state.buffer.clone().ok_or(OwnMergeError::NoBuffer)?;
-        let body = merge::merge(&self.schema, params.merge_rule, params.merge_density, &inputs, &mut buffer)?;
+        let buffer = state.buffer.as_deref().ok_or(OwnMergeError::NoBuffer)?;
+        let (body, buffer) = codec::merge(&self.sent, &self.merged, params.merge_rule, &inputs, buffer)?;
         let header = merge::UpdateHeader {
             codec: protocol::PROTOCOL_VERSION,
             run: self.run.id,
             window: view.window,
             base: state.lineage,
-            schema: self.schema.digest(),
+            schema: self.schema().digest(),
             density: params.merge_density,
             inputs: selected.to_vec(),
         };
         let bytes = Bytes::from(merge::seal_update(&header, &body));
-        let update = protocol::contribution::decode(&self.schema, params.merge_density, &body)
-            .expect("what the encoder wrote, the decoder reads");
         let mut theta = state.theta.clone();
-        merge::apply(&self.schema, &mut theta, &update, params.outer_rate.get());
+        Update::check(&self.merged, &body, false)
+            .expect("what the encoder wrote, the decoder reads")
+            .apply(params.outer_rate.get(), &mut theta);
         let inputs = selected.iter().map(|choice| choice.uid).collect();
         Ok(OwnMerge { window: view.window, digest: Digest::of(&bytes), bytes, buffer, theta, inputs })
     }
@@ -301,21 +323,27 @@ impl Follower {
         seats: &[SeatView],
         uid: Uid,
         digest: &Digest,
-    ) -> Result<(Bytes, VerifiedSubmission), ContributionError> {
+    ) -> Result<Contribution, ContributionError> {
         let seat = seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
         let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
         let mirrors = Mirrors::seat_then(seat, attesters);
         let limits = self.contribution_limits();
         let key = keys::contribution(self.run.id, view.window, digest);
-        let bytes = mirrors.get(&*self.fetch, &key, digest, &limits).await?;
-        let submission = self.verify(view, seat, digest, &bytes)?;
-        Ok((bytes, submission))
+        let mut incoming = self.incoming_contribution();
+        mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
+        Ok(self.verify(view, seat, digest, incoming.finish())?)
     }
 
     /// The most that a contribution may weigh, known before a byte is fetched (PROT-8).
     pub fn contribution_limits(&self) -> Limits {
-        let largest = submission::largest_bytes(&self.schema, self.run.params.density);
+        let largest = submission::largest_bytes(self.schema(), self.sent.density());
         Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX))
+    }
+
+    /// What a contribution is fetched into, to be decoded while it comes.
+    pub fn incoming_contribution(&self) -> Incoming<'_> {
+        let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
+        Incoming::new(&self.sent, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
     }
 
     /// Climbs the ladder from bytes to a contribution that may be merged (PROT-8, PROT-9).
@@ -324,20 +352,20 @@ impl Follower {
         view: &WindowView,
         seat: &SeatView,
         digest: &Digest,
-        bytes: &[u8],
-    ) -> Result<VerifiedSubmission, Fault> {
+        arrived: Arrived,
+    ) -> Result<Contribution, Fault> {
         let expected = Expected {
             run: self.run.id,
             window: view.window,
             uid: seat.id.uid,
             hotkey: seat.hotkey,
             base: view.lineage,
-            schema: &self.schema,
-            density: self.run.params.density,
+            schema: self.schema(),
+            density: self.sent.density(),
             sequences_per_seat: self.run.params.sequences_per_seat,
             digest: *digest,
         };
-        Submission::read(bytes)?.verify(&expected)
+        codec::verify(&self.sent, &expected, arrived)
     }
 
     /// The chain no longer tells of our window, or has not opened it yet.

@@ -39,7 +39,7 @@ impl Holder {
         path: PathBuf,
         journal: &mut Journal,
     ) -> Result<(Holder, bool), HoldError> {
-        let saved = ModelState::load(&path, follower.run.id, follower.schema.values())?;
+        let saved = ModelState::load(&path, follower.run.id, follower.schema().values())?;
         let resumed = saved.is_some();
         let state = match saved {
             Some(state) => state,

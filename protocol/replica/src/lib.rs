@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod checkpoint;
+pub mod codec;
 pub mod data;
 pub mod files;
 pub mod follow;
@@ -11,6 +12,7 @@ pub mod spec;
 pub mod state;
 pub mod tidy;
 
+pub use crate::codec::{Codec, Contribution};
 pub use follow::{FollowError, Followed, Follower};
 pub use hold::{HoldError, Holder, causes, wait_a_little, wait_past};
 pub use journal::{Entry, Journal};

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use protocol::{Digest, Role, Uid, keys::ObjectKey, view::SeatView};
-use store::{Fetch, FetchPlan, Limits, fetch::NobodyHadIt};
+use store::{Fetch, FetchPlan, Limits, Receive, fetch::NobodyHadIt};
 
 /// Base URLs to try, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -54,8 +54,23 @@ impl Mirrors {
         digest: &Digest,
         limits: &Limits,
     ) -> Result<Bytes, NobodyHadIt> {
-        let plan = self.bases.iter().fold(FetchPlan::new(), |plan, base| plan.then(None, base));
-        Ok(plan.fetch(fetch, key, digest, limits).await?.bytes)
+        Ok(self.plan().fetch(fetch, key, digest, limits).await?.bytes)
+    }
+
+    /// The same, handed on while they come. Only once this has succeeded were they the right ones.
+    pub async fn get_into(
+        &self,
+        fetch: &dyn Fetch,
+        key: &ObjectKey,
+        digest: &Digest,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), NobodyHadIt> {
+        self.plan().fetch_into(fetch, key, digest, limits, to).await.map(|_| ())
+    }
+
+    fn plan(&self) -> FetchPlan {
+        self.bases.iter().fold(FetchPlan::new(), |plan, base| plan.then(None, base))
     }
 
     fn without_repeats(mut self) -> Mirrors {

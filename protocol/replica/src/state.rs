@@ -1,12 +1,11 @@
 //! What a node holds when a window opens, and the only two ways it changes: an update that the chain fixed, or none.
 
-use crate::files::{self, FileError};
-use codec::{Decode, DecodeAll as _, Encode};
-use protocol::{
-    Digest, RunId, RunParams, Window,
-    contribution::{Schema, Sparse},
-    lineage, merge,
+use crate::{
+    codec::Update,
+    files::{self, FileError},
 };
+use codec::{Decode, DecodeAll as _, Encode};
+use protocol::{Digest, RunId, RunParams, Window, lineage};
 use std::path::Path;
 
 /// `θ_w` and what belongs to it (PROT-17 to PROT-20).
@@ -62,15 +61,8 @@ impl ModelState {
 
     /// The window was fixed as merged: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18, PROT-19).
     /// `buffer` is the one after the merge, where this node has computed it.
-    pub fn merged(
-        &mut self,
-        schema: &Schema,
-        rate: f32,
-        digest: &Digest,
-        update: &Sparse,
-        buffer: Option<Vec<f32>>,
-    ) {
-        merge::apply(schema, &mut self.theta, update, rate);
+    pub fn merged(&mut self, rate: f32, digest: &Digest, update: &Update<'_>, buffer: Option<Vec<f32>>) {
+        update.apply(rate, &mut self.theta);
         self.lineage = lineage::next(&self.lineage, digest);
         self.buffer = buffer;
         self.window = self.window.next();
@@ -132,7 +124,8 @@ impl ModelState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::contribution::{self, TensorSpec};
+    use crate::Codec;
+    use protocol::contribution::{self, Schema, TensorSpec};
 
     fn schema() -> Schema {
         Schema::new(vec![TensorSpec { name: "w".into(), shape: vec![8, 8] }]).unwrap()
@@ -157,10 +150,11 @@ mod tests {
         let schema = schema();
         let density = protocol::params::Density(4096);
         let body = contribution::encode(&schema, density, &[0.5; 64]).unwrap();
-        let update = contribution::decode(&schema, density, &body).unwrap();
+        let codec = Codec::new(&schema, density).unwrap();
+        let update = Update::check(&codec, &body, false).unwrap();
         let mut after = state();
         let digest = Digest::of(&body);
-        after.merged(&schema, 1.0, &digest, &update, None);
+        after.merged(1.0, &digest, &update, None);
         assert_eq!(after.window, Window(1));
         assert_eq!(after.lineage, lineage::next(&state().lineage, &digest));
         assert_eq!(after.theta[5], 4.5);

@@ -11,7 +11,7 @@ use protocol::{
     Role,
     view::{RunView, SeatView},
 };
-use replica::{Follower, Journal, RunSpec};
+use replica::{Codec, Follower, Journal, RunSpec};
 use std::sync::Arc;
 use store::{Credentials, Fetch, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
@@ -106,12 +106,16 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     };
 
     let schema = spec.schema()?;
+    let codec =
+        |density| Codec::new(&schema, density).map(Arc::new).context("the run has an impossible density");
+    let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
     let follower = Follower {
         chain: chain.clone(),
         fetch: any_fetch,
         run,
         spec: spec.clone(),
-        schema,
+        sent,
+        merged,
         keeps_buffer: role == Role::Validator,
         turn: usize::from(seat.id.uid.0),
     };

@@ -1,0 +1,336 @@
+//! A contribution from the model to the upload, as the disk sees it: what is written when, so that a miner killed at any moment goes on.
+//!
+//! ```text
+//! spool file ── snapshot names it ── commit ── body leaves the residual, snapshot says so ── upload
+//! ```
+//!
+//! Killed left of the first arrow's end, a miner finds a file that nothing names, or half of one, and trains the window again. Between
+//! snapshot and commitment it finds the contribution; should its file be lost, the residual still holds all of it, and it is written once
+//! more, to the same bytes. Once the body has left the residual, a file that is lost is lost for good, and so is the window.
+
+use crate::{
+    snapshot::{Pending, Snapshot, SnapshotError},
+    spool::{Spool, SpoolError},
+};
+use ed25519_dalek::SigningKey;
+use kernels::encode::Source;
+use protocol::{RunId, SeatId, submission::Header};
+use replica::Codec;
+use std::path::{Path, PathBuf};
+
+/// Where a seat keeps what is on its way, and what it takes to make it.
+pub struct Outbox<'a> {
+    /// The seat's directory.
+    pub directory: &'a Path,
+    pub run: RunId,
+    pub seat: SeatId,
+    pub key: &'a SigningKey,
+    pub codec: &'a Codec,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OutboxError {
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+}
+
+impl Outbox<'_> {
+    /// The seat's snapshot, or `None` if it has none yet; and away with what a killed predecessor left unfinished.
+    pub fn open(&self) -> Result<Option<Snapshot>, SnapshotError> {
+        let values = self.codec.schema().values();
+        let snapshot = Snapshot::load(&self.snapshot_path(), self.run, self.seat, values)?;
+        self.tidy(snapshot.as_ref());
+        Ok(snapshot)
+    }
+
+    /// Compresses the window's work into a file, and then names it in the snapshot.
+    ///
+    /// On an error the residual in memory may be half stepped: what is on disk counts.
+    pub fn make(
+        &self,
+        snapshot: &mut Snapshot,
+        header: &Header,
+        source: Source<'_>,
+        optimiser: Vec<u8>,
+    ) -> Result<Pending, OutboxError> {
+        let sealed = self.spool().write(self.codec, header, self.key, &mut snapshot.residual, source)?;
+        let pending = Pending {
+            window: header.window,
+            digest: sealed.digest,
+            length: sealed.length,
+            trained: header.trained,
+            committed: false,
+        };
+        snapshot.residual_for = header.window.next();
+        snapshot.optimiser = optimiser;
+        snapshot.pending = Some(pending.clone());
+        self.save(snapshot)?;
+        self.tidy(Some(snapshot));
+        Ok(pending)
+    }
+
+    /// A predecessor's contribution, checked. If its file was lost it is written once more, where the residual still has it: `header` says
+    /// for whom, in this window. An `Err` inside says what is lost for good.
+    pub fn take_up(
+        &self,
+        snapshot: &mut Snapshot,
+        pending: Pending,
+        header: &Header,
+    ) -> Result<Result<Pending, SpoolError>, OutboxError> {
+        let Err(lost) = self.check(&pending) else { return Ok(Ok(pending)) };
+        if pending.committed {
+            return Ok(Err(lost));
+        }
+        tracing::warn!(window = pending.window.0, error = %lost, "writing the contribution once more");
+        let optimiser = std::mem::take(&mut snapshot.optimiser);
+        self.make(snapshot, header, Source::Nothing, optimiser).map(Ok)
+    }
+
+    /// The commitment is in a finalised block: the body leaves the residual, merged or not (PROT-10).
+    ///
+    /// On an error the residual in memory may be half spent: what is on disk counts.
+    pub fn committed(&self, snapshot: &mut Snapshot, pending: &Pending) -> Result<(), OutboxError> {
+        self.spool().spend(self.codec, &pending.sealed(), &mut snapshot.residual)?;
+        snapshot.pending = Some(Pending { committed: true, ..pending.clone() });
+        self.save(snapshot)?;
+        Ok(())
+    }
+
+    /// Whether the file is what was committed to: nobody is shown anything else.
+    pub fn check(&self, pending: &Pending) -> Result<(), SpoolError> {
+        self.spool().check(&pending.sealed())
+    }
+
+    /// The file to upload.
+    pub fn path(&self, pending: &Pending) -> PathBuf {
+        self.spool().path(&pending.digest)
+    }
+
+    fn spool(&self) -> Spool {
+        Spool::new(self.directory)
+    }
+
+    fn tidy(&self, snapshot: Option<&Snapshot>) {
+        let pending = snapshot.and_then(|snapshot| snapshot.pending.as_ref());
+        self.spool().tidy(pending.map(|pending| &pending.digest));
+    }
+
+    fn save(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
+        snapshot.save(&self.snapshot_path(), self.run, self.seat)
+    }
+
+    fn snapshot_path(&self) -> PathBuf {
+        self.directory.join("miner.snapshot")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compress::tests::{codec, header, key};
+    use protocol::{Block, Uid, Window, contribution};
+    use std::fs;
+
+    const VALUES: usize = 5003;
+
+    struct Home {
+        directory: tempfile::TempDir,
+        key: SigningKey,
+        codec: Codec,
+    }
+
+    impl Home {
+        fn new() -> Home {
+            Home { directory: tempfile::tempdir().unwrap(), key: key(), codec: codec(&[5000, 3]) }
+        }
+
+        fn outbox(&self) -> Outbox<'_> {
+            Outbox {
+                directory: self.directory.path(),
+                run: RunId(1),
+                seat: SeatId { uid: Uid(4), registered_at: Block(9) },
+                key: &self.key,
+                codec: &self.codec,
+            }
+        }
+
+        fn header(&self) -> Header {
+            header(&self.codec)
+        }
+
+        /// What the miner trains, the same each time it does.
+        fn train(&self, snapshot: &mut Snapshot) -> Pending {
+            let theta = vec![0.0; VALUES];
+            let trained: Vec<f32> = (0..VALUES).map(|at| ((at * 37 % 101) as f32 - 50.0) * 1e-3).collect();
+            let source = Source::Difference { decay: 0.5, before: &theta, after: &trained };
+            self.outbox().make(snapshot, &self.header(), source, vec![1, 2, 3]).unwrap()
+        }
+
+        /// What a process finds that is started after the one before it was killed.
+        fn restarted(&self) -> Snapshot {
+            self.outbox().open().unwrap().unwrap_or_else(|| Snapshot::fresh(Window(9), VALUES))
+        }
+
+        fn take_up(&self, snapshot: &mut Snapshot) -> Result<Pending, SpoolError> {
+            let pending = snapshot.pending.clone().unwrap();
+            self.outbox().take_up(snapshot, pending, &self.header()).unwrap()
+        }
+
+        fn files(&self) -> usize {
+            fs::read_dir(self.directory.path().join("contributions")).unwrap().count()
+        }
+
+        /// Bytes uploaded and residual kept by a miner that nothing happens to.
+        fn undisturbed() -> (Vec<u8>, Vec<f32>) {
+            let home = Home::new();
+            let mut snapshot = home.restarted();
+            let pending = home.train(&mut snapshot);
+            home.outbox().committed(&mut snapshot, &pending).unwrap();
+            home.ends_like(None, snapshot)
+        }
+
+        /// Checks that the window can be ended, and gives what comes of it.
+        fn ends_like(
+            &self,
+            expected: Option<(Vec<u8>, Vec<f32>)>,
+            snapshot: Snapshot,
+        ) -> (Vec<u8>, Vec<f32>) {
+            let pending = snapshot.pending.clone().unwrap();
+            assert!(pending.committed);
+            self.outbox().check(&pending).unwrap();
+            assert_eq!(self.restarted(), snapshot, "what is in memory is on disk");
+            assert_eq!(self.files(), 1);
+            let ended = (fs::read(self.outbox().path(&pending)).unwrap(), snapshot.residual);
+            assert!(expected.is_none_or(|expected| expected == ended));
+            ended
+        }
+    }
+
+    #[test]
+    fn what_a_miner_keeps_is_what_encoding_with_feedback_keeps() {
+        let (bytes, kept) = Home::undisturbed();
+        let home = Home::new();
+        let mut residual: Vec<f32> =
+            (0..VALUES).map(|at| -(((at * 37 % 101) as f32 - 50.0) * 1e-3)).collect();
+        let (schema, density) = (home.codec.schema(), home.codec.density());
+        let body = contribution::encode_with_feedback(schema, density, &mut residual).unwrap();
+        assert_eq!(bytes, protocol::submission::seal(&home.header(), &body, &key()));
+        assert_eq!(kept, residual);
+    }
+
+    #[test]
+    fn killed_between_file_and_snapshot_a_miner_trains_again_and_gets_the_same_bytes() {
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        home.train(&mut snapshot);
+        // As if the snapshot had not come to be: the file is there, and nothing names it.
+        fs::remove_file(home.outbox().snapshot_path()).unwrap();
+        fs::write(home.directory.path().join("contributions/.unfinished-1"), "half of one").unwrap();
+
+        let mut snapshot = home.restarted();
+        assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));
+        assert_eq!(home.files(), 0, "what nothing names is removed");
+        let pending = home.train(&mut snapshot);
+        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    #[test]
+    fn killed_between_snapshot_and_commitment_a_miner_commits_to_the_same_bytes() {
+        let home = Home::new();
+        let made = home.train(&mut home.restarted());
+
+        let mut snapshot = home.restarted();
+        let pending = home.take_up(&mut snapshot).unwrap();
+        assert_eq!(pending, made);
+        assert_eq!(snapshot.residual_for, Window(10));
+        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    #[test]
+    fn a_file_lost_before_the_commitment_is_written_once_more() {
+        let lose: [fn(&Path); 3] = [
+            |path| fs::remove_file(path).unwrap(),
+            |path| fs::write(path, &fs::read(path).unwrap()[..100]).unwrap(),
+            |path| {
+                fs::write(path, fs::read(path).unwrap().iter().map(|byte| !byte).collect::<Vec<u8>>())
+                    .unwrap()
+            },
+        ];
+        for lose in lose {
+            let home = Home::new();
+            let made = home.train(&mut home.restarted());
+            lose(&home.outbox().path(&made));
+
+            let mut snapshot = home.restarted();
+            let pending = home.take_up(&mut snapshot).unwrap();
+            assert_eq!(pending, made);
+            assert_eq!(snapshot.optimiser, [1, 2, 3]);
+            home.outbox().committed(&mut snapshot, &pending).unwrap();
+            home.ends_like(Some(Home::undisturbed()), snapshot);
+        }
+    }
+
+    #[test]
+    fn killed_between_commitment_and_upload_a_miner_uploads_the_same_bytes_and_spends_once() {
+        // The commitment is in a block, and the snapshot does not say so yet: as before it, the chain will say that it is there.
+        let home = Home::new();
+        home.train(&mut home.restarted());
+        let mut snapshot = home.restarted();
+        let pending = home.take_up(&mut snapshot).unwrap();
+        home.outbox().committed(&mut snapshot, &pending).unwrap();
+
+        // Now it says so.
+        let mut snapshot = home.restarted();
+        let pending = home.take_up(&mut snapshot).unwrap();
+        assert!(pending.committed);
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    #[test]
+    fn a_file_lost_after_the_commitment_is_lost_and_nothing_else_is() {
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        let pending = home.train(&mut snapshot);
+        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        fs::remove_file(home.outbox().path(&pending)).unwrap();
+
+        let mut again = home.restarted();
+        assert!(matches!(home.take_up(&mut again), Err(SpoolError::Gone { .. })));
+        assert_eq!(again, snapshot, "the residual and the optimiser are as they were");
+    }
+
+    #[test]
+    fn a_file_damaged_while_the_commitment_was_on_its_way_stops_the_miner_and_heals() {
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        let pending = home.train(&mut snapshot);
+        let path = home.outbox().path(&pending);
+        let mut bytes = fs::read(&path).unwrap();
+        let last = bytes.len() - 70;
+        bytes[last] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let refused = home.outbox().committed(&mut snapshot, &pending);
+        assert!(matches!(refused, Err(OutboxError::Spool(SpoolError::Digest { .. }))));
+
+        let mut snapshot = home.restarted();
+        let pending = home.take_up(&mut snapshot).unwrap();
+        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    #[test]
+    fn the_next_window_replaces_the_file_of_the_last() {
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        let first = home.train(&mut snapshot);
+        home.outbox().committed(&mut snapshot, &first).unwrap();
+        let header = Header { window: Window(10), ..home.header() };
+        let second = home.outbox().make(&mut snapshot, &header, Source::Nothing, Vec::new()).unwrap();
+        assert_ne!(first.digest, second.digest);
+        assert!(!home.outbox().path(&first).exists() && home.outbox().path(&second).exists());
+    }
+}

@@ -1,0 +1,615 @@
+//! The codec as nodes run it: the fast kernels do the work, `protocol` has the last word.
+//!
+//! The kernels know arrays and say only yes or no. This is where they meet schemas and densities, and where a "no" goes to the slow
+//! decoder, which names the fault (PROT-14). Should the slow one say "yes" to what a kernel refused, then the kernel is wrong, not the
+//! stranger: it is told as an error of ours, and the slow answer counts. So a fault in a kernel costs time, and neither a seat its
+//! rating nor a node its agreement with the others.
+//!
+//! [`Incoming`] decodes an object while it comes. What it finds is a head start and no verdict: the digest is compared first, then the
+//! signature, and only then does anybody ask what the decoder said.
+
+use bytes::Bytes;
+use kernels::{
+    decode::{self, StreamDecoder},
+    wire::Layout,
+};
+use protocol::{
+    Digest, Uid,
+    contribution::{self, DecodeError, Schema, Sparse, SparseTensor},
+    merge::{self, MergeError},
+    params::{Density, MergeRule},
+    submission::{self, Expected, Fault, Header, PREFIX_BYTES, SIGNATURE_BYTES, Submission},
+};
+use store::{Receive, Whole};
+
+pub use kernels::wire::LayoutError;
+
+/// Reads and applies the bodies of one kind in a run: those of contributions, or those of merged updates.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Codec {
+    schema: Schema,
+    density: Density,
+    layout: Layout,
+}
+
+impl Codec {
+    /// Fails where `density` is none.
+    pub fn new(schema: &Schema, density: Density) -> Result<Codec, LayoutError> {
+        let lengths: Vec<usize> = schema.ranges().map(|range| range.len()).collect();
+        Ok(Codec { schema: schema.clone(), density, layout: Layout::new(&lengths, density.0)? })
+    }
+
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    pub fn density(&self) -> Density {
+        self.density
+    }
+
+    /// The same as the kernels know it.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// All entries of a body: what `contribution::decode` says, sooner.
+    pub fn decode(&self, body: &[u8]) -> Result<Sparse, DecodeError> {
+        let Ok(tensors) = decode::decode(&self.layout, body) else { return self.ask_the_slow_one(body) };
+        let tensors = tensors.into_iter().map(|tensor| SparseTensor {
+            positions: tensor.positions,
+            values: tensor.values,
+            square_norm: tensor.square_norm,
+        });
+        Ok(Sparse { tensors: tensors.collect() })
+    }
+
+    /// Checks a body as [`Codec::decode`] does, and keeps nothing of it but the square norm of each tensor.
+    pub fn square_norms(&self, body: &[u8]) -> Result<Vec<f64>, DecodeError> {
+        match decode::norms(&self.layout, body) {
+            Ok(norms) => Ok(norms),
+            Err(_) => Ok(square_norms(&self.ask_the_slow_one(body)?)),
+        }
+    }
+
+    /// What a kernel refused, the slow decoder names.
+    fn ask_the_slow_one(&self, body: &[u8]) -> Result<Sparse, DecodeError> {
+        let answer = contribution::decode(&self.schema, self.density, body);
+        if answer.is_ok() {
+            tracing::error!(
+                bytes = body.len(),
+                "the fast decoder refused a good body; the slow one's answer is used. Please report this"
+            );
+        }
+        answer
+    }
+}
+
+fn square_norms(update: &Sparse) -> Vec<f64> {
+    update.tensors.iter().map(|tensor| tensor.square_norm).collect()
+}
+
+/// A contribution to be merged. It has been verified: its body can be decoded, and has these norms.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    pub uid: Uid,
+    pub body: &'a [u8],
+    /// Of each tensor.
+    pub square_norms: &'a [f64],
+}
+
+/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer after it.
+/// `sent` reads the contributions, `merged` is the codec of the update.
+///
+/// # Panics
+/// If the two are of different schemas.
+pub fn merge(
+    sent: &Codec,
+    merged: &Codec,
+    rule: MergeRule,
+    inputs: &[Input<'_>],
+    buffer: &[f32],
+) -> Result<(Vec<u8>, Vec<f32>), MergeError> {
+    let mut after = buffer.to_vec();
+    // What the kernel does not look at, the slow merge refuses.
+    let fits = !inputs.is_empty()
+        && inputs.is_sorted_by(|a, b| a.uid < b.uid)
+        && inputs.iter().all(|input| input.square_norms.len() == sent.layout.tensors())
+        && buffer.len() == sent.layout.values();
+    if fits {
+        let bodies: Vec<&[u8]> = inputs.iter().map(|input| input.body).collect();
+        let norms: Vec<Vec<f64>> = inputs.iter().map(|input| input.square_norms.to_vec()).collect();
+        let scales = kernels::merge::clip_scales(&norms);
+        let rule = match rule {
+            MergeRule::MeanOverHits => kernels::merge::Rule::MeanOverHits,
+            MergeRule::MeanOverAll => kernels::merge::Rule::MeanOverAll,
+        };
+        let body = kernels::merge::merge(&sent.layout, rule, &merged.layout, &bodies, &scales, &mut after);
+        if let Ok(body) = body {
+            return Ok((body, after));
+        }
+        after.copy_from_slice(buffer);
+    }
+
+    let updates = inputs
+        .iter()
+        .map(|input| {
+            contribution::decode(&sent.schema, sent.density, input.body)
+                .map_err(|_| MergeError::WrongShape { uid: input.uid })
+        })
+        .collect::<Result<Vec<Sparse>, _>>()?;
+    let slow: Vec<_> =
+        inputs.iter().zip(&updates).map(|(input, update)| merge::Input { uid: input.uid, update }).collect();
+    let body = merge::merge(&sent.schema, rule, merged.density, &slow, &mut after)?;
+    tracing::error!(
+        inputs = inputs.len(),
+        "the fast merge refused good contributions; the slow one's update is used. Please report this"
+    );
+    Ok((body, after))
+}
+
+/// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
+///
+/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its digest to say.
+pub struct Incoming<'a> {
+    whole: Whole,
+    codec: &'a Codec,
+    frame: Frame<'a>,
+    body: Body<'a>,
+}
+
+/// Where in its object a body lies.
+pub struct Frame<'a> {
+    /// With so many bytes, or all there are, the body's start is known or never will be.
+    pub head: usize,
+    /// The body's start, from the bytes so far; `None` where they begin no such object.
+    pub start: Box<dyn Fn(&[u8]) -> Option<usize> + Send + 'a>,
+    /// Bytes after the body.
+    pub tail: usize,
+}
+
+enum Body<'a> {
+    Sought,
+    Begun {
+        decoder: StreamDecoder<'a>,
+        read: usize,
+    },
+    /// It has no beginning, or cannot be decoded.
+    GivenUp,
+}
+
+/// An object that has come.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Arrived {
+    pub bytes: Bytes,
+    /// Of each tensor, where the body was decoded to its end.
+    pub square_norms: Option<Vec<f64>>,
+}
+
+impl<'a> Incoming<'a> {
+    pub fn new(codec: &'a Codec, frame: Frame<'a>) -> Incoming<'a> {
+        Incoming { whole: Whole::default(), codec, frame, body: Body::Sought }
+    }
+
+    /// What there is once the fetch has succeeded.
+    pub fn finish(self) -> Arrived {
+        let end = self.end();
+        let square_norms = match self.body {
+            Body::Begun { decoder, read } if read == end => decoder.finish().ok(),
+            _ => None,
+        };
+        Arrived { bytes: self.whole.into_bytes(), square_norms }
+    }
+
+    /// Where the body ends, if the object has the length that was promised.
+    fn end(&self) -> usize {
+        usize::try_from(self.whole.length()).unwrap_or(usize::MAX).saturating_sub(self.frame.tail)
+    }
+}
+
+impl Receive for Incoming<'_> {
+    fn begin(&mut self, length: u64) {
+        self.whole.begin(length);
+        self.body = Body::Sought;
+    }
+
+    fn piece(&mut self, bytes: &[u8]) {
+        self.whole.piece(bytes);
+        let (held, end) = (self.whole.so_far(), self.end());
+        let is_all = held.len() as u64 >= self.whole.length();
+        if matches!(self.body, Body::Sought) && (self.frame.head <= held.len() || is_all) {
+            self.body = match (self.frame.start)(held) {
+                Some(read) => Body::Begun { decoder: StreamDecoder::new(&self.codec.layout), read },
+                None => Body::GivenUp,
+            };
+        }
+        if let Body::Begun { decoder, read } = &mut self.body
+            && let Some(next) = held.get(*read..held.len().min(end))
+        {
+            *read += next.len();
+            if decoder.push(next, &mut |_| ()).is_err() {
+                self.body = Body::GivenUp;
+            }
+        }
+    }
+}
+
+/// A contribution that may be merged: verified, and kept in the exact bytes that it came in. They are a sixth of what its entries take
+/// in memory, so whoever wants those decodes it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Contribution {
+    pub digest: Digest,
+    pub bytes: Bytes,
+    pub header: Header,
+    /// Of each tensor (PROT-17).
+    pub square_norms: Vec<f64>,
+}
+
+impl Contribution {
+    /// What the codec wrote.
+    pub fn body(&self) -> &[u8] {
+        &self.bytes[PREFIX_BYTES..self.bytes.len() - SIGNATURE_BYTES]
+    }
+}
+
+/// Climbs the ladder from bytes that have come to a contribution that may be merged (PROT-8, PROT-9): what `Submission::verify` says,
+/// with the decoder's head start.
+pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Result<Contribution, Fault> {
+    let submission = Submission::read(&arrived.bytes)?;
+    let (header, body) = (submission.header, submission.check(expected)?);
+    let square_norms = match arrived.square_norms {
+        Some(square_norms) => square_norms,
+        None => codec.square_norms(body).map_err(Fault::Undecodable)?,
+    };
+    submission::check_norms(&codec.schema, codec.density, &square_norms)?;
+    Ok(Contribution { digest: expected.digest, bytes: arrived.bytes, header, square_norms })
+}
+
+/// An update's body that was found good, and is applied from its bytes.
+#[derive(Debug)]
+pub struct Update<'a> {
+    codec: &'a Codec,
+    body: &'a [u8],
+    /// Where only the slow decoder could read it.
+    slow: Option<Sparse>,
+}
+
+impl<'a> Update<'a> {
+    /// Checks the body; `was_decoded` says that a fast decoder has read these bytes to their end.
+    pub fn check(codec: &'a Codec, body: &'a [u8], was_decoded: bool) -> Result<Update<'a>, DecodeError> {
+        let is_good = was_decoded || decode::norms(&codec.layout, body).is_ok();
+        let slow = if is_good { None } else { Some(codec.ask_the_slow_one(body)?) };
+        Ok(Update { codec, body, slow })
+    }
+
+    /// `θ ← fl(θ − fl(rate·u))` (PROT-18).
+    ///
+    /// # Panics
+    /// If `theta` is not all of the schema's values.
+    pub fn apply(&self, rate: f32, theta: &mut [f32]) {
+        match &self.slow {
+            None => kernels::merge::apply(&self.codec.layout, self.body, rate, theta)
+                .expect("the same bytes were decoded before"),
+            Some(update) => merge::apply(&self.codec.schema, theta, update, rate),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_trait::async_trait;
+    use ed25519_dalek::SigningKey;
+    use proptest::prelude::*;
+    use protocol::{
+        Hotkey, RunId, Window,
+        contribution::{CODEC, EncodeError, TensorSpec},
+        keys::{self, ObjectKey},
+    };
+    use store::{Fetch, FetchError, Limits, TrafficTotals, fetch_verified_into};
+
+    const LENGTHS: [u32; 3] = [5000, 1, 4096];
+    const SENT: Density = Density(64);
+    const MERGED: Density = Density(256);
+
+    fn schema() -> Schema {
+        let tensor = |length: u32| TensorSpec { name: length.to_string(), shape: vec![length] };
+        Schema::new(LENGTHS.into_iter().map(tensor).collect()).unwrap()
+    }
+
+    fn codec(density: Density) -> Codec {
+        Codec::new(&schema(), density).unwrap()
+    }
+
+    /// A codec whose kernels are wrong: they read another density than bodies have.
+    fn broken(density: Density) -> Codec {
+        Codec { layout: codec(Density(density.0 + 1)).layout, ..codec(density) }
+    }
+
+    fn values(seed: u64) -> Vec<f32> {
+        let mut bytes = vec![0; 4 * schema().values()];
+        blake3::Hasher::new().update(&seed.to_le_bytes()).finalize_xof().fill(&mut bytes);
+        let value =
+            |word: &[u8; 4]| (u32::from_le_bytes(*word) as f32 / 2.0f32.powi(31) - 1.0).powi(3) * 1e-2;
+        bytes.as_chunks().0.iter().map(value).collect()
+    }
+
+    fn body(seed: u64) -> Vec<u8> {
+        contribution::encode(&schema(), SENT, &values(seed)).unwrap()
+    }
+
+    /// What strangers make of a body.
+    fn spoilt(mut body: Vec<u8>, how: u8, at: usize) -> Vec<u8> {
+        let at = at % body.len();
+        match how % 5 {
+            0 => {}
+            1 => body[at] ^= 1 << (at % 8),
+            2 => body.truncate(at),
+            3 => body.extend_from_slice(&[0; 3]),
+            _ => body[at..].fill(0xff),
+        }
+        body
+    }
+
+    fn key() -> SigningKey {
+        SigningKey::from_bytes(&[7; 32])
+    }
+
+    fn sealed(body: &[u8]) -> Vec<u8> {
+        let header = Header {
+            codec: CODEC,
+            run: RunId(1),
+            window: Window(9),
+            uid: Uid(4),
+            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            base: Digest([5; 32]),
+            schema: schema().digest(),
+            density: SENT,
+            trained: 512,
+        };
+        submission::seal(&header, body, &key())
+    }
+
+    fn expected(schema: &Schema, digest: Digest) -> Expected<'_> {
+        let hotkey = Hotkey(key().verifying_key().to_bytes());
+        let (run, window, uid, base) = (RunId(1), Window(9), Uid(4), Digest([5; 32]));
+        let sequences_per_seat = 512;
+        Expected { run, window, uid, hotkey, base, schema, density: SENT, sequences_per_seat, digest }
+    }
+
+    fn incoming(codec: &Codec) -> Incoming<'_> {
+        let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
+        Incoming::new(codec, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
+    }
+
+    fn receive(mut incoming: Incoming<'_>, bytes: &[u8], piece: usize) -> Arrived {
+        incoming.begin(bytes.len() as u64);
+        bytes.chunks(piece).for_each(|piece| incoming.piece(piece));
+        incoming.finish()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn the_fast_answer_is_the_slow_one_to_the_name_of_the_fault(
+            seed in any::<u64>(), how in any::<u8>(), at in any::<usize>(),
+        ) {
+            let (codec, body) = (codec(SENT), spoilt(body(seed), how, at));
+            let slow = contribution::decode(&schema(), SENT, &body);
+            prop_assert_eq!(&codec.decode(&body), &slow);
+            prop_assert_eq!(codec.square_norms(&body), slow.as_ref().map(square_norms).map_err(Clone::clone));
+            let update = Update::check(&codec, &body, false);
+            match (update, slow) {
+                (Ok(update), Ok(slow)) => {
+                    let (mut theta, mut by_the_book) = (values(!seed), values(!seed));
+                    update.apply(0.7, &mut theta);
+                    merge::apply(&schema(), &mut by_the_book, &slow, 0.7);
+                    prop_assert!(theta.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
+                }
+                (update, slow) => prop_assert_eq!(update.map(|_| ()), slow.map(|_| ())),
+            }
+        }
+
+        #[test]
+        fn a_contribution_that_comes_in_pieces_is_judged_as_one_that_is_there(
+            seed in any::<u64>(), how in any::<u8>(), at in any::<usize>(), piece in 1usize..3000, foreign in any::<bool>(),
+        ) {
+            let (codec, schema) = (codec(SENT), schema());
+            let spoilt_body = spoilt(body(seed), how, at);
+            // Signed as it is; or spoilt on the way, with a digest that does not match, or with one that does.
+            let bytes = sealed(&spoilt_body);
+            let arrived = receive(incoming(&codec), &bytes, piece);
+            prop_assert_eq!(&arrived.bytes, &bytes);
+            prop_assert_eq!(
+                arrived.square_norms.is_some(),
+                contribution::decode(&schema, SENT, &spoilt_body).is_ok(),
+            );
+            let digest = if foreign { Digest::of(b"another") } else { Digest::of(&bytes) };
+            let expected = expected(&schema, digest);
+            let slow = Submission::read(&bytes).and_then(|submission| submission.verify(&expected));
+            match (verify(&codec, &expected, arrived), slow) {
+                (Ok(fast), Ok(slow)) => {
+                    prop_assert_eq!((fast.header, fast.digest), (slow.header, digest));
+                    prop_assert_eq!(codec.decode(fast.body()).unwrap(), slow.update.clone());
+                    prop_assert_eq!(fast.square_norms, square_norms(&slow.update));
+                }
+                (fast, slow) => prop_assert_eq!(fast.map(|_| ()), slow.map(|_| ())),
+            }
+        }
+
+        #[test]
+        fn the_fast_merge_is_the_slow_one(
+            seed in any::<u64>(), count in 1u64..6, over_all in any::<bool>(),
+        ) {
+            let (sent, merged) = (codec(SENT), codec(MERGED));
+            let rule = if over_all { MergeRule::MeanOverAll } else { MergeRule::MeanOverHits };
+            let bodies: Vec<Vec<u8>> = (0..count).map(|index| body(seed ^ index)).collect();
+            let updates: Vec<Sparse> = bodies.iter().map(|body| sent.decode(body).unwrap()).collect();
+            let norms: Vec<Vec<f64>> = updates.iter().map(square_norms).collect();
+            let buffer = values(!seed);
+
+            let mut by_the_book = buffer.clone();
+            let slow: Vec<_> =
+                (0..).zip(&updates).map(|(uid, update)| merge::Input { uid: Uid(uid), update }).collect();
+            let expected = merge::merge(&schema(), rule, MERGED, &slow, &mut by_the_book).unwrap();
+
+            let inputs: Vec<_> = (0..)
+                .zip(bodies.iter().zip(&norms))
+                .map(|(uid, (body, square_norms))| Input { uid: Uid(uid), body, square_norms })
+                .collect();
+            for sent in [sent, broken(SENT)] {
+                let (body, after) = self::merge(&sent, &merged, rule, &inputs, &buffer).unwrap();
+                prop_assert!(body == expected);
+                prop_assert!(after.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
+            }
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_good_bytes_is_overruled() {
+        let (broken, schema) = (broken(SENT), schema());
+        let bytes = sealed(&body(1));
+        let slow = contribution::decode(&schema, SENT, &body(1)).unwrap();
+        assert_eq!(broken.decode(&body(1)).unwrap(), slow);
+
+        let arrived = receive(incoming(&broken), &bytes, 100);
+        assert_eq!(arrived.square_norms, None);
+        let contribution = verify(&broken, &expected(&schema, Digest::of(&bytes)), arrived).unwrap();
+        assert_eq!(contribution.square_norms, square_norms(&slow));
+
+        let mut theta = values(2);
+        Update::check(&broken, &body(1), false).unwrap().apply(0.5, &mut theta);
+        let mut by_the_book = values(2);
+        merge::apply(&schema, &mut by_the_book, &slow, 0.5);
+        assert_eq!(theta, by_the_book);
+    }
+
+    #[test]
+    fn what_cannot_be_merged_is_refused_as_the_slow_merge_does() {
+        let (sent, merged) = (codec(SENT), codec(MERGED));
+        let (good, norms) = (body(1), codec(SENT).square_norms(&body(1)).unwrap());
+        let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
+            self::merge(&sent, &merged, MergeRule::MeanOverHits, inputs, buffer).unwrap_err()
+        };
+        let input = |uid: u16| Input { uid: Uid(uid), body: &good, square_norms: &norms };
+        let buffer = values(3);
+        assert_eq!(refused(&[], &buffer), MergeError::NoInputs);
+        for uid in [2, 3] {
+            let twice = [input(3), input(uid)];
+            assert_eq!(refused(&twice, &buffer), MergeError::OutOfOrder { uid: Uid(uid) });
+        }
+        let cut = Input { body: &good[..good.len() - 1], ..input(5) };
+        assert_eq!(refused(&[input(3), cut], &buffer), MergeError::WrongShape { uid: Uid(5) });
+        let wrong = EncodeError::WrongLength { expected: 9097, got: 1 };
+        assert_eq!(refused(&[input(3)], &[0.0]), MergeError::Buffer(wrong));
+        let mut broken = buffer.clone();
+        broken[5001] = f32::NAN;
+        let wrong = EncodeError::NotFinite { tensor: "4096".into(), position: 0 };
+        assert_eq!(refused(&[input(3)], &broken), MergeError::Buffer(wrong));
+    }
+
+    #[test]
+    fn a_density_that_is_none_has_no_codec() {
+        assert_eq!(Codec::new(&schema(), Density(0)), Err(LayoutError::BadDensity(0)));
+        assert_eq!(Codec::new(&schema(), Density(4097)), Err(LayoutError::BadDensity(4097)));
+    }
+
+    #[test]
+    fn an_object_too_short_for_its_frame_is_received_and_not_decoded() {
+        let (codec, bytes) = (codec(SENT), sealed(&body(1)));
+        for length in [0, 1, PREFIX_BYTES, PREFIX_BYTES + 1, PREFIX_BYTES + SIGNATURE_BYTES] {
+            let arrived = receive(incoming(&codec), &bytes[..length], 50);
+            assert_eq!((&arrived.bytes[..], arrived.square_norms), (&bytes[..length], None));
+        }
+        // One that ends before what was promised, too.
+        let mut cut = incoming(&codec);
+        cut.begin(bytes.len() as u64);
+        cut.piece(&bytes[..bytes.len() - 100]);
+        assert_eq!(cut.finish().square_norms, None);
+    }
+
+    #[test]
+    fn a_body_behind_a_head_of_its_own_length_is_found() {
+        let (codec, body) = (codec(SENT), body(1));
+        // One byte says how long the head is.
+        let frame = || {
+            let start =
+                |bytes: &[u8]| Some(usize::from(*bytes.first()?)).filter(|start| *start <= bytes.len());
+            Frame { head: 200, start: Box::new(start), tail: 0 }
+        };
+        for head in [1usize, 77, 200] {
+            let mut bytes = vec![head as u8; head];
+            bytes.extend_from_slice(&body);
+            for piece in [1, 90, 100_000] {
+                let arrived = receive(Incoming::new(&codec, frame()), &bytes, piece);
+                assert_eq!(arrived.square_norms.as_deref(), codec.square_norms(&body).ok().as_deref());
+            }
+        }
+        let arrived = receive(Incoming::new(&codec, frame()), &[9, 9], 1);
+        assert_eq!(arrived.square_norms, None);
+    }
+
+    /// Endpoints by name, each with what it sends, a few bytes at a time.
+    struct Endpoints(Vec<(&'static str, Vec<u8>)>);
+
+    #[async_trait]
+    impl Fetch for Endpoints {
+        async fn fetch(&self, base: &str, _: &ObjectKey, _: &Limits) -> Result<Bytes, FetchError> {
+            let found = self.0.iter().find(|(name, _)| *name == base);
+            found.map(|(_, bytes)| bytes.clone().into()).ok_or(FetchError::Missing)
+        }
+
+        async fn fetch_into(
+            &self,
+            base: &str,
+            key: &ObjectKey,
+            limits: &Limits,
+            to: &mut dyn Receive,
+        ) -> Result<(), FetchError> {
+            let bytes = self.fetch(base, key, limits).await?;
+            to.begin(bytes.len() as u64);
+            bytes.chunks(33).for_each(|piece| to.piece(piece));
+            Ok(())
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_digest_decides_before_the_decoder_and_a_mirror_after_it_is_read_afresh() {
+        let codec = codec(SENT);
+        let good = sealed(&body(1));
+        let mut nonsense = good.clone();
+        nonsense[PREFIX_BYTES..].fill(0xff);
+        let digest = Digest::of(&good);
+        let endpoints = Endpoints(vec![("nonsense", nonsense), ("good", good.clone())]);
+        let (key, limits) = (keys::contribution(RunId(1), Window(9), &digest), Limits::for_bytes(1 << 20));
+
+        let mut incoming = incoming(&codec);
+        let error = fetch_verified_into(&endpoints, "nonsense", &key, &digest, &limits, &mut incoming).await;
+        assert!(matches!(error, Err(FetchError::WrongDigest { .. })));
+        let mirrors = crate::mirrors::Mirrors::one("nonsense").and(crate::mirrors::Mirrors::one("good"));
+        mirrors.get_into(&endpoints, &key, &digest, &limits, &mut incoming).await.unwrap();
+        let arrived = incoming.finish();
+        assert_eq!(
+            (&arrived.bytes[..], arrived.square_norms),
+            (&good[..], codec.square_norms(&body(1)).ok())
+        );
+    }
+
+    #[test]
+    fn a_signature_over_nonsense_is_an_undecodable_contribution() {
+        let (codec, schema) = (codec(SENT), schema());
+        let bytes = sealed(&[0xff; 200]);
+        let arrived = receive(incoming(&codec), &bytes, 17);
+        let fault = verify(&codec, &expected(&schema, Digest::of(&bytes)), arrived).unwrap_err();
+        let slow = contribution::decode(&schema, SENT, &[0xff; 200]).unwrap_err();
+        assert_eq!(fault, Fault::Undecodable(slow));
+        let nothing = sealed(&contribution::encode(&schema, SENT, &vec![0.0; schema.values()]).unwrap());
+        let arrived = receive(incoming(&codec), &nothing, 17);
+        let fault = verify(&codec, &expected(&schema, Digest::of(&nothing)), arrived).unwrap_err();
+        assert_eq!(fault, Fault::AbnormalNorm { rms: 0.0 });
+    }
+}
