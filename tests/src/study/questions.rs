@@ -79,7 +79,7 @@ impl Question {
         let mut variants = vec![
             sparse("ours".into(), ours, Some(ours_merged)),
             Variant {
-                name: "ours, one weight nudged".into(),
+                name: "ours, weights nudged".into(),
                 scheme: Scheme::Sparse { contribution: ours, merge: Some(ours_merged) },
                 nudged: true,
             },
@@ -196,7 +196,8 @@ impl Question {
 pub struct Variant {
     pub name: String,
     pub scheme: Scheme,
-    /// One weight of `θ_0` is changed in its last bit: what differs then is chance.
+    /// Every weight of `θ_0` is changed in its last bit: what differs then is chance. One weight would not do, as it may be of a
+    /// token that nobody meets for many windows.
     pub nudged: bool,
 }
 
@@ -204,7 +205,7 @@ impl Variant {
     pub fn start(&self, task: &Task) -> Vec<f32> {
         let mut theta = task.theta.clone();
         if self.nudged {
-            theta[0] = theta[0].next_up();
+            theta.iter_mut().for_each(|value| *value = value.next_up());
         }
         theta
     }
