@@ -6,6 +6,24 @@
 //! itself, and for each thread one section's entries of all inputs and a few sections that wait for their turn. Inside a
 //! section it goes chunk by chunk, so that the sums of a chunk, and how many contributions hit each of its values, stay
 //! in the nearest cache while one input after the other is added to them.
+//!
+//! # What a merge costs
+//!
+//! Twenty contributions at a density of 1/64, the update at 1107/4096, in bytes a value of the model:
+//!
+//! | | bytes |
+//! |---|---|
+//! | the payloads, read | 0.38 |
+//! | the update, written | 0.17 |
+//! | the merge buffer, read and written | 8 |
+//!
+//! So no merge can take the time of reading the payloads and writing the update alone: the buffer, which everyone holds
+//! alike and which must be read to know what is largest in it, is 14 times as much. Against all 8.55 bytes at the speed
+//! of a copy, one thread takes 3 to 5 times as long, because there the limit is not memory but arithmetic: 31
+//! instructions a value with AVX2 (8 to unpack 0.31 entries, 6 to add them and divide, 17 to encode the sum), and 2.4 ns
+//! with AVX-512 on a core that copies a value in 0.5 to 0.8 ns. Of these the encoder takes 1.7: it writes seventeen times
+//! as many entries as a contribution's. The cores share memory but not arithmetic, so that the ratio falls as more of
+//! them merge.
 
 use crate::{
     accumulate::step,
