@@ -4,6 +4,8 @@ pub mod accumulate;
 pub mod cross_entropy;
 pub mod decode;
 pub mod encode;
+#[cfg(feature = "gpu")]
+pub mod gpu;
 pub mod merge;
 pub mod norm;
 pub mod pack;
