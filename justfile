@@ -41,9 +41,14 @@ advisories:
 fuzz target="contribution_body" seconds="60":
     cd protocol && cargo +nightly fuzz run {{ target }} -- -max_total_time={{ seconds }}
 
-# How fast the normative codec and merge are
+# How fast the normative codec and merge are, and the fast ones beside a copy of memory
 bench:
     cargo bench -p protocol
+    cargo bench -p kernels
+
+# Every kernel on this machine beside a copy of memory, in one table
+report *arguments:
+    cargo run --release -p kernels --bin kernels-report -- {{ arguments }}
 
 # Twelve windows with their report: the figures of docs/benchmarks.md
 figures windows="12" report="report.json":
