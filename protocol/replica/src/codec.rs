@@ -170,7 +170,7 @@ pub struct Frame<'a> {
 enum Body<'a> {
     Sought,
     Begun {
-        decoder: StreamDecoder<'a>,
+        decoder: Box<StreamDecoder<'a>>,
         read: usize,
     },
     /// It has no beginning, or cannot be decoded.
@@ -218,7 +218,7 @@ impl Receive for Incoming<'_> {
         let is_all = held.len() as u64 >= self.whole.length();
         if matches!(self.body, Body::Sought) && (self.frame.head <= held.len() || is_all) {
             self.body = match (self.frame.start)(held) {
-                Some(read) => Body::Begun { decoder: StreamDecoder::new(&self.codec.layout), read },
+                Some(read) => Body::Begun { decoder: Box::new(StreamDecoder::new(&self.codec.layout)), read },
                 None => Body::GivenUp,
             };
         }
