@@ -647,7 +647,7 @@ fn the_golden_bytes_are_read_as_the_protocol_reads_them() {
 
 #[test]
 fn no_body_of_the_corpus_is_read_otherwise_than_the_protocol_reads_it() {
-    for folder in ["fuzz/corpus/contribution_body"] {
+    for folder in ["fuzz/corpus/contribution_body", "fuzz/corpus/fast_decoder"] {
         for (path, bytes) in files(folder) {
             eprintln!("{}", path.display());
             at_every_width(|| fast::fast_decoder(&bytes));
