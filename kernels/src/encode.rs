@@ -1,7 +1,7 @@
 //! From a residual to the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
 //!
 //! `e ← β·e + Δ`, the choice of the largest, their levels, the bytes, and `e ← e − sent` are five kernels
-//! ([`topk`](crate::topk), [`quantise`](crate::quantise), [`pack`](crate::pack) and the step here); run one after the
+//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here); run one after the
 //! other over a model they would read it five times. Here a chunk of 16 KiB goes through all of them while it is in the
 //! first-level cache, so that of each value 12 bytes move: `e` and `Δ` are read, `e` is written. A copy moves 8 a value, and
 //! no encoder can be faster than 8/12 of one.

@@ -157,12 +157,14 @@ pub struct Incoming<'a> {
     body: Body<'a>,
 }
 
+/// Finds a body's start in the bytes so far; `None` where they begin no such object.
+pub type FindStart<'a> = Box<dyn Fn(&[u8]) -> Option<usize> + Send + 'a>;
+
 /// Where in its object a body lies.
 pub struct Frame<'a> {
     /// With so many bytes, or all there are, the body's start is known or never will be.
     pub head: usize,
-    /// The body's start, from the bytes so far; `None` where they begin no such object.
-    pub start: Box<dyn Fn(&[u8]) -> Option<usize> + Send + 'a>,
+    pub start: FindStart<'a>,
     /// Bytes after the body.
     pub tail: usize,
 }

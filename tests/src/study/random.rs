@@ -7,7 +7,7 @@ impl Random {
         Random(seed)
     }
 
-    pub fn next(&mut self) -> u64 {
+    fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -17,12 +17,12 @@ impl Random {
 
     /// Below `end`, nearly evenly.
     pub fn below(&mut self, end: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(end) >> 64) as u64
+        ((u128::from(self.draw()) * u128::from(end)) >> 64) as u64
     }
 
     /// Nearly normal: the sum of twelve even numbers, less six.
     pub fn normal(&mut self) -> f64 {
-        (0..12).map(|_| (self.next() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
+        (0..12).map(|_| (self.draw() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
     }
 
     /// The numbers below `end` in a drawn order.
