@@ -235,12 +235,14 @@ impl Damage {
     }
 }
 
+/// Of a chunk: its levels, and of every entry its gap, sign and magnitude.
+type SpelledChunk = ([u8; 2], Vec<(u16, bool, bool)>);
+
 /// A section spelled out by hand: well-formed for any parameter, canonical or not.
 #[derive(Clone, Debug)]
 struct Spelling {
     rice: u8,
-    /// Of every chunk: its levels, and of every entry its gap, sign and magnitude.
-    chunks: Vec<([u8; 2], Vec<(u16, bool, bool)>)>,
+    chunks: Vec<SpelledChunk>,
     /// Bits that follow.
     behind: Vec<bool>,
 }
