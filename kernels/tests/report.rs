@@ -52,4 +52,10 @@ fn what_cannot_be_measured_is_refused_in_words() {
     refused(&["--mebivalues", "0"], "--mebivalues");
     refused(&["--simd", "mmx"], "--simd");
     refused(&["--fast"], "--fast");
+    refused(&["--agree"], "--device");
+    refused(&["--device", "cuda:0", "--threads", "2"], "--threads");
+    #[cfg(not(feature = "gpu"))]
+    refused(&["--device", "cuda:0"], "--features cuda");
+    #[cfg(feature = "gpu")]
+    refused(&["--device", "tpu:0"], "tpu:0");
 }

@@ -2,6 +2,8 @@
 //!
 //!     cargo run --release -p kernels --bin kernels-report -- --json
 
+#[cfg(feature = "gpu")]
+mod gpu;
 mod measure;
 mod random;
 mod report;
@@ -37,6 +39,12 @@ struct Options {
     /// Only encode, once, and say how much memory that added: for rows that nearly fill the machine.
     #[arg(long)]
     memory_only: bool,
+    /// Measure on a GPU instead: cuda:0, cuda:1, vulkan. Needs a build with --features cuda or vulkan.
+    #[arg(long, conflicts_with_all = ["threads", "simd", "memory_only"])]
+    device: Option<String>,
+    /// Measure nothing; compare every kernel of the device with the processor's, bit for bit.
+    #[arg(long, requires = "device")]
+    agree: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -63,9 +71,31 @@ fn main() -> anyhow::Result<()> {
         );
         kernels::lanes::limit(width);
     }
-    let report = report::measure(&options)?;
+    match &options.device {
+        Some(device) => on_device(&options, device),
+        None => print(&options, &report::measure(&options)?),
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn on_device(options: &Options, device: &str) -> anyhow::Result<()> {
+    if options.agree {
+        println!("{}", gpu::agree(device)?);
+        return Ok(());
+    }
+    print(options, &gpu::measure(options, device)?)
+}
+
+#[cfg(not(feature = "gpu"))]
+fn on_device(_: &Options, device: &str) -> anyhow::Result<()> {
+    anyhow::bail!(
+        "{device}: this program was built without GPUs; build it with --features cuda or --features vulkan"
+    )
+}
+
+fn print(options: &Options, report: &(impl serde::Serialize + std::fmt::Display)) -> anyhow::Result<()> {
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{}", serde_json::to_string_pretty(report)?);
     } else {
         print!("{report}");
     }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::{collections::BTreeMap, fmt, hint::black_box};
 
 /// Gigabytes, 10^9 bytes, a second.
-type Gbps = f64;
+pub type Gbps = f64;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -96,11 +96,11 @@ struct Extrapolated {
 }
 
 const PARAMETERS: f64 = 70.6e9;
-const DECAY: f32 = 0.95;
+pub const DECAY: f32 = 0.95;
 
 pub fn measure(options: &Options) -> anyhow::Result<Report> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let values = usize::try_from(options.mebivalues << 20).context("so many values have no address here")?;
+    let values = values_of(options.mebivalues)?;
     let layout = Layout::new(&tensors(values), options.density)?;
 
     let mut residual = zeros(values)?;
@@ -161,7 +161,7 @@ pub fn measure(options: &Options) -> anyhow::Result<Report> {
 }
 
 /// A row of tensors of the sizes that models have, the last one odd, so that short chunks are measured too.
-fn tensors(values: usize) -> Vec<usize> {
+pub fn tensors(values: usize) -> Vec<usize> {
     const TENSOR: usize = 16 << 20;
     const ODD: usize = 1001;
     let mut lengths = vec![TENSOR; values / TENSOR];
@@ -176,8 +176,12 @@ fn tensors(values: usize) -> Vec<usize> {
     lengths
 }
 
+pub fn values_of(mebivalues: u64) -> anyhow::Result<usize> {
+    usize::try_from(mebivalues << 20).context("so many values have no address here")
+}
+
 /// A row of zeros, or an error where the machine has no room for it.
-fn zeros(values: usize) -> anyhow::Result<Vec<f32>> {
+pub fn zeros(values: usize) -> anyhow::Result<Vec<f32>> {
     let mut row = Vec::new();
     row.try_reserve_exact(values).with_context(|| {
         format!("no memory for {} MiB; take fewer values (--mebivalues)", (4 * values) >> 20)
@@ -190,7 +194,7 @@ fn pool(threads: usize) -> anyhow::Result<ThreadPool> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("the threads did not start")
 }
 
-fn entries(layout: &Layout) -> usize {
+pub fn entries(layout: &Layout) -> usize {
     layout.ranges().map(|range| layout.entries(range.len())).sum()
 }
 
@@ -345,23 +349,38 @@ fn union(density: u16, inputs: usize) -> u16 {
     ((share * CHUNK as f64).round() as u16).clamp(1, CHUNK as u16)
 }
 
-fn merge_of_many(options: &Options, memcpy_gbps: Gbps) -> anyhow::Result<Merge> {
-    let values = usize::try_from(options.merge_mebivalues << 20)?;
-    let inputs = usize::from(options.inputs);
-    let lengths = tensors(values);
-    let layout = Layout::new(&lengths, options.density)?;
-    let merged = Layout::new(&lengths, union(options.density, inputs))?;
-    let mut row = zeros(values)?;
-    let mut bodies = Vec::with_capacity(inputs);
-    for input in 0..inputs {
-        random::fill(&mut row, Distribution::Gaussian, 100 + input as u64);
-        bodies.push(encode::encode(&layout, &mut row, Source::Nothing, Feedback::Keep)?);
+/// Contributions to merge, and what a merge is given besides them.
+pub struct MergeCase {
+    pub sent: Layout,
+    pub merged: Layout,
+    pub bodies: Vec<Vec<u8>>,
+    /// `[tensor][input]`
+    pub scales: Vec<Vec<f32>>,
+}
+
+impl MergeCase {
+    pub fn new(options: &Options) -> anyhow::Result<MergeCase> {
+        let inputs = usize::from(options.inputs);
+        let lengths = tensors(values_of(options.merge_mebivalues)?);
+        let sent = Layout::new(&lengths, options.density)?;
+        let merged = Layout::new(&lengths, union(options.density, inputs))?;
+        let mut row = zeros(sent.values())?;
+        let mut bodies = Vec::with_capacity(inputs);
+        for input in 0..inputs {
+            random::fill(&mut row, Distribution::Gaussian, 100 + input as u64);
+            bodies.push(encode::encode(&sent, &mut row, Source::Nothing, Feedback::Keep)?);
+        }
+        let norms = bodies.iter().map(|body| decode::norms(&sent, body)).collect::<Result<Vec<_>, _>>()?;
+        let scales = merge::clip_scales(&norms);
+        Ok(MergeCase { sent, merged, bodies, scales })
     }
+}
+
+fn merge_of_many(options: &Options, memcpy_gbps: Gbps) -> anyhow::Result<Merge> {
+    let MergeCase { sent: layout, merged, bodies, scales } = MergeCase::new(options)?;
     let bodies: Vec<&[u8]> = bodies.iter().map(Vec::as_slice).collect();
-    let norms = bodies.iter().map(|body| decode::norms(&layout, body)).collect::<Result<Vec<_>, _>>()?;
-    let scales = merge::clip_scales(&norms);
-    let mut buffer = row;
-    buffer.fill(0.0);
+    let (inputs, values) = (bodies.len(), layout.values());
+    let mut buffer = zeros(values)?;
 
     let mut update = Vec::new();
     let mut failed = None;
