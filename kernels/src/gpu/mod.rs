@@ -7,8 +7,13 @@
 //! A model lies on the device in [`Values`], in parts, each in a buffer of its own. Only the bytes of contributions and
 //! updates cross between the machine and its device.
 
+// A kernel's arguments are its buffers, and its arithmetic is spelt as CubeCL reads it.
+#![allow(clippy::too_many_arguments, clippy::manual_div_ceil, clippy::manual_swap, clippy::collapsible_if)]
+#![allow(clippy::collapsible_else_if, clippy::assign_op_pattern)]
+
 mod agree;
 mod apply;
+mod copy;
 mod merge;
 mod norm;
 mod number;
@@ -31,6 +36,7 @@ use cubecl::{
     server::Handle,
 };
 use parts::{Part, parts};
+use std::ops::Deref;
 
 /// Values of a part at most, where the device has the memory: 512 MiB.
 const PART_VALUES_MAX: usize = 1 << 27;
@@ -250,13 +256,13 @@ impl Device {
         handle
     }
 
+    fn read_bytes(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]>, GpuError> {
+        self.client.read_one(handle.clone()).map_err(|error| GpuError::Device(error.to_string()))
+    }
+
     fn read(&self, handle: &Handle) -> Result<Vec<u32>, GpuError> {
-        let bytes =
-            self.client.read_one(handle.clone()).map_err(|error| GpuError::Device(error.to_string()))?;
-        Ok(bytes
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-            .collect())
+        let bytes = self.read_bytes(handle)?;
+        Ok(bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 }
 

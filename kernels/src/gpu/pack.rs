@@ -212,11 +212,14 @@ impl Device {
 
     /// Appends the sections, each after its length, to a body.
     pub(super) fn unload(&self, packed: &Packed, body: &mut Vec<u8>) -> Result<(), GpuError> {
-        let words = self.read(&packed.out)?;
+        let bytes = self.read_bytes(&packed.out)?;
         for start in &packed.starts {
-            let length = words[start / 4] as usize;
-            let bytes = words[start / 4..].iter().flat_map(|word| word.to_le_bytes());
-            body.extend(bytes.take(LENGTH_BYTES + length));
+            let section = bytes.get(*start..).unwrap_or(&[]);
+            let length =
+                section.first_chunk::<LENGTH_BYTES>().map_or(0, |length| u32::from_le_bytes(*length));
+            let section = section.get(..LENGTH_BYTES + length as usize);
+            let overrun = || GpuError::Device("it wrote a section that is longer than any".into());
+            body.extend_from_slice(section.ok_or_else(overrun)?);
         }
         Ok(())
     }

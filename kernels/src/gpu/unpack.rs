@@ -13,9 +13,16 @@ use super::{
     parts::{Part, parts, places},
     select::{CHUNK_WORDS, ENTRY_HIGH, ENTRY_SIGN},
 };
-use crate::wire::Layout;
+use crate::wire::{CHUNK, Layout, SECTION_CHUNKS};
 use cubecl::{prelude::*, server::Handle};
 use std::ops::Range;
+
+/// Entries that a launch of [`gaps`] reads of a section, or one chunk's. Mesa's CPU devices end any loop after 65,535
+/// turns, inner ones counted in, and a GPU that draws a screen should not be held for long.
+const TURN_ENTRIES: usize = 16_384;
+/// What [`gaps`] remembers of a section from launch to launch: the place reached, in bits, or 0 if it is refused; and sums of
+/// quotients for the Rice parameter below, for its own and for the one above.
+const STATE_WORDS: usize = 4;
 
 /// Units of a cube in [`gaps`], each with a section of its own.
 pub(super) const GAP_UNITS: usize = 32;
@@ -30,21 +37,23 @@ fn ahead(body: &[u32], bit: u32) -> u32 {
     (pair >> ((bit & 31u32) as u64)) as u32
 }
 
-/// Reads the gaps of all sections into indices. `ends` are the places after the gaps, in bits, 0 for a refused section.
+/// Reads the gaps of the chunks `from..to` of all sections into indices. After a section's last chunk, its state has the
+/// place after the gaps.
 #[cube(launch)]
 pub(super) fn gaps(
     sections: &[u32],
     chunks: &[u32],
     body: &[u32],
     entries: &mut [u32],
-    ends: &mut [u32],
+    states: &mut [u32],
     count: u32,
+    from: u32,
+    to: u32,
 ) {
-    if ABSOLUTE_POS < count as usize {
+    if ABSOLUTE_POS < count as usize && from < sections[SECTION_WORDS * ABSOLUTE_POS + 1usize] {
         let section = SECTION_WORDS * ABSOLUTE_POS;
         let first_chunk = sections[section] as usize;
         let chunk_count = sections[section + 1usize];
-        let first = sections[section + 2usize] as usize;
         let entry_count = sections[section + 3usize];
         let start = sections[section + 4usize] * 8u32;
         let end = start + sections[section + 5usize] * 8u32;
@@ -62,14 +71,28 @@ pub(super) fn gaps(
 
         // Sums of the quotients for this parameter and for its neighbours: the shortest one is shorter than the one below
         // and no longer than the one above. The length is convex in the parameter, so two neighbours are enough.
+        let state = STATE_WORDS * ABSOLUTE_POS;
         let mut quotients_below = 0u32;
         let mut quotients = 0u32;
         let mut quotients_above = 0u32;
-
         let mut bit = start + 8u32 + 16u32 * chunk_count;
-        let mut at = first;
-        let mut chunk = 0u32;
-        while good && chunk < chunk_count {
+        if from > 0u32 {
+            bit = states[state];
+            quotients_below = states[state + 1usize];
+            quotients = states[state + 2usize];
+            quotients_above = states[state + 3usize];
+            if bit == 0u32 {
+                good = false;
+            }
+        }
+
+        let mut stop = to;
+        if stop > chunk_count {
+            stop = chunk_count;
+        }
+        let mut chunk = from;
+        while good && chunk < stop {
+            let mut at = chunks[CHUNK_WORDS * (first_chunk + chunk as usize) + 2usize] as usize;
             let counts = chunks[CHUNK_WORDS * (first_chunk + chunk as usize) + 1usize];
             let length = counts & 0xffffu32;
             let kept = counts >> 16u32;
@@ -112,26 +135,31 @@ pub(super) fn gaps(
             chunk += 1u32;
         }
 
-        if rice_safe > 0u32 && quotients_below <= quotients + entry_count {
-            good = false;
-        }
-        if rice_safe < 12u32 && quotients > quotients_above + entry_count {
-            good = false;
-        }
-        // Signs and magnitudes end in the section's last byte, with zeros up to its end.
-        let used = bit + 2u32 * entry_count;
-        if ((used + 7u32) / 8u32) * 8u32 != end {
-            good = false;
-        } else {
-            if used < end && (ahead(body, used) & ((1u32 << (end - used)) - 1u32)) != 0u32 {
+        if stop == chunk_count {
+            if rice_safe > 0u32 && quotients_below <= quotients + entry_count {
                 good = false;
+            }
+            if rice_safe < 12u32 && quotients > quotients_above + entry_count {
+                good = false;
+            }
+            // Signs and magnitudes end in the section's last byte, with zeros up to its end.
+            let used = bit + 2u32 * entry_count;
+            if ((used + 7u32) / 8u32) * 8u32 != end {
+                good = false;
+            } else {
+                if used < end && (ahead(body, used) & ((1u32 << (end - used)) - 1u32)) != 0u32 {
+                    good = false;
+                }
             }
         }
         let mut found = 0u32;
         if good {
             found = bit;
         }
-        ends[ABSOLUTE_POS] = found;
+        states[state] = found;
+        states[state + 1usize] = quotients_below;
+        states[state + 2usize] = quotients;
+        states[state + 3usize] = quotients_above;
     }
 }
 
@@ -142,7 +170,7 @@ pub(super) fn marks(
     sections: &[u32],
     chunks: &[u32],
     body: &[u32],
-    ends: &[u32],
+    states: &[u32],
     entries: &mut [u32],
     levels: &mut [u32],
     squares: &mut [u64],
@@ -154,7 +182,7 @@ pub(super) fn marks(
     let chunk_count = sections[section + 1usize];
     let entry_count = sections[section + 3usize];
     let start = sections[section + 4usize] * 8u32;
-    let end = ends[CUBE_POS];
+    let end = states[STATE_WORDS * CUBE_POS];
     if chunk == 0u32 && end == 0u32 {
         refused[CUBE_POS].fetch_or(1u32);
     }
@@ -284,24 +312,29 @@ impl Device {
         let body = self.client.create_from_slice(&bytes);
         let chunk_table = self.words(&part.chunk_table(layout, bodies.len()));
         let section_table = self.words(&part.section_table(layout, &table));
-        let ends = self.room(table.len());
+        let states = self.room(STATE_WORDS * table.len());
         let found = Unpacked {
             entries: self.room(entries),
             levels: self.room(chunks),
             squares: self.room(2 * chunks),
             refused: self.cleared(table.len()),
         };
-        gaps::launch(
-            &self.client,
-            cubes(table.len().div_ceil(GAP_UNITS)),
-            CubeDim::new_1d(GAP_UNITS as u32),
-            array(&section_table, SECTION_WORDS * table.len()),
-            array(&chunk_table, CHUNK_WORDS * chunks),
-            array(&body, words),
-            array(&found.entries, entries),
-            array(&ends, table.len()),
-            table.len() as u32,
-        );
+        let turn = (TURN_ENTRIES / layout.kept(CHUNK)).max(1);
+        for from in (0..SECTION_CHUNKS).step_by(turn) {
+            gaps::launch(
+                &self.client,
+                cubes(table.len().div_ceil(GAP_UNITS)),
+                CubeDim::new_1d(GAP_UNITS as u32),
+                array(&section_table, SECTION_WORDS * table.len()),
+                array(&chunk_table, CHUNK_WORDS * chunks),
+                array(&body, words),
+                array(&found.entries, entries),
+                array(&states, STATE_WORDS * table.len()),
+                table.len() as u32,
+                from as u32,
+                (from + turn) as u32,
+            );
+        }
         marks::launch(
             &self.client,
             cubes(table.len()),
@@ -309,7 +342,7 @@ impl Device {
             array(&section_table, SECTION_WORDS * table.len()),
             array(&chunk_table, CHUNK_WORDS * chunks),
             array(&body, words),
-            array(&ends, table.len()),
+            array(&states, STATE_WORDS * table.len()),
             array(&found.entries, entries),
             array(&found.levels, chunks),
             array(&found.squares, chunks),
