@@ -29,11 +29,18 @@ pub enum StateError {
     File(#[from] FileError),
     #[error("the saved model is not in the form this release writes; remove it to join afresh")]
     Format(#[source] codec::Error),
+    #[error(
+        "the saved model is of version {found}, and this release reads version {VERSION}; remove it to join afresh"
+    )]
+    Version { found: u16 },
     #[error("the saved model belongs to run {found}, not to run {expected}; use another directory")]
     OtherRun { found: RunId, expected: RunId },
     #[error("the saved model has {found} values, the run's has {expected}; use another directory")]
     OtherShape { found: usize, expected: usize },
 }
+
+/// The version of the form on disk. A change of the form is a new one.
+const VERSION: u16 = 1;
 
 /// The form on disk. `f32`s travel as bits, so that a NaN would survive to be found.
 #[derive(Encode, Decode)]
@@ -87,7 +94,7 @@ impl ModelState {
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
         let saved = Saved {
-            version: 1,
+            version: VERSION,
             run: self.run,
             window: self.window,
             lineage: self.lineage,
@@ -100,6 +107,11 @@ impl ModelState {
     /// Reads a saved state; `None` if there is none.
     pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
         let Some(bytes) = files::read_sealed(path)? else { return Ok(None) };
+        // The version first: the rest of another one may mean anything.
+        let found = u16::decode(&mut &bytes[..]).map_err(StateError::Format)?;
+        if found != VERSION {
+            return Err(StateError::Version { found });
+        }
         let saved = Saved::decode_all(&mut &bytes[..]).map_err(StateError::Format)?;
         if saved.run != run {
             return Err(StateError::OtherRun { found: saved.run, expected: run });
@@ -174,5 +186,9 @@ mod tests {
         assert_eq!(read, state);
         assert!(matches!(ModelState::load(&path, RunId(4), 64), Err(StateError::OtherRun { .. })));
         assert!(matches!(ModelState::load(&path, RunId(3), 65), Err(StateError::OtherShape { .. })));
+
+        files::write_sealed(&path, (VERSION + 1).encode()).unwrap();
+        let newer = ModelState::load(&path, RunId(3), 64);
+        assert!(matches!(newer, Err(StateError::Version { found }) if found == VERSION + 1));
     }
 }
