@@ -41,6 +41,10 @@ advisories:
 fuzz target="contribution_body" seconds="60":
     cd protocol && cargo +nightly fuzz run {{ target }} -- -max_total_time={{ seconds }}
 
+# What is unsafe in the kernels, under AddressSanitizer (Linux on x86-64)
+asan:
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release -p kernels --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode
+
 # How fast the normative codec and merge are, and the fast ones beside a copy of memory
 bench:
     cargo bench -p protocol

@@ -16,14 +16,14 @@
 //! encoded; nothing but what is being handed on is held.
 
 use crate::{
+    in_order::{Stopped, in_order},
     lanes::widest,
     pack::{self, BitRow},
     quantise,
     topk::{Ahead, TopK},
-    wire::{CHUNK, LENGTH_BYTES, Layout, SECTION, Section, kept},
+    wire::{CHUNK, Layout, SECTION, Section, kept},
 };
-use rayon::prelude::*;
-use std::{convert::Infallible, sync::Mutex};
+use std::convert::Infallible;
 
 /// What a residual becomes before the largest of it are sent. Each operation is rounded once.
 #[derive(Clone, Copy, Debug)]
@@ -73,12 +73,6 @@ pub fn encode(
     Ok(body)
 }
 
-/// Sections that are encoded for each thread while those before them are handed on.
-///
-/// Enough that threads seldom wait for each other where a batch ends. A section has at most 128 KiB, however dense, and
-/// there are two batches: 2 MiB a thread, and under 4 MiB with the scratch of [`SectionEncoder`].
-const SECTIONS_AT_ONCE: usize = 8;
-
 /// Steps `residual` by `source`, encodes the largest of it, and hands the body to `sink` piece by piece: the length of a
 /// section, or the section. Returns the bytes of the body.
 ///
@@ -99,62 +93,20 @@ pub fn encode_into<E>(
         return Err(EncodeError::WrongLength { expected, got });
     }
 
-    let encoders = Mutex::new(Vec::<SectionEncoder>::new());
-    let encode_one = |(place, values, slot): (&Section, &mut [f32], &mut Slot)| {
-        let free = encoders.lock().ok().and_then(|mut free| free.pop());
-        let mut encoder = free.unwrap_or_default();
-        slot.bytes.clear();
-        slot.outcome =
-            encoder.encode(layout.density(), values, source.part(place), feedback, &mut slot.bytes);
-        if let Ok(mut free) = encoders.lock() {
-            free.push(encoder);
-        }
-    };
-
-    let at_once = SECTIONS_AT_ONCE * rayon::current_num_threads();
     let mut rest = residual;
-    let mut written = 0;
-    let (mut done, mut coming): (Vec<Slot>, Vec<Slot>) = (Vec::new(), Vec::new());
-    let mut handed_on: &[Section] = &[];
-    // One batch more than there are: while it is encoded, which takes no time, the last one is handed on.
-    for batch in layout.sections().chunks(at_once).chain([&[][..]]) {
-        coming.resize_with(batch.len().max(coming.len()), Slot::default);
-        let mut jobs = Vec::with_capacity(batch.len());
-        for (place, slot) in batch.iter().zip(&mut coming) {
-            let values =
-                rest.split_off_mut(..place.values.len()).expect("the lengths add up to the layout's");
-            jobs.push((place, values, slot));
-        }
-        rayon::in_place_scope(|scope| {
-            scope.spawn(|_| jobs.into_par_iter().with_max_len(1).for_each(encode_one));
-            for (place, slot) in handed_on.iter().zip(&done) {
-                slot.outcome.map_err(|position| EncodeError::NotFinite {
-                    tensor: place.tensor,
-                    position: place.start as usize + position,
-                })?;
-                let length = u32::try_from(slot.bytes.len()).expect("a section is under 1 MiB");
-                sink(&length.to_le_bytes()).map_err(EncodeError::Sink)?;
-                sink(&slot.bytes).map_err(EncodeError::Sink)?;
-                written += (LENGTH_BYTES + slot.bytes.len()) as u64;
-            }
-            Ok(())
-        })?;
-        std::mem::swap(&mut done, &mut coming);
-        handed_on = batch;
-    }
-    Ok(written)
-}
-
-/// A section that waits to be handed on.
-struct Slot {
-    bytes: Vec<u8>,
-    outcome: Result<(), usize>,
-}
-
-impl Default for Slot {
-    fn default() -> Slot {
-        Slot { bytes: Vec::new(), outcome: Ok(()) }
-    }
+    let jobs = layout.sections().iter().map(|place| {
+        let values = rest.split_off_mut(..place.values.len()).expect("the lengths add up to the layout's");
+        (place, values)
+    });
+    let encode_one =
+        |encoder: &mut SectionEncoder, (place, values): (&Section, &mut [f32]), out: &mut Vec<u8>| {
+            let encoded = encoder.encode(layout.density(), values, source.part(place), feedback, out);
+            encoded.map_err(|position| (place.tensor, place.start as usize + position))
+        };
+    in_order(jobs, encode_one, sink).map_err(|stopped| match stopped {
+        Stopped::Make((tensor, position)) => EncodeError::NotFinite { tensor, position },
+        Stopped::Sink(error) => EncodeError::Sink(error),
+    })
 }
 
 impl<'a> Source<'a> {

@@ -16,3 +16,5 @@ pub mod unpack;
 pub mod wire;
 
 pub mod lanes;
+
+mod in_order;

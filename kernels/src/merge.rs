@@ -28,16 +28,12 @@ use crate::{
     accumulate::step,
     decode::{Rejected, parts, split},
     encode::{Feedback, SectionEncoder, Source},
+    in_order::{Stopped, in_order},
     lanes::widest,
     unpack::{INDEX, LEVEL_SHIFT, Unpacked},
-    wire::{CHUNK, LENGTH_BYTES, Layout, Section},
+    wire::{CHUNK, Layout, Section},
 };
-use rayon::prelude::*;
-use std::{
-    convert::Infallible,
-    ops::AddAssign,
-    sync::{Mutex, PoisonError},
-};
+use std::{convert::Infallible, ops::AddAssign};
 
 /// What the sum at a coordinate is divided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,66 +132,18 @@ pub fn merge_into<E>(
         inputs.push(split(layout, body).map_err(rejected)?);
     }
 
-    let idle = Mutex::new(Vec::new());
-    let merge_one = |section: usize, values: &mut [f32], slot: &mut Slot| -> Result<(), MergeError> {
+    let merge_one = |scratch: &mut Scratch, (section, values): (usize, &mut [f32]), out: &mut Vec<u8>| {
         let place = &layout.sections()[section];
-        let mut scratch: Scratch = pop(&idle).unwrap_or_default();
         let bytes = inputs.iter().map(|input| input[section]);
         scratch.unpack(layout.density(), section, place, bytes)?;
         scratch.add_means(rule, &scales[place.tensor], values);
-        scratch.encode(merged.density(), place, values, &mut slot.bytes)?;
-        idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
-        Ok(())
+        scratch.encode(merged.density(), place, values, out)
     };
-
-    let mut written = 0;
-    let (mut done, mut coming): (Vec<Slot>, Vec<Slot>) = (Vec::new(), Vec::new());
-    let mut buffers = parts(layout, buffer).into_iter().enumerate();
-    loop {
-        // A batch is merged while the one before it is handed on.
-        let batch: Vec<_> = buffers.by_ref().take(AHEAD * rayon::current_num_threads()).collect();
-        coming.resize_with(batch.len(), Slot::default);
-        if batch.is_empty() && done.is_empty() {
-            return Ok(written);
-        }
-        let jobs = batch.into_par_iter().zip(&mut coming).with_max_len(1);
-        rayon::in_place_scope(|scope| {
-            scope.spawn(|_| {
-                jobs.for_each(|((section, values), slot)| {
-                    slot.bytes.clear();
-                    slot.outcome = merge_one(section, values, slot);
-                });
-            });
-            for slot in &done {
-                slot.outcome?;
-                let length = u32::try_from(slot.bytes.len()).expect("a section is under 1 MiB");
-                sink(&length.to_le_bytes()).map_err(MergeIntoError::Sink)?;
-                sink(&slot.bytes).map_err(MergeIntoError::Sink)?;
-                written += (LENGTH_BYTES + slot.bytes.len()) as u64;
-            }
-            Ok::<(), MergeIntoError<E>>(())
-        })?;
-        std::mem::swap(&mut done, &mut coming);
-    }
-}
-
-/// Sections that are merged for each thread while those before them are handed on.
-const AHEAD: usize = 8;
-
-/// A section that waits to be handed on.
-struct Slot {
-    bytes: Vec<u8>,
-    outcome: Result<(), MergeError>,
-}
-
-impl Default for Slot {
-    fn default() -> Slot {
-        Slot { bytes: Vec::new(), outcome: Ok(()) }
-    }
-}
-
-fn pop<T>(idle: &Mutex<Vec<T>>) -> Option<T> {
-    idle.lock().unwrap_or_else(PoisonError::into_inner).pop()
+    let jobs = parts(layout, buffer).into_iter().enumerate();
+    in_order(jobs, merge_one, sink).map_err(|stopped| match stopped {
+        Stopped::Make(error) => MergeIntoError::Merge(error),
+        Stopped::Sink(error) => MergeIntoError::Sink(error),
+    })
 }
 
 /// What one thread needs to merge a section.

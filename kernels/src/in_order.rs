@@ -1,0 +1,76 @@
+//! Sections made by all threads, handed on in their order while later ones are being made.
+
+use crate::wire::LENGTH_BYTES;
+use rayon::prelude::*;
+use std::sync::{Mutex, PoisonError};
+
+/// Sections that are made for each thread while those before them are handed on.
+///
+/// Enough that threads seldom wait for each other where a batch ends. A section has at most 128 KiB, however dense, and
+/// there are two batches: 2 MiB a thread, beside what `make` works in.
+const AT_ONCE: usize = 8;
+
+/// What stopped the row of sections.
+pub(crate) enum Stopped<M, E> {
+    /// A section could not be made: the first such one.
+    Make(M),
+    /// The sink took no more.
+    Sink(E),
+}
+
+/// Makes the section of each job, and hands it to `sink` in the order of the jobs, its length before it. Returns the bytes
+/// handed on.
+///
+/// `make` runs on the threads of the rayon pool, in room that is used again, and appends to an empty row of bytes; `sink`
+/// runs on the calling thread.
+pub(crate) fn in_order<Job: Send, Room: Default + Send, M: Send, E>(
+    mut jobs: impl Iterator<Item = Job>,
+    make: impl Fn(&mut Room, Job, &mut Vec<u8>) -> Result<(), M> + Sync,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
+) -> Result<u64, Stopped<M, E>> {
+    let idle = Mutex::new(Vec::<Room>::new());
+    let idle_rooms = || idle.lock().unwrap_or_else(PoisonError::into_inner);
+    let make_one = |(job, slot): (Job, &mut Slot<M>)| {
+        let free = idle_rooms().pop();
+        let mut room = free.unwrap_or_default();
+        slot.bytes.clear();
+        slot.outcome = make(&mut room, job, &mut slot.bytes);
+        idle_rooms().push(room);
+    };
+
+    let at_once = AT_ONCE * rayon::current_num_threads();
+    let mut written = 0;
+    let (mut done, mut coming): (Vec<Slot<M>>, Vec<Slot<M>>) = (Vec::new(), Vec::new());
+    loop {
+        let batch: Vec<Job> = jobs.by_ref().take(at_once).collect();
+        coming.resize_with(batch.len(), Slot::default);
+        if batch.is_empty() && done.is_empty() {
+            return Ok(written);
+        }
+        let slots = &mut coming;
+        rayon::in_place_scope(|scope| {
+            scope.spawn(move |_| batch.into_par_iter().zip(slots).with_max_len(1).for_each(make_one));
+            for slot in &mut done {
+                std::mem::replace(&mut slot.outcome, Ok(())).map_err(Stopped::Make)?;
+                let length = u32::try_from(slot.bytes.len()).expect("a section is under 1 MiB");
+                sink(&length.to_le_bytes()).map_err(Stopped::Sink)?;
+                sink(&slot.bytes).map_err(Stopped::Sink)?;
+                written += (LENGTH_BYTES + slot.bytes.len()) as u64;
+            }
+            Ok(())
+        })?;
+        std::mem::swap(&mut done, &mut coming);
+    }
+}
+
+/// A section that waits to be handed on.
+struct Slot<M> {
+    bytes: Vec<u8>,
+    outcome: Result<(), M>,
+}
+
+impl<M> Default for Slot<M> {
+    fn default() -> Slot<M> {
+        Slot { bytes: Vec::new(), outcome: Ok(()) }
+    }
+}
