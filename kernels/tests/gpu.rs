@@ -18,7 +18,10 @@ use protocol::{
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-const TESTS: &[(&str, fn(&Device))] = &[
+/// A test's name, and what it does on a device.
+type Test = (&'static str, fn(&Device));
+
+const TESTS: &[Test] = &[
     ("a_residual_is_encoded_as_the_protocol_does", encoded_as_the_protocol),
     ("nasty_chunks_are_encoded_as_the_protocol_does", nasty_chunks),
     ("a_step_comes_before_the_largest_are_chosen", step_before_choice),
@@ -134,13 +137,15 @@ fn nasty(which: usize, length: usize, random: &mut Random) -> Vec<f32> {
         2 => vec![-0.0; length],
         3 => vec![tiny; length],
         4 => (0..length)
-            .map(|i| f32::from_bits((i as u32 * 37) % 0x0080_0000 | (i as u32 % 2) << 31))
+            .map(|i| f32::from_bits(((i as u32 * 37) % 0x0080_0000) | ((i as u32 % 2) << 31)))
             .collect(),
         5 => (0..length).map(|i| if i % 3 == 0 { -0.25 } else { 0.25 }).collect(),
         6 => (0..length).map(|i| [0.5, -0.5, 0.75, -0.125][i % 4]).collect(),
         7 => vec![0.0; length],
         8 => (0..length).map(|_| random.any()).collect(),
-        9 => (0..length).map(|_| f32::MAX * if random.next() % 2 == 0 { 1.0 } else { -1.0 }).collect(),
+        9 => {
+            (0..length).map(|_| f32::MAX * if random.next().is_multiple_of(2) { 1.0 } else { -1.0 }).collect()
+        }
         10 => (0..length).map(|_| f32::MIN_POSITIVE * (1.0 + random.unit() as f32 - 0.5)).collect(),
         // Sums of 2^24 and small ones, which no f64 of 53 bits holds in every order.
         11 => (0..length)

@@ -40,8 +40,11 @@ const DECAY: f32 = 0.95;
 const RATE: f32 = 0.7;
 const CONTRIBUTIONS: usize = 5;
 
+/// A row's name, and its values from their index and random bits.
+type Input = (&'static str, fn(u64, u64) -> f32);
+
 /// Rows on which roundings, ties and denormals decide.
-const INPUTS: [(&str, fn(u64, u64) -> f32); 8] = [
+const INPUTS: [Input; 8] = [
     ("plain values", |_, bits| bell(bits) * 1e-3),
     ("equal magnitudes", |index, _| if index.is_multiple_of(3) { -0.25 } else { 0.25 }),
     ("zeros of both signs", |index, _| if index.is_multiple_of(2) { 0.0 } else { -0.0 }),

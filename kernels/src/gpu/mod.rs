@@ -9,7 +9,8 @@
 
 // A kernel's arguments are its buffers, and its arithmetic is spelt as CubeCL reads it.
 #![allow(clippy::too_many_arguments, clippy::manual_div_ceil, clippy::manual_swap, clippy::collapsible_if)]
-#![allow(clippy::collapsible_else_if, clippy::assign_op_pattern)]
+#![allow(clippy::collapsible_else_if, clippy::assign_op_pattern, clippy::needless_range_loop)]
+#![allow(clippy::manual_range_contains, clippy::manual_is_multiple_of)]
 
 mod agree;
 mod apply;

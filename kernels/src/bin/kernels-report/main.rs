@@ -10,6 +10,7 @@ mod report;
 
 use clap::{Parser, ValueEnum};
 use kernels::lanes::Width;
+use std::process::ExitCode;
 
 /// Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
 #[derive(Debug, Parser)]
@@ -57,8 +58,28 @@ enum Simd {
     Avx512,
 }
 
-fn main() -> anyhow::Result<()> {
-    let options = Options::parse();
+/// Exit status: 0 measured, or agreed; 4 the device is not there or cannot be used; 1 everything else.
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::from(status_of(&error))
+        }
+    }
+}
+
+#[cfg(feature = "gpu")]
+fn status_of(error: &anyhow::Error) -> u8 {
+    if error.is::<kernels::gpu::OpenError>() { 4 } else { 1 }
+}
+
+#[cfg(not(feature = "gpu"))]
+fn status_of(_: &anyhow::Error) -> u8 {
+    1
+}
+
+fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(simd) = options.simd {
         let width = match simd {
             Simd::Portable => Width::Portable,
@@ -72,8 +93,8 @@ fn main() -> anyhow::Result<()> {
         kernels::lanes::limit(width);
     }
     match &options.device {
-        Some(device) => on_device(&options, device),
-        None => print(&options, &report::measure(&options)?),
+        Some(device) => on_device(options, device),
+        None => print(options, &report::measure(options)?),
     }
 }
 
