@@ -43,7 +43,7 @@ fuzz target="contribution_body" seconds="60":
 
 # What is unsafe in the kernels, under AddressSanitizer (Linux on x86-64)
 asan:
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --release -p kernels --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test --release -p kernels --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode
 
 # How fast the normative codec and merge are, and the fast ones beside a copy of memory
 bench:
