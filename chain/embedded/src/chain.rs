@@ -273,8 +273,7 @@ impl Chain {
         }
         writer.slot = slot;
         let head = Head { number, hash: built.hash };
-        let heads = self.put(built, finalising.map(|block| block.head));
-        self.heads.send_replace(heads);
+        self.put(built, finalising.map(|block| block.head));
         self.revalidate(head);
         Ok(head)
     }
@@ -291,6 +290,7 @@ impl Chain {
             let finalised = inner.heads.finalised;
             let dropped = inner.blocks.split_off(&(finalised.number + 1));
             inner.heads.best = finalised;
+            self.heads.send_replace(inner.heads);
             for block in dropped.values() {
                 inner.numbers.remove(&block.hash);
                 if let Some(body) = &block.body {
@@ -299,7 +299,6 @@ impl Chain {
             }
             (dropped, inner.pool.drain(), inner.heads)
         };
-        self.heads.send_replace(heads);
 
         let returning = dropped.values().filter_map(|block| block.body.as_ref()).flat_map(|body| {
             let own = body.extrinsics.iter().skip(body.inherents);
@@ -354,8 +353,9 @@ impl Chain {
         Some(whole(&block.header, block.hash, body.inherents, &body.extrinsics, &body.unsaved))
     }
 
-    /// Puts a block on top of the chain, and moves the finalised head.
-    fn put(&self, built: Built, finalised: Option<Head>) -> Heads {
+    /// Puts a block on top of the chain, and moves the finalised head. The heads are told before any transaction's fate
+    /// is: whoever hears that its transaction is final finds it in the finalised head's state.
+    fn put(&self, built: Built, finalised: Option<Head>) {
         let mut inner = self.inner();
         let number = built.header.number;
         let body = Body {
@@ -365,12 +365,15 @@ impl Chain {
             state: built.state,
             unsaved: built.changes,
         };
-        inner.pool.block(number, built.hash, &body.included, built.left_out);
+        let included = body.included.clone();
         inner.blocks.insert(number, Block { header: built.header, hash: built.hash, body: Some(body) });
         inner.numbers.insert(built.hash, number);
         inner.heads.best = Head { number, hash: built.hash };
+        inner.heads.finalised = finalised.unwrap_or(inner.heads.finalised);
+        self.heads.send_replace(inner.heads);
+
+        inner.pool.block(number, built.hash, &included, built.left_out);
         if let Some(head) = finalised {
-            inner.heads.finalised = head;
             let Inner { blocks, pool, .. } = &mut *inner;
             let block = blocks.get_mut(&head.number).and_then(|block| block.body.as_mut());
             let body = block.expect("a block is whole when it becomes final");
@@ -378,7 +381,6 @@ impl Chain {
             pool.finalised(head.hash, &body.included);
             inner.prune(self.keep);
         }
-        inner.heads
     }
 
     /// Looks again at some of the transactions that have waited.
