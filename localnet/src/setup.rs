@@ -67,6 +67,7 @@ pub async fn set_up(
         spec: wanted.spec.clone(),
         dataset: &wanted.dataset,
         params: wanted.params,
+        terms: defaults::terms(),
         origin: &plan.bucket_url(ORIGIN),
         fund: Amount(defaults::TREASURY),
     };

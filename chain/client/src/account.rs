@@ -4,7 +4,7 @@
 
 use crate::{Amount, Balance, Call, Chain, ChainError, Head, keys};
 use protocol::{
-    Digest, Hotkey, Phase, Role, RunId, RunParams, Uid, Window,
+    Digest, Hotkey, Phase, Role, RunId, RunParams, Terms, Uid, Window,
     view::{Account, RunView, SeatView, WindowView},
 };
 
@@ -63,10 +63,7 @@ pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated,
             )));
         }
     }
-    let stake_min = Amount(match wish.role {
-        Role::Miner => run.params.miner_stake_min,
-        Role::Validator => run.params.validator_stake_min,
-    });
+    let stake_min = Amount(run.terms.stake_min(wish.role));
     if before.is_none() && wish.stake < stake_min {
         return Err(invalid(format!("the stake is {}, and the run wants at least {stake_min}", wish.stake)));
     }
@@ -159,6 +156,8 @@ pub async fn claim(chain: &dyn Chain, run: RunId, uid: Uid) -> Result<Amount, Ch
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunWish {
     pub params: RunParams,
+    /// As the run is created; its owner may change them later.
+    pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
     /// Digest of the dataset's manifest.
@@ -169,11 +168,12 @@ pub struct RunWish {
     pub origin: String,
 }
 
-/// Creates a run that the signer owns. If the signer has one that is the same to the last digit, it is returned instead.
+/// Creates a run that the signer owns. If the signer has one that is the same to the last digit, whatever its terms are by
+/// now, it is returned instead.
 pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
-    if let Err(error) = wish.params.validate() {
+    if let Err(error) = wish.params.validate().and_then(|()| wish.terms.validate()) {
         return Err(ChainError::Invalid { doing: doing(), reason: error.to_string() });
     }
     if let Some(run) = find_run(chain, &owner, wish).await? {
@@ -181,6 +181,7 @@ pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, Ch
     }
     let call = Call::CreateRun {
         params: Box::new(wish.params),
+        terms: Box::new(wish.terms),
         spec: wish.spec,
         manifest: wish.manifest,
         theta0: wish.theta0,

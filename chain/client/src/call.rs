@@ -7,7 +7,7 @@
 use crate::{Amount, keys};
 use codec::{Compact, Encode};
 use protocol::{
-    Digest, Hotkey, Role, RunId, RunParams, Uid, Window,
+    Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
     view::{Account, Verdict, Vote},
 };
 use std::fmt;
@@ -26,6 +26,7 @@ pub enum Call {
     /// By the owner-to-be, from whom a deposit is held. Runs are numbered from 0.
     CreateRun {
         params: Box<RunParams>,
+        terms: Box<Terms>,
         /// Digest of the run's specification.
         spec: Digest,
         /// Digest of the dataset's manifest.
@@ -81,7 +82,7 @@ macro_rules! spellings {
 }
 
 spellings! {
-    CREATE_RUN = "Registry"."create_run"("params", "spec", "manifest", "theta0", "published_at");
+    CREATE_RUN = "Registry"."create_run"("params", "terms", "spec", "manifest", "theta0", "published_at");
     REGISTER = "Registry"."register"("run", "role", "hotkey", "endpoint", "stake");
     SET_ENDPOINT = "Registry"."set_endpoint"("run", "endpoint");
     ADD_STAKE = "Registry"."add_stake"("run", "uid", "amount");
@@ -120,8 +121,8 @@ impl Call {
     /// The arguments in the order of the spelling, each encoded.
     fn arguments(&self) -> Vec<Vec<u8>> {
         match self {
-            Call::CreateRun { params, spec, manifest, theta0, origin } => {
-                vec![params.encode(), spec.encode(), manifest.encode(), theta0.encode(), origin.encode()]
+            Call::CreateRun { params, terms, spec, manifest, theta0, origin } => {
+                vec![params.encode(), terms.encode(), spec.encode(), manifest.encode(), theta0.encode(), origin.encode()]
             }
             Call::Register { run, role, hotkey, endpoint, stake } => {
                 vec![run.encode(), role.encode(), hotkey.encode(), endpoint.encode(), stake.0.encode()]
@@ -284,6 +285,7 @@ mod tests {
         vec![
             Call::CreateRun {
                 params: Box::default(),
+                terms: Box::default(),
                 spec: digest,
                 manifest: digest,
                 theta0: digest,
