@@ -54,6 +54,8 @@ pub struct Run<AccountId> {
     pub origin: Url,
     /// Held from the owner for as long as the run exists.
     pub deposit: Balance,
+    /// Whether the owner has stopped it: its windows are void until the owner lets it go on (PROT-3).
+    pub stopped: bool,
 }
 
 /// A seat in a run, as it stands now.
@@ -71,6 +73,10 @@ pub struct Seat<AccountId> {
 /// What other pallets may ask about runs and seats.
 pub trait Seats<AccountId> {
     fn run(run: RunId) -> Option<Run<AccountId>>;
+
+    /// The terms that stood in `epoch`, which is the present one or the one before: pay follows the terms under which the
+    /// work was done, also where it is shared out later.
+    fn terms_of(run: RunId, epoch: u32) -> Option<Terms>;
 
     /// The seat that `hotkey` holds in `run`, and what it is for.
     fn seat_of(run: RunId, hotkey: &AccountId) -> Option<(Uid, Role)>;
@@ -180,6 +186,15 @@ pub mod pallet {
 
         type OnRunCreated: OnRunCreated<Self::AccountId>;
 
+        /// Told when a seat changes hands.
+        type OnSeats: OnSeats<Self::AccountId>;
+
+        /// What others have put behind validators: it is slashed with them.
+        type Nominations: Nominations<Self::AccountId>;
+
+        /// Who is replaced in a run that is full.
+        type Payslips: Payslips;
+
         type WeightInfo: WeightInfo;
 
         /// Runs that the chain carries, at most.
@@ -189,6 +204,14 @@ pub mod pallet {
         /// Seats in a run, at most; at most 65536, so that a uid fits.
         #[pallet::constant]
         type MaxSeats: Get<u32>;
+
+        /// Seats of a run that change hands or keys as one window opens, at most.
+        #[pallet::constant]
+        type MaxChanges: Get<u32>;
+
+        /// Times that a seat may have taken stake out and not have it back yet.
+        #[pallet::constant]
+        type MaxUnbonding: Get<u32>;
 
         /// `checkpoint_windows` of a run, at most: a node that joins needs every update since the latest checkpoint,
         /// and the chain remembers windows for a limited time.
@@ -356,6 +379,7 @@ pub mod pallet {
                 theta0,
                 origin: published_at,
                 deposit,
+                stopped: false,
             };
             T::OnRunCreated::run_created(run, &details)?;
             Runs::<T>::insert(run, details);
@@ -374,7 +398,9 @@ pub mod pallet {
             hotkey: T::AccountId,
             endpoint: Url,
             stake: Balance,
+            price_max: Balance,
         ) -> DispatchResult {
+            let _ = price_max;
             let coldkey = ensure_signed(origin)?;
             let terms = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?.terms;
             ensure!(stake >= terms.stake_min(role), Error::<T>::StakeTooLow);
@@ -444,6 +470,11 @@ pub mod pallet {
             (0..RunCount::<T>::get()).map(RunId).collect()
         }
 
+        /// The uid that the next seat gets; `None` in a run whose seats are all taken.
+        pub fn next_uid(run: RunId) -> Option<Uid> {
+            u16::try_from(SeatCount::<T>::get(run)).ok().map(Uid)
+        }
+
         fn now() -> Block {
             Block(frame_system::Pallet::<T>::block_number().saturated_into())
         }
@@ -495,6 +526,10 @@ pub mod pallet {
     impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         fn run(run: RunId) -> Option<Run<T::AccountId>> {
             Runs::<T>::get(run)
+        }
+
+        fn terms_of(run: RunId, _: u32) -> Option<Terms> {
+            Some(Runs::<T>::get(run)?.terms)
         }
 
         fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
