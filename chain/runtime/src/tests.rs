@@ -129,7 +129,7 @@ impl Chain {
                 frame_system::CheckEra::from(Era::Immortal),
                 frame_system::CheckNonce::from(nonce),
                 frame_system::CheckWeight::new(),
-                pallet_transaction_payment::ChargeTransactionPayment::from(0),
+                pallet_transaction_payment::ChargeTransactionPayment::from(0).into(),
                 frame_system::WeightReclaim::new(),
             );
             let payload = SignedPayload::new(call.into(), extension).unwrap();
