@@ -1,0 +1,1 @@
+//! What each call costs, at its worst.
