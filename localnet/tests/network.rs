@@ -247,7 +247,7 @@ async fn pay_is_claimed(net: &mut Net) {
     let name = net.observer.name_of(seat.id.uid);
     let before = net.chain.balance(&seat.coldkey).await.expect("our chain answers").free;
     let settings = net.directory().join(&name).join("settings.toml").display().to_string();
-    let claim = move || support::localnet(["role", "miner", "claim", "--config", &settings]);
+    let claim = move || support::localnet(["role", "miner", "claim", "--yes", "--config", &settings]);
     let ended = tokio::task::spawn_blocking(claim).await.expect("it ends");
     assert!(ended.success, "{}", ended.all());
     assert!(ended.out.contains("MTL went to"), "{}", ended.all());

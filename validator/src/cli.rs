@@ -6,7 +6,12 @@ use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Evaluator};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Settings, Verb, create::CreateRun, program};
+use seat::{
+    Flags, Settings, Verb,
+    nominate::{self, NominateVerb},
+    owner::{self, RunVerb},
+    program,
+};
 use std::process::ExitCode;
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
@@ -21,17 +26,13 @@ pub struct Cli {
 enum Command {
     #[command(flatten)]
     Seat(Verb),
+    #[command(flatten)]
+    Nominate(NominateVerb),
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
-    /// Start a run.
+    /// Start a run, fund it, and do what its owner may.
     #[command(subcommand)]
-    Run(RunCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum RunCommand {
-    /// Publish a model's shape, its data and its first weights, and open the run on the chain.
-    Create(Box<CreateRun>),
+    Run(RunVerb),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -63,7 +64,12 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Seat(verb) => seat::verbs::run(Role::Validator, verb).await,
-        Command::Run(RunCommand::Create(create)) => seat::create::run(*create).await,
+        Command::Nominate(verb) => {
+            program::on_paper(verb.json(), async |paper| nominate::act(verb, paper).await).await
+        }
+        Command::Run(verb) => {
+            program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
+        }
         Command::Serve(serve) => {
             if serve.with_parent {
                 program::end_with_parent();

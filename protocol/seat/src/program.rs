@@ -1,5 +1,6 @@
-//! What every program of ours does around its work: logging, and going when it is told to.
+//! What every program of ours does around its work: logging, printing, and going when it is told to.
 
+use crate::sign::{self, Paper};
 use std::{
     future::Future,
     io::{self, IsTerminal as _, Read as _},
@@ -23,9 +24,21 @@ pub fn run_to_exit(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(sign::exit_code(&error))
         }
     }
+}
+
+/// Does the work of one command, with standard output to print to and the terminal to ask at.
+pub async fn on_paper(
+    json: bool,
+    work: impl AsyncFnOnce(&mut Paper<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut out, mut aside, mut ask) = (io::stdout(), io::stderr(), sign::ask_terminal);
+    let mut paper = Paper::new(json, &mut out, &mut aside, &mut ask);
+    let done = work(&mut paper).await;
+    paper.finish(&done)?;
+    done
 }
 
 /// Sends log lines to standard error: for people on a terminal, plain elsewhere. `RUST_LOG` chooses what is said.
