@@ -67,6 +67,7 @@ pub async fn set_up(
         spec: wanted.spec.clone(),
         dataset: &wanted.dataset,
         params: wanted.params,
+        terms: defaults::terms(),
         origin: &plan.bucket_url(ORIGIN),
         fund: Amount(defaults::TREASURY),
     };
@@ -117,6 +118,8 @@ pub async fn add_seat(
         endpoint: plan.bucket_url(&seat.name),
         stake: Amount(stake),
         hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
+        // All seats are taken at once, and each makes the next one dearer.
+        price_max: Some(Amount(u128::MAX)),
     };
     let seated = account::register_seat(&chain, &wish).await?;
     Ok(seated.seat.id.uid.0)

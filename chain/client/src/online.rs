@@ -1,7 +1,7 @@
 //! The chain over the network: [`Chain`] as a Substrate node serves it.
 
 use crate::{
-    Amount, Balance, Call, Chain, ChainError, Head, Included,
+    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
     follow::{Follower, Line, Standing},
     keys::Key,
     link::{Link, OpenError},
@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use protocol::{
     Digest, RunId, Uid, Window,
-    view::{Account, RunView, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{
     sync::{
@@ -229,6 +229,39 @@ impl Chain for SubxtChain {
         Ok(info
             .map(|info| Balance { free: Amount(info.free), held: Amount(info.reserved) })
             .unwrap_or_default())
+    }
+
+    async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
+        let doing = format!("reading the status of run {run}");
+        let status: Option<RunStatus> =
+            self.call_runtime(&doing, "MettleApi_run_status", run.encode()).await?;
+        status.ok_or(ChainError::NoSuchRun(run))
+    }
+
+    async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
+        let doing = format!("reading the seats of run {run}");
+        self.call_runtime(&doing, "MettleApi_seat_statuses", (run, from, limit).encode()).await
+    }
+
+    async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
+        let doing = format!("reading what {} has in run {run}", crate::keys::address(account));
+        self.call_runtime(&doing, "MettleApi_account_status", (run, account).encode()).await
+    }
+
+    async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
+        let doing = format!("reading the payslips of uid {uid} of run {run}");
+        self.call_runtime(&doing, "MettleApi_payslips", (run, uid).encode()).await
+    }
+
+    async fn block_time(&self) -> Result<Duration, ChainError> {
+        let doing = "reading how long a block takes";
+        let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;
+        Ok(Duration::from_millis(millis))
+    }
+
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
+        let doing = format!("estimating the fee of {call}");
+        self.inner.line.read(&doing, |link| async move { link.draft(call, from).await }).await
     }
 
     async fn submit(&self, call: Call) -> Result<Included, ChainError> {

@@ -201,7 +201,7 @@ impl Clerk {
             let best = link.best().await?;
             let nonce = self.outbox.next_nonce(link.nonce(&self.key, &best).await?);
             let blocks = self.line.timing.era_blocks;
-            let signed = link.sign(&task.order.call.payload(), &self.key, nonce, &head, blocks).await;
+            let signed = link.sign(&task.order.call, &self.key, nonce, &head, blocks).await;
             if let Err(LinkError::Broken(_)) = &signed {
                 return signed.map(|_| ());
             }

@@ -282,6 +282,11 @@ impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
+    type OnSeats = ();
+    type Nominations = ();
+    type Payslips = ();
+    type MaxChanges = ConstU32<64>;
+    type MaxUnbonding = ConstU32<8>;
     type WeightInfo = pallet_registry::weights::CountedByHand<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;

@@ -19,7 +19,7 @@ use frame::{
 };
 use mettle_api::runtime_decl_for_mettle_api::MettleApi;
 use protocol::{
-    Block as Height, Digest, Role, RunParams, Schedule,
+    Block as Height, Digest, Role, RunParams, Schedule, Terms,
     params::{PayShares, Permille},
     view::{Outcome, Verdict, Vote},
 };
@@ -207,6 +207,13 @@ fn params() -> RunParams {
         },
         epoch_windows: 2,
         checkpoint_windows: 2,
+        reveal_windows: 1,
+        ..RunParams::default()
+    }
+}
+
+fn terms() -> Terms {
+    Terms {
         emission_per_epoch: 1000 * UNIT,
         shares: PayShares {
             miners: Permille(500),
@@ -214,7 +221,7 @@ fn params() -> RunParams {
             owner: Permille(90),
             burn: Permille(10),
         },
-        ..RunParams::default()
+        ..Terms::default()
     }
 }
 
@@ -227,6 +234,7 @@ fn register(uid: usize) -> RuntimeCall {
 fn create_run(params: RunParams) -> RuntimeCall {
     pallet_registry::Call::create_run {
         params,
+        terms: terms(),
         spec: digest(1),
         manifest: digest(2),
         theta0: digest(3),

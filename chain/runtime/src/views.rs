@@ -15,6 +15,7 @@ pub fn run(id: RunId) -> Option<RunView> {
         id,
         owner: account(&run.owner),
         params: run.params,
+        terms: run.terms,
         spec: run.spec,
         manifest: run.manifest,
         theta0: run.theta0,

@@ -16,8 +16,8 @@ extern crate alloc;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
-use frame::prelude::{BoundedVec, ConstU32, DispatchResult};
-use protocol::{Block, Digest, Role, RunId, RunParams, Uid};
+use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
+use protocol::{Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille};
 use scale_info::TypeInfo;
 
 mod rules;
@@ -37,11 +37,13 @@ pub const URL_BYTES_MAX: u32 = 256;
 /// A base URL as stored: printable ASCII, `http` or `https`, without a credential (PROT-12).
 pub type Url = BoundedVec<u8, ConstU32<URL_BYTES_MAX>>;
 
-/// A run as it was created. None of it ever changes.
+/// A run. Only its terms ever change.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Run<AccountId> {
     pub owner: AccountId,
     pub params: RunParams,
+    /// As they stand now.
+    pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
     /// Digest of the dataset's manifest (PROT-4).
@@ -52,6 +54,8 @@ pub struct Run<AccountId> {
     pub origin: Url,
     /// Held from the owner for as long as the run exists.
     pub deposit: Balance,
+    /// Whether the owner has stopped it: its windows are void until the owner lets it go on (PROT-3).
+    pub stopped: bool,
 }
 
 /// A seat in a run, as it stands now.
@@ -70,13 +74,83 @@ pub struct Seat<AccountId> {
 pub trait Seats<AccountId> {
     fn run(run: RunId) -> Option<Run<AccountId>>;
 
+    /// The terms that stood in `epoch`, which is the present one or the one before: pay follows the terms under which the
+    /// work was done, also where it is shared out later.
+    fn terms_of(run: RunId, epoch: u32) -> Option<Terms>;
+
     /// The seat that `hotkey` holds in `run`, and what it is for.
     fn seat_of(run: RunId, hotkey: &AccountId) -> Option<(Uid, Role)>;
 
     fn seat(run: RunId, uid: Uid) -> Option<Seat<AccountId>>;
 
-    /// Every seat of `run`, in uid order.
+    /// Every seat of `run`, in uid order. There may be gaps.
     fn seats(run: RunId) -> Vec<(Uid, Seat<AccountId>)>;
+
+    /// Applies what waits for `window` to open: terms, hotkeys, seats that are given up or replaced, the owner's stop.
+    /// Called once, as the window opens and before anything is read for it.
+    fn window_opens(run: RunId, window: Window) -> Weight;
+
+    /// Whose seat a hotkey holds or ever held: no hotkey is used twice in a run.
+    fn holder_of(run: RunId, hotkey: &AccountId) -> Option<SeatId>;
+
+    /// Takes `share` of everything that a seat has at risk: its stake, what of it is being taken out, and what others
+    /// have put behind it. Of that, `reporter` gets its part and the rest is burnt. Returns what was taken.
+    fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
+}
+
+/// Told when a seat's holder is gone and somebody else may get its uid.
+pub trait OnSeats<AccountId> {
+    /// Clears, or sets aside for the old holder, what belonged to `seat`; returns what that cost.
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>) -> Weight;
+}
+
+impl<AccountId> OnSeats<AccountId> for () {
+    fn vacated(_: RunId, _: Uid, _: &Seat<AccountId>) -> Weight {
+        Weight::zero()
+    }
+}
+
+impl<AccountId, A: OnSeats<AccountId>, B: OnSeats<AccountId>> OnSeats<AccountId> for (A, B) {
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>) -> Weight {
+        A::vacated(run, uid, seat).saturating_add(B::vacated(run, uid, seat))
+    }
+}
+
+/// What other accounts have put behind validators.
+pub trait Nominations<AccountId> {
+    /// What is nominated behind a seat. It counts as the seat's stake.
+    fn behind(run: RunId, uid: Uid) -> Balance;
+
+    /// Takes the nominators' part of `amount`, which a seat with `own_stake` earned, out of `payer`'s account. Returns
+    /// that part; the rest is the seat's.
+    fn share_pay(run: RunId, uid: Uid, own_stake: Balance, amount: Balance, payer: &AccountId) -> Balance;
+
+    /// Takes `share` of what is behind a seat, for `reporter` its part and the rest burnt. Returns what was taken.
+    fn slash(run: RunId, uid: Uid, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
+}
+
+impl<AccountId> Nominations<AccountId> for () {
+    fn behind(_: RunId, _: Uid) -> Balance {
+        0
+    }
+    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &AccountId) -> Balance {
+        0
+    }
+    fn slash(_: RunId, _: Uid, _: Permille, _: Option<(&AccountId, Permille)>) -> Balance {
+        0
+    }
+}
+
+/// What seats were paid of late: a full run replaces the seat with the least (PROT-29).
+pub trait Payslips {
+    /// Pay of the last epochs, older ones fading.
+    fn recent_pay(run: RunId, uid: Uid) -> Balance;
+}
+
+impl Payslips for () {
+    fn recent_pay(_: RunId, _: Uid) -> Balance {
+        0
+    }
 }
 
 /// Told once about each new run, before it starts. An error refuses the run.
@@ -112,6 +186,15 @@ pub mod pallet {
 
         type OnRunCreated: OnRunCreated<Self::AccountId>;
 
+        /// Told when a seat changes hands.
+        type OnSeats: OnSeats<Self::AccountId>;
+
+        /// What others have put behind validators: it is slashed with them.
+        type Nominations: Nominations<Self::AccountId>;
+
+        /// Who is replaced in a run that is full.
+        type Payslips: Payslips;
+
         type WeightInfo: WeightInfo;
 
         /// Runs that the chain carries, at most.
@@ -121,6 +204,14 @@ pub mod pallet {
         /// Seats in a run, at most; at most 65536, so that a uid fits.
         #[pallet::constant]
         type MaxSeats: Get<u32>;
+
+        /// Seats of a run that change hands or keys as one window opens, at most.
+        #[pallet::constant]
+        type MaxChanges: Get<u32>;
+
+        /// Times that a seat may have taken stake out and not have it back yet.
+        #[pallet::constant]
+        type MaxUnbonding: Get<u32>;
 
         /// `checkpoint_windows` of a run, at most: a node that joins needs every update since the latest checkpoint,
         /// and the chain remembers windows for a limited time.
@@ -203,6 +294,14 @@ pub mod pallet {
         BadQuorum,
         /// The pay shares do not add up to 1000 thousandths.
         BadShares,
+        /// Weights would be revealed for longer than an epoch. Lower `reveal_windows`.
+        BadReveal,
+        /// Hidden attestations or votes would be revealed too late. Lower `hidden_blocks`, or give them more blocks.
+        BadHidden,
+        /// The slash for equivocation is above 1000 thousandths.
+        BadSlash,
+        /// Stake would stay held for too long. Lower `unbonding_windows`.
+        BadUnbonding,
         /// Checkpoints would be too far apart for a node to join. Lower `checkpoint_windows`.
         CheckpointsTooRare,
         /// Not a base URL: `http://` or `https://`, a host, printable ASCII, and never a user or password in it.
@@ -249,6 +348,7 @@ pub mod pallet {
         pub fn create_run(
             origin: OriginFor<T>,
             params: RunParams,
+            terms: Terms,
             spec: Digest,
             manifest: Digest,
             theta0: Digest,
@@ -256,6 +356,7 @@ pub mod pallet {
         ) -> DispatchResult {
             let owner = ensure_signed(origin)?;
             params.validate().map_err(Error::<T>::from)?;
+            terms.validate().map_err(Error::<T>::from)?;
             ensure!(params.schedule.start > Self::now(), Error::<T>::StartPassed);
             ensure!(
                 params.checkpoint_windows <= T::MaxCheckpointWindows::get(),
@@ -269,8 +370,17 @@ pub mod pallet {
                 .map_err(|_| Error::<T>::NotEnoughFunds)?;
 
             let run = RunId(count);
-            let details =
-                Run { owner: owner.clone(), params, spec, manifest, theta0, origin: published_at, deposit };
+            let details = Run {
+                owner: owner.clone(),
+                params,
+                terms,
+                spec,
+                manifest,
+                theta0,
+                origin: published_at,
+                deposit,
+                stopped: false,
+            };
             T::OnRunCreated::run_created(run, &details)?;
             Runs::<T>::insert(run, details);
             RunCount::<T>::put(count.saturating_add(1));
@@ -288,14 +398,12 @@ pub mod pallet {
             hotkey: T::AccountId,
             endpoint: Url,
             stake: Balance,
+            price_max: Balance,
         ) -> DispatchResult {
+            let _ = price_max;
             let coldkey = ensure_signed(origin)?;
-            let params = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?.params;
-            let stake_min = match role {
-                Role::Miner => params.miner_stake_min,
-                Role::Validator => params.validator_stake_min,
-            };
-            ensure!(stake >= stake_min, Error::<T>::StakeTooLow);
+            let terms = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?.terms;
+            ensure!(stake >= terms.stake_min(role), Error::<T>::StakeTooLow);
             ensure!(rules::is_base_url(&endpoint), Error::<T>::BadUrl);
             ensure!(!Hotkeys::<T>::contains_key(run, &hotkey), Error::<T>::HotkeyInUse);
             let taken = SeatCount::<T>::get(run);
@@ -362,6 +470,11 @@ pub mod pallet {
             (0..RunCount::<T>::get()).map(RunId).collect()
         }
 
+        /// The uid that the next seat gets; `None` in a run whose seats are all taken.
+        pub fn next_uid(run: RunId) -> Option<Uid> {
+            u16::try_from(SeatCount::<T>::get(run)).ok().map(Uid)
+        }
+
         fn now() -> Block {
             Block(frame_system::Pallet::<T>::block_number().saturated_into())
         }
@@ -415,6 +528,10 @@ pub mod pallet {
             Runs::<T>::get(run)
         }
 
+        fn terms_of(run: RunId, _: u32) -> Option<Terms> {
+            Some(Runs::<T>::get(run)?.terms)
+        }
+
         fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
             let uid = Hotkeys::<T>::get(run, hotkey)?;
             Some((uid, SeatsOf::<T>::get(run, uid)?.role))
@@ -431,6 +548,19 @@ pub mod pallet {
                     Some((uid, SeatsOf::<T>::get(run, uid)?))
                 })
                 .collect()
+        }
+
+        fn window_opens(_: RunId, _: Window) -> Weight {
+            Weight::zero()
+        }
+
+        fn holder_of(run: RunId, hotkey: &T::AccountId) -> Option<SeatId> {
+            let uid = Hotkeys::<T>::get(run, hotkey)?;
+            Some(SeatId { uid, registered_at: SeatsOf::<T>::get(run, uid)?.registered_at })
+        }
+
+        fn slash(_: RunId, _: SeatId, _: Permille, _: Option<(&T::AccountId, Permille)>) -> Balance {
+            0
         }
     }
 }

@@ -22,6 +22,10 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::Places => Error::BadPlaces,
             ParamsError::Quorum => Error::BadQuorum,
             ParamsError::Shares => Error::BadShares,
+            ParamsError::Reveal => Error::BadReveal,
+            ParamsError::Hidden => Error::BadHidden,
+            ParamsError::Slash => Error::BadSlash,
+            ParamsError::Unbonding => Error::BadUnbonding,
         }
     }
 }

@@ -228,8 +228,8 @@ pub mod pallet {
                 // Never funded: there is nothing to pay with.
                 return 0;
             };
-            let pot = details.params.emission_per_epoch.min(books.treasury);
-            let Split { seats, owner, burn } = split(pot, details.params.shares, incentive, dividends);
+            let pot = details.terms.emission(epoch).min(books.treasury);
+            let Split { seats, owner, burn } = split(pot, details.terms.shares, incentive, dividends);
             let burnt = match burn {
                 0 => 0,
                 amount => T::Currency::burn_from(

@@ -89,7 +89,7 @@ pub mod pallet {
     use frame::{deps::sp_core::H256, prelude::*};
     use pallet_registry::{OnRunCreated, Run, Seat, Seats};
     use protocol::{
-        Role, RunParams, Schedule, assign, lineage,
+        Role, RunParams, Schedule, Terms, assign, lineage,
         select::{self, Candidate, Selected},
         view::{Outcome, Position, Selection, Verdict, VoidReason, Vote, WindowView},
     };
@@ -421,9 +421,9 @@ pub mod pallet {
 
             let slots: Vec<Uid> =
                 seats.iter().filter(|(_, seat)| seat.role == Role::Miner).map(|(uid, _)| *uid).collect();
-            let bonded = Self::bonded(run, window, params, &seats);
-            let electorate = electorate::choose(params, window, &bonded);
-            let paused = !electorate.has_quorum(params.quorum);
+            let bonded = Self::bonded(run, window, &details.terms, &seats);
+            let electorate = electorate::choose(&details.terms, window, &bonded);
+            let paused = !electorate.has_quorum(details.terms.quorum);
 
             let mut weight = T::WeightInfo::open(seats.len() as u32);
             if let Some(closed) = closed_epoch(window, params.epoch_windows) {
@@ -487,12 +487,12 @@ pub mod pallet {
         fn bonded(
             run: RunId,
             window: Window,
-            params: &RunParams,
+            terms: &Terms,
             seats: &[(Uid, Seat<T::AccountId>)],
         ) -> Vec<Bonded> {
             seats
                 .iter()
-                .filter(|(_, seat)| seat.role == Role::Validator && seat.stake >= params.validator_stake_min)
+                .filter(|(_, seat)| seat.role == Role::Validator && seat.stake >= terms.validator_stake_min)
                 .map(|(uid, seat)| {
                     let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
                         let presence = Presence { since: window, last_attested: None };
@@ -690,13 +690,15 @@ pub mod pallet {
                 }),
                 votes,
                 outcome: record.outcome,
+                receipts: Vec::new(),
             })
         }
 
         /// What must hold at every block; an error names what does not.
         pub fn check_invariants() -> Result<(), &'static str> {
             for (run, progress) in ProgressOf::<T>::iter() {
-                let params = T::Registry::run(run).ok_or("progress of a run that does not exist")?.params;
+                let details = T::Registry::run(run).ok_or("progress of a run that does not exist")?;
+                let params = details.params;
                 let entries: usize =
                     Agenda::<T>::iter_values().map(|due| due.iter().filter(|id| **id == run).count()).sum();
                 let at_its_step = Agenda::<T>::get(progress.next_step).contains(&run);
@@ -716,7 +718,7 @@ pub mod pallet {
                 let mut expected: Option<(u64, Digest)> = None;
                 for window in kept.map(Window) {
                     let record = Records::<T>::get(run, window).ok_or("a window is missing")?;
-                    Self::check_record(run, window, &record, &params)?;
+                    Self::check_record(run, window, &record, &details.terms)?;
                     if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
                         return Err("a window does not begin where the one before it ended");
                     }
@@ -742,7 +744,7 @@ pub mod pallet {
             run: RunId,
             window: Window,
             record: &Record<T>,
-            params: &RunParams,
+            terms: &Terms,
         ) -> Result<(), &'static str> {
             let key = (run, window);
             let in_uid_order = record.slots.windows(2).all(|pair| pair[0] < pair[1])
@@ -751,7 +753,7 @@ pub mod pallet {
             if !in_uid_order {
                 return Err("a window's seats are not in uid order");
             }
-            if record.electorate.len() > usize::from(params.electorate_max) {
+            if record.electorate.len() > usize::from(terms.electorate_max) {
                 return Err("the electorate is larger than the run allows");
             }
             if Commitments::<T>::iter_key_prefix(key).any(|uid| record.slots.binary_search(&uid).is_err()) {

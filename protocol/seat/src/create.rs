@@ -13,7 +13,7 @@ use chain_client::{
     account::{self, RunWish},
 };
 use model::{ModelConfig, Recipe};
-use protocol::{Block, RunParams, keys, lineage, view::RunView};
+use protocol::{Block, RunParams, Terms, keys, lineage, view::RunView};
 use replica::{ModelState, RunSpec, checkpoint};
 use std::path::{Path, PathBuf};
 use store::{Credentials, S3Settings, S3Store, Store};
@@ -31,6 +31,10 @@ pub struct CreateRun {
     /// The run's parameters as JSON; protocol defaults where absent. A start block of 0 means: soon.
     #[arg(long, value_name = "FILE")]
     pub params: Option<PathBuf>,
+    /// The run's terms as JSON: who may sit, what is at stake, what is paid; protocol defaults where absent. The owner may
+    /// change them later.
+    #[arg(long, value_name = "FILE")]
+    pub terms: Option<PathBuf>,
     /// The model's shape: a preset's name, or a JSON file.
     #[arg(long, value_name = "PRESET|FILE", default_value = "6m")]
     pub model: String,
@@ -55,6 +59,7 @@ pub struct NewRun<'a> {
     pub dataset: &'a Path,
     /// With the first block at 0, it is set to a few blocks from now.
     pub params: RunParams,
+    pub terms: Terms,
     /// Base URL of `store` for everyone else.
     pub origin: &'a str,
     pub fund: Amount,
@@ -79,6 +84,10 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
             params
         }
     };
+    let terms: Terms = match &create.terms {
+        Some(path) => read_json(path)?,
+        None => Terms::default(),
+    };
     let model = match ModelConfig::preset(&create.model) {
         Ok(config) => config,
         Err(_) if Path::new(&create.model).exists() => read_json(Path::new(&create.model))?,
@@ -93,7 +102,7 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
     let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
     let chain = open::chain(&settings.chain, Some(open::key(&settings)?)).await?;
-    let new = NewRun { spec, dataset: directory, params, origin: &create.origin, fund: create.fund };
+    let new = NewRun { spec, dataset: directory, params, terms, origin: &create.origin, fund: create.fund };
     let run = self::create(&*chain, &store, new).await?;
     println!("run {}, first window at block {}", run.id, run.params.schedule.start.0);
     Ok(())
@@ -101,7 +110,7 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
 
 /// Publishes everything and creates the run, signed by the chain client's key.
 pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> anyhow::Result<RunView> {
-    let NewRun { spec, dataset, mut params, origin, fund } = new;
+    let NewRun { spec, dataset, mut params, terms, origin, fund } = new;
     RunSpec::from_bytes(&spec.to_bytes()).context("the run's specification cannot be used")?;
 
     // Publish.
@@ -128,8 +137,9 @@ pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> an
         params.schedule.start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
     }
     params.validate().context("the run's parameters cannot be used")?;
+    terms.validate().context("the run's terms cannot be used")?;
     let manifest = manifest.digest();
-    let wish = RunWish { params, spec: spec.digest(), manifest, theta0, origin: origin.to_owned() };
+    let wish = RunWish { params, terms, spec: spec.digest(), manifest, theta0, origin: origin.to_owned() };
     let run = account::create_run(chain, &wish).await?;
     let state = ModelState::genesis(run.id, &run.params, &manifest, theta);
     checkpoint::publish(store, &state).await?;

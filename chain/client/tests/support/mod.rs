@@ -4,7 +4,7 @@ pub mod proxy;
 
 use chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use protocol::{Block, Digest, RunParams, Schedule, view::RunView};
+use protocol::{Block, Digest, RunParams, Schedule, Terms, view::RunView};
 use std::time::Duration;
 
 /// A chain that makes 25 blocks a second, of which the last two are not final.
@@ -68,6 +68,7 @@ pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
     };
     let wish = account::RunWish {
         params: RunParams { schedule, localnet: true, ..RunParams::default() },
+        terms: Terms::default(),
         spec: Digest::of(b"spec"),
         manifest: Digest::of(b"manifest"),
         theta0: Digest::of(b"theta0"),
