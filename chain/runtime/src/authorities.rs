@@ -13,6 +13,7 @@
 //! somebody would carry on.
 
 use crate::SLOT_DURATION;
+use alloc::vec::Vec;
 use frame::{deps::frame_support::traits::ConstU64, prelude::*};
 use pallet_session::{NextKeys, SessionManager};
 
