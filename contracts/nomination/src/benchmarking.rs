@@ -28,10 +28,12 @@ fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunP
     };
     let seat = Seat {
         registered_at: Block(1),
+        since: Window(0),
         role: Role::Validator,
         hotkey: account("hotkey", 0, 0),
         coldkey: whitelisted_caller::<T::AccountId>(),
         endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
+        endpoint_set_at: None,
         stake: stake::<T>(),
     };
     pallet_registry::Runs::<T>::insert(RUN, run);

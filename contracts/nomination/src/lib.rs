@@ -319,7 +319,7 @@ pub mod pallet {
             let shares = pool.shares_for(amount, nomination.shares);
             ensure!(shares > 0, Error::<T>::NothingToTakeOut);
             ensure!(left == 0 || left >= T::MinNomination::get(), Error::<T>::TooLittleLeft);
-            let until = Window(Self::now(&details).0.saturating_add(details.terms.unbonding_windows));
+            let until = Self::unbonded(&details);
             Self::settle(&pool, &mut nomination);
             match nomination.leaving.iter_mut().find(|leaving| leaving.until == until) {
                 Some(leaving) => leaving.shares = leaving.shares.saturating_add(shares),
@@ -408,7 +408,7 @@ pub mod pallet {
             let (new, from) = if commission <= held {
                 (Commission { share: commission, raise: None }, now)
             } else {
-                let from = Window(now.0.saturating_add(details.terms.unbonding_windows));
+                let from = Self::unbonded(&details);
                 (Commission { share: held, raise: Some((commission, from)) }, from)
             };
 
@@ -471,6 +471,13 @@ pub mod pallet {
         fn now(details: &Run<T::AccountId>) -> Window {
             let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
             details.params.schedule.window_at(block).unwrap_or(Window(0))
+        }
+
+        /// When what is taken out now is free: it counts in the window that is open, so its time begins with the next.
+        fn unbonded(details: &Run<T::AccountId>) -> Window {
+            let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
+            let next = details.params.schedule.window_at(block).map_or(Window(0), Window::next);
+            Window(next.0.saturating_add(details.terms.unbonding_windows))
         }
 
         fn current(run: RunId, uid: Uid) -> Option<(PoolId, Pool)> {

@@ -284,7 +284,7 @@ fn what_is_taken_out_earns_nothing_is_slashed_and_comes_back_when_it_has_unbonde
         assert_ok!(nominate(ONE, 100));
         assert_ok!(nominate(OTHER, 100));
         assert_ok!(unnominate(ONE, 60));
-        let until = Window(2 + UNBONDING);
+        let until = Window(3 + UNBONDING);
         System::assert_last_event(
             Event::<Test>::Unnominated { run: RUN, uid: UID, who: ONE, amount: 60, until }.into(),
         );
@@ -295,9 +295,9 @@ fn what_is_taken_out_earns_nothing_is_slashed_and_comes_back_when_it_has_unbonde
         assert_eq!((view(ONE).amount, behind()), (20, 70));
         assert_eq!(view(ONE).unbonding, [UnbondingView { uid: UID, amount: 30, until }]);
 
-        window(1 + UNBONDING);
-        assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
         window(2 + UNBONDING);
+        assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
+        window(3 + UNBONDING);
         let before = Balances::free_balance(ONE);
         assert_ok!(withdraw(ONE));
         assert_eq!(Balances::free_balance(ONE), before + 30);
@@ -337,7 +337,7 @@ fn what_leaves_in_one_window_is_one_amount() {
         assert_ok!(unnominate(ONE, 10));
         window(3);
         assert_noop!(unnominate(ONE, 10), Error::<Test>::TooManyUnbonding);
-        window(1 + UNBONDING);
+        window(2 + UNBONDING);
         assert_ok!(withdraw(ONE));
         assert_ok!(unnominate(ONE, 10));
     });
@@ -353,15 +353,15 @@ fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
                 run: RUN,
                 uid: UID,
                 commission: Permille(200),
-                from: Window(3 + UNBONDING),
+                from: Window(4 + UNBONDING),
             }
             .into(),
         );
         assert_ok!(nominate(ONE, 100));
-        window(2 + UNBONDING);
+        window(3 + UNBONDING);
         assert_eq!(Nomination::commission(RUN, UID), Permille(0));
         assert_eq!(pay(0, 100), 100);
-        window(3 + UNBONDING);
+        window(4 + UNBONDING);
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
         assert_eq!(pay(0, 100), 80);
         // A further raise waits anew; lower than now holds at once, and calls off what waited.
