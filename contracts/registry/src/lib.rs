@@ -31,6 +31,8 @@ use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
+pub mod migrations;
+pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod price;
