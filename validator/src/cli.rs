@@ -1,6 +1,10 @@
 //! The command line: settings in, a serving validator out.
 
-use crate::{salt::Salts, serve::Validator};
+use crate::{
+    ballot::{Ballots, Found},
+    salt::Salts,
+    serve::Validator,
+};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Evaluator};
@@ -96,13 +100,22 @@ async fn serve(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<(
     let evaluator = Evaluator::new(&opened.spec.model, device, &holder.state.theta)
         .context("could not make the evaluator")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
+    let secret = opened.key.signing_key().to_bytes();
+    let (ballots, found) = Ballots::load(&settings.directory, &secret, standings.judged.is_some())?;
+    if found == Found::Lost {
+        tracing::warn!(
+            directory = %settings.directory.display(),
+            "the kept ballots are gone: weights that were committed to cannot be revealed, and earn no dividends"
+        );
+    }
 
     let validator = Validator {
         holder,
         store: opened.store,
         dataset: opened.dataset,
         evaluator: Some(evaluator),
-        salts: Salts::new(&opened.key.signing_key().to_bytes()),
+        salts: Salts::new(&secret),
+        ballots,
         seat: opened.seat,
         standings,
         directory: settings.directory,

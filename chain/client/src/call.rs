@@ -9,6 +9,7 @@ use codec::{Compact, Encode};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
     params::Permille,
+    reveal::Salt,
     view::{Account, Verdict, Vote},
 };
 use serde::{Deserialize, Serialize};
@@ -77,7 +78,7 @@ pub enum Call {
     Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest },
     /// By a validator's hotkey (PROT-19).
     Vote { run: RunId, window: Window, vote: Vote },
-    /// By a validator's hotkey, once an epoch (PROT-30).
+    /// By a validator's hotkey, once an epoch: the hash of the weights that it will reveal (PROT-30).
     CommitWeights { run: RunId, epoch: u32, hash: Digest },
     /// By a validator's hotkey, in the first windows of the epoch after (PROT-30).
     RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt },
@@ -439,8 +440,11 @@ impl fmt::Display for Call {
             Call::Commit { run, window, .. } => write!(f, "committing for window {} of run {run}", window.0),
             Call::Attest { run, window, .. } => write!(f, "attesting window {} of run {run}", window.0),
             Call::Vote { run, window, .. } => write!(f, "voting on window {} of run {run}", window.0),
-            Call::PostWeights { run, epoch, .. } => {
-                write!(f, "posting weights for epoch {epoch} of run {run}")
+            Call::CommitWeights { run, epoch, .. } => {
+                write!(f, "committing to weights for epoch {epoch} of run {run}")
+            }
+            Call::RevealWeights { run, epoch, .. } => {
+                write!(f, "revealing weights for epoch {epoch} of run {run}")
             }
             Call::Fund { run, amount } => write!(f, "funding run {run} with {amount}"),
             Call::Claim { run, uid } => write!(f, "claiming the pay of uid {uid} of run {run}"),
@@ -695,7 +699,8 @@ mod tests {
         check("Windows.commit", &["07000000", "09000000", &digest]);
         check("Windows.attest", &["07000000", "09000000", "08010000020001", &digest]);
         check("Windows.vote", &["07000000", "09000000", &format!("{digest}00")]);
-        check("Weights.post", &["07000000", "04000000", "040100ffff"]);
+        check("Weights.commit", &["07000000", "04000000", &digest]);
+        check("Weights.reveal", &["07000000", "04000000", "040100ffff", &"07".repeat(32)]);
         check("Registry.set_stopped", &["07000000", "01"]);
         check("Rewards.set_payout", &["07000000", "0200", "01"]);
         check("Nomination.set_commission", &["07000000", "0200", "7d00"]);
