@@ -32,7 +32,6 @@ use scale_info::TypeInfo;
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
 pub mod migrations;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod price;
@@ -635,16 +634,16 @@ pub mod pallet {
             let weight = match place {
                 Place::Free(uid) => {
                     Self::seat_down(run, uid, seat, &mut roster)?;
+                    Rosters::<T>::insert(run, roster);
                     T::WeightInfo::register()
                 }
                 Place::Of(uid) => {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
+                    Self::put_changes(run, changes);
                     Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
                     T::WeightInfo::replace(roster.len() as u32)
                 }
             };
-            Rosters::<T>::insert(run, roster);
-            Self::put_changes(run, changes);
             Ok(Some(weight).into())
         }
 
