@@ -17,7 +17,7 @@ use scale_info::TypeInfo;
 /// for each payment while there are fewer than 2^120 shares.
 const PAY_BITS: u32 = 120;
 
-/// A pool whose shares have lost all but a 2^20th of their worth is closed: shares would become too many to count.
+/// A pool whose shares have kept no more than a 2^20th of their worth is closed: shares would become too many to count.
 const WORTH_BITS: u32 = 20;
 
 /// Everything that others have put behind one holder of a seat.
@@ -110,7 +110,7 @@ impl Pool {
 
     /// Whether shares are worth so little that the pool cannot go on.
     pub(crate) fn is_spent(&self) -> bool {
-        self.shares > 0 && self.value < self.shares >> WORTH_BITS || self.value == 0 && self.shares > 0
+        self.shares > 0 && self.value <= self.shares >> WORTH_BITS
     }
 
     /// Books `amount` as earned by the shares that earn. There must be one.
