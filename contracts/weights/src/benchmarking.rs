@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::full::{self, RUN, uid};
-use frame::{benchmarking::prelude::*, prelude::*};
+use frame::benchmarking::prelude::*;
 use pallet_registry::OnSeats as _;
 use pallet_windows::Epochs as _;
 use protocol::{Digest, Window, reveal::commitment};
@@ -57,7 +57,7 @@ mod benchmarks {
         full::run_with::<T>(1024, 1, 4);
         full::revealed::<T>(1024, 1, 3);
         let gone = (0..1023).map(|seat| (uid(seat), Window(1))).collect();
-        Vacated::<T>::insert(RUN, BoundedVec::<_, T::MaxSeats>::truncate_from(gone));
+        Vacated::<T>::insert(RUN, BoundedVec::truncate_from(gone));
         let seat = pallet_registry::SeatsOf::<T>::get(RUN, uid(1023)).expect("the seat is there");
 
         #[block]

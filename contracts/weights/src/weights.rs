@@ -22,7 +22,8 @@ const CALL: Weight = Weight::from_parts(30_000_000, 0);
 const PER_SEAT: Weight = Weight::from_parts(2_000_000, 0);
 /// Hashing and sorting one entry of a ballot.
 const PER_WEIGHT: Weight = Weight::from_parts(50_000, 0);
-/// One validator's weight and bond in the consensus. The native code takes a quarter of a microsecond.
+/// One validator's weight for a seat and its bond, from storage through the consensus to storage. Native code takes less
+/// than half of it.
 const PER_ENTRY: Weight = Weight::from_parts(2_000_000, 0);
 /// A list of all seats, decoded, searched and encoded.
 const LIST: Weight = Weight::from_parts(100_000_000, 0);
