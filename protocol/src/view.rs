@@ -290,7 +290,7 @@ pub struct Standing {
     pub weight: u16,
     /// Share of the miners' pay.
     pub incentive: u64,
-    /// Of a validator: how much of its weights the consensus let stand.
+    /// Of a validator: how much of its weights the consensus let stand. Of a miner: how much of what stake gave it.
     pub trust: u64,
     /// Share of the validators' pay.
     pub dividends: u64,
