@@ -212,7 +212,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn attest(v: Linear<0, { T::MaxSeats::get().saturating_sub(64) }>) -> Result<(), BenchmarkError> {
+    fn attest(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         commit_all::<T>(miners_max::<T>());
         go_to::<T>(ATTEST);
@@ -247,9 +247,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn reveal_attestation(
-        v: Linear<0, { T::MaxSeats::get().saturating_sub(64) }>,
-    ) -> Result<(), BenchmarkError> {
+    fn reveal_attestation(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
         largest::<T>(5)?;
         commit_all::<T>(miners_max::<T>());
         go_to::<T>(REVEAL_ATTESTATION);
@@ -343,10 +341,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn open(
-        m: Linear<0, { T::MaxSeats::get().saturating_sub(64) }>,
-        v: Linear<1, 64>,
-    ) -> Result<(), BenchmarkError> {
+    fn open(m: Linear<0, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         create::<T>(m, v, 0)?;
         go_to::<T>(0);
         #[block]
@@ -370,10 +365,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn choose(
-        m: Linear<1, { T::MaxSeats::get().saturating_sub(64) }>,
-        v: Linear<1, 64>,
-    ) -> Result<(), BenchmarkError> {
+    fn choose(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         open_window::<T>(m, v, 0)?;
         commit_all::<T>(m);
         attest_all::<T>(m, v);
@@ -406,7 +398,7 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn forget(e: Linear<0, { T::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
+    fn forget(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
         for index in 0..e {
             Commitments::<T>::insert((RUN, NOW), uid(index), digest(1));
         }

@@ -2,8 +2,7 @@
 
 use super::*;
 use frame::traits::fungible::Inspect as _;
-use pallet_registry::Seats as _;
-use protocol::statement::{Equivocation, Matter, SignedStatement, Statement};
+use protocol::statement::{SignedStatement, Statement};
 
 fn proof(uid: u16, one: SignedStatement, other: SignedStatement) -> Equivocation {
     Equivocation { hotkey: public(uid), one, other }
