@@ -189,7 +189,12 @@ impl frame_system::Config for Runtime {
     type AccountData = pallet_balances::AccountData<Balance>;
     type DbWeight = weights::constants::RocksDbWeight;
     type SS58Prefix = ConstU16<SS58_PREFIX>;
+    type SingleBlockMigrations = Migrations;
 }
+
+/// What brings the storage of an older runtime over, in order. Each runs once: it looks at its pallet's storage version.
+pub type Migrations =
+    (pallet_registry::migrations::ToVersion1<Runtime>, pallet_windows::migrations::ToVersion1<Runtime>);
 
 #[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
 impl pallet_balances::Config for Runtime {
@@ -341,7 +346,8 @@ impl pallet_nomination::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
     type WeightInfo = pallet_nomination::weights::CountedByHand<Runtime>;
-    type MaxNominators = ConstU32<256>;
+    // No step walks through them; a low number would let a rival fill a pool.
+    type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;
     type MinNomination = MinNomination;
     type PalletId = NominationsId;
