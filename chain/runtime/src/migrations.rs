@@ -1,0 +1,34 @@
+//! What a new runtime does, once, to the state that the one before it left.
+
+/// In the order in which they are applied. Each knows from its pallet's storage version whether it still has to.
+#[cfg(not(feature = "rehearsal"))]
+pub type All = ();
+
+#[cfg(feature = "rehearsal")]
+pub type All = rehearsal::Migration;
+
+/// A migration as the next release might have one: so that upgrading a live chain can be tried from end to end.
+#[cfg(feature = "rehearsal")]
+mod rehearsal {
+    use crate::{Authorities, Runtime, authorities};
+    use frame::{
+        deps::frame_support::{
+            migrations::VersionedMigration,
+            traits::{Get, UncheckedOnRuntimeUpgrade},
+        },
+        runtime::prelude::Weight,
+    };
+
+    pub type Migration =
+        VersionedMigration<1, 2, Reversed, Authorities, <Runtime as crate::frame_system::Config>::DbWeight>;
+
+    /// Turns the list of authorities round.
+    pub struct Reversed;
+
+    impl UncheckedOnRuntimeUpgrade for Reversed {
+        fn on_runtime_upgrade() -> Weight {
+            authorities::Authorities::<Runtime>::mutate(|accounts| accounts.reverse());
+            <Runtime as crate::frame_system::Config>::DbWeight::get().reads_writes(1, 1)
+        }
+    }
+}
