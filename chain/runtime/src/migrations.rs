@@ -12,10 +12,7 @@ pub type All = rehearsal::Migration;
 mod rehearsal {
     use crate::{Authorities, Runtime, authorities};
     use frame::{
-        deps::frame_support::{
-            migrations::VersionedMigration,
-            traits::{Get, UncheckedOnRuntimeUpgrade},
-        },
+        deps::frame_support::{migrations::VersionedMigration, traits::UncheckedOnRuntimeUpgrade},
         runtime::prelude::Weight,
     };
 
@@ -27,7 +24,7 @@ mod rehearsal {
 
     impl UncheckedOnRuntimeUpgrade for Reversed {
         fn on_runtime_upgrade() -> Weight {
-            authorities::Authorities::<Runtime>::mutate(|accounts| accounts.reverse());
+            authorities::Authorities::<Runtime>::mutate(|accounts| accounts.as_mut().reverse());
             <Runtime as crate::frame_system::Config>::DbWeight::get().reads_writes(1, 1)
         }
     }
