@@ -51,10 +51,12 @@ pub async fn set_up(
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     let directory = claimed.path().to_owned();
-    let mut plan = plan(wanted)?;
+    let (mut plan, ports) = plan(wanted)?;
 
     say("starting chain and store");
+    drop(ports.chain);
     let chain = network.start_chain(&plan).await?;
+    drop((ports.store, ports.store_admin));
     network.start_store(&plan).await?;
 
     say("publishing model and data, creating the run");
@@ -147,12 +149,24 @@ fn settings(directory: &Path, plan: &Plan, seat: &SeatPlan, home: &Path) -> File
     }
 }
 
-fn plan(wanted: &Wanted) -> anyhow::Result<Plan> {
-    let chain_port = port(wanted.chain_port, "chain")?;
-    let store_port = port(wanted.store_port, "store")?;
-    let store_admin = match wanted.store_admin {
-        true => Some((port(None, "store's orders")?, random_hex(16)?)),
-        false => None,
+/// The ports of a network to be. Each is held until the process that will listen there is started: so they differ, and nobody
+/// else is given one meanwhile.
+struct Ports {
+    chain: TcpListener,
+    store: TcpListener,
+    store_admin: Option<TcpListener>,
+}
+
+fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
+    let ports = Ports {
+        chain: port(wanted.chain_port, "chain")?,
+        store: port(wanted.store_port, "store")?,
+        store_admin: wanted.store_admin.then(|| port(None, "store's orders")).transpose()?,
+    };
+    let number = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+    let store_admin = match &ports.store_admin {
+        Some(listener) => Some((number(listener)?, random_hex(16)?)),
+        None => None,
     };
     let mut seats = Vec::new();
     for (role, count) in [(Role::Validator, wanted.validators), (Role::Miner, wanted.miners)] {
@@ -160,10 +174,10 @@ fn plan(wanted: &Wanted) -> anyhow::Result<Plan> {
             seats.push(new_seat(role, index)?);
         }
     }
-    Ok(Plan {
+    let plan = Plan {
         version: PLAN_VERSION,
-        chain_port,
-        store_port,
+        chain_port: number(&ports.chain)?,
+        store_port: number(&ports.store)?,
         block_millis: wanted.block_millis,
         finality_lag: wanted.finality_lag,
         run: 0,
@@ -171,7 +185,8 @@ fn plan(wanted: &Wanted) -> anyhow::Result<Plan> {
         origin_keys: (ORIGIN.to_owned(), random_hex(20)?),
         dataset: wanted.dataset.clone(),
         seats,
-    })
+    };
+    Ok((plan, ports))
 }
 
 /// A seat's plan, with keys of its own for its bucket.
@@ -181,12 +196,11 @@ pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
 }
 
 /// The port asked for, or a free one; a taken one is said here, before anything is written.
-fn port(asked: Option<u16>, what: &str) -> anyhow::Result<u16> {
+fn port(asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     let asked = asked.unwrap_or(0);
-    let listener = TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
+    TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
         format!("port {asked} for the {what} is taken by another program; choose another one, or leave the choice to us")
-    })?;
-    Ok(listener.local_addr()?.port())
+    })
 }
 
 fn random_hex(bytes: usize) -> anyhow::Result<String> {

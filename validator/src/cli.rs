@@ -1,12 +1,21 @@
 //! The command line: settings in, a serving validator out.
 
-use crate::{salt::Salts, serve::Validator};
+use crate::{
+    ballot::{Ballots, Found},
+    salt::Salts,
+    serve::Validator,
+};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Evaluator};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Settings, Verb, create::CreateRun, program};
+use seat::{
+    Flags, Settings, Verb,
+    nominate::{self, NominateVerb},
+    owner::{self, RunVerb},
+    program,
+};
 use std::process::ExitCode;
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
@@ -21,17 +30,13 @@ pub struct Cli {
 enum Command {
     #[command(flatten)]
     Seat(Verb),
+    #[command(flatten)]
+    Nominate(NominateVerb),
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
-    /// Start a run.
+    /// Start a run, fund it, and do what its owner may.
     #[command(subcommand)]
-    Run(RunCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum RunCommand {
-    /// Publish a model's shape, its data and its first weights, and open the run on the chain.
-    Create(Box<CreateRun>),
+    Run(RunVerb),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -63,7 +68,12 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Seat(verb) => seat::verbs::run(Role::Validator, verb).await,
-        Command::Run(RunCommand::Create(create)) => seat::create::run(*create).await,
+        Command::Nominate(verb) => {
+            program::on_paper(verb.json(), async |paper| nominate::act(verb, paper).await).await
+        }
+        Command::Run(verb) => {
+            program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
+        }
         Command::Serve(serve) => {
             if serve.with_parent {
                 program::end_with_parent();
@@ -90,13 +100,22 @@ async fn serve(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<(
     let evaluator = Evaluator::new(&opened.spec.model, device, &holder.state.theta)
         .context("could not make the evaluator")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
+    let secret = opened.key.signing_key().to_bytes();
+    let (ballots, found) = Ballots::load(&settings.directory, &secret, standings.judged.is_some())?;
+    if found == Found::Lost {
+        tracing::warn!(
+            directory = %settings.directory.display(),
+            "the kept ballots are gone: weights that were committed to cannot be revealed, and earn no dividends"
+        );
+    }
 
     let validator = Validator {
         holder,
         store: opened.store,
         dataset: opened.dataset,
         evaluator: Some(evaluator),
-        salts: Salts::new(&opened.key.signing_key().to_bytes()),
+        salts: Salts::new(&secret),
+        ballots,
         seat: opened.seat,
         standings,
         directory: settings.directory,

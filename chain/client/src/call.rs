@@ -9,6 +9,7 @@ use codec::{Compact, Encode};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
     params::Permille,
+    reveal::Salt,
     view::{Account, Verdict, Vote},
 };
 use serde::{Deserialize, Serialize};
@@ -63,20 +64,30 @@ pub enum Call {
     RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey },
     /// By the run's owner: new terms wait for an epoch to begin.
     SetTerms { run: RunId, terms: Box<Terms> },
+    /// By the run's owner: takes back terms that wait for an epoch to begin.
+    DropTerms { run: RunId },
     /// By the run's owner: the run pauses, or goes on, as the next window opens (PROT-3).
     SetStopped { run: RunId, stopped: bool },
+    /// By the run's owner: `to` may take it over.
+    OfferRun { run: RunId, to: Account },
+    /// By whom a run was offered to, who owns it then and has its deposit held.
+    AcceptRun { run: RunId },
     /// By a miner's hotkey; a later one replaces an earlier one until the deadline (PROT-11).
     Commit { run: RunId, window: Window, digest: Digest },
     /// By a validator's hotkey (PROT-14). `next_salt` is the digest of its salt for the next window (PROT-2).
     Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest },
     /// By a validator's hotkey (PROT-19).
     Vote { run: RunId, window: Window, vote: Vote },
-    /// By a validator's hotkey, once an epoch (PROT-30).
-    PostWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)> },
+    /// By a validator's hotkey, once an epoch: the hash of the weights that it will reveal (PROT-30).
+    CommitWeights { run: RunId, epoch: u32, hash: Digest },
+    /// By a validator's hotkey, in the first windows of the epoch after (PROT-30).
+    RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt },
     /// By anybody, into the run's treasury.
     Fund { run: RunId, amount: Amount },
     /// By the seat's coldkey or hotkey; what is claimable goes to the coldkey.
     Claim { run: RunId, uid: Uid },
+    /// By who was the coldkey of seats that are not its any more: what they earned.
+    ClaimFormer { run: RunId },
     /// By the coldkey: where the seat's pay goes when it is claimed (PROT-32).
     SetPayout { run: RunId, uid: Uid, payout: Payout },
     /// By the run's owner, to whom the owner's share of the pay goes.
@@ -93,6 +104,10 @@ pub enum Call {
     SetCommission { run: RunId, uid: Uid, commission: Permille },
     /// By anybody who has it.
     Transfer { to: Account, amount: Amount },
+    /// By an account that lets `proxy` act in its name from now on.
+    AddProxy { proxy: Account, may: ProxyKind },
+    /// By an account that takes that back.
+    RemoveProxy { proxy: Account, may: ProxyKind },
     /// By a proxy of `real`, in whose name the call is made: a key that may act for a coldkey which stays offline.
     Proxied { real: Account, call: Box<Call> },
 }
@@ -105,6 +120,31 @@ pub enum Payout {
     Account,
     /// Into the seat's stake.
     Stake,
+}
+
+/// What a proxy may do in an account's name, in the order of the chain's own numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProxyKind {
+    /// Everything.
+    Any,
+    /// Everything that cannot send money away.
+    NonTransfer,
+    /// What concerns seats and the stake behind them.
+    Staking,
+    /// Claim pay, into the account itself.
+    Claims,
+}
+
+impl fmt::Display for ProxyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ProxyKind::Any => "any",
+            ProxyKind::NonTransfer => "non-transfer",
+            ProxyKind::Staking => "staking",
+            ProxyKind::Claims => "claims",
+        })
+    }
 }
 
 impl fmt::Display for Payout {
@@ -141,7 +181,8 @@ spellings! {
     COMMIT = "Windows"."commit"("run", "window", "digest");
     ATTEST = "Windows"."attest"("run", "window", "verdicts", "next_salt");
     VOTE = "Windows"."vote"("run", "window", "vote");
-    POST_WEIGHTS = "Weights"."post"("run", "epoch", "weights");
+    COMMIT_WEIGHTS = "Weights"."commit"("run", "epoch", "hash");
+    REVEAL_WEIGHTS = "Weights"."reveal"("run", "epoch", "weights", "salt");
     FUND = "Rewards"."fund"("run", "amount");
     CLAIM = "Rewards"."claim"("run", "uid");
     CLAIM_OWNER = "Rewards"."claim_owner"("run");
@@ -157,13 +198,19 @@ spellings! {
     WITHDRAW = "Registry"."withdraw"("run");
     ROTATE_HOTKEY = "Registry"."rotate_hotkey"("run", "uid", "hotkey");
     SET_TERMS = "Registry"."set_terms"("run", "terms");
-    SET_STOPPED = "Registry"."set_paused"("run", "paused");
+    DROP_TERMS = "Registry"."drop_terms"("run");
+    SET_STOPPED = "Registry"."set_stopped"("run", "stopped");
+    OFFER_RUN = "Registry"."offer_run"("run", "to");
+    ACCEPT_RUN = "Registry"."accept_run"("run");
+    CLAIM_FORMER = "Rewards"."claim_former"("run");
     SET_PAYOUT = "Rewards"."set_payout"("run", "uid", "payout");
     NOMINATE = "Nomination"."nominate"("run", "uid", "amount");
     UNNOMINATE = "Nomination"."unnominate"("run", "uid", "amount");
     WITHDRAW_NOMINATION = "Nomination"."withdraw"("run", "uid");
     CLAIM_NOMINATION = "Nomination"."claim"("run", "uid");
     SET_COMMISSION = "Nomination"."set_commission"("run", "uid", "commission");
+    ADD_PROXY = "Proxy"."add_proxy"("delegate", "proxy_type", "delay");
+    REMOVE_PROXY = "Proxy"."remove_proxy"("delegate", "proxy_type", "delay");
     PROXIED = "Proxy"."proxy"("real", "force_proxy_type", "call");
 }
 
@@ -183,13 +230,18 @@ impl Call {
             Call::Withdraw { .. } => &WITHDRAW,
             Call::RotateHotkey { .. } => &ROTATE_HOTKEY,
             Call::SetTerms { .. } => &SET_TERMS,
+            Call::DropTerms { .. } => &DROP_TERMS,
             Call::SetStopped { .. } => &SET_STOPPED,
+            Call::OfferRun { .. } => &OFFER_RUN,
+            Call::AcceptRun { .. } => &ACCEPT_RUN,
             Call::Commit { .. } => &COMMIT,
             Call::Attest { .. } => &ATTEST,
             Call::Vote { .. } => &VOTE,
-            Call::PostWeights { .. } => &POST_WEIGHTS,
+            Call::CommitWeights { .. } => &COMMIT_WEIGHTS,
+            Call::RevealWeights { .. } => &REVEAL_WEIGHTS,
             Call::Fund { .. } => &FUND,
             Call::Claim { .. } => &CLAIM,
+            Call::ClaimFormer { .. } => &CLAIM_FORMER,
             Call::SetPayout { .. } => &SET_PAYOUT,
             Call::ClaimOwner { .. } => &CLAIM_OWNER,
             Call::Nominate { .. } => &NOMINATE,
@@ -198,6 +250,8 @@ impl Call {
             Call::ClaimNomination { .. } => &CLAIM_NOMINATION,
             Call::SetCommission { .. } => &SET_COMMISSION,
             Call::Transfer { .. } => &TRANSFER,
+            Call::AddProxy { .. } => &ADD_PROXY,
+            Call::RemoveProxy { .. } => &REMOVE_PROXY,
             Call::Proxied { .. } => &PROXIED,
         }
     }
@@ -234,7 +288,11 @@ impl Call {
             Call::Leave { run, uid }
             | Call::WithdrawNomination { run, uid }
             | Call::ClaimNomination { run, uid } => vec![run.encode(), uid.encode()],
-            Call::Withdraw { run } => vec![run.encode()],
+            Call::Withdraw { run }
+            | Call::DropTerms { run }
+            | Call::AcceptRun { run }
+            | Call::ClaimFormer { run } => vec![run.encode()],
+            Call::OfferRun { run, to } => vec![run.encode(), to.encode()],
             Call::RotateHotkey { run, uid, hotkey } => vec![run.encode(), uid.encode(), hotkey.encode()],
             Call::SetTerms { run, terms } => vec![run.encode(), terms.encode()],
             Call::SetStopped { run, stopped } => vec![run.encode(), stopped.encode()],
@@ -247,13 +305,20 @@ impl Call {
                 vec![run.encode(), window.encode(), verdicts.encode(), next_salt.encode()]
             }
             Call::Vote { run, window, vote } => vec![run.encode(), window.encode(), vote.encode()],
-            Call::PostWeights { run, epoch, weights } => vec![run.encode(), epoch.encode(), weights.encode()],
+            Call::CommitWeights { run, epoch, hash } => vec![run.encode(), epoch.encode(), hash.encode()],
+            Call::RevealWeights { run, epoch, weights, salt } => {
+                vec![run.encode(), epoch.encode(), weights.encode(), salt.encode()]
+            }
             Call::Fund { run, amount } => vec![run.encode(), amount.0.encode()],
             Call::Claim { run, uid } => vec![run.encode(), uid.encode()],
             Call::ClaimOwner { run } => vec![run.encode()],
             Call::Transfer { to, amount } => {
                 // A `MultiAddress::Id`, as every chain with the usual address type takes it.
                 vec![(0u8, to).encode(), Compact(amount.0).encode()]
+            }
+            Call::AddProxy { proxy, may } | Call::RemoveProxy { proxy, may } => {
+                // Without a delay: it acts as soon as it signs.
+                vec![(0u8, proxy).encode(), may.encode(), 0u32.encode()]
             }
             Call::Proxied { real, call } => {
                 // Any proxy of `real` that may make this call: none of its kinds is asked for in particular.
@@ -306,7 +371,12 @@ impl Call {
             | Call::Claim { run, uid }
             | Call::WithdrawNomination { run, uid }
             | Call::ClaimNomination { run, uid } => vec![run.to_string(), uid.to_string()],
-            Call::Withdraw { run } | Call::ClaimOwner { run } => vec![run.to_string()],
+            Call::Withdraw { run }
+            | Call::DropTerms { run }
+            | Call::AcceptRun { run }
+            | Call::ClaimFormer { run }
+            | Call::ClaimOwner { run } => vec![run.to_string()],
+            Call::OfferRun { run, to } => vec![run.to_string(), account(to)],
             Call::RotateHotkey { run, uid, hotkey } => {
                 vec![run.to_string(), uid.to_string(), account(&hotkey.0)]
             }
@@ -320,6 +390,9 @@ impl Call {
                 vec![run.to_string(), uid.to_string(), percent(*commission)]
             }
             Call::Transfer { to, amount } => vec![account(to), amount.to_string()],
+            Call::AddProxy { proxy, may } | Call::RemoveProxy { proxy, may } => {
+                vec![account(proxy), may.to_string(), "0".into()]
+            }
             Call::Proxied { real, call } => {
                 let inner = call.said().into_iter().map(|(name, value)| format!("{name} = {value}"));
                 let inner = inner.collect::<Vec<_>>().join(", ");
@@ -359,17 +432,26 @@ impl fmt::Display for Call {
                 write!(f, "changing the hotkey of uid {uid} of run {run} to {}", keys::address(&hotkey.0))
             }
             Call::SetTerms { run, .. } => write!(f, "setting the terms of run {run}"),
+            Call::DropTerms { run } => write!(f, "taking back the new terms of run {run}"),
+            Call::OfferRun { run, to } => write!(f, "offering run {run} to {}", keys::address(to)),
+            Call::AcceptRun { run } => write!(f, "taking run {run} over"),
             Call::SetStopped { run, stopped: true } => write!(f, "pausing run {run}"),
             Call::SetStopped { run, stopped: false } => write!(f, "resuming run {run}"),
             Call::Commit { run, window, .. } => write!(f, "committing for window {} of run {run}", window.0),
             Call::Attest { run, window, .. } => write!(f, "attesting window {} of run {run}", window.0),
             Call::Vote { run, window, .. } => write!(f, "voting on window {} of run {run}", window.0),
-            Call::PostWeights { run, epoch, .. } => {
-                write!(f, "posting weights for epoch {epoch} of run {run}")
+            Call::CommitWeights { run, epoch, .. } => {
+                write!(f, "committing to weights for epoch {epoch} of run {run}")
+            }
+            Call::RevealWeights { run, epoch, .. } => {
+                write!(f, "revealing weights for epoch {epoch} of run {run}")
             }
             Call::Fund { run, amount } => write!(f, "funding run {run} with {amount}"),
             Call::Claim { run, uid } => write!(f, "claiming the pay of uid {uid} of run {run}"),
             Call::ClaimOwner { run } => write!(f, "claiming the owner's share of run {run}"),
+            Call::ClaimFormer { run } => {
+                write!(f, "claiming what seats of run {run} earned that were given up or taken")
+            }
             Call::SetPayout { run, uid, payout } => {
                 write!(f, "setting the payout of uid {uid} of run {run} to {payout}")
             }
@@ -389,6 +471,12 @@ impl fmt::Display for Call {
                 write!(f, "setting the commission of uid {uid} of run {run} to {}", percent(*commission))
             }
             Call::Transfer { to, amount } => write!(f, "transferring {amount} to {}", keys::address(to)),
+            Call::AddProxy { proxy, may } => {
+                write!(f, "letting {} act in the signer's name ({may})", keys::address(proxy))
+            }
+            Call::RemoveProxy { proxy, may } => {
+                write!(f, "no longer letting {} act in the signer's name ({may})", keys::address(proxy))
+            }
             Call::Proxied { real, call } => write!(f, "{call} for {}", keys::address(real)),
         }
     }
@@ -538,7 +626,8 @@ mod tests {
                 next_salt: digest,
             },
             Call::Vote { run, window, vote: Vote { update: digest, state_root: None } },
-            Call::PostWeights { run, epoch: 4, weights: vec![(Uid(1), 65535)] },
+            Call::CommitWeights { run, epoch: 4, hash: digest },
+            Call::RevealWeights { run, epoch: 4, weights: vec![(Uid(1), 65535)], salt: [7; 32] },
             Call::Fund { run, amount: Amount(300) },
             Call::Claim { run, uid: Uid(2) },
             Call::ClaimOwner { run },
@@ -548,13 +637,19 @@ mod tests {
             Call::Withdraw { run },
             Call::RotateHotkey { run, uid: Uid(2), hotkey: Hotkey([4; 32]) },
             Call::SetTerms { run, terms: Box::default() },
+            Call::DropTerms { run },
             Call::SetStopped { run, stopped: true },
+            Call::OfferRun { run, to: [5; 32] },
+            Call::AcceptRun { run },
+            Call::ClaimFormer { run },
             Call::SetPayout { run, uid: Uid(2), payout: Payout::Stake },
             Call::Nominate { run, uid: Uid(2), amount: Amount(3) },
             Call::Unnominate { run, uid: Uid(2), amount: Amount(3) },
             Call::WithdrawNomination { run, uid: Uid(2) },
             Call::ClaimNomination { run, uid: Uid(2) },
             Call::SetCommission { run, uid: Uid(2), commission: Permille(125) },
+            Call::AddProxy { proxy: [6; 32], may: ProxyKind::Claims },
+            Call::RemoveProxy { proxy: [6; 32], may: ProxyKind::Any },
             Call::Proxied { real: [8; 32], call: Box::new(Call::Claim { run, uid: Uid(2) }) },
         ]
     }
@@ -604,8 +699,9 @@ mod tests {
         check("Windows.commit", &["07000000", "09000000", &digest]);
         check("Windows.attest", &["07000000", "09000000", "08010000020001", &digest]);
         check("Windows.vote", &["07000000", "09000000", &format!("{digest}00")]);
-        check("Weights.post", &["07000000", "04000000", "040100ffff"]);
-        check("Registry.set_paused", &["07000000", "01"]);
+        check("Weights.commit", &["07000000", "04000000", &digest]);
+        check("Weights.reveal", &["07000000", "04000000", "040100ffff", &"07".repeat(32)]);
+        check("Registry.set_stopped", &["07000000", "01"]);
         check("Rewards.set_payout", &["07000000", "0200", "01"]);
         check("Nomination.set_commission", &["07000000", "0200", "7d00"]);
         check("Balances.transfer_keep_alive", &[&format!("00{}", "09".repeat(32)), "b104"]);
@@ -721,7 +817,8 @@ mod tests {
     fn a_call_says_what_is_being_done() {
         for call in calls() {
             let said = call.to_string();
-            assert!(said.split(' ').next().is_some_and(|verb| verb.ends_with("ing")), "{said}");
+            let mut words = said.trim_start_matches("no longer ").split(' ');
+            assert!(words.next().is_some_and(|verb| verb.ends_with("ing")), "{said}");
         }
     }
 }

@@ -15,7 +15,7 @@ pub mod keys;
 pub mod terms;
 
 pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
-pub use call::{Call, Payout, percent};
+pub use call::{Call, Payout, ProxyKind, percent};
 pub use clock::WindowClock;
 pub use error::ChainError;
 pub use online::{Expectations, SubxtChain, Timing};

@@ -5,7 +5,7 @@ use crate::{
     follow::{Follower, Line, Standing},
     keys::Key,
     link::{Link, OpenError},
-    submit::{Clerk, Order},
+    submit::{Clerk, Order, Stage},
 };
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
@@ -14,10 +14,7 @@ use protocol::{
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -271,8 +268,8 @@ impl Chain for SubxtChain {
         };
         let stopped = || ChainError::Stopped { part: "submitter" };
         let (reply, mut answer) = oneshot::channel();
-        let sent = Arc::new(AtomicBool::new(false));
-        orders.send(Order { call, reply, sent: sent.clone() }).await.map_err(|_| stopped())?;
+        let stage = Arc::new(Stage::default());
+        orders.send(Order { call, reply, stage: stage.clone() }).await.map_err(|_| stopped())?;
 
         // As long as blocks are finalised the clerk comes to an end by itself. Only their absence needs our patience.
         let line = &self.inner.line;
@@ -290,11 +287,12 @@ impl Chain for SubxtChain {
                 }
                 Ok(_) = standing.wait_for(|standing| matches!(standing, Standing::NotOurs(_))) => {
                     if let Standing::NotOurs(error) = &*line.standing.borrow() {
+                        stage.give_up();
                         return Err(error.clone());
                     }
                 }
                 () = tokio::time::sleep(left) => {
-                    let (waited, sent) = (last_news.elapsed(), sent.load(Ordering::Acquire));
+                    let (waited, sent) = (last_news.elapsed(), stage.give_up());
                     return Err(match &*line.standing.borrow() {
                         Standing::Up(_) => ChainError::TimedOut { doing, waited, sent },
                         Standing::Down { why } if sent => {

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use core::cmp::Reverse;
 use protocol::{Terms, Uid, Window, params::Permille};
 
-/// A validator with at least the run's minimum stake.
+/// A validator with at least the run's minimum stake of its own. `stake` is that and what is nominated behind it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bonded {
     pub uid: Uid,
@@ -59,7 +59,11 @@ mod tests {
     use super::*;
 
     fn bonded(uid: u16, stake: u128) -> Bonded {
-        Bonded { uid: Uid(uid), stake, presence: Presence { since: Window(0), last_attested: None } }
+        Bonded {
+            uid: Uid(uid),
+            stake,
+            presence: Presence { since: Window(0), last_attested: None, epoch_before: None },
+        }
     }
 
     fn members(terms: &Terms, window: u32, bonded: &[Bonded]) -> Vec<u16> {
@@ -83,8 +87,24 @@ mod tests {
         assert_eq!(members(&terms, 7, &[validator]), [1]);
         assert!(members(&terms, 8, &[validator]).is_empty());
         // Attesting ahead of its first opening does not make a newcomer absent earlier.
-        validator.presence = Presence { since: Window(9), last_attested: Some(Window(2)) };
+        validator.presence =
+            Presence { since: Window(9), last_attested: Some(Window(2)), epoch_before: None };
         assert_eq!(members(&terms, 11, &[validator]), [1]);
+    }
+
+    #[test]
+    fn presence_knows_the_last_two_epochs_in_which_a_validator_attested() {
+        let attested = |windows: &[u32]| {
+            let new = bonded(1, 5).presence;
+            let presence =
+                windows.iter().fold(new, |presence, window| presence.attested(Window(*window), 10));
+            (0..6).filter(|epoch| presence.attested_in(*epoch, 10)).collect::<Vec<_>>()
+        };
+        assert_eq!(attested(&[]), [0u32; 0]);
+        assert_eq!(attested(&[3, 4]), [0]);
+        assert_eq!(attested(&[3, 4, 10]), [0, 1]);
+        assert_eq!(attested(&[3, 10, 11, 19]), [0, 1]);
+        assert_eq!(attested(&[3, 10, 40]), [1, 4]);
     }
 
     #[test]

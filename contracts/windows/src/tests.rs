@@ -4,10 +4,19 @@ use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
 use proptest::prelude::*;
 use protocol::{
-    Role, RunParams, Schedule, Uid, Window, lineage,
-    params::Permille,
+    Role, RunParams, Schedule, Terms, Uid, Window, lineage,
     view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
 };
+use std::collections::{BTreeMap, BTreeSet};
+
+mod dissent;
+mod equivocation;
+mod feeless;
+mod hidden;
+mod late;
+mod layout;
+mod scale;
+mod seats;
 
 const VALID: Verdict = Verdict::Valid;
 const FAULTY: Verdict = Verdict::Faulty;
@@ -317,7 +326,7 @@ fn a_contribution_is_valid_with_exactly_two_thirds_of_the_stake() {
 fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
     with_run(params(), || {
         // Electorate: 100, 100, 100 + 1: two hundred of 301 is less than two thirds.
-        let add = Registry::add_stake(RuntimeOrigin::signed(1), RUN, Uid(5), 1);
+        let add = Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5), 1);
         assert_ok!(add);
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -336,7 +345,7 @@ fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
 
 #[test]
 fn with_one_validator_of_three_away_windows_are_merged_and_with_two_away_they_are_void() {
-    with_run(RunParams { absence_windows: 9, ..params() }, || {
+    with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
         play(0, &[3, 4]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
         play(1, &[3]);
@@ -423,7 +432,7 @@ fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
 
 #[test]
 fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
-    with_run(RunParams { quorum: Permille(500), ..params() }, || {
+    with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &[3]);
         play(2, &[3]);
@@ -452,7 +461,7 @@ fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
 #[test]
 fn a_run_without_validators_is_paused() {
     chain().execute_with(|| {
-        create_run(params());
+        create_run(params(), terms());
         register(RUN, Role::Miner, 1);
         go_to(0, 18);
         assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::Paused)));
@@ -462,7 +471,7 @@ fn a_run_without_validators_is_paused() {
 
 #[test]
 fn the_electorate_is_the_largest_validators_with_the_minimum() {
-    with_run(RunParams { electorate_max: 2, ..params() }, || {
+    with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
         assert_eq!(register(RUN, Role::Validator, STAKE + 1), 6);
         go_to(0, 0);
         assert_eq!(view(0).electorate, [(Uid(3), STAKE), (Uid(6), STAKE + 1)]);
@@ -557,19 +566,37 @@ fn while_no_weights_stand_every_seat_is_a_newcomer() {
 }
 
 #[test]
-fn an_epoch_closes_as_the_next_one_opens_and_says_who_attested_in_it() {
-    with_run(RunParams { epoch_windows: 2, absence_windows: 9, ..params() }, || {
+fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
+    let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..params() };
+    with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
         play(0, &VALIDATORS);
         play(1, &[3]);
-        assert_eq!(Closed::get(), []);
         play(2, &[3, 4]);
-        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested };
+        assert_eq!(Closed::get(), []);
+        play(3, &[3]);
+        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0 };
         let all = vec![member(3, true), member(4, true), member(5, true)];
         assert_eq!(Closed::get(), [(RUN, 0, all)]);
-        play(3, &[3]);
-        go_to(4, 0);
+        play(4, &VALIDATORS);
+        go_to(5, 0);
+        // That the fifth attested again in window 4, which is of the next epoch, changes nothing about epoch 1.
         let two = vec![member(3, true), member(4, true), member(5, false)];
         assert_eq!(Closed::get()[1..], [(RUN, 1, two)]);
+    });
+}
+
+#[test]
+fn an_epoch_may_close_as_the_one_after_the_next_begins() {
+    let params = RunParams { epoch_windows: 2, reveal_windows: 2, ..params() };
+    with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
+        play(0, &[4, 5]);
+        play(1, &[4]);
+        play(2, &VALIDATORS);
+        play(3, &VALIDATORS);
+        assert_eq!(Closed::get(), []);
+        go_to(4, 0);
+        let attested = Closed::get()[0].2.iter().map(|member| member.attested).collect::<Vec<_>>();
+        assert_eq!((Closed::get()[0].1, attested), (0, vec![false, true, true]));
     });
 }
 
@@ -637,7 +664,7 @@ fn runs_keep_their_own_time() {
             attest_by: 3,
             vote_by: 4,
         };
-        create_run(RunParams { schedule, ..params() });
+        create_run(RunParams { schedule, ..params() }, terms());
         go_to_block(60);
         let window = |run| Windows::progress(RunId(run)).unwrap().window;
         assert_eq!((window(0), window(1)), (Some(Window(2)), Some(Window(6))));
@@ -649,12 +676,12 @@ fn runs_keep_their_own_time() {
 }
 
 #[test]
-fn a_block_in_which_nothing_is_due_costs_one_read() {
+fn a_block_in_which_nothing_is_due_costs_two_reads() {
     with_run(params(), || {
-        let one_read = <Test as frame_system::Config>::DbWeight::get().reads(1);
+        let two_reads = <Test as frame_system::Config>::DbWeight::get().reads(2);
         go_to(0, 4);
         System::set_block_number(15);
-        assert_eq!(Windows::on_initialize(15), one_read);
+        assert_eq!(Windows::on_initialize(15), two_reads);
         System::set_block_number(14);
     });
 }
@@ -670,7 +697,7 @@ fn old_windows_are_forgotten_whole() {
         attest_by: 3,
         vote_by: 4,
     };
-    with_run(RunParams { schedule, absence_windows: 1000, ..params() }, || {
+    with_terms(RunParams { schedule, ..params() }, Terms { absence_windows: 1000, ..terms() }, || {
         go_to_block(10);
         assert_ok!(commit(0, 0, 1));
         go_to_block(13);
@@ -682,6 +709,10 @@ fn old_windows_are_forgotten_whole() {
         go_to_block(10 + 64 * 5 - 1);
         assert!(Windows::window_view(RUN, Window(0)).is_some());
         go_to_block(10 + 66 * 5);
+        assert!(
+            Windows::window_view(RUN, Window(1)).is_none() && Windows::window_view(RUN, Window(2)).is_some()
+        );
+        go_to_block(10 + 66 * 5 + 1);
         assert_eq!(Windows::window_view(RUN, Window(0)), None);
         assert_eq!(Records::<Test>::iter_prefix(RUN).count(), 64);
         assert_eq!(Commitments::<Test>::iter().count(), 0);
@@ -750,7 +781,7 @@ fn run_ops(ops: Vec<Op>) -> usize {
         vote_by: 7,
     };
     with_run(RunParams { schedule, checkpoint_windows: 2, epoch_windows: 2, ..params() }, || {
-        let mut fixed = alloc::collections::BTreeMap::new();
+        let mut fixed = BTreeMap::new();
         for op in ops {
             let now = System::block_number();
             let open = schedule.window_at(Block(now as u32)).unwrap_or(Window(0)).0;
@@ -772,7 +803,7 @@ fn run_ops(ops: Vec<Op>) -> usize {
                 Op::Agree => {
                     let committed: Vec<_> = Commitments::<Test>::iter_key_prefix((RUN, Window(open)))
                         .map(|uid| uid.0)
-                        .collect::<alloc::collections::BTreeSet<_>>()
+                        .collect::<BTreeSet<_>>()
                         .into_iter()
                         .map(|uid| (uid, VALID))
                         .collect();
@@ -783,7 +814,7 @@ fn run_ops(ops: Vec<Op>) -> usize {
                     }
                 }
                 Op::Register { validator, stake } => {
-                    let seats = pallet_registry::SeatCount::<Test>::get(RUN);
+                    let seats = Registry::next_uid(RUN).unwrap().0;
                     let validator = validator && stake >= STAKE;
                     if seats < 10 {
                         register(RUN, if validator { Role::Validator } else { Role::Miner }, stake);
@@ -797,7 +828,7 @@ fn run_ops(ops: Vec<Op>) -> usize {
                 Op::AddRun(wait) => {
                     if Registry::run_ids().len() < 4 {
                         let schedule = Schedule { start: Block(now as u32 + wait), ..schedule };
-                        create_run(RunParams { schedule, ..params() });
+                        create_run(RunParams { schedule, ..params() }, terms());
                     }
                 }
             }

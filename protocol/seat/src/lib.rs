@@ -1,9 +1,14 @@
 #![doc = include_str!("../README.md")]
 
 pub mod create;
+pub mod nominate;
 pub mod open;
+pub mod owner;
 pub mod program;
 pub mod settings;
+pub mod sign;
+pub mod status;
+pub mod time;
 pub mod verbs;
 
 pub use open::{Opened, open};
