@@ -151,13 +151,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
 /// One JSON-RPC call over HTTP.
 fn call(port: u16, method: &str, params: Value) -> Result<Value, String> {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
-    let answer = http(
-        port,
-        &format!(
-            "POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        ),
-    )?;
+    let answer = http(port, "POST /", &body)?;
     let mut answer: Value = serde_json::from_str(&answer).map_err(|error| format!("{error}: {answer}"))?;
     match answer.get_mut("error") {
         Some(error) => Err(error.to_string()),
@@ -166,7 +160,12 @@ fn call(port: u16, method: &str, params: Value) -> Result<Value, String> {
 }
 
 /// Sends a request and returns the answer's body.
-fn http(port: u16, request: &str) -> Result<String, String> {
+fn http(port: u16, request: &str, body: &str) -> Result<String, String> {
+    let length = body.len();
+    let request = format!(
+        "{request} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+    );
     let exchange = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -176,7 +175,10 @@ fn http(port: u16, request: &str) -> Result<String, String> {
         Ok(answer)
     };
     let answer = exchange().map_err(|error| error.to_string())?;
-    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).ok_or(answer)
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        _ => Err(answer),
+    }
 }
 
 fn to_hex(bytes: &[u8]) -> String {
@@ -272,8 +274,7 @@ fn four_authorities_outlive_a_death_a_partition_and_an_upgrade() {
     {
         let nodes: Vec<_> = nodes.iter().collect();
         all_final(&nodes, 3, "four nodes, the first blocks are final");
-        let metrics =
-            http(nodes[0].metrics, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+        let metrics = http(nodes[0].metrics, "GET /metrics", "").unwrap();
         assert!(metrics.contains("substrate_block_height{status=\"finalized\""), "{metrics}");
         let lags: Vec<_> = (0..12)
             .filter_map(|_| {
