@@ -17,13 +17,14 @@ use frame::{
         frame_system, sp_core, sp_genesis_builder,
         sp_runtime::{
             MultiAddress, generic, impl_opaque_keys,
-            traits::{Block as BlockT, ConvertInto, OpaqueKeys},
+            traits::{Block as BlockT, Convert, ConvertBack, ConvertInto, OpaqueKeys},
         },
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
+use pallet_rewards::Earned;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
-use protocol::{RunId, Uid, Window, consensus::Consensus, view};
+use protocol::{Hotkey, RunId, Uid, Window, consensus::Consensus, view};
 use sp_consensus_aura::sr25519::AuthorityId as AuraId;
 use sp_consensus_grandpa::AuthorityId as GrandpaId;
 
@@ -149,6 +150,8 @@ mod runtime {
     pub type Weights = pallet_weights::Pallet<Runtime>;
     #[runtime::pallet_index(13)]
     pub type Rewards = pallet_rewards::Pallet<Runtime>;
+    #[runtime::pallet_index(14)]
+    pub type Nomination = pallet_nomination::Pallet<Runtime>;
 
     #[runtime::pallet_index(20)]
     pub type Proxy = pallet_proxy::Pallet<Runtime>;
@@ -166,12 +169,22 @@ parameter_types! {
     pub const ProxyDepositBase: Balance = UNIT / 10;
     pub const ProxyDepositFactor: Balance = UNIT / 100;
     pub const TreasuryId: PalletId = PalletId(*b"mettle/t");
+    pub const NominationsId: PalletId = PalletId(*b"mettle/n");
+    pub const MinNomination: Balance = UNIT / 10;
+    pub SharePayWeight: Weight =
+        <pallet_nomination::weights::CountedByHand<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+    /// Half of a block: the dearest step on top of it still leaves room for calls.
+    pub MaxStepWeight: Weight = block_weights().max_block.saturating_div(2);
+}
+
+fn block_weights() -> frame_system::limits::BlockWeights {
+    <Runtime as frame_system::Config>::BlockWeights::get()
 }
 
 /// Runs that the chain carries, at most.
 pub type MaxRuns = ConstU32<1024>;
 /// Seats in a run, at most.
-pub type MaxSeats = ConstU32<256>;
+pub type MaxSeats = ConstU32<1088>;
 /// Accounts that make blocks, at most.
 pub type MaxAuthorities = ConstU32<32>;
 /// Blocks in a session: changed authorities and keys take effect after one to two of them.
@@ -293,9 +306,9 @@ impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
-    type OnSeats = ();
-    type Nominations = ();
-    type Payslips = ();
+    type OnSeats = ((Windows, Weights), (Rewards, Nomination));
+    type Nominations = Nomination;
+    type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
     type WeightInfo = pallet_registry::weights::CountedByHand<Runtime>;
@@ -307,15 +320,19 @@ impl pallet_registry::Config for Runtime {
 
 impl pallet_windows::Config for Runtime {
     type Registry = Registry;
+    type Nominations = Nomination;
+    type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
     type WeightInfo = pallet_windows::weights::CountedByHand<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
+    type MaxStepWeight = MaxStepWeight;
 }
 
 impl pallet_weights::Config for Runtime {
     type Registry = Registry;
+    type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type WeightInfo = pallet_weights::weights::CountedByHand<Runtime>;
     type MaxSeats = MaxSeats;
@@ -324,8 +341,36 @@ impl pallet_weights::Config for Runtime {
 impl pallet_rewards::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
+    type Nominations = Nomination;
     type WeightInfo = pallet_rewards::weights::CountedByHand<Runtime>;
+    type SharePayWeight = SharePayWeight;
+    type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
+}
+
+impl pallet_nomination::Config for Runtime {
+    type Currency = Balances;
+    type Registry = Registry;
+    type WeightInfo = pallet_nomination::weights::CountedByHand<Runtime>;
+    type MaxNominators = ConstU32<256>;
+    type MaxUnbonding = ConstU32<8>;
+    type MinNomination = MinNomination;
+    type PalletId = NominationsId;
+}
+
+/// A hotkey is an account, and the account's 32 bytes are its public key.
+pub struct AccountIsHotkey;
+
+impl Convert<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert(account: AccountId) -> Hotkey {
+        Hotkey(account.into())
+    }
+}
+
+impl ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert_back(hotkey: Hotkey) -> AccountId {
+        hotkey.0.into()
+    }
 }
 
 /// An epoch's consensus is paid from the run's treasury.
@@ -333,8 +378,15 @@ pub struct PayFromTreasury;
 
 impl pallet_weights::Payroll for PayFromTreasury {
     fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
-        let credited = Rewards::pay_epoch(run, epoch, &consensus.incentive, &consensus.dividends);
-        <pallet_rewards::weights::CountedByHand<Runtime> as pallet_rewards::WeightInfo>::pay_epoch(credited)
+        // A uid is a miner's or a validator's.
+        let trust: Vec<_> = consensus.trust.iter().chain(&consensus.validator_trust).copied().collect();
+        let earned = Earned {
+            weights: &consensus.weights,
+            incentive: &consensus.incentive,
+            trust: &trust,
+            dividends: &consensus.dividends,
+        };
+        Rewards::pay_epoch(run, epoch, earned)
     }
 }
 
@@ -484,6 +536,21 @@ impl_runtime_apis! {
         }
         fn weights(run: RunId) -> Vec<(Uid, u16)> {
             <Weights as pallet_windows::Epochs>::weights(run)
+        }
+        fn run_status(run: RunId) -> Option<view::RunStatus> {
+            views::run_status(run)
+        }
+        fn seat_statuses(run: RunId, from: Uid, limit: u32) -> Vec<view::SeatStatus> {
+            views::seat_statuses(run, from, limit)
+        }
+        fn account_status(run: RunId, account: view::Account) -> view::AccountStatus {
+            views::account_status(run, account)
+        }
+        fn payslips(run: RunId, uid: Uid) -> Vec<view::Payslip> {
+            Rewards::payslips(run, uid)
+        }
+        fn consensus_bonds(run: RunId, validator: Uid) -> Vec<(Uid, u32)> {
+            Weights::bonds(run, validator)
         }
     }
 }

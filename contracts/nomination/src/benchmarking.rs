@@ -3,7 +3,10 @@
 
 use crate::{Call, Config, Holdings, NominationOf, Nominations, Pallet, PoolOf};
 use alloc::vec;
-use frame::benchmarking::prelude::*;
+use frame::benchmarking::prelude::{
+    fungible::{Inspect as _, Mutate as _},
+    *,
+};
 use pallet_registry::{Balance, Nominations as _, OnSeats as _, Run, Seat};
 use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille};
 

@@ -59,9 +59,15 @@ fn params() -> RunParams {
 fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     create::<T>(miners)?;
     let coldkey = rich::<T>("coldkey");
+    T::Currency::hold(&HoldReason::Stake.into(), &coldkey, STAKE * Balance::from(miners))?;
     for index in 0..miners {
-        register::<T>(&coldkey, index)?;
+        let seat = newcomer::<T>(index);
+        frame_system::Pallet::<T>::inc_sufficients(&seat.hotkey);
+        Hotkeys::<T>::insert(RUN, &seat.hotkey, Uid(index as u16));
+        SeatsOf::<T>::insert(RUN, Uid(index as u16), seat);
     }
+    let roster = vec![Some(Role::Miner); miners as usize];
+    Rosters::<T>::insert(RUN, BoundedVec::<_, T::MaxSeats>::truncate_from(roster));
     Ok(coldkey)
 }
 
@@ -73,16 +79,7 @@ fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     Ok(owner)
 }
 
-fn register<T: Config>(coldkey: &T::AccountId, index: u32) -> Result<(), BenchmarkError> {
-    // The price is no part of what is measured here.
-    let _ = Prices::<T>::clear(u32::MAX, None);
-    let role = Role::Miner;
-    Pallet::<T>::register(signed::<T>(coldkey), RUN, role, hotkey::<T>(index), url(), STAKE, Balance::MAX)
-        .map_err(|error| error.error)?;
-    Ok(())
-}
-
-/// A seat that waits for its turn.
+/// A miner's seat, of those that there are or of those that wait.
 fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     Seat {
         registered_at: Block(1),

@@ -90,7 +90,7 @@ impl Nominations<u64> for Others {
     fn slash(_: RunId, uid: Uid, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
         let taken = Self::behind(RUN, uid) * Balance::from(share.0) / 1000;
         Behind::mutate(|behind| {
-            behind.entry(uid.0).and_modify(|amount| *amount -= taken).or_default().clone()
+            behind.entry(uid.0).and_modify(|amount| *amount -= taken);
         });
         taken
     }

@@ -3,7 +3,10 @@
 
 use crate::{BooksOf, Call, Config, Earned, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
 use alloc::{vec, vec::Vec};
-use frame::benchmarking::prelude::*;
+use frame::benchmarking::prelude::{
+    fungible::{Inspect as _, Mutate as _},
+    *,
+};
 use pallet_registry::{Balance, OnSeats as _, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,

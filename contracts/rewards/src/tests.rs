@@ -441,6 +441,50 @@ fn pay_becomes_stake_where_the_seat_wants_it() {
 }
 
 #[test]
+fn pay_that_cannot_become_stake_goes_to_the_account() {
+    with_run(|| {
+        assert_ok!(fund(5000));
+        assert_ok!(Rewards::set_payout(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), Payout::Stake));
+        pay(0);
+        let set_stake = |stake| {
+            pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(0), |seat| {
+                seat.as_mut().unwrap().stake = stake;
+            });
+        };
+        set_stake(Balance::MAX);
+        let before = Balances::free_balance(COLDKEY);
+        assert_ok!(claim(HOTKEY, 0));
+        assert_eq!(Balances::free_balance(COLDKEY), before + 375);
+        System::assert_last_event(
+            Event::<Test>::Claimed { run: RUN, uid: Uid(0), to: COLDKEY, amount: 375, staked: false }.into(),
+        );
+        set_stake(STAKE);
+    });
+}
+
+#[test]
+fn a_seat_that_is_given_up_leaves_its_pay_and_its_nominators_free() {
+    with_run(|| {
+        assert_ok!(fund(5000));
+        Registry::window_opens(RUN, Window(0));
+        window(0);
+        assert_ok!(Nomination::nominate(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2), 100));
+        pay(0);
+        assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(2)));
+        window(1);
+        Registry::window_opens(RUN, Window(1));
+        assert_eq!(Registry::seat(RUN, Uid(2)), None);
+        assert_eq!((Rewards::former_claimable(RUN, &COLDKEY), earnings(2)), (200, (0, 0)));
+        let before = Balances::free_balance(NOMINATOR);
+        assert_ok!(Nomination::withdraw(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
+        assert_ok!(Nomination::claim(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
+        assert_eq!(Balances::free_balance(NOMINATOR), before + 300);
+        assert_noop!(claim(COLDKEY, 2), Error::<Test>::UnknownSeat);
+        assert_ok!(Rewards::claim_former(RuntimeOrigin::signed(COLDKEY), RUN));
+    });
+}
+
+#[test]
 fn a_hotkey_claims_without_a_fee_once_an_epoch_and_only_where_there_is_something() {
     with_run(|| {
         assert!(!is_feeless(HOTKEY, 0), "there is nothing to claim, and no epoch");
