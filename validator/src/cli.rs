@@ -2,6 +2,7 @@
 
 use crate::{
     ballot::{Ballots, Found},
+    hidden::Hidden,
     salt::Salts,
     serve::Validator,
 };
@@ -116,6 +117,7 @@ async fn serve(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<(
         evaluator: Some(evaluator),
         salts: Salts::new(&secret),
         ballots,
+        hidden: Hidden::load(&settings.directory, &secret)?,
         seat: opened.seat,
         standings,
         directory: settings.directory,
