@@ -16,6 +16,10 @@ test *arguments:
 quick *arguments:
     cargo nextest run --release --workspace --exclude localnet {{ arguments }}
 
+# polkadot-js and a Python client against the embedded chain, or against the node at a ws:// URL (installs them first)
+clients *at:
+    bash tests/clients/run {{ at }}
+
 # Write all code in the one format
 format:
     cargo fmt --all

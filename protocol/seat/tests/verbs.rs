@@ -6,7 +6,7 @@ use chain_client::{
     keys::{Key, address},
 };
 use clap::Parser;
-use embedded_chain::{Config, EmbeddedChain};
+use embedded_chain::{Config, EmbeddedChain, Sealing};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::Permille,
@@ -20,7 +20,6 @@ use seat::{
     verbs,
 };
 use serde_json::Value;
-use std::time::Duration;
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -95,11 +94,10 @@ fn dev(path: &str) -> Key {
 }
 
 impl Net {
-    /// Windows of 20 blocks, 25 blocks a second, the first of them after some seconds: until then no window opens behind a
-    /// test's back. Whatever is taken out is free after a window.
+    /// Windows of 20 blocks; whatever is taken out is free after a window. A block comes with each call, and otherwise when
+    /// the test says so: a window lasts as long as the test needs it, however busy the machine is.
     async fn new() -> Net {
-        let config =
-            Config { block_interval: Duration::from_millis(40), finality_lag: 1, ..Config::default() };
+        let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
         let alice =
             SubxtChain::connect(&chain.url(), Some(dev("//Alice")), Expectations::default()).await.unwrap();
@@ -156,8 +154,8 @@ impl Net {
             Any::Run(verb) => owner::act(verb, &mut paper).await,
         };
         paper.finish(&done).unwrap();
-        // What the command saw final, the test's own client may not have heard of yet.
-        self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
+        // What the verb did, it heard of over a connection of its own.
+        self.abreast().await;
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Said { out: text(out), aside: text(aside), done }
     }
@@ -188,15 +186,21 @@ impl Net {
         self.alice.balance(&dev(key).account()).await.unwrap().free
     }
 
-    /// Waits until so many windows have opened since.
+    /// Makes blocks until so many windows have opened since.
     async fn windows_later(&self, windows: u32) {
-        let mut clock = self.alice.clock();
-        let now = self.schedule.window_at(clock.current().block);
+        let now = self.schedule.window_at(Block(self.chain.best().number));
         let then = Window(now.map_or(0, |now| now.0 + 1) + windows - 1);
-        clock.wait_for_window(&self.schedule, then).await.unwrap();
         // What opens a window takes effect in its first block.
-        let block = clock.current().block;
-        clock.wait_for(Block(block.0 + 2)).await.unwrap();
+        let block = Block(self.schedule.opens_at(then).0 + 2);
+        while self.chain.best().number < block.0 {
+            self.chain.seal_now().await.unwrap();
+        }
+        self.abreast().await;
+    }
+
+    /// Waits until Alice's client has heard of all that is final.
+    async fn abreast(&self) {
+        self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
     }
 }
 

@@ -1,0 +1,126 @@
+// polkadot-js, unmodified, against a Mettle chain: it connects, reads, registers a seat, follows its transaction until it is
+// final, and decodes what happened. See README.md.
+//
+//     node check.mjs ws://127.0.0.1:9944 RUN
+
+import { strict as assert } from 'node:assert';
+import { randomBytes } from 'node:crypto';
+import { ApiPromise, Keyring, WsProvider } from '@polkadot/api';
+
+const MTL = 10n ** 12n;
+const STAKE = 10n * MTL;
+
+const [url, run] = process.argv.slice(2);
+assert(url?.startsWith('ws') && /^\d+$/.test(run ?? ''), 'usage: node check.mjs ws://HOST:PORT RUN');
+
+const mtl = (amount) => `${Number(amount.toBigInt()) / Number(MTL)} MTL`;
+
+let passed = 0;
+function done(what) {
+  passed += 1;
+  console.log(`polkadot-js ... ${what}`);
+}
+
+function fail(error) {
+  console.error(error);
+  console.log(`polkadot-js: ${passed} passed, 1 failed`);
+  process.exit(1);
+}
+
+/** Follows a transaction until it is final; gives every step it went through, its events and the error it met. */
+function untilFinal(api, call, signer) {
+  return new Promise((resolve, reject) => {
+    const steps = [];
+    call
+      .signAndSend(signer, (result) => {
+        steps.push(result.status.type);
+        if (result.isError) {
+          reject(new Error(`the transaction came to nothing: ${steps.join(', ')}`));
+        } else if (result.status.isFinalized) {
+          const refusal = result.dispatchError?.isModule ? api.registry.findMetaError(result.dispatchError.asModule) : undefined;
+          resolve({ steps, block: result.status.asFinalized, events: result.events, refusal, failed: result.dispatchError });
+        }
+      })
+      .catch(reject);
+  });
+}
+
+/** The first of `events` with this name, its fields by name. */
+function eventOf(events, section, method) {
+  const found = events.map(({ event }) => event).find((event) => event.section === section && event.method === method);
+  assert(found, `${section}.${method} is not among ${events.map(({ event }) => `${event.section}.${event.method}`)}`);
+  return Object.fromEntries(found.data.names.map((name, index) => [name, found.data[index]]));
+}
+
+async function main() {
+  const api = await ApiPromise.create({ provider: new WsProvider(url, 500), noInitWarn: true });
+  const { specName, specVersion } = api.runtimeVersion;
+  assert.equal(specName.toString(), 'mettle');
+  assert.equal(api.registry.chainDecimals[0], 12);
+  assert.equal(api.registry.chainTokens[0], 'MTL');
+  done(`connected to ${await api.rpc.system.chain()}, ${specName} ${specVersion}`);
+
+  const bob = new Keyring({ type: 'sr25519' }).addFromUri('//Bob');
+  const account = async (at = api) => (await at.query.system.account(bob.address)).data;
+  const before = await account();
+  assert(before.free.toBigInt() > 2n * STAKE, 'the development account //Bob has nothing to stake');
+  const runs = (await api.query.registry.runCount()).toNumber();
+  assert(Number(run) < runs, `there is no run ${run} among ${runs}`);
+  done(`read storage: //Bob has ${mtl(before.free)}, there are ${runs} runs`);
+
+  // Each check registers a hotkey of its own, so that it can be repeated.
+  const hotkey = new Keyring({ type: 'ed25519' }).addFromSeed(randomBytes(32));
+  // A wallet asks the chain's metadata what a call takes, so that a new field does not surprise it.
+  const fields = { run, role: 'Miner', hotkey: hotkey.address, endpoint: 'http://127.0.0.1:9000/miner', stake: STAKE, priceMax: STAKE };
+  const names = api.tx.registry.register.meta.args.map(({ name }) => name.toString());
+  assert(names.every((name) => name in fields), `registering takes ${names}`);
+  const register = () => api.tx.registry.register(...names.map((name) => fields[name]));
+  const fee = (await register().paymentInfo(bob)).partialFee;
+  assert(fee.toBigInt() > 0n);
+  done(`asked what it costs: ${mtl(fee)}`);
+
+  // Two ways to hear of it: from whoever took the transaction, and from the blocks as they become final.
+  const heads = [];
+  const stop = await api.rpc.chain.subscribeFinalizedHeads((head) => heads.push(head));
+  const { steps, block, events, failed } = await untilFinal(api, register(), bob);
+  assert(!failed, `registering failed: ${failed}`);
+  // Where blocks are final at once, the step before that may go by unsaid.
+  assert.equal(steps.at(-1), 'Finalized');
+  eventOf(events, 'system', 'ExtrinsicSuccess');
+  const seat = eventOf(events, 'registry', 'Registered');
+  assert.equal(seat.run.toString(), run);
+  assert.equal(seat.role.type, 'Miner');
+  assert.equal(seat.hotkey.toString(), api.createType('AccountId', hotkey.publicKey).toString());
+  assert.equal(seat.coldkey.toString(), bob.address);
+  done(`registered a seat (${steps.join(', ')}): uid ${seat.uid}, block ${block}`);
+
+  const number = (await api.rpc.chain.getHeader(block)).number.toNumber();
+  while (!heads.some((head) => head.number.toNumber() >= number)) {
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+  stop();
+  const numbers = heads.map((head) => head.number.toNumber());
+  assert(numbers.every((each, index) => index === 0 || each === numbers[index - 1] + 1), `gaps: ${numbers}`);
+  const at = await api.at(block);
+  const registered = eventOf([...(await at.query.system.events())], 'registry', 'Registered');
+  assert.equal(registered.coldkey.toString(), bob.address);
+  const signed = (await api.rpc.chain.getBlock(block)).block.extrinsics.filter(({ isSigned }) => isSigned);
+  assert(signed.some(({ method }) => `${method.section}.${method.method}` === 'registry.register'));
+  done(`followed the finalised blocks ${numbers[0]} to ${numbers.at(-1)}, and read the events and calls of block ${number}`);
+
+  const after = await account(at);
+  assert.equal(after.reserved.toBigInt() - before.reserved.toBigInt(), STAKE);
+  assert(before.free.toBigInt() - after.free.toBigInt() > STAKE, 'a fee was paid');
+  done(`the stake is held: ${mtl(after.reserved)}`);
+
+  const again = await untilFinal(api, register(), bob);
+  assert(again.failed && again.refusal?.section === 'registry', `it was not refused: ${again.failed}`);
+  done(`a second seat for the same hotkey is refused: ${again.refusal.section}.${again.refusal.name}`);
+
+  await api.disconnect();
+  console.log(`polkadot-js: ${passed} passed, 0 failed`);
+  process.exit(0);
+}
+
+setTimeout(() => fail(new Error('no end within 5 minutes')), 300_000);
+main().catch(fail);
