@@ -24,9 +24,9 @@ pub enum ProxyType {
     /// Everything.
     #[default]
     Any,
-    /// Everything that cannot send money away, and nothing of root's.
+    /// Everything that cannot send money to somebody else, and nothing of root's.
     NonTransfer,
-    /// What concerns seats and the stake behind them.
+    /// What concerns seats and the stake behind them: the proxy can lose it, by what a seat is slashed for, but not take it.
     Staking,
     /// Claim pay: into the account itself, so that nothing can be taken with it.
     Claims,
@@ -46,32 +46,37 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
         let claims = matches!(
             call,
             RuntimeCall::Rewards(
-                pallet_rewards::Call::claim { .. } | pallet_rewards::Call::claim_owner { .. }
-            )
+                pallet_rewards::Call::claim { .. }
+                    | pallet_rewards::Call::claim_owner { .. }
+                    | pallet_rewards::Call::claim_former { .. }
+            ) | RuntimeCall::Nomination(pallet_nomination::Call::claim { .. })
+        );
+        let staking = matches!(
+            call,
+            RuntimeCall::Registry(
+                pallet_registry::Call::register { .. }
+                    | pallet_registry::Call::set_endpoint { .. }
+                    | pallet_registry::Call::add_stake { .. }
+                    | pallet_registry::Call::unstake { .. }
+                    | pallet_registry::Call::leave { .. }
+                    | pallet_registry::Call::withdraw { .. }
+                    | pallet_registry::Call::rotate_hotkey { .. }
+            ) | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
+                | RuntimeCall::Nomination(_)
+        );
+        // Whoever gets a run gets what its owner is paid.
+        let gives_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
+        let protocol = matches!(
+            call,
+            RuntimeCall::Registry(_)
+                | RuntimeCall::Windows(_)
+                | RuntimeCall::Weights(_)
+                | RuntimeCall::Session(_)
         );
         match self {
             ProxyType::Any => true,
-            ProxyType::NonTransfer => {
-                batch
-                    || claims
-                    || matches!(
-                        call,
-                        RuntimeCall::Registry(_)
-                            | RuntimeCall::Windows(_)
-                            | RuntimeCall::Weights(_)
-                            | RuntimeCall::Session(_)
-                    )
-            }
-            ProxyType::Staking => {
-                batch
-                    || claims
-                    || matches!(
-                        call,
-                        RuntimeCall::Registry(
-                            pallet_registry::Call::register { .. } | pallet_registry::Call::add_stake { .. }
-                        )
-                    )
-            }
+            ProxyType::NonTransfer => batch || claims || staking || (protocol && !gives_away),
+            ProxyType::Staking => batch || claims || staking,
             ProxyType::Claims => batch || claims,
         }
     }
@@ -121,7 +126,12 @@ mod tests {
             (pallet_session::Call::purge_keys {}.into(), &KINDS[..2]),
             // Into a run whose owner is the proxy, that would be a transfer.
             (pallet_rewards::Call::fund { run, amount: 1 }.into(), &[ProxyType::Any]),
+            // So would be a run with what its owner is paid.
+            (pallet_registry::Call::offer_run { run, to: AccountId::new([1; 32]) }.into(), &[ProxyType::Any]),
+            (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
             (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_nomination::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_rewards::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_utility::Call::batch_all { calls: vec![] }.into(), &KINDS),
         ]
