@@ -24,9 +24,9 @@ pub enum ProxyType {
     /// Everything.
     #[default]
     Any,
-    /// Everything that cannot send money away, and nothing of root's.
+    /// Everything that cannot send money to somebody else, and nothing of root's.
     NonTransfer,
-    /// What concerns seats and the stake behind them.
+    /// What concerns seats and the stake behind them: the proxy can lose it, by what a seat is slashed for, but not take it.
     Staking,
     /// Claim pay: into the account itself, so that nothing can be taken with it.
     Claims,
@@ -51,36 +51,32 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
                     | pallet_rewards::Call::claim_former { .. }
             ) | RuntimeCall::Nomination(pallet_nomination::Call::claim { .. })
         );
-        // A run that is given away takes its owner's share with it.
-        let gives_a_run_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
-        let stakes = matches!(
+        let staking = matches!(
             call,
             RuntimeCall::Registry(
                 pallet_registry::Call::register { .. }
+                    | pallet_registry::Call::set_endpoint { .. }
                     | pallet_registry::Call::add_stake { .. }
                     | pallet_registry::Call::unstake { .. }
                     | pallet_registry::Call::leave { .. }
                     | pallet_registry::Call::withdraw { .. }
                     | pallet_registry::Call::rotate_hotkey { .. }
-            ) | RuntimeCall::Nomination(_)
-                | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
+            ) | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
+                | RuntimeCall::Nomination(_)
+        );
+        // Whoever gets a run gets what its owner is paid.
+        let gives_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
+        let protocol = matches!(
+            call,
+            RuntimeCall::Registry(_)
+                | RuntimeCall::Windows(_)
+                | RuntimeCall::Weights(_)
+                | RuntimeCall::Session(_)
         );
         match self {
             ProxyType::Any => true,
-            ProxyType::NonTransfer => {
-                batch
-                    || claims
-                    || stakes
-                    || !gives_a_run_away
-                        && matches!(
-                            call,
-                            RuntimeCall::Registry(_)
-                                | RuntimeCall::Windows(_)
-                                | RuntimeCall::Weights(_)
-                                | RuntimeCall::Session(_)
-                        )
-            }
-            ProxyType::Staking => batch || claims || stakes,
+            ProxyType::NonTransfer => batch || claims || staking || (protocol && !gives_away),
+            ProxyType::Staking => batch || claims || staking,
             ProxyType::Claims => batch || claims,
         }
     }
@@ -120,7 +116,7 @@ mod tests {
             (pallet_sudo::Call::sudo { call: Box::new(root.into()) }.into(), &[ProxyType::Any]),
             (
                 pallet_proxy::Call::add_proxy {
-                    delegate: MultiAddress::Id(somebody.clone()),
+                    delegate: MultiAddress::Id(somebody),
                     proxy_type: ProxyType::Any,
                     delay: 0,
                 }
@@ -130,12 +126,11 @@ mod tests {
             (pallet_session::Call::purge_keys {}.into(), &KINDS[..2]),
             // Into a run whose owner is the proxy, that would be a transfer.
             (pallet_rewards::Call::fund { run, amount: 1 }.into(), &[ProxyType::Any]),
-            (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
-            (pallet_registry::Call::leave { run, uid: Uid(0) }.into(), &KINDS[..3]),
-            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            // So would be a run with what its owner is paid.
+            (pallet_registry::Call::offer_run { run, to: AccountId::new([1; 32]) }.into(), &[ProxyType::Any]),
             (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
-            (pallet_registry::Call::offer_run { run, to: somebody.clone() }.into(), &[ProxyType::Any]),
-            (pallet_rewards::Call::claim_former { run }.into(), &KINDS),
+            (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
             (pallet_nomination::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_rewards::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_utility::Call::batch_all { calls: vec![] }.into(), &KINDS),
