@@ -1,11 +1,13 @@
 #![doc = include_str!("../README.md")]
 
 pub mod create;
+pub mod metrics;
 pub mod open;
 pub mod program;
 pub mod settings;
 pub mod verbs;
 
+pub use metrics::Metrics;
 pub use open::{Opened, open};
 pub use settings::{Flags, Settings};
 pub use verbs::Verb;
