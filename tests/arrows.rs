@@ -17,10 +17,18 @@ const ARROWS: &[Arrows] = &[
     ("pallet-registry", &["protocol"], &[]),
     ("pallet-windows", &["protocol", "pallet-registry"], &[]),
     ("pallet-weights", &["protocol", "pallet-registry", "pallet-windows"], &[]),
-    ("pallet-rewards", &["protocol", "pallet-registry"], &[]),
+    ("pallet-nomination", &["protocol", "pallet-registry"], &[]),
+    ("pallet-rewards", &["protocol", "pallet-registry"], &["pallet-nomination"]),
     (
         "mettle-runtime",
-        &["protocol", "pallet-registry", "pallet-windows", "pallet-weights", "pallet-rewards"],
+        &[
+            "protocol",
+            "pallet-registry",
+            "pallet-windows",
+            "pallet-weights",
+            "pallet-nomination",
+            "pallet-rewards",
+        ],
         &[],
     ),
     ("embedded-chain", &["mettle-runtime"], &["protocol", "chain-client"]),
@@ -81,7 +89,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("subxt", &["chain-client"]),
     (
         "polkadot-sdk-frame",
-        &["pallet-registry", "pallet-windows", "pallet-weights", "pallet-rewards", "mettle-runtime"],
+        &[
+            "pallet-registry",
+            "pallet-windows",
+            "pallet-weights",
+            "pallet-nomination",
+            "pallet-rewards",
+            "mettle-runtime",
+        ],
     ),
     ("ratatui", &["localnet"]),
     (

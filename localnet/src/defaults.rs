@@ -2,8 +2,8 @@
 
 use model::{ModelConfig, Recipe};
 use protocol::{
-    Block, RunParams, Schedule,
-    params::{Density, F32Bits, MergeRule, PayShares, Permille},
+    Block, RunParams, Schedule, Terms,
+    params::{Density, F32Bits, MergeRule},
 };
 use replica::RunSpec;
 
@@ -38,6 +38,8 @@ pub fn params(finality_lag: u32) -> RunParams {
     RunParams {
         schedule: schedule(TRAIN_BLOCKS, finality_lag),
         epoch_windows: 2,
+        reveal_windows: 1,
+        hidden_blocks: 0,
         sequences_per_seat: 1280,
         // A run of a few dozen windows needs a high density: sparse schemes lag by about 1/ρ windows (PROT-18).
         density: Density(512),
@@ -55,19 +57,19 @@ pub fn params(finality_lag: u32) -> RunParams {
         newcomer_windows: 1_000,
         min_contributions: 1,
         checkpoint_windows: 4,
+        localnet: true,
+    }
+}
+
+/// Who may sit in the run, and what it pays.
+pub fn terms() -> Terms {
+    Terms {
         electorate_max: 16,
         absence_windows: 6,
-        quorum: Permille(500),
         validator_stake_min: 100 * MTL,
         miner_stake_min: MTL,
         emission_per_epoch: 100 * MTL,
-        shares: PayShares {
-            miners: Permille(500),
-            validators: Permille(400),
-            owner: Permille(100),
-            burn: Permille(0),
-        },
-        localnet: true,
+        ..Terms::default()
     }
 }
 

@@ -72,10 +72,12 @@ pub async fn set_up(
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     let directory = claimed.path().to_owned();
-    let mut plan = plan(wanted)?;
+    let (mut plan, ports) = plan(wanted)?;
 
     say("starting chain and store");
+    drop(ports.chain);
     let chain = network.start_chain(&plan).await?;
+    drop((ports.store, ports.store_admin));
     network.start_store(&plan).await?;
 
     let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
@@ -117,6 +119,7 @@ pub async fn establish(
                 spec: work.spec,
                 dataset: work.dataset,
                 params,
+                terms: defaults::terms(),
                 origin: &plan.bucket_url(ORIGIN),
                 fund: Amount(defaults::TREASURY),
             };
@@ -179,6 +182,8 @@ pub async fn add_seat(
         endpoint: plan.bucket_url(&seat.name),
         stake: Amount(stake),
         hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
+        // All seats are taken at once, and each makes the next one dearer.
+        price_max: Some(Amount(u128::MAX)),
     };
     let seated = account::register_seat(&chain, &wish).await?;
     Ok(seated.seat.id.uid.0)
@@ -216,53 +221,72 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
     }
 }
 
-fn plan(wanted: &Wanted) -> anyhow::Result<Plan> {
-    let chain_port = port(wanted.chain_port, "chain")?;
+/// The ports of a network to be. Each is held until the process that will listen there is started: so they differ, and nobody
+/// else is given one meanwhile.
+struct Ports {
+    /// The chain's, all of them.
+    chain: Vec<TcpListener>,
+    store: TcpListener,
+    store_admin: Option<TcpListener>,
+}
+
+fn number(listener: &TcpListener) -> std::io::Result<u16> {
+    listener.local_addr().map(|address| address.port())
+}
+
+fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
+    let mut ports = Ports {
+        chain: vec![port(wanted.chain_port, "chain")?],
+        store: port(wanted.store_port, "store")?,
+        store_admin: wanted.store_admin.then(|| port(None, "store's orders")).transpose()?,
+    };
     let chain = match &wanted.chain {
         ChainWanted::Embedded { block_millis } => {
-            ChainPlan::Embedded { port: chain_port, block_millis: *block_millis }
+            ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
         }
         ChainWanted::Nodes { binary } => {
-            let nodes = node_plans(chain_port)?;
-            ChainPlan::Nodes { binary: binary.clone(), nodes }
+            ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
         }
         ChainWanted::Elsewhere { urls } => ChainPlan::Elsewhere { urls: urls.clone() },
     };
-    let store_port = port(wanted.store_port, "store")?;
-    let store_admin = match wanted.store_admin {
-        true => Some((port(None, "store's orders")?, random_hex(16)?)),
-        false => None,
+    let store_admin = match &ports.store_admin {
+        Some(listener) => Some((number(listener)?, random_hex(16)?)),
+        None => None,
     };
-    Ok(Plan {
+    let plan = Plan {
         version: PLAN_VERSION,
         chain,
         store_host: "127.0.0.1".into(),
-        store_port,
+        store_port: number(&ports.store)?,
         finality_lag: wanted.finality_lag,
         run: 0,
         store_admin,
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.dataset.clone()),
         seats: new_seats(wanted.miners, wanted.validators)?,
-    })
+    };
+    Ok((plan, ports))
 }
 
-/// Four nodes on free ports of this machine; the first one's RPC at `first_rpc`.
-fn node_plans(first_rpc: u16) -> anyhow::Result<Vec<NodePlan>> {
-    // Held until all are found, so that none is found twice.
-    let mut held = vec![];
+/// Four nodes on free ports of this machine, which are added to `ports`; the first port is there already.
+fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
+    let first_rpc = ports.first().map(number).transpose()?;
     let mut free = || -> anyhow::Result<u16> {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).context("this machine has no free port")?;
-        let port = listener.local_addr()?.port();
-        held.push(listener);
+        let listener = port(None, "nodes")?;
+        let port = number(&listener)?;
+        ports.push(listener);
         Ok(port)
     };
     let mut plans = Vec::new();
     for (index, authority) in nodes::AUTHORITIES.iter().enumerate() {
+        let rpc_port = match first_rpc.filter(|_| index == 0) {
+            Some(first) => first,
+            None => free()?,
+        };
         plans.push(NodePlan {
             name: format!("{}-{index}", nodes::KIND),
             authority: (*authority).to_owned(),
-            rpc_port: if index == 0 { first_rpc } else { free()? },
+            rpc_port,
             p2p_port: free()?,
             metrics_port: free()?,
             node_key: random_hex(32)?,
@@ -294,12 +318,11 @@ pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
 }
 
 /// The port asked for, or a free one; a taken one is said here, before anything is written.
-fn port(asked: Option<u16>, what: &str) -> anyhow::Result<u16> {
+fn port(asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     let asked = asked.unwrap_or(0);
-    let listener = TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
+    TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
         format!("port {asked} for the {what} is taken by another program; choose another one, or leave the choice to us")
-    })?;
-    Ok(listener.local_addr()?.port())
+    })
 }
 
 fn random_hex(bytes: usize) -> anyhow::Result<String> {

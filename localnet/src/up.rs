@@ -138,14 +138,15 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
 
 /// From a claimed directory to the end of the sitting. Ctrl-C ends it well at any time.
 async fn sit(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<()> {
+    let mut stop = program::StopSignal::listen();
     let started = tokio::select! {
         started = start(up, claimed, network) => started?,
-        () = program::told_to_stop() => {
+        () = stop.told() => {
             println!("stopped before the network was up");
             return Ok(());
         }
     };
-    live(up, claimed, network, started).await
+    live(up, claimed, network, started, stop).await
 }
 
 /// A network that is up.
@@ -172,7 +173,13 @@ async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow:
 }
 
 /// Shows a network that is up until it is over, and says what it came to.
-async fn live(up: &Up, claimed: &Claimed, network: &mut Network, started: Started) -> anyhow::Result<()> {
+async fn live(
+    up: &Up,
+    claimed: &Claimed,
+    network: &mut Network,
+    started: Started,
+    stop: program::StopSignal,
+) -> anyhow::Result<()> {
     let Started { plan, chain, unigram_loss } = started;
     let place = match &up.dir {
         Some(_) => format!("kept in {}", claimed.path().display()),
@@ -182,7 +189,7 @@ async fn live(up: &Up, claimed: &Claimed, network: &mut Network, started: Starte
 
     let mut observer = network.observer(&plan, &*chain).await?;
     let display = Display::open(up.plain, plan.seats.len())?;
-    let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss).await;
+    let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss, stop).await;
 
     let report = Report::new(&observer, unigram_loss, since);
     println!("{}", report.summary());
@@ -202,13 +209,14 @@ async fn watch(
     observer: &mut Observer,
     mut display: Display,
     unigram_loss: f64,
+    mut stop: program::StopSignal,
 ) -> (anyhow::Result<()>, Duration) {
     let mut first_window = None;
     let mut last_heard = Instant::now();
-    // A network that goes on has windows behind it: they are not counted again.
-    let _ = tokio::time::timeout(PATIENCE, observer.look(&**chain)).await;
-    let already = observer.windows();
-    let mut stop = std::pin::pin!(program::told_to_stop());
+    // A network that goes on has windows behind it. They are not counted again, whenever they are first seen whole: a chain that is
+    // busy with its start may answer later.
+    let first_look = tokio::time::timeout(PATIENCE, observer.look(&**chain)).await;
+    let mut already = matches!(first_look, Ok(Ok(()))).then(|| observer.windows());
     let ended = loop {
         // A child's death is said before anything that follows from it, such as a chain that no longer answers.
         match network.died() {
@@ -217,7 +225,10 @@ async fn watch(
             Err(error) => break Err(error.into()),
         }
         match tokio::time::timeout(LOOK_WITHIN, observer.look(&**chain)).await {
-            Ok(Ok(())) => last_heard = Instant::now(),
+            Ok(Ok(())) => {
+                last_heard = Instant::now();
+                already.get_or_insert(observer.windows());
+            }
             Ok(Err(error)) if PATIENCE < last_heard.elapsed() => break Err(error.into()),
             Err(_) if PATIENCE < last_heard.elapsed() => {
                 break Err(anyhow::anyhow!("the chain has not answered for {} s", PATIENCE.as_secs()));
@@ -230,12 +241,14 @@ async fn watch(
         if let Err(error) = display.show(observer, unigram_loss) {
             break Err(error.into());
         }
-        if up.windows.is_some_and(|windows| enough(observer, already.saturating_add(windows))) {
+        if let (Some(windows), Some(already)) = (up.windows, already)
+            && enough(observer, already.saturating_add(windows))
+        {
             break Ok(());
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK_EVERY) => {}
-            () = &mut stop => break Ok(()),
+            () = stop.told() => break Ok(()),
         }
     };
     let since = first_window.map_or(Duration::ZERO, |since: Instant| since.elapsed());

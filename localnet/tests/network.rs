@@ -7,7 +7,11 @@ mod support;
 
 use chain_client::keys::Key;
 use chain_client::{Expectations, SubxtChain};
-use localnet::{layout::Claimed, observe::Observer, setup};
+use localnet::{
+    layout::Claimed,
+    observe::{Observer, SeatSeen},
+    setup,
+};
 use protocol::{
     Role, Uid, Window,
     view::{Outcome, VoidReason},
@@ -74,15 +78,20 @@ async fn three_windows(net: &mut Net) {
     .await;
     let seen = &net.observer;
     assert!(seen.lineage_agreed(), "{:?}\n{:?}", seen.lineages, seen.held);
-    for seat in seen.seats_of(Role::Miner) {
-        let miner = seen.seen.get(&seat.id.uid).expect("the miner took part");
-        assert!(0 < miner.committed && 0 < miner.attested && 0 < miner.selected, "{miner:?}");
-        assert!(0 < miner.bytes_up && 0 < miner.bytes_down, "{miner:?}");
-    }
-    for seat in seen.seats_of(Role::Validator) {
-        let validator = seen.seen.get(&seat.id.uid).expect("the validator took part");
-        assert!(0 < validator.attested && 0 < validator.selected, "{validator:?}");
-    }
+    // Who was late for one window is in time for another.
+    net.until(
+        "every miner was selected, every validator has attested and voted, and bytes went both ways",
+        |seen| {
+            let of = |role| {
+                seen.seats_of(role).map(|seat| seen.seen.get(&seat.id.uid).cloned().unwrap_or_default())
+            };
+            let took_part = |seat: &SeatSeen| 0 < seat.attested && 0 < seat.selected;
+            of(Role::Miner).all(|miner| {
+                took_part(&miner) && 0 < miner.committed && 0 < miner.bytes_up && 0 < miner.bytes_down
+            }) && of(Role::Validator).all(|validator| took_part(&validator))
+        },
+    )
+    .await;
     net.until("the consensus gives weights, and miners and validators are paid for them", |seen| {
         let paid = |role| seen.seats_of(role).any(|seat| 0 < seat.earned);
         seen.weights.values().any(|weight| 0 < *weight) && paid(Role::Miner) && paid(Role::Validator)
@@ -153,8 +162,10 @@ async fn bad_bytes_and_a_store_that_refuses_cost_one_seat_only(net: &mut Net) {
         seen.faults.iter().any(|fault| fault.uid == uid.0 && fault.label == "wrong-digest")
     })
     .await;
-    net.until("that window is merged without the miner", |seen| from < last_fixed(seen)).await;
-    assert!(0 < merged_since(&net.observer, from), "{:?}", net.observer.outcomes);
+    net.until("windows are merged without the miner", |seen| {
+        from < last_fixed(seen) && 0 < merged_since(seen, from)
+    })
+    .await;
 
     net.order("miner-1", &Faults { unavailable: ALWAYS, ..Faults::default() }).await;
     net.until("the miner could not upload", |seen| {
@@ -176,13 +187,14 @@ async fn bad_bytes_and_a_store_that_refuses_cost_one_seat_only(net: &mut Net) {
 async fn killed_validators(net: &mut Net) {
     net.network.kill("validator-0").await.expect("the validator ran");
     let from = last_fixed(&net.observer) + 1;
-    net.until("two windows pass with one validator dead", |seen| from < last_fixed(seen)).await;
-    assert!(
-        net.observer.outcomes.range(Window(from)..).all(|(_, outcome)| merged(outcome)),
-        "with one of three dead no window is void: {:?}{}",
-        net.observer.outcomes,
-        net.last_lines()
-    );
+    // Both of the others must be in time now, which on a busy machine one of them may once not be.
+    net.until("two windows are merged with one validator dead", |seen| 2 <= merged_since(seen, from)).await;
+    let dead = net.uid("validator-0");
+    for window in net.observer.outcomes.range(Window(from)..).map(|(window, _)| *window) {
+        let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
+        let voted = view.is_some_and(|view| view.votes.iter().any(|(uid, _)| *uid == dead));
+        assert!(!voted, "the dead voted in window {}", window.0);
+    }
 
     net.network.kill("validator-1").await.expect("the validator ran");
     let from = last_fixed(&net.observer) + 1;
@@ -243,7 +255,7 @@ async fn pay_is_claimed(net: &mut Net) {
     let name = net.observer.name_of(seat.id.uid);
     let before = net.chain.balance(&seat.coldkey).await.expect("our chain answers").free;
     let settings = net.directory().join(&name).join("settings.toml").display().to_string();
-    let claim = move || support::localnet(["role", "miner", "claim", "--config", &settings]);
+    let claim = move || support::localnet(["role", "miner", "claim", "--yes", "--config", &settings]);
     let ended = tokio::task::spawn_blocking(claim).await.expect("it ends");
     assert!(ended.success, "{}", ended.all());
     assert!(ended.out.contains("MTL went to"), "{}", ended.all());

@@ -1,27 +1,66 @@
-//! What the validators' weights come to: Yuma consensus, in fixed point (PROT-31).
+//! What the validators' weights come to: Yuma consensus with bonds, in whole numbers (PROT-31).
 //!
 //! A seat's consensus weight is the highest that more than half of the stake stands behind. What a validator gave beyond
 //! it is clipped: it moves no pay, and costs the validator dividends. So a minority can neither raise a seat nor sink it.
+//! What stands of a validator's weight is bonded to the seat, and bonds remember: whoever was behind a good seat early
+//! holds more of it than whoever came late, or copied.
 //!
-//! Integers only, as the chain computes this and everyone recomputes it. Fractions are parts of [`ONE`].
+//! The formulas are those of Bittensor (`docs/consensus.md` and `pallets/subtensor/src/epoch/run_epoch.rs` in
+//! `opentensor/subtensor`), for validators `i` with stake `S_i`, seats `j`, and rows of weights that add up to 1:
 //!
-//! Not here yet: bonds, the moving averages of clipped weights that would earn the dividends. Until then a dividend is
-//! what a bond without a memory earns: stake times the part of the ballot that stood.
+//! | | | |
+//! |---|---|---|
+//! | consensus       | `C_j`  | `max { w : Σ_{i: W_ij ≥ w} S_i > κ·Σ_i S_i }`, `κ = 1/2`; 0 if there is none |
+//! | clipped         | `W̄_ij` | `min(W_ij, C_j)` |
+//! | rank, incentive | `R_j`, `I_j` | `Σ_i S_i·W̄_ij`, and its part of `Σ_j R_j` |
+//! | trust of a seat | `T_j`  | `R_j / Σ_i S_i·W_ij` |
+//! | of a validator  | `V_i`  | `Σ_j W̄_ij` |
+//! | bonds           | `B_ij` | `(1−α)·B_ij + α·S_i·W̄_ij / Σ_i S_i`, `α = 1/10` |
+//! | dividends       | `D_i`  | `Σ_j I_j·B_ij / Σ_k B_kj`, and its part of the sum over those that may earn |
+//!
+//! Where ours differ, and why:
+//!
+//! - All stake that decides counts in `Σ_i S_i`, also that of a validator without a ballot: else whoever keeps others
+//!   from posting could become the majority. There, only active stake counts, and a share of exactly `κ` suffices.
+//! - Bonds are of clipped weights (as there with a bonds penalty of 1): nobody bonds with what the majority denied.
+//! - Bonds are averages of the weights themselves. There, each epoch's are first scaled to add up to 1 per seat, so that
+//!   having been right about a seat while it was worth little weighs as much as while it was worth a lot: a validator that
+//!   always posts the last consensus then loses a quarter in the test below, and by ours seven eighths. For the same
+//!   reason bonds to a seat outside the consensus fade here, and one that returns after long is found anew.
+//! - A validator without a ballot earns nothing, whatever bonds it holds. Its part goes to the others.
+//! - Whole numbers only, and `α` is the same for every seat (there, "liquid alpha" takes exponentials).
+//!
+//! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest remainders
+//! (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low bits.
 
-use crate::Uid;
+use crate::{Uid, view::Standing};
 use alloc::{collections::BTreeMap, vec::Vec};
+
+#[cfg(test)]
+mod tests;
 
 /// The whole of which shares are parts.
 pub const ONE: u64 = 1 << 32;
 
-/// One validator's weights. A validator that posted none is an empty ballot: its stake counts, for nobody.
+/// `α` is one part in so many; the rest is memory.
+const BOND_EPOCHS: u128 = 10;
+
+/// One validator, as an epoch closes. One that posted nothing has no weights: its stake counts, for nobody.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ballot {
     pub validator: Uid,
     pub stake: u128,
     /// Only the proportions within one ballot matter. Of two weights for one seat the lower counts.
     pub weights: Vec<(Uid, u16)>,
+    /// As the last consensus left them. Of two to one seat the lower counts.
+    pub bonds: Bonds,
+    /// Whether it may earn dividends this time.
+    pub earns: bool,
 }
+
+/// `B_ij` of one validator: the mean over time of its clipped weight for each seat times its part of the stake, in parts of
+/// [`ONE`], in uid order, without zeros.
+pub type Bonds = Vec<(Uid, u32)>;
 
 /// All lists are in uid order and leave out zeros.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,51 +69,94 @@ pub struct Consensus {
     pub weights: Vec<(Uid, u16)>,
     /// Seats' shares of what is paid to miners. They add up to [`ONE`].
     pub incentive: Vec<(Uid, u64)>,
-    /// Validators' shares of what is paid to validators. They add up to [`ONE`].
+    /// Per seat, how much of the weight that stake gave it the consensus let stand, in parts of [`ONE`].
+    pub trust: Vec<(Uid, u64)>,
+    /// Validators' shares of what is paid to validators. They add up to [`ONE`]; there are none if nobody may earn.
     pub dividends: Vec<(Uid, u64)>,
     /// Per validator, how much of its ballot the consensus let stand, in parts of [`ONE`].
-    pub trust: Vec<(Uid, u64)>,
+    pub validator_trust: Vec<(Uid, u64)>,
+    /// The bonds of each validator that has any, for the next time.
+    pub bonds: Vec<(Uid, Bonds)>,
 }
 
-/// The consensus of `ballots`; `None` where no seat has more than half of the stake behind it, and the last weights stay.
+/// The consensus of `ballots`; `None` where no seat has more than half of the stake behind it: then the last weights
+/// and bonds stay, and nothing is paid.
 ///
 /// The order of the ballots does not matter; of two by one validator only one counts.
 pub fn yuma(ballots: &[Ballot]) -> Option<Consensus> {
     let voters = voters(ballots);
     let total: u128 = voters.iter().map(|voter| voter.stake).sum();
 
-    // What everyone gave to each seat, and of that the most that more than half of the stake stands behind.
-    let mut given = BTreeMap::<Uid, Vec<(u64, u128)>>::new();
-    for voter in &voters {
-        for (seat, weight) in &voter.weights {
-            given.entry(*seat).or_default().push((*weight, voter.stake));
-        }
-    }
-    let consensus: BTreeMap<Uid, u64> = given
-        .into_iter()
-        .map(|(seat, given)| (seat, lower_median(given, total)))
-        .filter(|(_, weight)| *weight > 0)
-        .collect();
-
-    // Clip, and add up by seat and by validator.
-    let mut rank = BTreeMap::<Uid, u128>::new();
-    let mut earned = Vec::new();
+    let mut weights = BTreeMap::<Uid, u64>::new();
+    let mut ranks = Vec::new();
     let mut trust = Vec::new();
-    for voter in &voters {
-        let mut stood = 0;
-        for (seat, weight) in &voter.weights {
-            let clipped = (*weight).min(consensus.get(seat).copied().unwrap_or(0));
-            *rank.entry(*seat).or_default() += voter.stake * u128::from(clipped);
-            stood += clipped;
+    let mut stood: Vec<u64> = voters.iter().map(|_| 0).collect();
+    let mut bonds: Vec<Bonds> = voters.iter().map(|_| Bonds::new()).collect();
+    let mut bonded = BTreeMap::<Uid, u128>::new();
+    for (seat, column) in columns(&voters) {
+        let consensus = majority_weight(&column, &voters, total);
+        let (mut rank, mut given, mut held) = (0, 0, 0);
+        for Entry { voter, weight, bond } in column {
+            let (stake, stands) = (voters[voter].stake, weight.min(consensus));
+            rank += stake * u128::from(stands);
+            given += stake * u128::from(weight);
+            stood[voter] += stands;
+            let bond = moved(bond, stake * u128::from(stands) / total.max(1));
+            if bond > 0 {
+                bonds[voter].push((seat, bond));
+                held += u128::from(bond);
+            }
         }
-        earned.push((voter.uid, voter.stake * u128::from(stood)));
-        trust.push((voter.uid, stood));
+        if consensus > 0 {
+            weights.insert(seat, consensus);
+            ranks.push((seat, rank));
+            // Not above `ONE`, as nothing stands that was not given; and something was, as a majority stands behind it.
+            trust.push((seat, (rank * u128::from(ONE) / given) as u64));
+            bonded.insert(seat, held);
+        }
     }
-    trust.retain(|(_, stood)| *stood > 0);
+    trust.retain(|(_, trust)| *trust > 0);
 
-    let incentive = shares_of_one(rank.into_iter().collect())?;
-    let dividends = shares_of_one(earned)?;
-    Some(Consensus { weights: as_weights(&consensus), incentive, dividends, trust })
+    let incentive = shares_of_one(ranks);
+    if incentive.is_empty() {
+        return None;
+    }
+    let earned = voters
+        .iter()
+        .zip(&bonds)
+        .filter(|(voter, _)| voter.earns && !voter.weights.is_empty())
+        .map(|(voter, bonds)| (voter.uid, earnings(bonds, &incentive, &bonded)))
+        .collect();
+    let of_voters = || voters.iter().map(|voter| voter.uid);
+    Some(Consensus {
+        weights: as_weights(&weights),
+        dividends: shares_of_one(earned),
+        validator_trust: of_voters().zip(stood).filter(|(_, stood)| *stood > 0).collect(),
+        bonds: of_voters().zip(bonds).filter(|(_, bonds)| !bonds.is_empty()).collect(),
+        incentive,
+        trust,
+    })
+}
+
+impl Consensus {
+    /// Everything that the consensus says of each seat it says anything of, in uid order.
+    pub fn standings(&self) -> Vec<(Uid, Standing)> {
+        let mut standings = BTreeMap::<Uid, Standing>::new();
+        for (uid, weight) in &self.weights {
+            standings.entry(*uid).or_default().weight = *weight;
+        }
+        for (uid, share) in &self.incentive {
+            standings.entry(*uid).or_default().incentive = *share;
+        }
+        for (uid, share) in &self.dividends {
+            standings.entry(*uid).or_default().dividends = *share;
+        }
+        // A uid is a miner's or a validator's, so only one of the two has something to say.
+        for (uid, share) in self.trust.iter().chain(&self.validator_trust) {
+            standings.entry(*uid).or_default().trust = *share;
+        }
+        standings.into_iter().collect()
+    }
 }
 
 struct Voter {
@@ -83,12 +165,14 @@ struct Voter {
     stake: u128,
     /// In parts of [`ONE`], adding up to at most [`ONE`]; no zeros.
     weights: BTreeMap<Uid, u64>,
+    bonds: BTreeMap<Uid, u32>,
+    earns: bool,
 }
 
-/// With 2^16 validators and weights below 2^32, sums stay below 2^94, and a sum times [`ONE`] below 2^126.
+/// With 2^16 validators and weights of at most 2^32, sums stay below 2^94, and a sum times [`ONE`] below 2^126.
 const STAKE_BITS: u32 = 46;
 
-/// Ballots as fractions, one per validator. All stakes lose the same low bits, where the largest has too many.
+/// Ballots as fractions, one per validator, in uid order. All stakes lose the same low bits, where the largest has too many.
 fn voters(ballots: &[Ballot]) -> Vec<Voter> {
     let mut ballots: Vec<&Ballot> = ballots.iter().collect();
     ballots.sort_unstable();
@@ -102,27 +186,58 @@ fn voters(ballots: &[Ballot]) -> Vec<Voter> {
             uid: ballot.validator,
             stake: ballot.stake >> excess_bits,
             weights: fractions(&ballot.weights),
+            bonds: lowest(ballot.bonds.iter().map(|(seat, bond)| (*seat, *bond))),
+            earns: ballot.earns,
         })
         .collect()
 }
 
 fn fractions(weights: &[(Uid, u16)]) -> BTreeMap<Uid, u64> {
-    let mut by_seat = BTreeMap::<Uid, u64>::new();
-    for (seat, weight) in weights {
-        let weight = u64::from(*weight);
-        by_seat.entry(*seat).and_modify(|known| *known = weight.min(*known)).or_insert(weight);
-    }
+    let mut by_seat = lowest(weights.iter().map(|(seat, weight)| (*seat, u64::from(*weight))));
     // At most 2^16 seats of less than 2^16 each.
     let sum: u64 = by_seat.values().sum();
-    by_seat.retain(|_, weight| *weight > 0);
     for weight in by_seat.values_mut() {
         *weight = *weight * ONE / sum;
     }
     by_seat
 }
 
+/// Of two entries for one seat the lower; no zeros.
+fn lowest<V: Copy + Ord + Default>(entries: impl Iterator<Item = (Uid, V)>) -> BTreeMap<Uid, V> {
+    let mut by_seat = BTreeMap::<Uid, V>::new();
+    for (seat, value) in entries {
+        by_seat.entry(seat).and_modify(|known| *known = value.min(*known)).or_insert(value);
+    }
+    by_seat.retain(|_, value| *value > V::default());
+    by_seat
+}
+
+/// What one voter, by its place in the list, gives to a seat and holds of it.
+struct Entry {
+    voter: usize,
+    weight: u64,
+    bond: u32,
+}
+
+/// Seat by seat, everyone that gives or holds something, in uid order.
+fn columns(voters: &[Voter]) -> BTreeMap<Uid, Vec<Entry>> {
+    let mut columns = BTreeMap::<Uid, Vec<Entry>>::new();
+    for (voter, row) in voters.iter().enumerate() {
+        for (seat, weight) in &row.weights {
+            let bond = row.bonds.get(seat).copied().unwrap_or(0);
+            columns.entry(*seat).or_default().push(Entry { voter, weight: *weight, bond });
+        }
+        for (seat, bond) in row.bonds.iter().filter(|(seat, _)| !row.weights.contains_key(seat)) {
+            columns.entry(*seat).or_default().push(Entry { voter, weight: 0, bond: *bond });
+        }
+    }
+    columns
+}
+
 /// The highest weight that more than half of `total` gave at least; 0 where no more than half gave any.
-fn lower_median(mut given: Vec<(u64, u128)>, total: u128) -> u64 {
+fn majority_weight(column: &[Entry], voters: &[Voter], total: u128) -> u64 {
+    let mut given: Vec<(u64, u128)> =
+        column.iter().map(|entry| (entry.weight, voters[entry.voter].stake)).collect();
     given.sort_unstable_by_key(|(weight, _)| core::cmp::Reverse(*weight));
     let mut behind = 0;
     for (weight, stake) in given {
@@ -134,12 +249,33 @@ fn lower_median(mut given: Vec<(u64, u128)>, total: u128) -> u64 {
     0
 }
 
-/// Amounts as parts of [`ONE`] that add up to it exactly: rounded down, and what is missing to the largest remainders
-/// (ties: lower uid). `None` where all amounts are 0.
-fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Option<Vec<(Uid, u64)>> {
+/// A bond after this epoch: nine parts of what it was, and one of the clipped weight by the part of the stake, which is at
+/// most [`ONE`].
+fn moved(bond: u32, stands: u128) -> u32 {
+    let mean = (u128::from(bond) * (BOND_EPOCHS - 1) + stands) / BOND_EPOCHS;
+    // Below 2^32, as the old bond was.
+    mean as u32
+}
+
+/// What a validator's bonds earn: of each seat's incentive the part that it holds of what is `bonded` to the seat.
+fn earnings(bonds: &Bonds, incentive: &[(Uid, u64)], bonded: &BTreeMap<Uid, u128>) -> u128 {
+    let incentive_of = |seat: &Uid| {
+        let place = incentive.binary_search_by_key(seat, |(uid, _)| *uid).ok()?;
+        Some(u128::from(incentive[place].1))
+    };
+    let earned = |(seat, bond): &(Uid, u32)| {
+        let (incentive, bonded) = (incentive_of(seat)?, bonded.get(seat)?);
+        Some(u128::from(*bond) * u128::from(ONE) * incentive / *bonded)
+    };
+    bonds.iter().filter_map(earned).sum()
+}
+
+/// Amounts as parts of [`ONE`] that add up to it exactly: rounded down, and what is missing to the largest remainders (ties:
+/// lower uid). In uid order; empty where all amounts are 0.
+fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Vec<(Uid, u64)> {
     let total: u128 = amounts.iter().map(|(_, amount)| *amount).sum();
     if total == 0 {
-        return None;
+        return Vec::new();
     }
     let mut parts: Vec<(Uid, u64, u128)> = amounts
         .into_iter()
@@ -156,10 +292,10 @@ fn shares_of_one(amounts: Vec<(Uid, u128)>) -> Option<Vec<(Uid, u64)>> {
     for (_, share, _) in parts.iter_mut().take(missing as usize) {
         *share += 1;
     }
-    let mut shares: Vec<_> =
+    let mut shares: Vec<(Uid, u64)> =
         parts.into_iter().filter(|(_, share, _)| *share > 0).map(|(uid, share, _)| (uid, share)).collect();
     shares.sort_unstable();
-    Some(shares)
+    shares
 }
 
 /// The highest becomes 65535; what has any weight keeps at least 1.
@@ -169,165 +305,4 @@ fn as_weights(consensus: &BTreeMap<Uid, u64>) -> Vec<(Uid, u16)> {
         u16::try_from((weight * u64::from(u16::MAX) + highest / 2) / highest).unwrap_or(u16::MAX).max(1)
     };
     consensus.iter().map(|(seat, weight)| (*seat, scaled(*weight))).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloc::vec;
-    use proptest::prelude::*;
-
-    fn ballot(validator: u16, stake: u128, weights: &[(u16, u16)]) -> Ballot {
-        let weights = weights.iter().map(|(seat, weight)| (Uid(*seat), *weight)).collect();
-        Ballot { validator: Uid(validator), stake, weights }
-    }
-
-    fn sum(shares: &[(Uid, u64)]) -> u64 {
-        shares.iter().map(|(_, share)| share).sum()
-    }
-
-    fn share_of(shares: &[(Uid, u64)], uid: u16) -> u64 {
-        shares.iter().find(|(seat, _)| *seat == Uid(uid)).map_or(0, |(_, share)| *share)
-    }
-
-    #[test]
-    fn where_all_agree_everyone_gets_what_they_say() {
-        let honest = &[(0, 65535), (1, 32768), (2, 32767)];
-        let ballots = [ballot(10, 5, honest), ballot(11, 5, honest), ballot(12, 5, honest)];
-        let consensus = yuma(&ballots).unwrap();
-        assert_eq!(consensus.weights, [(Uid(0), 65535), (Uid(1), 32768), (Uid(2), 32767)]);
-        assert!(share_of(&consensus.incentive, 0).abs_diff(ONE / 2) < 3);
-        assert_eq!(sum(&consensus.incentive), ONE);
-        // A third each; the odd unit goes to the lowest uid.
-        assert_eq!(consensus.dividends, [(Uid(10), ONE / 3 + 1), (Uid(11), ONE / 3), (Uid(12), ONE / 3)]);
-        assert!(consensus.trust.iter().all(|(_, trust)| ONE - trust < 3));
-    }
-
-    #[test]
-    fn a_minority_that_pays_itself_moves_nothing_and_earns_nothing() {
-        let ballots = [
-            ballot(10, 34, &[(0, 10), (1, 10)]),
-            ballot(11, 17, &[(0, 10), (1, 10)]),
-            ballot(12, 49, &[(7, 65535)]),
-        ];
-        let consensus = yuma(&ballots).unwrap();
-        assert_eq!(consensus.weights, [(Uid(0), 65535), (Uid(1), 65535)]);
-        assert_eq!(share_of(&consensus.incentive, 7), 0);
-        assert_eq!(consensus.dividends.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [10, 11]);
-        assert_eq!(share_of(&consensus.trust, 12), 0);
-    }
-
-    #[test]
-    fn exactly_half_of_the_stake_is_no_majority() {
-        assert_eq!(yuma(&[ballot(1, 50, &[(0, 1)]), ballot(2, 50, &[(1, 1)])]), None);
-        assert_eq!(
-            yuma(&[ballot(1, 51, &[(0, 1)]), ballot(2, 50, &[(1, 1)])]).unwrap().weights,
-            [(Uid(0), 65535)]
-        );
-    }
-
-    #[test]
-    fn without_ballots_stake_or_weights_there_is_no_consensus() {
-        assert_eq!(yuma(&[]), None);
-        assert_eq!(yuma(&[ballot(1, 0, &[(0, 1)])]), None);
-        assert_eq!(yuma(&[ballot(1, 5, &[])]), None);
-        assert_eq!(yuma(&[ballot(1, 5, &[(0, 0)])]), None);
-        // Whoever posted nothing still has its stake counted.
-        assert_eq!(yuma(&[ballot(1, 5, &[(0, 1)]), ballot(2, 5, &[]), ballot(3, 5, &[])]), None);
-        assert!(yuma(&[ballot(1, 5, &[(0, 1)]), ballot(2, 5, &[(0, 3)]), ballot(3, 5, &[])]).is_some());
-    }
-
-    #[test]
-    fn what_a_validator_gave_beyond_the_consensus_costs_it_dividends() {
-        let consensus = yuma(&[
-            ballot(1, 10, &[(0, 50), (1, 50)]),
-            ballot(2, 10, &[(0, 50), (1, 50)]),
-            ballot(3, 10, &[(0, 90), (1, 10)]),
-        ])
-        .unwrap();
-        // Validator 3 keeps 50 + 10 of its 100.
-        assert_eq!(share_of(&consensus.trust, 3), ONE / 2 + ONE / 10);
-        assert!(share_of(&consensus.dividends, 3) < share_of(&consensus.dividends, 1));
-        assert!(share_of(&consensus.dividends, 1) - share_of(&consensus.dividends, 2) <= 1);
-    }
-
-    #[test]
-    fn extreme_stakes_neither_overflow_nor_panic() {
-        let many: Vec<(u16, u16)> = (0..3000).map(|seat| (seat, u16::MAX)).collect();
-        let ballots: Vec<_> = (0..200).map(|validator| ballot(validator, u128::MAX, &many)).collect();
-        let consensus = yuma(&ballots).unwrap();
-        assert_eq!(sum(&consensus.incentive), ONE);
-        assert_eq!(sum(&consensus.dividends), ONE);
-        assert_eq!(consensus.weights.len(), 3000);
-
-        let dust = [ballot(1, u128::MAX, &[(0, 1)]), ballot(2, 1, &[(1, 1)])];
-        assert_eq!(yuma(&dust).unwrap().dividends, [(Uid(1), ONE)]);
-    }
-
-    #[test]
-    fn a_second_ballot_or_a_second_weight_counts_for_nothing_more() {
-        let once = [ballot(1, 10, &[(0, 5), (1, 5)]), ballot(2, 9, &[(0, 1)])];
-        let mut twice = once.to_vec();
-        twice.push(ballot(2, 9, &[(1, 1)]));
-        assert_eq!(yuma(&twice).unwrap().dividends.len(), 2);
-        let doubled = [ballot(1, 10, &[(0, 5), (1, 5), (0, 900)]), once[1].clone()];
-        assert_eq!(yuma(&doubled), yuma(&once));
-    }
-
-    fn any_ballots() -> impl Strategy<Value = Vec<Ballot>> {
-        let weights = proptest::collection::btree_map(0u16..8, any::<u16>(), 0..8);
-        let stake = prop_oneof![0u128..1000, any::<u128>(), Just(u128::MAX)];
-        proptest::collection::vec((stake, weights), 0..8).prop_map(|ballots| {
-            ballots
-                .into_iter()
-                .enumerate()
-                .map(|(validator, (stake, weights))| {
-                    ballot(100 + validator as u16, stake, &weights.into_iter().collect::<Vec<_>>())
-                })
-                .collect()
-        })
-    }
-
-    proptest! {
-        #[test]
-        fn shares_add_up_exactly_whatever_is_posted(ballots in any_ballots()) {
-            if let Some(consensus) = yuma(&ballots) {
-                prop_assert_eq!(sum(&consensus.incentive), ONE);
-                prop_assert_eq!(sum(&consensus.dividends), ONE);
-                prop_assert!(crate::weights::is_canonical(&consensus.weights));
-                prop_assert!(consensus.weights.iter().any(|(_, weight)| *weight == u16::MAX));
-                prop_assert!(consensus.trust.iter().all(|(_, trust)| *trust <= ONE));
-            }
-        }
-
-        #[test]
-        fn the_order_of_the_validators_does_not_matter(ballots in any_ballots()) {
-            let mut reversed = ballots.clone();
-            reversed.reverse();
-            for ballot in &mut reversed {
-                ballot.weights.reverse();
-            }
-            prop_assert_eq!(yuma(&reversed), yuma(&ballots));
-        }
-
-        /// Two thirds say the same; whatever the last third says, the consensus weights are theirs.
-        #[test]
-        fn a_minority_cannot_move_the_consensus(
-            honest in proptest::collection::btree_map(0u16..6, 1u16.., 1..6),
-            lies in proptest::collection::vec((0u16..8, any::<u16>()), 0..8),
-            stake in 1u128..1_000_000_000,
-        ) {
-            let honest: Vec<_> = honest.into_iter().collect();
-            let majority = vec![ballot(1, stake, &honest), ballot(2, stake, &honest)];
-            let alone = yuma(&majority).unwrap();
-            let mut attacked = majority.clone();
-            attacked.push(ballot(3, stake, &lies));
-            let consensus = yuma(&attacked).unwrap();
-            prop_assert_eq!(&consensus.weights, &alone.weights);
-            for (seat, _) in &consensus.incentive {
-                prop_assert!(honest.iter().any(|(known, _)| known == &seat.0), "a seat only the minority named is paid");
-            }
-            prop_assert!(share_of(&consensus.dividends, 3) <= share_of(&consensus.dividends, 1));
-        }
-    }
 }

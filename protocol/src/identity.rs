@@ -141,6 +141,7 @@ pub enum Domain {
     Contribution,
     Receipt,
     PeerRecord,
+    Statement,
 }
 
 impl Domain {
@@ -149,6 +150,7 @@ impl Domain {
             Domain::Contribution => b"mettle/1/contribution",
             Domain::Receipt => b"mettle/1/receipt",
             Domain::PeerRecord => b"mettle/1/peer-record",
+            Domain::Statement => b"mettle/1/statement",
         }
     }
 }

@@ -11,14 +11,16 @@ pub mod keys;
 pub mod lineage;
 pub mod merge;
 pub mod params;
+pub mod reveal;
 pub mod select;
+pub mod statement;
 pub mod submission;
 pub mod view;
 pub mod weights;
 pub mod window;
 
 pub use identity::{Digest, Hotkey, Role, RunId, SeatId, Uid};
-pub use params::RunParams;
+pub use params::{RunParams, Terms};
 pub use window::{Block, Phase, Schedule, Window};
 
 /// The version of the rules themselves. Releases change; this changes only when a rule does.

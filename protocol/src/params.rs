@@ -1,7 +1,10 @@
 //! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in one
 //! of them take part in two different runs.
 
-use crate::window::{Schedule, ScheduleError};
+use crate::{
+    identity::Role,
+    window::{Schedule, ScheduleError},
+};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
@@ -9,6 +12,11 @@ use serde::{Deserialize, Serialize};
 /// Values in a full chunk: the unit in which entries are selected (PROT-7).
 pub const CHUNK_VALUES: usize = 4096;
 
+/// No run may keep stake longer than so many windows after it was taken out.
+pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
+
+/// The numbers of a run that models are computed with. Nobody can change them once the run exists: the lineage begins with
+/// them (PROT-19).
 #[derive(
     Clone,
     Copy,
@@ -27,6 +35,12 @@ pub struct RunParams {
     pub schedule: Schedule,
     /// `E`: weights are posted and pay is shared once in so many windows (PROT-30).
     pub epoch_windows: u32,
+    /// A validator reveals the weights it committed to in the first so many windows of the epoch after; at most
+    /// `epoch_windows` (PROT-30).
+    pub reveal_windows: u32,
+    /// Blocks after its deadline in which a hidden attestation or vote is revealed; 0 where both are posted in the open
+    /// (PROT-30).
+    pub hidden_blocks: u32,
     /// `n`: training sequences handed to each seat in a window (PROT-5).
     pub sequences_per_seat: u32,
     /// `ρ` of a contribution (PROT-7).
@@ -53,21 +67,55 @@ pub struct RunParams {
     pub min_contributions: u16,
     /// Validators vote the state root after every so many windows (PROT-20).
     pub checkpoint_windows: u32,
+    /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
+    pub localnet: bool,
+}
+
+/// The numbers of a run that nobody computes a model with: who may sit, what is at stake, what is paid. The run's owner may
+/// change them; a change takes effect as an epoch begins, so that nobody is paid by other terms than those that
+/// stood when the work was done.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
+)]
+pub struct Terms {
     /// `V`: validators in the electorate, at most (PROT-3).
     pub electorate_max: u16,
     /// `M`: a validator absent so long leaves the electorate until it attests again (PROT-3).
     pub absence_windows: u32,
     /// `q_min`: the electorate's share of all bonded validator stake under which the run pauses (PROT-3).
     pub quorum: Permille,
-    /// The least a validator must have staked.
+    /// The least a validator must have staked itself.
     pub validator_stake_min: u128,
     /// The least a miner must have staked.
     pub miner_stake_min: u128,
+    /// Miners' seats, at most (PROT-29).
+    pub miner_seats_max: u16,
+    /// Validators' seats, at most (PROT-29).
+    pub validator_seats_max: u16,
+    /// A seat cannot be replaced for so many windows after its registration (PROT-29).
+    pub immunity_windows: u32,
+    /// Stake that is taken out stays held, and can be slashed, for so many windows (PROT-29).
+    pub unbonding_windows: u32,
+    /// What a seat costs where nobody else wants one; burnt (PROT-29).
+    pub seat_price_min: u128,
+    /// Of what a validator has at stake, how much a proven equivocation costs (PROT-21).
+    pub equivocation_slash: Permille,
     /// Paid out of the treasury each epoch, if it holds as much (PROT-32).
     pub emission_per_epoch: u128,
+    /// The emission halves after every so many epochs; 0 where it never does (PROT-32).
+    pub emission_halving_epochs: u32,
     pub shares: PayShares,
-    /// Whether endpoints may have private addresses: true only for a network on one machine (PROT-13).
-    pub localnet: bool,
 }
 
 /// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
@@ -189,6 +237,14 @@ pub enum ParamsError {
     Quorum,
     #[error("pay shares must add up to 1000 thousandths")]
     Shares,
+    #[error("reveal_windows must be at most epoch_windows")]
+    Reveal,
+    #[error("hidden attestations must be revealed before vote_by, and hidden votes before the window ends")]
+    Hidden,
+    #[error("the slash for equivocation is at most 1000 thousandths")]
+    Slash,
+    #[error("stake may stay held for at most {UNBONDING_WINDOWS_MAX} windows")]
+    Unbonding,
 }
 
 impl RunParams {
@@ -197,14 +253,13 @@ impl RunParams {
         self.schedule.validate()?;
         for (name, value) in [
             ("epoch_windows", self.epoch_windows),
+            ("reveal_windows", self.reveal_windows),
             ("sequences_per_seat", self.sequences_per_seat),
             ("evaluation_sequences", self.evaluation_sequences),
             ("evaluation_wait_max", self.evaluation_wait_max),
             ("places", self.places.into()),
             ("min_contributions", self.min_contributions.into()),
             ("checkpoint_windows", self.checkpoint_windows),
-            ("electorate_max", self.electorate_max.into()),
-            ("absence_windows", self.absence_windows),
         ] {
             if value == 0 {
                 return Err(ParamsError::Zero { name });
@@ -230,13 +285,14 @@ impl RunParams {
         {
             return Err(ParamsError::Places);
         }
-        if self.quorum.0 == 0 || self.quorum.0 > 1000 {
-            return Err(ParamsError::Quorum);
+        if self.reveal_windows > self.epoch_windows {
+            return Err(ParamsError::Reveal);
         }
-        let PayShares { miners, validators, owner, burn } = self.shares;
-        let total = [miners, validators, owner, burn].iter().map(|share| u32::from(share.0)).sum::<u32>();
-        if total != 1000 {
-            return Err(ParamsError::Shares);
+        let fits =
+            |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);
+        let Schedule { attest_by, vote_by, blocks_per_window, .. } = self.schedule;
+        if !fits(attest_by, vote_by) || !fits(vote_by, blocks_per_window) {
+            return Err(ParamsError::Hidden);
         }
         Ok(())
     }
@@ -249,6 +305,59 @@ impl RunParams {
     /// `β = fl(c·α)`, the step at which a contribution is judged (PROT-22).
     pub fn evaluation_rate(&self) -> f32 {
         self.evaluation_fraction.get() * self.outer_rate.get()
+    }
+}
+
+impl Terms {
+    /// Checks every bound that no later rule checks again.
+    pub fn validate(&self) -> Result<(), ParamsError> {
+        for (name, value) in [
+            ("electorate_max", self.electorate_max.into()),
+            ("absence_windows", self.absence_windows),
+            ("miner_seats_max", self.miner_seats_max.into()),
+            ("validator_seats_max", self.validator_seats_max.into()),
+        ] {
+            if value == 0 {
+                return Err(ParamsError::Zero { name });
+            }
+        }
+        if self.quorum.0 == 0 || self.quorum.0 > 1000 {
+            return Err(ParamsError::Quorum);
+        }
+        if self.equivocation_slash.0 > 1000 {
+            return Err(ParamsError::Slash);
+        }
+        if self.unbonding_windows > UNBONDING_WINDOWS_MAX {
+            return Err(ParamsError::Unbonding);
+        }
+        let PayShares { miners, validators, owner, burn } = self.shares;
+        let total = [miners, validators, owner, burn].iter().map(|share| u32::from(share.0)).sum::<u32>();
+        if total != 1000 {
+            return Err(ParamsError::Shares);
+        }
+        Ok(())
+    }
+
+    /// The least a seat of `role` must have staked itself.
+    pub fn stake_min(&self, role: Role) -> u128 {
+        match role {
+            Role::Miner => self.miner_stake_min,
+            Role::Validator => self.validator_stake_min,
+        }
+    }
+
+    /// Seats of `role`, at most.
+    pub fn seats_max(&self, role: Role) -> u16 {
+        match role {
+            Role::Miner => self.miner_seats_max,
+            Role::Validator => self.validator_seats_max,
+        }
+    }
+
+    /// What `epoch` pays at most: halved as often as the schedule of the emission says (PROT-32).
+    pub fn emission(&self, epoch: u32) -> u128 {
+        let halvings = epoch.checked_div(self.emission_halving_epochs).unwrap_or(0);
+        self.emission_per_epoch.checked_shr(halvings).unwrap_or(0)
     }
 }
 
@@ -294,6 +403,8 @@ impl Default for RunParams {
                 vote_by: 106,
             },
             epoch_windows: 10,
+            reveal_windows: 2,
+            hidden_blocks: 0,
             sequences_per_seat: 512,
             density: Density(64),
             merge_density: Density(1024),
@@ -308,19 +419,33 @@ impl Default for RunParams {
             newcomer_windows: 20,
             min_contributions: 1,
             checkpoint_windows: 20,
+            localnet: false,
+        }
+    }
+}
+
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms {
             electorate_max: 64,
             absence_windows: 20,
             quorum: Permille(500),
             validator_stake_min: 1_000_000_000_000,
             miner_stake_min: 10_000_000_000,
+            miner_seats_max: 192,
+            validator_seats_max: 64,
+            immunity_windows: 40,
+            unbonding_windows: 200,
+            seat_price_min: 1_000_000_000,
+            equivocation_slash: Permille(100),
             emission_per_epoch: 1_000_000_000_000,
+            emission_halving_epochs: 0,
             shares: PayShares {
                 miners: Permille(500),
                 validators: Permille(400),
                 owner: Permille(100),
                 burn: Permille(0),
             },
-            localnet: false,
         }
     }
 }
@@ -350,9 +475,33 @@ mod tests {
             ParamsError::Rate { name: "outer_rate", max: 10 }
         );
         assert_eq!(refused(RunParams { min_contributions: 5, ..good }), ParamsError::Places);
-        assert_eq!(refused(RunParams { quorum: Permille(1001), ..good }), ParamsError::Quorum);
-        let shares = PayShares { burn: Permille(1), ..good.shares };
-        assert_eq!(refused(RunParams { shares, ..good }), ParamsError::Shares);
+        assert_eq!(refused(RunParams { reveal_windows: 11, ..good }), ParamsError::Reveal);
+        assert_eq!(refused(RunParams { hidden_blocks: 8, ..good }), ParamsError::Hidden);
+        assert_eq!(RunParams { hidden_blocks: 7, ..good }.validate(), Ok(()));
+    }
+
+    #[test]
+    fn terms_out_of_bounds_are_refused_by_name() {
+        let terms = Terms::default();
+        assert_eq!(terms.validate(), Ok(()));
+        let refused = |terms: Terms| terms.validate().unwrap_err();
+        assert_eq!(refused(Terms { quorum: Permille(1001), ..terms }), ParamsError::Quorum);
+        assert_eq!(
+            refused(Terms { electorate_max: 0, ..terms }),
+            ParamsError::Zero { name: "electorate_max" }
+        );
+        assert_eq!(refused(Terms { equivocation_slash: Permille(1001), ..terms }), ParamsError::Slash);
+        assert_eq!(refused(Terms { unbonding_windows: u32::MAX, ..terms }), ParamsError::Unbonding);
+        let shares = PayShares { burn: Permille(1), ..terms.shares };
+        assert_eq!(refused(Terms { shares, ..terms }), ParamsError::Shares);
+    }
+
+    #[test]
+    fn an_emission_halves_until_nothing_is_left_of_it() {
+        let terms = Terms { emission_per_epoch: 100, emission_halving_epochs: 3, ..Terms::default() };
+        let emissions = [0, 2, 3, 6, 21, 3 * 128, u32::MAX].map(|epoch| terms.emission(epoch));
+        assert_eq!(emissions, [100, 100, 50, 25, 0, 0, 0]);
+        assert_eq!(Terms { emission_halving_epochs: 0, ..terms }.emission(u32::MAX), 100);
     }
 
     #[test]

@@ -72,13 +72,13 @@ pub struct Sealer {
 impl Sealer {
     /// Also returns the bytes that the object begins with.
     pub fn new(header: &Header) -> (Sealer, [u8; PREFIX_BYTES]) {
+        let mut fields = [0; HEADER_BYTES];
+        fields.copy_from_slice(&header.encode());
         let mut prefix = [0; PREFIX_BYTES];
         prefix[..MAGIC.len()].copy_from_slice(&MAGIC);
-        header.encode_to(&mut &mut prefix[MAGIC.len()..]);
+        prefix[MAGIC.len()..].copy_from_slice(&fields);
         let mut object = blake3::Hasher::new();
         object.update(&prefix);
-        let mut fields = [0; HEADER_BYTES];
-        fields.copy_from_slice(&prefix[MAGIC.len()..]);
         (Sealer { header: fields, body: blake3::Hasher::new(), object }, prefix)
     }
 

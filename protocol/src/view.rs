@@ -1,6 +1,9 @@
 //! What the chain tells about a run, as its runtime API returns it and every client reads it.
 
-use crate::{Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Uid, Window, select::Selected};
+use crate::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille,
+    select::Selected,
+};
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
@@ -14,6 +17,7 @@ pub struct RunView {
     pub id: RunId,
     pub owner: Account,
     pub params: RunParams,
+    pub terms: Terms,
     /// Digest of the run's specification: the model's shape and the inner recipe.
     pub spec: Digest,
     /// Digest of the dataset's manifest (PROT-4).
@@ -92,6 +96,8 @@ pub struct WindowView {
     /// Who voted so far, and what (PROT-19).
     pub votes: Vec<(Uid, Vote)>,
     pub outcome: Option<Outcome>,
+    /// Digests of the receipts that validators published for the window (PROT-27).
+    pub receipts: Vec<(Uid, Digest)>,
 }
 
 /// What attestation came to: fixed one block after `attest_by`.
@@ -192,6 +198,147 @@ pub enum VoidReason {
 pub enum Verdict {
     Valid,
     Faulty,
+}
+
+/// Where a run stands, in one answer: what a dashboard shows on top.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct RunStatus {
+    pub run: RunView,
+    pub block: Block,
+    /// The window that is open; `None` before the run starts.
+    pub window: Option<Window>,
+    pub epoch: Option<u32>,
+    pub miners: SeatsTaken,
+    pub validators: SeatsTaken,
+    /// Terms that wait for an epoch to begin.
+    pub pending_terms: Option<Terms>,
+    /// Whether the owner has stopped the run, or has asked to (PROT-3).
+    pub stopped_by_owner: bool,
+    pub books: BooksView,
+}
+
+/// How full a run is, and what a seat costs there (PROT-29).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct SeatsTaken {
+    pub taken: u16,
+    pub max: u16,
+    /// What the next seat costs now, burnt.
+    pub price: u128,
+}
+
+/// What became of a run's money: `funded = treasury + claimable + paid + burnt` (PROT-32).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct BooksView {
+    pub funded: u128,
+    pub treasury: u128,
+    /// Of seats, former seats and the owner.
+    pub claimable: u128,
+    pub owner_claimable: u128,
+    pub paid: u128,
+    pub burnt: u128,
+}
+
+/// A seat with everything that the chain knows of it now.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct SeatStatus {
+    pub seat: SeatView,
+    /// The first window in which the seat can be replaced (PROT-29).
+    pub immune_until: Window,
+    /// What happens to the seat when the next window opens, in a word; `None` if nothing.
+    pub pending: Option<PendingChange>,
+    /// Whether pay becomes stake when it is claimed.
+    pub pays_into_stake: bool,
+    /// What others have put behind a validator; it counts as its stake.
+    pub nominated: u128,
+    pub commission: Permille,
+    pub standing: Standing,
+    /// Pay of the last epochs, fading: the seat with the least is replaced first.
+    pub recent_pay: u128,
+    pub last_attested: Option<Window>,
+}
+
+/// What the next opening of a window brings for a seat (PROT-29).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PendingChange {
+    /// The seat changes its hotkey.
+    Rotates(Hotkey),
+    /// The seat is given up.
+    Leaves,
+    /// Somebody else takes it.
+    Replaced,
+}
+
+/// What the last consensus said of a seat, in parts of `consensus::ONE` (PROT-31).
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+    Serialize,
+    Deserialize,
+)]
+pub struct Standing {
+    /// Consensus weight, the highest seat's being 65535.
+    pub weight: u16,
+    /// Share of the miners' pay.
+    pub incentive: u64,
+    /// Of a validator: how much of its weights the consensus let stand. Of a miner: how much of what stake gave it.
+    pub trust: u64,
+    /// Share of the validators' pay.
+    pub dividends: u64,
+}
+
+/// Why a seat was paid what it was paid in an epoch (PROT-32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct Payslip {
+    pub epoch: u32,
+    /// What the run paid in all in that epoch.
+    pub pot: u128,
+    pub standing: Standing,
+    /// Credited to the seat.
+    pub amount: u128,
+    /// Credited to those who nominated it.
+    pub nominators: u128,
+}
+
+/// What an account has in a run: what a wallet shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct AccountStatus {
+    /// Seats whose coldkey the account is.
+    pub seats: Vec<Uid>,
+    /// Held as their stake.
+    pub staked: u128,
+    /// Pay of those seats, and of seats that the account had, waiting to be claimed.
+    pub claimable: u128,
+    pub unbonding: Vec<UnbondingView>,
+    pub nominations: Vec<NominationView>,
+}
+
+/// Stake that was taken out and is not free yet (PROT-29).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct UnbondingView {
+    pub uid: Uid,
+    pub amount: u128,
+    /// The first window in which it can be withdrawn.
+    pub until: Window,
+}
+
+/// What an account has put behind a validator (PROT-29).
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
+pub struct NominationView {
+    pub validator: Uid,
+    /// What it is worth now.
+    pub amount: u128,
+    pub unbonding: Vec<UnbondingView>,
+    pub claimable: u128,
 }
 
 /// Where the chain stands in a run.

@@ -88,6 +88,8 @@ fn genesis() -> Digest {
     let params = RunParams {
         schedule,
         epoch_windows: 10,
+        reveal_windows: 2,
+        hidden_blocks: 0,
         sequences_per_seat: 512,
         density: DENSITY,
         merge_density: MERGED,
@@ -102,18 +104,6 @@ fn genesis() -> Digest {
         newcomer_windows: 20,
         min_contributions: 1,
         checkpoint_windows: 20,
-        electorate_max: 64,
-        absence_windows: 20,
-        quorum: Permille(500),
-        validator_stake_min: 1_000_000_000_000,
-        miner_stake_min: 10_000_000_000,
-        emission_per_epoch: 1_000_000_000_000,
-        shares: PayShares {
-            miners: Permille(500),
-            validators: Permille(400),
-            owner: Permille(100),
-            burn: Permille(0),
-        },
         localnet: false,
     };
     lineage::genesis(&params, &Digest::of(b"manifest"), &Digest::of(b"theta"))

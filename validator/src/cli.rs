@@ -1,12 +1,22 @@
 //! The command line: settings in, a serving validator out.
 
-use crate::{salt::Salts, serve::Validator};
+use crate::{
+    ballot::{Ballots, Found},
+    salt::Salts,
+    serve::Validator,
+};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Evaluator};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Metrics, Settings, Verb, create::CreateRun, metrics::MetricsFlag, program};
+use seat::{
+    Flags, Metrics, Settings, Verb,
+    metrics::MetricsFlag,
+    nominate::{self, NominateVerb},
+    owner::{self, RunVerb},
+    program,
+};
 use std::{net::SocketAddr, process::ExitCode};
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
@@ -21,17 +31,13 @@ pub struct Cli {
 enum Command {
     #[command(flatten)]
     Seat(Verb),
+    #[command(flatten)]
+    Nominate(NominateVerb),
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
-    /// Start a run.
+    /// Start a run, fund it, and do what its owner may.
     #[command(subcommand)]
-    Run(RunCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum RunCommand {
-    /// Publish a model's shape, its data and its first weights, and open the run on the chain.
-    Create(Box<CreateRun>),
+    Run(RunVerb),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -65,7 +71,12 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Seat(verb) => seat::verbs::run(Role::Validator, verb).await,
-        Command::Run(RunCommand::Create(create)) => seat::create::run(*create).await,
+        Command::Nominate(verb) => {
+            program::on_paper(verb.json(), async |paper| nominate::act(verb, paper).await).await
+        }
+        Command::Run(verb) => {
+            program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
+        }
         Command::Serve(serve) => {
             if serve.with_parent {
                 program::end_with_parent();
@@ -104,13 +115,22 @@ async fn serve(
     let evaluator = Evaluator::new(&opened.spec.model, device, &holder.state.theta)
         .context("could not make the evaluator")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
+    let secret = opened.key.signing_key().to_bytes();
+    let (ballots, found) = Ballots::load(&settings.directory, &secret, standings.judged.is_some())?;
+    if found == Found::Lost {
+        tracing::warn!(
+            directory = %settings.directory.display(),
+            "the kept ballots are gone: weights that were committed to cannot be revealed, and earn no dividends"
+        );
+    }
 
     let validator = Validator {
         holder,
         store: opened.store,
         dataset: opened.dataset,
         evaluator: Some(evaluator),
-        salts: Salts::new(&opened.key.signing_key().to_bytes()),
+        salts: Salts::new(&secret),
+        ballots,
         seat: opened.seat,
         standings,
         directory: settings.directory,

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod aggregator;
+pub mod ballot;
 pub mod cli;
 pub mod evaluate;
 pub mod gather;

@@ -3,6 +3,7 @@
 
 use crate::{
     aggregator,
+    ballot::{BallotError, Ballots, Kept},
     evaluate::{self, EvaluateError, Job, Measurements},
     gather::{self, Gathered},
     gauntlet::{self, Standings},
@@ -38,6 +39,7 @@ pub struct Validator {
     /// The device and model on which contributions are judged; away while an evaluation runs.
     pub evaluator: Option<Evaluator>,
     pub salts: Salts,
+    pub ballots: Ballots,
     pub seat: SeatView,
     pub standings: Standings,
     pub directory: PathBuf,
@@ -64,6 +66,8 @@ pub enum ServeError {
         "the saved standings are not in the form this release writes; remove them to rate everyone afresh"
     )]
     StandingsFormat(#[from] serde_json::Error),
+    #[error("could not keep the weights that are to be revealed")]
+    Ballots(#[from] BallotError),
     #[error("the evaluation failed")]
     Evaluate(#[from] EvaluateError),
     #[error("the thread that evaluates died")]
@@ -102,6 +106,7 @@ impl Validator {
             }
             served += 1;
             self.still_ours().await?;
+            self.reveal_weights(window).await?;
 
             // While miners train, judge what the last window left to judge.
             let schedule = self.schedule();
@@ -128,8 +133,8 @@ impl Validator {
                 self.journal.write(&Entry::Abstained { window, reason });
             }
 
-            // Post what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
-            self.post_weights_if_due(window).await?;
+            // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
+            self.commit_weights_if_due(window).await?;
 
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
@@ -383,8 +388,9 @@ impl Validator {
         Ok(())
     }
 
-    /// In the last window of an epoch, posts what everyone's work was worth (PROT-26, PROT-30).
-    async fn post_weights_if_due(&mut self, window: Window) -> Result<(), ServeError> {
+    /// In the last window of an epoch, commits to what everyone's work was worth (PROT-26, PROT-30). It is on disk first: only who
+    /// can show it in the next epoch is paid.
+    async fn commit_weights_if_due(&mut self, window: Window) -> Result<(), ServeError> {
         let run = &self.follower().run;
         let (run, epoch_windows) = (run.id, run.params.epoch_windows);
         let epoch = window.epoch(epoch_windows);
@@ -395,11 +401,52 @@ impl Validator {
         if weights.is_empty() {
             return Ok(());
         }
-        match self.submit(Call::PostWeights { run, epoch, weights: weights.clone() }).await? {
-            Ok(()) => self.journal.write(&Entry::Posted { epoch, weights }),
-            Err(reason) => tracing::warn!(epoch, reason, "weights refused"),
+        // One that a predecessor of ours kept was perhaps committed to before it was killed.
+        let again = self.ballots.of(run, epoch).is_some();
+        let kept = self.ballots.seal(run, epoch, weights)?;
+        let hash = kept.hash(&self.seat.hotkey);
+        match self.follower().chain.submit(Call::CommitWeights { run, epoch, hash }).await {
+            Ok(_) => tracing::info!(epoch, seats = kept.weights.len(), "committed to weights"),
+            Err(error) if again && error.is_refusal("Weights", "AlreadyCommitted") => {}
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Err(error) => {
+                self.ballots.forget(run, epoch)?;
+                self.no_weights(window, epoch, &causes(&error));
+            }
         }
         Ok(())
+    }
+
+    /// As an epoch begins, shows what was committed to in the one before (PROT-30).
+    async fn reveal_weights(&mut self, window: Window) -> Result<(), ServeError> {
+        let run = &self.follower().run;
+        let (run, params) = (run.id, run.params);
+        let current = window.epoch(params.epoch_windows);
+        for kept in self.ballots.before(run, current) {
+            let Kept { epoch, weights, .. } = &kept;
+            let call =
+                Call::RevealWeights { run, epoch: *epoch, weights: weights.clone(), salt: kept.salt() };
+            let revealed = match self.follower().chain.submit(call).await {
+                Ok(_) => Ok(()),
+                // Our predecessor revealed them and was killed before it could say so.
+                Err(error) if error.is_refusal("Weights", "AlreadyRevealed") => Ok(()),
+                Err(error) if error.is_transient() => return Err(error.into()),
+                Err(error) => Err(causes(&error)),
+            };
+            self.ballots.forget(run, *epoch)?;
+            match revealed {
+                Ok(()) => self.journal.write(&Entry::Posted { epoch: *epoch, weights: weights.clone() }),
+                Err(reason) => self.no_weights(window, *epoch, &reason),
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that an epoch's weights are not on the chain, and why.
+    fn no_weights(&mut self, window: Window, epoch: u32, reason: &str) {
+        tracing::warn!(epoch, reason, "no weights, and no dividends for the epoch");
+        let reason = format!("no weights for epoch {epoch}: {reason}");
+        self.journal.write(&Entry::Abstained { window, reason });
     }
 
     async fn publish_if_checkpoint(&mut self) -> Result<(), ServeError> {

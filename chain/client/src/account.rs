@@ -1,11 +1,11 @@
-//! What people do with their accounts, step by step: take a seat, start a run, see how it stands, fetch the pay.
+//! What people do with their accounts that takes more than one call: take a seat, start a run.
 //!
 //! Each function may be run twice: what is done already is found done, and said.
 
-use crate::{Amount, Balance, Call, Chain, ChainError, Head, keys};
+use crate::{Amount, Call, Chain, ChainError, keys};
 use protocol::{
-    Digest, Hotkey, Phase, Role, RunId, RunParams, Uid, Window,
-    view::{Account, RunView, SeatView, WindowView},
+    Digest, Hotkey, Role, RunId, RunParams, Terms,
+    view::{Account, RunView, SeatView},
 };
 
 /// More than the fees of any of these steps: it is left on the account that pays them.
@@ -25,6 +25,21 @@ pub struct SeatWish {
     pub stake: Amount,
     /// What the hotkey's account should have for fees. If it has less, the difference is transferred.
     pub hotkey_funds: Amount,
+    /// The most that the seat may cost; twice its present price where nothing is said.
+    pub price_max: Option<Amount>,
+}
+
+/// What it takes to get a seat: looked up, and not done yet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SeatPlan {
+    /// The hotkey has its seat already.
+    pub already: Option<SeatView>,
+    /// What the seat costs now, burnt. It rises as others register.
+    pub price: Amount,
+    /// What the hotkey lacks for fees.
+    pub funded: Amount,
+    /// To be signed by the coldkey, one after the other.
+    pub calls: Vec<Call>,
 }
 
 /// A seat that somebody has.
@@ -37,20 +52,18 @@ pub struct Seated {
     pub funded: Amount,
 }
 
-/// Registers a hotkey and gives it what it needs for fees. `chain` signs with the coldkey.
-///
-/// A hotkey that has its seat already is reported as it stands: its stake and endpoint are not changed.
-pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated, ChainError> {
-    let doing =
-        || format!("registering {} as {} of run {}", keys::address(&wish.hotkey.0), wish.role, wish.run);
-    let invalid = |reason: String| ChainError::Invalid { doing: doing(), reason };
-    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
-
-    // Look first: a mistake is better said here than paid for there.
-    let run = chain.run(wish.run).await?;
-    let before = seat_of(chain, wish.run, &wish.hotkey).await?;
-    if let Some(seat) = &before {
-        if seat.coldkey != coldkey {
+/// Finds out what it takes to give `coldkey` the seat it wishes for. What the chain would refuse is better said here than
+/// paid for there.
+pub async fn plan_seat(
+    chain: &dyn Chain,
+    coldkey: &Account,
+    wish: &SeatWish,
+) -> Result<SeatPlan, ChainError> {
+    let invalid = |reason: String| ChainError::Invalid { doing: registering(wish), reason };
+    let status = chain.status(wish.run).await?;
+    let already = seat_of(chain, wish.run, &wish.hotkey).await?;
+    if let Some(seat) = &already {
+        if seat.coldkey != *coldkey {
             let owner = keys::address(&seat.coldkey);
             return Err(invalid(format!(
                 "the hotkey has a seat there that belongs to {owner}. Use another hotkey"
@@ -63,57 +76,90 @@ pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated,
             )));
         }
     }
-    let stake_min = Amount(match wish.role {
-        Role::Miner => run.params.miner_stake_min,
-        Role::Validator => run.params.validator_stake_min,
-    });
-    if before.is_none() && wish.stake < stake_min {
+    let stake_min = Amount(status.run.terms.stake_min(wish.role));
+    if already.is_none() && wish.stake < stake_min {
         return Err(invalid(format!("the stake is {}, and the run wants at least {stake_min}", wish.stake)));
     }
+    let seats = match wish.role {
+        Role::Miner => status.miners,
+        Role::Validator => status.validators,
+    };
+    let price = Amount(seats.price);
+    let price_max = wish.price_max.unwrap_or(Amount(price.0.saturating_mul(2)));
+    if already.is_none() && price_max < price {
+        return Err(invalid(format!(
+            "the seat costs {price} now, more than the {price_max} it may cost. Wait until the price has fallen, or pay more"
+        )));
+    }
     let wanted = wish.hotkey_funds.max(HOTKEY_FUNDS_MIN);
-    let lacking = wanted.saturating_sub(chain.balance(&wish.hotkey.0).await?.free);
-    let stake = if before.is_some() { Amount::ZERO } else { wish.stake };
-    let needed = stake.saturating_add(lacking);
+    let funded = wanted.saturating_sub(chain.balance(&wish.hotkey.0).await?.free);
+    let mut calls = Vec::new();
+    // Funds first: a seat whose hotkey cannot pay a fee is worth nothing.
+    if funded > Amount::ZERO {
+        calls.push(Call::Transfer { to: wish.hotkey.0, amount: funded });
+    }
+    let mut needed = funded;
+    if already.is_none() {
+        needed = needed.saturating_add(wish.stake).saturating_add(price);
+        calls.push(Call::Register {
+            run: wish.run,
+            role: wish.role,
+            hotkey: wish.hotkey,
+            endpoint: wish.endpoint.clone(),
+            stake: wish.stake,
+            price_max,
+        });
+    }
     if needed > Amount::ZERO {
         let needed = needed.saturating_add(FEES_RESERVE);
-        let free = chain.balance(&coldkey).await?.free;
+        let free = chain.balance(coldkey).await?.free;
         if free < needed {
-            let address = keys::address(&coldkey);
+            let address = keys::address(coldkey);
             return Err(invalid(format!(
                 "the coldkey {address} has {free}, and {needed} is needed with fees. Transfer to it"
             )));
         }
     }
+    Ok(SeatPlan { already, price, funded, calls })
+}
 
-    // Funds first: a seat whose hotkey cannot pay a fee is worth nothing.
-    if lacking > Amount::ZERO {
-        chain.submit(Call::Transfer { to: wish.hotkey.0, amount: lacking }).await?;
+/// Registers a hotkey and gives it what it needs for fees. `chain` signs with the coldkey.
+///
+/// A hotkey that has its seat already is reported as it stands: its stake and endpoint are not changed.
+pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated, ChainError> {
+    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: registering(wish) })?;
+    let plan = plan_seat(chain, &coldkey, wish).await?;
+    let mut already = plan.already.is_some();
+    for call in plan.calls {
+        match chain.submit(call).await {
+            Ok(_) => {}
+            // Somebody who holds the coldkey was faster, or an earlier attempt of ours was included after all.
+            Err(error) if error.is_refusal("Registry", "HotkeyInUse") => already = true,
+            Err(error) => return Err(error),
+        }
     }
-    if let Some(seat) = before {
-        return Ok(Seated { seat, already: true, funded: lacking });
-    }
-    let call = Call::Register {
-        run: wish.run,
-        role: wish.role,
-        hotkey: wish.hotkey,
-        endpoint: wish.endpoint.clone(),
-        stake: wish.stake,
-    };
-    let already = match chain.submit(call).await {
-        Ok(_) => false,
-        // Somebody who holds the coldkey was faster, or an earlier attempt of ours was included after all.
-        Err(error) if error.is_refusal("Registry", "HotkeyInUse") => true,
-        Err(error) => return Err(error),
-    };
-    let seat = seat_of(chain, wish.run, &wish.hotkey).await?;
-    match seat {
-        Some(seat) if seat.coldkey == coldkey => Ok(Seated { seat, already, funded: lacking }),
-        Some(_) => Err(invalid("somebody else registered the hotkey meanwhile. Use another hotkey".into())),
+    let seat = seated(chain, &coldkey, wish).await?;
+    Ok(Seated { seat, already, funded: plan.funded })
+}
+
+/// The seat that was wished for, once the chain has it.
+pub async fn seated(chain: &dyn Chain, coldkey: &Account, wish: &SeatWish) -> Result<SeatView, ChainError> {
+    let doing = || registering(wish);
+    match seat_of(chain, wish.run, &wish.hotkey).await? {
+        Some(seat) if seat.coldkey == *coldkey => Ok(seat),
+        Some(_) => Err(ChainError::Invalid {
+            doing: doing(),
+            reason: "somebody else registered the hotkey meanwhile. Use another hotkey".into(),
+        }),
         None => Err(ChainError::Uncertain {
             doing: doing(),
             reason: "no seat of the hotkey is on the chain".into(),
         }),
     }
+}
+
+fn registering(wish: &SeatWish) -> String {
+    format!("registering {} as {} of run {}", keys::address(&wish.hotkey.0), wish.role, wish.run)
 }
 
 /// The seat that `hotkey` holds in `run`.
@@ -135,30 +181,12 @@ pub async fn announce_endpoint(chain: &dyn Chain, run: RunId, endpoint: &str) ->
 
 const NOT_REGISTERED: &str = "the hotkey has no seat in this run. Register it first";
 
-/// Fetches the pay of a seat to its coldkey, and returns how much it was; nothing is sent if there is none. `chain`
-/// signs with the seat's coldkey or hotkey.
-pub async fn claim(chain: &dyn Chain, run: RunId, uid: Uid) -> Result<Amount, ChainError> {
-    let doing = || format!("claiming the pay of uid {uid} of run {run}");
-    let seat = chain.seats(run).await?.into_iter().find(|seat| seat.id.uid == uid);
-    let seat = seat.ok_or_else(|| ChainError::Invalid {
-        doing: doing(),
-        reason: "there is no such seat. List the run's seats".into(),
-    })?;
-    if seat.claimable == 0 {
-        return Ok(Amount::ZERO);
-    }
-    match chain.submit(Call::Claim { run, uid }).await {
-        Ok(_) => Ok(Amount(seat.claimable)),
-        // Claimed from elsewhere meanwhile.
-        Err(error) if error.is_refusal("Rewards", "NothingToClaim") => Ok(Amount::ZERO),
-        Err(error) => Err(error),
-    }
-}
-
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunWish {
     pub params: RunParams,
+    /// As the run is created; its owner may change them later.
+    pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
     /// Digest of the dataset's manifest.
@@ -169,11 +197,12 @@ pub struct RunWish {
     pub origin: String,
 }
 
-/// Creates a run that the signer owns. If the signer has one that is the same to the last digit, it is returned instead.
+/// Creates a run that the signer owns. If the signer has one that is the same to the last digit, whatever its terms are by
+/// now, it is returned instead.
 pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
-    if let Err(error) = wish.params.validate() {
+    if let Err(error) = wish.params.validate().and_then(|()| wish.terms.validate()) {
         return Err(ChainError::Invalid { doing: doing(), reason: error.to_string() });
     }
     if let Some(run) = find_run(chain, &owner, wish).await? {
@@ -181,6 +210,7 @@ pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, Ch
     }
     let call = Call::CreateRun {
         params: Box::new(wish.params),
+        terms: Box::new(wish.terms),
         spec: wish.spec,
         manifest: wish.manifest,
         theta0: wish.theta0,
@@ -204,43 +234,4 @@ async fn find_run(chain: &dyn Chain, owner: &Account, wish: &RunWish) -> Result<
         }
     }
     Ok(None)
-}
-
-/// How a hotkey stands in a run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Status {
-    /// As of this block, or the next few.
-    pub head: Head,
-    pub run: RunView,
-    /// `None` before the run's first block.
-    pub phase: Option<(Window, Phase)>,
-    /// The window that goes on.
-    pub window: Option<WindowView>,
-    /// The hotkey's seat, if it has one.
-    pub seat: Option<SeatView>,
-    /// The seat's consensus weight, if it has one.
-    pub weight: Option<u16>,
-    pub hotkey_balance: Balance,
-    /// What the seat's coldkey owns.
-    pub coldkey_balance: Option<Balance>,
-}
-
-/// Reads how `hotkey` stands in `run`.
-pub async fn status(chain: &dyn Chain, run: RunId, hotkey: &Hotkey) -> Result<Status, ChainError> {
-    let head = *chain.heads().borrow();
-    let run = chain.run(run).await?;
-    let phase = run.params.schedule.phase_at(head.block);
-    let window = match phase {
-        Some((window, _)) => chain.window(run.id, window).await?,
-        None => None,
-    };
-    let seat = seat_of(chain, run.id, hotkey).await?;
-    let (mut weight, mut coldkey_balance) = (None, None);
-    if let Some(seat) = &seat {
-        let weights = chain.weights(run.id).await?;
-        weight = weights.into_iter().find(|(uid, _)| *uid == seat.id.uid).map(|(_, weight)| weight);
-        coldkey_balance = Some(chain.balance(&seat.coldkey).await?);
-    }
-    let hotkey_balance = chain.balance(&hotkey.0).await?;
-    Ok(Status { head, run, phase, window, seat, weight, hotkey_balance, coldkey_balance })
 }

@@ -12,9 +12,10 @@ mod submit;
 
 pub mod account;
 pub mod keys;
+pub mod terms;
 
 pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
-pub use call::Call;
+pub use call::{Call, Payout, ProxyKind, percent};
 pub use clock::WindowClock;
 pub use error::ChainError;
 pub use online::{Expectations, SubxtChain, Timing};
@@ -22,8 +23,9 @@ pub use online::{Expectations, SubxtChain, Timing};
 use async_trait::async_trait;
 use protocol::{
     Block, Digest, RunId, Uid, Window,
-    view::{Account, RunView, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// A finalised block.
@@ -49,6 +51,15 @@ pub struct Balance {
     pub free: Amount,
     /// What is held from it: stakes and deposits.
     pub held: Amount,
+}
+
+/// A call before anybody signs it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Draft {
+    /// The call as it will be signed, as every Substrate tool decodes it.
+    pub call_data: Vec<u8>,
+    /// What the chain says it will cost; `None` if it does not say.
+    pub fee: Option<Amount>,
 }
 
 /// The chain, as a miner or validator knows it.
@@ -84,6 +95,24 @@ pub trait Chain: Send + Sync {
 
     /// What `account` owns; nothing, if the chain does not know it.
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError>;
+
+    /// Where a run stands, and what its terms and its money come to. [`ChainError::NoSuchRun`] if there is none.
+    async fn status(&self, run: RunId) -> Result<RunStatus, ChainError>;
+
+    /// Up to `limit` seats of a run from uid `from` on, in uid order, with everything the chain knows of them.
+    async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError>;
+
+    /// What `account` has in a run.
+    async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError>;
+
+    /// Why a seat was paid what it was paid, the latest epoch last.
+    async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError>;
+
+    /// How long a block takes, as the chain means it to. A development chain may be faster.
+    async fn block_time(&self) -> Result<Duration, ChainError>;
+
+    /// `call` as `from` would sign it, and what it would cost. Nothing is signed.
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
     /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
     ///

@@ -3,8 +3,12 @@
 //! Only the JSON-RPC methods that every Substrate node serves are used, each for one thing, so that an answer of the
 //! chain's and a broken connection are never taken for each other: the first is final, the second is tried again.
 
-use crate::{ChainError, Head, Included, call, call::CallPayload, keys::Key};
-use codec::{DecodeAll, Encode};
+use crate::{
+    Amount, ChainError, Draft, Head, Included,
+    call::{self, Call, CallPayload},
+    keys::Key,
+};
+use codec::{Compact, DecodeAll, Encode};
 use protocol::{Block, Digest, view::Account};
 use sp_core::{Blake2Hasher, Hasher as _};
 use std::{future::Future, sync::Arc, time::Duration};
@@ -20,7 +24,7 @@ use subxt::{
     rpcs::{
         Error as RpcError, LegacyRpcMethods, RpcClient, client::RpcSubscription, methods::legacy::NumberOrHex,
     },
-    utils::{AccountId32, H256},
+    utils::{AccountId32, H256, MultiSignature},
 };
 use tokio::sync::watch;
 
@@ -198,25 +202,71 @@ impl Link {
     /// [`LinkError::Garbled`] where the call does not fit the chain's metadata.
     pub(crate) async fn sign(
         &self,
-        payload: &CallPayload,
+        call: &Call,
         key: &Key,
         nonce: u64,
         born: &Head,
         blocks: u32,
     ) -> Result<Vec<u8>, LinkError> {
-        let version = self.ask(self.methods.state_get_runtime_version(None)).await?;
-        let known = (self.runtime.spec_version(), self.runtime.transaction_version());
-        if (version.spec_version, version.transaction_version) != known {
-            return Err(LinkError::Broken("its runtime was upgraded".into()));
-        }
+        self.same_runtime().await?;
+        let payload = self.payload(call)?;
         let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
             .nonce(nonce)
             .tip(distinction())
             .mortal_from_unchecked(u64::from(blocks), u64::from(born.block.0), hash(born))
             .build();
-        let signed = self.runtime.tx().create_signable_offline(payload, params);
+        let signed = self.runtime.tx().create_signable_offline(&payload, params);
         let signed = signed.and_then(|mut signable| signable.sign(key));
         Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
+    }
+
+    /// A call as it would be signed by `from`, without a signature; what it is and what it would cost.
+    ///
+    /// A signature of zeros stands where a real one will: whoever sees the estimate asked for cannot make the call of it.
+    pub(crate) async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, LinkError> {
+        self.same_runtime().await?;
+        let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
+        let payload = self.payload(call)?;
+        let call_data = self.runtime.tx().call_data(&payload).map_err(|error| garbled(&error))?;
+        let head = self.head();
+        let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
+            .nonce(0)
+            .mortal_from_unchecked(64, u64::from(head.block.0), hash(&head))
+            .build();
+        let unsigned = self.runtime.tx().create_signable_offline(&payload, params);
+        let unsigned = unsigned.and_then(|mut signable| {
+            signable.sign_with_account_and_signature(&AccountId32(*from), &MultiSignature::Ed25519([0; 64]))
+        });
+        let mut arguments = unsigned.map_err(|error| garbled(&error))?.into_encoded();
+        let length = u32::try_from(arguments.len()).unwrap_or(u32::MAX);
+        length.encode_to(&mut arguments);
+        // Two parts of its weight, its class, and the fee.
+        type DispatchInfo = (Compact<u64>, Compact<u64>, u8, u128);
+        let method = "TransactionPaymentApi_query_info";
+        let fee = match self.call_runtime::<DispatchInfo>(method, &arguments, &head).await {
+            Ok((_, _, _, fee)) => Some(Amount(fee)),
+            Err(error @ LinkError::Broken(_)) => return Err(error),
+            // A chain that does not estimate may still take the call.
+            Err(_) => None,
+        };
+        Ok(Draft { call_data, fee })
+    }
+
+    /// What calls are encoded by must be what the chain reads them by.
+    async fn same_runtime(&self) -> Result<(), LinkError> {
+        let version = self.ask(self.methods.state_get_runtime_version(None)).await?;
+        let known = (self.runtime.spec_version(), self.runtime.transaction_version());
+        if (version.spec_version, version.transaction_version) != known {
+            return Err(LinkError::Broken("its runtime was upgraded".into()));
+        }
+        Ok(())
+    }
+
+    fn payload(&self, call: &Call) -> Result<CallPayload, LinkError> {
+        call.payload(|inner| {
+            let data = self.runtime.tx().call_data(&self.payload(inner)?);
+            data.map_err(|error| LinkError::Garbled(chain_of(&error)))
+        })
     }
 
     /// Hands signed bytes to the chain's pool.
@@ -287,6 +337,16 @@ impl Link {
                 continue;
             }
             match (event.pallet_name(), event.event_name()) {
+                // A proxy's call succeeds whatever becomes of the call that it makes for another account.
+                ("Proxy", "ProxyExecuted") => {
+                    if let Some((1, error)) = event.field_bytes().split_first().map(|(ok, rest)| (*ok, rest))
+                    {
+                        let error = DispatchError::decode_from(error, self.runtime.metadata());
+                        return Ok(
+                            error.map_or_else(|error| Outcome::Unknown(error.to_string()), why_it_failed)
+                        );
+                    }
+                }
                 ("System", "ExtrinsicSuccess") => return Ok(Outcome::Success),
                 ("System", "ExtrinsicFailed") => {
                     let error = DispatchError::decode_from(event.field_bytes(), self.runtime.metadata());

@@ -1,23 +1,20 @@
 //! The chain over the network: [`Chain`] as a Substrate node serves it.
 
 use crate::{
-    Amount, Balance, Call, Chain, ChainError, Head, Included,
+    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
     follow::{Follower, Line, Standing},
     keys::Key,
     link::{Link, OpenError},
-    submit::{Clerk, Order},
+    submit::{Clerk, Order, Stage},
 };
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use protocol::{
     Block, Digest, RunId, Uid, Window,
-    view::{Account, RunView, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::{
@@ -236,6 +233,39 @@ impl Chain for SubxtChain {
             .unwrap_or_default())
     }
 
+    async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
+        let doing = format!("reading the status of run {run}");
+        let status: Option<RunStatus> =
+            self.call_runtime(&doing, "MettleApi_run_status", run.encode()).await?;
+        status.ok_or(ChainError::NoSuchRun(run))
+    }
+
+    async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
+        let doing = format!("reading the seats of run {run}");
+        self.call_runtime(&doing, "MettleApi_seat_statuses", (run, from, limit).encode()).await
+    }
+
+    async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
+        let doing = format!("reading what {} has in run {run}", crate::keys::address(account));
+        self.call_runtime(&doing, "MettleApi_account_status", (run, account).encode()).await
+    }
+
+    async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
+        let doing = format!("reading the payslips of uid {uid} of run {run}");
+        self.call_runtime(&doing, "MettleApi_payslips", (run, uid).encode()).await
+    }
+
+    async fn block_time(&self) -> Result<Duration, ChainError> {
+        let doing = "reading how long a block takes";
+        let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;
+        Ok(Duration::from_millis(millis))
+    }
+
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
+        let doing = format!("estimating the fee of {call}");
+        self.inner.line.read(&doing, |link| async move { link.draft(call, from).await }).await
+    }
+
     async fn submit(&self, call: Call) -> Result<Included, ChainError> {
         let doing = call.to_string();
         let Some(orders) = &self.inner.orders else {
@@ -243,8 +273,8 @@ impl Chain for SubxtChain {
         };
         let stopped = || ChainError::Stopped { part: "submitter" };
         let (reply, mut answer) = oneshot::channel();
-        let sent = Arc::new(AtomicBool::new(false));
-        orders.send(Order { call, reply, sent: sent.clone() }).await.map_err(|_| stopped())?;
+        let stage = Arc::new(Stage::default());
+        orders.send(Order { call, reply, stage: stage.clone() }).await.map_err(|_| stopped())?;
 
         // As long as blocks are finalised the clerk comes to an end by itself. Only their absence needs our patience.
         let line = &self.inner.line;
@@ -262,11 +292,12 @@ impl Chain for SubxtChain {
                 }
                 Ok(_) = standing.wait_for(|standing| matches!(standing, Standing::NotOurs(_))) => {
                     if let Standing::NotOurs(error) = &*line.standing.borrow() {
+                        stage.give_up();
                         return Err(error.clone());
                     }
                 }
                 () = tokio::time::sleep(left) => {
-                    let (waited, sent) = (last_news.elapsed(), sent.load(Ordering::Acquire));
+                    let (waited, sent) = (last_news.elapsed(), stage.give_up());
                     return Err(match &*line.standing.borrow() {
                         Standing::Up(_) => ChainError::TimedOut { doing, waited, sent },
                         Standing::Down { why } if sent => {

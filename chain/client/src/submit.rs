@@ -16,7 +16,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicU8, Ordering},
     },
 };
 use tokio::sync::{mpsc, oneshot};
@@ -24,8 +24,9 @@ use tokio::sync::{mpsc, oneshot};
 /// What is not final is offered again after so many finalised blocks.
 const OFFER_AGAIN_BLOCKS: u32 = 3;
 
-/// New bytes are signed so many times for one call, at most.
-const SIGNATURES_MAX: u32 = 4;
+/// New bytes are signed so many times for one call, at most. Each time the last ones can never be included any more, as a rule
+/// because another process with the same key was faster: where several of them compete, a call may lose more than once.
+const SIGNATURES_MAX: u32 = 16;
 
 /// A call is offered so many times to a chain that does not take it now, but may later.
 const REFUSALS_MAX: u32 = 60;
@@ -34,8 +35,39 @@ const REFUSALS_MAX: u32 = 60;
 pub(crate) struct Order {
     pub(crate) call: Call,
     pub(crate) reply: oneshot::Sender<Result<Included, ChainError>>,
-    /// Whether signed bytes are about that may still be included.
-    pub(crate) sent: Arc<AtomicBool>,
+    pub(crate) stage: Arc<Stage>,
+}
+
+/// Whether signed bytes of a call are about that may still be included. The clerk sends and the caller loses patience, each
+/// at any moment: here it is decided which of them was first, so that a call of which the caller was told that it was not
+/// sent never is.
+#[derive(Debug, Default)]
+pub(crate) struct Stage(AtomicU8);
+
+impl Stage {
+    const WAITING: u8 = 0;
+    const ABOUT: u8 = 1;
+    const GIVEN_UP: u8 = 2;
+
+    /// The clerk is about to send signed bytes. False if the caller has given up: then it must not.
+    fn may_send(&self) -> bool {
+        self.passes(Stage::WAITING, Stage::ABOUT)
+    }
+
+    /// The bytes can never be included any more.
+    fn withdrawn(&self) {
+        self.passes(Stage::ABOUT, Stage::WAITING);
+    }
+
+    /// The caller does not wait any longer. True if signed bytes are about, which may still be included; otherwise there
+    /// never will be any.
+    pub(crate) fn give_up(&self) -> bool {
+        !self.passes(Stage::WAITING, Stage::GIVEN_UP) && self.0.load(Ordering::Acquire) == Stage::ABOUT
+    }
+
+    fn passes(&self, from: u8, to: u8) -> bool {
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
 }
 
 struct Task {
@@ -165,7 +197,7 @@ impl Clerk {
 
         // The last first, so that they wait in the order in which they were signed.
         for (task, reason) in self.outbox.lost(head.block, next).into_iter().rev() {
-            task.order.sent.store(false, Ordering::Release);
+            task.order.stage.withdrawn();
             tracing::debug!(call = %task.order.call, reason, "a call was lost on its way");
             if task.signatures < SIGNATURES_MAX {
                 self.waiting.push_front(task);
@@ -201,7 +233,7 @@ impl Clerk {
             let best = link.best().await?;
             let nonce = self.outbox.next_nonce(link.nonce(&self.key, &best).await?);
             let blocks = self.line.timing.era_blocks;
-            let signed = link.sign(&task.order.call.payload(), &self.key, nonce, &head, blocks).await;
+            let signed = link.sign(&task.order.call, &self.key, nonce, &head, blocks).await;
             if let Err(LinkError::Broken(_)) = &signed {
                 return signed.map(|_| ());
             }
@@ -221,9 +253,11 @@ impl Clerk {
             };
 
             // From here on the bytes count as being about, whatever becomes of the connection.
+            if !task.order.stage.may_send() {
+                continue;
+            }
             let doing = task.doing();
             task.signatures = task.signatures.saturating_add(1);
-            task.order.sent.store(true, Ordering::Release);
             self.outbox.insert(nonce, task, bytes.clone(), head.block, blocks);
             let Err(error) = link.offer(&bytes).await else {
                 continue;
@@ -238,7 +272,7 @@ impl Clerk {
 
             // This chain alone was offered the bytes and did not take them: they are about no more.
             let Some(mut task) = self.outbox.withdraw(nonce) else { continue };
-            task.order.sent.store(false, Ordering::Release);
+            task.order.stage.withdrawn();
             match refusal {
                 Refusal::Final(error) => task.reply(Err(error)),
                 Refusal::Passing(reason) if task.refusals >= REFUSALS_MAX => {
@@ -314,4 +348,27 @@ fn answer(doing: String, block: Included, outcome: Outcome) -> Result<Included, 
             ChainError::Uncertain { doing, reason: format!("block {} includes it, but {why}", block.block) }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_given_up_before_it_was_sent_is_never_sent() {
+        let stage = Stage::default();
+        assert!(!stage.give_up());
+        assert!(!stage.may_send());
+        assert!(!stage.give_up(), "nor does asking again change it");
+    }
+
+    #[test]
+    fn what_is_about_stays_about_until_it_is_lost() {
+        let stage = Stage::default();
+        assert!(stage.may_send());
+        assert!(stage.give_up());
+        stage.withdrawn();
+        assert!(!stage.give_up());
+        assert!(!stage.may_send());
+    }
 }

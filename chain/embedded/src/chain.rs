@@ -186,6 +186,18 @@ impl Chain {
         inner.blocks.range(first..=last).map(|(_, block)| (block.hash, block.header.clone())).collect()
     }
 
+    /// The headers up to `best` that follow `last`, as far as they are kept. Where `last` was dropped, those after `sure`,
+    /// the last block before it that was final: whatever was told after that may be of another chain.
+    pub(crate) fn headers_after(&self, last: Head, sure: u32, best: Head) -> Vec<(H256, Header)> {
+        let inner = self.inner();
+        let stands = inner.blocks.get(&last.number).is_some_and(|block| block.hash == last.hash);
+        let first = if stands { last.number } else { sure.min(last.number) } + 1;
+        if first > best.number {
+            return Vec::new();
+        }
+        inner.blocks.range(first..=best.number).map(|(_, block)| (block.hash, block.header.clone())).collect()
+    }
+
     /// A block with its extrinsics; none if it is not known.
     pub(crate) fn block(&self, hash: H256) -> Result<Option<(Header, Vec<Extrinsic>)>, QueryError> {
         let inner = self.inner();
@@ -501,4 +513,35 @@ fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, Store
 fn now_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn who_looks_late_is_told_of_every_block_since_the_chain_parted() {
+        let chain = crate::open(&Config { finality_lag: 2, ..Config::default() }).unwrap();
+        let seal = |blocks: u32| (0..blocks).map(|_| chain.seal().unwrap()).last().unwrap();
+        let after = |last, sure, best| -> Vec<H256> {
+            chain.headers_after(last, sure, best).into_iter().map(|(hash, _)| hash).collect()
+        };
+        let heads = || *chain.heads().borrow();
+        let told = seal(4);
+        let sure = heads().finalised.number;
+        assert_eq!(sure, 2);
+        assert!(after(told, sure, told).is_empty());
+        let fifth = seal(1);
+        assert_eq!(after(told, sure, fifth), [fifth.hash]);
+
+        // The chain goes back to block 3 and on to block 6 before anybody looks: by then the new block 4 is final.
+        chain.drop_unfinalised().unwrap();
+        assert!(after(told, sure, heads().best).contains(&heads().best.hash));
+        let new: Vec<H256> = (0..3).map(|_| seal(1).hash).collect();
+        assert_eq!(heads().finalised.hash, new[0]);
+        let third = chain.hash_of(3).unwrap();
+        assert_eq!(after(told, sure, heads().best), [&[third][..], &new].concat());
+        assert_eq!(after(told, 3, heads().best), new);
+    }
 }

@@ -4,7 +4,7 @@
 //! waiting, misses none that is still kept, and costs no memory meanwhile.
 
 use crate::{
-    chain::{Chain, Heads, QueryError, SubmitError},
+    chain::{Chain, Head, Heads, QueryError, SubmitError},
     execute::CallError,
     pool::{Rejection, Status},
 };
@@ -273,31 +273,35 @@ fn making_blocks(module: &mut RpcModule<Chain>) {
     });
 }
 
-/// Sends every header that becomes the best. After blocks were dropped it goes on from the finalised head.
+/// Sends every header that becomes the best. After blocks were dropped it goes on from the block where the chain parted.
+///
+/// As with all subscriptions, where the chain stands is looked up before the subscription is confirmed: whoever has the
+/// confirmation hears of every block that is made from then on.
 async fn follow_best(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
-    let Ok(sink) = pending.accept().await else { return };
     let mut heads = chain.heads();
-    let mut last = heads.borrow_and_update().best;
-    if let Some(header) = chain.header(last.hash) {
+    let Heads { best, finalised } = *heads.borrow_and_update();
+    let Ok(sink) = pending.accept().await else { return };
+    if let Some(header) = chain.header(best.hash) {
         send(&sink, &json!(header)).await;
     }
+    // What was sent last, and up to where it can never be dropped.
+    let (mut last, mut sure) = (best, finalised.number);
     while let Some(Heads { best, finalised }) = next_heads(&sink, &mut heads).await {
-        let stands = chain.hash_of(last.number) == Some(last.hash) && last.number <= best.number;
-        let first = if stands { last.number + 1 } else { (finalised.number + 1).min(best.number) };
-        for (hash, header) in chain.headers(first, best.number) {
-            last = crate::Head { number: header.number, hash };
+        for (hash, header) in chain.headers_after(last, sure, best) {
+            last = Head { number: header.number, hash };
             if !send(&sink, &json!(header)).await {
                 return;
             }
         }
+        sure = finalised.number.min(last.number);
     }
 }
 
 /// Sends every header that becomes final, in order.
 async fn follow_finalised(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
-    let Ok(sink) = pending.accept().await else { return };
     let mut heads = chain.heads();
     let mut last = heads.borrow_and_update().finalised;
+    let Ok(sink) = pending.accept().await else { return };
     if let Some(header) = chain.header(last.hash) {
         send(&sink, &json!(header)).await;
     }
@@ -313,10 +317,10 @@ async fn follow_finalised(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
 
 /// Sends the entries as they are, then those that change.
 async fn follow_storage(chain: Arc<Chain>, pending: PendingSubscriptionSink, keys: Vec<StorageKey>) {
-    let Ok(sink) = pending.accept().await else { return };
     let mut heads = chain.heads();
-    let mut known = Vec::new();
     let mut best = heads.borrow_and_update().best;
+    let Ok(sink) = pending.accept().await else { return };
+    let mut known = Vec::new();
     loop {
         // It may have been dropped meanwhile: the next change says by what.
         if let Ok(set) = values(&chain, &keys, Some(best.hash))

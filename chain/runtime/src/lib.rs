@@ -4,8 +4,9 @@
 //! ask. An ordinary Substrate solochain otherwise: Aura and GRANDPA, MultiSignature accounts, the standard transaction
 //! extensions, so that a stock client can read, sign and submit.
 //!
-//! No rule reads the clock. `SLOT_DURATION` only says by how much chain time advances with a block; a development chain
-//! may make blocks faster than that.
+//! No rule reads the clock. How long a slot lasts is said at genesis (`authorities.slotMillis`, `SLOT_DURATION` if
+//! nothing is said): by so much chain time advances with a block, at least. A development chain may make blocks faster
+//! than that.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -14,19 +15,25 @@ use alloc::vec::Vec;
 use frame::{
     deps::{
         frame_system, sp_core, sp_genesis_builder,
-        sp_runtime::{MultiAddress, generic, impl_opaque_keys, traits::Block as BlockT},
+        sp_runtime::{
+            MultiAddress, generic, impl_opaque_keys,
+            traits::{Block as BlockT, Convert, ConvertBack, ConvertInto, OpaqueKeys},
+        },
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
+use pallet_rewards::Earned;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
-use protocol::{RunId, Uid, Window, consensus::Consensus, view};
+use protocol::{Hotkey, RunId, Uid, Window, consensus::Consensus, view};
 use sp_consensus_aura::sr25519::AuthorityId as AuraId;
 use sp_consensus_grandpa::AuthorityId as GrandpaId;
 
 pub use frame::runtime::types_common::AccountId;
 
+pub mod authorities;
 pub mod mettle_api;
 pub mod presets;
+pub mod proxies;
 #[cfg(test)]
 mod tests;
 mod views;
@@ -38,7 +45,7 @@ pub type Hash = sp_core::H256;
 
 /// One MTL, which has twelve decimals.
 pub const UNIT: Balance = 1_000_000_000_000;
-/// Milliseconds by which chain time advances with a block, at least.
+/// Milliseconds from slot to slot where the genesis says nothing else.
 pub const SLOT_DURATION: u64 = 2000;
 /// The prefix of addresses.
 pub const SS58_PREFIX: u16 = 42;
@@ -72,7 +79,11 @@ pub type TxExtension = (
     frame_system::CheckEra<Runtime>,
     frame_system::CheckNonce<Runtime>,
     frame_system::CheckWeight<Runtime>,
-    pallet_transaction_payment::ChargeTransactionPayment<Runtime>,
+    // A client sees the fee's extension alone: this one only asks the call whether it is owed.
+    pallet_skip_feeless_payment::SkipCheckIfFeeless<
+        Runtime,
+        pallet_transaction_payment::ChargeTransactionPayment<Runtime>,
+    >,
     frame_system::WeightReclaim<Runtime>,
 );
 
@@ -115,6 +126,11 @@ mod runtime {
     pub type TransactionPayment = pallet_transaction_payment::Pallet<Runtime>;
     #[runtime::pallet_index(6)]
     pub type Sudo = pallet_sudo::Pallet<Runtime>;
+    // Before the session pallet: its genesis asks who the authorities are.
+    #[runtime::pallet_index(7)]
+    pub type Authorities = authorities::Pallet<Runtime>;
+    #[runtime::pallet_index(8)]
+    pub type Session = pallet_session::Pallet<Runtime>;
 
     #[runtime::pallet_index(10)]
     pub type Registry = pallet_registry::Pallet<Runtime>;
@@ -124,19 +140,45 @@ mod runtime {
     pub type Weights = pallet_weights::Pallet<Runtime>;
     #[runtime::pallet_index(13)]
     pub type Rewards = pallet_rewards::Pallet<Runtime>;
+    #[runtime::pallet_index(14)]
+    pub type Nomination = pallet_nomination::Pallet<Runtime>;
+
+    #[runtime::pallet_index(20)]
+    pub type Proxy = pallet_proxy::Pallet<Runtime>;
+    #[runtime::pallet_index(21)]
+    pub type Utility = pallet_utility::Pallet<Runtime>;
+    #[runtime::pallet_index(22)]
+    pub type SkipFeelessPayment = pallet_skip_feeless_payment::Pallet<Runtime>;
 }
 
 parameter_types! {
     pub const Version: RuntimeVersion = VERSION;
     pub const ExistentialDeposit: Balance = UNIT / 1000;
     pub const RunDeposit: Balance = 10 * UNIT;
+    pub const KeyDeposit: Balance = UNIT;
+    pub const ProxyDepositBase: Balance = UNIT / 10;
+    pub const ProxyDepositFactor: Balance = UNIT / 100;
     pub const TreasuryId: PalletId = PalletId(*b"mettle/t");
+    pub const NominationsId: PalletId = PalletId(*b"mettle/n");
+    pub const MinNomination: Balance = UNIT / 10;
+    pub SharePayWeight: Weight =
+        <pallet_nomination::weights::CountedByHand<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+    /// Half of a block: the dearest step on top of it still leaves room for calls.
+    pub MaxStepWeight: Weight = block_weights().max_block.saturating_div(2);
+}
+
+fn block_weights() -> frame_system::limits::BlockWeights {
+    <Runtime as frame_system::Config>::BlockWeights::get()
 }
 
 /// Runs that the chain carries, at most.
 pub type MaxRuns = ConstU32<1024>;
 /// Seats in a run, at most.
-pub type MaxSeats = ConstU32<256>;
+pub type MaxSeats = ConstU32<1088>;
+/// Accounts that make blocks, at most.
+pub type MaxAuthorities = ConstU32<32>;
+/// Blocks in a session: changed authorities and keys take effect after one to two of them.
+pub type SessionBlocks = ConstU32<600>;
 
 #[derive_impl(frame_system::config_preludes::SolochainDefaultConfig)]
 impl frame_system::Config for Runtime {
@@ -162,14 +204,14 @@ impl pallet_sudo::Config for Runtime {}
 impl pallet_timestamp::Config for Runtime {
     type Moment = u64;
     type OnTimestampSet = Aura;
-    type MinimumPeriod = ConstU64<{ SLOT_DURATION / 2 }>;
+    type MinimumPeriod = authorities::HalfSlot;
     type WeightInfo = ();
 }
 
 impl pallet_aura::Config for Runtime {
     type AuthorityId = AuraId;
     type DisabledValidators = ();
-    type MaxAuthorities = ConstU32<32>;
+    type MaxAuthorities = MaxAuthorities;
     type AllowMultipleBlocksPerSlot = ConstBool<false>;
     type SlotDuration = pallet_aura::MinimumPeriodTimesTwo<Runtime>;
 }
@@ -177,11 +219,58 @@ impl pallet_aura::Config for Runtime {
 impl pallet_grandpa::Config for Runtime {
     type RuntimeEvent = RuntimeEvent;
     type WeightInfo = ();
-    type MaxAuthorities = ConstU32<32>;
+    type MaxAuthorities = MaxAuthorities;
     type MaxNominators = ConstU32<0>;
     type MaxSetIdSessionEntries = ConstU64<0>;
     type KeyOwnerProof = sp_core::Void;
     type EquivocationReportSystem = ();
+}
+
+impl authorities::Config for Runtime {
+    type SessionBlocks = SessionBlocks;
+    type MaxAuthorities = MaxAuthorities;
+}
+
+impl pallet_session::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type ValidatorId = AccountId;
+    type ValidatorIdOf = ConvertInto;
+    type ShouldEndSession = authorities::Never;
+    type NextSessionRotation = pallet_session::PeriodicSessions<SessionBlocks, ConstU32<0>>;
+    type SessionManager = Authorities;
+    type SessionHandler = <SessionKeys as OpaqueKeys>::KeyTypeIdProviders;
+    type Keys = SessionKeys;
+    type DisablingStrategy = ();
+    type WeightInfo = pallet_session::weights::SubstrateWeight<Runtime>;
+    type Currency = Balances;
+    type KeyDeposit = KeyDeposit;
+}
+
+impl pallet_proxy::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type RuntimeCall = RuntimeCall;
+    type Currency = Balances;
+    type ProxyType = proxies::ProxyType;
+    type ProxyDepositBase = ProxyDepositBase;
+    type ProxyDepositFactor = ProxyDepositFactor;
+    type MaxProxies = ConstU32<32>;
+    type WeightInfo = pallet_proxy::weights::SubstrateWeight<Runtime>;
+    type MaxPending = ConstU32<32>;
+    type CallHasher = BlakeTwo256;
+    type AnnouncementDepositBase = ProxyDepositBase;
+    type AnnouncementDepositFactor = ProxyDepositFactor;
+    type BlockNumberProvider = System;
+}
+
+impl pallet_utility::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
+    type RuntimeCall = RuntimeCall;
+    type PalletsOrigin = OriginCaller;
+    type WeightInfo = pallet_utility::weights::SubstrateWeight<Runtime>;
+}
+
+impl pallet_skip_feeless_payment::Config for Runtime {
+    type RuntimeEvent = RuntimeEvent;
 }
 
 #[derive_impl(pallet_transaction_payment::config_preludes::TestDefaultConfig)]
@@ -206,6 +295,11 @@ impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
+    type OnSeats = ((Windows, Weights), (Rewards, Nomination));
+    type Nominations = Nomination;
+    type Payslips = Rewards;
+    type MaxChanges = ConstU32<64>;
+    type MaxUnbonding = ConstU32<8>;
     type WeightInfo = pallet_registry::weights::CountedByHand<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
@@ -215,15 +309,19 @@ impl pallet_registry::Config for Runtime {
 
 impl pallet_windows::Config for Runtime {
     type Registry = Registry;
+    type Nominations = Nomination;
+    type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
     type WeightInfo = pallet_windows::weights::CountedByHand<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
+    type MaxStepWeight = MaxStepWeight;
 }
 
 impl pallet_weights::Config for Runtime {
     type Registry = Registry;
+    type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type WeightInfo = pallet_weights::weights::CountedByHand<Runtime>;
     type MaxSeats = MaxSeats;
@@ -232,8 +330,36 @@ impl pallet_weights::Config for Runtime {
 impl pallet_rewards::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
+    type Nominations = Nomination;
     type WeightInfo = pallet_rewards::weights::CountedByHand<Runtime>;
+    type SharePayWeight = SharePayWeight;
+    type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
+}
+
+impl pallet_nomination::Config for Runtime {
+    type Currency = Balances;
+    type Registry = Registry;
+    type WeightInfo = pallet_nomination::weights::CountedByHand<Runtime>;
+    type MaxNominators = ConstU32<256>;
+    type MaxUnbonding = ConstU32<8>;
+    type MinNomination = MinNomination;
+    type PalletId = NominationsId;
+}
+
+/// A hotkey is an account, and the account's 32 bytes are its public key.
+pub struct AccountIsHotkey;
+
+impl Convert<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert(account: AccountId) -> Hotkey {
+        Hotkey(account.into())
+    }
+}
+
+impl ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert_back(hotkey: Hotkey) -> AccountId {
+        hotkey.0.into()
+    }
 }
 
 /// An epoch's consensus is paid from the run's treasury.
@@ -241,8 +367,15 @@ pub struct PayFromTreasury;
 
 impl pallet_weights::Payroll for PayFromTreasury {
     fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
-        let credited = Rewards::pay_epoch(run, epoch, &consensus.incentive, &consensus.dividends);
-        <pallet_rewards::weights::CountedByHand<Runtime> as pallet_rewards::WeightInfo>::pay_epoch(credited)
+        // A uid is a miner's or a validator's.
+        let trust: Vec<_> = consensus.trust.iter().chain(&consensus.validator_trust).copied().collect();
+        let earned = Earned {
+            weights: &consensus.weights,
+            incentive: &consensus.incentive,
+            trust: &trust,
+            dividends: &consensus.dividends,
+        };
+        Rewards::pay_epoch(run, epoch, earned)
     }
 }
 
@@ -392,6 +525,21 @@ impl_runtime_apis! {
         }
         fn weights(run: RunId) -> Vec<(Uid, u16)> {
             <Weights as pallet_windows::Epochs>::weights(run)
+        }
+        fn run_status(run: RunId) -> Option<view::RunStatus> {
+            views::run_status(run)
+        }
+        fn seat_statuses(run: RunId, from: Uid, limit: u32) -> Vec<view::SeatStatus> {
+            views::seat_statuses(run, from, limit)
+        }
+        fn account_status(run: RunId, account: view::Account) -> view::AccountStatus {
+            views::account_status(run, account)
+        }
+        fn payslips(run: RunId, uid: Uid) -> Vec<view::Payslip> {
+            Rewards::payslips(run, uid)
+        }
+        fn consensus_bonds(run: RunId, validator: Uid) -> Vec<(Uid, u32)> {
+            Weights::bonds(run, validator)
         }
     }
 }

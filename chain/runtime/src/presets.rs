@@ -1,6 +1,11 @@
 //! Genesis states for development: well-known keys, each with plenty. Never for a network with money in it.
+//!
+//! They differ in who makes blocks, and in nothing else.
 
-use crate::{AuraId, BalancesConfig, GrandpaId, RuntimeGenesisConfig, SudoConfig, UNIT};
+use crate::{
+    AuthoritiesConfig, BalancesConfig, RuntimeGenesisConfig, SLOT_DURATION, SessionConfig, SessionKeys,
+    SudoConfig, UNIT,
+};
 use alloc::{vec, vec::Vec};
 use frame::{
     deps::{frame_support, sp_genesis_builder},
@@ -12,16 +17,16 @@ use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 /// What each well-known account starts with.
 pub const ENDOWMENT: crate::Balance = 1_000_000 * UNIT;
 
-/// `development`: Alice alone makes blocks. `local_testnet`: Alice and Bob do.
+/// `development`: Alice alone makes blocks. `local_testnet`: Alice, Bob, Charlie and Dave do, of whom three agree on
+/// what is final.
 pub fn get_preset(id: &PresetId) -> Option<Vec<u8>> {
-    let authority = |aura: Sr25519Keyring, grandpa: Ed25519Keyring| -> (AuraId, GrandpaId) {
-        (aura.public().into(), grandpa.public().into())
-    };
-    let alice = authority(Sr25519Keyring::Alice, Ed25519Keyring::Alice);
-    let bob = authority(Sr25519Keyring::Bob, Ed25519Keyring::Bob);
+    let alice = (Sr25519Keyring::Alice, Ed25519Keyring::Alice);
+    let bob = (Sr25519Keyring::Bob, Ed25519Keyring::Bob);
+    let charlie = (Sr25519Keyring::Charlie, Ed25519Keyring::Charlie);
+    let dave = (Sr25519Keyring::Dave, Ed25519Keyring::Dave);
     let genesis = match id.as_ref() {
         sp_genesis_builder::DEV_RUNTIME_PRESET => genesis(&[alice]),
-        sp_genesis_builder::LOCAL_TESTNET_RUNTIME_PRESET => genesis(&[alice, bob]),
+        sp_genesis_builder::LOCAL_TESTNET_RUNTIME_PRESET => genesis(&[alice, bob, charlie, dave]),
         _ => return None,
     };
     Some(serde_json::to_string(&genesis).expect("a JSON value has a text").into_bytes())
@@ -34,20 +39,25 @@ pub fn names() -> Vec<PresetId> {
     ]
 }
 
-fn genesis(authorities: &[(AuraId, GrandpaId)]) -> Value {
+/// The keys are those that a node started with `--alice` and so on has in its keystore.
+fn genesis(authorities: &[(Sr25519Keyring, Ed25519Keyring)]) -> Value {
     let accounts = Sr25519Keyring::iter()
         .map(|key| key.to_account_id())
         .chain(Ed25519Keyring::iter().map(|key| key.to_account_id()));
+    let keys = |(aura, grandpa): &(Sr25519Keyring, Ed25519Keyring)| {
+        let account = aura.to_account_id();
+        let keys = SessionKeys { aura: aura.public().into(), grandpa: grandpa.public().into() };
+        (account.clone(), account, keys)
+    };
     frame_support::build_struct_json_patch!(RuntimeGenesisConfig {
         balances: BalancesConfig {
             balances: accounts.map(|account| (account, ENDOWMENT)).collect::<Vec<_>>()
         },
-        aura: pallet_aura::GenesisConfig {
-            authorities: authorities.iter().map(|(aura, _)| aura.clone()).collect::<Vec<_>>(),
+        authorities: AuthoritiesConfig {
+            accounts: authorities.iter().map(|(aura, _)| aura.to_account_id()).collect::<Vec<_>>(),
+            slot_millis: SLOT_DURATION,
         },
-        grandpa: pallet_grandpa::GenesisConfig {
-            authorities: authorities.iter().map(|(_, grandpa)| (grandpa.clone(), 1)).collect::<Vec<_>>(),
-        },
+        session: SessionConfig { keys: authorities.iter().map(keys).collect::<Vec<_>>() },
         sudo: SudoConfig { key: Some(Sr25519Keyring::Alice.to_account_id()) },
     })
 }

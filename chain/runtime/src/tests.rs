@@ -13,17 +13,23 @@ use frame::{
             Digest as HeaderDigest, DigestItem, DispatchError, ModuleError,
             generic::{Era, SignedPayload},
             traits::Header as _,
+            transaction_validity::{InvalidTransaction, TransactionValidityError},
         },
     },
     testing_prelude::{BuildStorage, TestState, assert_ok},
 };
 use mettle_api::runtime_decl_for_mettle_api::MettleApi;
 use protocol::{
-    Block as Height, Digest, Role, RunParams, Schedule,
+    Block as Height, Digest, Role, RunParams, Schedule, Terms,
+    consensus::ONE,
     params::{PayShares, Permille},
+    reveal,
     view::{Outcome, Verdict, Vote},
 };
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
+
+mod large;
+mod random;
 
 const TIMESTAMP: InherentIdentifier = *b"timstap0";
 const RUN: RunId = RunId(0);
@@ -129,7 +135,7 @@ impl Chain {
                 frame_system::CheckEra::from(Era::Immortal),
                 frame_system::CheckNonce::from(nonce),
                 frame_system::CheckWeight::new(),
-                pallet_transaction_payment::ChargeTransactionPayment::from(0),
+                pallet_transaction_payment::ChargeTransactionPayment::from(0).into(),
                 frame_system::WeightReclaim::new(),
             );
             let payload = SignedPayload::new(call.into(), extension).unwrap();
@@ -137,6 +143,14 @@ impl Chain {
             let (call, extension, _) = payload.deconstruct();
             let address = MultiAddress::Id(signer.account());
             UncheckedExtrinsic::new_signed(call, address, signature, extension)
+        })
+    }
+
+    /// What a pool is told of a transaction.
+    fn validate(&mut self, transaction: UncheckedExtrinsic) -> TransactionValidity {
+        let at = self.head.hash();
+        self.state.execute_with(|| {
+            RuntimeExecutive::validate_transaction(TransactionSource::External, transaction, at)
         })
     }
 
@@ -184,6 +198,7 @@ fn check_invariants() {
     Windows::check_invariants().unwrap();
     Weights::check_invariants().unwrap();
     Rewards::check_invariants().unwrap();
+    Nomination::check_invariants().unwrap();
 }
 
 fn digest(byte: u8) -> Digest {
@@ -207,6 +222,13 @@ fn params() -> RunParams {
         },
         epoch_windows: 2,
         checkpoint_windows: 2,
+        reveal_windows: 1,
+        ..RunParams::default()
+    }
+}
+
+fn terms() -> Terms {
+    Terms {
         emission_per_epoch: 1000 * UNIT,
         shares: PayShares {
             miners: Permille(500),
@@ -214,19 +236,20 @@ fn params() -> RunParams {
             owner: Permille(90),
             burn: Permille(10),
         },
-        ..RunParams::default()
+        ..Terms::default()
     }
 }
 
 fn register(uid: usize) -> RuntimeCall {
     let (role, stake) = if uid < 2 { (Role::Miner, UNIT) } else { (Role::Validator, 100 * UNIT) };
     let hotkey = HOTKEYS[uid].to_account_id();
-    pallet_registry::Call::register { run: RUN, role, hotkey, endpoint: url(), stake }.into()
+    pallet_registry::Call::register { run: RUN, role, hotkey, endpoint: url(), stake, price_max: UNIT }.into()
 }
 
 fn create_run(params: RunParams) -> RuntimeCall {
     pallet_registry::Call::create_run {
         params,
+        terms: terms(),
         spec: digest(1),
         manifest: digest(2),
         theta0: digest(3),
@@ -280,21 +303,31 @@ fn an_epoch_told_in_real_blocks() {
     let mut chain = with_run();
     play(&mut chain, 0);
     let weights = vec![(Uid(0), 65535), (Uid(1), 65535)];
-    chain.all_accepted(by_validators(|| {
-        let weights = weights.clone().try_into().unwrap();
-        pallet_weights::Call::post { run: RUN, epoch: 0, weights }.into()
-    }));
+    let salt = [3; 32];
+    let sealed = HOTKEYS[2..].iter().map(|hotkey| {
+        let hash = reveal::commitment(&weights, &salt, &Hotkey(hotkey.to_raw_public()));
+        (hotkey as &dyn Signer, pallet_weights::Call::commit { run: RUN, epoch: 0, hash }.into())
+    });
+    chain.all_accepted(sealed.collect());
     play(&mut chain, 1);
     chain.go_to(30);
+    chain.all_accepted(by_validators(|| {
+        let weights = weights.clone().try_into().unwrap();
+        pallet_weights::Call::reveal { run: RUN, epoch: 0, weights, salt }.into()
+    }));
+    assert_eq!(chain.read(|| Runtime::weights(RUN)), []);
+    // The epoch's ballots are counted as the window after those in which they are revealed opens.
+    play(&mut chain, 2);
+    chain.go_to(40);
 
     chain.read(|| {
         let merged = |window| Runtime::window(RUN, Window(window)).unwrap().outcome;
         assert!(matches!(merged(0), Some(Outcome::Merged(_))));
         assert!(matches!(merged(1), Some(Outcome::Merged(_))));
         assert_eq!(Runtime::weights(RUN), weights);
-        assert_eq!(Runtime::window(RUN, Window(2)).unwrap().weights, weights);
+        assert_eq!(Runtime::window(RUN, Window(3)).unwrap().weights, weights);
         let position = Runtime::position(RUN).unwrap();
-        assert_eq!((position.block, position.window), (Height(30), Some(Window(2))));
+        assert_eq!((position.block, position.window), (Height(40), Some(Window(3))));
 
         let run = Runtime::run(RUN).unwrap();
         assert_eq!(run.owner, *AsRef::<[u8; 32]>::as_ref(&OWNER.to_account_id()));
@@ -313,6 +346,7 @@ fn an_epoch_told_in_real_blocks() {
         assert!(400 * UNIT - dividends < 3);
         assert_eq!(run.treasury, 5000 * UNIT - 500 * UNIT - dividends - 90 * UNIT - 10 * UNIT);
     });
+    chain.read(what_wallets_and_dashboards_are_told);
 
     let claim = |uid| pallet_rewards::Call::claim { run: RUN, uid: Uid(uid) }.into();
     let before = chain.read(|| Balances::free_balance(COLDKEY.to_account_id()));
@@ -320,6 +354,80 @@ fn an_epoch_told_in_real_blocks() {
     chain.all_accepted(vec![(&OWNER, pallet_rewards::Call::claim_owner { run: RUN }.into())]);
     let after = chain.read(|| Balances::free_balance(COLDKEY.to_account_id()));
     assert_eq!(after - before, 500 * UNIT);
+}
+
+/// After the epoch that is told in real blocks.
+fn what_wallets_and_dashboards_are_told() {
+    let status = Runtime::run_status(RUN).unwrap();
+    assert_eq!(status.run, Runtime::run(RUN).unwrap());
+    assert_eq!((status.block, status.window, status.epoch), (Height(40), Some(Window(3)), Some(1)));
+    assert_eq!((status.miners.taken, status.validators.taken), (2, 3));
+    assert_eq!(status.miners.max, terms().miner_seats_max);
+    assert!(status.miners.price >= terms().seat_price_min);
+    let books = status.books;
+    assert_eq!(books.funded, 5000 * UNIT);
+    assert_eq!(books.funded, books.treasury + books.claimable + books.paid + books.burnt);
+
+    let seats = Runtime::seat_statuses(RUN, Uid(1), 2);
+    assert_eq!(seats.iter().map(|status| status.seat.id.uid).collect::<Vec<_>>(), [Uid(1), Uid(2)]);
+    assert_eq!(seats[0].seat, Runtime::seats(RUN)[1]);
+    assert_eq!((seats[0].standing.weight, seats[0].standing.incentive), (65535, ONE / 2));
+    assert_eq!(seats[0].recent_pay, 250 * UNIT);
+    assert_eq!(seats[1].last_attested, Some(Window(2)));
+    assert!(seats[1].standing.dividends > ONE / 4 && seats[1].standing.trust > ONE - 4);
+    assert_eq!(Runtime::seat_statuses(RUN, Uid(9), 2), []);
+
+    let account = Runtime::account_status(RUN, COLDKEY.to_account_id().into());
+    assert_eq!(account.seats, [0, 1, 2, 3, 4].map(Uid));
+    assert_eq!(account.staked, 302 * UNIT);
+    assert_eq!(account.claimable, books.claimable - books.owner_claimable);
+    assert_eq!(Runtime::account_status(RUN, [77; 32]), Default::default());
+
+    let payslips = Runtime::payslips(RUN, Uid(0));
+    assert_eq!(payslips.len(), 1);
+    assert_eq!((payslips[0].epoch, payslips[0].pot, payslips[0].amount), (0, 1000 * UNIT, 250 * UNIT));
+    assert_eq!(payslips[0].standing.incentive, ONE / 2);
+    let bonds = Runtime::consensus_bonds(RUN, Uid(2));
+    assert_eq!(bonds.iter().map(|(seat, _)| *seat).collect::<Vec<_>>(), [Uid(0), Uid(1)]);
+}
+
+#[test]
+fn a_hotkey_without_a_coin_takes_part_and_a_wasted_call_is_refused_unpaid() {
+    let stranger = large::Seat::of(60_000);
+    let hotkey = stranger.account();
+    let mut chain = with_run();
+    chain.go_to(10);
+    chain.read(|| assert_eq!(Balances::free_balance(&hotkey), 0));
+    let register = pallet_registry::Call::register {
+        run: RUN,
+        role: Role::Miner,
+        hotkey: hotkey.clone(),
+        endpoint: url(),
+        stake: UNIT,
+        price_max: UNIT,
+    };
+    chain.all_accepted(vec![(&COLDKEY, register.into())]);
+    chain.go_to(20);
+
+    let commit = |byte| -> RuntimeCall {
+        pallet_windows::Call::commit { run: RUN, window: Window(1), digest: digest(byte) }.into()
+    };
+    for byte in 0..4 {
+        chain.all_accepted(vec![(&stranger, commit(byte))]);
+        if byte == 1 {
+            chain.go_to(22);
+        }
+    }
+    // It has used up what is free, and has nothing to pay with.
+    let fifth = chain.sign(&stranger, commit(9), 4);
+    let refused = chain.validate(fifth);
+    assert_eq!(refused.unwrap_err(), TransactionValidityError::Invalid(InvalidTransaction::Payment));
+    // A call that would fail is not free either.
+    let late: RuntimeCall =
+        pallet_windows::Call::commit { run: RUN, window: Window(0), digest: digest(1) }.into();
+    let late = chain.sign(&stranger, late, 4);
+    assert!(chain.validate(late).is_err());
+    chain.read(|| assert_eq!(Balances::free_balance(&hotkey), 0));
 }
 
 #[test]
@@ -357,7 +465,13 @@ fn one_mtl_pays_for_thousands_of_calls() {
             next_salt: digest(1),
         }
         .into(),
-        pallet_weights::Call::post { run: RUN, epoch: 0, weights: weights.try_into().unwrap() }.into(),
+        pallet_weights::Call::reveal {
+            run: RUN,
+            epoch: 0,
+            weights: weights.try_into().unwrap(),
+            salt: [0; 32],
+        }
+        .into(),
     ];
     for call in calls {
         let paid = fee(call.clone());
@@ -368,10 +482,10 @@ fn one_mtl_pays_for_thousands_of_calls() {
 #[test]
 fn every_call_fits_many_times_into_a_block() {
     let weights: Vec<_> = (0..256).map(|uid| (Uid(uid), 1)).collect();
+    let weights = weights.try_into().unwrap();
     let call: RuntimeCall =
-        pallet_weights::Call::post { run: RUN, epoch: 0, weights: weights.try_into().unwrap() }.into();
-    let limits: frame_system::limits::BlockWeights = <Runtime as frame_system::Config>::BlockWeights::get();
-    let block = limits.max_block;
+        pallet_weights::Call::reveal { run: RUN, epoch: 0, weights, salt: [0; 32] }.into();
+    let block = block_weights().max_block;
     assert!(call.get_dispatch_info().call_weight.ref_time() * 64 < block.ref_time());
 }
 
@@ -407,6 +521,7 @@ fn the_pallets_are_where_clients_expect_them() {
             (Windows::index(), Windows::name()),
             (Weights::index(), Weights::name()),
             (Rewards::index(), Rewards::name()),
+            (Nomination::index(), Nomination::name()),
         ]
     };
     let expected = [
@@ -417,6 +532,7 @@ fn the_pallets_are_where_clients_expect_them() {
         (11, "Windows"),
         (12, "Weights"),
         (13, "Rewards"),
+        (14, "Nomination"),
     ];
     assert_eq!(names, expected);
 }

@@ -1,12 +1,15 @@
 //! Views that take more than one pallet.
 
-use crate::{AccountId, Registry, Rewards, Runtime, Windows};
+use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows};
 use alloc::{string::String, vec::Vec};
-use pallet_registry::{Seats as _, Url};
+use pallet_registry::{Nominations as _, Payslips as _, Seat, Seats as _, Url};
 use protocol::{
-    Hotkey, RunId, SeatId,
-    view::{Account, RunView, SeatView},
+    Hotkey, Role, RunId, SeatId, Uid,
+    view::{Account, AccountStatus, RunStatus, RunView, SeatStatus, SeatView, SeatsTaken},
 };
+
+/// Seats in one answer, at most: a client asks for the next page.
+const PAGE_MAX: u32 = 256;
 
 pub fn run(id: RunId) -> Option<RunView> {
     let run = Registry::run(id)?;
@@ -15,6 +18,7 @@ pub fn run(id: RunId) -> Option<RunView> {
         id,
         owner: account(&run.owner),
         params: run.params,
+        terms: run.terms,
         spec: run.spec,
         manifest: run.manifest,
         theta0: run.theta0,
@@ -25,21 +29,75 @@ pub fn run(id: RunId) -> Option<RunView> {
     })
 }
 
-pub fn seats(run: RunId) -> Vec<SeatView> {
-    let view = |(uid, seat): (_, pallet_registry::Seat<AccountId>)| {
-        let earnings = pallet_rewards::EarningsOf::<Runtime>::get(run, uid);
-        SeatView {
-            id: SeatId { uid, registered_at: seat.registered_at },
-            role: seat.role,
-            hotkey: Hotkey(account(&seat.hotkey)),
-            coldkey: account(&seat.coldkey),
-            endpoint: text(seat.endpoint),
-            stake: seat.stake,
-            claimable: earnings.claimable,
-            earned: earnings.earned,
-        }
+pub fn run_status(id: RunId) -> Option<RunStatus> {
+    let run = run(id)?;
+    let position = Windows::position(id)?;
+    let seats = |role| {
+        let (taken, max) = Registry::taken(id, role);
+        SeatsTaken { taken, max, price: Registry::price(id, role) }
     };
-    Registry::seats(run).into_iter().map(view).collect()
+    Some(RunStatus {
+        block: position.block,
+        window: position.window,
+        epoch: position.window.map(|window| window.epoch(run.params.epoch_windows)),
+        miners: seats(Role::Miner),
+        validators: seats(Role::Validator),
+        pending_terms: Registry::pending_terms(id),
+        stopped_by_owner: Registry::is_stopped(id),
+        books: Rewards::books(id),
+        run,
+    })
+}
+
+pub fn seats(run: RunId) -> Vec<SeatView> {
+    Registry::seats(run).into_iter().map(|(uid, seat)| view_of(run, uid, seat)).collect()
+}
+
+pub fn seat_statuses(run: RunId, from: Uid, limit: u32) -> Vec<SeatStatus> {
+    let page = Registry::seats(run).into_iter().filter(|(uid, _)| *uid >= from);
+    page.take(limit.min(PAGE_MAX) as usize).map(|(uid, seat)| status_of(run, uid, seat)).collect()
+}
+
+pub fn account_status(run: RunId, account: Account) -> AccountStatus {
+    let who = AccountId::from(account);
+    let own: Vec<(Uid, Seat<AccountId>)> =
+        Registry::seats(run).into_iter().filter(|(_, seat)| seat.coldkey == who).collect();
+    let earned = own.iter().map(|(uid, _)| pallet_rewards::EarningsOf::<Runtime>::get(run, uid).claimable);
+    AccountStatus {
+        staked: own.iter().fold(0, |sum: u128, (_, seat)| sum.saturating_add(seat.stake)),
+        claimable: earned.fold(Rewards::former_claimable(run, &who), u128::saturating_add),
+        unbonding: Registry::unbonding(run, &who),
+        nominations: Nomination::nominations_of(run, &who),
+        seats: own.into_iter().map(|(uid, _)| uid).collect(),
+    }
+}
+
+fn status_of(run: RunId, uid: Uid, seat: Seat<AccountId>) -> SeatStatus {
+    SeatStatus {
+        immune_until: Registry::immune_until(run, uid).unwrap_or_default(),
+        pending: Registry::pending_change(run, uid),
+        pays_into_stake: Rewards::pays_into_stake(run, uid),
+        nominated: Nomination::behind(run, uid),
+        commission: Nomination::commission(run, uid),
+        standing: Weights::standing(run, uid),
+        recent_pay: Rewards::recent_pay(run, uid),
+        last_attested: Windows::presence(run, uid).and_then(|presence| presence.last_attested),
+        seat: view_of(run, uid, seat),
+    }
+}
+
+fn view_of(run: RunId, uid: Uid, seat: Seat<AccountId>) -> SeatView {
+    let earnings = pallet_rewards::EarningsOf::<Runtime>::get(run, uid);
+    SeatView {
+        id: SeatId { uid, registered_at: seat.registered_at },
+        role: seat.role,
+        hotkey: Hotkey(account(&seat.hotkey)),
+        coldkey: account(&seat.coldkey),
+        endpoint: text(seat.endpoint),
+        stake: seat.stake,
+        claimable: earnings.claimable,
+        earned: earnings.earned,
+    }
 }
 
 fn account(id: &AccountId) -> Account {

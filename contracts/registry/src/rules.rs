@@ -1,7 +1,7 @@
 //! What makes a URL or a set of parameters acceptable. Plain functions: they read no storage.
 
-use crate::{Config, Error};
-use protocol::params::ParamsError;
+use crate::{Balance, Config, Error};
+use protocol::params::{ParamsError, Permille};
 
 /// Whether `url` may be published as a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
 pub(crate) fn is_base_url(url: &[u8]) -> bool {
@@ -22,6 +22,17 @@ impl<T: Config> From<ParamsError> for Error<T> {
             ParamsError::Places => Error::BadPlaces,
             ParamsError::Quorum => Error::BadQuorum,
             ParamsError::Shares => Error::BadShares,
+            ParamsError::Reveal => Error::BadReveal,
+            ParamsError::Hidden => Error::BadHidden,
+            ParamsError::Slash => Error::BadSlash,
+            ParamsError::Unbonding => Error::BadUnbonding,
         }
     }
+}
+
+/// `share` of `amount`, rounded down; all of it for a share above 1000 thousandths.
+pub(crate) fn part(amount: Balance, share: Permille) -> Balance {
+    let share = Balance::from(share.0.min(1000));
+    // `amount · share / 1000`, with no product that could overflow.
+    (amount / 1000) * share + (amount % 1000) * share / 1000
 }

@@ -1,176 +1,96 @@
-//! A run and its seats, and every refusal with storage left as it was (PROT-33).
+//! A run and its seats: what happens to them, and every refusal with storage left as it was (PROT-29, 33).
 
-use crate::{self as pallet_registry, *};
-use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};
+use crate::{mock::*, *};
+use frame::{
+    deps::frame_support::dispatch::CheckIfFeeless as _, prelude::fungible::InspectHold as _,
+    testing_prelude::*,
+};
 use proptest::prelude::*;
 use protocol::{
     Schedule,
-    params::{Density, F32Bits, PayShares, Permille},
+    params::{Density, F32Bits, PayShares},
 };
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
+type E = Error<Test>;
+type R = Registry;
+
+fn staked(who: u64) -> Balance {
+    Balances::balance_on_hold(&HoldReason::Stake.into(), &who)
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountData = pallet_balances::AccountData<Balance>;
+fn deposited(who: u64) -> Balance {
+    Balances::balance_on_hold(&HoldReason::RunDeposit.into(), &who)
 }
 
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
+fn free(who: u64) -> Balance {
+    Balances::free_balance(who)
 }
 
-impl Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = ();
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<3>;
-    type MaxSeats = ConstU32<4>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<100>;
+fn unbonding(who: u64) -> Vec<(u16, Balance, u32)> {
+    let views = R::unbonding(RUN, &who).into_iter();
+    views.map(|view| (view.uid.0, view.amount, view.until.0)).collect()
 }
 
-const OWNER: u64 = 1;
-const COLDKEY: u64 = 2;
-const STRANGER: u64 = 9;
-const HOTKEY: u64 = 1000;
-const MINER_STAKE: Balance = 10;
-const VALIDATOR_STAKE: Balance = 50;
-const RUN: RunId = RunId(0);
-
-fn params() -> RunParams {
-    RunParams {
-        schedule: Schedule { start: Block(5), ..RunParams::default().schedule },
-        miner_stake_min: MINER_STAKE,
-        validator_stake_min: VALIDATOR_STAKE,
-        ..RunParams::default()
-    }
+fn holder(hotkey: u64) -> Option<SeatId> {
+    <R as Seats<u64>>::holder_of(RUN, &(HOTKEY + hotkey))
 }
 
-fn url(text: &str) -> Url {
-    text.as_bytes().to_vec().try_into().unwrap()
+fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
+    let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
+    <R as Seats<u64>>::slash(RUN, seat, Permille(share), reporter)
 }
 
-fn create(who: u64, params: RunParams) -> DispatchResult {
-    let digest = |byte| Digest([byte; 32]);
-    let origin = RuntimeOrigin::signed(who);
-    Registry::create_run(origin, params, digest(1), digest(2), digest(3), url("http://origin.example/run"))
-}
-
-fn register(who: u64, role: Role, hotkey: u64, stake: Balance) -> DispatchResult {
-    Registry::register(RuntimeOrigin::signed(who), RUN, role, hotkey, url("http://10.0.0.1:9000/seat"), stake)
-}
-
-fn empty_chain() -> TestState {
-    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
-    let balances = (1..=5).map(|who| (who, 1_000)).collect();
-    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
-        .assimilate_storage(&mut storage)
-        .unwrap();
-    let mut chain: TestState = storage.into();
-    chain.execute_with(|| System::set_block_number(1));
-    chain
-}
-
-/// Runs `story` on a chain with one run.
-fn with_a_run(story: impl FnOnce()) {
-    empty_chain().execute_with(|| {
-        assert_ok!(create(OWNER, params()));
-        story();
-        Registry::check_invariants().unwrap();
-    });
-}
+// A run.
 
 #[test]
 fn a_run_is_created_with_its_deposit_held() {
     with_a_run(|| {
-        let run = <Registry as Seats<u64>>::run(RUN).unwrap();
-        assert_eq!((run.owner, run.params, run.deposit), (OWNER, params(), 100));
-        assert_eq!(Balances::balance_on_hold(&HoldReason::RunDeposit.into(), &OWNER), 100);
+        let run = <R as Seats<u64>>::run(RUN).unwrap();
+        assert_eq!((run.owner, run.params, run.terms, run.deposit), (OWNER, params(), terms(), 100));
+        assert!(!run.stopped);
+        assert_eq!(deposited(OWNER), 100);
         System::assert_last_event(
             Event::<Test>::RunCreated { run: RUN, owner: OWNER, start: Block(5) }.into(),
         );
-        assert_ok!(create(OWNER, params()));
-        assert_eq!(Registry::run_ids(), [RunId(0), RunId(1)]);
+        assert_ok!(create(OWNER, params(), terms()));
+        assert_eq!(R::run_ids(), [RunId(0), RunId(1)]);
     });
 }
 
 #[test]
-fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
-    with_a_run(|| {
-        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
-        assert_ok!(register(COLDKEY, Role::Validator, HOTKEY + 1, 60));
-        assert_eq!(Balances::balance_on_hold(&HoldReason::Stake.into(), &COLDKEY), 90);
-        assert_eq!(<Registry as Seats<u64>>::seat_of(RUN, &HOTKEY), Some((Uid(0), Role::Miner)));
-        assert_eq!(<Registry as Seats<u64>>::seat_of(RUN, &(HOTKEY + 1)), Some((Uid(1), Role::Validator)));
-        let seats = <Registry as Seats<u64>>::seats(RUN);
-        assert_eq!(
-            seats.iter().map(|(uid, seat)| (uid.0, seat.stake)).collect::<Vec<_>>(),
-            [(0, 30), (1, 60)]
-        );
-        assert_eq!(seats[0].1.registered_at, Block(1));
-    });
-}
-
-#[test]
-fn an_endpoint_moves_and_a_stake_grows() {
-    with_a_run(|| {
-        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
-        assert_ok!(Registry::set_endpoint(RuntimeOrigin::signed(HOTKEY), RUN, url("https://elsewhere")));
-        assert_ok!(Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), 12));
-        let seat = <Registry as Seats<u64>>::seat(RUN, Uid(0)).unwrap();
-        assert_eq!((seat.endpoint, seat.stake), (url("https://elsewhere"), 42));
-        assert_eq!(Balances::balance_on_hold(&HoldReason::Stake.into(), &COLDKEY), 42);
-        System::assert_last_event(
-            Event::<Test>::StakeAdded { run: RUN, uid: Uid(0), amount: 12, stake: 42 }.into(),
-        );
-    });
-}
-
-#[test]
-fn parameters_out_of_bounds_are_refused_by_name() {
+fn parameters_and_terms_out_of_bounds_are_refused_by_name() {
     empty_chain().execute_with(|| {
         let good = params();
-        let rates = |decay| RunParams { error_feedback_decay: F32Bits::of(decay), ..good };
-        let refused = [
-            (RunParams { schedule: Schedule { commit_by: 0, ..good.schedule }, ..good }, Error::BadSchedule),
-            (RunParams { epoch_windows: 0, ..good }, Error::ZeroParameter),
-            (RunParams { density: Density(0), ..good }, Error::BadDensity),
-            (rates(f32::NAN), Error::BadRate),
-            (RunParams { min_contributions: 9, ..good }, Error::BadPlaces),
-            (RunParams { quorum: Permille(0), ..good }, Error::BadQuorum),
-            (
-                RunParams { shares: PayShares { owner: Permille(0), ..good.shares }, ..good },
-                Error::<Test>::BadShares,
-            ),
-            (RunParams { checkpoint_windows: 65, ..good }, Error::CheckpointsTooRare),
-        ];
-        for (params, error) in refused {
-            assert_noop!(create(OWNER, params), error);
+        let schedule = |commit_by| Schedule { commit_by, ..good.schedule };
+        for (params, error) in [
+            (RunParams { schedule: schedule(0), ..good }, E::BadSchedule),
+            (RunParams { epoch_windows: 0, ..good }, E::ZeroParameter),
+            (RunParams { density: Density(0), ..good }, E::BadDensity),
+            (RunParams { error_feedback_decay: F32Bits::of(f32::NAN), ..good }, E::BadRate),
+            (RunParams { min_contributions: 9, ..good }, E::BadPlaces),
+            (RunParams { reveal_windows: 9, ..good }, E::BadReveal),
+            (RunParams { hidden_blocks: 100, ..good }, E::BadHidden),
+            (RunParams { checkpoint_windows: 65, ..good }, E::CheckpointsTooRare),
+        ] {
+            assert_noop!(create(OWNER, params, terms()), error);
+        }
+        let bad_terms = bad_terms();
+        for (terms, error) in bad_terms {
+            assert_noop!(create(OWNER, params(), terms), error);
         }
     });
+}
+
+fn bad_terms() -> [(Terms, E); 6] {
+    let good = terms();
+    [
+        (Terms { electorate_max: 0, ..good }, E::ZeroParameter),
+        (Terms { quorum: Permille(0), ..good }, E::BadQuorum),
+        (Terms { shares: PayShares { owner: Permille(0), ..good.shares }, ..good }, E::BadShares),
+        (Terms { equivocation_slash: Permille(1001), ..good }, E::BadSlash),
+        (Terms { unbonding_windows: 100_001, ..good }, E::BadUnbonding),
+        (Terms { miner_seats_max: 7, ..good }, E::TooManySeats),
+    ]
 }
 
 #[test]
@@ -178,8 +98,8 @@ fn a_run_must_start_later_than_the_block_that_creates_it() {
     empty_chain().execute_with(|| {
         let at =
             |start| RunParams { schedule: Schedule { start: Block(start), ..params().schedule }, ..params() };
-        assert_noop!(create(OWNER, at(1)), Error::<Test>::StartPassed);
-        assert_ok!(create(OWNER, at(2)));
+        assert_noop!(create(OWNER, at(1), terms()), E::StartPassed);
+        assert_ok!(create(OWNER, at(2), terms()));
     });
 }
 
@@ -187,112 +107,309 @@ fn a_run_must_start_later_than_the_block_that_creates_it() {
 fn the_chain_carries_so_many_runs_and_no_more() {
     empty_chain().execute_with(|| {
         for _ in 0..3 {
-            assert_ok!(create(OWNER, params()));
+            assert_ok!(create(OWNER, params(), terms()));
         }
-        assert_noop!(create(OWNER, params()), Error::<Test>::TooManyRuns);
+        assert_noop!(create(OWNER, params(), terms()), E::TooManyRuns);
     });
 }
 
 #[test]
-fn a_run_has_so_many_seats_and_no_more() {
+fn terms_change_as_an_epoch_begins_and_pay_follows_those_before() {
     with_a_run(|| {
-        for hotkey in 0..4 {
-            assert_ok!(register(COLDKEY, Role::Miner, HOTKEY + hotkey, MINER_STAKE));
+        let of = |epoch| <R as Seats<u64>>::terms_of(RUN, epoch).unwrap();
+        let now = || <R as Seats<u64>>::run(RUN).unwrap().terms;
+        let new = Terms { miner_seats_max: 1, unbonding_windows: 1, ..terms() };
+        open(0);
+        assert_noop!(R::set_terms(signed(COLDKEY), RUN, new), E::NotTheOwner);
+        assert_noop!(R::drop_terms(signed(OWNER), RUN), E::NoTermsWaiting);
+        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 2, ..new }));
+        assert_ok!(R::set_terms(signed(OWNER), RUN, new));
+        assert_eq!(R::pending_terms(RUN), Some(new));
+        for window in [1, 2] {
+            open(window);
+            assert_eq!(now(), terms());
         }
-        assert_noop!(register(COLDKEY, Role::Miner, HOTKEY + 4, MINER_STAKE), Error::<Test>::RunFull);
+        open(3);
+        assert_eq!((now(), R::pending_terms(RUN)), (new, None));
+        assert_eq!((of(0), of(1)), (terms(), new));
+        System::assert_last_event(Event::<Test>::TermsChanged { run: RUN, epoch: 1 }.into());
+
+        assert_ok!(R::set_terms(signed(OWNER), RUN, terms()));
+        assert_ok!(R::drop_terms(signed(OWNER), RUN));
+        open(6);
+        assert_eq!((now(), of(1), of(2)), (new, new, new));
+        for (terms, error) in bad_terms() {
+            assert_noop!(R::set_terms(signed(OWNER), RUN, terms), error);
+        }
+    });
+}
+
+#[test]
+fn a_run_whose_first_window_begins_an_epoch_begins_with_the_new_terms() {
+    with_a_run(|| {
+        let new = Terms { immunity_windows: 1, ..terms() };
+        assert_ok!(R::set_terms(signed(OWNER), RUN, new));
+        open(0);
+        assert_eq!(<R as Seats<u64>>::run(RUN).unwrap().terms, new);
+        assert_eq!(<R as Seats<u64>>::terms_of(RUN, 0), Some(new));
+    });
+}
+
+#[test]
+fn the_owner_stops_a_run_and_lets_it_go_on_from_the_next_opening() {
+    with_a_run(|| {
+        let stopped = || <R as Seats<u64>>::run(RUN).unwrap().stopped;
+        open(0);
+        assert_noop!(R::set_stopped(signed(OTHER), RUN, true), E::NotTheOwner);
+        assert_ok!(R::set_stopped(signed(OWNER), RUN, true));
+        assert_eq!((stopped(), R::is_stopped(RUN)), (false, true));
+        open(1);
+        assert_eq!((stopped(), R::is_stopped(RUN)), (true, true));
+        open(2);
+        assert!(stopped());
+        assert_ok!(R::set_stopped(signed(OWNER), RUN, false));
+        assert_eq!((stopped(), R::is_stopped(RUN)), (true, false));
+        assert_ok!(R::set_stopped(signed(OWNER), RUN, true));
+        open(3);
+        assert!(stopped());
+        assert_ok!(R::set_stopped(signed(OWNER), RUN, false));
+        open(4);
+        assert!(!stopped());
+    });
+}
+
+#[test]
+fn a_run_passes_to_whom_it_was_offered_with_its_deposit() {
+    with_a_run(|| {
+        assert_noop!(R::offer_run(signed(OTHER), RUN, OTHER), E::NotTheOwner);
+        assert_noop!(R::accept_run(signed(OTHER), RUN), E::NotOffered);
+        assert_ok!(R::offer_run(signed(OWNER), RUN, COLDKEY));
+        assert_ok!(R::offer_run(signed(OWNER), RUN, OTHER));
+        assert_noop!(R::accept_run(signed(COLDKEY), RUN), E::NotOffered);
+        assert_ok!(R::accept_run(signed(OTHER), RUN));
+        assert_eq!((deposited(OWNER), deposited(OTHER)), (0, 100));
+        assert_noop!(R::set_stopped(signed(OWNER), RUN, true), E::NotTheOwner);
+        assert_ok!(R::set_stopped(signed(OTHER), RUN, true));
+        assert_noop!(R::accept_run(signed(OTHER), RUN), E::NotOffered);
+
+        assert_ok!(R::offer_run(signed(OTHER), RUN, STRANGER));
+        assert_noop!(R::accept_run(signed(STRANGER), RUN), E::NotEnoughFunds);
+        // To oneself, it changes nothing.
+        assert_ok!(R::offer_run(signed(OTHER), RUN, OTHER));
+        assert_ok!(R::accept_run(signed(OTHER), RUN));
+        assert_eq!(deposited(OTHER), 100);
+    });
+}
+
+// A seat.
+
+#[test]
+fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
+    with_a_run(|| {
+        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
+        assert_ok!(register(COLDKEY, Role::Validator, HOTKEY + 1, 60));
+        assert_eq!(staked(COLDKEY), 90);
+        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &HOTKEY), Some((Uid(0), Role::Miner)));
+        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &(HOTKEY + 1)), Some((Uid(1), Role::Validator)));
+        assert_eq!(holder(1), Some(SeatId { uid: Uid(1), registered_at: Block(1) }));
+        let seats = <R as Seats<u64>>::seats(RUN);
+        let stakes: Vec<_> = seats.iter().map(|(uid, seat)| (uid.0, seat.stake)).collect();
+        assert_eq!(stakes, [(0, 30), (1, 60)]);
+        assert_eq!((seats[0].1.registered_at, seats[0].1.since), (Block(1), Window(0)));
+        assert_eq!((R::taken(RUN, Role::Miner), R::taken(RUN, Role::Validator)), ((1, 3), (1, 2)));
+        assert_eq!(R::seats_of_coldkey(RUN, &COLDKEY), [Uid(0), Uid(1)]);
+        assert_eq!(R::next_uid(RUN), Some(Uid(2)));
+        open(0);
+        assert_ok!(mine(2));
+        assert_eq!((seat(2).since, R::immune_until(RUN, Uid(2))), (Window(1), Some(Window(5))));
+    });
+}
+
+#[test]
+fn an_endpoint_moves_once_a_window_without_a_fee_and_a_stake_grows() {
+    with_a_run(|| {
+        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
+        let set = |text: &str| R::set_endpoint(signed(HOTKEY), RUN, url(text));
+        let is_feeless = |who: u64, text: &str| {
+            Call::<Test>::set_endpoint { run: RUN, endpoint: url(text) }.is_feeless(&signed(who))
+        };
+        assert!(is_feeless(HOTKEY, "http://a") && !is_feeless(COLDKEY, "http://a"));
+        assert!(!is_feeless(HOTKEY, "nonsense"));
+        assert_ok!(set("https://elsewhere"));
+        assert!(!is_feeless(HOTKEY, "http://a"));
+        assert_noop!(set("https://again"), E::EndpointJustSet);
+        open(0);
+        assert_ok!(set("https://again"));
+        System::set_block_number(6);
+        assert_noop!(set("https://third"), E::EndpointJustSet);
+        open(1);
+        assert_ok!(set("https://third"));
+
+        assert_ok!(R::add_stake(signed(COLDKEY), RUN, Uid(0), 12));
+        assert_eq!((seat(0).endpoint, seat(0).stake, staked(COLDKEY)), (url("https://third"), 42, 42));
+        System::assert_last_event(
+            Event::<Test>::StakeAdded { run: RUN, uid: Uid(0), amount: 12, stake: 42 }.into(),
+        );
+    });
+}
+
+#[test]
+fn a_role_has_so_many_seats_whatever_the_other_has() {
+    with_a_run(|| {
+        for hotkey in 0..3 {
+            assert_ok!(mine(hotkey));
+        }
+        assert_noop!(mine(3), E::RunFull);
+        assert_ok!(validate(4, VALIDATOR_STAKE));
+        assert_ok!(validate(5, VALIDATOR_STAKE));
+        assert_noop!(validate(6, VALIDATOR_STAKE), E::RunFull);
     });
 }
 
 #[test]
 fn a_hotkey_holds_one_seat_in_a_run_but_may_hold_one_in_another() {
     with_a_run(|| {
-        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, MINER_STAKE));
-        let again = register(COLDKEY, Role::Validator, HOTKEY, VALIDATOR_STAKE);
-        assert_noop!(again, Error::<Test>::HotkeyInUse);
-        assert_ok!(create(OWNER, params()));
-        let origin = RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::register(origin, RunId(1), Role::Miner, HOTKEY, url("http://a"), MINER_STAKE));
+        assert_ok!(mine(0));
+        assert_noop!(validate(0, VALIDATOR_STAKE), E::HotkeyInUse);
+        assert_ok!(create(OWNER, params(), terms()));
+        let elsewhere = url("http://a");
+        assert_ok!(R::register(signed(COLDKEY), RunId(1), Role::Miner, HOTKEY, elsewhere, MINER_STAKE, 0));
+    });
+}
+
+#[test]
+fn a_hotkey_needs_no_balance_to_sign_for_its_seat() {
+    with_a_run(|| {
+        assert_ok!(mine(0));
+        assert_eq!((System::sufficients(&HOTKEY), free(HOTKEY)), (1, 0));
+        open(0);
+        assert_ok!(R::rotate_hotkey(signed(COLDKEY), RUN, Uid(0), HOTKEY + 1));
+        assert_eq!((System::sufficients(&HOTKEY), System::sufficients(&(HOTKEY + 1))), (1, 1));
+        open(1);
+        assert_eq!((System::sufficients(&HOTKEY), System::sufficients(&(HOTKEY + 1))), (0, 1));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        open(2);
+        assert!(!System::account_exists(&(HOTKEY + 1)));
     });
 }
 
 #[test]
 fn a_stake_is_at_least_the_minimum_of_the_role() {
     with_a_run(|| {
-        assert_noop!(register(COLDKEY, Role::Miner, HOTKEY, MINER_STAKE - 1), Error::<Test>::StakeTooLow);
-        let validator = |stake| register(COLDKEY, Role::Validator, HOTKEY, stake);
-        assert_noop!(validator(VALIDATOR_STAKE - 1), Error::<Test>::StakeTooLow);
-        assert_ok!(validator(VALIDATOR_STAKE));
+        assert_noop!(register(COLDKEY, Role::Miner, HOTKEY, MINER_STAKE - 1), E::StakeTooLow);
+        assert_noop!(validate(0, VALIDATOR_STAKE - 1), E::StakeTooLow);
+        assert_ok!(validate(0, VALIDATOR_STAKE));
     });
 }
 
 #[test]
 fn nobody_stakes_or_deposits_what_they_do_not_have() {
     with_a_run(|| {
-        assert_noop!(create(STRANGER, params()), Error::<Test>::NotEnoughFunds);
-        assert_noop!(register(COLDKEY, Role::Miner, HOTKEY, 1_001), Error::<Test>::NotEnoughFunds);
+        assert_noop!(create(STRANGER, params(), terms()), E::NotEnoughFunds);
+        assert_noop!(register(COLDKEY, Role::Miner, HOTKEY, 996), E::NotEnoughFunds);
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 900));
-        let more = |amount| Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), amount);
-        assert_noop!(more(101), Error::<Test>::NotEnoughFunds);
-        assert_noop!(more(Balance::MAX), Error::<Test>::StakeTooLarge);
+        let more = |amount| R::add_stake(signed(COLDKEY), RUN, Uid(0), amount);
+        assert_noop!(more(96), E::NotEnoughFunds);
+        assert_noop!(more(Balance::MAX), E::StakeTooLarge);
+        assert_ok!(more(95));
     });
 }
 
 #[test]
 fn what_does_not_exist_is_refused() {
     with_a_run(|| {
-        let signed = RuntimeOrigin::signed;
-        let seat = url("http://a");
+        let (nowhere, seat) = (RunId(7), url("http://a"));
+        let cold = || signed(COLDKEY);
         assert_noop!(
-            Registry::register(signed(COLDKEY), RunId(7), Role::Miner, HOTKEY, seat.clone(), MINER_STAKE),
-            Error::<Test>::UnknownRun
+            R::register(cold(), nowhere, Role::Miner, HOTKEY, seat.clone(), MINER_STAKE, 0),
+            E::UnknownRun
         );
-        assert_noop!(
-            Registry::set_endpoint(signed(HOTKEY), RunId(7), seat.clone()),
-            Error::<Test>::UnknownRun
-        );
-        assert_noop!(Registry::add_stake(signed(COLDKEY), RunId(7), Uid(0), 1), Error::<Test>::UnknownRun);
-        assert_noop!(Registry::set_endpoint(signed(HOTKEY), RUN, seat), Error::<Test>::NotASeat);
-        assert_noop!(Registry::add_stake(signed(COLDKEY), RUN, Uid(0), 1), Error::<Test>::UnknownSeat);
+        assert_noop!(R::set_endpoint(signed(HOTKEY), nowhere, seat.clone()), E::UnknownRun);
+        assert_noop!(R::add_stake(cold(), nowhere, Uid(0), 1), E::UnknownRun);
+        assert_noop!(R::unstake(cold(), nowhere, Uid(0), 1), E::UnknownRun);
+        assert_noop!(R::leave(cold(), nowhere, Uid(0)), E::UnknownRun);
+        assert_noop!(R::withdraw(cold(), nowhere), E::UnknownRun);
+        assert_noop!(R::rotate_hotkey(cold(), nowhere, Uid(0), 7), E::UnknownRun);
+        assert_noop!(R::set_terms(cold(), nowhere, terms()), E::UnknownRun);
+        assert_noop!(R::drop_terms(cold(), nowhere), E::UnknownRun);
+        assert_noop!(R::set_stopped(cold(), nowhere, true), E::UnknownRun);
+        assert_noop!(R::offer_run(cold(), nowhere, OTHER), E::UnknownRun);
+        assert_noop!(R::accept_run(cold(), nowhere), E::UnknownRun);
+
+        assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, seat), E::NotASeat);
+        assert_noop!(R::add_stake(cold(), RUN, Uid(0), 1), E::UnknownSeat);
+        assert_noop!(R::unstake(cold(), RUN, Uid(0), 1), E::UnknownSeat);
+        assert_noop!(R::leave(cold(), RUN, Uid(0)), E::UnknownSeat);
+        assert_noop!(R::rotate_hotkey(cold(), RUN, Uid(0), 7), E::UnknownSeat);
+        assert_noop!(<R as Seats<u64>>::add_to_stake(RUN, Uid(0), &OWNER, 1), E::UnknownSeat);
+
+        let nobody = SeatId { uid: Uid(0), registered_at: Block(1) };
+        assert_storage_noop!(assert_eq!(slash(nobody, 1000, Some(OTHER)), 0));
+        assert_storage_noop!(assert_eq!(<R as Seats<u64>>::slash(nowhere, nobody, Permille(1000), None), 0));
+        assert_storage_noop!({
+            <R as Seats<u64>>::window_opens(nowhere, Window(0));
+        });
+        assert_eq!((R::price(nowhere, Role::Miner), R::taken(nowhere, Role::Miner)), (0, (0, 0)));
+        assert_eq!((R::immune_until(RUN, Uid(0)), <R as Seats<u64>>::terms_of(nowhere, 0)), (None, None));
+        assert_eq!((holder(0), R::is_stopped(nowhere)), (None, false));
     });
 }
 
 #[test]
-fn only_the_coldkey_adds_stake_and_it_adds_something() {
+fn only_the_coldkey_rules_over_a_seat_and_its_stake() {
     with_a_run(|| {
-        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, MINER_STAKE));
-        let add = |who, amount| Registry::add_stake(RuntimeOrigin::signed(who), RUN, Uid(0), amount);
-        assert_noop!(add(HOTKEY, 1), Error::<Test>::NotTheColdkey);
-        assert_noop!(add(3, 1), Error::<Test>::NotTheColdkey);
-        assert_noop!(add(COLDKEY, 0), Error::<Test>::NothingToAdd);
+        assert_ok!(mine(0));
+        for who in [HOTKEY, OTHER] {
+            assert_noop!(R::add_stake(signed(who), RUN, Uid(0), 1), E::NotTheColdkey);
+            assert_noop!(R::unstake(signed(who), RUN, Uid(0), 1), E::NotTheColdkey);
+            assert_noop!(R::leave(signed(who), RUN, Uid(0)), E::NotTheColdkey);
+            assert_noop!(R::rotate_hotkey(signed(who), RUN, Uid(0), 7), E::NotTheColdkey);
+            assert_noop!(R::withdraw(signed(who), RUN), E::NothingToWithdraw);
+        }
+        assert_noop!(R::add_stake(signed(COLDKEY), RUN, Uid(0), 0), E::NothingToAdd);
+        assert_noop!(R::unstake(signed(COLDKEY), RUN, Uid(0), 0), E::NothingToTake);
     });
 }
 
 #[test]
-fn an_unsigned_call_is_refused() {
+fn an_unsigned_call_is_refused_and_so_is_root() {
     with_a_run(|| {
-        let none = RuntimeOrigin::none;
-        let digest = Digest([0; 32]);
-        assert_noop!(
-            Registry::create_run(none(), params(), digest, digest, digest, url("http://a")),
-            DispatchError::BadOrigin
-        );
-        assert_noop!(
-            Registry::register(none(), RUN, Role::Miner, HOTKEY, url("http://a"), MINER_STAKE),
-            DispatchError::BadOrigin
-        );
-        assert_noop!(Registry::set_endpoint(none(), RUN, url("http://a")), DispatchError::BadOrigin);
-        assert_noop!(Registry::add_stake(none(), RUN, Uid(0), 1), DispatchError::BadOrigin);
+        assert_ok!(mine(0));
+        let (digest, seat, uid) = (Digest([0; 32]), url("http://a"), Uid(0));
+        for who in [RuntimeOrigin::none(), RuntimeOrigin::root()] {
+            let origin = || who.clone();
+            assert_noop!(
+                R::create_run(origin(), params(), terms(), digest, digest, digest, seat.clone()),
+                BadOrigin
+            );
+            assert_noop!(
+                R::register(origin(), RUN, Role::Miner, HOTKEY + 1, seat.clone(), MINER_STAKE, 0),
+                BadOrigin
+            );
+            assert_noop!(R::set_endpoint(origin(), RUN, seat.clone()), BadOrigin);
+            assert_noop!(R::add_stake(origin(), RUN, uid, 1), BadOrigin);
+            assert_noop!(R::unstake(origin(), RUN, uid, 1), BadOrigin);
+            assert_noop!(R::leave(origin(), RUN, uid), BadOrigin);
+            assert_noop!(R::withdraw(origin(), RUN), BadOrigin);
+            assert_noop!(R::rotate_hotkey(origin(), RUN, uid, 7), BadOrigin);
+            assert_noop!(R::set_terms(origin(), RUN, terms()), BadOrigin);
+            assert_noop!(R::drop_terms(origin(), RUN), BadOrigin);
+            assert_noop!(R::set_stopped(origin(), RUN, true), BadOrigin);
+            assert_noop!(R::offer_run(origin(), RUN, OTHER), BadOrigin);
+            assert_noop!(R::accept_run(origin(), RUN), BadOrigin);
+        }
     });
 }
 
 #[test]
 fn a_base_url_is_http_with_a_host_and_without_a_credential() {
     with_a_run(|| {
-        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, MINER_STAKE));
-        let set = |text: &str| Registry::set_endpoint(RuntimeOrigin::signed(HOTKEY), RUN, url(text));
-        for good in ["http://127.0.0.1:9000/miner-0", "https://a", "http://[::1]:80/b"] {
-            assert_ok!(set(good));
+        assert_ok!(mine(0));
+        for (window, good) in (0..).zip(["http://127.0.0.1:9000/miner-0", "https://a", "http://[::1]:80/b"]) {
+            open(window);
+            assert_ok!(R::set_endpoint(signed(HOTKEY), RUN, url(good)));
         }
+        open(3);
         for bad in [
             "",
             "http://",
@@ -305,70 +422,653 @@ fn a_base_url_is_http_with_a_host_and_without_a_credential() {
             "http://\u{e4}",
             "http://a\n",
         ] {
-            assert_noop!(set(bad), Error::<Test>::BadUrl);
+            assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, url(bad)), E::BadUrl);
         }
-        let origin = RuntimeOrigin::signed(COLDKEY);
         assert_noop!(
-            Registry::register(origin, RUN, Role::Miner, HOTKEY + 1, url("x"), MINER_STAKE),
-            Error::<Test>::BadUrl
+            R::register(signed(COLDKEY), RUN, Role::Miner, HOTKEY + 1, url("x"), MINER_STAKE, 0),
+            E::BadUrl
         );
-        let digest = Digest([0; 32]);
+        let (digest, start) = (Digest([0; 32]), Block(10_000));
+        let later = RunParams { schedule: Schedule { start, ..params().schedule }, ..params() };
         assert_noop!(
-            Registry::create_run(RuntimeOrigin::signed(OWNER), params(), digest, digest, digest, url("x")),
-            Error::<Test>::BadUrl
+            R::create_run(signed(OWNER), later, terms(), digest, digest, digest, url("x")),
+            E::BadUrl
         );
     });
 }
+
+// What a seat costs.
+
+#[test]
+fn a_seat_costs_more_with_each_newcomer_and_less_with_each_window() {
+    // The price halves in two windows.
+    with_terms(Terms { seat_price_min: 80, immunity_windows: 8, ..terms() }, || {
+        open(0);
+        let issued = Balances::total_issuance();
+        let bid = |hotkey, price_max| {
+            let seat = url("http://a");
+            R::register(signed(COLDKEY), RUN, Role::Miner, HOTKEY + hotkey, seat, MINER_STAKE, price_max)
+        };
+        assert_eq!(R::price(RUN, Role::Miner), 80);
+        assert_noop!(bid(0, 79), E::PriceAboveMax);
+        assert_ok!(bid(0, 80));
+        System::assert_has_event(
+            Event::<Test>::PricePaid { run: RUN, role: Role::Miner, coldkey: COLDKEY, price: 80 }.into(),
+        );
+        assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000 - 80 - 10, 10));
+        assert_eq!(R::price(RUN, Role::Miner), 90);
+        assert_noop!(bid(1, 89), E::PriceAboveMax);
+        assert_ok!(bid(1, 90));
+        // Nobody wants to validate.
+        assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (102, 80));
+        assert_ok!(bid(2, 102));
+        assert_eq!(Balances::total_issuance(), issued - 80 - 90 - 102);
+
+        // 102 and an eighth, rounded up, is 115. In one window it falls by half of its half, in two by all of that.
+        assert_eq!(R::price(RUN, Role::Miner), 115);
+        open(1);
+        assert_eq!(R::price(RUN, Role::Miner), 115 - 57 / 2);
+        open(2);
+        assert_eq!(R::price(RUN, Role::Miner), 80);
+    });
+}
+
+#[test]
+fn who_cannot_pay_the_price_keeps_the_stake() {
+    with_terms(Terms { seat_price_min: 990, ..terms() }, || {
+        assert_noop!(mine(0), E::NotEnoughFunds);
+        assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000, 0));
+    });
+}
+
+// Who has to go.
+
+/// Three miners with uids 0 to 2 and stakes 10, 20 and 10, there since window 0.
+fn with_a_full_run(story: impl FnOnce()) {
+    with_a_run(|| {
+        for (hotkey, stake) in [(0, 10), (1, 20), (2, 10)] {
+            assert_ok!(register(COLDKEY, Role::Miner, HOTKEY + hotkey, stake));
+        }
+        story();
+    });
+}
+
+fn newcomer(hotkey: u64) -> DispatchResult {
+    register(OTHER, Role::Miner, HOTKEY + hotkey, 15)
+}
+
+#[test]
+fn a_full_run_replaces_the_lowest_paid_seat_that_is_past_its_immunity() {
+    with_a_full_run(|| {
+        Paid::set([(0, 5), (1, 3), (2, 3)].into());
+        for window in 0..3 {
+            open(window);
+            assert_noop!(newcomer(3), E::RunFull);
+        }
+        open(3);
+        // Immune in windows 0 to 3; the next one to open is 4. Of the two that were paid alike, uid 2 has less at stake.
+        assert_ok!(newcomer(3));
+        assert_ok!(newcomer(4));
+        assert_ok!(newcomer(5));
+        assert_noop!(newcomer(6), E::RunFull);
+        assert_noop!(newcomer(4), E::HotkeyInUse);
+        // Nothing has changed hands yet, though all is paid for.
+        assert_eq!(hotkeys(), [(0, 0), (1, 1), (2, 2)]);
+        assert_eq!((staked(OTHER), holder(3)), (45, None));
+        assert_eq!(Gone::get(), []);
+
+        open(4);
+        assert_eq!(hotkeys(), [(0, 5), (1, 4), (2, 3)]);
+        let before = |uid| (RUN, SeatId { uid: Uid(uid), registered_at: Block(1) });
+        assert_eq!(Gone::get(), [before(2), before(1), before(0)]);
+        let opening = params().schedule.opens_at(Window(4));
+        assert_eq!((seat(2).registered_at, seat(2).since, seat(2).coldkey), (opening, Window(4), OTHER));
+        assert_eq!(holder(2), Some(before(2).1));
+        assert_eq!(holder(3), Some(SeatId { uid: Uid(2), registered_at: opening }));
+        assert_eq!(unbonding(COLDKEY), [(0, 10, 9), (1, 20, 9), (2, 10, 9)]);
+        assert_noop!(newcomer(2), E::HotkeyInUse);
+        assert_noop!(newcomer(7), E::RunFull);
+
+        open(8);
+        assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);
+        open(9);
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        assert_eq!((free(COLDKEY), staked(COLDKEY), unbonding(COLDKEY)), (1_000, 0, vec![]));
+    });
+}
+
+#[test]
+fn of_seats_alike_the_one_that_came_last_goes_first() {
+    with_a_run(|| {
+        assert_ok!(mine(0));
+        assert_ok!(mine(1));
+        System::set_block_number(2);
+        assert_ok!(mine(2));
+        open(3);
+        assert_ok!(newcomer(3));
+        assert_ok!(newcomer(4));
+        open(4);
+        assert_eq!(hotkeys(), [(0, 0), (1, 4), (2, 3)]);
+    });
+}
+
+#[test]
+fn what_is_nominated_behind_a_validator_speaks_for_it() {
+    with_a_run(|| {
+        assert_ok!(validate(0, 60));
+        assert_ok!(validate(1, 50));
+        Behind::set([(1, 20)].into());
+        open(3);
+        assert_ok!(register(OTHER, Role::Validator, HOTKEY + 2, 50));
+        open(4);
+        assert_eq!(hotkeys(), [(0, 2), (1, 1)]);
+    });
+}
+
+#[test]
+fn a_newcomer_takes_a_seat_that_is_given_up_rather_than_somebodys() {
+    with_a_full_run(|| {
+        Paid::set([(0, 5), (1, 9), (2, 3)].into());
+        open(0);
+        assert_noop!(newcomer(3), E::RunFull);
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
+        assert_ok!(newcomer(3));
+        assert_noop!(newcomer(4), E::RunFull);
+        assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(1)), E::ChangeWaiting);
+        open(1);
+        assert_eq!(hotkeys(), [(0, 0), (1, 3), (2, 2)]);
+        assert_eq!(unbonding(COLDKEY), [(1, 20, 6)]);
+    });
+}
+
+#[test]
+fn a_uid_that_was_given_up_is_taken_again_the_lowest_first() {
+    with_a_full_run(|| {
+        open(0);
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        System::assert_last_event(Event::<Test>::Leaving { run: RUN, uid: Uid(0) }.into());
+        // It goes on until the opening.
+        assert_eq!((R::taken(RUN, Role::Miner), hotkeys().len()), ((3, 3), 3));
+        open(1);
+        assert_eq!((R::taken(RUN, Role::Miner), hotkeys()), ((1, 3), vec![(2, 2)]));
+        assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(0)), E::UnknownSeat);
+        assert_ok!(validate(3, VALIDATOR_STAKE));
+        assert_ok!(mine(4));
+        assert_ok!(mine(5));
+        assert_eq!(hotkeys(), [(0, 3), (1, 4), (2, 2), (3, 5)]);
+        assert_eq!(seat(0).role, Role::Validator);
+    });
+}
+
+#[test]
+fn fewer_seats_send_nobody_away_but_are_not_filled_again() {
+    with_a_full_run(|| {
+        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 1, ..terms() }));
+        open(3);
+        assert_eq!(R::taken(RUN, Role::Miner), (3, 1));
+        // Two seats are too many: that they are given up makes no room.
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
+        // The one that stays can still be taken over.
+        assert_ok!(newcomer(3));
+        assert_noop!(newcomer(4), E::RunFull);
+        open(4);
+        assert_eq!(hotkeys(), [(2, 3)]);
+
+        assert_ok!(R::set_terms(signed(OWNER), RUN, terms()));
+        open(6);
+        assert_ok!(newcomer(4));
+        assert_ok!(newcomer(5));
+        assert_noop!(newcomer(6), E::RunFull);
+        assert_eq!(hotkeys(), [(0, 4), (1, 5), (2, 3)]);
+    });
+}
+
+#[test]
+fn a_role_may_find_every_uid_taken_though_it_has_seats_to_give() {
+    with_terms(Terms { miner_seats_max: 6, ..terms() }, || {
+        for hotkey in 0..6 {
+            assert_ok!(mine(hotkey));
+        }
+        let swapped = Terms { miner_seats_max: 2, validator_seats_max: 6, ..terms() };
+        assert_ok!(R::set_terms(signed(OWNER), RUN, swapped));
+        open(0);
+        assert_ok!(validate(6, VALIDATOR_STAKE));
+        assert_ok!(validate(7, VALIDATOR_STAKE));
+        assert_eq!((R::next_uid(RUN), R::taken(RUN, Role::Validator)), (None, (2, 6)));
+        assert_noop!(validate(8, VALIDATOR_STAKE), E::RunFull);
+        open(4);
+        assert_ok!(validate(8, VALIDATOR_STAKE));
+    });
+}
+
+#[test]
+fn a_window_brings_so_many_changes_and_at_most_half_of_them_new_hotkeys() {
+    with_terms(Terms { miner_seats_max: 6, ..terms() }, || {
+        for hotkey in 0..6 {
+            assert_ok!(mine(hotkey));
+        }
+        open(4);
+        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
+        assert_ok!(rotate(0, 10));
+        assert_ok!(rotate(1, 11));
+        assert_noop!(rotate(2, 12), E::TooManyChanges);
+        // uid 5, and in the place of the new hotkeys none: they came earlier and go later.
+        assert_ok!(newcomer(20));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(3)));
+        assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(4)), E::TooManyChanges);
+        // A seat on the list already takes no more room.
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        assert_ok!(newcomer(21));
+        assert_ok!(newcomer(22));
+        assert_noop!(newcomer(23), E::TooManyChanges);
+        open(5);
+        assert_eq!(hotkeys(), [(0, 21), (1, 11), (2, 2), (3, 22), (4, 4), (5, 20)]);
+    });
+}
+
+// Which key.
+
+#[test]
+fn a_seat_gets_a_new_hotkey_as_the_window_opens_and_the_old_one_is_never_used_again() {
+    with_a_full_run(|| {
+        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
+        let id = SeatId { uid: Uid(0), registered_at: Block(1) };
+        open(0);
+        for used in [0, 1] {
+            assert_noop!(rotate(0, used), E::HotkeyInUse);
+        }
+        assert_ok!(rotate(0, 7));
+        assert_noop!(rotate(0, 8), E::ChangeWaiting);
+        assert_noop!(rotate(1, 7), E::HotkeyInUse);
+        assert_noop!(validate(7, VALIDATOR_STAKE), E::HotkeyInUse);
+        assert_eq!((holder(0), holder(7)), (Some(id), None));
+        open(1);
+        // The same seat, with the same past.
+        assert_eq!((holder(0), holder(7), seat(0).registered_at), (Some(id), Some(id), Block(1)));
+        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &HOTKEY), None);
+        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &(HOTKEY + 7)), Some((Uid(0), Role::Miner)));
+        assert_eq!(Gone::get(), []);
+        assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, url("http://a")), E::NotASeat);
+        assert_noop!(rotate(1, 0), E::HotkeyInUse);
+        assert_noop!(validate(0, VALIDATOR_STAKE), E::HotkeyInUse);
+    });
+}
+
+#[test]
+fn a_new_hotkey_does_not_save_a_seat_from_its_end() {
+    with_a_full_run(|| {
+        let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
+        open(3);
+        assert_ok!(rotate(2, 7));
+        assert_ok!(rotate(1, 8));
+        assert_ok!(newcomer(3));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
+        assert_noop!(rotate(2, 9), E::ChangeWaiting);
+        assert_noop!(rotate(1, 9), E::ChangeWaiting);
+        // Those keys held nothing and may be used.
+        assert_eq!((System::sufficients(&(HOTKEY + 7)), System::sufficients(&(HOTKEY + 8))), (0, 0));
+        assert_ok!(rotate(0, 7));
+        open(4);
+        assert_eq!(hotkeys(), [(0, 7), (2, 3)]);
+    });
+}
+
+// Stake that leaves.
+
+#[test]
+fn stake_is_taken_out_down_to_the_minimum_and_is_free_after_it_has_unbonded() {
+    with_a_run(|| {
+        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 100));
+        let take = |amount| R::unstake(signed(COLDKEY), RUN, Uid(0), amount);
+        assert_noop!(take(91), E::StakeTooLow);
+        assert_noop!(take(Balance::MAX), E::StakeTooLow);
+        open(0);
+        assert_ok!(take(30));
+        System::assert_last_event(
+            Event::<Test>::Unstaked { run: RUN, uid: Uid(0), amount: 30, stake: 70, until: Window(6) }.into(),
+        );
+        // In the same window it is one chunk.
+        assert_ok!(take(10));
+        assert_eq!((seat(0).stake, staked(COLDKEY), unbonding(COLDKEY)), (60, 100, vec![(0, 40, 6)]));
+        open(1);
+        assert_ok!(take(5));
+        open(2);
+        // The third chunk is kept for the seat's end.
+        assert_noop!(take(5), E::TooManyUnbonding);
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        open(3);
+        assert_eq!(unbonding(COLDKEY), [(0, 40, 6), (0, 5, 7), (0, 55, 8)]);
+        assert_eq!((staked(COLDKEY), R::seats_of_coldkey(RUN, &COLDKEY)), (100, vec![]));
+
+        open(5);
+        assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);
+        open(6);
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        System::assert_last_event(Event::<Test>::Withdrawn { run: RUN, coldkey: COLDKEY, amount: 40 }.into());
+        assert_eq!((free(COLDKEY), staked(COLDKEY)), (940, 60));
+        open(9);
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000, 0));
+        assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);
+        assert_eq!(FormerSeats::<Test>::iter().count(), 0);
+    });
+}
+
+#[test]
+fn who_leaves_leaves_by_the_terms_that_stood_when_they_said_so() {
+    with_a_full_run(|| {
+        open(2);
+        assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { unbonding_windows: 1000, ..terms() }));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        open(3);
+        assert_eq!(unbonding(COLDKEY), [(0, 10, 8)]);
+    });
+}
+
+#[test]
+fn a_withdrawal_looks_at_so_many_seats_and_can_be_made_again() {
+    with_terms(Terms { miner_seats_max: 6, unbonding_windows: 0, ..terms() }, || {
+        for hotkey in 0..6 {
+            assert_ok!(mine(hotkey));
+        }
+        for (window, uids) in [(0, 0..3), (1, 3..6)] {
+            open(window);
+            for uid in uids {
+                assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(uid)));
+            }
+        }
+        open(2);
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        assert_eq!((staked(COLDKEY), unbonding(COLDKEY).len()), (20, 2));
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        assert_eq!((staked(COLDKEY), free(COLDKEY)), (0, 1_000));
+    });
+}
+
+#[test]
+fn pay_becomes_stake_out_of_the_payers_account() {
+    with_a_run(|| {
+        assert_ok!(mine(0));
+        let add = |amount| <R as Seats<u64>>::add_to_stake(RUN, Uid(0), &OTHER, amount);
+        assert_ok!(add(40));
+        assert_eq!((seat(0).stake, staked(COLDKEY), free(COLDKEY), free(OTHER)), (50, 50, 990, 960));
+        assert_noop!(add(0), E::NothingToAdd);
+        assert_noop!(add(Balance::MAX), E::StakeTooLarge);
+        assert_noop!(add(961), TokenError::FundsUnavailable);
+    });
+}
+
+// Slashing.
+
+#[test]
+fn a_slash_takes_its_share_of_stake_of_what_is_unbonding_and_of_what_is_nominated() {
+    with_a_run(|| {
+        assert_ok!(validate(0, 100));
+        assert_ok!(validate(1, 100));
+        Behind::set([(0, 500), (1, 500)].into());
+        open(0);
+        assert_ok!(R::unstake(signed(COLDKEY), RUN, Uid(0), 20));
+        open(1);
+        assert_ok!(R::unstake(signed(COLDKEY), RUN, Uid(0), 30));
+        let issued = Balances::total_issuance();
+        // A tenth of 50, 20, 30 and 500. The reporter has a tenth of the first three.
+        let taken = slash(seat(0).id(Uid(0)), 100, Some(OTHER));
+        assert_eq!(taken, 5 + 2 + 3 + 50);
+        System::assert_last_event(
+            Event::<Test>::Slashed {
+                run: RUN,
+                seat: seat(0).id(Uid(0)),
+                stake: 10,
+                rewarded: 1,
+                nominated: 50,
+            }
+            .into(),
+        );
+        assert_eq!((seat(0).stake, unbonding(COLDKEY)), (45, vec![(0, 18, 6), (0, 27, 7)]));
+        assert_eq!((free(OTHER), Balances::total_issuance()), (1_001, issued - 9));
+        assert_eq!((staked(COLDKEY), Behind::get()), (190, [(0, 450), (1, 500)].into()));
+
+        // What has unbonded is out of reach, withdrawn or not. Who has nobody to thank burns all.
+        open(6);
+        assert_eq!(slash(seat(0).id(Uid(0)), 1000, None), 45 + 27 + 450);
+        assert_eq!((seat(0).stake, unbonding(COLDKEY)), (0, vec![(0, 18, 6)]));
+        assert_eq!(Balances::total_issuance(), issued - 9 - 72);
+        assert_ok!(R::withdraw(signed(COLDKEY), RUN));
+        assert_eq!(slash(seat(0).id(Uid(0)), 1000, None), 0);
+        assert_eq!(seat(1).stake, 100);
+    });
+}
+
+#[test]
+fn a_slash_reaches_neither_who_held_the_uid_before_nor_who_holds_it_after() {
+    with_a_run(|| {
+        assert_ok!(validate(0, 100));
+        let first = seat(0).id(Uid(0));
+        open(0);
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        open(1);
+        assert_ok!(register(COLDKEY, Role::Validator, HOTKEY + 1, 200));
+        let second = seat(0).id(Uid(0));
+        Behind::set([(0, 500)].into());
+
+        // Whoever is gone answers with what is unbonding, and nobody else with anything.
+        assert_eq!(slash(first, 500, None), 50);
+        assert_eq!(
+            (seat(0).stake, unbonding(COLDKEY), Behind::get()),
+            (200, vec![(0, 50, 6)], [(0, 500)].into())
+        );
+        assert_eq!(slash(second, 500, None), 100 + 250);
+        assert_eq!((seat(0).stake, unbonding(COLDKEY)), (100, vec![(0, 50, 6)]));
+        assert_eq!(slash(first, 1000, None), 50);
+        assert_eq!((slash(first, 1000, None), unbonding(COLDKEY)), (0, vec![]));
+        assert_eq!(staked(COLDKEY), 100);
+    });
+}
+
+#[test]
+fn a_reporter_whose_account_cannot_be_paid_so_little_gets_nothing() {
+    with_a_run(|| {
+        assert_ok!(validate(0, 400));
+        let issued = Balances::total_issuance();
+        // Four in a tenth of a tenth, and an account needs five to exist.
+        assert_eq!(slash(seat(0).id(Uid(0)), 100, Some(STRANGER)), 40);
+        assert_eq!((free(STRANGER), Balances::total_issuance()), (0, issued - 40));
+        assert_eq!(slash(seat(0).id(Uid(0)), 500, Some(STRANGER)), 180);
+        assert_eq!((free(STRANGER), Balances::total_issuance()), (18, issued - 40 - 162));
+    });
+}
+
+#[test]
+fn a_share_of_any_amount_is_rounded_down_and_never_more_than_all() {
+    use crate::rules::part;
+    assert_eq!([0, 9, 10, 19, 1000].map(|amount| part(amount, Permille(100))), [0, 0, 1, 1, 100]);
+    assert_eq!(part(Balance::MAX, Permille(1000)), Balance::MAX);
+    assert_eq!(part(Balance::MAX, Permille(u16::MAX)), Balance::MAX);
+    assert_eq!(part(Balance::MAX, Permille(1)), Balance::MAX / 1000);
+}
+
+#[test]
+fn nothing_overflows_in_the_last_window_that_a_chain_can_have() {
+    let terms = Terms { immunity_windows: u32::MAX, unbonding_windows: 100_000, ..terms() };
+    with_terms(terms, || {
+        assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 900));
+        let last = params().schedule.window_at(Block(u32::MAX)).unwrap();
+        System::set_block_number(u32::MAX.into());
+        <R as Seats<u64>>::window_opens(RUN, Window(u32::MAX));
+        assert_ok!(mine(1));
+        assert_eq!(seat(1).since, last.next());
+        assert_eq!(R::immune_until(RUN, Uid(1)), Some(Window(u32::MAX)));
+        assert_ok!(R::unstake(signed(COLDKEY), RUN, Uid(0), 100));
+        assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
+        <R as Seats<u64>>::window_opens(RUN, Window(u32::MAX));
+        assert_eq!(unbonding(COLDKEY).len(), 2);
+    });
+}
+
+// Whatever is called.
 
 #[derive(Clone, Debug)]
 enum Op {
     Create(u64),
     Register { who: u64, run: u32, validator: bool, hotkey: u64, stake: Balance },
     AddStake { who: u64, run: u32, uid: u16, amount: Balance },
+    Unstake { who: u64, run: u32, uid: u16, amount: Balance },
+    Leave { who: u64, run: u32, uid: u16 },
+    Withdraw { who: u64, run: u32 },
+    Rotate { who: u64, run: u32, uid: u16, hotkey: u64 },
     SetEndpoint { hotkey: u64, run: u32 },
+    SetTerms { run: u32, miners: u16, unbonding: u32, price: Balance },
+    DropTerms { run: u32 },
+    Stop { run: u32, stopped: bool },
+    Offer { who: u64, run: u32, to: u64 },
+    Accept { who: u64, run: u32 },
+    AddToStake { run: u32, uid: u16, amount: Balance },
+    Slash { hotkey: u64, run: u32, share: u16, reporter: Option<u64> },
+    Pay { uid: u16, amount: Balance },
+    Open,
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let (who, hotkey, run, amount) = (1u64..7, 1000u64..1008, 0u32..4, 0u128..400);
+    let (who, hotkey, run, uid, amount) = (1u64..7, 1000u64..1020, 0u32..2, 0u16..6, 0u128..60);
+    let seat = (who.clone(), run.clone(), uid.clone());
     prop_oneof![
-        who.clone().prop_map(Op::Create),
-        (who.clone(), run.clone(), any::<bool>(), hotkey.clone(), amount.clone()).prop_map(
+        1 => who.clone().prop_map(Op::Create),
+        8 => (who.clone(), run.clone(), any::<bool>(), hotkey.clone(), 10u128..120).prop_map(
             |(who, run, validator, hotkey, stake)| Op::Register { who, run, validator, hotkey, stake }
         ),
-        (who, run.clone(), 0u16..5, amount).prop_map(|(who, run, uid, amount)| Op::AddStake {
-            who,
-            run,
-            uid,
-            amount
-        }),
-        (hotkey, run).prop_map(|(hotkey, run)| Op::SetEndpoint { hotkey, run }),
+        2 => (seat.clone(), amount.clone())
+            .prop_map(|((who, run, uid), amount)| Op::AddStake { who, run, uid, amount }),
+        4 => (seat.clone(), amount.clone())
+            .prop_map(|((who, run, uid), amount)| Op::Unstake { who, run, uid, amount }),
+        4 => seat.clone().prop_map(|(who, run, uid)| Op::Leave { who, run, uid }),
+        3 => (who.clone(), run.clone()).prop_map(|(who, run)| Op::Withdraw { who, run }),
+        3 => (seat, hotkey.clone())
+            .prop_map(|((who, run, uid), hotkey)| Op::Rotate { who, run, uid, hotkey }),
+        1 => (hotkey.clone(), run.clone()).prop_map(|(hotkey, run)| Op::SetEndpoint { hotkey, run }),
+        1 => (run.clone(), 1u16..6, 0u32..6, 0u128..20).prop_map(
+            |(run, miners, unbonding, price)| Op::SetTerms { run, miners, unbonding, price }
+        ),
+        1 => run.clone().prop_map(|run| Op::DropTerms { run }),
+        1 => (run.clone(), any::<bool>()).prop_map(|(run, stopped)| Op::Stop { run, stopped }),
+        1 => (who.clone(), run.clone(), who.clone()).prop_map(|(who, run, to)| Op::Offer { who, run, to }),
+        1 => (who.clone(), run.clone()).prop_map(|(who, run)| Op::Accept { who, run }),
+        1 => (run.clone(), uid.clone(), amount.clone())
+            .prop_map(|(run, uid, amount)| Op::AddToStake { run, uid, amount }),
+        3 => (hotkey, run, 0u16..1001, proptest::option::of(who.clone())).prop_map(
+            |(hotkey, run, share, reporter)| Op::Slash { hotkey, run, share, reporter }
+        ),
+        1 => (uid, amount).prop_map(|(uid, amount)| Op::Pay { uid, amount }),
+        6 => Just(Op::Open),
     ]
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
-    #[test]
-    fn whatever_is_called_seats_and_holds_agree(ops in proptest::collection::vec(op(), 0..40)) {
-        empty_chain().execute_with(|| {
-            let issuance = Balances::total_issuance();
-            for op in ops {
-                let signed = RuntimeOrigin::signed;
-                let _ = match op {
-                    Op::Create(who) => create(who, params()),
-                    Op::Register { who, run, validator, hotkey, stake } => {
-                        let role = if validator { Role::Validator } else { Role::Miner };
-                        Registry::register(signed(who), RunId(run), role, hotkey, url("http://a"), stake)
-                    }
-                    Op::AddStake { who, run, uid, amount } => {
-                        Registry::add_stake(signed(who), RunId(run), Uid(uid), amount)
-                    }
-                    Op::SetEndpoint { hotkey, run } => {
-                        Registry::set_endpoint(signed(hotkey), RunId(run), url("http://b"))
-                    }
-                };
-                Registry::check_invariants().unwrap();
+fn done(call: DispatchResultWithPostInfo) -> DispatchResult {
+    call.map(|_| ()).map_err(|error| error.error)
+}
+
+/// Does what `op` says, in whose name it says it; a refusal is an answer too.
+fn call(op: Op, window: &mut u32) -> DispatchResult {
+    match op {
+        Op::Create(who) => create(who, params(), Terms { immunity_windows: 1, seat_price_min: 8, ..terms() }),
+        Op::Register { who, run, validator, hotkey, stake } => {
+            let role = if validator { Role::Validator } else { Role::Miner };
+            let run = RunId(run);
+            done(R::register(signed(who), run, role, hotkey, url("http://a"), stake, Balance::MAX))
+        }
+        Op::AddStake { who, run, uid, amount } => R::add_stake(signed(who), RunId(run), Uid(uid), amount),
+        Op::Unstake { who, run, uid, amount } => R::unstake(signed(who), RunId(run), Uid(uid), amount),
+        Op::Leave { who, run, uid } => R::leave(signed(who), RunId(run), Uid(uid)),
+        Op::Withdraw { who, run } => done(R::withdraw(signed(who), RunId(run))),
+        Op::Rotate { who, run, uid, hotkey } => R::rotate_hotkey(signed(who), RunId(run), Uid(uid), hotkey),
+        Op::SetEndpoint { hotkey, run } => R::set_endpoint(signed(hotkey), RunId(run), url("http://b")),
+        Op::SetTerms { run, miners, unbonding, price } => {
+            let run = RunId(run);
+            let owner = Runs::<Test>::get(run).map_or(OWNER, |details| details.owner);
+            let terms = Terms {
+                miner_seats_max: miners,
+                unbonding_windows: unbonding,
+                seat_price_min: price,
+                immunity_windows: 1,
+                ..terms()
+            };
+            R::set_terms(signed(owner), run, terms)
+        }
+        Op::DropTerms { run } => R::drop_terms(signed(OWNER), RunId(run)),
+        Op::Stop { run, stopped } => R::set_stopped(signed(OWNER), RunId(run), stopped),
+        Op::Offer { who, run, to } => R::offer_run(signed(who), RunId(run), to),
+        Op::Accept { who, run } => R::accept_run(signed(who), RunId(run)),
+        Op::AddToStake { run, uid, amount } => {
+            <R as Seats<u64>>::add_to_stake(RunId(run), Uid(uid), &OWNER, amount)
+        }
+        Op::Slash { hotkey, run, share, reporter } => {
+            if let Some(seat) = <R as Seats<u64>>::holder_of(RunId(run), &hotkey) {
+                let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
+                <R as Seats<u64>>::slash(RunId(run), seat, Permille(share), reporter);
             }
-            assert_eq!(Balances::total_issuance(), issuance);
+            Ok(())
+        }
+        Op::Pay { uid, amount } => {
+            Paid::mutate(|pay| pay.insert(uid, amount));
+            Ok(())
+        }
+        Op::Open => {
+            System::set_block_number(params().schedule.opens_at(Window(*window)).0.into());
+            for run in R::run_ids() {
+                <R as Seats<u64>>::window_opens(run, Window(*window));
+            }
+            *window += 1;
+            Ok(())
+        }
+    }
+}
+
+/// What the events say was burnt.
+fn burnt() -> Balance {
+    let burnt = |event| match event {
+        RuntimeEvent::Registry(Event::PricePaid { price, .. }) => price,
+        RuntimeEvent::Registry(Event::Slashed { stake, rewarded, .. }) => stake - rewarded,
+        _ => 0,
+    };
+    System::events().into_iter().map(|record| burnt(record.event)).sum()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn whatever_is_called_seats_holds_and_issuance_agree(ops in proptest::collection::vec(op(), 0..120)) {
+        empty_chain().execute_with(|| {
+            let issued = Balances::total_issuance();
+            let _ = create(OWNER, params(), Terms { immunity_windows: 1, seat_price_min: 8, ..terms() });
+            let mut window = 0;
+            for op in ops {
+                let text = format!("{op:?}");
+                let _ = call(op, &mut window);
+                if let Err(broken) = R::check_invariants() {
+                    panic!("after {text}: {broken}");
+                }
+                assert_eq!(Balances::total_issuance() + burnt(), issued, "after {text}");
+            }
+            // In the end everybody can have everything back.
+            let _ = call(Op::Open, &mut window);
+            for run in R::run_ids() {
+                for (uid, seat) in <R as Seats<u64>>::seats(run) {
+                    assert_ok!(R::leave(signed(seat.coldkey), run, uid));
+                    let _ = call(Op::Open, &mut window);
+                }
+            }
+            window += 5;
+            let _ = call(Op::Open, &mut window);
+            for run in R::run_ids() {
+                for who in 1..7 {
+                    while R::withdraw(signed(who), run).is_ok() {}
+                }
+            }
+            R::check_invariants().unwrap();
+            let seats: usize = R::run_ids().into_iter().map(|run| <R as Seats<u64>>::seats(run).len()).sum();
+            assert_eq!(seats, 0, "every seat could be given up");
+            assert!((1..7).all(|who| staked(who) == 0), "all stake could be withdrawn");
         });
     }
 }

@@ -1,6 +1,6 @@
 //! Divides an epoch's pay, to the last unit (PROT-32).
 
-use alloc::{collections::BTreeMap, vec::Vec};
+use alloc::vec::Vec;
 use frame::{arithmetic::Rounding, arithmetic::helpers_128bit::multiply_by_rational_with_rounding};
 use pallet_registry::Balance;
 use protocol::{
@@ -11,8 +11,10 @@ use protocol::{
 /// Who gets what of a pot. What is in none of them is rest, and stays where it was.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split {
-    /// Miners and validators, in uid order, without zeros.
-    pub seats: Vec<(Uid, Balance)>,
+    /// By incentive, in the order given, without zeros.
+    pub miners: Vec<(Uid, Balance)>,
+    /// By dividends; their nominators' part included.
+    pub validators: Vec<(Uid, Balance)>,
     pub owner: Balance,
     pub burn: Balance,
 }
@@ -25,23 +27,18 @@ pub(crate) fn split(
     incentive: &[(Uid, u64)],
     dividends: &[(Uid, u64)],
 ) -> Split {
-    let mut seats = BTreeMap::<Uid, Balance>::new();
-    for (share, parts) in [(shares.miners, incentive), (shares.validators, dividends)] {
-        let amount = thousandths(pot, share);
-        let total: u128 = parts.iter().map(|(_, part)| u128::from(*part)).sum();
-        for (uid, part) in parts {
-            let paid = fraction(amount, u128::from(*part), total);
-            if paid > 0 {
-                let sum = seats.entry(*uid).or_default();
-                *sum = sum.saturating_add(paid);
-            }
-        }
-    }
     Split {
-        seats: seats.into_iter().collect(),
+        miners: parts(thousandths(pot, shares.miners), incentive),
+        validators: parts(thousandths(pot, shares.validators), dividends),
         owner: thousandths(pot, shares.owner),
         burn: thousandths(pot, shares.burn),
     }
+}
+
+fn parts(amount: Balance, parts: &[(Uid, u64)]) -> Vec<(Uid, Balance)> {
+    let total: u128 = parts.iter().map(|(_, part)| u128::from(*part)).sum();
+    let paid = |(uid, part): &(Uid, u64)| (*uid, fraction(amount, u128::from(*part), total));
+    parts.iter().map(paid).filter(|(_, amount)| *amount > 0).collect()
 }
 
 fn thousandths(amount: Balance, share: Permille) -> Balance {
@@ -72,14 +69,16 @@ mod tests {
     #[test]
     fn shares_are_what_the_run_says() {
         let split = split(1000, SHARES, &[(Uid(1), 1), (Uid(2), 3)], &[(Uid(7), 9)]);
-        assert_eq!(split.seats, [(Uid(1), 125), (Uid(2), 375), (Uid(7), 400)]);
+        assert_eq!(split.miners, [(Uid(1), 125), (Uid(2), 375)]);
+        assert_eq!(split.validators, [(Uid(7), 400)]);
         assert_eq!((split.owner, split.burn), (90, 10));
     }
 
     #[test]
     fn a_share_that_nobody_earned_is_paid_to_nobody() {
         let split = split(1000, SHARES, &[(Uid(1), 0)], &[]);
-        assert_eq!(split, Split { seats: Vec::new(), owner: 90, burn: 10 });
+        let nobody = Vec::new;
+        assert_eq!(split, Split { miners: nobody(), validators: nobody(), owner: 90, burn: 10 });
     }
 
     proptest! {
@@ -87,7 +86,7 @@ mod tests {
         fn a_split_never_exceeds_the_pot_and_leaves_less_than_a_unit_a_part(
             pot in prop_oneof![0u128..10_000, any::<u128>()],
             cuts in proptest::array::uniform3(0u16..=1000),
-            incentive in proptest::collection::vec(1u64..=1 << 32, 1..8),
+            incentive in proptest::collection::vec(1u64..=u64::MAX, 1..8),
             dividends in proptest::collection::vec(1u64..=1 << 32, 1..4),
         ) {
             let mut cuts = cuts;
@@ -102,7 +101,8 @@ mod tests {
                 (first..).map(Uid).zip(parts.iter().copied()).collect()
             };
             let split = split(pot, shares, &with_uids(&incentive, 0), &with_uids(&dividends, 100));
-            let spent = split.seats.iter().map(|(_, amount)| *amount).sum::<u128>() + split.owner + split.burn;
+            let seats = split.miners.iter().chain(&split.validators);
+            let spent = seats.map(|(_, amount)| *amount).sum::<u128>() + split.owner + split.burn;
             prop_assert!(spent <= pot);
             prop_assert!(pot - spent < 4 + incentive.len() as u128 + dividends.len() as u128);
         }

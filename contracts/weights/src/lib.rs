@@ -1,11 +1,22 @@
 //! What validators say the seats are worth, and the consensus that becomes of it once an epoch (PROT-26, 30, 31).
 //!
-//! A validator posts one ballot an epoch. As the next epoch's first window opens, the ballots of the electorate go
-//! through Yuma: the consensus weights are what selection draws by from then on, the shares are what the epoch pays.
-//! A member of the electorate that posted nothing is an empty ballot: its stake counts, for nobody. Without a consensus
-//! the last weights stay, and nothing is paid.
+//! A validator commits to one ballot an epoch, as a hash, and reveals it in the first `reveal_windows` windows of the
+//! next one: whoever reads the chain before its own ballot is bound learns nothing to copy.
 //!
-//! Not here yet: commit-reveal (PROT-30), so that until then a validator can read the ballots before its own; and bonds.
+//! ```text
+//! epoch e                        epoch e + 1
+//! ├────────── commit ───────────┤├── reveal ──┤
+//!                                             └ close: consensus, bonds and pay of e
+//! ```
+//!
+//! As the window after the last one for reveals opens, the ballots of the electorate go through Yuma: the consensus weights are what
+//! selection draws by from then on, the shares are what the epoch pays, and the bonds are kept for the next time. A
+//! member of the electorate that revealed nothing is an empty ballot: its stake counts, for nobody, and it earns nothing. Nor does who was
+//! absent all epoch (PROT-3), or voted for another update than two thirds fixed (PROT-19). Without a
+//! consensus the last weights and bonds stay, and nothing is paid.
+//!
+//! A seat may change hands between its work and its weights. What belonged to the old holder is forgotten: its standing
+//! and a validator's ballots and bonds at once, what others gave to it and hold of it as the epoch closes.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -14,6 +25,12 @@ use alloc::vec::Vec;
 use frame::prelude::Weight;
 use protocol::{RunId, Uid, consensus::Consensus};
 
+#[cfg(feature = "runtime-benchmarks")]
+mod benchmarking;
+#[cfg(any(test, feature = "runtime-benchmarks"))]
+mod full;
+#[cfg(test)]
+mod mock;
 #[cfg(test)]
 mod tests;
 pub mod weights;
@@ -36,21 +53,30 @@ impl Payroll for () {
 #[frame::pallet]
 pub mod pallet {
     use super::*;
+    use alloc::collections::BTreeMap;
     use frame::prelude::*;
-    use pallet_registry::Seats;
+    use pallet_registry::{OnSeats, Seat, Seats};
     use pallet_windows::{Epochs, Member};
     use protocol::{
-        Block, Role,
+        Block, Digest, Hotkey, Role, RunParams, Window,
         consensus::{Ballot, yuma},
+        reveal::{Salt, commitment},
+        view::Standing,
         weights::is_canonical,
     };
 
+    const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
+
     #[pallet::pallet]
+    #[pallet::storage_version(STORAGE_VERSION)]
     pub struct Pallet<T>(_);
 
     #[pallet::config]
     pub trait Config: frame_system::Config {
         type Registry: Seats<Self::AccountId>;
+
+        /// The public key that an account is: what a commitment binds.
+        type HotkeyOf: Convert<Self::AccountId, Hotkey>;
 
         type Payroll: Payroll;
 
@@ -64,20 +90,56 @@ pub mod pallet {
     /// Weights of seats, in uid order, without zeros.
     pub type SeatWeights<T> = BoundedVec<(Uid, u16), <T as Config>::MaxSeats>;
 
+    /// What a validator holds of each seat, in uid order, without zeros; see [`protocol::consensus::Bonds`].
+    pub type SeatBonds<T> = BoundedVec<(Uid, u32), <T as Config>::MaxSeats>;
+
+    /// A ballot that is not revealed yet: its hash, and the hotkey that is in the hash.
+    #[derive(
+        Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+    )]
+    pub struct Sealed {
+        pub hash: Digest,
+        pub hotkey: Hotkey,
+    }
+
     /// The consensus weights that stand (PROT-16).
     #[pallet::storage]
     pub type ConsensusWeights<T: Config> = StorageMap<_, Twox64Concat, RunId, SeatWeights<T>, ValueQuery>;
 
-    /// Ballots by run and epoch: those of the epoch that goes on, and of the one before.
+    /// What the last consensus said of each seat, in uid order.
+    #[pallet::storage]
+    pub type Standings<T: Config> =
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Standing), T::MaxSeats>, ValueQuery>;
+
+    /// Bonds by run and validator, as the last consensus left them.
+    #[pallet::storage]
+    pub type BondsOf<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, SeatBonds<T>, ValueQuery>;
+
+    /// What was committed and is not revealed, by run and epoch: of the epoch that goes on, and of the one before until it closes.
+    #[pallet::storage]
+    pub type Commits<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Sealed>;
+
+    /// What was revealed, by run and epoch, until the epoch closes.
     #[pallet::storage]
     pub type Ballots<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, SeatWeights<T>>;
 
+    /// Uids whose holder left since the last consensus, each with the window that opened without it: what was given to
+    /// that holder is not the next one's.
+    #[pallet::storage]
+    pub type Vacated<T: Config> =
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Window), T::MaxSeats>, ValueQuery>;
+
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
     pub enum Event<T: Config> {
-        /// A validator said what the seats are worth.
-        Posted { run: RunId, epoch: u32, validator: Uid, seats: u32 },
+        /// A validator bound itself to a ballot.
+        Committed { run: RunId, epoch: u32, validator: Uid, hash: Digest },
+        /// A validator showed what it says the seats are worth.
+        Revealed { run: RunId, epoch: u32, validator: Uid, seats: u32 },
+        /// A validator did not show what it had bound itself to: it counts as if it had said nothing.
+        NotRevealed { run: RunId, epoch: u32, validator: Uid },
         /// An epoch ended in a consensus on so many seats; selection draws by it from now on.
         ConsensusReached { run: RunId, epoch: u32, ballots: u32, seats: u32 },
         /// An epoch ended without one: the weights stay as they were and nothing is paid.
@@ -90,22 +152,30 @@ pub mod pallet {
         UnknownRun,
         /// The run has not started. Wait for its first block.
         NotStarted,
-        /// The epoch is over. Post for the one that goes on.
+        /// The epoch is over. Commit for the one that goes on.
         EpochOver,
         /// The epoch has not begun. Wait for its first window.
         EpochNotBegun,
+        /// The epoch still goes on. Reveal as soon as the next one has begun.
+        RevealNotBegun,
+        /// The windows for revealing this epoch's weights are over. Reveal the next ones in time.
+        RevealOver,
         /// The signer holds no seat in this run. Register its hotkey first, and sign with the hotkey.
         NotASeat,
-        /// Only validators post weights. Sign with a validator's hotkey.
+        /// Only validators give weights. Sign with a validator's hotkey.
         NotAValidator,
-        /// This validator has posted in this epoch. One ballot is final.
-        AlreadyPosted,
-        /// No seat has a weight. Post nothing in an epoch in which nobody earned any.
+        /// This validator has committed in this epoch. One commitment is final.
+        AlreadyCommitted,
+        /// This validator committed to nothing in this epoch, or its seat has changed hands. Commit in the next one.
+        NothingCommitted,
+        /// This validator has revealed its ballot for this epoch.
+        AlreadyRevealed,
+        /// Weights and salt are not those that were committed to. Reveal exactly what was hashed.
+        OtherThanCommitted,
+        /// No seat has a weight. Commit to nothing in an epoch in which nobody earned any.
         NothingWeighted,
         /// The weights are not spelt the one way there is. Sort by uid, name each seat once, leave out zeros.
         NotCanonical,
-        /// A weight is given to a seat that does not exist or is a validator's. Weigh miners' seats only.
-        NotAMiner,
     }
 
     #[pallet::hooks]
@@ -118,54 +188,272 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Posts what the signer, a validator's hotkey, finds the miners' seats worth in `epoch`, which must be the one
-        /// that goes on. Only the proportions matter.
+        /// Binds the signer, a validator's hotkey, to a ballot for `epoch`, which must be the one that goes on:
+        /// `blake2_256(SCALE(weights) ‖ salt ‖ hotkey)` (PROT-30).
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::post(weights.len() as u32))]
-        pub fn post(origin: OriginFor<T>, run: RunId, epoch: u32, weights: SeatWeights<T>) -> DispatchResult {
+        #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, epoch: &u32, _hash: &Digest| -> bool {
+            Pallet::<T>::signer(origin)
+                .is_some_and(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *epoch).is_ok())
+        })]
+        pub fn commit(origin: OriginFor<T>, run: RunId, epoch: u32, hash: Digest) -> DispatchResult {
             let hotkey = ensure_signed(origin)?;
-            let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-            let now = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-            let window = params.schedule.window_at(now).ok_or(Error::<T>::NotStarted)?;
-            let current = window.epoch(params.epoch_windows);
-            ensure!(epoch >= current, Error::<T>::EpochOver);
-            ensure!(epoch <= current, Error::<T>::EpochNotBegun);
-            let (validator, role) = T::Registry::seat_of(run, &hotkey).ok_or(Error::<T>::NotASeat)?;
-            ensure!(role == Role::Validator, Error::<T>::NotAValidator);
-            ensure!(!Ballots::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyPosted);
-            ensure!(!weights.is_empty(), Error::<T>::NothingWeighted);
-            ensure!(is_canonical(&weights), Error::<T>::NotCanonical);
-            let is_miner =
-                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
-            ensure!(weights.iter().all(|(uid, _)| is_miner(*uid)), Error::<T>::NotAMiner);
+            let validator = Self::may_commit(&hotkey, run, epoch)?;
+            let hotkey = T::HotkeyOf::convert(hotkey);
+            Commits::<T>::insert((run, epoch), validator, Sealed { hash, hotkey });
+            Self::deposit_event(Event::Committed { run, epoch, validator, hash });
+            Ok(())
+        }
 
+        /// Shows what the signer, a validator's hotkey, committed to in `epoch`, which is over: what it finds the miners'
+        /// seats worth. Only the proportions matter; weights of uids that are no miners' count for nothing, as seats may have
+        /// changed hands since.
+        #[pallet::call_index(1)]
+        #[pallet::weight(T::WeightInfo::reveal(weights.len() as u32))]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>, run: &RunId, epoch: &u32, weights: &SeatWeights<T>, salt: &Salt
+        | -> bool {
+            Pallet::<T>::signer(origin)
+                .is_some_and(|hotkey| Pallet::<T>::may_reveal(&hotkey, *run, *epoch, weights, salt).is_ok())
+        })]
+        pub fn reveal(
+            origin: OriginFor<T>,
+            run: RunId,
+            epoch: u32,
+            weights: SeatWeights<T>,
+            salt: Salt,
+        ) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let validator = Self::may_reveal(&hotkey, run, epoch, &weights, &salt)?;
             let seats = weights.len() as u32;
+            Commits::<T>::remove((run, epoch), validator);
             Ballots::<T>::insert((run, epoch), validator, weights);
-            Self::deposit_event(Event::Posted { run, epoch, validator, seats });
+            Self::deposit_event(Event::Revealed { run, epoch, validator, seats });
             Ok(())
         }
     }
 
+    /// What is asked before a call does anything, and before it is let in without a fee.
     impl<T: Config> Pallet<T> {
+        fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
+            ensure_signed(origin.clone()).ok()
+        }
+
+        fn may_commit(hotkey: &T::AccountId, run: RunId, epoch: u32) -> Result<Uid, Error<T>> {
+            let (params, window) = Self::open_window(run)?;
+            let current = window.epoch(params.epoch_windows);
+            ensure!(epoch >= current, Error::<T>::EpochOver);
+            ensure!(epoch <= current, Error::<T>::EpochNotBegun);
+            let validator = Self::validator(run, hotkey)?;
+            ensure!(!Commits::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyCommitted);
+            Ok(validator)
+        }
+
+        fn may_reveal(
+            hotkey: &T::AccountId,
+            run: RunId,
+            epoch: u32,
+            weights: &SeatWeights<T>,
+            salt: &Salt,
+        ) -> Result<Uid, Error<T>> {
+            let (params, window) = Self::open_window(run)?;
+            let begins = after_epoch(&params, epoch);
+            ensure!(window >= begins, Error::<T>::RevealNotBegun);
+            ensure!(window < closes(&params, epoch), Error::<T>::RevealOver);
+            let validator = Self::validator(run, hotkey)?;
+            ensure!(!Ballots::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyRevealed);
+            let sealed = Commits::<T>::get((run, epoch), validator).ok_or(Error::<T>::NothingCommitted)?;
+            ensure!(!weights.is_empty(), Error::<T>::NothingWeighted);
+            ensure!(is_canonical(weights), Error::<T>::NotCanonical);
+            let opened = commitment(weights, salt, &sealed.hotkey);
+            ensure!(opened == sealed.hash, Error::<T>::OtherThanCommitted);
+            Ok(validator)
+        }
+
+        fn open_window(run: RunId) -> Result<(RunParams, Window), Error<T>> {
+            let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
+            let now = Block(frame_system::Pallet::<T>::block_number().saturated_into());
+            let window = params.schedule.window_at(now).ok_or(Error::<T>::NotStarted)?;
+            Ok((params, window))
+        }
+
+        fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
+            let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+            ensure!(role == Role::Validator, Error::<T>::NotAValidator);
+            Ok(uid)
+        }
+    }
+
+    /// What the runtime API reads.
+    impl<T: Config> Pallet<T> {
+        /// What the last consensus said of a seat; nothing of one that has come since.
+        pub fn standing(run: RunId, uid: Uid) -> Standing {
+            let standings = Standings::<T>::get(run);
+            let place = standings.binary_search_by_key(&uid, |(seat, _)| *seat);
+            place
+                .ok()
+                .and_then(|place| standings.get(place))
+                .map_or(Standing::default(), |(_, standing)| *standing)
+        }
+
+        /// What the last consensus said of every seat that it said anything of, in uid order.
+        pub fn standings(run: RunId) -> Vec<(Uid, Standing)> {
+            Standings::<T>::get(run).into_inner()
+        }
+
+        /// What a validator holds of each seat, in parts of [`protocol::consensus::ONE`], in uid order.
+        pub fn bonds(run: RunId, validator: Uid) -> Vec<(Uid, u32)> {
+            BondsOf::<T>::get(run, validator).into_inner()
+        }
+    }
+
+    /// What an epoch closes with.
+    struct Gathered {
+        ballots: Vec<Ballot>,
+        /// Of the electorate's, so many.
+        revealed: u32,
+        miners: u32,
+    }
+
+    /// How an epoch closes.
+    impl<T: Config> Pallet<T> {
+        /// Everyone that decides, and everyone else that holds bonds, with what stands of their ballots and bonds.
+        fn ballots(run: RunId, epoch: u32, end: Window, electorate: &[Member]) -> Gathered {
+            let mut miners: Vec<Uid> = Vec::new();
+            for (uid, seat) in T::Registry::seats(run) {
+                if seat.role == Role::Miner {
+                    miners.push(uid);
+                }
+            }
+            let vacated: BTreeMap<Uid, Window> = Vacated::<T>::get(run).into_iter().collect();
+            let is_miner = |uid: &Uid| miners.binary_search(uid).is_ok();
+            // Who left after the epoch did its work, and whoever has the uid now did not.
+            let worked = |uid: &Uid| vacated.get(uid).is_none_or(|since| *since < end);
+            let mut bonds: BTreeMap<Uid, Vec<(Uid, u32)>> = BondsOf::<T>::iter_prefix(run)
+                .map(|(validator, bonds)| (validator, bonds.into_inner()))
+                .collect();
+            for row in bonds.values_mut() {
+                row.retain(|(uid, _)| is_miner(uid) && !vacated.contains_key(uid));
+            }
+
+            let mut revealed = 0u32;
+            let mut ballots = Vec::with_capacity(electorate.len());
+            for member in electorate {
+                // Who was absent all epoch has no say and earns nothing (PROT-3); its stake still counts.
+                let ballot = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
+                revealed = revealed.saturating_add(u32::from(ballot.is_some()));
+                let mut weights = ballot.map(BoundedVec::into_inner).unwrap_or_default();
+                weights.retain(|(uid, _)| is_miner(uid) && worked(uid));
+                ballots.push(Ballot {
+                    validator: member.uid,
+                    stake: member.stake,
+                    weights,
+                    bonds: bonds.remove(&member.uid).unwrap_or_default(),
+                    earns: member.dissents == 0,
+                });
+            }
+            // Who is outside the electorate has no say, and its bonds fade.
+            ballots.extend(bonds.into_iter().map(|(validator, bonds)| Ballot {
+                validator,
+                stake: 0,
+                weights: Vec::new(),
+                bonds,
+                earns: false,
+            }));
+            Gathered { ballots, revealed, miners: miners.len() as u32 }
+        }
+
+        /// Remembers what the consensus said.
+        fn keep(run: RunId, ballots: &[Ballot], consensus: &Consensus) {
+            // No list names more uids than there are seats.
+            ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(consensus.weights.clone()));
+            Standings::<T>::insert(run, BoundedVec::truncate_from(consensus.standings()));
+            for ballot in ballots {
+                let row = consensus.bonds.binary_search_by_key(&ballot.validator, |(uid, _)| *uid);
+                match row.ok().and_then(|place| consensus.bonds.get(place)) {
+                    Some((uid, bonds)) => {
+                        BondsOf::<T>::insert(run, uid, SeatBonds::<T>::truncate_from(bonds.clone()))
+                    }
+                    None => BondsOf::<T>::remove(run, ballot.validator),
+                }
+            }
+        }
+
+        /// Forgets what the epoch leaves behind, and says whose ballots stayed hidden.
+        fn forget(run: RunId, epoch: u32) {
+            let mut hidden: Vec<Uid> = Commits::<T>::drain_prefix((run, epoch)).map(|(uid, _)| uid).collect();
+            hidden.sort_unstable();
+            for validator in hidden {
+                Self::deposit_event(Event::NotRevealed { run, epoch, validator });
+            }
+            let _ = Ballots::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        }
+
         /// What must hold at every block; an error names what does not.
         pub fn check_invariants() -> Result<(), &'static str> {
-            if ConsensusWeights::<T>::iter_values().any(|weights| !is_canonical(&weights)) {
-                return Err("consensus weights are not canonical");
-            }
-            for (run, epoch) in Ballots::<T>::iter_keys().map(|(key, _)| key) {
-                let params = T::Registry::run(run).ok_or("a ballot in a run that does not exist")?.params;
-                let now = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-                let window = params.schedule.window_at(now).ok_or("a ballot before the run's start")?;
-                let current = window.epoch(params.epoch_windows);
-                if epoch > current || epoch.saturating_add(1) < current {
-                    return Err("a ballot is neither of this epoch nor of the one before");
+            for (run, weights) in ConsensusWeights::<T>::iter() {
+                let is_miner =
+                    |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
+                if !is_canonical(&weights) || !weights.iter().all(|(uid, _)| is_miner(*uid)) {
+                    return Err("consensus weights are not canonical, or of a seat that is no miner's");
                 }
             }
-            for (key, validator, weights) in Ballots::<T>::iter() {
-                let role = T::Registry::seat(key.0, validator).map(|seat| seat.role);
-                if role != Some(Role::Validator) || weights.is_empty() || !is_canonical(&weights) {
-                    return Err("a ballot is not what a validator could have posted");
+            for (run, standings) in Standings::<T>::iter() {
+                let in_order = standings.windows(2).all(|pair| pair[0].0 < pair[1].0);
+                if !in_order || standings.iter().any(|(uid, _)| T::Registry::seat(run, *uid).is_none()) {
+                    return Err("a standing is out of order, or of a seat that is gone");
                 }
+                let sum =
+                    |part: fn(&Standing) -> u64| standings.iter().map(|(_, seat)| part(seat)).sum::<u64>();
+                // Seats that left since have taken theirs along.
+                let one = protocol::consensus::ONE;
+                if sum(|seat| seat.incentive) > one || sum(|seat| seat.dividends) > one {
+                    return Err("shares add up to more than the whole");
+                }
+            }
+            for (run, validator, bonds) in BondsOf::<T>::iter() {
+                let in_order = bonds.windows(2).all(|pair| pair[0].0 < pair[1].0);
+                if !in_order || bonds.is_empty() || bonds.iter().any(|(_, bond)| *bond == 0) {
+                    return Err("bonds are not spelt the one way there is");
+                }
+                Self::check_validator(run, validator)?;
+            }
+            for ((run, epoch), validator) in Commits::<T>::iter_keys() {
+                Self::check_epoch(run, epoch)?;
+                Self::check_validator(run, validator)?;
+                if Ballots::<T>::contains_key((run, epoch), validator) {
+                    return Err("a ballot was revealed and is still sealed");
+                }
+            }
+            for ((run, epoch), validator, weights) in Ballots::<T>::iter() {
+                Self::check_epoch(run, epoch)?;
+                Self::check_validator(run, validator)?;
+                if weights.is_empty() || !is_canonical(&weights) {
+                    return Err("a ballot is not what a validator could have revealed");
+                }
+            }
+            for vacated in Vacated::<T>::iter_values() {
+                if !vacated.windows(2).all(|pair| pair[0].0 < pair[1].0) {
+                    return Err("vacated uids are not in order");
+                }
+            }
+            Ok(())
+        }
+
+        fn check_validator(run: RunId, uid: Uid) -> Result<(), &'static str> {
+            match T::Registry::seat(run, uid).map(|seat| seat.role) {
+                Some(Role::Validator) => Ok(()),
+                _ => Err("a ballot or bonds of somebody who is no validator"),
+            }
+        }
+
+        fn check_epoch(run: RunId, epoch: u32) -> Result<(), &'static str> {
+            let (params, window) =
+                Self::open_window(run).map_err(|_| "a ballot in a run that has not begun")?;
+            // In the block in which an epoch closes late, it is a window late at most.
+            let closed = window >= closes(&params, epoch).next();
+            if epoch > window.epoch(params.epoch_windows) || closed {
+                return Err("a ballot of an epoch that has not begun or is closed");
             }
             Ok(())
         }
@@ -177,37 +465,73 @@ pub mod pallet {
         }
 
         fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
-            let mut posted = 0u32;
-            let ballots: Vec<Ballot> = electorate
-                .iter()
-                .map(|member| {
-                    // Who was absent all epoch has no say and earns nothing (PROT-3); its stake still counts.
-                    let ballot =
-                        member.attested.then(|| Ballots::<T>::get((run, epoch), member.uid)).flatten();
-                    posted = posted.saturating_add(u32::from(ballot.is_some()));
-                    Ballot {
-                        validator: member.uid,
-                        stake: member.stake,
-                        weights: ballot.map(BoundedVec::into_inner).unwrap_or_default(),
-                    }
-                })
-                .collect();
-
-            let mut weight = T::WeightInfo::close(ballots.len() as u32);
-            match yuma(&ballots) {
-                Some(consensus) => {
-                    let weights = SeatWeights::<T>::truncate_from(consensus.weights.clone());
-                    let seats = weights.len() as u32;
-                    ConsensusWeights::<T>::insert(run, weights);
-                    Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: posted, seats });
-                    weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus));
-                }
-                None => Self::deposit_event(Event::NoConsensus { run, epoch, ballots: posted }),
-            }
-            if let Some(forgotten) = epoch.checked_sub(1) {
-                let _ = Ballots::<T>::clear_prefix((run, forgotten), T::MaxSeats::get(), None);
-            }
+            let Some(details) = T::Registry::run(run) else {
+                defensive!("an epoch closes in a run that exists");
+                return T::DbWeight::get().reads(1);
+            };
+            let end = after_epoch(&details.params, epoch);
+            let Gathered { ballots, revealed, miners } = Self::ballots(run, epoch, end, electorate);
+            Self::forget(run, epoch);
+            let mut weight = T::WeightInfo::close(ballots.len() as u32, miners);
+            let Some(consensus) = yuma(&ballots) else {
+                Self::deposit_event(Event::NoConsensus { run, epoch, ballots: revealed });
+                return weight;
+            };
+            Self::keep(run, &ballots, &consensus);
+            // Where reveals take a whole epoch, the next one is over too, and its ballots may name whoever left just now.
+            let next_end = after_epoch(&details.params, epoch.saturating_add(1));
+            Vacated::<T>::mutate_exists(run, |vacated| {
+                let mut still = vacated.take().unwrap_or_default();
+                still.retain(|(_, since)| *since >= next_end);
+                *vacated = Some(still).filter(|still| !still.is_empty());
+            });
+            let seats = consensus.weights.len() as u32;
+            Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
+            weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus));
             weight
         }
+    }
+
+    impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
+        fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>) -> Weight {
+            let Ok((params, window)) = Self::open_window(run) else {
+                // Nobody has committed to anything before the run starts.
+                return T::DbWeight::get().reads(1);
+            };
+            ConsensusWeights::<T>::mutate_extant(run, |weights| weights.retain(|(other, _)| *other != uid));
+            Standings::<T>::mutate_extant(run, |standings| standings.retain(|(other, _)| *other != uid));
+            match seat.role {
+                Role::Validator => {
+                    BondsOf::<T>::remove(run, uid);
+                    let current = window.epoch(params.epoch_windows);
+                    // As an epoch's first window opens, that of two epochs before may still have to be closed.
+                    for epoch in current.saturating_sub(2)..=current {
+                        Commits::<T>::remove((run, epoch), uid);
+                        Ballots::<T>::remove((run, epoch), uid);
+                    }
+                }
+                Role::Miner => Vacated::<T>::mutate(run, |vacated| {
+                    match vacated.binary_search_by_key(&uid, |(other, _)| *other) {
+                        Ok(place) => vacated[place].1 = window,
+                        Err(place) => {
+                            if vacated.try_insert(place, (uid, window)).is_err() {
+                                defensive!("there are no more uids than seats");
+                            }
+                        }
+                    }
+                }),
+            }
+            T::WeightInfo::vacated()
+        }
+    }
+
+    /// The first window after `epoch`.
+    fn after_epoch(params: &RunParams, epoch: u32) -> Window {
+        Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows))
+    }
+
+    /// The window that opens as `epoch` closes: until it, the epoch's ballots are revealed.
+    fn closes(params: &RunParams, epoch: u32) -> Window {
+        Window(after_epoch(params, epoch).0.saturating_add(params.reveal_windows))
     }
 }

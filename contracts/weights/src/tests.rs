@@ -1,204 +1,148 @@
 //! Ballots, the consensus they come to, and every refusal with storage left as it was (PROT-33).
 
-use crate::{self as pallet_weights, *};
-use frame::{prelude::fungible::Mutate as _, testing_prelude::*};
-use pallet_registry::{Balance, Url};
+use crate::{mock::*, *};
+use frame::{deps::frame_support::dispatch::CheckIfFeeless, testing_prelude::*};
 use pallet_windows::{Epochs as _, Member};
 use proptest::prelude::*;
-use protocol::{Block, Digest, Role, RunParams, Schedule, Window, consensus::ONE};
+use protocol::{Digest, Role, RunParams, Window, consensus::ONE, view::Standing};
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-    #[runtime::pallet_index(3)]
-    pub type Windows = pallet_windows::Pallet<Test>;
-    #[runtime::pallet_index(4)]
-    pub type Weights = pallet_weights::Pallet<Test>;
+/// The first blocks of what happens to the ballots of `epoch`.
+fn committing(epoch: u32) -> u64 {
+    17 + u64::from(epoch) * 10
+}
+fn revealing(epoch: u32) -> u64 {
+    20 + u64::from(epoch) * 10
+}
+fn closing(epoch: u32) -> u64 {
+    25 + u64::from(epoch) * 10
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-}
-
-impl pallet_registry::Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = Windows;
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<16>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<0>;
-}
-
-impl pallet_windows::Config for Test {
-    type Registry = Registry;
-    type Epochs = Weights;
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<16>;
-    type KeptWindows = ConstU32<64>;
-}
-
-impl Config for Test {
-    type Registry = Registry;
-    type Payroll = Payslips;
-    type WeightInfo = ();
-    type MaxSeats = ConstU32<16>;
-}
-
-parameter_types! {
-    pub static Paid: Vec<(RunId, u32, Consensus)> = Vec::new();
-}
-
-/// A payroll that only writes down what it is told.
-pub struct Payslips;
-
-impl Payroll for Payslips {
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
-        Paid::mutate(|paid| paid.push((run, epoch, consensus.clone())));
-        Weight::zero()
+/// Every validator given here attests and commits in `epoch`, reveals in the next, and the epoch closes.
+fn epoch_of(epoch: u32, ballots: &[(u16, &[(u16, u16)])]) {
+    go_to_block(committing(epoch));
+    for (uid, weights) in ballots {
+        assert_ok!(attest(*uid));
+        assert_ok!(commit(*uid, epoch, weights));
     }
+    go_to_block(revealing(epoch));
+    for (uid, weights) in ballots {
+        assert_ok!(reveal(*uid, epoch, weights));
+    }
+    go_to_block(closing(epoch));
 }
 
-const RUN: RunId = RunId(0);
-const COLDKEY: u64 = 1;
-/// Seats 0 to 2 mine, seats 3 to 5 validate with equal stakes.
-const STAKE: Balance = 100;
-/// Windows of five blocks, two an epoch: epoch 0 is blocks 10 to 19, epoch 1 blocks 20 to 29.
-const SCHEDULE: Schedule =
-    Schedule { start: Block(10), blocks_per_window: 5, commit_by: 1, reveal_by: 2, attest_by: 3, vote_by: 4 };
-
-fn signed(uid: u16) -> RuntimeOrigin {
-    RuntimeOrigin::signed(1000 + u64::from(uid))
+fn all(weights: &[(u16, u16)]) -> [(u16, &[(u16, u16)]); 3] {
+    VALIDATORS.map(|uid| (uid, weights))
 }
 
-fn with_run(story: impl FnOnce()) {
-    let mut chain: TestState = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap().into();
-    chain.execute_with(|| {
-        Paid::set(Vec::new());
-        System::set_block_number(1);
-        Balances::mint_into(&COLDKEY, 1_000_000).unwrap();
-        let params = RunParams {
-            schedule: SCHEDULE,
-            epoch_windows: 2,
-            validator_stake_min: STAKE,
-            miner_stake_min: 1,
-            ..RunParams::default()
-        };
-        let url: Url = b"http://a".to_vec().try_into().unwrap();
-        let digest = Digest([0; 32]);
-        let coldkey = || RuntimeOrigin::signed(COLDKEY);
-        assert_ok!(Registry::create_run(coldkey(), params, digest, digest, digest, url.clone()));
-        for uid in 0..6 {
-            let (role, stake) = if uid < 3 { (Role::Miner, 1) } else { (Role::Validator, STAKE) };
-            assert_ok!(Registry::register(coldkey(), RUN, role, 1000 + uid, url.clone(), stake));
-        }
-        story();
-        Weights::check_invariants().unwrap();
-    });
-}
-
-fn go_to_block(number: u64) {
-    System::run_to_block::<AllPalletsWithSystem>(number);
-    Weights::check_invariants().unwrap();
-}
-
-fn post(uid: u16, epoch: u32, weights: &[(u16, u16)]) -> DispatchResult {
-    let weights: Vec<_> = weights.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect();
-    Weights::post(signed(uid), RUN, epoch, weights.try_into().unwrap())
-}
-
-/// Posts, and attests the window that is open, so that the validator is not absent.
-fn post_and_attest(uid: u16, epoch: u32, weights: &[(u16, u16)]) {
-    assert_ok!(post(uid, epoch, weights));
-    let window = SCHEDULE.window_at(Block(System::block_number() as u32)).unwrap();
-    assert_ok!(Windows::attest(signed(uid), RUN, window, Default::default(), Digest([0; 32])));
-}
-
-fn standing() -> Vec<(u16, u16)> {
+fn standing_weights() -> Vec<(u16, u16)> {
     Weights::weights(RUN).into_iter().map(|(uid, weight)| (uid.0, weight)).collect()
 }
 
+fn earners(consensus: &Consensus) -> Vec<u16> {
+    consensus.dividends.iter().map(|(uid, _)| uid.0).collect()
+}
+
+fn bonds(validator: u16) -> Vec<u16> {
+    Weights::bonds(RUN, Uid(validator)).into_iter().map(|(uid, _)| uid.0).collect()
+}
+
 #[test]
-fn weights_that_all_agree_on_become_the_consensus_as_the_next_epoch_opens() {
+fn weights_that_all_agree_on_become_the_consensus_once_they_are_revealed() {
     with_run(|| {
         go_to_block(12);
-        for uid in [3, 4, 5] {
-            post_and_attest(uid, 0, &[(0, 65535), (1, 65535)]);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 0, &[(0, 65535), (1, 65535)]));
         }
-        go_to_block(19);
-        assert!(standing().is_empty());
-        go_to_block(20);
-        assert_eq!(standing(), [(0, 65535), (1, 65535)]);
+        let hash = hash(5, &[(0, 65535), (1, 65535)]);
+        System::assert_has_event(
+            Event::<Test>::Committed { run: RUN, epoch: 0, validator: Uid(5), hash }.into(),
+        );
+        go_to_block(24);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 0, &[(0, 65535), (1, 65535)]));
+        }
+        System::assert_has_event(
+            Event::<Test>::Revealed { run: RUN, epoch: 0, validator: Uid(5), seats: 2 }.into(),
+        );
+        assert!(standing_weights().is_empty());
+        go_to_block(25);
+        assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
         System::assert_has_event(
             Event::<Test>::ConsensusReached { run: RUN, epoch: 0, ballots: 3, seats: 2 }.into(),
         );
-        // The window that opens with the epoch draws by them already.
-        let view = Windows::window_view(RUN, Window(2)).unwrap();
+        // The window that opens with it draws by them already.
+        let view = Windows::window_view(RUN, Window(3)).unwrap();
         assert_eq!(view.weights, [(Uid(0), 65535), (Uid(1), 65535)]);
     });
 }
 
 #[test]
-fn an_epoch_is_paid_by_its_consensus() {
+fn an_epoch_is_paid_once_by_its_consensus() {
     with_run(|| {
-        go_to_block(12);
-        for uid in [3, 4, 5] {
-            post_and_attest(uid, 0, &[(0, 65535), (1, 65535)]);
-        }
-        go_to_block(20);
+        epoch_of(0, &all(&[(0, 65535), (1, 65535)]));
         let paid = Paid::get();
         assert_eq!(paid.len(), 1);
         let (run, epoch, consensus) = &paid[0];
         assert_eq!((*run, *epoch), (RUN, 0));
         assert_eq!(consensus.incentive, [(Uid(0), ONE / 2), (Uid(1), ONE / 2)]);
-        assert_eq!(consensus.dividends.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [3, 4, 5]);
+        assert_eq!(earners(consensus), VALIDATORS);
     });
 }
 
 #[test]
-fn without_a_consensus_the_last_weights_stay_and_nothing_is_paid() {
+fn what_the_consensus_said_of_a_seat_can_be_read() {
     with_run(|| {
-        go_to_block(12);
-        for uid in [3, 4, 5] {
-            post_and_attest(uid, 0, &[(0, 65535)]);
-        }
-        go_to_block(22);
-        // One of three equal stakes is no majority, however alone it posts.
-        post_and_attest(3, 1, &[(1, 65535)]);
-        go_to_block(30);
-        assert_eq!(standing(), [(0, 65535)]);
+        epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1), (2, 1)])]);
+        let miner = Weights::standing(RUN, Uid(0));
+        assert_eq!(miner.weight, 65535);
+        assert!(miner.incentive > ONE / 2 && miner.incentive < ONE, "seat 1 has two thirds as much");
+        assert_eq!((miner.trust, miner.dividends), (ONE, 0));
+        let outsider = Weights::standing(RUN, Uid(5));
+        assert_eq!((outsider.weight, outsider.incentive, outsider.trust), (0, 0, ONE / 2));
+        assert!(0 < outsider.dividends && outsider.dividends < Weights::standing(RUN, Uid(3)).dividends);
+        // Seat 2 has one validator behind it, so nothing is said of it, nor of a seat that is not there.
+        assert_eq!(Weights::standing(RUN, Uid(2)), Standing::default());
+        assert_eq!(Weights::standing(RUN, Uid(99)), Standing::default());
+        assert_eq!(Weights::standings(RUN).len(), 5);
+        assert_eq!((bonds(3), bonds(5)), (vec![0, 1], vec![0]));
+    });
+}
+
+#[test]
+fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 65535)]));
+        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN));
+        // One of three equal stakes is no majority, however alone it is.
+        epoch_of(1, &[(3, &[(1, 65535)])]);
+        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN)), before);
         assert_eq!(Paid::get().len(), 1);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, ballots: 1 }.into());
-        // And nobody posting is none either.
-        go_to_block(40);
-        assert_eq!(standing(), [(0, 65535)]);
+        // And nobody revealing anything is none either.
+        go_to_block(closing(2));
+        assert_eq!(standing_weights(), [(0, 65535)]);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 2, ballots: 0 }.into());
+    });
+}
+
+#[test]
+fn who_does_not_reveal_what_it_committed_to_earns_nothing_and_its_part_goes_to_the_others() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1)]));
+        go_to_block(committing(1));
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 1, &[(0, 1)]));
+        }
+        go_to_block(revealing(1));
+        assert_ok!(reveal(3, 1, &[(0, 1)]));
+        assert_ok!(reveal(4, 1, &[(0, 1)]));
+        go_to_block(closing(1));
+        let consensus = &Paid::get()[1].2;
+        assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(4), ONE / 2)]);
+        System::assert_has_event(Event::<Test>::NotRevealed { run: RUN, epoch: 1, validator: Uid(5) }.into());
     });
 }
 
@@ -206,125 +150,465 @@ fn without_a_consensus_the_last_weights_stay_and_nothing_is_paid() {
 fn a_validator_absent_all_epoch_has_no_say_and_earns_nothing() {
     with_run(|| {
         go_to_block(12);
-        post_and_attest(3, 0, &[(0, 65535)]);
-        post_and_attest(4, 0, &[(0, 65535)]);
-        assert_ok!(post(5, 0, &[(1, 65535)]));
-        go_to_block(20);
+        for (uid, weights) in [(3, [(0, 1)]), (4, [(0, 1)]), (5, [(1, 1)])] {
+            if uid != 5 {
+                assert_ok!(attest(uid));
+            }
+            assert_ok!(commit(uid, 0, &weights));
+        }
+        // Coming back in the next epoch does not mend it.
+        go_to_block(22);
+        for (uid, weights) in [(3, [(0, 1)]), (4, [(0, 1)]), (5, [(1, 1)])] {
+            assert_ok!(attest(uid));
+            assert_ok!(reveal(uid, 0, &weights));
+        }
+        go_to_block(25);
         let paid = Paid::get();
         assert_eq!(paid[0].2.incentive, [(Uid(0), ONE)]);
-        assert_eq!(paid[0].2.dividends.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [3, 4]);
+        assert_eq!(earners(&paid[0].2), [3, 4]);
+    });
+}
+
+#[test]
+fn a_validator_that_dissented_still_has_its_say_and_earns_nothing() {
+    with_run(|| {
+        go_to_block(12);
+        for uid in VALIDATORS {
+            assert_ok!(commit(uid, 0, &[(0, 1)]));
+        }
+        go_to_block(20);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 0, &[(0, 1)]));
+        }
+        let member = |uid, dissents| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents };
+        Weights::close(RUN, 0, &[member(3, 0), member(4, 2), member(5, 0)]);
+        let consensus = &Paid::get()[0].2;
+        assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
+        assert_eq!(bonds(4), bonds(3));
+        assert_eq!(Weights::standing(RUN, Uid(4)).trust, ONE);
     });
 }
 
 #[test]
 fn a_minority_cannot_raise_a_seat() {
     with_run(|| {
-        go_to_block(12);
-        post_and_attest(3, 0, &[(0, 65535)]);
-        post_and_attest(4, 0, &[(0, 65535)]);
-        post_and_attest(5, 0, &[(1, 65535)]);
-        go_to_block(20);
-        assert_eq!(standing(), [(0, 65535)]);
+        epoch_of(0, &[(3, &[(0, 65535)]), (4, &[(0, 65535)]), (5, &[(1, 65535)])]);
+        assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!(earners(&Paid::get()[0].2), [3, 4]);
     });
 }
 
 #[test]
-fn a_ballot_is_for_the_epoch_that_goes_on() {
+fn who_was_behind_a_seat_earlier_earns_more_by_it_later() {
     with_run(|| {
-        assert_noop!(post(3, 0, &[(0, 1)]), Error::<Test>::NotStarted);
+        epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1)])]);
+        epoch_of(1, &all(&[(0, 1), (1, 1)]));
+        let dividends = |uid| Weights::standing(RUN, Uid(uid)).dividends;
+        assert!(dividends(5) < dividends(3), "{} against {}", dividends(5), dividends(3));
+        assert!(dividends(3).abs_diff(dividends(4)) <= 1);
+    });
+}
+
+#[test]
+fn a_ballot_is_committed_in_the_epoch_that_goes_on() {
+    with_run(|| {
+        assert_noop!(commit(3, 0, &[(0, 1)]), Error::<Test>::NotStarted);
         go_to_block(19);
-        assert_noop!(post(3, 1, &[(0, 1)]), Error::<Test>::EpochNotBegun);
-        assert_ok!(post(3, 0, &[(0, 1)]));
+        assert_noop!(commit(3, 1, &[(0, 1)]), Error::<Test>::EpochNotBegun);
+        assert_noop!(commit(3, u32::MAX, &[(0, 1)]), Error::<Test>::EpochNotBegun);
+        assert_ok!(commit(3, 0, &[(0, 1)]));
         go_to_block(20);
-        assert_noop!(post(4, 0, &[(0, 1)]), Error::<Test>::EpochOver);
-        assert_ok!(post(3, 1, &[(0, 1)]));
+        assert_noop!(commit(4, 0, &[(0, 1)]), Error::<Test>::EpochOver);
+        assert_ok!(commit(3, 1, &[(0, 1)]));
     });
 }
 
 #[test]
-fn a_validator_posts_once_an_epoch() {
+fn a_ballot_is_revealed_in_the_first_windows_of_the_next_epoch() {
     with_run(|| {
-        go_to_block(12);
-        assert_ok!(post(3, 0, &[(0, 1)]));
-        assert_noop!(post(3, 0, &[(0, 2)]), Error::<Test>::AlreadyPosted);
+        assert_noop!(reveal(3, 0, &[(0, 1)]), Error::<Test>::NotStarted);
+        go_to_block(19);
+        for uid in VALIDATORS {
+            assert_ok!(commit(uid, 0, &[(0, 1)]));
+        }
+        assert_noop!(reveal(3, 0, &[(0, 1)]), Error::<Test>::RevealNotBegun);
+        assert_noop!(reveal(3, u32::MAX, &[(0, 1)]), Error::<Test>::RevealNotBegun);
+        go_to_block(20);
+        assert_ok!(reveal(3, 0, &[(0, 1)]));
+        go_to_block(24);
+        assert_ok!(reveal(4, 0, &[(0, 1)]));
+        go_to_block(25);
+        assert_noop!(reveal(5, 0, &[(0, 1)]), Error::<Test>::RevealOver);
     });
 }
 
 #[test]
-fn only_validators_post_and_only_in_runs_there_are() {
+fn one_commitment_is_final_and_so_is_what_it_revealed() {
     with_run(|| {
         go_to_block(12);
-        assert_noop!(post(0, 0, &[(0, 1)]), Error::<Test>::NotAValidator);
-        assert_noop!(post(40, 0, &[(0, 1)]), Error::<Test>::NotASeat);
-        assert_noop!(Weights::post(signed(3), RunId(9), 0, Default::default()), Error::<Test>::UnknownRun);
+        assert_ok!(commit(3, 0, &[(0, 1)]));
+        assert_noop!(commit(3, 0, &[(0, 1)]), Error::<Test>::AlreadyCommitted);
+        assert_noop!(commit(3, 0, &[(0, 2)]), Error::<Test>::AlreadyCommitted);
+        go_to_block(20);
+        assert_ok!(reveal(3, 0, &[(0, 1)]));
+        assert_noop!(reveal(3, 0, &[(0, 1)]), Error::<Test>::AlreadyRevealed);
+    });
+}
+
+#[test]
+fn only_what_was_hashed_can_be_revealed_and_only_by_whom_it_names() {
+    with_run(|| {
+        go_to_block(12);
+        assert_ok!(commit(3, 0, &[(0, 1), (1, 2)]));
+        // Another's hash is worthless: it binds the other's hotkey.
+        assert_ok!(Weights::commit(signed(4), RUN, 0, hash(3, &[(0, 1), (1, 2)])));
+        go_to_block(20);
+        assert_noop!(reveal(3, 0, &[(0, 1), (1, 3)]), Error::<Test>::OtherThanCommitted);
         assert_noop!(
-            Weights::post(RuntimeOrigin::none(), RUN, 0, Default::default()),
+            Weights::reveal(signed(3), RUN, 0, weights(&[(0, 1), (1, 2)]), salt(4)),
+            Error::<Test>::OtherThanCommitted
+        );
+        assert_noop!(
+            Weights::reveal(signed(4), RUN, 0, weights(&[(0, 1), (1, 2)]), salt(3)),
+            Error::<Test>::OtherThanCommitted
+        );
+        assert_noop!(reveal(5, 0, &[(0, 1)]), Error::<Test>::NothingCommitted);
+        assert_ok!(reveal(3, 0, &[(0, 1), (1, 2)]));
+    });
+}
+
+#[test]
+fn a_ballot_is_spelt_the_one_way_there_is() {
+    with_run(|| {
+        go_to_block(12);
+        let bad: [&[(u16, u16)]; 3] = [&[(1, 1), (0, 1)], &[(0, 1), (0, 1)], &[(0, 1), (1, 0)]];
+        for (uid, weights) in VALIDATORS.into_iter().zip(bad) {
+            assert_ok!(commit(uid, 0, weights));
+        }
+        go_to_block(20);
+        for (uid, weights) in VALIDATORS.into_iter().zip(bad) {
+            assert_noop!(reveal(uid, 0, weights), Error::<Test>::NotCanonical);
+        }
+        assert_noop!(reveal(3, 0, &[]), Error::<Test>::NothingWeighted);
+    });
+}
+
+#[test]
+fn only_validators_give_weights_and_only_in_runs_there_are() {
+    with_run(|| {
+        go_to_block(12);
+        let digest = Digest([0; 32]);
+        assert_noop!(commit(0, 0, &[(0, 1)]), Error::<Test>::NotAValidator);
+        assert_noop!(commit(40, 0, &[(0, 1)]), Error::<Test>::NotASeat);
+        assert_noop!(Weights::commit(signed(3), RunId(9), 0, digest), Error::<Test>::UnknownRun);
+        assert_noop!(Weights::commit(RuntimeOrigin::none(), RUN, 0, digest), DispatchError::BadOrigin);
+        assert_noop!(Weights::commit(RuntimeOrigin::root(), RUN, 0, digest), DispatchError::BadOrigin);
+        go_to_block(20);
+        let empty = || weights(&[]);
+        assert_noop!(reveal(0, 0, &[(0, 1)]), Error::<Test>::NotAValidator);
+        assert_noop!(reveal(40, 0, &[(0, 1)]), Error::<Test>::NotASeat);
+        assert_noop!(Weights::reveal(signed(3), RunId(9), 0, empty(), salt(3)), Error::<Test>::UnknownRun);
+        assert_noop!(
+            Weights::reveal(RuntimeOrigin::none(), RUN, 0, empty(), salt(3)),
+            DispatchError::BadOrigin
+        );
+        assert_noop!(
+            Weights::reveal(RuntimeOrigin::root(), RUN, 0, empty(), salt(3)),
             DispatchError::BadOrigin
         );
     });
 }
 
 #[test]
-fn a_ballot_weighs_miners_and_is_spelt_the_one_way_there_is() {
+fn weights_of_uids_that_mine_nothing_count_for_nothing() {
     with_run(|| {
-        go_to_block(12);
-        assert_noop!(post(3, 0, &[]), Error::<Test>::NothingWeighted);
-        assert_noop!(post(3, 0, &[(1, 1), (0, 1)]), Error::<Test>::NotCanonical);
-        assert_noop!(post(3, 0, &[(0, 1), (0, 1)]), Error::<Test>::NotCanonical);
-        assert_noop!(post(3, 0, &[(0, 1), (1, 0)]), Error::<Test>::NotCanonical);
-        assert_noop!(post(3, 0, &[(0, 1), (3, 1)]), Error::<Test>::NotAMiner);
-        assert_noop!(post(3, 0, &[(0, 1), (9, 1)]), Error::<Test>::NotAMiner);
-        assert_ok!(post(3, 0, &[(0, 1), (2, 65535)]));
+        // Seat 4 validates, seat 9 is nobody's.
+        epoch_of(0, &all(&[(0, 1), (4, 60_000), (9, 60_000)]));
+        assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!(bonds(3), [0]);
     });
 }
 
 #[test]
-fn ballots_of_old_epochs_are_forgotten() {
+fn a_new_hotkey_reveals_what_the_old_one_committed_to() {
+    with_run(|| {
+        go_to_block(12);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 0, &[(0, 1)]));
+        }
+        assert_ok!(Registry::rotate_hotkey(coldkey(), RUN, Uid(5), hotkey(77)));
+        go_to_block(20);
+        let revealed = Weights::reveal(signed(77), RUN, 0, weights(&[(0, 1)]), salt(5));
+        assert_ok!(revealed);
+        assert_noop!(reveal(5, 0, &[(0, 1)]), Error::<Test>::NotASeat);
+        assert_eq!(Ballots::<Test>::iter_prefix((RUN, 0)).count(), 1);
+    });
+}
+
+#[test]
+fn a_miner_that_leaves_takes_its_standing_along_and_its_successor_begins_with_nothing() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1), (1, 1)]));
+        assert_eq!(bonds(3), [0, 1]);
+        // Seat 1 leaves with the last window of epoch 1, and its uid has a new holder at once.
+        go_to_block(committing(1));
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 1, &[(0, 1), (1, 1)]));
+        }
+        assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
+        go_to_block(revealing(1));
+        assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
+        register(Role::Miner, 50);
+        assert_eq!(pallet_registry::SeatsOf::<Test>::get(RUN, Uid(1)).unwrap().hotkey, hotkey(50));
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 1, &[(0, 1), (1, 1)]));
+        }
+        go_to_block(closing(1));
+        assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!(bonds(3), [0]);
+        assert!(Vacated::<Test>::get(RUN).is_empty());
+
+        // What is said of the new holder counts.
+        epoch_of(2, &all(&[(0, 1), (1, 1)]));
+        assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
+        assert_eq!(bonds(3), [0, 1]);
+    });
+}
+
+#[test]
+fn who_leaves_within_the_epoch_hands_on_no_bonds_but_its_successor_can_be_weighed() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1), (1, 1)]));
+        let old = Weights::bonds(RUN, Uid(3));
+        assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
+        // Epoch 2 begins at block 30 without it.
+        go_to_block(30);
+        register(Role::Miner, 50);
+        go_to_block(40);
+        // Nobody closed epoch 1 with a consensus, so the bonds to the one who left are there still.
+        assert_eq!(Weights::bonds(RUN, Uid(3)), old);
+        epoch_of(3, &all(&[(0, 1), (1, 1)]));
+        assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
+        let of =
+            |seat: u16| Weights::bonds(RUN, Uid(3)).into_iter().find(|(uid, _)| uid.0 == seat).unwrap().1;
+        assert!(of(1) < of(0) * 6 / 10, "{} of a new seat, {} of an old one", of(1), of(0));
+    });
+}
+
+#[test]
+fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1)]));
+        go_to_block(26);
+        for uid in VALIDATORS {
+            assert_ok!(commit(uid, 1, &[(0, 1)]));
+        }
+        assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
+        go_to_block(30);
+        assert!(!Commits::<Test>::contains_key((RUN, 1), Uid(5)));
+        assert_eq!((bonds(5), bonds(3)), (vec![], vec![0]));
+        assert_eq!(Weights::standing(RUN, Uid(5)), Standing::default());
+        register(Role::Validator, 60);
+        let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
+        assert_noop!(revealed, Error::<Test>::NothingCommitted);
+    });
+}
+
+#[test]
+fn reveals_may_take_a_whole_epoch() {
+    with_params(RunParams { reveal_windows: 2, ..params() }, || {
+        go_to_block(12);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 0, &[(0, 1), (1, 1)]));
+        }
+        go_to_block(29);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 0, &[(0, 1), (1, 1)]));
+            assert_ok!(commit(uid, 1, &[(0, 1), (1, 1)]));
+        }
+        assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
+        // As epoch 2 opens, seat 1 is given up first; then epoch 0 closes, and the ballots of 1 name it still.
+        go_to_block(30);
+        register(Role::Miner, 50);
+        assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!(Vacated::<Test>::get(RUN).len(), 1);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 1, &[(0, 1), (1, 1)]));
+        }
+        go_to_block(32);
+        go_to_block(40);
+        assert_eq!(standing_weights(), [(0, 65535)]);
+    });
+}
+
+#[test]
+fn a_validator_outside_the_electorate_keeps_its_bonds_and_they_fade() {
+    with_run(|| {
+        epoch_of(0, &all(&[(0, 1)]));
+        let before = Weights::bonds(RUN, Uid(5))[0].1;
+        go_to_block(committing(1));
+        for uid in VALIDATORS {
+            assert_ok!(commit(uid, 1, &[(0, 1)]));
+        }
+        go_to_block(revealing(1));
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 1, &[(0, 1)]));
+        }
+        let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0 };
+        Weights::close(RUN, 1, &[member(3), member(4)]);
+        assert_eq!(Weights::bonds(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
+        assert_eq!(earners(&Paid::get()[1].2), [3, 4]);
+    });
+}
+
+#[test]
+fn nothing_is_kept_of_epochs_that_are_closed() {
     with_run(|| {
         for epoch in 0..5 {
-            go_to_block(12 + u64::from(epoch) * 10);
-            for uid in [3, 4, 5] {
-                assert_ok!(post(uid, epoch, &[(0, 1)]));
-            }
+            epoch_of(epoch, &all(&[(0, 1)]));
+            go_to_block(closing(epoch) + 2);
+            assert_ok!(commit(3, epoch + 1, &[(0, 1)]));
+            assert_eq!(Ballots::<Test>::iter().count(), 0);
+            assert_eq!(Commits::<Test>::iter().count(), 1);
+            Commits::<Test>::remove((RUN, epoch + 1), Uid(3));
         }
-        assert_eq!(Ballots::<Test>::iter().count(), 6);
+        go_to_block(200);
+        assert_eq!((Ballots::<Test>::iter().count(), Commits::<Test>::iter().count()), (0, 0));
     });
 }
 
 #[test]
 fn a_closed_epoch_of_nobody_is_no_consensus() {
     with_run(|| {
+        go_to_block(30);
         Weights::close(RUN, 0, &[]);
-        assert!(standing().is_empty());
-        let member = Member { uid: Uid(3), stake: 0, attested: true };
+        assert!(standing_weights().is_empty());
+        let member = Member { uid: Uid(3), stake: 0, attested: true, dissents: 0 };
         Weights::close(RUN, 1, &[member]);
         assert_eq!(Paid::get().len(), 0);
     });
 }
 
+#[test]
+fn what_would_succeed_costs_no_fee_and_what_would_not_does() {
+    let free = |call: Call<Test>, uid: u16| call.is_feeless(&signed(uid));
+    let commits = |uid, epoch| {
+        let hash = hash(uid, &[(0, 1)]);
+        free(Call::commit { run: RUN, epoch, hash }, uid)
+    };
+    let reveals = |uid, weights, salt| free(Call::reveal { run: RUN, epoch: 0, weights, salt }, uid);
+    with_run(|| {
+        assert!(!commits(3, 0), "the run has not started");
+        go_to_block(12);
+        assert!(commits(3, 0));
+        assert!(!commits(3, 1) && !commits(0, 0) && !commits(99, 0));
+        assert!(
+            !Call::<Test>::commit { run: RUN, epoch: 0, hash: Digest([0; 32]) }
+                .is_feeless(&RuntimeOrigin::none())
+        );
+        assert_ok!(commit(3, 0, &[(0, 1)]));
+        assert!(!commits(3, 0), "one is all that a seat has");
+        assert!(!reveals(3, weights(&[(0, 1)]), salt(3)), "the epoch goes on");
+        go_to_block(20);
+        assert!(reveals(3, weights(&[(0, 1)]), salt(3)));
+        assert!(!reveals(3, weights(&[(0, 2)]), salt(3)), "it is not what was committed to");
+        assert_ok!(reveal(3, 0, &[(0, 1)]));
+        assert!(!reveals(3, weights(&[(0, 1)]), salt(3)), "it is revealed");
+    });
+}
+
+/// Prints what closing the largest epoch takes, natively and without a database.
+///
+/// ```text
+/// cargo test --release -p pallet-weights -- --ignored --nocapture the_largest_epoch
+/// ```
+#[test]
+#[ignore = "a measurement"]
+fn the_largest_epoch_closes_within_two_seconds() {
+    empty_chain().execute_with(|| {
+        crate::full::run_with::<Test>(1024, 64, 4);
+        let mut best = std::time::Duration::MAX;
+        for _ in 0..5 {
+            crate::full::revealed::<Test>(1024, 64, 3);
+            let began = std::time::Instant::now();
+            Weights::close(RUN, 3, &crate::full::members(1024, 64));
+            best = best.min(began.elapsed());
+        }
+        println!("1,024 miners, 64 validators: {best:?}");
+        assert!(best < std::time::Duration::from_secs(2));
+        assert_eq!(standing_weights().len(), 1024);
+    });
+}
+
+/// What may happen at random.
+#[derive(Clone, Debug)]
+enum Deed {
+    Commit { uid: u16, epoch: u32, ballot: usize },
+    Reveal { uid: u16, epoch: u32, ballot: usize },
+    Attest { uid: u16 },
+    Leave { uid: u16 },
+    Register { miner: bool },
+    Wait { blocks: u64 },
+}
+
+const BALLOTS: [&[(u16, u16)]; 4] =
+    [&[(0, 1)], &[(0, 5), (1, 5)], &[(0, 65535), (1, 3), (2, 900), (7, 9)], &[(2, 1), (3, 1)]];
+
+fn any_deed() -> impl Strategy<Value = Deed> {
+    let uid = || 3u16..7;
+    prop_oneof![
+        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, ballot)| Deed::Commit { uid, epoch, ballot }),
+        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, ballot)| Deed::Reveal { uid, epoch, ballot }),
+        2 => uid().prop_map(|uid| Deed::Attest { uid }),
+        1 => (0u16..8).prop_map(|uid| Deed::Leave { uid }),
+        1 => any::<bool>().prop_map(|miner| Deed::Register { miner }),
+        3 => (1u64..8).prop_map(|blocks| Deed::Wait { blocks }),
+    ]
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_is_posted_the_invariants_hold_and_only_seats_are_paid(
-        posts in proptest::collection::vec(
-            (0u64..4, 3u16..6, 0u32..5, proptest::collection::btree_map(0u16..4, 0u16.., 0..4)),
-            0..40,
-        )
+    fn whatever_is_called_the_invariants_hold_and_only_seats_are_paid(
+        deeds in proptest::collection::vec(any_deed(), 0..60),
+        reveal_windows in 1u32..=2,
     ) {
-        with_run(|| {
+        with_params(RunParams { reveal_windows, ..params() }, || {
             go_to_block(10);
-            for (blocks, uid, epoch, weights) in posts {
-                go_to_block(System::block_number() + blocks);
-                let weights: Vec<_> = weights.into_iter().collect();
-                let _ = post(uid, epoch, &weights);
-                let window = SCHEDULE.window_at(Block(System::block_number() as u32)).unwrap();
-                let _ = Windows::attest(signed(uid), RUN, window, Default::default(), Digest([0; 32]));
+            let mut key = 100;
+            for deed in deeds {
+                match deed {
+                    Deed::Commit { uid, epoch, ballot } => {
+                        let _ = commit(uid, epoch, BALLOTS[ballot]);
+                    }
+                    Deed::Reveal { uid, epoch, ballot } => {
+                        let _ = reveal(uid, epoch, BALLOTS[ballot]);
+                    }
+                    Deed::Attest { uid } => {
+                        let _ = attest(uid);
+                    }
+                    Deed::Leave { uid } => {
+                        let _ = Registry::leave(coldkey(), RUN, Uid(uid));
+                    }
+                    Deed::Register { miner } => {
+                        key += 1;
+                        let role = if miner { Role::Miner } else { Role::Validator };
+                        let url = b"http://a".to_vec().try_into().unwrap();
+                        let _ = Registry::register(coldkey(), RUN, role, hotkey(key), url, STAKE, u128::MAX);
+                    }
+                    Deed::Wait { blocks } => go_to_block(System::block_number() + blocks),
+                }
                 Weights::check_invariants().unwrap();
-                Windows::check_invariants().unwrap();
             }
             for (_, _, consensus) in Paid::get() {
-                assert!(consensus.incentive.iter().all(|(uid, _)| uid.0 < 3));
-                assert!(consensus.dividends.iter().all(|(uid, _)| (3..6).contains(&uid.0)));
+                let incentive: u64 = consensus.incentive.iter().map(|(_, share)| share).sum();
+                let dividends: u64 = consensus.dividends.iter().map(|(_, share)| share).sum();
+                assert_eq!(incentive, ONE);
+                assert!(dividends == ONE || dividends == 0);
             }
         });
     }

@@ -3,9 +3,9 @@
 use crate::Presence;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
-use protocol::{RunParams, Uid, Window, params::Permille};
+use protocol::{Terms, Uid, Window, params::Permille};
 
-/// A validator with at least the run's minimum stake.
+/// A validator with at least the run's minimum stake of its own. `stake` is that and what is nominated behind it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bonded {
     pub uid: Uid,
@@ -24,14 +24,14 @@ pub(crate) struct Electorate {
 }
 
 /// The electorate of `window`. Of two validators with equal stake the one with the lower uid comes first.
-pub(crate) fn choose(params: &RunParams, window: Window, bonded: &[Bonded]) -> Electorate {
+pub(crate) fn choose(terms: &Terms, window: Window, bonded: &[Bonded]) -> Electorate {
     let mut members: Vec<(Uid, u128)> = bonded
         .iter()
-        .filter(|validator| !is_absent(validator.presence, window, params.absence_windows))
+        .filter(|validator| !is_absent(validator.presence, window, terms.absence_windows))
         .map(|validator| (validator.uid, validator.stake))
         .collect();
     members.sort_unstable_by_key(|&(uid, stake)| (Reverse(stake), uid));
-    members.truncate(usize::from(params.electorate_max));
+    members.truncate(usize::from(terms.electorate_max));
     members.sort_unstable_by_key(|&(uid, _)| uid);
     Electorate {
         stake: members.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake)),
@@ -59,32 +59,52 @@ mod tests {
     use super::*;
 
     fn bonded(uid: u16, stake: u128) -> Bonded {
-        Bonded { uid: Uid(uid), stake, presence: Presence { since: Window(0), last_attested: None } }
+        Bonded {
+            uid: Uid(uid),
+            stake,
+            presence: Presence { since: Window(0), last_attested: None, epoch_before: None },
+        }
     }
 
-    fn members(params: &RunParams, window: u32, bonded: &[Bonded]) -> Vec<u16> {
-        choose(params, Window(window), bonded).members.iter().map(|(uid, _)| uid.0).collect()
+    fn members(terms: &Terms, window: u32, bonded: &[Bonded]) -> Vec<u16> {
+        choose(terms, Window(window), bonded).members.iter().map(|(uid, _)| uid.0).collect()
     }
 
     #[test]
     fn the_largest_are_chosen_and_ties_go_to_the_lower_uid() {
-        let params = RunParams { electorate_max: 2, ..RunParams::default() };
-        assert_eq!(members(&params, 0, &[bonded(1, 5), bonded(2, 9), bonded(3, 5), bonded(4, 1)]), [1, 2]);
-        assert_eq!(members(&params, 0, &[bonded(1, 1), bonded(2, 2), bonded(3, 3)]), [2, 3]);
+        let terms = Terms { electorate_max: 2, ..Terms::default() };
+        assert_eq!(members(&terms, 0, &[bonded(1, 5), bonded(2, 9), bonded(3, 5), bonded(4, 1)]), [1, 2]);
+        assert_eq!(members(&terms, 0, &[bonded(1, 1), bonded(2, 2), bonded(3, 3)]), [2, 3]);
     }
 
     #[test]
     fn absence_counts_from_the_window_after_the_last_attestation() {
-        let params = RunParams { absence_windows: 3, ..RunParams::default() };
+        let terms = Terms { absence_windows: 3, ..Terms::default() };
         let mut validator = bonded(1, 5);
-        assert_eq!(members(&params, 2, &[validator]), [1]);
-        assert!(members(&params, 3, &[validator]).is_empty());
+        assert_eq!(members(&terms, 2, &[validator]), [1]);
+        assert!(members(&terms, 3, &[validator]).is_empty());
         validator.presence.last_attested = Some(Window(4));
-        assert_eq!(members(&params, 7, &[validator]), [1]);
-        assert!(members(&params, 8, &[validator]).is_empty());
+        assert_eq!(members(&terms, 7, &[validator]), [1]);
+        assert!(members(&terms, 8, &[validator]).is_empty());
         // Attesting ahead of its first opening does not make a newcomer absent earlier.
-        validator.presence = Presence { since: Window(9), last_attested: Some(Window(2)) };
-        assert_eq!(members(&params, 11, &[validator]), [1]);
+        validator.presence =
+            Presence { since: Window(9), last_attested: Some(Window(2)), epoch_before: None };
+        assert_eq!(members(&terms, 11, &[validator]), [1]);
+    }
+
+    #[test]
+    fn presence_knows_the_last_two_epochs_in_which_a_validator_attested() {
+        let attested = |windows: &[u32]| {
+            let new = bonded(1, 5).presence;
+            let presence =
+                windows.iter().fold(new, |presence, window| presence.attested(Window(*window), 10));
+            (0..6).filter(|epoch| presence.attested_in(*epoch, 10)).collect::<Vec<_>>()
+        };
+        assert_eq!(attested(&[]), [0u32; 0]);
+        assert_eq!(attested(&[3, 4]), [0]);
+        assert_eq!(attested(&[3, 4, 10]), [0, 1]);
+        assert_eq!(attested(&[3, 10, 11, 19]), [0, 1]);
+        assert_eq!(attested(&[3, 10, 40]), [1, 4]);
     }
 
     #[test]

@@ -1,32 +1,46 @@
 //! The windows of every run: who takes part, what was committed, attested and voted, and how each window ended.
 //!
-//! A window's life is a handful of steps at fixed blocks (PROT-1), and between them only calls change anything:
+//! A window's life is a handful of steps at fixed blocks (PROT-1), and between them only calls change anything. `h` is the
+//! run's `hidden_blocks`, 0 where attestations and votes are posted in the open (PROT-30):
 //!
-//! | offset          | what happens by itself                                                           |
-//! |-----------------|----------------------------------------------------------------------------------|
-//! | 0               | slots, electorate, data cursor, lineage and weights are taken down               |
-//! | 1               | the hash of the opening block is known                                           |
-//! | `commit_by + 2` | the hash that evaluation is drawn from is known                                  |
-//! | `attest_by + 1` | the selection stands (PROT-16)                                                   |
-//! | `vote_by + 1`   | the window is merged or void, and never changes again (PROT-19)                  |
+//! | offset              | what happens by itself                                                           |
+//! |---------------------|----------------------------------------------------------------------------------|
+//! | 0                   | slots, electorate, data cursor, lineage and weights are taken down               |
+//! | 1                   | the hash of the opening block is known; the oldest window kept is forgotten      |
+//! | `commit_by + 2`     | the hash that evaluation is drawn from is known                                  |
+//! | `attest_by + h + 1` | the selection stands (PROT-16)                                                   |
+//! | `vote_by + h + 1`   | the window is merged or void, and never changes again (PROT-19)                  |
 //!
-//! Each run has one entry in the agenda, at the block of its next step, so a block in which nothing is due costs one
-//! read. What decides is in `electorate` and `tally`, plain functions; what is here remembers.
+//! Each run has one entry in the agenda, at the block of its next step, so a block in which nothing is due costs two
+//! reads. Where more is due than a block has room for, the rest is done in the blocks after, in the order in which it was
+//! due (`agenda`); a step knows the block that it belongs to, so doing it late changes nothing but when.
 //!
-//! Not here yet: hidden attestations and votes (PROT-30), and proofs of equivocation (PROT-21).
+//! What decides is in `electorate` and `tally`, plain functions; what is here remembers. `permits` says who may call
+//! what, `steps` is what happens by itself, `reads` what others may ask.
 #![cfg_attr(not(feature = "std"), no_std)]
+#![allow(
+    clippy::large_enum_variant,
+    reason = "the call enum is generated, and two signed statements travel in it by value"
+)]
 
 extern crate alloc;
 
 use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::prelude::Weight;
-use protocol::{Block, Digest, RunId, Uid, Window, view::Checkpoint};
+use protocol::{Block, Digest, RunId, Uid, Window, params::Permille, view::Checkpoint};
 use scale_info::TypeInfo;
 
+mod agenda;
+#[cfg(feature = "runtime-benchmarks")]
+mod benchmarking;
 mod electorate;
+pub mod migrations;
 #[cfg(test)]
 mod mock;
+mod permits;
+mod reads;
+mod steps;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -34,6 +48,12 @@ pub mod weights;
 
 pub use pallet::*;
 pub use weights::WeightInfo;
+
+/// Of what an equivocation costs, the part that goes to whoever reports it (PROT-21).
+pub const REPORTER_SHARE: Permille = Permille(100);
+
+/// Commitments of one seat in one window that cost no fee. A miner needs one, and another after each crash.
+pub const FREE_COMMITMENTS: u8 = 4;
 
 /// Where a run stands. What a window needs of it is taken down in the window's record as it opens.
 #[derive(
@@ -48,13 +68,13 @@ pub struct Progress {
     pub lineage: Digest,
     /// The latest checkpoint that two thirds voted (PROT-20).
     pub checkpoint: Option<Checkpoint>,
-    /// Whether the electorate is below its quorum (PROT-3).
+    /// Whether the electorate is below its quorum, or the run's owner has stopped it (PROT-3).
     pub paused: bool,
     /// The block of the run's one entry in the agenda.
     pub next_step: Block,
 }
 
-/// When a validator was last heard of: what decides whether it is absent (PROT-3).
+/// When a validator was last heard of: what decides whether it is absent, and whether it earns dividends (PROT-3).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
 )]
@@ -62,15 +82,22 @@ pub struct Presence {
     /// The first window at whose opening the validator had its stake.
     pub since: Window,
     pub last_attested: Option<Window>,
+    /// The latest epoch before that of `last_attested` in which it attested: an epoch closes when the next one has
+    /// begun already.
+    pub epoch_before: Option<u32>,
 }
 
 /// A validator that decides, as an epoch closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
     pub uid: Uid,
+    /// Its own and what is nominated behind it.
     pub stake: u128,
     /// Whether it attested at least once in the epoch: who did not earns no dividends (PROT-3).
     pub attested: bool,
+    /// Votes in the epoch for another update than the one that two thirds fixed: who has any earns no dividends
+    /// (PROT-19).
+    pub dissents: u32,
 }
 
 /// The consensus that selection draws by, made from what validators post once an epoch.
@@ -78,28 +105,57 @@ pub trait Epochs {
     /// The consensus weights that stand now, in uid order.
     fn weights(run: RunId) -> Vec<(Uid, u16)>;
 
-    /// Closes `epoch`, whose last window is over, and returns what that cost. `electorate` is in uid order.
+    /// Closes `epoch`, whose weights are revealed by now, and returns what that cost. `electorate` is in uid order.
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight;
+}
+
+impl Presence {
+    /// As it is after an attestation of `window`.
+    pub(crate) fn attested(self, window: Window, epoch_windows: u32) -> Presence {
+        let before = self.last_attested.map(|last| last.epoch(epoch_windows));
+        let epoch_before = match before {
+            Some(before) if before != window.epoch(epoch_windows) => Some(before),
+            _ => self.epoch_before,
+        };
+        Presence { last_attested: Some(window), epoch_before, ..self }
+    }
+
+    /// Whether the validator attested in `epoch`, which is the one of its last attestation or the one before that.
+    pub(crate) fn attested_in(&self, epoch: u32, epoch_windows: u32) -> bool {
+        self.last_attested.is_some_and(|last| last.epoch(epoch_windows) == epoch)
+            || self.epoch_before == Some(epoch)
+    }
 }
 
 #[frame::pallet]
 pub mod pallet {
     use super::*;
-    use crate::{Member, electorate::Bonded, tally};
     use frame::{deps::sp_core::H256, prelude::*};
-    use pallet_registry::{OnRunCreated, Run, Seat, Seats};
+    use pallet_registry::{Nominations, Seats};
     use protocol::{
-        Role, RunParams, Schedule, assign, lineage,
-        select::{self, Candidate, Selected},
-        view::{Outcome, Position, Selection, Verdict, VoidReason, Vote, WindowView},
+        Hotkey,
+        reveal::Salt,
+        select::Selected,
+        statement::{Equivocation, Matter, SignedStatement},
+        view::{Outcome, Verdict, Vote},
     };
 
+    /// 0 was the first layout; [`crate::migrations`] leads from there to this one.
+    pub const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
+
     #[pallet::pallet]
+    #[pallet::storage_version(STORAGE_VERSION)]
     pub struct Pallet<T>(_);
 
     #[pallet::config]
     pub trait Config: frame_system::Config<Hash = H256> {
         type Registry: Seats<Self::AccountId>;
+
+        /// What others have put behind validators: it counts as theirs.
+        type Nominations: Nominations<Self::AccountId>;
+
+        /// The key that a seat's account is, and back: statements and hidden hashes name the key.
+        type HotkeyOf: ConvertBack<Self::AccountId, Hotkey>;
 
         type Epochs: Epochs;
 
@@ -116,6 +172,11 @@ pub mod pallet {
         /// Windows that stay readable. Older ones are forgotten, one for each that opens.
         #[pallet::constant]
         type KeptWindows: Get<u32>;
+
+        /// What the steps of a block may cost together. A step that is begun is finished, so a block may cost as much
+        /// as the dearest step more; what is left waits for the next block.
+        #[pallet::constant]
+        type MaxStepWeight: Get<Weight>;
     }
 
     /// What is fixed of one window. What comes in by calls is kept beside it, a seat at a time.
@@ -129,7 +190,7 @@ pub mod pallet {
         /// Miners' seats, in uid order (PROT-5).
         pub slots: BoundedVec<Uid, T::MaxSeats>,
         pub cursor: u64,
-        /// In uid order, with their stake (PROT-3).
+        /// In uid order, with their stake and what is nominated behind them (PROT-3).
         pub electorate: BoundedVec<(Uid, u128), T::MaxSeats>,
         pub lineage: Digest,
         /// In uid order (PROT-16).
@@ -158,6 +219,10 @@ pub mod pallet {
     pub type Agenda<T: Config> =
         StorageMap<_, Twox64Concat, Block, BoundedVec<RunId, T::MaxRuns>, ValueQuery>;
 
+    /// The first block of the agenda whose steps are not all taken; `None` while nothing is late.
+    #[pallet::storage]
+    pub type Backlog<T: Config> = StorageValue<_, Block>;
+
     #[pallet::storage]
     pub type ProgressOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Progress>;
 
@@ -172,6 +237,18 @@ pub mod pallet {
     pub type Commitments<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
 
+    /// How often each slot of a window has committed, by its place among the slots; short where nobody later has.
+    #[pallet::storage]
+    pub type TimesCommitted<T: Config> = StorageDoubleMap<
+        _,
+        Twox64Concat,
+        RunId,
+        Twox64Concat,
+        Window,
+        BoundedVec<u8, T::MaxSeats>,
+        ValueQuery,
+    >;
+
     /// Digests of the salts that validators will reveal for a window, committed before it opened (PROT-2).
     #[pallet::storage]
     pub type Salts<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
@@ -183,6 +260,31 @@ pub mod pallet {
     #[pallet::storage]
     pub type Votes<T: Config> = StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Vote>;
 
+    /// Hashes of attestations that are not revealed yet (PROT-30).
+    #[pallet::storage]
+    pub type HiddenAttestations<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
+
+    /// Hashes of votes that are not revealed yet (PROT-30).
+    #[pallet::storage]
+    pub type HiddenVotes<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
+
+    /// How often a validator voted for another update than two thirds did, by epoch (PROT-19).
+    #[pallet::storage]
+    pub type Dissents<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, u32, ValueQuery>;
+
+    /// Digests of validators' receipts (PROT-27).
+    #[pallet::storage]
+    pub type Receipts<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, Uid, Digest>;
+
+    /// Equivocations that were punished: each matter of a seat and window is, once (PROT-21).
+    #[pallet::storage]
+    pub type Punished<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, (Uid, Matter), ()>;
+
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
     pub enum Event<T: Config> {
@@ -190,20 +292,39 @@ pub mod pallet {
         WindowOpened { run: RunId, window: Window, slots: u32, electorate: u32, cursor: u64, lineage: Digest },
         /// The electorate holds too little of the bonded stake: windows are void until absent validators attest again.
         Paused { run: RunId, window: Window, electorate_stake: u128, bonded_stake: u128 },
-        /// The electorate has its quorum again.
+        /// The run's owner has stopped it: windows are void, and hand out no data, until the owner lets it go on.
+        Stopped { run: RunId, window: Window },
+        /// The run goes on: its electorate has its quorum, and its owner lets it.
         Resumed { run: RunId, window: Window },
         /// A miner committed to a contribution; `replaced` if it had committed to another one before.
         Committed { run: RunId, window: Window, uid: Uid, digest: Digest, replaced: bool },
         /// A validator said what it could fetch and decode.
         Attested { run: RunId, window: Window, uid: Uid, valid: u32, faulty: u32 },
+        /// A validator bound itself to an attestation that it will reveal.
+        AttestationHidden { run: RunId, window: Window, uid: Uid },
         /// The selection stands.
         SelectionFixed { run: RunId, window: Window, selected: u32, valid: u32, faulty: u32 },
         /// A validator voted the merged update.
         Voted { run: RunId, window: Window, uid: Uid, vote: Vote },
+        /// A validator bound itself to a vote that it will reveal.
+        VoteHidden { run: RunId, window: Window, uid: Uid },
+        /// A validator voted for another update than two thirds did.
+        Dissented { run: RunId, window: Window, uid: Uid, update: Digest },
         /// A window is fixed. `lineage` is the model that everyone holds after it.
         WindowFixed { run: RunId, window: Window, outcome: Outcome, lineage: Digest },
         /// Two thirds voted the state that everyone holds when the checkpoint's window opens.
         CheckpointFixed { run: RunId, checkpoint: Checkpoint },
+        /// A validator published its receipts for a window.
+        ReceiptsAnchored { run: RunId, window: Window, uid: Uid, digest: Digest },
+        /// A validator said two different things of one matter, and lost `slashed`.
+        EquivocationPunished {
+            run: RunId,
+            window: Window,
+            uid: Uid,
+            matter: Matter,
+            reporter: T::AccountId,
+            slashed: u128,
+        },
     }
 
     #[pallet::error]
@@ -222,7 +343,8 @@ pub mod pallet {
         NotAMiner,
         /// Only validators attest and vote. Sign with a validator's hotkey.
         NotAValidator,
-        /// The seat was registered after the window had opened. It counts from the next one.
+        /// The seat takes no part in this window: it was registered after the window had opened, or the run's owner has
+        /// stopped the run. Wait for the next window.
         NotInThisWindow,
         /// The validator does not decide this window: it was absent, registered late, or has too little stake.
         NotInElectorate,
@@ -240,20 +362,36 @@ pub mod pallet {
         StateRootMissing,
         /// This window does not end in a checkpoint. Vote without a state root.
         StateRootUnexpected,
+        /// This run hides attestations and votes until their deadline. Commit to a hash first, and reveal it afterwards.
+        MustBeHidden,
+        /// This run takes attestations and votes in the open. Post them as they are.
+        NotHidden,
+        /// The validator committed to nothing that it could reveal in this window. Commit by the deadline next time.
+        NothingHidden,
+        /// What is revealed is not what was committed to. Reveal the same bytes with the same salt.
+        OtherThanCommitted,
+        /// The window is not kept: it has not opened yet, or is forgotten.
+        WindowNotKept,
+        /// This validator has anchored its receipts for this window. One digest is final.
+        AlreadyAnchored,
+        /// The statements are not about the same matter of the same seat, window and run. Report two that are.
+        NotOneMatter,
+        /// The statements say the same. Report two that differ.
+        NoContradiction,
+        /// A statement is not signed by the hotkey. Report what the accused signed.
+        NotSigned,
+        /// The hotkey never held the seat that the statement names. Report the seat's own statements.
+        NotItsSeat,
+        /// The chain has nothing of this validator on this matter that the statement could contradict.
+        NothingOnRecord,
+        /// This seat was punished for this matter in this window. Once is enough.
+        AlreadyPunished,
     }
 
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn on_initialize(_: BlockNumberFor<T>) -> Weight {
-            let now = Self::now();
-            let due = Agenda::<T>::get(now);
-            if due.is_empty() {
-                return T::DbWeight::get().reads(1);
-            }
-            Agenda::<T>::remove(now);
-            due.into_iter().fold(T::DbWeight::get().reads_writes(1, 1), |weight, run| {
-                weight.saturating_add(Self::advance(run, now))
-            })
+            Self::take_steps(Self::now())
         }
 
         fn integrity_test() {
@@ -266,23 +404,28 @@ pub mod pallet {
         }
     }
 
+    /// A call of the protocol costs no fee where it succeeds and its seat has not used up what is free. A seat holds a
+    /// stake, and each of these calls succeeds once a seat and window (a commitment four times), so that what is free
+    /// is bounded by what is staked; whatever fails, or repeats, pays.
     #[pallet::call]
     impl<T: Config> Pallet<T> {
         /// Commits the signer, a miner's hotkey, to the bytes with this digest (PROT-11). Until the deadline a later
         /// commitment replaces an earlier one.
         #[pallet::call_index(0)]
         #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
+            Pallet::<T>::signer(origin)
+                .and_then(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *window).ok())
+                .is_some_and(|permit| permit.times < FREE_COMMITMENTS)
+        })]
         pub fn commit(origin: OriginFor<T>, run: RunId, window: Window, digest: Digest) -> DispatchResult {
             let hotkey = ensure_signed(origin)?;
-            let (params, offset) = Self::open_window(run, window)?;
-            ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
-            let (uid, role) = T::Registry::seat_of(run, &hotkey).ok_or(Error::<T>::NotASeat)?;
-            ensure!(role == Role::Miner, Error::<T>::NotAMiner);
-            let record = Records::<T>::get(run, window).ok_or(Error::<T>::NotStarted)?;
-            ensure!(record.slots.binary_search(&uid).is_ok(), Error::<T>::NotInThisWindow);
+            let permit = Self::may_commit(&hotkey, run, window)?;
+            let uid = permit.uid;
 
-            let replaced = Commitments::<T>::contains_key((run, window), uid);
+            TimesCommitted::<T>::mutate(run, window, |times| permit.count_in(times));
             Commitments::<T>::insert((run, window), uid, digest);
+            let replaced = permit.times > 0;
             Self::deposit_event(Event::Committed { run, window, uid, digest, replaced });
             Ok(())
         }
@@ -293,6 +436,15 @@ pub mod pallet {
         /// Every validator may attest: one that is absent comes back into the electorate by it.
         #[pallet::call_index(1)]
         #[pallet::weight(T::WeightInfo::attest(verdicts.len() as u32))]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>,
+            run: &RunId,
+            window: &Window,
+            verdicts: &Verdicts<T>,
+            _next_salt: &Digest,
+        | -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest(&hotkey, *run, *window, verdicts).is_ok())
+        })]
         pub fn attest(
             origin: OriginFor<T>,
             run: RunId,
@@ -301,22 +453,10 @@ pub mod pallet {
             next_salt: Digest,
         ) -> DispatchResult {
             let hotkey = ensure_signed(origin)?;
-            let (params, offset) = Self::open_window(run, window)?;
-            ensure!(offset > params.schedule.commit_by, Error::<T>::TooEarly);
-            ensure!(offset <= params.schedule.attest_by, Error::<T>::TooLate);
-            let uid = Self::validator(run, &hotkey)?;
-            ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
-            ensure!(verdicts.windows(2).all(|pair| pair[0].0 < pair[1].0), Error::<T>::VerdictsNotSorted);
-            let committed = |uid: &Uid| Commitments::<T>::contains_key((run, window), uid);
-            ensure!(verdicts.iter().all(|(uid, _)| committed(uid)), Error::<T>::NothingCommitted);
+            let (uid, params) = Self::may_attest(&hotkey, run, window, &verdicts)?;
 
-            let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).count() as u32;
-            let faulty = (verdicts.len() as u32).saturating_sub(valid);
-            Attestations::<T>::insert((run, window), uid, verdicts);
             Salts::<T>::insert((run, window.next()), uid, next_salt);
-            let since = PresenceOf::<T>::get(run, uid).map_or(window.next(), |presence| presence.since);
-            PresenceOf::<T>::insert(run, uid, Presence { since, last_attested: Some(window) });
-            Self::deposit_event(Event::Attested { run, window, uid, valid, faulty });
+            Self::note_attestation(run, window, uid, params.epoch_windows, verdicts);
             Ok(())
         }
 
@@ -324,498 +464,169 @@ pub mod pallet {
         /// the state root after it (PROT-20).
         #[pallet::call_index(2)]
         #[pallet::weight(T::WeightInfo::vote())]
+        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, vote: &Vote| -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote(&hotkey, *run, *window, vote).is_ok())
+        })]
         pub fn vote(origin: OriginFor<T>, run: RunId, window: Window, vote: Vote) -> DispatchResult {
             let hotkey = ensure_signed(origin)?;
-            let (params, offset) = Self::open_window(run, window)?;
-            ensure!(offset > params.schedule.attest_by, Error::<T>::TooEarly);
-            ensure!(offset <= params.schedule.vote_by, Error::<T>::TooLate);
-            let uid = Self::validator(run, &hotkey)?;
-            let record = Records::<T>::get(run, window).ok_or(Error::<T>::NotStarted)?;
-            let decides = record.electorate.binary_search_by_key(&uid, |(member, _)| *member).is_ok();
-            ensure!(decides, Error::<T>::NotInElectorate);
-            let selection = record.selection.ok_or(Error::<T>::TooEarly)?;
-            ensure!(!selection.selected.is_empty(), Error::<T>::NothingSelected);
-            match (params.is_checkpoint(window), vote.state_root) {
-                (true, None) => return Err(Error::<T>::StateRootMissing.into()),
-                (false, Some(_)) => return Err(Error::<T>::StateRootUnexpected.into()),
-                _ => {}
-            }
-            ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
+            let uid = Self::may_vote(&hotkey, run, window, &vote)?;
 
             Votes::<T>::insert((run, window), uid, vote);
             Self::deposit_event(Event::Voted { run, window, uid, vote });
             Ok(())
         }
-    }
 
-    /// What calls have in common.
-    impl<T: Config> Pallet<T> {
-        fn now() -> Block {
-            Block(frame_system::Pallet::<T>::block_number().saturated_into())
-        }
-
-        /// The run's parameters and the offset in `window`, which must be the one that is open.
-        fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
-            let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-            let (open, offset) = params.schedule.locate(Self::now()).ok_or(Error::<T>::NotStarted)?;
-            ensure!(window >= open, Error::<T>::TooLate);
-            ensure!(window <= open, Error::<T>::TooEarly);
-            Ok((params, offset))
-        }
-
-        fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
-            let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
-            ensure!(role == Role::Validator, Error::<T>::NotAValidator);
-            Ok(uid)
-        }
-    }
-
-    /// What happens by itself.
-    impl<T: Config> Pallet<T> {
-        /// Takes every step that `run` has at block `now`, and notes its next one.
-        fn advance(run: RunId, now: Block) -> Weight {
-            let Some(details) = T::Registry::run(run) else {
-                defensive!("a run in the agenda exists: none is ever removed");
-                return T::DbWeight::get().reads(1);
-            };
-            let schedule = details.params.schedule;
-            let Some((window, offset)) = schedule.locate(now) else {
-                defensive!("a run's first entry in the agenda is its start");
-                return T::DbWeight::get().reads(1);
-            };
-            let mut weight = T::WeightInfo::agenda();
-            if offset == 0 {
-                // The window before is fixed here if its votes end with its last block.
-                if let Some(previous) = window.previous() {
-                    weight.saturating_accrue(Self::fix(run, previous, &details.params));
-                }
-                weight.saturating_accrue(Self::open(run, window, &details));
-            } else if offset == 1 {
-                weight.saturating_accrue(Self::note_hash(run, window, |record| &mut record.opening_hash));
-            } else if offset == schedule.commit_by.saturating_add(2) {
-                weight.saturating_accrue(Self::note_hash(run, window, |record| &mut record.evaluation_hash));
-            } else if offset == schedule.attest_by.saturating_add(1) {
-                weight.saturating_accrue(Self::choose(run, window, &details.params));
-            } else if offset == schedule.vote_by.saturating_add(1) {
-                weight.saturating_accrue(Self::fix(run, window, &details.params));
-            }
-            Self::note_next_step(run, next_step(&schedule, window, offset));
-            weight
-        }
-
-        fn note_next_step(run: RunId, at: Block) {
-            if Agenda::<T>::try_append(at, run).is_err() {
-                defensive!("a run has one entry in the agenda, which has room for every run");
-            }
-            ProgressOf::<T>::mutate_extant(run, |progress| progress.next_step = at);
-        }
-
-        /// Takes down everything that the window's parties must agree on (PROT-3, 5, 16, 19).
-        fn open(run: RunId, window: Window, details: &Run<T::AccountId>) -> Weight {
-            let Some(mut progress) = ProgressOf::<T>::get(run) else {
-                defensive!("progress is there since the run was created");
-                return T::DbWeight::get().reads(1);
-            };
-            let params = &details.params;
-            let seats = T::Registry::seats(run);
-
-            let slots: Vec<Uid> =
-                seats.iter().filter(|(_, seat)| seat.role == Role::Miner).map(|(uid, _)| *uid).collect();
-            let bonded = Self::bonded(run, window, params, &seats);
-            let electorate = electorate::choose(params, window, &bonded);
-            let paused = !electorate.has_quorum(params.quorum);
-
-            let mut weight = T::WeightInfo::open(seats.len() as u32);
-            if let Some(closed) = closed_epoch(window, params.epoch_windows) {
-                let began = Window(closed.saturating_mul(params.epoch_windows));
-                let attested = |uid: Uid| {
-                    let presence = bonded.iter().find(|validator| validator.uid == uid);
-                    presence.and_then(|validator| validator.presence.last_attested) >= Some(began)
-                };
-                let members: Vec<Member> = electorate
-                    .members
-                    .iter()
-                    .map(|&(uid, stake)| Member { uid, stake, attested: attested(uid) })
-                    .collect();
-                weight.saturating_accrue(T::Epochs::close(run, closed, &members));
-            }
-
-            let record = Record {
-                opening_hash: None,
-                evaluation_hash: None,
-                cursor: progress.cursor,
-                lineage: progress.lineage,
-                weights: BoundedVec::truncate_from(T::Epochs::weights(run)),
-                slots: BoundedVec::truncate_from(slots),
-                electorate: BoundedVec::truncate_from(electorate.members.clone()),
-                paused,
-                selection: None,
-                outcome: None,
-            };
-            Self::deposit_event(Event::WindowOpened {
-                run,
-                window,
-                slots: record.slots.len() as u32,
-                electorate: record.electorate.len() as u32,
-                cursor: record.cursor,
-                lineage: record.lineage,
-            });
-            match (progress.paused, paused) {
-                (false, true) => Self::deposit_event(Event::Paused {
-                    run,
-                    window,
-                    electorate_stake: electorate.stake,
-                    bonded_stake: electorate.bonded_stake,
-                }),
-                (true, false) => Self::deposit_event(Event::Resumed { run, window }),
-                _ => {}
-            }
-
-            let handed_out = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
-            progress.cursor = progress.cursor.saturating_add(handed_out);
-            progress.window = Some(window);
-            progress.paused = paused;
-            ProgressOf::<T>::insert(run, progress);
-            Records::<T>::insert(run, window, record);
-            if let Some(forgotten) = window.0.checked_sub(T::KeptWindows::get()) {
-                Self::forget(run, Window(forgotten));
-            }
-            weight
-        }
-
-        /// Validators with enough stake, in uid order, each with its presence; one not seen before is noted as present.
-        fn bonded(
+        /// Binds the signer, a validator's hotkey, to an attestation that it reveals after the deadline, in a run that
+        /// hides them (PROT-30). `hash` is [`protocol::reveal::commitment`] of the verdicts.
+        #[pallet::call_index(3)]
+        #[pallet::weight(T::WeightInfo::attest_hidden())]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>,
+            run: &RunId,
+            window: &Window,
+            _hash: &Digest,
+            _next_salt: &Digest,
+        | -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest_hidden(&hotkey, *run, *window).is_ok())
+        })]
+        pub fn attest_hidden(
+            origin: OriginFor<T>,
             run: RunId,
             window: Window,
-            params: &RunParams,
-            seats: &[(Uid, Seat<T::AccountId>)],
-        ) -> Vec<Bonded> {
-            seats
-                .iter()
-                .filter(|(_, seat)| seat.role == Role::Validator && seat.stake >= params.validator_stake_min)
-                .map(|(uid, seat)| {
-                    let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
-                        let presence = Presence { since: window, last_attested: None };
-                        PresenceOf::<T>::insert(run, uid, presence);
-                        presence
-                    });
-                    Bonded { uid: *uid, stake: seat.stake, presence }
-                })
-                .collect()
+            hash: Digest,
+            next_salt: Digest,
+        ) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let uid = Self::may_attest_hidden(&hotkey, run, window)?;
+
+            Salts::<T>::insert((run, window.next()), uid, next_salt);
+            HiddenAttestations::<T>::insert((run, window), uid, hash);
+            Self::deposit_event(Event::AttestationHidden { run, window, uid });
+            Ok(())
         }
 
-        /// Stores the hash of the block before this one (PROT-2).
-        fn note_hash(
-            run: RunId,
-            window: Window,
-            place: impl FnOnce(&mut Record<T>) -> &mut Option<Digest>,
-        ) -> Weight {
-            let hash = Digest(frame_system::Pallet::<T>::parent_hash().0);
-            Records::<T>::mutate(run, window, |record| {
-                if let Some(record) = record {
-                    *place(record) = Some(hash);
-                }
-            });
-            T::WeightInfo::note_hash()
-        }
-
-        /// Adds the attestations up and selects who is merged (PROT-14, 16).
-        fn choose(run: RunId, window: Window, params: &RunParams) -> Weight {
-            let Some(mut record) = Records::<T>::get(run, window) else {
-                defensive!("a window is recorded from its first block on");
-                return T::DbWeight::get().reads(1);
-            };
-            let commitments = Self::commitments(run, window, &record);
-            let attestations: Vec<(u128, Verdicts<T>)> = record
-                .electorate
-                .iter()
-                .filter_map(|(uid, stake)| Some((*stake, Attestations::<T>::get((run, window), uid)?)))
-                .collect();
-            let total = tally::total(&record.electorate);
-            let committed: Vec<Uid> = commitments.iter().map(|(uid, _)| *uid).collect();
-            let found = tally::verdicts(
-                &committed,
-                attestations.iter().map(|(stake, verdicts)| (*stake, verdicts.as_slice())),
-                total,
-            );
-
-            let candidates: Vec<Candidate> = commitments
-                .iter()
-                .filter(|(uid, _)| found.valid.binary_search(uid).is_ok())
-                .map(|&(uid, digest)| Candidate {
-                    uid,
-                    digest,
-                    weight: weight_of(&record.weights, uid),
-                    // Before the first consensus nobody has a weight to be drawn by: everyone counts as new, or a run whose validators came
-                    // late could never merge anything again.
-                    windows_since_registration: match record.weights.is_empty() {
-                        true => 0,
-                        false => Self::age(run, uid, window, &params.schedule),
-                    },
-                })
-                .collect();
-            let selected = match record.opening_hash {
-                Some(hash) if !record.paused => {
-                    let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
-                    select::select(params, &seed, &candidates)
-                }
-                _ => Vec::new(),
-            };
-
-            Self::deposit_event(Event::SelectionFixed {
-                run,
-                window,
-                selected: selected.len() as u32,
-                valid: found.valid.len() as u32,
-                faulty: found.faulty.len() as u32,
-            });
-            let weight = T::WeightInfo::choose(record.slots.len() as u32, record.electorate.len() as u32);
-            record.selection = Some(Choice {
-                selected: BoundedVec::truncate_from(selected),
-                valid: BoundedVec::truncate_from(found.valid),
-                faulty: BoundedVec::truncate_from(found.faulty),
-            });
-            Records::<T>::insert(run, window, record);
-            weight
-        }
-
-        /// Windows since the seat could first take part.
-        fn age(run: RunId, uid: Uid, window: Window, schedule: &Schedule) -> u32 {
-            let registered =
-                T::Registry::seat(run, uid).and_then(|seat| schedule.window_at(seat.registered_at));
-            window.0.saturating_sub(registered.map_or(0, |registered| registered.0))
-        }
-
-        /// Ends a window, once and for all (PROT-19, 20). Does nothing to one that has ended.
-        fn fix(run: RunId, window: Window, params: &RunParams) -> Weight {
-            let (Some(mut record), Some(mut progress)) =
-                (Records::<T>::get(run, window), ProgressOf::<T>::get(run))
-            else {
-                defensive!("a window is recorded from its first block on");
-                return T::DbWeight::get().reads(2);
-            };
-            if record.outcome.is_some() {
-                return T::DbWeight::get().reads(2);
-            }
-            let votes: Vec<(u128, Vote)> = record
-                .electorate
-                .iter()
-                .filter_map(|(uid, stake)| Some((*stake, Votes::<T>::get((run, window), uid)?)))
-                .collect();
-            let agreed = tally::agreed(&votes, tally::total(&record.electorate));
-            let selected_none =
-                record.selection.as_ref().is_none_or(|selection| selection.selected.is_empty());
-            let outcome = match agreed {
-                _ if record.paused => Outcome::Void(VoidReason::Paused),
-                _ if selected_none => Outcome::Void(VoidReason::TooFewContributions),
-                Some(vote) => Outcome::Merged(vote),
-                None => Outcome::Void(VoidReason::NoAgreement),
-            };
-            if let Outcome::Merged(vote) = outcome {
-                progress.lineage = lineage::next(&progress.lineage, &vote.update);
-            }
-            Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
-            if let Outcome::Merged(Vote { state_root: Some(state_root), .. }) = outcome {
-                let checkpoint = Checkpoint { window: window.next(), state_root, lineage: progress.lineage };
-                debug_assert!(params.is_checkpoint(window), "state roots are voted at checkpoints only");
-                progress.checkpoint = Some(checkpoint);
-                Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
-            }
-
-            let weight = T::WeightInfo::fix(record.electorate.len() as u32);
-            record.outcome = Some(outcome);
-            Records::<T>::insert(run, window, record);
-            ProgressOf::<T>::insert(run, progress);
-            weight
-        }
-
-        fn forget(run: RunId, window: Window) {
-            let key = (run, window);
-            let limit = T::MaxSeats::get();
-            Records::<T>::remove(run, window);
-            let _ = Commitments::<T>::clear_prefix(key, limit, None);
-            let _ = Salts::<T>::clear_prefix(key, limit, None);
-            let _ = Attestations::<T>::clear_prefix(key, limit, None);
-            let _ = Votes::<T>::clear_prefix(key, limit, None);
-        }
-
-        /// The window's commitments, in uid order.
-        fn commitments(run: RunId, window: Window, record: &Record<T>) -> Vec<(Uid, Digest)> {
-            let committed = |uid: &Uid| Some((*uid, Commitments::<T>::get((run, window), uid)?));
-            record.slots.iter().filter_map(committed).collect()
-        }
-    }
-
-    /// What the runtime API reads.
-    impl<T: Config> Pallet<T> {
-        pub fn progress(run: RunId) -> Option<Progress> {
-            ProgressOf::<T>::get(run)
-        }
-
-        /// Where the chain stands in `run`, at the block whose state this is.
-        pub fn position(run: RunId) -> Option<Position> {
-            let schedule = T::Registry::run(run)?.params.schedule;
-            let block = Self::now();
-            Some(Position { block, window: schedule.window_at(block) })
-        }
-
-        /// A window as it stands; `None` before it opens and once it is forgotten.
-        pub fn window_view(run: RunId, window: Window) -> Option<WindowView> {
-            let record = Records::<T>::get(run, window)?;
-            let key = (run, window);
-            let commitments = Self::commitments(run, window, &record);
-            let mut salts: Vec<(Uid, Digest)> = Salts::<T>::iter_prefix(key).collect();
-            let mut attested: Vec<Uid> = Attestations::<T>::iter_key_prefix(key).collect();
-            let mut votes: Vec<(Uid, Vote)> = Votes::<T>::iter_prefix(key).collect();
-            // Storage iterates in the order of hashed keys, which is nobody's order.
-            salts.sort_unstable_by_key(|(uid, _)| *uid);
-            attested.sort_unstable();
-            votes.sort_unstable_by_key(|(uid, _)| *uid);
-            Some(WindowView {
-                window,
-                opening_hash: record.opening_hash,
-                evaluation_hash: record.evaluation_hash,
-                slots: record.slots.into_inner(),
-                cursor: record.cursor,
-                electorate: record.electorate.into_inner(),
-                lineage: record.lineage,
-                weights: record.weights.into_inner(),
-                commitments,
-                salts,
-                attested,
-                selection: record.selection.map(|choice| Selection {
-                    selected: choice.selected.into_inner(),
-                    valid: choice.valid.into_inner(),
-                    faulty: choice.faulty.into_inner(),
-                }),
-                votes,
-                outcome: record.outcome,
+        /// Shows the attestation that the signer bound itself to. One that is not shown in time does not count.
+        #[pallet::call_index(4)]
+        #[pallet::weight(T::WeightInfo::reveal_attestation(verdicts.len() as u32))]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>,
+            run: &RunId,
+            window: &Window,
+            verdicts: &Verdicts<T>,
+            salt: &Salt,
+        | -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| {
+                Pallet::<T>::may_reveal_attestation(&hotkey, *run, *window, verdicts, salt).is_ok()
             })
-        }
-
-        /// What must hold at every block; an error names what does not.
-        pub fn check_invariants() -> Result<(), &'static str> {
-            for (run, progress) in ProgressOf::<T>::iter() {
-                let params = T::Registry::run(run).ok_or("progress of a run that does not exist")?.params;
-                let entries: usize =
-                    Agenda::<T>::iter_values().map(|due| due.iter().filter(|id| **id == run).count()).sum();
-                let at_its_step = Agenda::<T>::get(progress.next_step).contains(&run);
-                if entries != 1 || !at_its_step {
-                    return Err("a run has exactly one entry in the agenda, at its next step");
-                }
-                if progress.window != params.schedule.window_at(Self::now()) {
-                    return Err("the window that opened last is not the one that is open");
-                }
-                let Some(open) = progress.window else {
-                    continue;
-                };
-                let kept = open.0.saturating_sub(T::KeptWindows::get().saturating_sub(1))..=open.0;
-                if Records::<T>::iter_key_prefix(run).count() != kept.clone().count() {
-                    return Err("a window is kept too long or not long enough");
-                }
-                let mut expected: Option<(u64, Digest)> = None;
-                for window in kept.map(Window) {
-                    let record = Records::<T>::get(run, window).ok_or("a window is missing")?;
-                    Self::check_record(run, window, &record, &params)?;
-                    if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
-                        return Err("a window does not begin where the one before it ended");
-                    }
-                    if window < open && record.outcome.is_none() {
-                        return Err("a window is over and not fixed");
-                    }
-                    let handed_out =
-                        (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
-                    let after = match record.outcome {
-                        Some(Outcome::Merged(vote)) => lineage::next(&record.lineage, &vote.update),
-                        _ => record.lineage,
-                    };
-                    expected = Some((record.cursor.saturating_add(handed_out), after));
-                }
-                if expected != Some((progress.cursor, progress.lineage)) {
-                    return Err("progress is not where the open window leaves it");
-                }
-            }
-            Ok(())
-        }
-
-        fn check_record(
+        })]
+        pub fn reveal_attestation(
+            origin: OriginFor<T>,
             run: RunId,
             window: Window,
-            record: &Record<T>,
-            params: &RunParams,
-        ) -> Result<(), &'static str> {
-            let key = (run, window);
-            let in_uid_order = record.slots.windows(2).all(|pair| pair[0] < pair[1])
-                && record.electorate.windows(2).all(|pair| pair[0].0 < pair[1].0)
-                && record.weights.windows(2).all(|pair| pair[0].0 < pair[1].0);
-            if !in_uid_order {
-                return Err("a window's seats are not in uid order");
-            }
-            if record.electorate.len() > usize::from(params.electorate_max) {
-                return Err("the electorate is larger than the run allows");
-            }
-            if Commitments::<T>::iter_key_prefix(key).any(|uid| record.slots.binary_search(&uid).is_err()) {
-                return Err("a commitment is from a seat that is not in the window");
-            }
-            let decides =
-                |uid: &Uid| record.electorate.binary_search_by_key(uid, |(member, _)| *member).is_ok();
-            if Votes::<T>::iter_key_prefix(key).any(|uid| !decides(&uid)) {
-                return Err("a vote is from a validator outside the electorate");
-            }
-            if let Some(choice) = &record.selection {
-                let ascends = choice.selected.windows(2).all(|pair| pair[0].uid < pair[1].uid);
-                let valid = |seat: &Selected| {
-                    choice.valid.binary_search(&seat.uid).is_ok()
-                        && Commitments::<T>::get(key, seat.uid) == Some(seat.digest)
-                };
-                if !ascends || !choice.selected.iter().all(valid) {
-                    return Err("a selected contribution is not one that was committed and found valid");
-                }
-            }
+            verdicts: Verdicts<T>,
+            salt: Salt,
+        ) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let (uid, params) = Self::may_reveal_attestation(&hotkey, run, window, &verdicts, &salt)?;
+
+            HiddenAttestations::<T>::remove((run, window), uid);
+            Self::note_attestation(run, window, uid, params.epoch_windows, verdicts);
             Ok(())
         }
-    }
 
-    impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
-        fn run_created(run: RunId, details: &Run<T::AccountId>) -> DispatchResult {
-            let start = details.params.schedule.start;
-            ProgressOf::<T>::insert(
-                run,
-                Progress {
-                    window: None,
-                    cursor: 0,
-                    lineage: lineage::genesis(&details.params, &details.manifest, &details.theta0),
-                    checkpoint: None,
-                    paused: false,
-                    next_step: start,
-                },
-            );
-            Self::note_next_step(run, start);
+        /// Binds the signer, a hotkey of the electorate, to a vote that it reveals after the deadline, in a run that hides
+        /// them (PROT-30). `hash` is [`protocol::reveal::commitment`] of the vote.
+        #[pallet::call_index(5)]
+        #[pallet::weight(T::WeightInfo::vote_hidden())]
+        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _hash: &Digest| -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote_hidden(&hotkey, *run, *window).is_ok())
+        })]
+        pub fn vote_hidden(origin: OriginFor<T>, run: RunId, window: Window, hash: Digest) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let uid = Self::may_vote_hidden(&hotkey, run, window)?;
+
+            HiddenVotes::<T>::insert((run, window), uid, hash);
+            Self::deposit_event(Event::VoteHidden { run, window, uid });
             Ok(())
         }
-    }
 
-    /// The block of the first step after `offset` in `window`.
-    fn next_step(schedule: &Schedule, window: Window, offset: u32) -> Block {
-        let steps = [
-            1,
-            schedule.commit_by.saturating_add(2),
-            schedule.attest_by.saturating_add(1),
-            schedule.vote_by.saturating_add(1),
-        ];
-        let opening = schedule.opens_at(window).0;
-        let in_window = steps.into_iter().find(|step| *step > offset && *step < schedule.blocks_per_window);
-        in_window.map_or(schedule.opens_at(window.next()), |step| Block(opening.saturating_add(step)))
-    }
+        /// Shows the vote that the signer bound itself to. One that is not shown in time does not count.
+        #[pallet::call_index(6)]
+        #[pallet::weight(T::WeightInfo::reveal_vote())]
+        #[pallet::feeless_if(|
+            origin: &OriginFor<T>,
+            run: &RunId,
+            window: &Window,
+            vote: &Vote,
+            salt: &Salt,
+        | -> bool {
+            Pallet::<T>::signer(origin)
+                .is_some_and(|hotkey| Pallet::<T>::may_reveal_vote(&hotkey, *run, *window, vote, salt).is_ok())
+        })]
+        pub fn reveal_vote(
+            origin: OriginFor<T>,
+            run: RunId,
+            window: Window,
+            vote: Vote,
+            salt: Salt,
+        ) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let uid = Self::may_reveal_vote(&hotkey, run, window, &vote, &salt)?;
 
-    /// The epoch that is over when `window` opens, if one is.
-    fn closed_epoch(window: Window, epoch_windows: u32) -> Option<u32> {
-        let epoch = window.epoch(epoch_windows);
-        let previous = window.previous()?.epoch(epoch_windows);
-        (previous != epoch).then_some(previous)
-    }
+            HiddenVotes::<T>::remove((run, window), uid);
+            Votes::<T>::insert((run, window), uid, vote);
+            Self::deposit_event(Event::Voted { run, window, uid, vote });
+            Ok(())
+        }
 
-    fn weight_of(weights: &[(Uid, u16)], uid: Uid) -> u16 {
-        weights.binary_search_by_key(&uid, |(seat, _)| *seat).map_or(0, |index| weights[index].1)
+        /// Puts the digest of the receipts that the signer, a validator's hotkey, published for a window that is fixed on
+        /// the chain, once (PROT-27).
+        #[pallet::call_index(7)]
+        #[pallet::weight(T::WeightInfo::anchor_receipts())]
+        #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
+            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_anchor(&hotkey, *run, *window).is_ok())
+        })]
+        pub fn anchor_receipts(
+            origin: OriginFor<T>,
+            run: RunId,
+            window: Window,
+            digest: Digest,
+        ) -> DispatchResult {
+            let hotkey = ensure_signed(origin)?;
+            let uid = Self::may_anchor(&hotkey, run, window)?;
+
+            Receipts::<T>::insert((run, window), uid, digest);
+            Self::deposit_event(Event::ReceiptsAnchored { run, window, uid, digest });
+            Ok(())
+        }
+
+        /// Proves that a validator signed two different statements on one matter of a window that is kept. The validator
+        /// is slashed, and the signer gets a tenth of that and its fee back (PROT-21).
+        #[pallet::call_index(8)]
+        #[pallet::weight(T::WeightInfo::report_equivocation())]
+        pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
+            let reporter = ensure_signed(origin)?;
+            let statement = proof.check().map_err(Error::<T>::from)?;
+            let conviction = Self::may_convict(&proof.hotkey, &statement)?;
+
+            Self::punish(conviction, &statement, reporter);
+            Ok(Pays::No.into())
+        }
+
+        /// Proves that a validator signed a statement that differs from what it put on the chain itself. As with
+        /// [`Pallet::report_equivocation`], which needs two statements (PROT-21).
+        #[pallet::call_index(9)]
+        #[pallet::weight(T::WeightInfo::report_contradiction())]
+        pub fn report_contradiction(
+            origin: OriginFor<T>,
+            hotkey: Hotkey,
+            statement: SignedStatement,
+        ) -> DispatchResultWithPostInfo {
+            let reporter = ensure_signed(origin)?;
+            let conviction = Self::may_contradict(&hotkey, &statement)?;
+
+            Self::punish(conviction, &statement.statement, reporter);
+            Ok(Pays::No.into())
+        }
     }
 }

@@ -1,13 +1,23 @@
 //! A chain with the real registry, the windows pallet, and epochs that only write down what they are told.
 
 use crate::{self as pallet_windows, Epochs, Event, Member};
-use frame::{deps::sp_core::H256, testing_prelude::*};
-use pallet_registry::{Balance, Url};
+use ed25519_dalek::SigningKey;
+use frame::{
+    deps::{
+        sp_core::H256,
+        sp_runtime::{AccountId32, traits::IdentityLookup},
+    },
+    testing_prelude::*,
+};
+use pallet_registry::{Balance, Nominations, Url};
 use protocol::{
-    Block as Height, Digest, Role, RunId, RunParams, Schedule, Uid, Window,
+    Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::Permille,
+    reveal,
+    statement::{Matter, SignedStatement, Statement},
     view::{Outcome, Verdict, Vote, WindowView},
 };
+use std::collections::BTreeMap;
 
 #[frame_construct_runtime]
 mod runtime {
@@ -35,6 +45,8 @@ mod runtime {
 #[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
 impl frame_system::Config for Test {
     type Block = MockBlock<Test>;
+    type AccountId = AccountId32;
+    type Lookup = IdentityLookup<AccountId32>;
     type AccountData = pallet_balances::AccountData<Balance>;
     type DbWeight = frame::weights_prelude::RocksDbWeight;
 }
@@ -49,25 +61,66 @@ impl pallet_registry::Config for Test {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
+    type OnSeats = Windows;
+    type Nominations = Nominated;
+    type Payslips = ();
     type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<16>;
+    type MaxRuns = ConstU32<16>;
+    type MaxSeats = ConstU32<1088>;
+    type MaxChanges = ConstU32<64>;
+    type MaxUnbonding = ConstU32<8>;
     type MaxCheckpointWindows = ConstU32<64>;
     type RunDeposit = ConstU128<0>;
 }
 
 impl pallet_windows::Config for Test {
     type Registry = Registry;
+    type Nominations = Nominated;
+    type HotkeyOf = AccountIsHotkey;
     type Epochs = Notebook;
     type WeightInfo = pallet_windows::weights::CountedByHand<Test>;
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<16>;
+    type MaxRuns = ConstU32<16>;
+    type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
+    type MaxStepWeight = StepBudget;
+}
+
+/// As on the real chain: a hotkey's account is its public key.
+pub struct AccountIsHotkey;
+
+impl Convert<AccountId32, Hotkey> for AccountIsHotkey {
+    fn convert(account: AccountId32) -> Hotkey {
+        Hotkey(account.into())
+    }
+}
+
+impl ConvertBack<AccountId32, Hotkey> for AccountIsHotkey {
+    fn convert_back(hotkey: Hotkey) -> AccountId32 {
+        AccountId32::new(hotkey.0)
+    }
 }
 
 parameter_types! {
     pub static StandingWeights: Vec<(Uid, u16)> = Vec::new();
     pub static Closed: Vec<(RunId, u32, Vec<Member>)> = Vec::new();
+    /// What others have put behind validators.
+    pub static Behind: BTreeMap<Uid, Balance> = BTreeMap::new();
+    pub static StepBudget: Weight = Weight::MAX;
+}
+
+/// Nominations that a test sets.
+pub struct Nominated;
+
+impl Nominations<AccountId32> for Nominated {
+    fn behind(_: RunId, uid: Uid) -> Balance {
+        Behind::get().get(&uid).copied().unwrap_or(0)
+    }
+    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &AccountId32) -> Balance {
+        0
+    }
+    fn slash(_: RunId, _: Uid, _: Permille, _: Option<(&AccountId32, Permille)>) -> Balance {
+        0
+    }
 }
 
 /// Epochs whose weights a test sets, and whose closings it reads.
@@ -89,7 +142,8 @@ pub const RUN: RunId = RunId(0);
 pub const MINERS: [u16; 3] = [0, 1, 2];
 pub const VALIDATORS: [u16; 3] = [3, 4, 5];
 pub const STAKE: Balance = 100;
-const COLDKEY: u64 = 1;
+pub const COLDKEY: AccountId32 = AccountId32::new([1; 32]);
+pub const REPORTER: AccountId32 = AccountId32::new([2; 32]);
 
 pub const SCHEDULE: Schedule = Schedule {
     start: Height(10),
@@ -106,18 +160,40 @@ pub fn params() -> RunParams {
         epoch_windows: 5,
         sequences_per_seat: 7,
         checkpoint_windows: 3,
-        electorate_max: 8,
-        absence_windows: 2,
-        quorum: Permille(500),
         min_contributions: 1,
-        validator_stake_min: STAKE,
-        miner_stake_min: 1,
         ..RunParams::default()
     }
 }
 
-pub fn hotkey(uid: u16) -> u64 {
-    1000 + u64::from(uid)
+/// Attestations are revealed at the offsets 15 and 16, votes committed at 17 and 18, and revealed at 19 and 20.
+pub fn hidden_params() -> RunParams {
+    let schedule = Schedule { blocks_per_window: 24, vote_by: 18, ..SCHEDULE };
+    RunParams { schedule, hidden_blocks: 2, ..params() }
+}
+
+pub fn terms() -> Terms {
+    Terms {
+        electorate_max: 8,
+        absence_windows: 2,
+        quorum: Permille(500),
+        validator_stake_min: STAKE,
+        miner_stake_min: 1,
+        miner_seats_max: 1024,
+        validator_seats_max: 64,
+        seat_price_min: 0,
+        equivocation_slash: Permille(100),
+        ..Terms::default()
+    }
+}
+
+pub fn key(uid: u16) -> SigningKey {
+    let mut secret = [7; 32];
+    secret[..2].copy_from_slice(&uid.to_le_bytes());
+    SigningKey::from_bytes(&secret)
+}
+
+pub fn hotkey(uid: u16) -> AccountId32 {
+    AccountId32::new(key(uid).verifying_key().to_bytes())
 }
 
 pub fn signed(uid: u16) -> RuntimeOrigin {
@@ -137,22 +213,22 @@ pub fn url() -> Url {
     b"http://10.0.0.1/seat".to_vec().try_into().unwrap()
 }
 
-pub fn create_run(params: RunParams) {
+pub fn create_run(params: RunParams, terms: Terms) {
     let signed = RuntimeOrigin::signed(COLDKEY);
-    assert_ok!(Registry::create_run(signed, params, digest(1), digest(2), digest(3), url()));
+    assert_ok!(Registry::create_run(signed, params, terms, digest(1), digest(2), digest(3), url()));
 }
 
 pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
-    let uid = pallet_registry::SeatCount::<Test>::get(run) as u16;
+    let uid = Registry::next_uid(run).unwrap().0;
     let signed = RuntimeOrigin::signed(COLDKEY);
-    assert_ok!(Registry::register(signed, run, role, hotkey(uid), url(), stake));
+    assert_ok!(Registry::register(signed, run, role, hotkey(uid), url(), stake, Balance::MAX));
     uid
 }
 
 /// A chain at block 1 without a run.
 pub fn chain() -> TestState {
     let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
-    let balances = vec![(COLDKEY, 1_000_000_000)];
+    let balances = vec![(COLDKEY, 1_000_000_000_000), (REPORTER, 1_000)];
     pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
         .assimilate_storage(&mut storage)
         .unwrap();
@@ -160,6 +236,8 @@ pub fn chain() -> TestState {
     chain.execute_with(|| {
         StandingWeights::set(Vec::new());
         Closed::set(Vec::new());
+        Behind::set(BTreeMap::new());
+        StepBudget::set(Weight::MAX);
         go_to_block(1);
     });
     chain
@@ -167,8 +245,12 @@ pub fn chain() -> TestState {
 
 /// Tells `story` on a chain with one run of these parameters, three miners, and three validators of equal stake.
 pub fn with_run(params: RunParams, story: impl FnOnce()) {
+    with_terms(params, terms(), story);
+}
+
+pub fn with_terms(params: RunParams, terms: Terms, story: impl FnOnce()) {
     chain().execute_with(|| {
-        create_run(params);
+        create_run(params, terms);
         for _ in MINERS {
             register(RUN, Role::Miner, 1);
         }
@@ -184,29 +266,69 @@ pub fn with_run(params: RunParams, story: impl FnOnce()) {
 /// Makes blocks up to `number`. Invariants hold at each.
 pub fn go_to_block(number: u64) {
     let hooks = RunToBlockHooks::default()
-        .before_initialize(|number: u64| System::set_parent_hash(hash_of(number - 1)))
+        .before_initialize(|number: u64| {
+            frame_system::BlockHash::<Test>::insert(number - 1, hash_of(number - 1))
+        })
         .after_initialize(|_| Windows::check_invariants().unwrap());
     System::run_to_block_with::<AllPalletsWithSystem>(number, hooks);
 }
 
-/// Makes blocks up to `offset` in `window` of a run with the schedule of these tests.
+/// Makes blocks up to `offset` in `window` of the run.
 pub fn go_to(window: u32, offset: u32) {
-    go_to_block(u64::from(SCHEDULE.opens_at(Window(window)).0 + offset));
+    let schedule = pallet_registry::Runs::<Test>::get(RUN).unwrap().params.schedule;
+    go_to_block(u64::from(schedule.opens_at(Window(window)).0 + offset));
 }
 
 pub fn commit(uid: u16, window: u32, of: u8) -> DispatchResult {
     Windows::commit(signed(uid), RUN, Window(window), digest(of))
 }
 
-pub fn attest(uid: u16, window: u32, verdicts: &[(u16, Verdict)]) -> DispatchResult {
-    let verdicts: Vec<_> = verdicts.iter().map(|(uid, verdict)| (Uid(*uid), *verdict)).collect();
-    let salt = digest(uid as u8);
-    Windows::attest(signed(uid), RUN, Window(window), verdicts.try_into().unwrap(), salt)
+pub fn verdicts(of: &[(u16, Verdict)]) -> pallet_windows::Verdicts<Test> {
+    of.iter().map(|(uid, verdict)| (Uid(*uid), *verdict)).collect::<Vec<_>>().try_into().unwrap()
+}
+
+pub fn attest(uid: u16, window: u32, of: &[(u16, Verdict)]) -> DispatchResult {
+    Windows::attest(signed(uid), RUN, Window(window), verdicts(of), digest(uid as u8))
+}
+
+pub fn ballot(update: u8, state_root: Option<u8>) -> Vote {
+    Vote { update: digest(update), state_root: state_root.map(digest) }
 }
 
 pub fn vote(uid: u16, window: u32, update: u8, state_root: Option<u8>) -> DispatchResult {
-    let vote = Vote { update: digest(update), state_root: state_root.map(digest) };
-    Windows::vote(signed(uid), RUN, Window(window), vote)
+    Windows::vote(signed(uid), RUN, Window(window), ballot(update, state_root))
+}
+
+pub fn public(uid: u16) -> Hotkey {
+    AccountIsHotkey::convert(hotkey(uid))
+}
+
+/// The salt with which `uid` hides something in these tests.
+pub fn salt(uid: u16) -> [u8; 32] {
+    [uid as u8 + 100; 32]
+}
+
+pub fn attest_hidden(uid: u16, window: u32, of: &[(u16, Verdict)]) -> DispatchResult {
+    let hash = reveal::commitment(&verdicts(of), &salt(uid), &public(uid));
+    Windows::attest_hidden(signed(uid), RUN, Window(window), hash, digest(uid as u8))
+}
+
+pub fn reveal_attestation(uid: u16, window: u32, of: &[(u16, Verdict)]) -> DispatchResult {
+    Windows::reveal_attestation(signed(uid), RUN, Window(window), verdicts(of), salt(uid))
+}
+
+pub fn vote_hidden(uid: u16, window: u32, update: u8) -> DispatchResult {
+    let hash = reveal::commitment(&ballot(update, None), &salt(uid), &public(uid));
+    Windows::vote_hidden(signed(uid), RUN, Window(window), hash)
+}
+
+pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
+    Windows::reveal_vote(signed(uid), RUN, Window(window), ballot(update, None), salt(uid))
+}
+
+/// What `uid` signs outside the chain.
+pub fn statement(uid: u16, window: u32, matter: Matter, digest: Digest) -> SignedStatement {
+    Statement { run: RUN, window: Window(window), uid: Uid(uid), matter, digest }.sign(&key(uid))
 }
 
 pub fn view(window: u32) -> WindowView {

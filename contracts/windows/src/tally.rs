@@ -19,16 +19,19 @@ pub(crate) fn total(electorate: &[(Uid, u128)]) -> u128 {
     electorate.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake))
 }
 
-/// Judges each of the `committed` seats, given in uid order, by the stake behind each verdict on it.
+/// Judges each of the `committed` seats, given in uid order, by the stake behind each verdict on it. Each attestation is
+/// in uid order too, so one walk along both lists finds what belongs together.
 pub(crate) fn verdicts<'a>(
     committed: &[Uid],
     attestations: impl Iterator<Item = (u128, &'a [(Uid, Verdict)])>,
     total: u128,
 ) -> Found {
-    let mut stakes: BTreeMap<Uid, (u128, u128)> = committed.iter().map(|uid| (*uid, (0, 0))).collect();
+    let mut stakes: Vec<(u128, u128)> = alloc::vec![(0, 0); committed.len()];
     for (stake, verdicts) in attestations {
+        let mut seats = committed.iter().zip(&mut stakes).peekable();
         for (uid, verdict) in verdicts {
-            let Some((valid, faulty)) = stakes.get_mut(uid) else {
+            while seats.next_if(|(seat, _)| *seat < uid).is_some() {}
+            let Some((_, (valid, faulty))) = seats.next_if(|(seat, _)| *seat == uid) else {
                 continue;
             };
             let side = match verdict {
@@ -39,25 +42,25 @@ pub(crate) fn verdicts<'a>(
         }
     }
     let mut found = Found::default();
-    for (uid, (valid, faulty)) in stakes {
+    for (uid, (valid, faulty)) in committed.iter().zip(stakes) {
         if two_thirds(valid, total) {
-            found.valid.push(uid);
+            found.valid.push(*uid);
         } else if two_thirds(faulty, total) {
-            found.faulty.push(uid);
+            found.faulty.push(*uid);
         }
     }
     found
 }
 
 /// What two thirds voted: the update, and the state root after it if two thirds voted the same one with it.
-pub(crate) fn agreed(votes: &[(u128, Vote)], total: u128) -> Option<Vote> {
+pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> Option<Vote> {
     let mut by_update = BTreeMap::<Digest, u128>::new();
     let mut by_vote = BTreeMap::<Vote, u128>::new();
     for (stake, vote) in votes {
         let update = by_update.entry(vote.update).or_default();
-        *update = update.saturating_add(*stake);
-        let exact = by_vote.entry(*vote).or_default();
-        *exact = exact.saturating_add(*stake);
+        *update = update.saturating_add(stake);
+        let exact = by_vote.entry(vote).or_default();
+        *exact = exact.saturating_add(stake);
     }
     let exact = by_vote.into_iter().find(|(_, stake)| two_thirds(*stake, total)).map(|(vote, _)| vote);
     exact.or_else(|| {
@@ -70,6 +73,10 @@ pub(crate) fn agreed(votes: &[(u128, Vote)], total: u128) -> Option<Vote> {
 mod tests {
     use super::*;
     use alloc::vec;
+
+    fn agreed(votes: &[(u128, Vote)], total: u128) -> Option<Vote> {
+        super::agreed(votes.iter().copied(), total)
+    }
 
     fn vote(update: u8, state_root: Option<u8>) -> Vote {
         Vote { update: Digest([update; 32]), state_root: state_root.map(|root| Digest([root; 32])) }

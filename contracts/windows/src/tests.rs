@@ -2,12 +2,23 @@
 
 use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
+use pallet_registry::Seats as _;
 use proptest::prelude::*;
 use protocol::{
-    Role, RunParams, Schedule, Uid, Window, lineage,
-    params::Permille,
+    Role, RunParams, Schedule, Terms, Uid, Window, lineage,
+    statement::{Equivocation, Matter},
     view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
 };
+use std::collections::{BTreeMap, BTreeSet};
+
+mod dissent;
+mod equivocation;
+mod feeless;
+mod hidden;
+mod late;
+mod layout;
+mod scale;
+mod seats;
 
 const VALID: Verdict = Verdict::Valid;
 const FAULTY: Verdict = Verdict::Faulty;
@@ -317,7 +328,7 @@ fn a_contribution_is_valid_with_exactly_two_thirds_of_the_stake() {
 fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
     with_run(params(), || {
         // Electorate: 100, 100, 100 + 1: two hundred of 301 is less than two thirds.
-        let add = Registry::add_stake(RuntimeOrigin::signed(1), RUN, Uid(5), 1);
+        let add = Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5), 1);
         assert_ok!(add);
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -336,7 +347,7 @@ fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
 
 #[test]
 fn with_one_validator_of_three_away_windows_are_merged_and_with_two_away_they_are_void() {
-    with_run(RunParams { absence_windows: 9, ..params() }, || {
+    with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
         play(0, &[3, 4]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
         play(1, &[3]);
@@ -423,7 +434,7 @@ fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
 
 #[test]
 fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
-    with_run(RunParams { quorum: Permille(500), ..params() }, || {
+    with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &[3]);
         play(2, &[3]);
@@ -452,7 +463,7 @@ fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
 #[test]
 fn a_run_without_validators_is_paused() {
     chain().execute_with(|| {
-        create_run(params());
+        create_run(params(), terms());
         register(RUN, Role::Miner, 1);
         go_to(0, 18);
         assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::Paused)));
@@ -462,7 +473,7 @@ fn a_run_without_validators_is_paused() {
 
 #[test]
 fn the_electorate_is_the_largest_validators_with_the_minimum() {
-    with_run(RunParams { electorate_max: 2, ..params() }, || {
+    with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
         assert_eq!(register(RUN, Role::Validator, STAKE + 1), 6);
         go_to(0, 0);
         assert_eq!(view(0).electorate, [(Uid(3), STAKE), (Uid(6), STAKE + 1)]);
@@ -557,19 +568,37 @@ fn while_no_weights_stand_every_seat_is_a_newcomer() {
 }
 
 #[test]
-fn an_epoch_closes_as_the_next_one_opens_and_says_who_attested_in_it() {
-    with_run(RunParams { epoch_windows: 2, absence_windows: 9, ..params() }, || {
+fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
+    let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..params() };
+    with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
         play(0, &VALIDATORS);
         play(1, &[3]);
-        assert_eq!(Closed::get(), []);
         play(2, &[3, 4]);
-        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested };
+        assert_eq!(Closed::get(), []);
+        play(3, &[3]);
+        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0 };
         let all = vec![member(3, true), member(4, true), member(5, true)];
         assert_eq!(Closed::get(), [(RUN, 0, all)]);
-        play(3, &[3]);
-        go_to(4, 0);
+        play(4, &VALIDATORS);
+        go_to(5, 0);
+        // That the fifth attested again in window 4, which is of the next epoch, changes nothing about epoch 1.
         let two = vec![member(3, true), member(4, true), member(5, false)];
         assert_eq!(Closed::get()[1..], [(RUN, 1, two)]);
+    });
+}
+
+#[test]
+fn an_epoch_may_close_as_the_one_after_the_next_begins() {
+    let params = RunParams { epoch_windows: 2, reveal_windows: 2, ..params() };
+    with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
+        play(0, &[4, 5]);
+        play(1, &[4]);
+        play(2, &VALIDATORS);
+        play(3, &VALIDATORS);
+        assert_eq!(Closed::get(), []);
+        go_to(4, 0);
+        let attested = Closed::get()[0].2.iter().map(|member| member.attested).collect::<Vec<_>>();
+        assert_eq!((Closed::get()[0].1, attested), (0, vec![false, true, true]));
     });
 }
 
@@ -637,7 +666,7 @@ fn runs_keep_their_own_time() {
             attest_by: 3,
             vote_by: 4,
         };
-        create_run(RunParams { schedule, ..params() });
+        create_run(RunParams { schedule, ..params() }, terms());
         go_to_block(60);
         let window = |run| Windows::progress(RunId(run)).unwrap().window;
         assert_eq!((window(0), window(1)), (Some(Window(2)), Some(Window(6))));
@@ -649,12 +678,12 @@ fn runs_keep_their_own_time() {
 }
 
 #[test]
-fn a_block_in_which_nothing_is_due_costs_one_read() {
+fn a_block_in_which_nothing_is_due_costs_two_reads() {
     with_run(params(), || {
-        let one_read = <Test as frame_system::Config>::DbWeight::get().reads(1);
+        let two_reads = <Test as frame_system::Config>::DbWeight::get().reads(2);
         go_to(0, 4);
         System::set_block_number(15);
-        assert_eq!(Windows::on_initialize(15), one_read);
+        assert_eq!(Windows::on_initialize(15), two_reads);
         System::set_block_number(14);
     });
 }
@@ -670,7 +699,7 @@ fn old_windows_are_forgotten_whole() {
         attest_by: 3,
         vote_by: 4,
     };
-    with_run(RunParams { schedule, absence_windows: 1000, ..params() }, || {
+    with_terms(RunParams { schedule, ..params() }, Terms { absence_windows: 1000, ..terms() }, || {
         go_to_block(10);
         assert_ok!(commit(0, 0, 1));
         go_to_block(13);
@@ -682,6 +711,10 @@ fn old_windows_are_forgotten_whole() {
         go_to_block(10 + 64 * 5 - 1);
         assert!(Windows::window_view(RUN, Window(0)).is_some());
         go_to_block(10 + 66 * 5);
+        assert!(
+            Windows::window_view(RUN, Window(1)).is_none() && Windows::window_view(RUN, Window(2)).is_some()
+        );
+        go_to_block(10 + 66 * 5 + 1);
         assert_eq!(Windows::window_view(RUN, Window(0)), None);
         assert_eq!(Records::<Test>::iter_prefix(RUN).count(), 64);
         assert_eq!(Commitments::<Test>::iter().count(), 0);
@@ -697,16 +730,16 @@ fn old_windows_are_forgotten_whole() {
 enum Op {
     Blocks(u64),
     Commit {
-        uid: u16,
+        key: u16,
         behind: bool,
         of: u8,
     },
     Attest {
-        uid: u16,
+        key: u16,
         verdicts: Vec<(u16, bool)>,
     },
     Vote {
-        uid: u16,
+        key: u16,
         update: u8,
         root: Option<u8>,
     },
@@ -714,80 +747,164 @@ enum Op {
         validator: bool,
         stake: u128,
     },
+    Leave(u16),
+    Stop(bool),
+    Nominate(u16, u128),
+    Anchor(u16),
+    /// Two statements of a key on a matter of a window so many windows back.
+    Report {
+        key: u16,
+        matter: Matter,
+        behind: u32,
+    },
+    /// What a key signed against what it put on the chain.
+    Contradict {
+        key: u16,
+        matter: Matter,
+        behind: u32,
+    },
+    /// Room for so many steps a block.
+    Budget(Option<u64>),
     /// Miners and validators in accord, each call as far as the block allows it.
     Agree,
     Reweigh(Vec<(u16, u16)>),
     AddRun(u32),
 }
 
+/// Keys of seats that are registered on the way: no key is used twice.
+const LATER: u16 = 100;
+
 fn op() -> impl Strategy<Value = Op> {
-    let uid = 0u16..10;
+    let key = prop_oneof![4 => 0u16..6, 1 => LATER..LATER + 4];
+    let matter = prop_oneof![Just(Matter::Attestation), Just(Matter::Vote), Just(Matter::Receipts)];
+    let whose = (key.clone(), matter, 0u32..3);
     prop_oneof![
         4 => (1u64..6).prop_map(Op::Blocks),
-        4 => (uid.clone(), any::<bool>(), 0u8..4).prop_map(|(uid, behind, of)| Op::Commit { uid, behind, of }),
-        4 => (3u16..8, proptest::collection::btree_map(0u16..4, any::<bool>(), 0..4))
-            .prop_map(|(uid, verdicts)| Op::Attest { uid, verdicts: verdicts.into_iter().collect() }),
-        4 => (3u16..8, 50u8..52, proptest::option::of(1u8..3))
-            .prop_map(|(uid, update, root)| Op::Vote { uid, update, root }),
-        6 => Just(Op::Agree),
+        4 => (key.clone(), any::<bool>(), 0u8..4).prop_map(|(key, behind, of)| Op::Commit { key, behind, of }),
+        4 => (key.clone(), proptest::collection::btree_map(0u16..4, any::<bool>(), 0..4))
+            .prop_map(|(key, verdicts)| Op::Attest { key, verdicts: verdicts.into_iter().collect() }),
+        4 => (key.clone(), 50u8..52, proptest::option::of(1u8..3))
+            .prop_map(|(key, update, root)| Op::Vote { key, update, root }),
+        8 => Just(Op::Agree),
         1 => (any::<bool>(), 1u128..300).prop_map(|(validator, stake)| Op::Register { validator, stake }),
+        1 => (0u16..8).prop_map(Op::Leave),
+        1 => any::<bool>().prop_map(Op::Stop),
+        1 => (3u16..7, 0u128..500).prop_map(|(uid, amount)| Op::Nominate(uid, amount)),
+        1 => key.prop_map(Op::Anchor),
+        1 => whose.clone().prop_map(|(key, matter, behind)| Op::Report { key, matter, behind }),
+        1 => whose.prop_map(|(key, matter, behind)| Op::Contradict { key, matter, behind }),
+        1 => proptest::option::of(0u64..3).prop_map(Op::Budget),
         1 => proptest::collection::btree_map(0u16..10, 1u16.., 0..5)
             .prop_map(|weights| Op::Reweigh(weights.into_iter().collect())),
         1 => (1u32..30).prop_map(Op::AddRun),
     ]
 }
 
+/// Takes part in `window` as far as the block allows it, in the open or hidden as the run asks.
+fn take_part(key: u16, window: u32, of: &[(u16, Verdict)], update: u8, root: Option<u8>) {
+    let _ = attest(key, window, of);
+    let _ = attest_hidden(key, window, of);
+    let _ = reveal_attestation(key, window, of);
+    let _ = vote(key, window, update, root);
+    let vote = ballot(update, root);
+    let hash = protocol::reveal::commitment(&vote, &salt(key), &public(key));
+    let _ = Windows::vote_hidden(signed(key), RUN, Window(window), hash);
+    let _ = Windows::reveal_vote(signed(key), RUN, Window(window), vote, salt(key));
+}
+
 /// Returns how many windows were merged.
-fn run_ops(ops: Vec<Op>) -> usize {
+fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
     let mut merged = 0;
     // Short windows, so that many fit into a case.
     let schedule = Schedule {
         start: Block(3),
-        blocks_per_window: 8,
+        blocks_per_window: 8 + 2 * hidden_blocks,
         commit_by: 2,
         reveal_by: 3,
         attest_by: 5,
-        vote_by: 7,
+        vote_by: 7 + hidden_blocks,
     };
-    with_run(RunParams { schedule, checkpoint_windows: 2, epoch_windows: 2, ..params() }, || {
-        let mut fixed = alloc::collections::BTreeMap::new();
+    let params = RunParams { schedule, hidden_blocks, checkpoint_windows: 2, epoch_windows: 2, ..params() };
+    with_run(params, || {
+        let mut fixed = BTreeMap::new();
+        let mut later = LATER;
         for op in ops {
             let now = System::block_number();
             let open = schedule.window_at(Block(now as u32)).unwrap_or(Window(0)).0;
+            let root = (open % 2 == 1).then_some(1);
             match op {
                 Op::Blocks(count) => go_to_block(now + count),
-                Op::Commit { uid, behind, of } => {
-                    let _ = commit(uid, open.saturating_sub(u32::from(behind)), of);
+                Op::Commit { key, behind, of } => {
+                    let _ = commit(key, open.saturating_sub(u32::from(behind)), of);
                 }
-                Op::Attest { uid, verdicts } => {
+                Op::Attest { key, verdicts } => {
                     let side = |valid| if valid { VALID } else { FAULTY };
                     let verdicts: Vec<_> =
                         verdicts.into_iter().map(|(uid, valid)| (uid, side(valid))).collect();
-                    let _ = attest(uid, open, &verdicts);
+                    let _ = attest(key, open, &verdicts);
+                    let _ = attest_hidden(key, open, &verdicts);
+                    let _ = reveal_attestation(key, open, &verdicts);
                 }
-                Op::Vote { uid, update, root } => {
+                Op::Vote { key, update, root } => {
                     let root = root.filter(|_| open % 2 == 1);
-                    let _ = vote(uid, open, update, root);
+                    take_part(key, open, &[], update, root);
                 }
                 Op::Agree => {
                     let committed: Vec<_> = Commitments::<Test>::iter_key_prefix((RUN, Window(open)))
                         .map(|uid| uid.0)
-                        .collect::<alloc::collections::BTreeSet<_>>()
+                        .collect::<BTreeSet<_>>()
                         .into_iter()
                         .map(|uid| (uid, VALID))
                         .collect();
-                    for uid in 0..10 {
-                        let _ = commit(uid, open, uid as u8);
-                        let _ = attest(uid, open, &committed);
-                        let _ = vote(uid, open, 50, (open % 2 == 1).then_some(1));
+                    for key in (0..6).chain(LATER..later) {
+                        let _ = commit(key, open, key as u8);
+                        take_part(key, open, &committed, 50, root);
                     }
                 }
                 Op::Register { validator, stake } => {
-                    let seats = pallet_registry::SeatCount::<Test>::get(RUN);
-                    let validator = validator && stake >= STAKE;
-                    if seats < 10 {
-                        register(RUN, if validator { Role::Validator } else { Role::Miner }, stake);
+                    let role = if validator { Role::Validator } else { Role::Miner };
+                    if later < LATER + 4 {
+                        let owner = RuntimeOrigin::signed(COLDKEY);
+                        let hotkey = hotkey(later);
+                        let taken = Registry::register(owner, RUN, role, hotkey, url(), stake, u128::MAX);
+                        later += u16::from(taken.is_ok());
                     }
+                }
+                Op::Leave(uid) => {
+                    let _ = Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(uid));
+                }
+                Op::Stop(stopped) => {
+                    assert_ok!(Registry::set_stopped(RuntimeOrigin::signed(COLDKEY), RUN, stopped));
+                }
+                Op::Nominate(uid, amount) => Behind::mutate(|behind| {
+                    behind.insert(Uid(uid), amount);
+                }),
+                Op::Anchor(key) => {
+                    for window in 0..=open {
+                        let _ = Windows::anchor_receipts(signed(key), RUN, Window(window), digest(9));
+                    }
+                }
+                Op::Report { key, matter, behind } => {
+                    let window = open.saturating_sub(behind);
+                    let said = |of| {
+                        let mut said = statement(key, window, matter, digest(of)).statement;
+                        said.uid = uid_of(key);
+                        said.sign(&mock::key(key))
+                    };
+                    let proof = Equivocation { hotkey: public(key), one: said(1), other: said(2) };
+                    let _ = Windows::report_equivocation(RuntimeOrigin::signed(REPORTER), proof);
+                }
+                Op::Contradict { key, matter, behind } => {
+                    let window = open.saturating_sub(behind);
+                    let mut said = statement(key, window, matter, digest(1)).statement;
+                    said.uid = uid_of(key);
+                    let signed = said.sign(&mock::key(key));
+                    let _ =
+                        Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(key), signed);
+                }
+                Op::Budget(steps) => {
+                    let step = <Test as Config>::WeightInfo::open(3, 3);
+                    StepBudget::set(steps.map_or(Weight::MAX, |steps| step * steps));
                 }
                 Op::Reweigh(weights) => {
                     StandingWeights::set(
@@ -797,11 +914,12 @@ fn run_ops(ops: Vec<Op>) -> usize {
                 Op::AddRun(wait) => {
                     if Registry::run_ids().len() < 4 {
                         let schedule = Schedule { start: Block(now as u32 + wait), ..schedule };
-                        create_run(RunParams { schedule, ..params() });
+                        create_run(RunParams { schedule, ..params }, terms());
                     }
                 }
             }
             Windows::check_invariants().unwrap();
+            Registry::check_invariants().unwrap();
             // What is fixed never changes.
             for window in 0..=open {
                 if let Some(view) = Windows::window_view(RUN, Window(window))
@@ -819,18 +937,24 @@ fn run_ops(ops: Vec<Op>) -> usize {
     merged
 }
 
+/// The seat that a key holds or held; one that nobody has for a key that is no seat's.
+fn uid_of(key: u16) -> Uid {
+    Registry::holder_of(RUN, &hotkey(key)).map_or(Uid(u16::MAX), |seat| seat.uid)
+}
+
 #[test]
 fn in_accord_every_window_is_merged() {
-    let ops = (0..40).flat_map(|_| [Op::Agree, Op::Blocks(1)]).collect();
-    assert_eq!(run_ops(ops), 4);
+    let ops = |blocks| (0..blocks).flat_map(|_| [Op::Agree, Op::Blocks(1)]).collect();
+    assert_eq!(run_ops(ops(40), 0), 4);
+    assert_eq!(run_ops(ops(50), 1), 4);
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
     fn whatever_is_called_the_invariants_hold_and_nothing_fixed_changes(
-        ops in proptest::collection::vec(op(), 0..80)
+        ops in proptest::collection::vec(op(), 0..80), hidden_blocks in 0u32..2,
     ) {
-        let _ = run_ops(ops);
+        let _ = run_ops(ops, hidden_blocks);
     }
 }

@@ -216,6 +216,7 @@ pub fn prepare(
         progress(Progress::Reused { directory });
         return Ok(prepared);
     }
+    claim.begin()?;
 
     // Make it.
     let tokenizer = match given {
@@ -485,7 +486,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Waits for whoever is at it, then removes what an interrupted attempt left.
+    /// Waits for whoever is at it.
     fn take(directory: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Claim, PrepareError> {
         let name =
             directory.file_name().ok_or_else(|| PrepareError::Foreign { directory: directory.to_owned() })?;
@@ -507,12 +508,16 @@ impl Claim {
             Err(TryLockError::Error(source)) => return Err(unwritable(&lock_path, source)),
         }
 
-        let partial = beside("partial");
-        match fs::remove_dir_all(&partial) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unwritable(&partial, error)),
-            _ => fs::create_dir(&partial).map_err(|source| unwritable(&partial, source))?,
+        Ok(Claim { directory: directory.to_owned(), partial: beside("partial"), lock_path, lock })
+    }
+
+    /// Removes what an interrupted attempt left, and makes room. Only where the directory is not there: two may have a claim at
+    /// the moment when a third has finished, one on the lock that it removed and one on the next.
+    fn begin(&self) -> Result<(), PrepareError> {
+        match fs::remove_dir_all(&self.partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unwritable(&self.partial, error)),
+            _ => fs::create_dir(&self.partial).map_err(|source| unwritable(&self.partial, source)),
         }
-        Ok(Claim { directory: directory.to_owned(), partial, lock_path, lock })
     }
 
     /// Gives the finished directory its name. From here on it is there, also after a power failure.

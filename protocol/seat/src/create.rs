@@ -3,18 +3,21 @@
 //! In this order, so that whoever sees the run on the chain finds what it names.
 
 use crate::{
-    open,
     settings::{Flags, Settings},
+    sign::{Consent, Desk, Paper, Proposal, Signer},
 };
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::{
     Amount, Call, Chain,
     account::{self, RunWish},
+    terms,
 };
+use dataset::Dataset;
 use model::{ModelConfig, Recipe};
-use protocol::{Block, RunParams, keys, lineage, view::RunView};
+use protocol::{Block, RunId, RunParams, Terms, keys, lineage, view::RunView};
 use replica::{ModelState, RunSpec, checkpoint};
+use serde_json::json;
 use std::path::{Path, PathBuf};
 use store::{Credentials, S3Settings, S3Store, Store};
 
@@ -31,6 +34,10 @@ pub struct CreateRun {
     /// The run's parameters as JSON; protocol defaults where absent. A start block of 0 means: soon.
     #[arg(long, value_name = "FILE")]
     pub params: Option<PathBuf>,
+    /// The run's terms as JSON: who may sit, what is at stake, what is paid; protocol defaults for what it does not name. The
+    /// owner may change them later, with `run terms`.
+    #[arg(long, value_name = "FILE")]
+    pub terms: Option<PathBuf>,
     /// The model's shape: a preset's name, or a JSON file.
     #[arg(long, value_name = "PRESET|FILE", default_value = "6m")]
     pub model: String,
@@ -46,6 +53,8 @@ pub struct CreateRun {
     /// What to move into the run's treasury.
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     pub fund: Amount,
+    #[command(flatten)]
+    pub consent: Consent,
 }
 
 /// What a new run is made of.
@@ -55,13 +64,14 @@ pub struct NewRun<'a> {
     pub dataset: &'a Path,
     /// With the first block at 0, it is set to a few blocks from now.
     pub params: RunParams,
+    pub terms: Terms,
     /// Base URL of `store` for everyone else.
     pub origin: &'a str,
     pub fund: Amount,
 }
 
-/// `validator run create`: reads its files, creates the run, prints its id.
-pub async fn run(create: CreateRun) -> anyhow::Result<()> {
+/// `validator run create`: reads its files, shows what it would sign, publishes, creates the run, prints its id.
+pub async fn run(create: CreateRun, paper: &mut Paper<'_>) -> anyhow::Result<()> {
     let settings = Settings::read(&create.flags)?;
     let Some(directory) = &settings.dataset else {
         bail!("no dataset was given: prepare one with `miner dataset prepare`, then add --dataset DIR");
@@ -79,6 +89,11 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
             params
         }
     };
+    let mut terms = Terms::default();
+    if let Some(path) = &create.terms {
+        let json = read_json(path)?;
+        terms::lay_over(&mut terms, &json).with_context(|| format!("{} holds no terms", path.display()))?;
+    }
     let model = match ModelConfig::preset(&create.model) {
         Ok(config) => config,
         Err(_) if Path::new(&create.model).exists() => read_json(Path::new(&create.model))?,
@@ -92,49 +107,142 @@ pub async fn run(create: CreateRun) -> anyhow::Result<()> {
 
     let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
-    let chain = open::chain(&settings.chain, Some(open::key(&settings)?)).await?;
-    let new = NewRun { spec, dataset: directory, params, origin: &create.origin, fund: create.fund };
-    let run = self::create(&*chain, &store, new).await?;
-    println!("run {}, first window at block {}", run.id, run.params.schedule.start.0);
+    let new = NewRun { spec, dataset: directory, params, terms, origin: &create.origin, fund: create.fund };
+    let ready = prepare(&new).await?;
+    let mut desk = Desk::open(&settings.chain).await?;
+    let signer = Signer {
+        source: settings.key.clone(),
+        password_file: settings.password_file.clone(),
+        whose: "the run's owner",
+    };
+    let proposal = proposal(&*desk.chain, &new, &ready, signer, bucket.bucket.clone()).await?;
+    let Some(agreed) = desk.agree(paper, &proposal, &create.consent).await? else {
+        return Ok(());
+    };
+    let run = publish(&*agreed.chain, &store, new, ready).await?;
+    paper.result(
+        &format!("run {}, first window at block {}", run.id, run.params.schedule.start.0),
+        json!({ "run": run.id, "start": run.params.schedule.start }),
+    )?;
     Ok(())
+}
+
+/// What the owner is asked to sign.
+async fn proposal(
+    chain: &dyn Chain,
+    new: &NewRun<'_>,
+    ready: &Ready,
+    signer: Signer,
+    bucket: String,
+) -> anyhow::Result<Proposal> {
+    let wish = ready.wish(new);
+    let mut calls = vec![Call::CreateRun {
+        params: Box::new(wish.params),
+        terms: Box::new(wish.terms),
+        spec: wish.spec,
+        manifest: wish.manifest,
+        theta0: wish.theta0,
+        origin: wish.origin,
+    }];
+    let mut then = vec![
+        format!("first, specification, dataset and first weights are published in the bucket {bucket}"),
+        "a deposit is held for as long as the run exists".into(),
+        "parameters can never be changed; terms can, by the owner, from one epoch to the next".into(),
+    ];
+    if new.params.schedule.start == Block(0) {
+        then.push(format!(
+            "as no start block was given, it is filled in as the call is signed: {BLOCKS_BEFORE_START} blocks later"
+        ));
+    }
+    if new.fund > Amount::ZERO {
+        // The next id, unless somebody else creates a run meanwhile: what is signed then names the run that was created.
+        let id = chain.runs().await?.last().map_or(RunId(0), |last| RunId(last.0.saturating_add(1)));
+        calls.push(Call::Fund { run: id, amount: new.fund });
+        then.push(format!(
+            "{} go into the run's treasury, from which nothing comes back but as pay",
+            new.fund
+        ));
+    }
+    let what = format!("create the run `{}`", new.spec.name);
+    Ok(Proposal { what, calls, signer, proxy_of: None, then })
+}
+
+/// A new run's data and first weights, looked at and found to fit.
+struct Ready {
+    manifest: protocol::Digest,
+    theta: Vec<f32>,
+    theta0: protocol::Digest,
+}
+
+impl Ready {
+    fn wish(&self, new: &NewRun<'_>) -> RunWish {
+        RunWish {
+            params: new.params,
+            terms: new.terms,
+            spec: new.spec.digest(),
+            manifest: self.manifest,
+            theta0: self.theta0,
+            origin: new.origin.to_owned(),
+        }
+    }
+}
+
+/// Looks at everything that a run is made of. Nothing is published yet.
+async fn prepare(new: &NewRun<'_>) -> anyhow::Result<Ready> {
+    RunSpec::from_bytes(&new.spec.to_bytes()).context("the run's specification cannot be used")?;
+    let directory = new.dataset.to_owned();
+    let manifest = tokio::task::spawn_blocking(move || {
+        let opened = Dataset::open(&directory, None);
+        opened.map(|dataset| dataset.manifest().clone())
+    });
+    let manifest = manifest
+        .await?
+        .with_context(|| format!("could not open the dataset in {}", new.dataset.display()))?;
+    ensure!(
+        manifest.vocab as usize <= new.spec.model.vocab,
+        "the dataset has a vocabulary of {}, the model only of {}",
+        manifest.vocab,
+        new.spec.model.vocab
+    );
+    ensure!(
+        manifest.seq_len() == new.spec.model.seq_len,
+        "the dataset's sequences have {} tokens, the model's {}",
+        manifest.seq_len(),
+        new.spec.model.seq_len
+    );
+    new.params.validate().context("the run's parameters cannot be used")?;
+    new.terms.validate().context("the run's terms cannot be used")?;
+    let theta = model::init_flat(&new.spec.model, new.spec.seed)?;
+    let theta0 = lineage::weights_root(&theta);
+    Ok(Ready { manifest: manifest.digest(), theta, theta0 })
 }
 
 /// Publishes everything and creates the run, signed by the chain client's key.
 pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> anyhow::Result<RunView> {
-    let NewRun { spec, dataset, mut params, origin, fund } = new;
-    RunSpec::from_bytes(&spec.to_bytes()).context("the run's specification cannot be used")?;
+    let ready = prepare(&new).await?;
+    publish(chain, store, new, ready).await
+}
 
-    // Publish.
-    let manifest = replica::data::publish_dataset(store, dataset).await?;
-    ensure!(
-        manifest.vocab as usize <= spec.model.vocab,
-        "the dataset has a vocabulary of {}, the model only of {}",
-        manifest.vocab,
-        spec.model.vocab
-    );
-    ensure!(
-        manifest.seq_len() == spec.model.seq_len,
-        "the dataset's sequences have {} tokens, the model's {}",
-        manifest.seq_len(),
-        spec.model.seq_len
-    );
-    store.put(&keys::spec(&spec.digest()), Bytes::from(spec.to_bytes())).await?;
-    let theta = model::init_flat(&spec.model, spec.seed)?;
-    let theta0 = lineage::weights_root(&theta);
+async fn publish(
+    chain: &dyn Chain,
+    store: &dyn Store,
+    mut new: NewRun<'_>,
+    ready: Ready,
+) -> anyhow::Result<RunView> {
+    replica::data::publish_dataset(store, new.dataset).await?;
+    store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
 
     // Tell the chain.
-    if params.schedule.start == Block(0) {
+    let start = &mut new.params.schedule.start;
+    if *start == Block(0) {
         let now = chain.heads().borrow().block;
-        params.schedule.start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
+        *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
     }
-    params.validate().context("the run's parameters cannot be used")?;
-    let manifest = manifest.digest();
-    let wish = RunWish { params, spec: spec.digest(), manifest, theta0, origin: origin.to_owned() };
-    let run = account::create_run(chain, &wish).await?;
-    let state = ModelState::genesis(run.id, &run.params, &manifest, theta);
+    let run = account::create_run(chain, &ready.wish(&new)).await?;
+    let state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
     checkpoint::publish(store, &state).await?;
-    if 0 < fund.0 {
-        chain.submit(Call::Fund { run: run.id, amount: fund }).await?;
+    if 0 < new.fund.0 {
+        chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
     }
     Ok(chain.run(run.id).await?)
 }

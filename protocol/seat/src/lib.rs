@@ -2,9 +2,14 @@
 
 pub mod create;
 pub mod metrics;
+pub mod nominate;
 pub mod open;
+pub mod owner;
 pub mod program;
 pub mod settings;
+pub mod sign;
+pub mod status;
+pub mod time;
 pub mod verbs;
 
 pub use metrics::Metrics;

@@ -257,6 +257,9 @@ impl Shared {
         let numbers = Numbers::registered(&mut registry);
         numbers.window.set(-1);
         numbers.held_window.set(-1);
+        // No loss is better than a wonderful one.
+        numbers.train_loss.set(f64::NAN);
+        numbers.held_out_loss.set(f64::NAN);
         let following = Following {
             since: Instant::now(),
             seat: None,
@@ -658,6 +661,7 @@ mod tests {
         let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: us\r\n\r\n");
         let told = ask(metrics.address(), &get("/metrics")).await;
         assert!(told.starts_with("HTTP/1.1 200") && told.contains("mettle_healthy 0"), "{told}");
+        assert!(told.contains("mettle_held_out_loss NaN"), "a loss that nobody measured is none: {told}");
         let health = ask(metrics.address(), &get("/health")).await;
         assert!(health.starts_with("HTTP/1.1 503") && health.contains("\"healthy\":false"), "{health}");
         metrics.shared.sits(RunId(0), Uid(1), SCHEDULE, Box::new(|| (0, 0)));

@@ -1,5 +1,6 @@
-//! What every program of ours does around its work: logging, and going when it is told to.
+//! What every program of ours does around its work: logging, printing, and going when it is told to.
 
+use crate::sign::{self, Paper};
 use std::{
     future::Future,
     io::{self, IsTerminal as _, Read as _},
@@ -23,9 +24,21 @@ pub fn run_to_exit(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::FAILURE
+            ExitCode::from(sign::exit_code(&error))
         }
     }
+}
+
+/// Does the work of one command, with standard output to print to and the terminal to ask at.
+pub async fn on_paper(
+    json: bool,
+    work: impl AsyncFnOnce(&mut Paper<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut out, mut aside, mut ask) = (io::stdout(), io::stderr(), sign::ask_terminal);
+    let mut paper = Paper::new(json, &mut out, &mut aside, &mut ask);
+    let done = work(&mut paper).await;
+    paper.finish(&done)?;
+    done
 }
 
 /// Sends log lines to standard error: for people on a terminal, plain elsewhere. `RUST_LOG` chooses what is said.
@@ -40,20 +53,55 @@ pub fn log() {
         .try_init();
 }
 
-/// Waits for Ctrl-C or a polite request to end.
-pub async fn told_to_stop() {
+/// Hears Ctrl-C and the polite request to end.
+///
+/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does several things in a row
+/// makes one of these before the first: with a new one for each, what is said in between is heard by nobody, and no longer ends the
+/// process by itself either.
+pub struct StopSignal {
     #[cfg(unix)]
-    {
-        use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-            return;
+    signals: Vec<tokio::signal::unix::Signal>,
+}
+
+impl StopSignal {
+    /// Listens from here on. To be called within a tokio runtime.
+    pub fn listen() -> StopSignal {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+            let heard = |kind| {
+                signal(kind)
+                    .inspect_err(|error| tracing::warn!(%error, "a request to end would not be heard"))
+            };
+            StopSignal { signals: kinds.into_iter().filter_map(|kind| heard(kind).ok()).collect() }
+        }
+        #[cfg(not(unix))]
+        StopSignal {}
+    }
+
+    /// Waits until this process is told to stop; not at all if it was told since it listens.
+    pub async fn told(&mut self) {
+        #[cfg(unix)]
+        {
+            let told = std::future::poll_fn(|context| {
+                let mut polled = self.signals.iter_mut().map(|signal| signal.poll_recv(context).is_ready());
+                // Each is polled, so that each wakes us.
+                let any = polled.by_ref().fold(false, |any, told| any | told);
+                if any { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            });
+            told.await;
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = tokio::signal::ctrl_c().await;
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
+}
+
+/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
+pub async fn told_to_stop() {
+    StopSignal::listen().told().await;
 }
 
 /// Ends this process when standard input closes: a child whose parent holds the other end never outlives it.
@@ -70,3 +118,19 @@ pub fn end_with_parent() {
 
 /// Exit code of a process that stopped because its parent went away.
 pub const EXIT_ORPHANED: i32 = 3;
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[tokio::test]
+    async fn a_request_to_end_is_heard_although_nobody_waited_for_it_when_it_came() {
+        let mut stop = StopSignal::listen();
+        for signal in ["INT", "TERM"] {
+            let tell = format!("kill -{signal} {}", std::process::id());
+            assert!(Command::new("sh").args(["-c", &tell]).status().expect("sh is everywhere").success());
+            stop.told().await;
+        }
+    }
+}

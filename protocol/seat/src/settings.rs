@@ -90,6 +90,88 @@ pub struct Flags {
     pub device: Option<String>,
 }
 
+/// Where the chain is, which run is meant, and which key, for verbs that need no more than that.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Place {
+    pub chain: String,
+    pub run: RunId,
+    pub key: Option<KeySource>,
+    pub password_file: Option<PathBuf>,
+}
+
+/// Flags of verbs that concern one seat.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SeatFlags {
+    /// Settings file (TOML).
+    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
+    pub chain: Option<String>,
+    /// The run.
+    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
+    pub run: Option<u32>,
+    /// The seat's hotkey: a key file, or a development key such as //Alice. Only its address is read.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
+    /// The seat, by its number instead of its hotkey.
+    #[arg(long, value_name = "UID")]
+    pub uid: Option<u16>,
+}
+
+/// Flags of verbs that an account signs which need not have a seat.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct AccountFlags {
+    /// Settings file (TOML).
+    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
+    pub chain: Option<String>,
+    /// The run.
+    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
+    pub run: Option<u32>,
+    /// The account that signs: a key file, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
+    /// A file whose first line is the key's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+}
+
+impl Place {
+    fn laid(
+        file: File,
+        chain: &Option<String>,
+        run: Option<u32>,
+        key: &Option<String>,
+        password_file: &Option<PathBuf>,
+    ) -> anyhow::Result<Place> {
+        let key = key.clone().or(file.key);
+        let key = key.map(|key| key.parse().with_context(|| format!("`{key}` is no key"))).transpose()?;
+        Ok(Place {
+            chain: chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            run: RunId(run.or(file.run).unwrap_or(0)),
+            key,
+            password_file: password_file.clone().or(file.password_file),
+        })
+    }
+}
+
+impl SeatFlags {
+    /// Reads the file that the flags name, if any, and lays the flags over it.
+    pub fn read(&self) -> anyhow::Result<Place> {
+        Place::laid(file(&self.config)?, &self.chain, self.run, &self.key, &None)
+    }
+}
+
+impl AccountFlags {
+    /// Reads the file that the flags name, if any, and lays the flags over it.
+    pub fn read(&self) -> anyhow::Result<Place> {
+        Place::laid(file(&self.config)?, &self.chain, self.run, &self.key, &self.password_file)
+    }
+}
+
 /// The same, checked. Built once in `main`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
@@ -112,11 +194,7 @@ pub const DEFAULT_CHAIN: SocketAddr =
 impl Settings {
     /// Reads the file that the flags name, if any, and lays the flags over it.
     pub fn read(flags: &Flags) -> anyhow::Result<Settings> {
-        let file = match &flags.config {
-            Some(path) => parse(path)?,
-            None => File::default(),
-        };
-        Settings::checked(file, flags)
+        Settings::checked(file(&flags.config)?, flags)
     }
 
     fn checked(file: File, flags: &Flags) -> anyhow::Result<Settings> {
@@ -141,6 +219,10 @@ impl Settings {
             serve: file.serve.unwrap_or_default(),
         })
     }
+}
+
+fn file(path: &Option<PathBuf>) -> anyhow::Result<File> {
+    path.as_deref().map_or_else(|| Ok(File::default()), parse)
 }
 
 fn parse(path: &Path) -> anyhow::Result<File> {

@@ -11,24 +11,35 @@ use protocol::keys::{self, ObjectKey};
 use store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
 use store::{Fetch, FetchError, Limits, Receive, fetch_verified, fetch_verified_into};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 fn a_key() -> ObjectKey {
     keys::piece(&Digest([1; 32]))
 }
 
+/// Limits that no endpoint meets unless it means to, however busy the machine is.
 fn limits() -> Limits {
     Limits {
         max_bytes: 1000,
-        deadline: Duration::from_secs(20),
-        first_byte: Duration::from_millis(300),
+        deadline: Duration::from_secs(120),
+        first_byte: Duration::from_secs(60),
         min_bytes_per_second: 10_000,
-        rate_window: Duration::from_millis(300),
+        rate_window: Duration::from_secs(60),
     }
 }
 
+/// Limits for an endpoint that keeps us waiting on purpose: these are to be met.
+fn hasty() -> Limits {
+    Limits { first_byte: Duration::from_millis(300), ..limits() }
+}
+
 fn policy() -> FetchPolicy {
-    FetchPolicy { connect_timeout: Duration::from_millis(700), ..FetchPolicy::localnet() }
+    FetchPolicy { connect_timeout: Duration::from_secs(60), ..FetchPolicy::localnet() }
+}
+
+/// Gives up on connecting soon, yet not as soon as a busy machine would have it.
+fn brief() -> FetchPolicy {
+    FetchPolicy { connect_timeout: Duration::from_secs(2), ..policy() }
 }
 
 fn fetcher() -> HttpFetcher {
@@ -67,11 +78,15 @@ async fn saying(answer: &'static str) -> String {
 
 /// What an endpoint is accused of: the same, whether the object is taken whole or piece by piece.
 async fn error_of(base_url: &str) -> FetchError {
-    let whole = fetcher().fetch(base_url, &a_key(), &limits()).await.expect_err("hostile");
+    error_within(base_url, &fetcher(), &limits()).await
+}
+
+async fn error_within(base_url: &str, fetcher: &HttpFetcher, limits: &Limits) -> FetchError {
+    let whole = fetcher.fetch(base_url, &a_key(), limits).await.expect_err("hostile");
     let mut pieces = Pieces::default();
-    let streamed = fetcher().fetch_into(base_url, &a_key(), &limits(), &mut pieces).await;
+    let streamed = fetcher.fetch_into(base_url, &a_key(), limits, &mut pieces).await;
     assert_eq!(streamed.expect_err("hostile").label(), whole.label());
-    assert!(pieces.bytes.len() as u64 <= limits().max_bytes, "more was handed on than may be");
+    assert!(pieces.bytes.len() as u64 <= limits.max_bytes, "more was handed on than may be");
     whole
 }
 
@@ -205,7 +220,9 @@ async fn silence_after_connecting_is_theirs() {
         Ok(())
     })
     .await;
-    let error = error_of(&base).await;
+    // Connecting comes out of the same purse, and takes nothing here.
+    let fetcher = HttpFetcher::new(brief()).expect("a fetcher");
+    let error = error_within(&base, &fetcher, &hasty()).await;
     assert!(matches!(error, FetchError::Stalled { .. }) && error.is_theirs(), "{error:?}");
 }
 
@@ -225,8 +242,9 @@ async fn a_body_that_stalls_or_drips_is_cut_off_and_theirs() {
         }
     })
     .await;
+    let limits = Limits { rate_window: Duration::from_millis(300), ..limits() };
     for base in [stalling, dripping] {
-        let error = error_of(&base).await;
+        let error = error_within(&base, &fetcher(), &limits).await;
         assert!(matches!(error, FetchError::Crawled { .. }) && error.is_theirs(), "{error:?}");
     }
 }
@@ -266,10 +284,10 @@ async fn closing_early_is_theirs_and_a_reset_is_nobodys() {
 async fn garbage_and_hanging_up_are_no_observation() {
     let garbage = saying("\0\0\0\0 not http at all\r\n\r\n").await;
     let nothing = saying("").await;
-    let refused = {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        format!("http://{}/bucket", listener.local_addr().expect("bound"))
-    };
+    // A port that is taken, so that no other test is given it, and at which nobody listens.
+    let silent = TcpSocket::new_v4().expect("a socket");
+    silent.bind(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+    let refused = format!("http://{}/bucket", silent.local_addr().expect("bound"));
     for base in [garbage, nothing, refused] {
         let error = error_of(&base).await;
         assert!(matches!(error, FetchError::Unreachable { .. }) && !error.is_theirs(), "{error:?}");
@@ -352,25 +370,31 @@ async fn an_endpoint_that_breaks_off_leaves_nothing_in_what_the_next_one_gives()
 
 #[tokio::test]
 async fn the_time_that_we_take_ourselves_is_not_laid_on_the_endpoint() {
-    // 900 bytes come at once, and the receiver idles for longer than the rate's window over each piece.
-    struct Slow(usize);
+    // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's window over each
+    // piece.
+    struct Slow(tokio::sync::watch::Sender<usize>);
     impl Receive for Slow {
         fn begin(&mut self, _length: u64) {}
         fn piece(&mut self, bytes: &[u8]) {
-            std::thread::sleep(Duration::from_millis(400));
-            self.0 += bytes.len();
+            std::thread::sleep(Duration::from_millis(1200));
+            self.0.send_modify(|got| *got += bytes.len());
         }
     }
-    let base = endpoint(|mut stream, _| async move {
-        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
-        stream.write_all(&[1; 450]).await?;
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        stream.write_all(&[2; 450]).await
+    let (tell, told) = tokio::sync::watch::channel(0);
+    let base = endpoint(move |mut stream, _| {
+        let mut told = told.clone();
+        async move {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
+            stream.write_all(&[1; 450]).await?;
+            let _ = told.wait_for(|got| *got >= 450).await;
+            stream.write_all(&[2; 450]).await
+        }
     })
     .await;
-    let mut slow = Slow(0);
-    fetcher().fetch_into(&base, &a_key(), &limits(), &mut slow).await.expect("honest");
-    assert_eq!(slow.0, 900);
+    let mut slow = Slow(tell);
+    let limits = Limits { rate_window: Duration::from_secs(1), ..limits() };
+    fetcher().fetch_into(&base, &a_key(), &limits, &mut slow).await.expect("honest");
+    assert_eq!(*slow.0.borrow(), 900);
 }
 
 #[tokio::test]
@@ -415,7 +439,7 @@ fn liar(answers: &[&[&str]]) -> (Liar, Arc<AtomicUsize>) {
 }
 
 fn public() -> FetchPolicy {
-    FetchPolicy { connect_timeout: Duration::from_millis(300), ..FetchPolicy::public() }
+    FetchPolicy { connect_timeout: policy().connect_timeout, ..FetchPolicy::public() }
 }
 
 #[tokio::test]
@@ -455,7 +479,7 @@ async fn the_address_that_was_judged_is_the_one_connected_to() {
     .await;
     let port = base.parse::<url::Url>().expect("a URL").port().expect("a port");
     let (liar, asked) = liar(&[&["192.0.2.1"], &["127.0.0.1"]]);
-    let fetcher = HttpFetcher::with_resolver(policy(), liar).expect("a fetcher");
+    let fetcher = HttpFetcher::with_resolver(brief(), liar).expect("a fetcher");
     let url = format!("http://rebinding.example:{port}/b");
     let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("nobody is at 192.0.2.1");
     assert!(!matches!(error, FetchError::Ours { .. }));

@@ -4,8 +4,13 @@ pub mod proxy;
 
 use chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use protocol::{Block, Digest, RunParams, Schedule, view::RunView};
-use std::time::Duration;
+use protocol::{Block, Digest, RunParams, Schedule, Terms, view::RunView};
+use std::{
+    net::Ipv4Addr,
+    sync::atomic::{AtomicU8, Ordering::Relaxed},
+    time::Duration,
+};
+use subxt::rpcs::{RpcClient, rpc_params};
 
 /// A chain that makes 25 blocks a second, of which the last two are not final.
 pub async fn busy_chain() -> EmbeddedChain {
@@ -14,6 +19,11 @@ pub async fn busy_chain() -> EmbeddedChain {
 
 pub fn busy() -> Config {
     Config { block_interval: Duration::from_millis(40), finality_lag: 2, ..Config::default() }
+}
+
+/// A chain whose time is its transactions: a block comes with each, and otherwise when it is told to.
+pub async fn chain_without_a_clock() -> EmbeddedChain {
+    start(Config { sealing: Sealing::Instant, ..Config::default() }).await
 }
 
 /// A chain that makes a block when it is told to.
@@ -25,16 +35,42 @@ pub async fn start(config: Config) -> EmbeddedChain {
     EmbeddedChain::start(config).await.unwrap()
 }
 
+/// `config` at an address where nobody else listens: between two chains that listen there one after the other, the port
+/// goes to no other test.
+pub fn at_home(config: Config) -> Config {
+    static HOMES: AtomicU8 = AtomicU8::new(2);
+    let home =
+        Ipv4Addr::new(127, 0, 0, if cfg!(target_os = "linux") { HOMES.fetch_add(1, Relaxed) } else { 1 });
+    Config { listen: (home, 0).into(), ..config }
+}
+
+/// Waits until a call is in the chain's pool.
+pub async fn until_pooled(chain: &EmbeddedChain) {
+    let client = RpcClient::from_insecure_url(chain.url()).await.unwrap();
+    loop {
+        let pooled: Vec<String> = client.request("author_pendingExtrinsics", rpc_params![]).await.unwrap();
+        if !pooled.is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until `late` has heard of all that `early` has: each client hears of a block in its own time.
+pub async fn abreast(late: &SubxtChain, early: &SubxtChain) {
+    late.clock().wait_for(early.clock().current().block).await.unwrap();
+}
+
 pub fn dev(path: &str) -> Key {
     Key::dev(path).unwrap()
 }
 
-/// Gives up after `patience`; otherwise does everything quickly.
+/// Gives up after `patience`; otherwise is quick to look again, and slow to take a busy machine for a dead one.
 pub fn patient_for(patience: Duration) -> Timing {
     Timing {
-        connect: Duration::from_secs(5),
+        connect: Duration::from_secs(120),
         patience,
-        request: Duration::from_secs(3),
+        request: Duration::from_secs(20),
         heartbeat: Duration::from_millis(300),
         retry: Duration::from_millis(50),
         backoff_first: Duration::from_millis(20),
@@ -45,7 +81,7 @@ pub fn patient_for(patience: Duration) -> Timing {
 
 /// Gives up only where a test hangs.
 pub fn patient() -> Timing {
-    patient_for(Duration::from_secs(60))
+    patient_for(Duration::from_secs(240))
 }
 
 pub async fn client(url: &str, key: &str) -> SubxtChain {
@@ -68,6 +104,7 @@ pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
     };
     let wish = account::RunWish {
         params: RunParams { schedule, localnet: true, ..RunParams::default() },
+        terms: Terms::default(),
         spec: Digest::of(b"spec"),
         manifest: Digest::of(b"manifest"),
         theta0: Digest::of(b"theta0"),

@@ -25,6 +25,7 @@ pub enum Wire {
 pub struct Proxy {
     port: u16,
     wire: Arc<watch::Sender<Wire>>,
+    connections: watch::Receiver<u32>,
 }
 
 impl Proxy {
@@ -34,8 +35,10 @@ impl Proxy {
         let own_port = listener.local_addr().unwrap().port();
         let wire = Arc::new(watch::channel(Wire::Sound).0);
         let changes = wire.clone();
+        let (count, connections) = watch::channel(0);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
+                count.send_modify(|count| *count += 1);
                 if *changes.borrow() == Wire::Cut {
                     continue;
                 }
@@ -46,7 +49,7 @@ impl Proxy {
                 tokio::spawn(carry(from_chain, to_client, changes.subscribe(), true));
             }
         });
-        Proxy { port: own_port, wire }
+        Proxy { port: own_port, wire, connections }
     }
 
     pub fn url(&self) -> String {
@@ -55,6 +58,16 @@ impl Proxy {
 
     pub fn set(&self, wire: Wire) {
         self.wire.send_replace(wire);
+    }
+
+    /// How many connections there have been.
+    pub fn connections(&self) -> u32 {
+        *self.connections.borrow()
+    }
+
+    /// Waits until there has been one more than `before`.
+    pub async fn another_connection(&self, before: u32) {
+        self.connections.clone().wait_for(|count| before < *count).await.unwrap();
     }
 }
 

@@ -1,0 +1,357 @@
+//! Who makes blocks and votes on which are final, and how far blocks lie apart.
+//!
+//! An authority is an account. Which keys it signs blocks and votes with is the session pallet's: the account sets them
+//! itself (`Session::set_keys`) and may replace them at any time. Root adds and removes accounts, nobody else: this is
+//! the administration of a chain, not an election.
+//!
+//! A session lasts a fixed number of blocks. A change waits for the next session to be planned and takes effect in the
+//! one after it, so that everybody knows the new set before it signs.
+//!
+//! Sessions are ended from here rather than by the session pallet's own hook, for two reasons. That hook claims a whole
+//! block's weight, so that no transaction would get into it, and a window's deadline may fall on any block. And a
+//! chain on which no authority has keys makes no further block that could give it one: a session is only ended while
+//! somebody would carry on.
+
+use crate::SLOT_DURATION;
+use alloc::vec::Vec;
+use frame::{deps::frame_support::traits::ConstU64, prelude::*};
+use pallet_session::{NextKeys, SessionManager};
+
+pub use pallet::*;
+
+#[frame::pallet]
+pub mod pallet {
+    use super::*;
+
+    #[pallet::pallet]
+    pub struct Pallet<T>(_);
+
+    #[pallet::config]
+    pub trait Config:
+        frame_system::Config + pallet_session::Config<ValidatorId = <Self as frame_system::Config>::AccountId>
+    {
+        /// Blocks in a session.
+        #[pallet::constant]
+        type SessionBlocks: Get<BlockNumberFor<Self>>;
+
+        /// Authorities, at most.
+        #[pallet::constant]
+        type MaxAuthorities: Get<u32>;
+    }
+
+    /// The authorities' accounts in the order in which they were added.
+    #[pallet::storage]
+    pub type Authorities<T: Config> =
+        StorageValue<_, BoundedVec<T::AccountId, T::MaxAuthorities>, ValueQuery>;
+
+    /// Milliseconds from one slot to the next. Set at genesis, for ever: slots are counted from the epoch of clocks.
+    #[pallet::storage]
+    pub type SlotMillis<T: Config> = StorageValue<_, u64, ValueQuery, ConstU64<SLOT_DURATION>>;
+
+    #[pallet::genesis_config]
+    pub struct GenesisConfig<T: Config> {
+        /// Each must have keys in the genesis of the session pallet.
+        pub accounts: Vec<T::AccountId>,
+        pub slot_millis: u64,
+    }
+
+    impl<T: Config> Default for GenesisConfig<T> {
+        fn default() -> GenesisConfig<T> {
+            GenesisConfig { accounts: Vec::new(), slot_millis: SLOT_DURATION }
+        }
+    }
+
+    #[pallet::genesis_build]
+    impl<T: Config> BuildGenesisConfig for GenesisConfig<T> {
+        fn build(&self) {
+            assert!(self.slot_millis >= 2, "a slot must last at least 2 ms");
+            let accounts = self.accounts.clone();
+            Authorities::<T>::put(BoundedVec::try_from(accounts).expect("genesis has too many authorities"));
+            SlotMillis::<T>::put(self.slot_millis);
+        }
+    }
+
+    #[pallet::event]
+    #[pallet::generate_deposit(pub(super) fn deposit_event)]
+    pub enum Event<T: Config> {
+        /// The account will be an authority from the session after the next on.
+        Added { account: T::AccountId },
+        /// The account will be an authority no more from the session after the next on.
+        Removed { account: T::AccountId },
+        /// Of those who are to be authorities nobody has keys: those who are carry on.
+        NobodyHasKeys,
+    }
+
+    #[pallet::error]
+    pub enum Error<T> {
+        /// The account is an authority already.
+        IsAuthority,
+        /// The account is no authority.
+        NoAuthority,
+        /// A chain needs an authority.
+        LastAuthority,
+        /// There are as many authorities as there may be.
+        TooMany,
+        /// The account has set no session keys, so that it could make no block.
+        NoKeys,
+    }
+
+    #[pallet::hooks]
+    impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
+        fn on_initialize(number: BlockNumberFor<T>) -> Weight {
+            if !(number % T::SessionBlocks::get()).is_zero() {
+                return Weight::zero();
+            }
+            if with_keys::<T>().is_empty() {
+                Self::deposit_event(Event::NobodyHasKeys);
+            } else {
+                pallet_session::Pallet::<T>::rotate_session();
+            }
+            ending_a_session::<T>()
+        }
+
+        fn integrity_test() {
+            assert!(!T::SessionBlocks::get().is_zero(), "a session must have blocks");
+        }
+    }
+
+    #[pallet::call]
+    impl<T: Config> Pallet<T> {
+        /// Adds an authority; by root. The account must have set its session keys.
+        #[pallet::call_index(0)]
+        #[pallet::weight(T::DbWeight::get().reads_writes(2, 1))]
+        pub fn add(origin: OriginFor<T>, account: T::AccountId) -> DispatchResult {
+            ensure_root(origin)?;
+            ensure!(NextKeys::<T>::contains_key(&account), Error::<T>::NoKeys);
+            Authorities::<T>::try_mutate(|accounts| {
+                ensure!(!accounts.contains(&account), Error::<T>::IsAuthority);
+                accounts.try_push(account.clone()).map_err(|_| Error::<T>::TooMany)
+            })?;
+            Self::deposit_event(Event::Added { account });
+            Ok(())
+        }
+
+        /// Removes an authority, but never the last one; by root.
+        #[pallet::call_index(1)]
+        #[pallet::weight(T::DbWeight::get().reads_writes(1, 1))]
+        pub fn remove(origin: OriginFor<T>, account: T::AccountId) -> DispatchResult {
+            ensure_root(origin)?;
+            Authorities::<T>::try_mutate(|accounts| {
+                let position = accounts.iter().position(|authority| *authority == account);
+                let position = position.ok_or(Error::<T>::NoAuthority)?;
+                ensure!(accounts.len() > 1, Error::<T>::LastAuthority);
+                accounts.remove(position);
+                Ok::<_, Error<T>>(())
+            })?;
+            Self::deposit_event(Event::Removed { account });
+            Ok(())
+        }
+    }
+}
+
+impl<T: Config> SessionManager<T::AccountId> for Pallet<T> {
+    /// `None` while nothing changes: a set that is announced is a new set to GRANDPA even if it is the same.
+    fn new_session(_: u32) -> Option<Vec<T::AccountId>> {
+        let next = with_keys::<T>();
+        (next != pallet_session::Validators::<T>::get()).then_some(next)
+    }
+
+    fn start_session(_: u32) {}
+
+    fn end_session(_: u32) {}
+}
+
+/// The authorities that could make a block.
+fn with_keys<T: Config>() -> Vec<T::AccountId> {
+    Authorities::<T>::get().into_iter().filter(|account| NextKeys::<T>::contains_key(account)).collect()
+}
+
+/// What it takes to look at every authority's keys, plan the next session and hand the planned one to Aura and GRANDPA:
+/// the values of the session pallet and of both are read and written once, the keys of each authority read twice.
+fn ending_a_session<T: Config>() -> Weight {
+    let authorities = u64::from(T::MaxAuthorities::get());
+    let reading = T::DbWeight::get().reads_writes(12 + 2 * authorities, 14);
+    reading.saturating_add(Weight::from_parts(50_000_000 + 2_000_000 * authorities, 0))
+}
+
+/// Leaves it to this pallet when a session ends.
+pub struct Never;
+
+impl<BlockNumber> pallet_session::ShouldEndSession<BlockNumber> for Never {
+    fn should_end_session(_: BlockNumber) -> bool {
+        false
+    }
+}
+
+/// Milliseconds by which chain time advances with a block, at least. Aura's slot is twice that.
+pub struct HalfSlot;
+
+impl Get<u64> for HalfSlot {
+    fn get() -> u64 {
+        // Native code also asks where there is no chain, for instance to describe the runtime.
+        #[cfg(feature = "std")]
+        if sp_externalities::with_externalities(|_| ()).is_none() {
+            return SLOT_DURATION / 2;
+        }
+        SlotMillis::<crate::Runtime>::get() / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        AccountId, Aura, Grandpa, Runtime, RuntimeEvent, RuntimeGenesisConfig, RuntimeOrigin, Session,
+        SessionBlocks, SessionKeys, System, presets,
+    };
+    use codec::Encode;
+    use frame::{
+        deps::sp_runtime::DispatchError,
+        testing_prelude::{BuildStorage, TestState, assert_noop, assert_ok},
+    };
+    use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
+
+    type Set = Pallet<Runtime>;
+
+    /// The local network's genesis: Alice, Bob, Charlie and Dave.
+    fn local() -> TestState {
+        let patch = presets::get_preset(&"local_testnet".into()).unwrap();
+        let patch: serde_json::Value = serde_json::from_slice(&patch).unwrap();
+        let mut config = serde_json::to_value(RuntimeGenesisConfig::default()).unwrap();
+        for (pallet, values) in patch.as_object().unwrap() {
+            for (name, value) in values.as_object().unwrap() {
+                config[pallet][name] = value.clone();
+            }
+        }
+        let config: RuntimeGenesisConfig = serde_json::from_value(config).unwrap();
+        config.build_storage().unwrap().into()
+    }
+
+    /// The first block of each of the next sessions.
+    fn sessions(count: u32) {
+        for _ in 0..count {
+            let length: u32 = <SessionBlocks as Get<u32>>::get();
+            let next = (System::block_number() / length + 1) * length;
+            System::set_block_number(next);
+            Set::on_initialize(next);
+            Grandpa::on_finalize(next);
+        }
+    }
+
+    fn account(key: Sr25519Keyring) -> AccountId {
+        key.to_account_id()
+    }
+
+    fn set_keys(who: Sr25519Keyring, aura: Sr25519Keyring, grandpa: Ed25519Keyring) {
+        let keys = SessionKeys { aura: aura.public().into(), grandpa: grandpa.public().into() };
+        let statement = [b"POP_".as_slice(), &account(who).encode()].concat();
+        let proof = (aura.sign(&statement), grandpa.sign(&statement)).encode();
+        assert_ok!(Session::set_keys(RuntimeOrigin::signed(account(who)), keys, proof));
+    }
+
+    fn making_blocks() -> Vec<Sr25519Keyring> {
+        let keys = pallet_aura::Authorities::<Runtime>::get();
+        let grandpa = Grandpa::grandpa_authorities();
+        assert_eq!(keys.len(), grandpa.len());
+        keys.iter()
+            .map(|key| Sr25519Keyring::iter().find(|known| known.public() == *key.as_ref()).unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn the_genesis_set_makes_blocks_from_the_first_on() {
+        use Sr25519Keyring::{Alice, Bob, Charlie, Dave};
+        local().execute_with(|| {
+            assert_eq!(making_blocks(), [Alice, Bob, Charlie, Dave]);
+            assert_eq!(Aura::slot_duration(), SLOT_DURATION);
+            sessions(2);
+            assert_eq!(making_blocks(), [Alice, Bob, Charlie, Dave]);
+            // Nothing changed: GRANDPA votes in the set of genesis.
+            assert_eq!(pallet_grandpa::CurrentSetId::<Runtime>::get(), 0);
+        });
+    }
+
+    #[test]
+    fn a_change_takes_effect_in_the_session_after_the_next() {
+        use Sr25519Keyring::{Alice, Bob, Charlie, Dave, Eve};
+        local().execute_with(|| {
+            set_keys(Eve, Eve, Ed25519Keyring::Eve);
+            assert_ok!(Set::add(RuntimeOrigin::root(), account(Eve)));
+            assert_ok!(Set::remove(RuntimeOrigin::root(), account(Bob)));
+            sessions(1);
+            assert_eq!(making_blocks(), [Alice, Bob, Charlie, Dave]);
+            sessions(1);
+            assert_eq!(making_blocks(), [Alice, Charlie, Dave, Eve]);
+            assert_eq!(pallet_grandpa::CurrentSetId::<Runtime>::get(), 1);
+            sessions(2);
+            assert_eq!(pallet_grandpa::CurrentSetId::<Runtime>::get(), 1);
+        });
+    }
+
+    #[test]
+    fn an_authority_replaces_its_own_keys() {
+        use Sr25519Keyring::{Alice, Bob, Charlie, Dave, Ferdie};
+        local().execute_with(|| {
+            set_keys(Bob, Ferdie, Ed25519Keyring::Ferdie);
+            sessions(2);
+            assert_eq!(making_blocks(), [Alice, Ferdie, Charlie, Dave]);
+        });
+    }
+
+    #[test]
+    fn whoever_takes_its_keys_back_makes_no_blocks_and_the_last_one_carries_on() {
+        use Sr25519Keyring::{Alice, Bob, Charlie, Dave};
+        local().execute_with(|| {
+            for key in [Alice, Bob, Charlie] {
+                assert_ok!(Session::purge_keys(RuntimeOrigin::signed(account(key))));
+            }
+            sessions(2);
+            assert_eq!(making_blocks(), [Dave]);
+            assert_ok!(Session::purge_keys(RuntimeOrigin::signed(account(Dave))));
+            sessions(3);
+            assert_eq!(making_blocks(), [Dave]);
+            System::assert_last_event(RuntimeEvent::Authorities(Event::NobodyHasKeys));
+            set_keys(Alice, Alice, Ed25519Keyring::Alice);
+            sessions(2);
+            assert_eq!(making_blocks(), [Alice]);
+        });
+    }
+
+    #[test]
+    fn only_root_changes_the_set_and_every_refusal_has_its_name() {
+        use Sr25519Keyring::{Alice, Bob, Charlie, Dave, Eve};
+        local().execute_with(|| {
+            let root = RuntimeOrigin::root;
+            for origin in [RuntimeOrigin::signed(account(Alice)), RuntimeOrigin::none()] {
+                assert_noop!(Set::add(origin.clone(), account(Eve)), DispatchError::BadOrigin);
+                assert_noop!(Set::remove(origin, account(Bob)), DispatchError::BadOrigin);
+            }
+            assert_noop!(Set::add(root(), account(Eve)), Error::<Runtime>::NoKeys);
+            assert_noop!(Set::add(root(), account(Bob)), Error::<Runtime>::IsAuthority);
+            assert_noop!(Set::remove(root(), account(Eve)), Error::<Runtime>::NoAuthority);
+            for key in [Alice, Bob, Charlie] {
+                assert_ok!(Set::remove(root(), account(key)));
+            }
+            assert_noop!(Set::remove(root(), account(Dave)), Error::<Runtime>::LastAuthority);
+
+            let many: Vec<_> = (0..32).map(|number| AccountId::new([number; 32])).collect();
+            Authorities::<Runtime>::put(BoundedVec::try_from(many).unwrap());
+            assert_noop!(Set::add(root(), account(Alice)), Error::<Runtime>::TooMany);
+        });
+    }
+
+    #[test]
+    fn genesis_says_how_long_a_slot_lasts() {
+        local().execute_with(|| {
+            GenesisConfig::<Runtime> { accounts: vec![], slot_millis: 6000 }.build();
+            assert_eq!(Aura::slot_duration(), 6000);
+        });
+    }
+
+    #[test]
+    fn ending_a_session_leaves_room_in_the_block() {
+        let limits: frame_system::limits::BlockWeights =
+            <Runtime as frame_system::Config>::BlockWeights::get();
+        assert!(ending_a_session::<Runtime>().ref_time() * 20 < limits.max_block.ref_time());
+    }
+}

@@ -1,0 +1,195 @@
+//! What each call and step costs at worst (PROT-33). Runs and seats are written into the registry's storage as they would
+//! stand there, so that what is measured is this pallet alone.
+
+use crate::{Call, Config, Holdings, NominationOf, Nominations, Pallet, PoolOf};
+use alloc::vec;
+use frame::benchmarking::prelude::{
+    fungible::{Inspect as _, Mutate as _},
+    *,
+};
+use pallet_registry::{Balance, Nominations as _, OnSeats as _, Run, Seat};
+use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille};
+
+const RUN: RunId = RunId(0);
+const UID: Uid = Uid(0);
+
+fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunParams) {
+    let params = RunParams {
+        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
+        ..RunParams::default()
+    };
+    let run = Run {
+        owner: whitelisted_caller::<T::AccountId>(),
+        params,
+        terms: Terms::default(),
+        spec: Digest([0; 32]),
+        manifest: Digest([0; 32]),
+        theta0: Digest([0; 32]),
+        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
+        deposit: 0,
+        stopped: false,
+    };
+    let seat = Seat {
+        registered_at: Block(1),
+        since: Window(0),
+        role: Role::Validator,
+        hotkey: account("hotkey", 0, 0),
+        coldkey: whitelisted_caller::<T::AccountId>(),
+        endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
+        endpoint_set_at: None,
+        stake: stake::<T>(),
+    };
+    pallet_registry::Runs::<T>::insert(RUN, run);
+    pallet_registry::SeatsOf::<T>::insert(RUN, UID, &seat);
+    at_window::<T>(&params, Window(0));
+    (seat, params)
+}
+
+fn at_window<T: frame_system::Config>(params: &RunParams, window: Window) {
+    System::<T>::set_block_number(params.schedule.opens_at(window).0.into());
+}
+
+fn stake<T: Config>() -> Balance {
+    T::MinNomination::get().max(<T as Config>::Currency::minimum_balance()).saturating_mul(1000)
+}
+
+fn rich<T: Config>(who: &T::AccountId) {
+    let _ = <T as Config>::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
+}
+
+/// A nominator with as many amounts on their way out as there can be but `free`, each of another window.
+fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
+    let who = whitelisted_caller::<T::AccountId>();
+    rich::<T>(&who);
+    let origin = || RawOrigin::Signed(who.clone()).into();
+    Pallet::<T>::nominate(origin(), RUN, UID, stake::<T>().saturating_mul(100)).expect("a seat, and funds");
+    for window in free..<T as Config>::MaxUnbonding::get() {
+        at_window::<T>(params, Window(window));
+        Pallet::<T>::unnominate(origin(), RUN, UID, 1).expect("it has much more");
+    }
+    who
+}
+
+fn nomination<T: Config>(who: &T::AccountId) -> Option<NominationOf<T>> {
+    Nominations::<T>::get((RUN, who, UID))
+}
+
+#[benchmarks(where T: Config + pallet_registry::Config)]
+mod benchmarks {
+    use super::*;
+
+    /// The first of all: ledger, pool and nomination are new.
+    #[benchmark]
+    fn nominate() {
+        validator::<T>();
+        let who = whitelisted_caller::<T::AccountId>();
+        rich::<T>(&who);
+        let amount = stake::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who.clone()), RUN, UID, amount);
+
+        assert_eq!(Pallet::<T>::behind(RUN, UID), amount);
+    }
+
+    #[benchmark]
+    fn unnominate() {
+        let (_, params) = validator::<T>();
+        let who = nominated::<T>(&params, 1);
+        at_window::<T>(&params, Window(<T as Config>::MaxUnbonding::get()));
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who.clone()), RUN, UID, 1);
+
+        let leaving = nomination::<T>(&who).map(|nomination| nomination.leaving.len() as u32);
+        assert_eq!(leaving, Some(<T as Config>::MaxUnbonding::get()));
+    }
+
+    /// The last one leaves a closed pool.
+    #[benchmark]
+    fn withdraw() {
+        let (seat, params) = validator::<T>();
+        let who = nominated::<T>(&params, 0);
+        Pallet::<T>::vacated(RUN, UID, &seat);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who.clone()), RUN, UID);
+
+        assert!(nomination::<T>(&who).is_none());
+    }
+
+    /// The last one claims, and the pool goes.
+    #[benchmark]
+    fn claim() {
+        let (seat, params) = validator::<T>();
+        let who = nominated::<T>(&params, 0);
+        let payer = account("payer", 0, 0);
+        rich::<T>(&payer);
+        Pallet::<T>::share_pay(RUN, UID, 0, stake::<T>(), &payer);
+        Pallet::<T>::vacated(RUN, UID, &seat);
+        Pallet::<T>::withdraw(RawOrigin::Signed(who.clone()).into(), RUN, UID).expect("the seat is vacated");
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who.clone()), RUN, UID);
+
+        assert!(nomination::<T>(&who).is_none());
+    }
+
+    #[benchmark]
+    fn set_commission() {
+        let (seat, _) = validator::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(seat.coldkey), RUN, UID, Permille(100));
+
+        assert_eq!(Pallet::<T>::commission(RUN, UID), Permille(0));
+    }
+
+    #[benchmark]
+    fn share_pay() {
+        let (_, params) = validator::<T>();
+        nominated::<T>(&params, 0);
+        let payer: T::AccountId = account("payer", 0, 0);
+        rich::<T>(&payer);
+        let shared;
+
+        #[block]
+        {
+            shared = Pallet::<T>::share_pay(RUN, UID, stake::<T>(), stake::<T>(), &payer);
+        }
+
+        assert!(shared > 0);
+        assert_eq!(Holdings::<T>::get().map(|ledger| ledger.unclaimed), Some(shared));
+    }
+
+    #[benchmark]
+    fn slash() {
+        let (_, params) = validator::<T>();
+        nominated::<T>(&params, 0);
+        let reporter: T::AccountId = account("reporter", 0, 0);
+        let taken;
+
+        #[block]
+        {
+            taken = Pallet::<T>::slash(RUN, UID, Permille(1000), Some((&reporter, Permille(100))));
+        }
+
+        assert!(taken > 0);
+        assert!(!PoolOf::<T>::contains_key(RUN, UID));
+    }
+
+    #[benchmark]
+    fn vacated() {
+        let (seat, params) = validator::<T>();
+        nominated::<T>(&params, 0);
+
+        #[block]
+        {
+            Pallet::<T>::vacated(RUN, UID, &seat);
+        }
+
+        assert!(!PoolOf::<T>::contains_key(RUN, UID));
+    }
+
+    impl_benchmark_test_suite!(Pallet, crate::tests::chain(), crate::tests::Test);
+}

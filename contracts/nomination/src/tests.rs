@@ -1,0 +1,667 @@
+//! What is behind a validator, what it earns and loses, and every refusal with storage left as it was (PROT-33).
+
+use crate::{self as pallet_nomination, *};
+use frame::{testing_prelude::*, traits::IdentityLookup};
+use pallet_registry::{Nominations as _, OnSeats as _, Url};
+use proptest::prelude::*;
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid,
+    view::{NominationView, UnbondingView},
+};
+
+#[frame_construct_runtime]
+mod runtime {
+    #[runtime::runtime]
+    #[runtime::derive(
+        RuntimeCall,
+        RuntimeEvent,
+        RuntimeError,
+        RuntimeOrigin,
+        RuntimeFreezeReason,
+        RuntimeHoldReason,
+        RuntimeTask
+    )]
+    pub struct Test;
+    #[runtime::pallet_index(0)]
+    pub type System = frame_system::Pallet<Test>;
+    #[runtime::pallet_index(1)]
+    pub type Balances = pallet_balances::Pallet<Test>;
+    #[runtime::pallet_index(2)]
+    pub type Registry = pallet_registry::Pallet<Test>;
+    #[runtime::pallet_index(3)]
+    pub type Nomination = pallet_nomination::Pallet<Test>;
+}
+
+#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
+impl frame_system::Config for Test {
+    type Block = MockBlock<Test>;
+    type AccountData = pallet_balances::AccountData<Balance>;
+    // Wide enough for the pallet's account.
+    type AccountId = u128;
+    type Lookup = IdentityLookup<u128>;
+}
+
+#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
+impl pallet_balances::Config for Test {
+    type Balance = Balance;
+    type AccountStore = System;
+    type ExistentialDeposit = ConstU128<DEPOSIT>;
+}
+
+impl pallet_registry::Config for Test {
+    type Currency = Balances;
+    type RuntimeHoldReason = RuntimeHoldReason;
+    type OnRunCreated = ();
+    type OnSeats = Nomination;
+    type Nominations = Nomination;
+    type Payslips = ();
+    type WeightInfo = ();
+    type MaxRuns = ConstU32<4>;
+    type MaxSeats = ConstU32<16>;
+    type MaxChanges = ConstU32<8>;
+    type MaxUnbonding = ConstU32<4>;
+    type MaxCheckpointWindows = ConstU32<64>;
+    type RunDeposit = ConstU128<0>;
+}
+
+parameter_types! {
+    pub const NominationId: PalletId = PalletId(*b"mettle/n");
+}
+
+impl Config for Test {
+    type Currency = Balances;
+    type Registry = Registry;
+    type WeightInfo = ();
+    type MaxNominators = ConstU32<3>;
+    type MaxUnbonding = ConstU32<2>;
+    type MinNomination = ConstU128<MIN>;
+    type PalletId = NominationId;
+}
+
+/// The existential deposit.
+const DEPOSIT: Balance = 5;
+const MIN: Balance = 10;
+const UNBONDING: u32 = 6;
+const OWNER: u128 = 1;
+const COLDKEY: u128 = 2;
+const ONE: u128 = 3;
+const OTHER: u128 = 4;
+const THIRD: u128 = 5;
+const FOURTH: u128 = 6;
+const PAYER: u128 = 7;
+const POOR: u128 = 8;
+const RICH: u128 = 9;
+const HOTKEY: u128 = 1000;
+const FUNDS: Balance = 100_000;
+const RUN: RunId = RunId(0);
+/// A miner and a validator.
+const MINER: Uid = Uid(0);
+const UID: Uid = Uid(1);
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule { start: Block(5), ..RunParams::default().schedule },
+        ..RunParams::default()
+    }
+}
+
+pub(crate) fn chain() -> TestState {
+    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
+    let mut balances = [OWNER, COLDKEY, ONE, OTHER, THIRD, FOURTH, PAYER].map(|who| (who, FUNDS)).to_vec();
+    balances.push((RICH, Balance::MAX / 2));
+    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
+        .assimilate_storage(&mut storage)
+        .unwrap();
+    let mut chain: TestState = storage.into();
+    chain.execute_with(|| System::set_block_number(1));
+    chain
+}
+
+/// A run with a miner and a validator, each with 100 staked.
+fn with_run(story: impl FnOnce()) {
+    chain().execute_with(|| {
+        let terms = Terms {
+            validator_stake_min: 10,
+            miner_stake_min: 10,
+            unbonding_windows: UNBONDING,
+            seat_price_min: 0,
+            miner_seats_max: 8,
+            validator_seats_max: 8,
+            ..Terms::default()
+        };
+        let url: Url = b"http://a".to_vec().try_into().unwrap();
+        let digest = Digest([0; 32]);
+        let owner = RuntimeOrigin::signed(OWNER);
+        assert_ok!(Registry::create_run(owner, params(), terms, digest, digest, digest, url.clone()));
+        for (uid, role) in [Role::Miner, Role::Validator].into_iter().enumerate() {
+            let coldkey = RuntimeOrigin::signed(COLDKEY);
+            let hotkey = HOTKEY + uid as u128;
+            assert_ok!(Registry::register(coldkey, RUN, role, hotkey, url.clone(), 100, Balance::MAX));
+        }
+        story();
+        check();
+    });
+}
+
+/// Nobody gives the account anything in these tests, so it holds what the ledger says, to the unit.
+fn check() {
+    Nomination::check_invariants().unwrap();
+    let Ledger { nominated, unclaimed, dust } = Holdings::<Test>::get().unwrap_or_default();
+    let deposit = if Holdings::<Test>::exists() { DEPOSIT } else { 0 };
+    assert_eq!(Balances::free_balance(Nomination::account()), nominated + unclaimed + dust + deposit);
+}
+
+fn window(number: u32) {
+    System::set_block_number(params().schedule.opens_at(Window(number)).0.into());
+}
+
+fn nominate(who: u128, amount: Balance) -> DispatchResult {
+    Nomination::nominate(RuntimeOrigin::signed(who), RUN, UID, amount)
+}
+
+fn unnominate(who: u128, amount: Balance) -> DispatchResult {
+    Nomination::unnominate(RuntimeOrigin::signed(who), RUN, UID, amount)
+}
+
+fn withdraw(who: u128) -> DispatchResult {
+    Nomination::withdraw(RuntimeOrigin::signed(who), RUN, UID)
+}
+
+fn claim(who: u128) -> DispatchResult {
+    Nomination::claim(RuntimeOrigin::signed(who), RUN, UID)
+}
+
+fn set_commission(share: u16) -> DispatchResult {
+    Nomination::set_commission(RuntimeOrigin::signed(COLDKEY), RUN, UID, Permille(share))
+}
+
+fn pay(own: Balance, amount: Balance) -> Balance {
+    Nomination::share_pay(RUN, UID, own, amount, &PAYER)
+}
+
+fn slash(share: u16) -> Balance {
+    <Nomination as pallet_registry::Nominations<u128>>::slash(RUN, UID, Permille(share), None)
+}
+
+fn vacate() {
+    let seat = <Registry as pallet_registry::Seats<u128>>::seat(RUN, UID).unwrap();
+    Nomination::vacated(RUN, UID, &seat);
+}
+
+fn behind() -> Balance {
+    Nomination::behind(RUN, UID)
+}
+
+fn view(who: u128) -> NominationView {
+    let mut views = Nomination::nominations_of(RUN, &who);
+    assert_eq!(views.len(), 1);
+    views.remove(0)
+}
+
+#[test]
+fn what_is_nominated_leaves_the_account_and_counts_behind_the_seat() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 300));
+        assert_ok!(nominate(OTHER, 100));
+        assert_ok!(nominate(ONE, 50));
+        // The first nominator paid the account's deposit.
+        assert_eq!(Balances::free_balance(ONE), FUNDS - 350 - DEPOSIT);
+        assert_eq!(Balances::free_balance(OTHER), FUNDS - 100);
+        assert_eq!((behind(), Nomination::behind(RUN, MINER)), (450, 0));
+        System::assert_last_event(
+            Event::<Test>::Nominated { run: RUN, uid: UID, who: ONE, amount: 50 }.into(),
+        );
+        let pool = Nomination::pool(RUN, UID).unwrap();
+        assert_eq!((pool.value, pool.shares, pool.nominators), (450, 450, 2));
+        assert_eq!(view(ONE).amount, 350);
+        assert_eq!(Nomination::nominations_of(RUN, &COLDKEY), []);
+    });
+}
+
+/// Worked by hand: stakes 100 (own), 300 and 100; the commission is a quarter.
+#[test]
+fn pay_is_shared_by_stake_after_the_commission() {
+    with_run(|| {
+        assert_ok!(set_commission(250));
+        window(UNBONDING);
+        assert_eq!(Nomination::commission(RUN, UID), Permille(250));
+        assert_ok!(nominate(ONE, 300));
+        assert_ok!(nominate(OTHER, 100));
+        // Of 1000, four fifths are the nominators', less a quarter: 600, of which 450 and 150.
+        assert_eq!(pay(100, 1000), 600);
+        assert_eq!((view(ONE).claimable, view(OTHER).claimable), (450, 150));
+        assert_eq!(Balances::free_balance(PAYER), FUNDS - 600);
+        System::assert_last_event(Event::<Test>::Shared { run: RUN, uid: UID, amount: 600 }.into());
+
+        // Half is slashed: 150 and 50 are left. The own stake is the registry's to slash.
+        assert_eq!(slash(500), 200);
+        assert_eq!((view(ONE).amount, view(OTHER).amount), (150, 50));
+        System::assert_last_event(
+            Event::<Test>::Slashed { run: RUN, uid: UID, amount: 200, rewarded: 0 }.into(),
+        );
+        // 200 more buys as many shares as there are; 400 of 500 is behind the seat.
+        assert_ok!(nominate(THIRD, 200));
+        assert_eq!((behind(), view(THIRD).amount, view(THIRD).claimable), (400, 200, 0));
+        assert_eq!(pay(100, 1000), 600);
+        assert_eq!([ONE, OTHER, THIRD].map(|who| view(who).claimable), [450 + 225, 150 + 75, 300]);
+
+        assert_ok!(claim(ONE));
+        assert_eq!(Balances::free_balance(ONE), FUNDS - 300 - DEPOSIT + 675);
+        System::assert_last_event(
+            Event::<Test>::Claimed { run: RUN, uid: UID, who: ONE, amount: 675 }.into(),
+        );
+        assert_noop!(claim(ONE), Error::<Test>::NothingToClaim);
+        // A lower commission holds at once. Half of 1000 is the own stake's now; of the other half 187.5, 62.5 and 250.
+        assert_ok!(set_commission(0));
+        assert_eq!(pay(400, 1000), 500);
+        assert_eq!([ONE, OTHER, THIRD].map(|who| view(who).claimable), [187, 225 + 62, 300 + 250]);
+    });
+}
+
+#[test]
+fn what_roundings_leave_is_counted_and_nobody_s() {
+    with_run(|| {
+        for who in [ONE, OTHER, THIRD] {
+            assert_ok!(nominate(who, MIN));
+        }
+        assert_eq!(pay(0, 100), 100);
+        assert_eq!([ONE, OTHER, THIRD].map(|who| view(who).claimable), [33, 33, 33]);
+        vacate();
+        for who in [ONE, OTHER, THIRD] {
+            assert_ok!(claim(who));
+            assert_ok!(withdraw(who));
+            check();
+        }
+        assert_eq!(Holdings::<Test>::get(), Some(Ledger { nominated: 0, unclaimed: 0, dust: 1 }));
+        assert_eq!((Pools::<Test>::iter().count(), Nominations::<Test>::iter().count()), (0, 0));
+    });
+}
+
+#[test]
+fn what_is_taken_out_earns_nothing_is_slashed_and_comes_back_when_it_has_unbonded() {
+    with_run(|| {
+        window(2);
+        assert_ok!(nominate(ONE, 100));
+        assert_ok!(nominate(OTHER, 100));
+        assert_ok!(unnominate(ONE, 60));
+        let until = Window(3 + UNBONDING);
+        System::assert_last_event(
+            Event::<Test>::Unnominated { run: RUN, uid: UID, who: ONE, amount: 60, until }.into(),
+        );
+        assert_eq!(behind(), 140);
+        assert_eq!(pay(0, 140), 140);
+        assert_eq!(view(ONE).claimable, 40);
+        assert_eq!(slash(500), 100);
+        assert_eq!((view(ONE).amount, behind()), (20, 70));
+        assert_eq!(view(ONE).unbonding, [UnbondingView { uid: UID, amount: 30, until }]);
+
+        window(2 + UNBONDING);
+        assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
+        window(3 + UNBONDING);
+        let before = Balances::free_balance(ONE);
+        assert_ok!(withdraw(ONE));
+        assert_eq!(Balances::free_balance(ONE), before + 30);
+        System::assert_last_event(
+            Event::<Test>::Withdrawn { run: RUN, uid: UID, who: ONE, amount: 30 }.into(),
+        );
+        assert_eq!((view(ONE).amount, view(ONE).unbonding.len(), behind()), (20, 0, 70));
+    });
+}
+
+#[test]
+fn whoever_takes_everything_out_is_forgotten_and_so_is_an_empty_pool() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 100));
+        assert_ok!(unnominate(ONE, 100));
+        assert_eq!(behind(), 0);
+        assert_eq!(pay(100, 1000), 0);
+        window(UNBONDING);
+        assert_ok!(withdraw(ONE));
+        assert_eq!(Nomination::nominations_of(RUN, &ONE), []);
+        assert_eq!((Nomination::pool(RUN, UID), Pools::<Test>::iter().count()), (None, 0));
+        assert_ok!(nominate(ONE, 20));
+        assert_eq!(behind(), 20);
+    });
+}
+
+#[test]
+fn what_leaves_in_one_window_is_one_amount() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 100));
+        window(1);
+        for _ in 0..5 {
+            assert_ok!(unnominate(ONE, 10));
+        }
+        assert_eq!(view(ONE).unbonding.len(), 1);
+        window(2);
+        assert_ok!(unnominate(ONE, 10));
+        window(3);
+        assert_noop!(unnominate(ONE, 10), Error::<Test>::TooManyUnbonding);
+        window(2 + UNBONDING);
+        assert_ok!(withdraw(ONE));
+        assert_ok!(unnominate(ONE, 10));
+    });
+}
+
+#[test]
+fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
+    with_run(|| {
+        window(3);
+        assert_ok!(set_commission(200));
+        System::assert_last_event(
+            Event::<Test>::CommissionSet {
+                run: RUN,
+                uid: UID,
+                commission: Permille(200),
+                from: Window(4 + UNBONDING),
+            }
+            .into(),
+        );
+        assert_ok!(nominate(ONE, 100));
+        window(3 + UNBONDING);
+        assert_eq!(Nomination::commission(RUN, UID), Permille(0));
+        assert_eq!(pay(0, 100), 100);
+        window(4 + UNBONDING);
+        assert_eq!(Nomination::commission(RUN, UID), Permille(200));
+        assert_eq!(pay(0, 100), 80);
+        // A further raise waits anew; lower than now holds at once, and calls off what waited.
+        assert_ok!(set_commission(300));
+        assert_eq!(Nomination::commission(RUN, UID), Permille(200));
+        assert_ok!(set_commission(150));
+        assert_eq!(Nomination::commission(RUN, UID), Permille(150));
+        window(100);
+        assert_eq!(Nomination::commission(RUN, UID), Permille(150));
+    });
+}
+
+#[test]
+fn when_the_seat_changes_hands_everybody_may_leave_and_the_next_holder_begins_with_nothing() {
+    with_run(|| {
+        assert_ok!(set_commission(0));
+        assert_ok!(nominate(ONE, 100));
+        assert_ok!(unnominate(ONE, 40));
+        assert_eq!(pay(0, 30), 30);
+        assert_ok!(set_commission(500));
+        vacate();
+        System::assert_last_event(Event::<Test>::PoolClosed { run: RUN, uid: UID, value: 100 }.into());
+        assert_eq!((behind(), pay(0, 100), slash(500)), (0, 0, 0));
+        assert!(!Commissions::<Test>::contains_key(RUN, UID));
+        let free = UnbondingView { uid: UID, amount: 100, until: Window(0) };
+        let view = view(ONE);
+        assert_eq!((view.amount, view.unbonding, view.claimable), (0, vec![free], 30));
+
+        assert_ok!(nominate(OTHER, 50));
+        assert_eq!(behind(), 50);
+        assert_noop!(nominate(ONE, 100), Error::<Test>::WithdrawFirst);
+        assert_noop!(unnominate(ONE, 10), Error::<Test>::PoolClosed);
+        assert_ok!(withdraw(ONE));
+        assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
+        assert_noop!(nominate(ONE, 100), Error::<Test>::WithdrawFirst);
+        assert_ok!(claim(ONE));
+        assert_eq!(Balances::free_balance(ONE), FUNDS - DEPOSIT + 30);
+        assert_ok!(nominate(ONE, 100));
+        assert_eq!(behind(), 150);
+    });
+}
+
+#[test]
+fn a_slash_pays_the_reporter_and_burns_the_rest() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 1000));
+        let issuance = Balances::total_issuance();
+        let reporter = Some((&POOR, Permille(100)));
+        assert_eq!(
+            <Nomination as pallet_registry::Nominations<u128>>::slash(RUN, UID, Permille(100), reporter),
+            100
+        );
+        assert_eq!(Balances::free_balance(POOR), 10);
+        assert_eq!((Balances::total_issuance(), behind()), (issuance - 90, 900));
+        // Two units cannot reach an account that does not exist.
+        let reporter = Some((&(POOR + 100), Permille(100)));
+        assert_eq!(
+            <Nomination as pallet_registry::Nominations<u128>>::slash(RUN, UID, Permille(30), reporter),
+            27
+        );
+        assert_eq!((Balances::total_issuance(), behind()), (issuance - 117, 873));
+    });
+}
+
+#[test]
+fn a_pool_that_lost_everything_is_closed_and_does_not_stand_in_the_way_of_another() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 100));
+        assert_eq!(pay(0, 50), 50);
+        assert_eq!(slash(1000), 100);
+        assert_eq!(behind(), 0);
+        check();
+        assert_ok!(nominate(OTHER, 30));
+        assert_eq!((behind(), slash(0)), (30, 0));
+        assert_ok!(withdraw(ONE));
+        assert_ok!(claim(ONE));
+        assert_eq!(Balances::free_balance(ONE), FUNDS - 100 - DEPOSIT + 50);
+        assert_ok!(nominate(ONE, 30));
+        assert_eq!(behind(), 60);
+    });
+}
+
+#[test]
+fn nominating_refuses_what_cannot_be() {
+    with_run(|| {
+        let signed = RuntimeOrigin::signed;
+        assert_noop!(Nomination::nominate(RuntimeOrigin::none(), RUN, UID, 50), DispatchError::BadOrigin);
+        assert_noop!(Nomination::nominate(RuntimeOrigin::root(), RUN, UID, 50), DispatchError::BadOrigin);
+        assert_noop!(Nomination::nominate(signed(ONE), RunId(9), UID, 50), Error::<Test>::UnknownRun);
+        assert_noop!(Nomination::nominate(signed(ONE), RUN, Uid(9), 50), Error::<Test>::UnknownSeat);
+        assert_noop!(Nomination::nominate(signed(ONE), RUN, MINER, 50), Error::<Test>::NotAValidator);
+        assert_noop!(nominate(ONE, MIN - 1), Error::<Test>::TooLittle);
+        assert_noop!(nominate(ONE, 0), Error::<Test>::TooLittle);
+        assert_noop!(nominate(ONE, FUNDS), Error::<Test>::NotEnoughFunds);
+        assert_noop!(nominate(POOR, MIN), Error::<Test>::NotEnoughFunds);
+        assert_noop!(nominate(ONE, Balance::MAX), Error::<Test>::TooMuch);
+        for who in [ONE, OTHER, THIRD] {
+            assert_ok!(nominate(who, MIN));
+        }
+        assert_noop!(nominate(FOURTH, MIN), Error::<Test>::TooManyNominators);
+        assert_noop!(nominate(ONE, 0), Error::<Test>::TooLittle);
+        assert_noop!(nominate(ONE, Balance::MAX), Error::<Test>::TooMuch);
+        assert_ok!(nominate(ONE, 1));
+    });
+}
+
+#[test]
+fn taking_out_refuses_what_is_not_there() {
+    with_run(|| {
+        let signed = RuntimeOrigin::signed;
+        assert_noop!(Nomination::unnominate(RuntimeOrigin::none(), RUN, UID, 1), DispatchError::BadOrigin);
+        assert_noop!(Nomination::unnominate(signed(ONE), RunId(9), UID, 1), Error::<Test>::UnknownRun);
+        assert_noop!(unnominate(ONE, 1), Error::<Test>::NotANominator);
+        assert_ok!(nominate(ONE, 50));
+        assert_noop!(unnominate(OTHER, 1), Error::<Test>::NotANominator);
+        assert_noop!(unnominate(ONE, 0), Error::<Test>::NothingToTakeOut);
+        assert_noop!(unnominate(ONE, 51), Error::<Test>::NotSoMuch);
+        assert_noop!(unnominate(ONE, 50 - MIN + 1), Error::<Test>::TooLittleLeft);
+        assert_ok!(unnominate(ONE, 50 - MIN));
+        assert_ok!(unnominate(ONE, MIN));
+        assert_noop!(unnominate(ONE, 0), Error::<Test>::NothingToTakeOut);
+        vacate();
+        assert_noop!(unnominate(ONE, 0), Error::<Test>::PoolClosed);
+    });
+}
+
+#[test]
+fn withdrawing_and_claiming_refuse_what_is_not_there() {
+    with_run(|| {
+        let signed = RuntimeOrigin::signed;
+        assert_noop!(Nomination::withdraw(RuntimeOrigin::none(), RUN, UID), DispatchError::BadOrigin);
+        assert_noop!(Nomination::withdraw(signed(ONE), RunId(9), UID), Error::<Test>::UnknownRun);
+        assert_noop!(withdraw(ONE), Error::<Test>::NotANominator);
+        assert_noop!(Nomination::claim(RuntimeOrigin::none(), RUN, UID), DispatchError::BadOrigin);
+        assert_noop!(Nomination::claim(signed(ONE), RunId(9), UID), Error::<Test>::UnknownRun);
+        assert_noop!(claim(ONE), Error::<Test>::NotANominator);
+        assert_ok!(nominate(ONE, 64));
+        assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
+        assert_noop!(claim(ONE), Error::<Test>::NothingToClaim);
+        // An account that died meanwhile cannot be paid less than the existential deposit.
+        let all = Balances::free_balance(ONE);
+        assert_ok!(Balances::transfer_allow_death(signed(ONE), OTHER, all));
+        assert_eq!(pay(0, DEPOSIT - 1), DEPOSIT - 1);
+        assert_noop!(claim(ONE), Error::<Test>::CannotPay);
+        assert_eq!(slash(950), 60);
+        vacate();
+        assert_noop!(withdraw(ONE), Error::<Test>::CannotPay);
+        assert_ok!(Balances::transfer_keep_alive(signed(OTHER), ONE, DEPOSIT));
+        assert_ok!(withdraw(ONE));
+        assert_ok!(claim(ONE));
+        assert_eq!(Balances::free_balance(ONE), DEPOSIT + 4 + DEPOSIT - 1);
+    });
+}
+
+#[test]
+fn a_commission_is_the_coldkey_s_of_a_validator_and_at_most_everything() {
+    with_run(|| {
+        let set = |origin, run, uid, share| Nomination::set_commission(origin, run, uid, Permille(share));
+        let signed = RuntimeOrigin::signed;
+        assert_noop!(set(RuntimeOrigin::none(), RUN, UID, 1), DispatchError::BadOrigin);
+        assert_noop!(set(signed(COLDKEY), RunId(9), UID, 1), Error::<Test>::UnknownRun);
+        assert_noop!(set(signed(COLDKEY), RUN, Uid(9), 1), Error::<Test>::UnknownSeat);
+        assert_noop!(set(signed(COLDKEY), RUN, MINER, 1), Error::<Test>::NotAValidator);
+        assert_noop!(set(signed(ONE), RUN, UID, 1), Error::<Test>::NotTheColdkey);
+        assert_noop!(set(signed(HOTKEY + 1), RUN, UID, 1), Error::<Test>::NotTheColdkey);
+        assert_noop!(set_commission(1001), Error::<Test>::BadCommission);
+        assert_ok!(set_commission(1000));
+        assert_ok!(nominate(ONE, 50));
+        window(UNBONDING);
+        assert_eq!(pay(0, 100), 0);
+    });
+}
+
+#[test]
+fn a_payer_that_cannot_pay_leaves_everything_with_the_seat() {
+    with_run(|| {
+        assert_ok!(nominate(ONE, 100));
+        assert_eq!(Nomination::share_pay(RUN, UID, 100, 1000, &POOR), 0);
+        assert_eq!(view(ONE).claimable, 0);
+    });
+}
+
+#[test]
+fn the_largest_amounts_do_not_panic() {
+    with_run(|| {
+        let most = Balance::MAX / 2 - 10 * DEPOSIT;
+        assert_ok!(nominate(RICH, most));
+        assert_ok!(nominate(ONE, MIN));
+        assert_eq!(behind(), most + MIN);
+        assert_eq!(pay(Balance::MAX, 1000), 499);
+        let lost = slash(999);
+        assert!(lost > most / 1000 * 998);
+        assert_ok!(nominate(OTHER, MIN));
+        check();
+        assert_ok!(claim(RICH));
+        let worth = view(RICH).amount;
+        assert_ok!(unnominate(RICH, worth));
+        window(UNBONDING);
+        assert_ok!(withdraw(RICH));
+        assert_ok!(nominate(RICH, worth));
+        let all = Holdings::<Test>::get().unwrap().nominated;
+        assert_eq!((slash(u16::MAX), behind()), (all, 0));
+    });
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Nominate { who: u128, amount: Balance },
+    Unnominate { who: u128, amount: Balance },
+    TakeAllOut(u128),
+    Withdraw(u128),
+    Claim(u128),
+    Commission(u16),
+    Pay { own: Balance, amount: Balance },
+    Slash { share: u16, reporter: Option<u128> },
+    Vacate,
+    Windows(u32),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let who = || ONE..=FOURTH;
+    prop_oneof![
+        4 => (who(), prop_oneof![0u128..30, 0u128..5000])
+            .prop_map(|(who, amount)| Op::Nominate { who, amount }),
+        3 => (who(), 0u128..2000).prop_map(|(who, amount)| Op::Unnominate { who, amount }),
+        1 => who().prop_map(Op::TakeAllOut),
+        3 => who().prop_map(Op::Withdraw),
+        2 => who().prop_map(Op::Claim),
+        1 => (0u16..1100).prop_map(Op::Commission),
+        3 => (0u128..3000, 0u128..2000).prop_map(|(own, amount)| Op::Pay { own, amount }),
+        2 => (0u16..=1000, proptest::option::of(POOR..POOR + 2))
+            .prop_map(|(share, reporter)| Op::Slash { share, reporter }),
+        1 => Just(Op::Vacate),
+        2 => (1u32..8).prop_map(Op::Windows),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+    #[test]
+    fn whatever_is_called_no_unit_is_made_or_lost(ops in proptest::collection::vec(op(), 0..80)) {
+        with_run(|| {
+            let mut now = 0;
+            let issuance = Balances::total_issuance();
+            let mut burnt = 0;
+            for op in ops {
+                match op {
+                    Op::Nominate { who, amount } => {
+                        let _ = nominate(who, amount);
+                    }
+                    Op::Unnominate { who, amount } => {
+                        let _ = unnominate(who, amount);
+                    }
+                    Op::TakeAllOut(who) => {
+                        if let Some(view) = Nomination::nominations_of(RUN, &who).first() {
+                            let _ = unnominate(who, view.amount);
+                        }
+                    }
+                    Op::Withdraw(who) => {
+                        let _ = withdraw(who);
+                    }
+                    Op::Claim(who) => {
+                        let _ = claim(who);
+                    }
+                    Op::Commission(share) => {
+                        let _ = set_commission(share);
+                    }
+                    Op::Pay { own, amount } => {
+                        assert!(pay(own, amount) <= amount);
+                    }
+                    Op::Slash { share, reporter } => {
+                        let before = Balances::total_issuance();
+                        let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
+                        <Nomination as pallet_registry::Nominations<u128>>::slash(
+                            RUN,
+                            UID,
+                            Permille(share),
+                            reporter,
+                        );
+                        burnt += before - Balances::total_issuance();
+                    }
+                    Op::Vacate => vacate(),
+                    Op::Windows(windows) => {
+                        now += windows;
+                        window(now);
+                    }
+                }
+                check();
+                assert_eq!(Balances::total_issuance() + burnt, issuance);
+            }
+            // Everybody can leave with everything, and nothing but dust stays.
+            vacate();
+            for who in ONE..=FOURTH {
+                let _ = withdraw(who);
+                let _ = claim(who);
+            }
+            check();
+            let Ledger { nominated, unclaimed, .. } = Holdings::<Test>::get().unwrap_or_default();
+            assert_eq!((nominated, unclaimed), (0, 0));
+            assert_eq!(Nominations::<Test>::iter().count(), 0);
+        });
+    }
+}

@@ -1,0 +1,359 @@
+//! What each call costs, at its worst: lists as long as they get, endpoints as long as they may be, every seat a candidate.
+
+use crate::*;
+use alloc::{vec, vec::Vec};
+use frame::{
+    benchmarking::prelude::*,
+    prelude::fungible::{Mutate as _, MutateHold as _},
+};
+use protocol::Schedule;
+
+const RUN: RunId = RunId(0);
+const STAKE: Balance = 1_000_000_000_000;
+/// Enough for any deposit and a thousand stakes.
+const FUNDS: Balance = STAKE * 1_000_000;
+
+type Queue<T> = BoundedVec<(Uid, Change<<T as frame_system::Config>::AccountId>), <T as Config>::MaxChanges>;
+
+fn rich<T: Config>(name: &'static str) -> T::AccountId {
+    let who: T::AccountId = account(name, 0, 0);
+    T::Currency::set_balance(&who, FUNDS);
+    who
+}
+
+fn hotkey<T: Config>(index: u32) -> T::AccountId {
+    account("hotkey", index, 0)
+}
+
+fn signed<T: Config>(who: &T::AccountId) -> T::RuntimeOrigin {
+    RawOrigin::Signed(who.clone()).into()
+}
+
+fn url() -> Url {
+    let mut url = b"http://".to_vec();
+    url.resize(URL_BYTES_MAX as usize, b'a');
+    BoundedVec::truncate_from(url)
+}
+
+/// Nobody is immune, and stake is free as soon as it is out.
+fn terms(miners: u32) -> Terms {
+    Terms {
+        miner_seats_max: miners.max(1) as u16,
+        validator_seats_max: 1,
+        miner_stake_min: 1,
+        immunity_windows: 0,
+        unbonding_windows: 0,
+        seat_price_min: 1,
+        ..Terms::default()
+    }
+}
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule { start: Block(10), ..RunParams::default().schedule },
+        ..RunParams::default()
+    }
+}
+
+/// Run 0, with `miners` seats taken by one coldkey and none left. Returns the coldkey.
+fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
+    create::<T>(miners)?;
+    let coldkey = rich::<T>("coldkey");
+    T::Currency::hold(&HoldReason::Stake.into(), &coldkey, STAKE * Balance::from(miners))?;
+    for index in 0..miners {
+        let seat = newcomer::<T>(index);
+        frame_system::Pallet::<T>::inc_sufficients(&seat.hotkey);
+        Hotkeys::<T>::insert(RUN, &seat.hotkey, Uid(index as u16));
+        SeatsOf::<T>::insert(RUN, Uid(index as u16), seat);
+    }
+    let roster = vec![Some(Role::Miner); miners as usize];
+    Rosters::<T>::insert(RUN, BoundedVec::<_, T::MaxSeats>::truncate_from(roster));
+    Ok(coldkey)
+}
+
+fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
+    frame_system::Pallet::<T>::set_block_number(1u32.into());
+    let owner = rich::<T>("owner");
+    let digest = Digest([1; 32]);
+    Pallet::<T>::create_run(signed::<T>(&owner), params(), terms(miners), digest, digest, digest, url())?;
+    Ok(owner)
+}
+
+/// A miner's seat, of those that there are or of those that wait.
+fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
+    Seat {
+        registered_at: Block(1),
+        since: Window(0),
+        role: Role::Miner,
+        hotkey: hotkey::<T>(index),
+        coldkey: account("coldkey", 0, 0),
+        endpoint: url(),
+        endpoint_set_at: None,
+        stake: STAKE,
+    }
+}
+
+/// Leaves room for one change, and takes no seat's chance to change.
+fn almost_full_queue<T: Config>() -> Queue<T> {
+    let waiting = 1..T::MaxChanges::get();
+    let change = |index: u32| {
+        let uid = Uid(u16::MAX.saturating_sub(index as u16));
+        (uid, Change::Replaced(newcomer::<T>(100_000 + index)))
+    };
+    BoundedVec::truncate_from(waiting.map(change).collect())
+}
+
+fn chunks<T: Config>(count: u32) -> BoundedVec<Chunk, T::MaxUnbonding> {
+    let chunk = |index| Chunk { amount: STAKE, until: Window(1 + index) };
+    BoundedVec::truncate_from((0..count).map(chunk).collect())
+}
+
+/// Writes down that a seat has all but `spare` of its chunks unbonding, and holds them.
+fn unbond<T: Config>(coldkey: &T::AccountId, seat: SeatId, spare: u32) -> Result<(), BenchmarkError> {
+    let chunks = chunks::<T>(T::MaxUnbonding::get() - spare);
+    T::Currency::hold(&HoldReason::Stake.into(), coldkey, STAKE * chunks.len() as Balance)?;
+    Unbonding::<T>::insert((RUN, coldkey, seat), chunks);
+    Ok(())
+}
+
+/// The first block of a window in which whatever is unbonding is free.
+fn late<T: Config>() {
+    let late = params().schedule.opens_at(Window(1_000));
+    frame_system::Pallet::<T>::set_block_number(late.0.into());
+}
+
+#[benchmarks]
+mod benchmarks {
+    use super::*;
+
+    #[benchmark]
+    fn create_run() {
+        frame_system::Pallet::<T>::set_block_number(1u32.into());
+        let owner = rich::<T>("owner");
+        let digest = Digest([1; 32]);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), params(), terms(1), digest, digest, digest, url());
+
+        assert!(Runs::<T>::contains_key(RUN));
+    }
+
+    #[benchmark]
+    fn register() -> Result<(), BenchmarkError> {
+        let seats = T::MaxSeats::get() - 2;
+        let coldkey = full_run::<T>(seats)?;
+        Runs::<T>::mutate_extant(RUN, |run| run.terms = terms(seats + 1));
+        Changes::<T>::insert(RUN, almost_full_queue::<T>());
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey), RUN, Role::Miner, hotkey::<T>(seats), url(), STAKE, Balance::MAX);
+
+        assert_eq!(Pallet::<T>::taken(RUN, Role::Miner).0, (seats + 1) as u16);
+        Ok(())
+    }
+
+    /// All `n` seats were paid alike and can be replaced.
+    #[benchmark]
+    fn replace(n: Linear<1, { T::MaxSeats::get() - 1 }>) -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(n)?;
+        Changes::<T>::insert(RUN, almost_full_queue::<T>());
+        let endpoint = url();
+
+        #[extrinsic_call]
+        Pallet::<T>::register(
+            RawOrigin::Signed(coldkey),
+            RUN,
+            Role::Miner,
+            hotkey::<T>(n),
+            endpoint,
+            STAKE,
+            Balance::MAX,
+        );
+
+        assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
+        Ok(())
+    }
+
+    #[benchmark]
+    fn set_endpoint() -> Result<(), BenchmarkError> {
+        full_run::<T>(1)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(0)), RUN, url());
+
+        assert!(SeatsOf::<T>::get(RUN, Uid(0)).is_some_and(|seat| seat.endpoint_set_at.is_some()));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn add_stake() -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey), RUN, Uid(0), STAKE);
+
+        assert!(SeatsOf::<T>::get(RUN, Uid(0)).is_some_and(|seat| seat.stake == 2 * STAKE));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn unstake() -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+        unbond::<T>(&coldkey, newcomer::<T>(0).id(Uid(0)), 2)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey), RUN, Uid(0), STAKE / 2);
+
+        assert!(SeatsOf::<T>::get(RUN, Uid(0)).is_some_and(|seat| seat.stake == STAKE / 2));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn leave() -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+        Changes::<T>::insert(RUN, almost_full_queue::<T>());
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey), RUN, Uid(0));
+
+        assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
+        Ok(())
+    }
+
+    /// Of `n` seats that are gone, all that was unbonding is free.
+    #[benchmark]
+    fn withdraw(n: Linear<1, { T::MaxChanges::get() }>) -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+        for index in 0..n {
+            let seat = SeatId { uid: Uid(index as u16), registered_at: Block(0) };
+            unbond::<T>(&coldkey, seat, 0)?;
+            FormerSeats::<T>::insert(RUN, seat, &coldkey);
+        }
+        late::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey.clone()), RUN);
+
+        assert_eq!(Pallet::<T>::unbonding(RUN, &coldkey), vec![]);
+        Ok(())
+    }
+
+    #[benchmark]
+    fn rotate_hotkey() -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+        Changes::<T>::insert(RUN, almost_full_queue::<T>());
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(coldkey), RUN, Uid(0), hotkey::<T>(1));
+
+        assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
+        Ok(())
+    }
+
+    #[benchmark]
+    fn set_terms() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN, terms(1));
+
+        assert_eq!(Pallet::<T>::pending_terms(RUN), Some(terms(1)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn drop_terms() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+        Pallet::<T>::set_terms(signed::<T>(&owner), RUN, terms(1))?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN);
+
+        assert_eq!(Pallet::<T>::pending_terms(RUN), None);
+        Ok(())
+    }
+
+    #[benchmark]
+    fn set_stopped() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN, true);
+
+        assert!(Pallet::<T>::is_stopped(RUN));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn offer_run() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+        let to: T::AccountId = account("heir", 0, 0);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN, to.clone());
+
+        assert_eq!(Offers::<T>::get(RUN), Some(to));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn accept_run() -> Result<(), BenchmarkError> {
+        let owner = create::<T>(1)?;
+        let to = rich::<T>("heir");
+        Pallet::<T>::offer_run(signed::<T>(&owner), RUN, to.clone())?;
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(to.clone()), RUN);
+
+        assert!(Runs::<T>::get(RUN).is_some_and(|run| run.owner == to));
+        Ok(())
+    }
+
+    /// `n` seats of a full run are taken over, each with stake unbonding already; and there are new terms.
+    #[benchmark]
+    fn window_opens(n: Linear<0, { T::MaxChanges::get() }>) -> Result<(), BenchmarkError> {
+        let seats = T::MaxSeats::get() - 1;
+        let coldkey = full_run::<T>(seats)?;
+        let mut changes = Vec::new();
+        for index in 0..n {
+            let uid = Uid(index as u16);
+            unbond::<T>(&coldkey, newcomer::<T>(0).id(uid), 1)?;
+            changes.push((uid, Change::Replaced(newcomer::<T>(seats + index))));
+        }
+        if n > 0 {
+            Changes::<T>::insert(RUN, Queue::<T>::truncate_from(changes));
+        }
+        WaitingOf::<T>::insert(RUN, Waiting { terms: Some(terms(seats)), stopped: Some(true) });
+        frame_system::Pallet::<T>::set_block_number(params().schedule.start.0.into());
+
+        #[block]
+        {
+            <Pallet<T> as Seats<T::AccountId>>::window_opens(RUN, Window(0));
+        }
+
+        assert_eq!(FormerHotkeys::<T>::iter().count() as u32, n);
+        assert!(Runs::<T>::get(RUN).is_some_and(|run| run.stopped));
+        Ok(())
+    }
+
+    /// Everything that a seat has at risk, and its reporter is paid.
+    #[benchmark]
+    fn slash() -> Result<(), BenchmarkError> {
+        let coldkey = full_run::<T>(1)?;
+        let reporter = rich::<T>("reporter");
+        let seat = newcomer::<T>(0).id(Uid(0));
+        unbond::<T>(&coldkey, seat, 0)?;
+        let taken;
+
+        #[block]
+        {
+            let reward = Some((&reporter, Permille(100)));
+            taken = <Pallet<T> as Seats<T::AccountId>>::slash(RUN, seat, Permille(500), reward);
+        }
+
+        assert_eq!(taken, STAKE / 2 * (1 + Balance::from(T::MaxUnbonding::get())));
+        Ok(())
+    }
+
+    impl_benchmark_test_suite!(Pallet, crate::mock::empty_chain(), crate::mock::Test);
+}

@@ -1,0 +1,198 @@
+//! A chain with nothing but balances and the registry; what other pallets would say is set by the test.
+
+use crate::{self as pallet_registry, *};
+use frame::testing_prelude::*;
+use protocol::Schedule;
+use std::collections::BTreeMap;
+
+#[frame_construct_runtime]
+mod runtime {
+    #[runtime::runtime]
+    #[runtime::derive(
+        RuntimeCall,
+        RuntimeEvent,
+        RuntimeError,
+        RuntimeOrigin,
+        RuntimeFreezeReason,
+        RuntimeHoldReason,
+        RuntimeTask
+    )]
+    pub struct Test;
+    #[runtime::pallet_index(0)]
+    pub type System = frame_system::Pallet<Test>;
+    #[runtime::pallet_index(1)]
+    pub type Balances = pallet_balances::Pallet<Test>;
+    #[runtime::pallet_index(2)]
+    pub type Registry = pallet_registry::Pallet<Test>;
+}
+
+#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
+impl frame_system::Config for Test {
+    type Block = MockBlock<Test>;
+    type AccountData = pallet_balances::AccountData<Balance>;
+}
+
+#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
+impl pallet_balances::Config for Test {
+    type Balance = Balance;
+    type AccountStore = System;
+    type ExistentialDeposit = ConstU128<EXISTENTIAL_DEPOSIT>;
+}
+
+impl Config for Test {
+    type Currency = Balances;
+    type RuntimeHoldReason = RuntimeHoldReason;
+    type OnRunCreated = ();
+    type OnSeats = Others;
+    type Nominations = Others;
+    type Payslips = Others;
+    type WeightInfo = ();
+    type MaxRuns = ConstU32<3>;
+    type MaxSeats = ConstU32<8>;
+    type MaxChanges = ConstU32<4>;
+    type MaxUnbonding = ConstU32<3>;
+    type MaxCheckpointWindows = ConstU32<64>;
+    type RunDeposit = ConstU128<100>;
+}
+
+parameter_types! {
+    /// What the seats of run 0 were paid.
+    pub static Paid: BTreeMap<u16, Balance> = BTreeMap::new();
+    /// What is nominated behind them.
+    pub static Behind: BTreeMap<u16, Balance> = BTreeMap::new();
+    /// The seats that were told to be gone.
+    pub static Gone: Vec<(RunId, SeatId)> = Vec::new();
+}
+
+/// What other pallets would say, and what they would hear.
+pub struct Others;
+
+impl Payslips for Others {
+    fn recent_pay(_: RunId, uid: Uid) -> Balance {
+        Paid::get().get(&uid.0).copied().unwrap_or(0)
+    }
+}
+
+impl OnSeats<u64> for Others {
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<u64>) -> Weight {
+        Gone::mutate(|gone| gone.push((run, seat.id(uid))));
+        Weight::from_parts(1, 0)
+    }
+}
+
+impl Nominations<u64> for Others {
+    fn behind(_: RunId, uid: Uid) -> Balance {
+        Behind::get().get(&uid.0).copied().unwrap_or(0)
+    }
+    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &u64) -> Balance {
+        0
+    }
+    fn slash(_: RunId, uid: Uid, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
+        let taken = Self::behind(RUN, uid) * Balance::from(share.0) / 1000;
+        Behind::mutate(|behind| {
+            behind.entry(uid.0).and_modify(|amount| *amount -= taken);
+        });
+        taken
+    }
+}
+
+pub const EXISTENTIAL_DEPOSIT: Balance = 5;
+pub const OWNER: u64 = 1;
+pub const COLDKEY: u64 = 2;
+pub const OTHER: u64 = 3;
+pub const STRANGER: u64 = 9;
+pub const HOTKEY: u64 = 1000;
+pub const MINER_STAKE: Balance = 10;
+pub const VALIDATOR_STAKE: Balance = 50;
+pub const RUN: RunId = RunId(0);
+
+/// Window 0 opens at block 5, an epoch has three windows.
+pub fn params() -> RunParams {
+    let schedule = Schedule { start: Block(5), ..RunParams::default().schedule };
+    RunParams { schedule, epoch_windows: 3, ..RunParams::default() }
+}
+
+/// Three miners, two validators; immune for four windows, unbonding for five; seats for nothing.
+pub fn terms() -> Terms {
+    Terms {
+        miner_stake_min: MINER_STAKE,
+        validator_stake_min: VALIDATOR_STAKE,
+        miner_seats_max: 3,
+        validator_seats_max: 2,
+        immunity_windows: 4,
+        unbonding_windows: 5,
+        seat_price_min: 0,
+        ..Terms::default()
+    }
+}
+
+pub fn url(text: &str) -> Url {
+    text.as_bytes().to_vec().try_into().unwrap()
+}
+
+pub fn signed(who: u64) -> RuntimeOrigin {
+    RuntimeOrigin::signed(who)
+}
+
+pub fn create(who: u64, params: RunParams, terms: Terms) -> DispatchResult {
+    let digest = |byte| Digest([byte; 32]);
+    let origin = url("http://origin.example/run");
+    Registry::create_run(signed(who), params, terms, digest(1), digest(2), digest(3), origin)
+}
+
+pub fn register(who: u64, role: Role, hotkey: u64, stake: Balance) -> DispatchResult {
+    let endpoint = url("http://10.0.0.1:9000/seat");
+    let taken = Registry::register(signed(who), RUN, role, hotkey, endpoint, stake, Balance::MAX);
+    taken.map(|_| ()).map_err(|error| error.error)
+}
+
+pub fn mine(hotkey: u64) -> DispatchResult {
+    register(COLDKEY, Role::Miner, HOTKEY + hotkey, MINER_STAKE)
+}
+
+pub fn validate(hotkey: u64, stake: Balance) -> DispatchResult {
+    register(COLDKEY, Role::Validator, HOTKEY + hotkey, stake)
+}
+
+/// Goes to the first block of `window` and opens it, as the windows pallet does.
+pub fn open(window: u32) {
+    System::set_block_number(params().schedule.opens_at(Window(window)).0.into());
+    <Registry as Seats<u64>>::window_opens(RUN, Window(window));
+}
+
+pub fn seat(uid: u16) -> Seat<u64> {
+    <Registry as Seats<u64>>::seat(RUN, Uid(uid)).unwrap()
+}
+
+pub fn hotkeys() -> Vec<(u16, u64)> {
+    let seats = <Registry as Seats<u64>>::seats(RUN).into_iter();
+    seats.map(|(uid, seat)| (uid.0, seat.hotkey - HOTKEY)).collect()
+}
+
+/// A chain on which accounts 1 to 5 have a thousand each.
+pub fn empty_chain() -> TestState {
+    Paid::set(BTreeMap::new());
+    Behind::set(BTreeMap::new());
+    Gone::set(Vec::new());
+    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
+    let balances = (1..=5).map(|who| (who, 1_000)).collect();
+    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
+        .assimilate_storage(&mut storage)
+        .unwrap();
+    let mut chain: TestState = storage.into();
+    chain.execute_with(|| System::set_block_number(1));
+    chain
+}
+
+/// Runs `story` on a chain with one run under `terms`.
+pub fn with_terms(terms: Terms, story: impl FnOnce()) {
+    empty_chain().execute_with(|| {
+        assert_ok!(create(OWNER, params(), terms));
+        story();
+        Registry::check_invariants().unwrap();
+    });
+}
+
+pub fn with_a_run(story: impl FnOnce()) {
+    with_terms(terms(), story);
+}

@@ -1,0 +1,185 @@
+//! What each call and step costs at worst (PROT-33). Runs and seats are written into the registry's storage as they would
+//! stand there, so that what is measured is this pallet alone.
+
+use crate::{BooksOf, Call, Config, Earned, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
+use alloc::{vec, vec::Vec};
+use frame::benchmarking::prelude::{
+    fungible::{Inspect as _, Mutate as _},
+    *,
+};
+use pallet_registry::{Balance, OnSeats as _, Run, Seat};
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    params::{PayShares, Permille},
+};
+
+const RUN: RunId = RunId(0);
+
+/// What the run pays in an epoch: enough that every seat gets something, and the existential deposit.
+fn emission<T: Config>() -> Balance {
+    <T as Config>::Currency::minimum_balance().saturating_mul(1_000_000)
+}
+
+fn caller<T: Config>() -> T::AccountId {
+    let who = whitelisted_caller::<T::AccountId>();
+    let _ = <T as Config>::Currency::mint_into(&who, emission::<T>().saturating_mul(1000));
+    who
+}
+
+/// A funded run of the caller's, in which epoch 0 is over.
+fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
+    let owner = caller::<T>();
+    let params = RunParams {
+        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
+        ..RunParams::default()
+    };
+    let shares = PayShares {
+        miners: Permille(400),
+        validators: Permille(400),
+        owner: Permille(100),
+        burn: Permille(100),
+    };
+    let run = Run {
+        owner: owner.clone(),
+        params,
+        terms: Terms { emission_per_epoch: emission::<T>(), shares, ..Terms::default() },
+        spec: Digest([0; 32]),
+        manifest: Digest([0; 32]),
+        theta0: Digest([0; 32]),
+        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
+        deposit: 0,
+        stopped: false,
+    };
+    pallet_registry::Runs::<T>::insert(RUN, run);
+    let opens = params.schedule.opens_at(Window(params.epoch_windows));
+    System::<T>::set_block_number(opens.0.into());
+    let funds = emission::<T>().saturating_mul(100);
+    Pallet::<T>::fund(RawOrigin::Signed(owner.clone()).into(), RUN, funds).expect("a run, and funds");
+    owner
+}
+
+/// Takes seats for the caller.
+fn seats<T: Config + pallet_registry::Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, u64)> {
+    uids.map(|index| {
+        let uid = Uid(index as u16);
+        let seat = Seat {
+            registered_at: Block(1),
+            since: Window(0),
+            role,
+            hotkey: account("hotkey", index, 0),
+            coldkey: whitelisted_caller::<T::AccountId>(),
+            endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
+            endpoint_set_at: None,
+            stake: 1,
+        };
+        pallet_registry::SeatsOf::<T>::insert(RUN, uid, seat);
+        (uid, 1_000_000)
+    })
+    .collect()
+}
+
+/// A run in which the caller's one seat, uid 0, was paid.
+fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
+    let owner = run::<T>();
+    let incentive = seats::<T>(Role::Miner, 0..1);
+    Pallet::<T>::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() });
+    assert!(EarningsOf::<T>::get(RUN, Uid(0)).claimable > 0);
+    owner
+}
+
+fn vacate<T: Config + pallet_registry::Config>() {
+    let seat = pallet_registry::SeatsOf::<T>::take(RUN, Uid(0)).expect("uid 0 is taken");
+    Pallet::<T>::vacated(RUN, Uid(0), &seat);
+}
+
+#[benchmarks(where T: Config + pallet_registry::Config)]
+mod benchmarks {
+    use super::*;
+
+    #[benchmark]
+    fn fund() {
+        let who = run::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who), RUN, emission::<T>());
+
+        assert_eq!(Pallet::<T>::treasury(RUN), emission::<T>() * 101);
+    }
+
+    /// Into stake.
+    #[benchmark]
+    fn claim() {
+        let who = paid::<T>();
+        PayoutOf::<T>::insert(RUN, Uid(0), Payout::Stake);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who), RUN, Uid(0));
+
+        assert_eq!(EarningsOf::<T>::get(RUN, Uid(0)).claimable, 0);
+    }
+
+    #[benchmark]
+    fn claim_owner() {
+        let owner = paid::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(owner), RUN);
+
+        assert_eq!(BooksOf::<T>::get(RUN).map(|books| books.owner_claimable), Some(0));
+    }
+
+    #[benchmark]
+    fn claim_former() {
+        let who = paid::<T>();
+        vacate::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who.clone()), RUN);
+
+        assert!(!FormerPay::<T>::contains_key(RUN, &who));
+    }
+
+    #[benchmark]
+    fn set_payout() {
+        let who = paid::<T>();
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(who), RUN, Uid(0), Payout::Stake);
+
+        assert!(Pallet::<T>::pays_into_stake(RUN, Uid(0)));
+    }
+
+    /// One seat in seventeen validates, as where 64 validators judge 1,024 miners.
+    #[benchmark]
+    fn pay_epoch(s: Linear<0, { <T as Config>::MaxSeats::get() }>) {
+        run::<T>();
+        let validators = s / 17;
+        let dividends = seats::<T>(Role::Validator, 0..validators);
+        let incentive = seats::<T>(Role::Miner, validators..s);
+        let weights: Vec<_> = incentive.iter().map(|(uid, _)| (*uid, u16::MAX)).collect();
+        let earned =
+            Earned { weights: &weights, incentive: &incentive, trust: &dividends, dividends: &dividends };
+
+        #[block]
+        {
+            Pallet::<T>::pay_epoch(RUN, 0, earned);
+        }
+
+        assert_eq!(History::<T>::get(RUN, 0).map(|record| record.slips.len()), Some(s as usize));
+    }
+
+    #[benchmark]
+    fn vacated() {
+        let who = paid::<T>();
+        PayoutOf::<T>::insert(RUN, Uid(0), Payout::Stake);
+
+        #[block]
+        {
+            vacate::<T>();
+        }
+
+        assert!(FormerPay::<T>::contains_key(RUN, &who));
+    }
+
+    impl_benchmark_test_suite!(Pallet, crate::tests::chain(), crate::tests::Test);
+}

@@ -1,0 +1,72 @@
+//! What calls and steps cost where a run is fullest (PROT-33).
+
+use super::*;
+use crate::full::{self, RUN, uid};
+use frame::benchmarking::prelude::*;
+use pallet_registry::OnSeats as _;
+use pallet_windows::Epochs as _;
+use protocol::{Digest, Window, reveal::commitment};
+
+#[benchmarks(where T: pallet_registry::Config)]
+mod benchmarks {
+    use super::*;
+
+    #[benchmark]
+    fn commit() {
+        full::run_with::<T>(1, 1, 3);
+        let signer = full::hotkey::<T>(uid(1));
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(signer), RUN, 3, Digest([1; 32]));
+
+        assert!(Commits::<T>::contains_key((RUN, 3), uid(1)));
+    }
+
+    #[benchmark]
+    fn reveal(s: Linear<1, 1024>) {
+        full::run_with::<T>(s, 1, 4);
+        let signer = full::hotkey::<T>(uid(s));
+        let hotkey = T::HotkeyOf::convert(signer.clone());
+        let weights = full::ballot::<T>(s, uid(s));
+        let sealed = Sealed { hash: commitment(&weights, &[3; 32], &hotkey), hotkey };
+        Commits::<T>::insert((RUN, 3), uid(s), sealed);
+
+        #[extrinsic_call]
+        _(RawOrigin::Signed(signer), RUN, 3, weights, [3; 32]);
+
+        assert!(Ballots::<T>::contains_key((RUN, 3), uid(s)));
+    }
+
+    #[benchmark]
+    fn close(v: Linear<1, 64>, s: Linear<1, 1024>) {
+        full::run_with::<T>(s, v, 4);
+        full::revealed::<T>(s, v, 3);
+        let electorate = full::members(s, v);
+
+        #[block]
+        {
+            Pallet::<T>::close(RUN, 3, &electorate);
+        }
+
+        assert!(Ballots::<T>::iter_prefix((RUN, 3)).next().is_none());
+        assert_eq!(ConsensusWeights::<T>::get(RUN).len(), s as usize);
+    }
+
+    #[benchmark]
+    fn vacated() {
+        full::run_with::<T>(1024, 1, 4);
+        full::revealed::<T>(1024, 1, 3);
+        let gone = (0..1023).map(|seat| (uid(seat), Window(1))).collect();
+        Vacated::<T>::insert(RUN, BoundedVec::truncate_from(gone));
+        let seat = pallet_registry::SeatsOf::<T>::get(RUN, uid(1023)).expect("the seat is there");
+
+        #[block]
+        {
+            Pallet::<T>::vacated(RUN, uid(1023), &seat);
+        }
+
+        assert_eq!(Vacated::<T>::get(RUN).len(), 1024);
+    }
+
+    impl_benchmark_test_suite!(Pallet, crate::mock::empty_chain(), crate::mock::Test);
+}

@@ -1,0 +1,94 @@
+//! A run with all its seats taken, as it would be after years: for benchmarks and measurements, which need no history.
+
+use crate::{Ballots, BondsOf, Commits, Config, ConsensusWeights, Sealed, Standings};
+use alloc::vec::Vec;
+use frame::prelude::*;
+use pallet_registry::{Run, Seat, Url};
+use pallet_windows::Member;
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::Standing,
+};
+
+pub(crate) const RUN: RunId = RunId(0);
+
+/// The hotkey's account of a seat.
+pub(crate) fn hotkey<T: Config>(uid: Uid) -> T::AccountId {
+    let mut seed = [7u8; 32];
+    seed[..2].copy_from_slice(&uid.0.to_le_bytes());
+    T::AccountId::decode(&mut &seed[..]).expect("an account id is at most 32 bytes, and any will do")
+}
+
+/// Miners have the uids from 0, validators those after them.
+pub(crate) fn members(miners: u32, validators: u32) -> Vec<Member> {
+    let stake = |place: u32| 1_000_000_000_000 + u128::from(place) * 7_777_777;
+    (0..validators)
+        .map(|place| Member { uid: uid(miners + place), stake: stake(place), attested: true, dissents: 0 })
+        .collect()
+}
+
+pub(crate) fn uid(number: u32) -> Uid {
+    Uid(number as u16)
+}
+
+/// Makes the run, with so many seats, at the first block of `epoch`.
+pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validators: u32, epoch: u32) {
+    let params = RunParams::default();
+    let account = hotkey::<T>(Uid(u16::MAX));
+    let url = Url::truncate_from(b"http://example.org/".to_vec());
+    let run = Run {
+        owner: account.clone(),
+        params,
+        terms: Terms::default(),
+        spec: Digest([0; 32]),
+        manifest: Digest([0; 32]),
+        theta0: Digest([0; 32]),
+        origin: url.clone(),
+        deposit: 0,
+        stopped: false,
+    };
+    pallet_registry::Runs::<T>::insert(RUN, run);
+    let role = |number: u32| if number < miners { Role::Miner } else { Role::Validator };
+    let roster: Vec<_> = (0..miners + validators).map(|number| Some(role(number))).collect();
+    pallet_registry::Rosters::<T>::insert(RUN, BoundedVec::truncate_from(roster));
+    for number in 0..miners + validators {
+        let hotkey = hotkey::<T>(uid(number));
+        pallet_registry::Hotkeys::<T>::insert(RUN, &hotkey, uid(number));
+        let seat = Seat {
+            registered_at: Block(0),
+            since: Window(0),
+            role: role(number),
+            hotkey,
+            coldkey: account.clone(),
+            endpoint: url.clone(),
+            endpoint_set_at: None,
+            stake: 1_000_000_000_000,
+        };
+        pallet_registry::SeatsOf::<T>::insert(RUN, uid(number), seat);
+    }
+    let now = params.schedule.opens_at(Window(epoch * params.epoch_windows));
+    frame_system::Pallet::<T>::set_block_number(now.0.into());
+}
+
+/// A ballot on `seats` miners, no two alike.
+pub(crate) fn ballot<T: Config>(seats: u32, validator: Uid) -> crate::SeatWeights<T> {
+    let weight = |seat: u32| 1 + ((seat * 61 + u32::from(validator.0) * 3) % 60_000) as u16;
+    crate::SeatWeights::<T>::truncate_from((0..seats).map(|seat| (uid(seat), weight(seat))).collect())
+}
+
+/// Ballots for `epoch` from every validator, and bonds and standings from the one before. As many stay sealed, which is more
+/// than there can be.
+pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
+    for Member { uid: validator, .. } in members(miners, validators) {
+        let ballot = ballot::<T>(miners, validator);
+        let bonds = ballot.iter().map(|(seat, weight)| (*seat, u32::from(*weight) * 100)).collect();
+        Ballots::<T>::insert((RUN, epoch), validator, ballot);
+        BondsOf::<T>::insert(RUN, validator, BoundedVec::truncate_from(bonds));
+        let sealed = Sealed { hash: Digest([1; 32]), hotkey: Hotkey([1; 32]) };
+        Commits::<T>::insert((RUN, epoch), validator, sealed);
+    }
+    let weights = ballot::<T>(miners, Uid(0));
+    let standing = |weight: u16| Standing { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
+    let standings = weights.iter().map(|(seat, weight)| (*seat, standing(*weight))).collect();
+    Standings::<T>::insert(RUN, BoundedVec::truncate_from(standings));
+    ConsensusWeights::<T>::insert(RUN, weights);
+}

@@ -1,0 +1,414 @@
+//! What each call and each step costs, at its worst: the largest run that the chain carries, every seat taking part.
+
+use crate::*;
+use ed25519_dalek::SigningKey;
+use frame::{benchmarking::prelude::*, prelude::fungible::Mutate as _};
+use pallet_registry::{Balance, Url};
+use protocol::{
+    Hotkey, Role, RunParams, Schedule, Terms, reveal,
+    select::Selected,
+    statement::{Equivocation, Matter, SignedStatement, Statement},
+    view::{Outcome, Verdict, Vote},
+};
+
+const RUN: RunId = RunId(0);
+const NOW: Window = Window(0);
+const START: u32 = 10;
+const STAKE: Balance = 1_000_000_000_000;
+const FUNDS: Balance = STAKE * 1_000_000;
+/// Validators of the largest run; every other seat is a miner's.
+const VALIDATORS: u32 = 64;
+const SALT: [u8; 32] = [9; 32];
+
+const SCHEDULE: Schedule = Schedule {
+    start: Block(START),
+    blocks_per_window: 60,
+    commit_by: 10,
+    reveal_by: 20,
+    attest_by: 30,
+    vote_by: 45,
+};
+/// The first blocks at which a call of each kind is in time, where hidden ones are revealed for five blocks.
+const ATTEST: u32 = 11;
+const REVEAL_ATTESTATION: u32 = 31;
+const VOTE: u32 = 36;
+const REVEAL_VOTE: u32 = 46;
+
+fn params(hidden_blocks: u32) -> RunParams {
+    RunParams { schedule: SCHEDULE, hidden_blocks, newcomer_windows: 0, ..RunParams::default() }
+}
+
+fn terms(miners: u32) -> Terms {
+    Terms {
+        electorate_max: VALIDATORS as u16,
+        miner_seats_max: miners.max(1) as u16,
+        validator_seats_max: VALIDATORS as u16,
+        miner_stake_min: 1,
+        validator_stake_min: STAKE,
+        seat_price_min: 0,
+        ..Terms::default()
+    }
+}
+
+fn digest(byte: u8) -> Digest {
+    Digest([byte; 32])
+}
+
+fn ballot(update: u8) -> Vote {
+    Vote { update: digest(update), state_root: None }
+}
+
+/// Miners come first, and the validators after them.
+fn public(uid: u32) -> Hotkey {
+    let mut secret = [7; 32];
+    secret[..4].copy_from_slice(&uid.to_le_bytes());
+    Hotkey(SigningKey::from_bytes(&secret).verifying_key().to_bytes())
+}
+
+fn key(uid: u32) -> SigningKey {
+    let mut secret = [7; 32];
+    secret[..4].copy_from_slice(&uid.to_le_bytes());
+    SigningKey::from_bytes(&secret)
+}
+
+fn hotkey<T: Config>(uid: u32) -> T::AccountId {
+    T::HotkeyOf::convert_back(public(uid))
+}
+
+fn uid(index: u32) -> Uid {
+    Uid(index as u16)
+}
+
+fn miners_max<T: Config>() -> u32 {
+    T::MaxSeats::get().saturating_sub(VALIDATORS)
+}
+
+fn go_to<T: Config>(offset: u32) {
+    frame_system::Pallet::<T>::set_block_number((START + offset).into());
+}
+
+/// A run with so many seats, at the block before it starts.
+fn create<T: Config + pallet_registry::Config>(
+    miners: u32,
+    validators: u32,
+    hidden_blocks: u32,
+) -> Result<(), BenchmarkError> {
+    frame_system::Pallet::<T>::set_block_number(1u32.into());
+    let owner: T::AccountId = account("owner", 0, 0);
+    <T as pallet_registry::Config>::Currency::set_balance(&owner, FUNDS);
+    let url = || Url::truncate_from(b"http://10.0.0.1/seat".to_vec());
+    let signed = || RawOrigin::Signed(owner.clone()).into();
+    let (params, terms) = (params(hidden_blocks), terms(miners));
+    pallet_registry::Pallet::<T>::create_run(
+        signed(),
+        params,
+        terms,
+        digest(1),
+        digest(2),
+        digest(3),
+        url(),
+    )?;
+    for index in 0..miners + validators {
+        // What a seat costs is no part of what is measured here.
+        let _ = pallet_registry::Prices::<T>::clear(u32::MAX, None);
+        let role = if index < miners { Role::Miner } else { Role::Validator };
+        let hotkey = hotkey::<T>(index);
+        pallet_registry::Pallet::<T>::register(signed(), RUN, role, hotkey, url(), STAKE, Balance::MAX)
+            .map_err(|error| error.error)?;
+    }
+    Ok(())
+}
+
+/// Window 0 of a run with so many seats, which all stand in the consensus, just opened.
+fn open_window<T: Config + pallet_registry::Config>(
+    miners: u32,
+    validators: u32,
+    hidden_blocks: u32,
+) -> Result<(), BenchmarkError> {
+    create::<T>(miners, validators, hidden_blocks)?;
+    go_to::<T>(0);
+    let _ = Pallet::<T>::take_steps(Block(START));
+    go_to::<T>(1);
+    frame_system::BlockHash::<T>::insert(BlockNumberFor::<T>::from(START), T::Hash::repeat_byte(7));
+    let _ = Pallet::<T>::take_steps(Block(START + 1));
+    Records::<T>::mutate(RUN, NOW, |record| {
+        if let Some(record) = record {
+            let weights = (0..miners).map(|index| (uid(index), index as u16 + 1)).collect();
+            record.weights = BoundedVec::truncate_from(weights);
+        }
+    });
+    assert_eq!(Records::<T>::get(RUN, NOW).map(|record| record.slots.len() as u32), Some(miners));
+    Ok(())
+}
+
+fn largest<T: Config + pallet_registry::Config>(hidden_blocks: u32) -> Result<(), BenchmarkError> {
+    open_window::<T>(miners_max::<T>(), VALIDATORS, hidden_blocks)
+}
+
+/// The uid of the first validator of the largest run.
+fn a_validator<T: Config>() -> u32 {
+    miners_max::<T>()
+}
+
+/// Every miner has committed.
+fn commit_all<T: Config>(miners: u32) {
+    for index in 0..miners {
+        Commitments::<T>::insert((RUN, NOW), uid(index), digest(index as u8));
+    }
+    let times = (0..miners).map(|_| 1u8).collect();
+    TimesCommitted::<T>::insert(RUN, NOW, BoundedVec::<u8, T::MaxSeats>::truncate_from(times));
+}
+
+fn verdicts<T: Config>(count: u32) -> Verdicts<T> {
+    BoundedVec::truncate_from((0..count).map(|index| (uid(index), Verdict::Valid)).collect())
+}
+
+/// Every validator has called every contribution valid.
+fn attest_all<T: Config>(miners: u32, validators: u32) {
+    for index in miners..miners + validators {
+        Attestations::<T>::insert((RUN, NOW), uid(index), verdicts::<T>(miners));
+    }
+}
+
+/// As if the selection stood.
+fn select_one<T: Config>() {
+    Records::<T>::mutate(RUN, NOW, |record| {
+        if let Some(record) = record {
+            let selected = Selected { uid: uid(0), digest: digest(0) };
+            record.selection = Some(Choice {
+                selected: BoundedVec::truncate_from([selected].to_vec()),
+                valid: BoundedVec::truncate_from((0..record.slots.len() as u32).map(uid).collect()),
+                faulty: BoundedVec::new(),
+            });
+        }
+    });
+}
+
+fn end_window<T: Config>() {
+    Records::<T>::mutate(RUN, NOW, |record| {
+        if let Some(record) = record {
+            record.outcome = Some(Outcome::Merged(ballot(50)));
+        }
+    });
+}
+
+fn statement(index: u32, matter: Matter, of: u8) -> SignedStatement {
+    Statement { run: RUN, window: NOW, uid: uid(index), matter, digest: digest(of) }.sign(&key(index))
+}
+
+#[benchmarks(where T: pallet_registry::Config)]
+mod benchmarks {
+    use super::*;
+
+    #[benchmark]
+    fn commit() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        commit_all::<T>(miners_max::<T>());
+        let last = miners_max::<T>().saturating_sub(1);
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(last)), RUN, NOW, digest(99));
+        assert_eq!(Commitments::<T>::get((RUN, NOW), uid(last)), Some(digest(99)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn attest(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        commit_all::<T>(miners_max::<T>());
+        go_to::<T>(ATTEST);
+        let validator = a_validator::<T>();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, verdicts::<T>(v), digest(99));
+        assert!(Attestations::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn vote() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        select_one::<T>();
+        go_to::<T>(VOTE);
+        let validator = a_validator::<T>();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, ballot(50));
+        assert!(Votes::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn attest_hidden() -> Result<(), BenchmarkError> {
+        largest::<T>(5)?;
+        go_to::<T>(ATTEST);
+        let validator = a_validator::<T>();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(1), digest(2));
+        assert!(HiddenAttestations::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn reveal_attestation(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
+        largest::<T>(5)?;
+        commit_all::<T>(miners_max::<T>());
+        go_to::<T>(REVEAL_ATTESTATION);
+        let validator = a_validator::<T>();
+        let hash = reveal::commitment(&verdicts::<T>(v), &SALT, &public(validator));
+        HiddenAttestations::<T>::insert((RUN, NOW), uid(validator), hash);
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, verdicts::<T>(v), SALT);
+        assert!(Attestations::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn vote_hidden() -> Result<(), BenchmarkError> {
+        largest::<T>(5)?;
+        select_one::<T>();
+        go_to::<T>(VOTE);
+        let validator = a_validator::<T>();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(1));
+        assert!(HiddenVotes::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn reveal_vote() -> Result<(), BenchmarkError> {
+        largest::<T>(5)?;
+        go_to::<T>(REVEAL_VOTE);
+        let validator = a_validator::<T>();
+        let hash = reveal::commitment(&ballot(50), &SALT, &public(validator));
+        HiddenVotes::<T>::insert((RUN, NOW), uid(validator), hash);
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, ballot(50), SALT);
+        assert!(Votes::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn anchor_receipts() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        end_window::<T>();
+        let validator = a_validator::<T>();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(9));
+        assert!(Receipts::<T>::contains_key((RUN, NOW), uid(validator)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn report_equivocation() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        let validator = a_validator::<T>();
+        let (one, other) = (statement(validator, Matter::Vote, 1), statement(validator, Matter::Vote, 2));
+        let proof = Equivocation { hotkey: public(validator), one, other };
+        let reporter: T::AccountId = whitelisted_caller();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(reporter), proof);
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Vote)));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn report_contradiction() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        let validator = a_validator::<T>();
+        // The attestation is the largest thing that can be contradicted.
+        attest_all::<T>(miners_max::<T>(), 1);
+        let signed = statement(validator, Matter::Attestation, 2);
+        let reporter: T::AccountId = whitelisted_caller();
+        #[extrinsic_call]
+        _(RawOrigin::Signed(reporter), public(validator), signed);
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Attestation)));
+        Ok(())
+    }
+
+    /// One step that finds its work done.
+    #[benchmark]
+    fn agenda() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        end_window::<T>();
+        let fixing = Block(START + SCHEDULE.vote_by + 1);
+        let before = ProgressOf::<T>::get(RUN).ok_or(BenchmarkError::Stop("a run has progress"))?.next_step;
+        Agenda::<T>::remove(before);
+        Pallet::<T>::note_next_step(RUN, fixing);
+        #[block]
+        {
+            let _ = Pallet::<T>::take_steps(fixing);
+        }
+        assert!(ProgressOf::<T>::get(RUN).is_some_and(|progress| progress.next_step > fixing));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn open(m: Linear<0, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+        create::<T>(m, v, 0)?;
+        go_to::<T>(0);
+        #[block]
+        {
+            let _ = Pallet::<T>::open(RUN, NOW);
+        }
+        assert_eq!(Records::<T>::get(RUN, NOW).map(|record| record.electorate.len() as u32), Some(v));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn note_hash() -> Result<(), BenchmarkError> {
+        largest::<T>(0)?;
+        frame_system::BlockHash::<T>::insert(BlockNumberFor::<T>::from(START + 11), T::Hash::repeat_byte(8));
+        #[block]
+        {
+            let _ = Pallet::<T>::note_hash(RUN, NOW, Block(START + 12), |record| &mut record.evaluation_hash);
+        }
+        assert!(Records::<T>::get(RUN, NOW).is_some_and(|record| record.evaluation_hash.is_some()));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn choose(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+        open_window::<T>(m, v, 0)?;
+        commit_all::<T>(m);
+        attest_all::<T>(m, v);
+        #[block]
+        {
+            let _ = Pallet::<T>::choose(RUN, NOW, &params(0));
+        }
+        let valid = Records::<T>::get(RUN, NOW).and_then(|record| record.selection);
+        assert_eq!(valid.map(|selection| selection.valid.len() as u32), Some(m));
+        Ok(())
+    }
+
+    /// A third of the electorate dissents.
+    #[benchmark]
+    fn fix(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+        let miners = miners_max::<T>();
+        open_window::<T>(miners, v, 0)?;
+        select_one::<T>();
+        for index in 0..v {
+            let update = if index < v / 3 { 51 } else { 50 };
+            Votes::<T>::insert((RUN, NOW), uid(miners + index), ballot(update));
+        }
+        #[block]
+        {
+            let _ = Pallet::<T>::fix(RUN, NOW, &params(0));
+        }
+        let outcome = Records::<T>::get(RUN, NOW).and_then(|record| record.outcome);
+        assert_eq!(outcome, Some(Outcome::Merged(ballot(50))));
+        Ok(())
+    }
+
+    #[benchmark]
+    fn forget(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
+        for index in 0..e {
+            Commitments::<T>::insert((RUN, NOW), uid(index), digest(1));
+        }
+        #[block]
+        {
+            let _ = Pallet::<T>::forget(RUN, NOW);
+        }
+        assert_eq!(Commitments::<T>::iter_key_prefix((RUN, NOW)).count(), 0);
+        Ok(())
+    }
+
+    impl_benchmark_test_suite!(Pallet, crate::mock::chain(), crate::mock::Test);
+}

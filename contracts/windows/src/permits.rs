@@ -1,0 +1,320 @@
+//! Who may call what, and when: a column of checks for each call. A call asks here before it writes, and its fee is
+//! waived where the same answer is yes.
+
+use crate::{pallet::*, steps::Deadlines};
+use codec::Encode;
+use frame::prelude::*;
+use pallet_registry::Seats;
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    reveal::{self, Salt},
+    statement::{Matter, NoProof, SignedStatement, Statement},
+    view::{Verdict, Vote},
+};
+
+/// A commitment that is allowed.
+pub(crate) struct MayCommit {
+    pub uid: Uid,
+    /// Commitments of the seat for this window so far.
+    pub times: u8,
+    /// The seat's place among the window's slots.
+    slot: usize,
+}
+
+/// A validator that is to be punished.
+pub(crate) struct Conviction {
+    seat: SeatId,
+    terms: Terms,
+}
+
+impl MayCommit {
+    /// Counts this commitment.
+    pub fn count_in<B: Get<u32>>(&self, times: &mut BoundedVec<u8, B>) {
+        let enough = self.slot.saturating_add(1);
+        if times.len() < enough {
+            times.bounded_resize(enough, 0);
+        }
+        if let Some(times) = times.get_mut(self.slot) {
+            *times = times.saturating_add(1);
+        }
+    }
+}
+
+impl<T: Config> Pallet<T> {
+    pub(crate) fn now() -> Block {
+        Block(frame_system::Pallet::<T>::block_number().saturated_into())
+    }
+
+    pub(crate) fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
+        ensure_signed(origin.clone()).ok()
+    }
+
+    pub(crate) fn may_commit(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+    ) -> Result<MayCommit, Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
+        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        ensure!(role == Role::Miner, Error::<T>::NotAMiner);
+        let record = Self::record(run, window)?;
+        let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
+        let times = TimesCommitted::<T>::get(run, window).get(slot).copied().unwrap_or(0);
+        Ok(MayCommit { uid, times, slot })
+    }
+
+    pub(crate) fn may_attest(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+        verdicts: &[(Uid, Verdict)],
+    ) -> Result<(Uid, RunParams), Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
+        Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
+        let uid = Self::validator(run, hotkey)?;
+        ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
+        Self::check_verdicts(run, window, verdicts)?;
+        Ok((uid, params))
+    }
+
+    pub(crate) fn may_attest_hidden(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+    ) -> Result<Uid, Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
+        Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
+        let uid = Self::validator(run, hotkey)?;
+        let _ = Self::record(run, window)?;
+        ensure!(!HiddenAttestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
+        Ok(uid)
+    }
+
+    pub(crate) fn may_reveal_attestation(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+        verdicts: &[(Uid, Verdict)],
+        salt: &Salt,
+    ) -> Result<(Uid, RunParams), Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
+        Self::in_phase(offset, params.schedule.attest_by, Deadlines::of(&params).attest_revealed_by)?;
+        let uid = Self::validator(run, hotkey)?;
+        ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
+        let hash = HiddenAttestations::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
+        Self::check_reveal(hotkey, verdicts, salt, hash)?;
+        Self::check_verdicts(run, window, verdicts)?;
+        Ok((uid, params))
+    }
+
+    pub(crate) fn may_vote(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+        vote: &Vote,
+    ) -> Result<Uid, Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
+        Self::in_phase(offset, params.schedule.attest_by, params.schedule.vote_by)?;
+        let uid = Self::member(run, window, hotkey)?;
+        Self::check_state_root(&params, window, vote)?;
+        ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
+        Ok(uid)
+    }
+
+    pub(crate) fn may_vote_hidden(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+    ) -> Result<Uid, Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
+        Self::in_phase(offset, Deadlines::of(&params).attest_revealed_by, params.schedule.vote_by)?;
+        let uid = Self::member(run, window, hotkey)?;
+        ensure!(!HiddenVotes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
+        Ok(uid)
+    }
+
+    pub(crate) fn may_reveal_vote(
+        hotkey: &T::AccountId,
+        run: RunId,
+        window: Window,
+        vote: &Vote,
+        salt: &Salt,
+    ) -> Result<Uid, Error<T>> {
+        let (params, offset) = Self::open_window(run, window)?;
+        ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
+        Self::in_phase(offset, params.schedule.vote_by, Deadlines::of(&params).vote_revealed_by)?;
+        // It was in the electorate when it committed, and a window's electorate never changes.
+        let uid = Self::validator(run, hotkey)?;
+        ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
+        let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
+        Self::check_reveal(hotkey, vote, salt, hash)?;
+        Self::check_state_root(&params, window, vote)?;
+        Ok(uid)
+    }
+
+    pub(crate) fn may_anchor(hotkey: &T::AccountId, run: RunId, window: Window) -> Result<Uid, Error<T>> {
+        ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+        let uid = Self::validator(run, hotkey)?;
+        let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
+        ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
+        let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
+        ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
+        ensure!(!Receipts::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAnchored);
+        Ok(uid)
+    }
+
+    /// Whether the holder of `hotkey` can be punished for what `statement` is about. Signatures are checked elsewhere.
+    pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
+        let Statement { run, window, uid, matter, .. } = *statement;
+        let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+        ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
+        let account = T::HotkeyOf::convert_back(*hotkey);
+        let seat = T::Registry::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
+        ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
+        let over_at = details.params.schedule.opens_at(window.next());
+        ensure!(seat.registered_at < over_at, Error::<T>::NotInThisWindow);
+        if let Some(held) = T::Registry::seat(run, uid)
+            && held.id(uid) == seat
+        {
+            ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
+        }
+        ensure!(!Punished::<T>::contains_key((run, window), (uid, matter)), Error::<T>::AlreadyPunished);
+        Ok(Conviction { seat, terms: details.terms })
+    }
+
+    /// Whether a signed statement differs from what the same holder of the seat put on the chain.
+    pub(crate) fn may_contradict(hotkey: &Hotkey, signed: &SignedStatement) -> Result<Conviction, Error<T>> {
+        let Statement { run, window, uid, matter, digest } = signed.statement;
+        let conviction = Self::may_convict(hotkey, &signed.statement)?;
+        // What the chain holds of a window is by whoever held the seat then: nobody answers for its predecessor's.
+        let held = T::Registry::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
+        ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
+        let key = (run, window);
+        let on_record = match matter {
+            Matter::Attestation => Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
+            Matter::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
+            Matter::Receipts => Receipts::<T>::get(key, uid),
+        };
+        let on_record = on_record.ok_or(Error::<T>::NothingOnRecord)?;
+        ensure!(on_record != digest, Error::<T>::NoContradiction);
+        signed.verify(hotkey).map_err(|_| Error::<T>::NotSigned)?;
+        Ok(conviction)
+    }
+
+    /// Slashes a convicted validator, and remembers that it was.
+    pub(crate) fn punish(conviction: Conviction, statement: &Statement, reporter: T::AccountId) {
+        let Statement { run, window, uid, matter, .. } = *statement;
+        let Conviction { seat, terms } = conviction;
+        Punished::<T>::insert((run, window), (uid, matter), ());
+        let reward = Some((&reporter, crate::REPORTER_SHARE));
+        let slashed = T::Registry::slash(run, seat, terms.equivocation_slash, reward);
+        Self::deposit_event(Event::EquivocationPunished { run, window, uid, matter, reporter, slashed });
+    }
+
+    /// Takes down an attestation: its validator is there (PROT-3).
+    pub(crate) fn note_attestation(
+        run: RunId,
+        window: Window,
+        uid: Uid,
+        epoch_windows: u32,
+        verdicts: Verdicts<T>,
+    ) {
+        let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).count() as u32;
+        let faulty = (verdicts.len() as u32).saturating_sub(valid);
+        Attestations::<T>::insert((run, window), uid, verdicts);
+        // A seat that was registered in this window is bonded from the next opening on.
+        let presence = PresenceOf::<T>::get(run, uid).unwrap_or(crate::Presence {
+            since: window.next(),
+            last_attested: None,
+            epoch_before: None,
+        });
+        PresenceOf::<T>::insert(run, uid, presence.attested(window, epoch_windows));
+        Self::deposit_event(Event::Attested { run, window, uid, valid, faulty });
+    }
+
+    /// The run's parameters and the offset in `window`, which must be the one that is open.
+    fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
+        let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
+        let (open, offset) = params.schedule.locate(Self::now()).ok_or(Error::<T>::NotStarted)?;
+        ensure!(window >= open, Error::<T>::TooLate);
+        ensure!(window <= open, Error::<T>::TooEarly);
+        Ok((params, offset))
+    }
+
+    /// Whether `offset` comes after one deadline and not after the next.
+    fn in_phase(offset: u32, after: u32, until: u32) -> Result<(), Error<T>> {
+        ensure!(offset > after, Error::<T>::TooEarly);
+        ensure!(offset <= until, Error::<T>::TooLate);
+        Ok(())
+    }
+
+    /// The record of the open window. On a chain that is behind with its steps it may not be there for some blocks.
+    fn record(run: RunId, window: Window) -> Result<Record<T>, Error<T>> {
+        Records::<T>::get(run, window).ok_or(Error::<T>::TooEarly)
+    }
+
+    fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
+        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        ensure!(role == Role::Validator, Error::<T>::NotAValidator);
+        Ok(uid)
+    }
+
+    /// The validator, if it is in the electorate and there is something to vote on.
+    fn member(run: RunId, window: Window, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
+        let uid = Self::validator(run, hotkey)?;
+        let record = Self::record(run, window)?;
+        let decides = record.electorate.binary_search_by_key(&uid, |(member, _)| *member).is_ok();
+        ensure!(decides, Error::<T>::NotInElectorate);
+        let selection = record.selection.ok_or(Error::<T>::TooEarly)?;
+        ensure!(!selection.selected.is_empty(), Error::<T>::NothingSelected);
+        Ok(uid)
+    }
+
+    /// Verdicts ascend by uid, and each is on a seat that committed to something.
+    fn check_verdicts(run: RunId, window: Window, verdicts: &[(Uid, Verdict)]) -> Result<(), Error<T>> {
+        ensure!(verdicts.windows(2).all(|pair| pair[0].0 < pair[1].0), Error::<T>::VerdictsNotSorted);
+        let record = Self::record(run, window)?;
+        let times = TimesCommitted::<T>::get(run, window);
+        let committed = |uid: &Uid| {
+            let slot = record.slots.binary_search(uid).ok();
+            slot.and_then(|slot| times.get(slot)).is_some_and(|times| *times > 0)
+        };
+        ensure!(verdicts.iter().all(|(uid, _)| committed(uid)), Error::<T>::NothingCommitted);
+        Ok(())
+    }
+
+    fn check_state_root(params: &RunParams, window: Window, vote: &Vote) -> Result<(), Error<T>> {
+        match (params.is_checkpoint(window), vote.state_root) {
+            (true, None) => Err(Error::<T>::StateRootMissing),
+            (false, Some(_)) => Err(Error::<T>::StateRootUnexpected),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_reveal<P: Encode + ?Sized>(
+        hotkey: &T::AccountId,
+        payload: &P,
+        salt: &Salt,
+        hash: Digest,
+    ) -> Result<(), Error<T>> {
+        let hotkey = T::HotkeyOf::convert(hotkey.clone());
+        ensure!(reveal::commitment(payload, salt, &hotkey) == hash, Error::<T>::OtherThanCommitted);
+        Ok(())
+    }
+}
+
+impl<T> From<NoProof> for Error<T> {
+    fn from(reason: NoProof) -> Error<T> {
+        match reason {
+            NoProof::OtherMatter => Error::NotOneMatter,
+            NoProof::SameDigest => Error::NoContradiction,
+            NoProof::NotSigned(_) => Error::NotSigned,
+        }
+    }
+}

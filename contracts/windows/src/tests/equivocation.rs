@@ -1,0 +1,227 @@
+//! Receipts that are anchored, and validators that say two different things (PROT-21, 27).
+
+use super::*;
+use frame::traits::fungible::Inspect as _;
+use protocol::statement::{SignedStatement, Statement};
+
+fn proof(uid: u16, one: SignedStatement, other: SignedStatement) -> Equivocation {
+    Equivocation { hotkey: public(uid), one, other }
+}
+
+fn two(uid: u16, window: u32, matter: Matter) -> Equivocation {
+    proof(uid, statement(uid, window, matter, digest(1)), statement(uid, window, matter, digest(2)))
+}
+
+fn report(proof: Equivocation) -> DispatchResultWithPostInfo {
+    Windows::report_equivocation(RuntimeOrigin::signed(REPORTER), proof)
+}
+
+fn contradict(uid: u16, signed: SignedStatement) -> DispatchResultWithPostInfo {
+    Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(uid), signed)
+}
+
+fn stake(uid: u16) -> u128 {
+    pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().stake
+}
+
+/// A run whose validators have enough at stake that a tenth of a tenth is something.
+fn with_stakes(story: impl FnOnce()) {
+    with_run(params(), || {
+        for uid in VALIDATORS {
+            assert_ok!(Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(uid), 900));
+        }
+        story();
+    });
+}
+
+#[test]
+fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_that() {
+    with_stakes(|| {
+        play(0, &VALIDATORS);
+        let before = (Balances::free_balance(REPORTER), Balances::total_issuance());
+        let paid = report(two(3, 0, Matter::Vote)).unwrap();
+        assert_eq!(paid.pays_fee, Pays::No);
+        assert_eq!((stake(3), stake(4)), (900, 1000));
+        assert_eq!(Balances::free_balance(REPORTER), before.0 + 10);
+        assert_eq!(Balances::total_issuance(), before.1 - 90);
+        assert!(events().contains(&Event::EquivocationPunished {
+            run: RUN,
+            window: Window(0),
+            uid: Uid(3),
+            matter: Matter::Vote,
+            reporter: REPORTER,
+            slashed: 100,
+        }));
+        // Slashed below the minimum it decides no more, from the next opening on.
+        for _ in 0..25 {
+            Punished::<Test>::remove((RUN, Window(0)), (Uid(3), Matter::Vote));
+            assert_ok!(report(two(3, 0, Matter::Vote)));
+        }
+        assert!(stake(3) < STAKE);
+        go_to(1, 0);
+        assert_eq!(view(1).electorate.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [4, 5]);
+    });
+}
+
+#[test]
+fn each_matter_of_a_window_is_punished_once() {
+    with_stakes(|| {
+        play(0, &VALIDATORS);
+        go_to(1, 0);
+        for matter in [Matter::Attestation, Matter::Vote, Matter::Receipts] {
+            assert_ok!(report(two(3, 0, matter)));
+            assert_noop!(report(two(3, 0, matter)), Error::<Test>::AlreadyPunished);
+        }
+        assert_ok!(report(two(3, 1, Matter::Vote)));
+        assert_ok!(report(two(4, 0, Matter::Vote)));
+        assert_eq!(Punished::<Test>::iter().count(), 5);
+    });
+}
+
+#[test]
+fn statements_that_prove_nothing_cost_nothing() {
+    with_stakes(|| {
+        go_to(0, 3);
+        let (vote, receipts) = (Matter::Vote, Matter::Receipts);
+        let one = statement(3, 0, vote, digest(1));
+        assert_noop!(report(proof(3, one, one)), Error::<Test>::NoContradiction);
+        let other = statement(3, 0, receipts, digest(2));
+        assert_noop!(report(proof(3, one, other)), Error::<Test>::NotOneMatter);
+        // Signed by somebody else in its name.
+        let forged = Statement { digest: digest(2), ..one.statement }.sign(&key(4));
+        assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
+        assert_noop!(report(proof(4, one, forged)), Error::<Test>::NotSigned);
+        // Signed with a key that is no seat's, and with another seat's.
+        assert_noop!(report(two(40, 0, vote)), Error::<Test>::NotASeat);
+        let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&key(3));
+        let named = proof(3, as_another(digest(1)), as_another(digest(2)));
+        assert_noop!(report(named), Error::<Test>::NotItsSeat);
+        assert_noop!(report(two(0, 0, vote)), Error::<Test>::NotAValidator);
+        assert_noop!(report(two(3, 1, vote)), Error::<Test>::WindowNotKept);
+        let elsewhere = |digest| Statement { run: RunId(9), digest, ..one.statement }.sign(&key(3));
+        let elsewhere = proof(3, elsewhere(digest(1)), elsewhere(digest(2)));
+        assert_noop!(report(elsewhere), Error::<Test>::UnknownRun);
+        assert_noop!(
+            Windows::report_equivocation(RuntimeOrigin::none(), two(3, 0, vote)),
+            DispatchError::BadOrigin
+        );
+        assert_eq!(VALIDATORS.map(stake), [1000; 3]);
+    });
+}
+
+#[test]
+fn nobody_answers_for_windows_before_its_time() {
+    with_stakes(|| {
+        go_to(1, 2);
+        let late = register(RUN, Role::Validator, STAKE);
+        assert_noop!(report(two(late, 0, Matter::Vote)), Error::<Test>::NotInThisWindow);
+        assert_ok!(report(two(late, 1, Matter::Vote)));
+    });
+}
+
+#[test]
+fn a_statement_that_differs_from_what_is_on_the_chain_is_proof_enough() {
+    with_stakes(|| {
+        play(0, &VALIDATORS);
+        assert_ok!(Windows::anchor_receipts(signed(3), RUN, Window(0), digest(9)));
+        let valid: Vec<_> = MINERS.iter().map(|uid| (*uid, VALID)).collect();
+        let said = [
+            (Matter::Attestation, Digest::of(&verdicts(&valid).encode())),
+            (Matter::Vote, Digest::of(&ballot(50, None).encode())),
+            (Matter::Receipts, digest(9)),
+        ];
+        for (matter, digest_of) in said {
+            let truth = statement(3, 0, matter, digest_of);
+            assert_noop!(contradict(3, truth), Error::<Test>::NoContradiction);
+            let other = statement(3, 0, matter, digest(77));
+            let forged = other.statement.sign(&key(4));
+            assert_noop!(contradict(3, forged), Error::<Test>::NotSigned);
+            let before = stake(3);
+            assert_eq!(contradict(3, other).unwrap().pays_fee, Pays::No);
+            assert_eq!(stake(3), before - before / 10);
+            assert_noop!(contradict(3, other), Error::<Test>::AlreadyPunished);
+        }
+    });
+}
+
+#[test]
+fn where_the_chain_holds_nothing_one_statement_contradicts_nothing() {
+    with_stakes(|| {
+        play(0, &[3, 4]);
+        for matter in [Matter::Attestation, Matter::Vote, Matter::Receipts] {
+            let said = statement(5, 0, matter, digest(1));
+            assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
+        }
+        let said = statement(3, 0, Matter::Vote, digest(1));
+        assert_noop!(
+            Windows::report_contradiction(RuntimeOrigin::none(), public(3), said),
+            DispatchError::BadOrigin
+        );
+        assert_noop!(contradict(40, said), Error::<Test>::NotASeat);
+        assert_noop!(contradict(4, said), Error::<Test>::NotItsSeat);
+        let later = statement(3, 5, Matter::Vote, digest(1));
+        assert_noop!(contradict(3, later), Error::<Test>::WindowNotKept);
+    });
+}
+
+#[test]
+fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor() {
+    with_stakes(|| {
+        play(0, &VALIDATORS);
+        let total = Balances::total_balance(&COLDKEY);
+        assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5)));
+        go_to(1, 0);
+        assert_eq!(Windows::presence(RUN, Uid(5)), None);
+        let signed = RuntimeOrigin::signed(COLDKEY);
+        assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(5));
+        // The old hotkey's statements about the old holder's window: its stake is still held.
+        assert_ok!(report(two(5, 0, Matter::Vote)));
+        assert_eq!(Balances::total_balance(&COLDKEY), total - 100);
+        // The newcomer votes in window 2; the old hotkey's statement about it contradicts nothing of its own.
+        play(1, &[3, 4]);
+        go_to(2, 0);
+        assert_ok!(commit(0, 2, 1));
+        go_to(2, 9);
+        assert_ok!(Windows::attest(
+            RuntimeOrigin::signed(hotkey(60)),
+            RUN,
+            Window(2),
+            verdicts(&[(0, VALID)]),
+            digest(1)
+        ));
+        let said = statement(5, 2, Matter::Attestation, digest(1));
+        assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
+    });
+}
+
+#[test]
+fn receipts_are_anchored_once_and_after_the_window_is_fixed() {
+    with_run(params(), || {
+        let anchor = |uid, window| Windows::anchor_receipts(signed(uid), RUN, Window(window), digest(9));
+        assert_noop!(anchor(3, 0), Error::<Test>::WindowNotKept);
+        go_to(0, 17);
+        assert_noop!(anchor(3, 0), Error::<Test>::TooEarly);
+        go_to(0, 18);
+        assert_ok!(anchor(4, 0));
+        assert_ok!(anchor(3, 0));
+        assert_noop!(anchor(3, 0), Error::<Test>::AlreadyAnchored);
+        assert_eq!(view(0).receipts, [(Uid(3), digest(9)), (Uid(4), digest(9))]);
+        assert_noop!(anchor(0, 0), Error::<Test>::NotAValidator);
+        assert_noop!(anchor(40, 0), Error::<Test>::NotASeat);
+        let other = Windows::anchor_receipts(signed(3), RunId(8), Window(0), digest(9));
+        assert_eq!(other, Err(Error::<Test>::UnknownRun.into()));
+        assert_noop!(
+            Windows::anchor_receipts(RuntimeOrigin::none(), RUN, Window(0), digest(9)),
+            DispatchError::BadOrigin
+        );
+        go_to(1, 0);
+        let late = register(RUN, Role::Validator, STAKE);
+        go_to(3, 0);
+        for window in [0, 1] {
+            assert_noop!(anchor(late, window), Error::<Test>::NotInThisWindow);
+        }
+        assert_ok!(anchor(late, 2));
+        assert_ok!(anchor(5, 0));
+    });
+}

@@ -1,0 +1,149 @@
+//! Who decides: stake with what is nominated behind it, seats that change hands, and an owner who stops the run.
+
+use super::*;
+use pallet_registry::OnSeats as _;
+
+fn electorate(window: u32) -> Vec<(u16, u128)> {
+    view(window).electorate.iter().map(|(uid, stake)| (uid.0, *stake)).collect()
+}
+
+fn owner() -> RuntimeOrigin {
+    RuntimeOrigin::signed(COLDKEY)
+}
+
+#[test]
+fn what_is_nominated_counts_as_the_validators_stake() {
+    with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
+        Behind::set([(Uid(5), 50), (Uid(4), 7)].into());
+        go_to(0, 0);
+        assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
+        // Nothing changes before the next opening.
+        Behind::set([(Uid(3), 500)].into());
+        go_to(0, 19);
+        assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
+        go_to(1, 0);
+        assert_eq!(electorate(1), [(3, STAKE + 500), (4, STAKE)]);
+    });
+}
+
+#[test]
+fn a_validators_own_stake_must_reach_the_minimum() {
+    with_run(params(), || {
+        let stake = |uid: u16, stake| {
+            pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(uid), |seat| {
+                seat.as_mut().unwrap().stake = stake;
+            });
+        };
+        stake(3, STAKE - 1);
+        Behind::set([(Uid(3), 1_000_000)].into());
+        go_to(0, 0);
+        assert_eq!(electorate(0), [(4, STAKE), (5, STAKE)]);
+        stake(3, STAKE);
+    });
+}
+
+#[test]
+fn two_thirds_are_of_stake_and_nominations_together() {
+    with_run(params(), || {
+        // 100, 100 and 200: the third alone holds half.
+        Behind::set([(Uid(5), 100)].into());
+        go_to(0, 0);
+        assert_ok!(commit(0, 0, 1));
+        go_to(0, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 0, &[(0, VALID)]));
+        }
+        go_to(0, 15);
+        assert_ok!(vote(3, 0, 50, None));
+        assert_ok!(vote(4, 0, 50, None));
+        go_to(0, 18);
+        assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::NoAgreement)));
+    });
+}
+
+#[test]
+fn a_run_that_its_owner_stops_spends_no_data_and_goes_on_where_it_was() {
+    with_run(params(), || {
+        play(0, &VALIDATORS);
+        assert_ok!(Registry::set_stopped(owner(), RUN, true));
+        // What is under way goes on to its end.
+        assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
+        go_to(1, 0);
+        assert_eq!((view(1).slots, view(1).cursor), (vec![], 21));
+        assert!(Windows::progress(RUN).unwrap().paused);
+        assert!(events().contains(&Event::Stopped { run: RUN, window: Window(1) }));
+        assert_noop!(commit(0, 1, 1), Error::<Test>::NotInThisWindow);
+        // Validators may still say that they are there.
+        go_to(1, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 1, &[]));
+        }
+        go_to(1, 15);
+        assert_noop!(vote(3, 1, 50, None), Error::<Test>::NothingSelected);
+        go_to(1, 18);
+        assert_eq!(outcome(1), Some(Outcome::Void(VoidReason::Paused)));
+        go_to(4, 0);
+        assert_eq!(view(4).cursor, 21);
+        assert_eq!(events().iter().filter(|event| matches!(event, Event::Stopped { .. })).count(), 1);
+        assert_ok!(Registry::set_stopped(owner(), RUN, false));
+        // All that were absent since window 1 come back by attesting, and the quorum with them.
+        go_to(4, 9);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid, 4, &[]));
+        }
+        play(5, &VALIDATORS);
+        assert_eq!((view(5).cursor, view(5).slots.len()), (21, 3));
+        assert!(matches!(outcome(5), Some(Outcome::Merged(_))));
+        assert!(events().contains(&Event::Resumed { run: RUN, window: Window(5) }));
+        go_to(6, 0);
+        assert_eq!(view(6).cursor, 42);
+        assert_eq!(view(6).lineage, Windows::progress(RUN).unwrap().lineage);
+    });
+}
+
+#[test]
+fn a_seat_that_is_given_up_leaves_nothing_to_the_next_holder() {
+    with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
+        for window in 0..2 {
+            play(window, &VALIDATORS);
+        }
+        Dissents::<Test>::insert((RUN, 0), Uid(5), 1);
+        assert_ok!(Registry::leave(owner(), RUN, Uid(5)));
+        go_to(2, 0);
+        assert_eq!(electorate(2), [(3, STAKE), (4, STAKE)]);
+        assert_eq!(Windows::presence(RUN, Uid(5)), None);
+        assert_eq!(view(2).salts, [(Uid(3), digest(3)), (Uid(4), digest(4))]);
+        assert_eq!(Dissents::<Test>::iter().count(), 0);
+        let origin = RuntimeOrigin::signed(COLDKEY);
+        assert_ok!(Registry::register(origin, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
+        go_to(3, 0);
+        assert_eq!(electorate(3), [(3, STAKE), (4, STAKE), (5, STAKE)]);
+        assert_eq!(Windows::presence(RUN, Uid(5)).unwrap().since, Window(3));
+    });
+}
+
+#[test]
+fn a_seat_may_be_vacated_before_its_run_starts_and_where_there_is_none() {
+    with_run(params(), || {
+        let seat = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(5)).unwrap();
+        let _ = Windows::vacated(RUN, Uid(5), &seat);
+        let _ = Windows::vacated(RunId(9), Uid(5), &seat);
+    });
+}
+
+#[test]
+fn a_hotkey_that_was_rotated_signs_from_the_next_opening_on() {
+    with_run(params(), || {
+        go_to(0, 0);
+        assert_ok!(Registry::rotate_hotkey(owner(), RUN, Uid(0), hotkey(60)));
+        let commit_with =
+            |key| Windows::commit(RuntimeOrigin::signed(hotkey(key)), RUN, Window(0), digest(1));
+        assert_noop!(commit_with(60), Error::<Test>::NotASeat);
+        assert_ok!(commit_with(0));
+        go_to(1, 0);
+        let commit_with =
+            |key| Windows::commit(RuntimeOrigin::signed(hotkey(key)), RUN, Window(1), digest(1));
+        assert_noop!(commit_with(0), Error::<Test>::NotASeat);
+        assert_ok!(commit_with(60));
+    });
+}

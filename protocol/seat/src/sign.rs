@@ -1,0 +1,600 @@
+//! The one way in which anything is signed for a person: shown, agreed to, submitted, reported.
+//!
+//! A verb makes a [`Proposal`]; everything after that is here, so that no verb can sign what it has not shown. The preview
+//! is made from the very calls that are then submitted, and from what the chain says of them; the key is opened only once
+//! somebody has agreed.
+
+use crate::open;
+use anyhow::{Context as _, bail, ensure};
+use chain_client::{
+    Amount, Call, Chain, ChainError, Included,
+    keys::{Key, KeyPassword, KeySource, Prompt, address, parse_address},
+};
+use protocol::view::Account;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use std::{
+    fmt,
+    io::{self, BufRead as _, IsTerminal as _, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+/// How what is proposed is agreed to, and how what came of it is told.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Consent {
+    /// Sign without asking. Without a terminal nothing is signed unless this is given.
+    #[arg(long)]
+    pub yes: bool,
+    /// Print one JSON object: the preview, and what came of it. Signs only together with --yes.
+    #[arg(long)]
+    pub json: bool,
+    /// Show what would be signed, and sign nothing.
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+}
+
+/// In whose name a call is made.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct OnBehalf {
+    /// The account in whose name the call is made: the key that signs must be a proxy of it.
+    #[arg(long, value_name = "ADDRESS")]
+    pub proxy_of: Option<String>,
+}
+
+impl OnBehalf {
+    pub fn account(&self) -> anyhow::Result<Option<Account>> {
+        Ok(self.proxy_of.as_deref().map(parse_address).transpose()?)
+    }
+}
+
+/// A key that signs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signer {
+    pub source: KeySource,
+    pub password_file: Option<PathBuf>,
+    /// Whose key it is, as in "the seat's coldkey".
+    pub whose: &'static str,
+}
+
+impl Signer {
+    /// The key's account, for which no password is needed.
+    pub fn account(&self) -> anyhow::Result<Account> {
+        let public = self.source.public();
+        Ok(public.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))?.0)
+    }
+
+    fn open(&self) -> anyhow::Result<Key> {
+        let password = |path: &Path| {
+            let named = path.display().to_string();
+            KeyPassword::from_environment(&named, self.password_file.as_deref(), Prompt::Once)
+        };
+        let key = self.source.open(password);
+        key.with_context(|| format!("could not open the key {} of {}", self.source, self.whose))
+    }
+}
+
+/// What somebody is asked to sign.
+#[derive(Clone, Debug)]
+pub struct Proposal {
+    /// What it comes to, as an order: "take 5 MTL out of the stake of uid 3".
+    pub what: String,
+    /// Signed and submitted one after the other.
+    pub calls: Vec<Call>,
+    pub signer: Signer,
+    /// In whose name, if not the signer's own.
+    pub proxy_of: Option<Account>,
+    /// What happens when, each a sentence.
+    pub then: Vec<String>,
+}
+
+/// Exactly what would be signed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Preview {
+    pub what: String,
+    /// URL of the chain.
+    pub chain: String,
+    /// Address of the key that signs.
+    pub signer: String,
+    /// Whose key that is.
+    pub whose: String,
+    /// What the signer's account has free, in MTL.
+    pub free: String,
+    /// The account in whose name the calls are made, if it is not the signer's own.
+    pub on_behalf_of: Option<String>,
+    pub calls: Vec<PreviewedCall>,
+    pub then: Vec<String>,
+}
+
+/// One call of a preview.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PreviewedCall {
+    /// As the chain names it: `Registry.unstake`.
+    pub call: String,
+    /// Every argument by its name on the chain, in the chain's order.
+    pub arguments: Vec<PreviewedArgument>,
+    /// The call's bytes in hex, which any Substrate tool decodes.
+    pub call_data: String,
+    /// What the chain says it will cost, in MTL; `None` if it does not say.
+    pub fee: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PreviewedArgument {
+    pub name: String,
+    pub value: String,
+}
+
+/// Call data longer than this is cut in text; JSON has all of it.
+const CALL_DATA_SHOWN: usize = 64;
+
+impl fmt::Display for Preview {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "To {}", self.what)?;
+        writeln!(f, "  on the chain at {}", self.chain)?;
+        writeln!(f, "  signed by {} ({}), which has {} free", self.signer, self.whose, self.free)?;
+        if let Some(account) = &self.on_behalf_of {
+            writeln!(f, "  as a proxy, in the name of {account}")?;
+        }
+        for call in &self.calls {
+            writeln!(f, "  {}", call.call)?;
+            for PreviewedArgument { name, value } in &call.arguments {
+                writeln!(f, "    {name}: {value}")?;
+            }
+            match call.call_data.get(..CALL_DATA_SHOWN) {
+                Some(begin) if begin.len() < call.call_data.len() => {
+                    let bytes = call.call_data.len().saturating_sub(2) / 2;
+                    writeln!(f, "    call data: {begin}… ({bytes} bytes; --json shows all)")?;
+                }
+                _ => writeln!(f, "    call data: {}", call.call_data)?,
+            }
+            match &call.fee {
+                Some(fee) => writeln!(f, "    fee: about {fee}")?,
+                None => writeln!(f, "    fee: the chain does not say")?,
+            }
+        }
+        for line in &self.then {
+            writeln!(f, "  - {line}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Why nothing was signed. Nothing was changed anywhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotSigned {
+    #[error("nothing was signed")]
+    Declined,
+    #[error("nothing was signed: there is nobody to ask. Add --yes to sign without asking")]
+    NobodyToAsk,
+    #[error(
+        "nothing was signed: --json does not ask. Add --yes to sign, or --dry-run to only see the preview"
+    )]
+    JsonNeedsYes,
+}
+
+/// What came of the calls before one went wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("call {number} of {of} came to nothing{}", done(*number))]
+struct Halfway {
+    number: usize,
+    of: usize,
+    source: ChainError,
+}
+
+fn done(number: usize) -> &'static str {
+    if number > 1 { ", after those before it had been done" } else { "" }
+}
+
+/// Where a verb writes to, and whom it asks. One for each command.
+pub struct Paper<'a> {
+    json: bool,
+    out: &'a mut dyn Write,
+    /// Previews and questions: not what a script reads.
+    aside: &'a mut dyn Write,
+    /// A line that somebody typed; `None` if there is nobody.
+    ask: &'a mut dyn FnMut() -> io::Result<Option<String>>,
+    preview: Value,
+    result: Value,
+}
+
+impl<'a> Paper<'a> {
+    pub fn new(
+        json: bool,
+        out: &'a mut dyn Write,
+        aside: &'a mut dyn Write,
+        ask: &'a mut dyn FnMut() -> io::Result<Option<String>>,
+    ) -> Paper<'a> {
+        Paper { json, out, aside, ask, preview: Value::Null, result: Value::Null }
+    }
+
+    /// Whether one JSON object is printed at the end, and nothing before.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
+    /// What the verb came to: `text` for a person, at once; `value` for a program, at the end.
+    pub fn result(&mut self, text: &str, value: Value) -> io::Result<()> {
+        if !self.json {
+            writeln!(self.out, "{}", text.trim_end())?;
+        }
+        match (&mut self.result, value) {
+            (Value::Object(known), Value::Object(more)) => known.extend(more),
+            (result, value) => *result = value,
+        }
+        Ok(())
+    }
+
+    /// A word to whoever is looking, not a result.
+    pub fn aside(&mut self, text: &str) -> io::Result<()> {
+        if self.json { Ok(()) } else { writeln!(self.aside, "{text}") }
+    }
+
+    /// Prints the JSON object, if one is wanted, with the error in it if there was one.
+    pub fn finish(self, done: &anyhow::Result<()>) -> io::Result<()> {
+        if !self.json {
+            return Ok(());
+        }
+        let mut object = Map::new();
+        object.insert("preview".into(), self.preview);
+        object.insert("result".into(), self.result);
+        if let Err(error) = done {
+            object.insert("error".into(), error_as_json(error));
+        }
+        writeln!(self.out, "{}", Value::Object(object))
+    }
+
+    fn show(&mut self, preview: &Preview, consent: &Consent) -> anyhow::Result<()> {
+        self.preview = serde_json::to_value(preview)?;
+        if self.json {
+            return Ok(());
+        }
+        // What was asked for is the preview itself.
+        let to: &mut dyn Write = if consent.dry_run { self.out } else { self.aside };
+        write!(to, "{preview}")?;
+        Ok(())
+    }
+
+    /// Whether what was shown is agreed to.
+    fn agreed(&mut self, consent: &Consent) -> anyhow::Result<()> {
+        if consent.yes {
+            return Ok(());
+        }
+        if self.json {
+            bail!(NotSigned::JsonNeedsYes);
+        }
+        write!(self.aside, "Sign? [y/N] ")?;
+        self.aside.flush()?;
+        match (self.ask)()?.as_deref().map(str::trim) {
+            Some("y" | "Y" | "yes") => Ok(()),
+            Some(_) => bail!(NotSigned::Declined),
+            None => {
+                writeln!(self.aside)?;
+                bail!(NotSigned::NobodyToAsk)
+            }
+        }
+    }
+}
+
+/// Reads an answer from the terminal; none if standard input is none.
+pub fn ask_terminal() -> io::Result<Option<String>> {
+    if !io::stdin().is_terminal() {
+        return Ok(None);
+    }
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(Some(answer))
+}
+
+fn error_as_json(error: &anyhow::Error) -> Value {
+    let mut object = json!({ "message": format!("{error:#}"), "exit_code": exit_code(error) });
+    if let (Some(ChainError::Refused { pallet, error, docs, .. }), Value::Object(object)) =
+        (chain_error(error), &mut object)
+    {
+        object.insert("refused".into(), json!({ "pallet": pallet, "error": error, "docs": docs }));
+    }
+    object
+}
+
+fn chain_error(error: &anyhow::Error) -> Option<&ChainError> {
+    error.chain().find_map(|cause| cause.downcast_ref::<ChainError>())
+}
+
+/// Something else went wrong: a setting, a file, a key, a wish that cannot be.
+pub const EXIT_FAILED: u8 = 1;
+/// Nothing was signed, as nobody agreed.
+pub const EXIT_NOT_SIGNED: u8 = 4;
+/// The chain refused a call: nothing changed but the fee.
+pub const EXIT_REFUSED: u8 = 5;
+/// The chain could not be reached, or took nothing: it may be tried again.
+pub const EXIT_UNREACHABLE: u8 = 6;
+/// A call was sent, and nobody can tell yet what became of it.
+pub const EXIT_UNCERTAIN: u8 = 7;
+
+/// What the exit codes mean, as the end of a command's help.
+pub const EXIT_CODES: &str = "\
+Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong flags; 4 nothing was signed, as nobody agreed; 5 the chain refused, \
+and nothing changed but the fee; 6 the chain is away, try again; 7 sent, and unknown what became of it: look before you \
+try again.";
+
+/// The exit code that tells a script what kind of error this was.
+pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if error.chain().any(|cause| cause.is::<NotSigned>()) {
+        return EXIT_NOT_SIGNED;
+    }
+    match chain_error(error) {
+        Some(ChainError::Refused { .. } | ChainError::Failed { .. }) => EXIT_REFUSED,
+        Some(ChainError::TimedOut { sent: true, .. } | ChainError::Uncertain { .. }) => EXIT_UNCERTAIN,
+        Some(ChainError::Unreachable { last, .. }) if last.contains("may still be included") => {
+            EXIT_UNCERTAIN
+        }
+        Some(ChainError::Unreachable { .. } | ChainError::TimedOut { .. } | ChainError::Dropped { .. }) => {
+            EXIT_UNREACHABLE
+        }
+        _ => EXIT_FAILED,
+    }
+}
+
+/// A chain at hand, with nobody's key yet.
+pub struct Desk {
+    pub chain: Arc<dyn Chain>,
+    pub url: String,
+}
+
+impl Desk {
+    /// Connects to read.
+    pub async fn open(url: &str) -> anyhow::Result<Desk> {
+        Ok(Desk { chain: open::chain(url, None).await?, url: url.to_owned() })
+    }
+
+    /// What would be signed, from the chain's own mouth.
+    pub async fn preview(&self, proposal: &Proposal) -> anyhow::Result<Preview> {
+        let account = proposal.signer.account()?;
+        let mut calls = Vec::new();
+        for call in &proposal.calls {
+            let call = in_the_name_of(proposal.proxy_of, call.clone());
+            let draft = self.chain.draft(&call, &account).await?;
+            let argument = |(name, value): (&str, String)| PreviewedArgument { name: name.into(), value };
+            calls.push(PreviewedCall {
+                call: call.name(),
+                arguments: call.said().into_iter().map(argument).collect(),
+                call_data: format!("0x{}", hex::encode(&draft.call_data)),
+                fee: draft.fee.map(|fee| fee.to_string()),
+            });
+        }
+        Ok(Preview {
+            what: proposal.what.clone(),
+            chain: self.url.clone(),
+            signer: address(&account),
+            whose: proposal.signer.whose.to_owned(),
+            free: self.chain.balance(&account).await?.free.to_string(),
+            on_behalf_of: proposal.proxy_of.as_ref().map(address),
+            calls,
+            then: proposal.then.clone(),
+        })
+    }
+
+    /// Shows what is proposed and asks; with somebody's consent, connects with the key. `None` where only the preview was
+    /// wanted.
+    pub async fn agree(
+        &mut self,
+        paper: &mut Paper<'_>,
+        proposal: &Proposal,
+        consent: &Consent,
+    ) -> anyhow::Result<Option<Agreed>> {
+        let preview = self.preview(proposal).await?;
+        paper.show(&preview, consent)?;
+        if consent.dry_run {
+            return Ok(None);
+        }
+        paper.agreed(consent)?;
+        let key = proposal.signer.open()?;
+        ensure!(
+            key.account() == proposal.signer.account()?,
+            "the key {} is not the one that was shown: its file says otherwise",
+            proposal.signer.source
+        );
+        // From here on what is read has the effect of what was signed in it.
+        self.chain = open::chain(&self.url, Some(key)).await?;
+        Ok(Some(Agreed { chain: self.chain.clone(), proxy_of: proposal.proxy_of }))
+    }
+
+    /// [`Desk::agree`], then submits every call of the proposal. Returns where each was included, and puts that into the
+    /// paper's JSON.
+    pub async fn sign(
+        &mut self,
+        paper: &mut Paper<'_>,
+        proposal: &Proposal,
+        consent: &Consent,
+    ) -> anyhow::Result<Option<Vec<Included>>> {
+        let Some(agreed) = self.agree(paper, proposal, consent).await? else {
+            return Ok(None);
+        };
+        let mut included = Vec::new();
+        for (index, call) in proposal.calls.iter().enumerate() {
+            match agreed.submit(call.clone()).await {
+                Ok(block) => included.push(block),
+                Err(source) if proposal.calls.len() == 1 => return Err(source.into()),
+                Err(source) => {
+                    bail!(Halfway { number: index.saturating_add(1), of: proposal.calls.len(), source })
+                }
+            }
+        }
+        let blocks: Vec<Value> = included
+            .iter()
+            .map(|block| json!({ "block": block.block, "hash": format!("0x{}", block.hash) }))
+            .collect();
+        if paper.json {
+            paper.result("", json!({ "included": blocks }))?;
+        }
+        Ok(Some(included))
+    }
+}
+
+/// A chain client with the key that somebody agreed to use.
+pub struct Agreed {
+    pub chain: Arc<dyn Chain>,
+    proxy_of: Option<Account>,
+}
+
+impl Agreed {
+    pub async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+        self.chain.submit(in_the_name_of(self.proxy_of, call)).await
+    }
+}
+
+fn in_the_name_of(real: Option<Account>, call: Call) -> Call {
+    match real {
+        Some(real) => Call::Proxied { real, call: Box::new(call) },
+        None => call,
+    }
+}
+
+/// An amount of a JSON object: its smallest units, as text, since numbers so large are not safe in JSON.
+pub fn units(amount: Amount) -> Value {
+    Value::String(amount.0.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{RunId, Uid};
+    use std::time::Duration;
+
+    fn preview() -> Preview {
+        let call = Call::Unstake { run: RunId(1), uid: Uid(3), amount: Amount::mtl(5) };
+        let arguments = call.said().into_iter();
+        let arguments = arguments.map(|(name, value)| PreviewedArgument { name: name.into(), value });
+        Preview {
+            what: "take 5 MTL out of the stake of uid 3".into(),
+            chain: "ws://127.0.0.1:9944".into(),
+            signer: "5FA9…".into(),
+            whose: "the seat's coldkey".into(),
+            free: "7 MTL".into(),
+            on_behalf_of: None,
+            calls: vec![PreviewedCall {
+                call: call.name(),
+                arguments: arguments.collect(),
+                call_data: "0x0a04".into(),
+                fee: Some("0.001 MTL".into()),
+            }],
+            then: vec!["it is free in window 9".into()],
+        }
+    }
+
+    #[test]
+    fn a_preview_names_the_call_every_argument_who_signs_and_what_it_costs() {
+        assert_eq!(
+            preview().to_string(),
+            "To take 5 MTL out of the stake of uid 3\n  \
+               on the chain at ws://127.0.0.1:9944\n  \
+               signed by 5FA9… (the seat's coldkey), which has 7 MTL free\n  \
+               Registry.unstake\n    \
+                 run: 1\n    \
+                 uid: 3\n    \
+                 amount: 5 MTL\n    \
+                 call data: 0x0a04\n    \
+                 fee: about 0.001 MTL\n  \
+               - it is free in window 9\n"
+        );
+        let mut other = preview();
+        other.on_behalf_of = Some("5GoN…".into());
+        other.calls[0].fee = None;
+        other.calls[0].call_data = format!("0x{}", "ab".repeat(100));
+        let text = other.to_string();
+        assert!(text.contains("as a proxy, in the name of 5GoN…"), "{text}");
+        assert!(text.contains("the chain does not say"), "{text}");
+        assert!(text.contains("… (100 bytes; --json shows all)"), "{text}");
+    }
+
+    #[test]
+    fn a_preview_as_json_has_the_same_and_all_of_the_call_data() {
+        let value = serde_json::to_value(preview()).unwrap();
+        assert_eq!(value["calls"][0]["call"], "Registry.unstake");
+        assert_eq!(value["calls"][0]["arguments"][2], json!({ "name": "amount", "value": "5 MTL" }));
+        assert_eq!(value["calls"][0]["call_data"], "0x0a04");
+        assert_eq!(value["on_behalf_of"], Value::Null);
+    }
+
+    /// Asks for consent with `typed` as what somebody answers.
+    fn answer(consent: &Consent, json: bool, typed: Option<&str>) -> (Option<NotSigned>, usize) {
+        let (mut out, mut aside) = (Vec::new(), Vec::new());
+        let mut asked = 0;
+        let mut ask = || {
+            asked += 1;
+            Ok(typed.map(str::to_owned))
+        };
+        let mut paper = Paper::new(json, &mut out, &mut aside, &mut ask);
+        let done = paper.agreed(consent);
+        (done.err().map(|error| *error.downcast_ref::<NotSigned>().unwrap()), asked)
+    }
+
+    #[test]
+    fn only_a_yes_is_a_yes() {
+        let ask = Consent::default();
+        for typed in ["y\n", "Y\n", "yes\n"] {
+            assert_eq!(answer(&ask, false, Some(typed)), (None, 1), "{typed}");
+        }
+        for typed in ["", "\n", "n\n", "ye\n", "sign\n"] {
+            assert_eq!(answer(&ask, false, Some(typed)), (Some(NotSigned::Declined), 1), "{typed}");
+        }
+    }
+
+    #[test]
+    fn without_a_terminal_nothing_is_signed_unless_yes_is_given() {
+        assert_eq!(answer(&Consent::default(), false, None), (Some(NotSigned::NobodyToAsk), 1));
+        let yes = Consent { yes: true, ..Consent::default() };
+        assert_eq!(answer(&yes, false, None), (None, 0));
+    }
+
+    #[test]
+    fn json_never_asks() {
+        assert_eq!(answer(&Consent::default(), true, Some("y\n")), (Some(NotSigned::JsonNeedsYes), 0));
+        let yes = Consent { yes: true, json: true, ..Consent::default() };
+        assert_eq!(answer(&yes, true, None), (None, 0));
+    }
+
+    #[test]
+    fn as_json_there_is_one_object_whatever_happens() {
+        let mut out = Vec::new();
+        let mut aside = Vec::new();
+        let mut ask = || Ok(None);
+        let mut paper = Paper::new(true, &mut out, &mut aside, &mut ask);
+        paper.show(&preview(), &Consent::default()).unwrap();
+        paper.result("text", json!({ "one": 1 })).unwrap();
+        paper.result("text", json!({ "two": 2 })).unwrap();
+        let refused = ChainError::Refused {
+            doing: "claiming".into(),
+            pallet: "Rewards".into(),
+            error: "NothingToClaim".into(),
+            docs: "There is nothing to claim.".into(),
+        };
+        paper.finish(&Err(anyhow::Error::from(refused).context("while testing"))).unwrap();
+        assert!(aside.is_empty());
+        let text = String::from_utf8(out).unwrap();
+        assert_eq!(text.lines().count(), 1);
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["preview"]["what"], "take 5 MTL out of the stake of uid 3");
+        assert_eq!(value["result"], json!({ "one": 1, "two": 2 }));
+        assert_eq!(value["error"]["refused"]["error"], "NothingToClaim");
+        assert_eq!(value["error"]["exit_code"], 5);
+    }
+
+    #[test]
+    fn an_exit_code_tells_what_may_be_tried_again() {
+        let doing = || "claiming".to_owned();
+        let waited = Duration::from_secs(1);
+        let code = |error: ChainError| exit_code(&anyhow::Error::from(error).context("more"));
+        assert_eq!(code(ChainError::Failed { doing: doing(), reason: String::new() }), EXIT_REFUSED);
+        assert_eq!(code(ChainError::TimedOut { doing: doing(), waited, sent: true }), EXIT_UNCERTAIN);
+        assert_eq!(code(ChainError::TimedOut { doing: doing(), waited, sent: false }), EXIT_UNREACHABLE);
+        assert_eq!(code(ChainError::Uncertain { doing: doing(), reason: String::new() }), EXIT_UNCERTAIN);
+        assert_eq!(code(ChainError::NoSuchRun(RunId(1))), EXIT_FAILED);
+        assert_eq!(exit_code(&anyhow::anyhow!("a file")), EXIT_FAILED);
+        assert_eq!(exit_code(&anyhow::Error::from(NotSigned::Declined).context("x")), EXIT_NOT_SIGNED);
+        let source = ChainError::Uncertain { doing: doing(), reason: String::new() };
+        let halfway = Halfway { number: 2, of: 2, source };
+        assert!(halfway.to_string().contains("after those before it"));
+        assert_eq!(exit_code(&anyhow::Error::from(halfway)), EXIT_UNCERTAIN);
+    }
+}

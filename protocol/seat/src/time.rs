@@ -1,0 +1,104 @@
+//! When a window opens, in words: people do not count blocks.
+
+use chain_client::{Chain, ChainError};
+use protocol::{Block, Schedule, Window};
+use std::time::Duration;
+
+/// Where a run stands, and how fast it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pace {
+    pub block: Block,
+    pub schedule: Schedule,
+    /// As the chain means it: a development chain may be faster, and a network in trouble slower.
+    pub block_time: Duration,
+}
+
+impl Pace {
+    pub async fn read(chain: &dyn Chain, schedule: Schedule) -> Result<Pace, ChainError> {
+        let block = chain.heads().borrow().block;
+        Ok(Pace { block, schedule, block_time: chain.block_time().await? })
+    }
+
+    /// The window that opens next.
+    pub fn next_window(&self) -> Window {
+        self.schedule.window_at(self.block).map_or(Window(0), |window| window.next())
+    }
+
+    /// "window 212, in about 2 d 3 h", or "window 12, which has come".
+    pub fn until(&self, window: Window) -> String {
+        match self.blocks_until(window) {
+            0 => format!("window {window}, which has come"),
+            blocks => format!("window {window}, in about {}", self.lasts(blocks)),
+        }
+    }
+
+    /// How long so many windows last: "200 windows, about 2 d 3 h".
+    pub fn windows(&self, windows: u32) -> String {
+        let blocks = u64::from(windows).saturating_mul(self.schedule.blocks_per_window.into());
+        let plural = if windows == 1 { "" } else { "s" };
+        format!("{windows} window{plural}, about {}", self.lasts(blocks))
+    }
+
+    fn blocks_until(&self, window: Window) -> u64 {
+        self.schedule.opens_at(window).0.saturating_sub(self.block.0).into()
+    }
+
+    fn lasts(&self, blocks: u64) -> String {
+        let millis = self.block_time.as_millis().saturating_mul(blocks.into());
+        span(u64::try_from(millis / 1000).unwrap_or(u64::MAX))
+    }
+}
+
+/// Seconds in the two units that matter.
+fn span(seconds: u64) -> String {
+    const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)];
+    let large = UNITS.iter().position(|(_, unit)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
+    let (name, unit) = UNITS[large];
+    let first = format!("{} {name}", seconds / unit);
+    match UNITS.get(large + 1) {
+        Some((name, smaller)) if (seconds % unit) / smaller > 0 => {
+            format!("{first} {} {name}", (seconds % unit) / smaller)
+        }
+        _ => first,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_is_said_in_the_units_that_matter() {
+        for (seconds, said) in [
+            (0, "0 s"),
+            (59, "59 s"),
+            (60, "1 min"),
+            (61, "1 min 1 s"),
+            (3600, "1 h"),
+            (3661, "1 h 1 min"),
+            (200_000, "2 d 7 h"),
+        ] {
+            assert_eq!(span(seconds), said);
+        }
+    }
+
+    #[test]
+    fn a_window_is_as_far_as_its_first_block() {
+        let schedule = Schedule {
+            start: Block(100),
+            blocks_per_window: 20,
+            commit_by: 10,
+            reveal_by: 12,
+            attest_by: 14,
+            vote_by: 16,
+        };
+        let pace = |block| Pace { block: Block(block), schedule, block_time: Duration::from_secs(6) };
+        assert_eq!(pace(0).next_window(), Window(0));
+        assert_eq!(pace(0).until(Window(0)), "window 0, in about 10 min");
+        assert_eq!(pace(125).next_window(), Window(2));
+        assert_eq!(pace(125).until(Window(2)), "window 2, in about 1 min 30 s");
+        assert_eq!(pace(125).until(Window(1)), "window 1, which has come");
+        assert_eq!(pace(125).windows(30), "30 windows, about 1 h");
+        assert_eq!(pace(125).windows(1), "1 window, about 2 min");
+    }
+}

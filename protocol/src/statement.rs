@@ -1,0 +1,170 @@
+//! What a validator says outside the chain under its own signature, and the proof that it said two different things
+//! (PROT-21).
+//!
+//! On the chain an attestation or a vote is taken once, so nobody can contradict itself there. Off the chain a validator
+//! signs what it shows to others: its receipts, and what it is about to vote or attest. Two such statements about the
+//! same matter with different digests are a proof that needs no judge; so is one that differs from what the chain holds.
+
+use crate::{
+    Digest, Hotkey, RunId, Uid, Window,
+    identity::{self, Domain, Signature, SignatureError},
+};
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
+use scale_info::TypeInfo;
+
+/// What a statement is about.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Encode,
+    Decode,
+    DecodeWithMemTracking,
+    MaxEncodedLen,
+    TypeInfo,
+)]
+pub enum Matter {
+    /// The digest of the SCALE-encoded verdicts, as the chain takes them (PROT-14).
+    Attestation,
+    /// The digest of the SCALE-encoded vote (PROT-19).
+    Vote,
+    /// The digest of the window's receipts (PROT-27).
+    Receipts,
+}
+
+/// "Of this matter in this window, mine is the one with this digest."
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct Statement {
+    pub run: RunId,
+    pub window: Window,
+    pub uid: Uid,
+    pub matter: Matter,
+    pub digest: Digest,
+}
+
+/// A statement and the hotkey's signature under it.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct SignedStatement {
+    pub statement: Statement,
+    pub signature: Signature,
+}
+
+/// Two statements of one validator that cannot both stand.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct Equivocation {
+    pub hotkey: Hotkey,
+    pub one: SignedStatement,
+    pub other: SignedStatement,
+}
+
+/// Why a pair of statements proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoProof {
+    #[error("the statements are not about the same matter of the same seat, window and run")]
+    OtherMatter,
+    #[error("the statements say the same")]
+    SameDigest,
+    #[error("a statement is not signed by the hotkey: {0}")]
+    NotSigned(#[from] SignatureError),
+}
+
+impl Statement {
+    /// Signs the statement with the validator's hotkey.
+    pub fn sign(self, key: &ed25519_dalek::SigningKey) -> SignedStatement {
+        SignedStatement { statement: self, signature: identity::sign(key, Domain::Statement, &self.encode()) }
+    }
+
+    /// Whether both are about one matter, whatever they say of it.
+    pub fn same_matter(&self, other: &Statement) -> bool {
+        Statement { digest: other.digest, ..*self } == *other
+    }
+}
+
+impl SignedStatement {
+    /// Checks the signature.
+    pub fn verify(&self, hotkey: &Hotkey) -> Result<(), SignatureError> {
+        identity::verify(hotkey, Domain::Statement, &self.statement.encode(), &self.signature)
+    }
+}
+
+impl Equivocation {
+    /// Checks that the proof proves what it claims. Whose hotkey it was, the chain must say.
+    pub fn check(&self) -> Result<Statement, NoProof> {
+        let (one, other) = (self.one.statement, self.other.statement);
+        if !one.same_matter(&other) {
+            return Err(NoProof::OtherMatter);
+        }
+        if one.digest == other.digest {
+            return Err(NoProof::SameDigest);
+        }
+        self.one.verify(&self.hotkey)?;
+        self.other.verify(&self.hotkey)?;
+        Ok(one)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn statement(digest: u8) -> Statement {
+        Statement {
+            run: RunId(1),
+            window: Window(2),
+            uid: Uid(3),
+            matter: Matter::Vote,
+            digest: Digest([digest; 32]),
+        }
+    }
+
+    fn key() -> (ed25519_dalek::SigningKey, Hotkey) {
+        let key = ed25519_dalek::SigningKey::from_bytes(&[7; 32]);
+        let hotkey = Hotkey(key.verifying_key().to_bytes());
+        (key, hotkey)
+    }
+
+    #[test]
+    fn two_different_statements_on_one_matter_prove_an_equivocation() {
+        let (key, hotkey) = key();
+        let proof = Equivocation { hotkey, one: statement(1).sign(&key), other: statement(2).sign(&key) };
+        assert_eq!(proof.check(), Ok(statement(1)));
+    }
+
+    #[test]
+    fn statements_that_agree_or_are_about_something_else_prove_nothing() {
+        let (key, hotkey) = key();
+        let proof = |one: Statement, other: Statement| {
+            Equivocation { hotkey, one: one.sign(&key), other: other.sign(&key) }.check().unwrap_err()
+        };
+        assert_eq!(proof(statement(1), statement(1)), NoProof::SameDigest);
+        let base = statement(1);
+        for other in [
+            Statement { run: RunId(9), ..statement(2) },
+            Statement { window: Window(9), ..statement(2) },
+            Statement { uid: Uid(9), ..statement(2) },
+            Statement { matter: Matter::Receipts, ..statement(2) },
+        ] {
+            assert_eq!(proof(base, other), NoProof::OtherMatter);
+        }
+    }
+
+    #[test]
+    fn nobody_is_convicted_by_a_signature_that_is_not_its_own() {
+        let (key, hotkey) = key();
+        let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
+        let (one, other) = (statement(1).sign(&key), statement(2).sign(&stranger));
+        let refused = NoProof::NotSigned(SignatureError::BadSignature);
+        assert_eq!(Equivocation { hotkey, one, other }.check(), Err(refused));
+        assert_eq!(Equivocation { hotkey, one: other, other: one }.check(), Err(refused));
+    }
+}

@@ -1,0 +1,221 @@
+//! What this validator has committed to and must still reveal (PROT-30).
+//!
+//! A ballot is bound by its hash in one epoch and shown in the next; whoever cannot show it earns nothing for the epoch.
+//! So it is on disk before the hash is on the chain, and stays there until the chain has it.
+
+use protocol::{
+    Digest, Hotkey, RunId, Uid,
+    reveal::{self, Salt},
+};
+use replica::files::{self, FileError};
+use serde::{Deserialize, Serialize};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// A ballot with the salt that hides it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kept {
+    pub run: RunId,
+    pub epoch: u32,
+    pub weights: Vec<(Uid, u16)>,
+    salt: Digest,
+}
+
+impl Kept {
+    pub fn salt(&self) -> Salt {
+        self.salt.0
+    }
+
+    /// The hash that `hotkey` commits to.
+    pub fn hash(&self, hotkey: &Hotkey) -> Digest {
+        reveal::commitment(&self.weights, &self.salt.0, hotkey)
+    }
+}
+
+/// The ballots of one validator that are not revealed yet.
+pub struct Ballots {
+    path: PathBuf,
+    secret: [u8; 32],
+    kept: Vec<Kept>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BallotError {
+    #[error(transparent)]
+    File(#[from] FileError),
+    #[error(
+        "{} is damaged; remove it to go on: what it held cannot be revealed any more, which costs an epoch's dividends",
+        path.display()
+    )]
+    Damaged { path: PathBuf, source: serde_json::Error },
+}
+
+/// What a start finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// What was left, which may be nothing.
+    All,
+    /// No file where there must have been one.
+    Lost,
+}
+
+impl Ballots {
+    /// Reads what a predecessor left in `directory`. One that `served_before` has left a file, if only an empty one.
+    pub fn load(
+        directory: &Path,
+        hotkey_seed: &[u8; 32],
+        served_before: bool,
+    ) -> Result<(Ballots, Found), BallotError> {
+        let path = directory.join("ballots.json");
+        let secret = blake3::derive_key("mettle 1 validator ballot salts", hotkey_seed);
+        let (kept, found) = match std::fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(kept) => (kept, Found::All),
+                Err(source) => return Err(BallotError::Damaged { path, source }),
+            },
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                (Vec::new(), if served_before { Found::Lost } else { Found::All })
+            }
+            Err(source) => return Err(FileError::Read { path, source }.into()),
+        };
+        let ballots = Ballots { path, secret, kept };
+        ballots.save()?;
+        Ok((ballots, found))
+    }
+
+    /// The ballot to commit to in `epoch`, on disk when this returns. A second time it is the same one, whatever `weights`
+    /// are by then: the first may be on the chain already.
+    pub fn seal(&mut self, run: RunId, epoch: u32, weights: Vec<(Uid, u16)>) -> Result<Kept, BallotError> {
+        if let Some(kept) = self.of(run, epoch) {
+            return Ok(kept.clone());
+        }
+        let salt = self.salt(run, epoch, &weights);
+        let kept = Kept { run, epoch, weights, salt };
+        self.kept.push(kept.clone());
+        self.save()?;
+        Ok(kept)
+    }
+
+    /// The ballot that was sealed for `epoch` and not revealed, if there is one.
+    pub fn of(&self, run: RunId, epoch: u32) -> Option<&Kept> {
+        self.kept.iter().find(|kept| kept.run == run && kept.epoch == epoch)
+    }
+
+    /// Ballots of epochs before `epoch`, oldest first: to be revealed, or too late for it.
+    pub fn before(&self, run: RunId, epoch: u32) -> Vec<Kept> {
+        let mut due: Vec<Kept> =
+            self.kept.iter().filter(|kept| kept.run == run && kept.epoch < epoch).cloned().collect();
+        due.sort_by_key(|kept| kept.epoch);
+        due
+    }
+
+    /// Forgets a ballot that the chain has, or will never take.
+    pub fn forget(&mut self, run: RunId, epoch: u32) -> Result<(), BallotError> {
+        self.kept.retain(|kept| kept.run != run || kept.epoch != epoch);
+        self.save()
+    }
+
+    /// Nobody can guess it who does not know the secret, also where the same run and epoch come again on a new chain:
+    /// other weights have another salt.
+    fn salt(&self, run: RunId, epoch: u32, weights: &[(Uid, u16)]) -> Digest {
+        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
+        hasher.update(&run.0.to_le_bytes());
+        hasher.update(&epoch.to_le_bytes());
+        for (uid, weight) in weights {
+            hasher.update(&uid.0.to_le_bytes());
+            hasher.update(&weight.to_le_bytes());
+        }
+        Digest(*hasher.finalize().as_bytes())
+    }
+
+    fn save(&self) -> Result<(), BallotError> {
+        let bytes = serde_json::to_vec(&self.kept).expect("a ballot is plain data");
+        Ok(files::write_atomic(&self.path, &bytes)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RUN: RunId = RunId(3);
+
+    fn weights(of: &[(u16, u16)]) -> Vec<(Uid, u16)> {
+        of.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect()
+    }
+
+    fn load(directory: &Path, served_before: bool) -> (Ballots, Found) {
+        Ballots::load(directory, &[7; 32], served_before).unwrap()
+    }
+
+    #[test]
+    fn a_ballot_survives_a_restart_until_it_is_revealed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut ballots, found) = load(directory.path(), false);
+        assert_eq!(found, Found::All);
+        let sealed = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+
+        let (mut ballots, found) = load(directory.path(), true);
+        assert_eq!(found, Found::All);
+        assert_eq!(ballots.before(RUN, 4), []);
+        assert_eq!(ballots.before(RUN, 5), [sealed]);
+        assert_eq!(ballots.before(RunId(9), 5), []);
+        ballots.forget(RUN, 4).unwrap();
+        assert_eq!(load(directory.path(), true).0.before(RUN, 5), []);
+    }
+
+    #[test]
+    fn what_was_sealed_for_an_epoch_stays_what_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut ballots, _) = load(directory.path(), false);
+        let first = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        assert_eq!(ballots.seal(RUN, 4, weights(&[(2, 65535)])).unwrap(), first);
+        assert_eq!(load(directory.path(), true).0.seal(RUN, 4, weights(&[(9, 1)])).unwrap(), first);
+        let next = ballots.seal(RUN, 5, weights(&[(1, 65535)])).unwrap();
+        assert_eq!(ballots.before(RUN, 6), [first, next]);
+    }
+
+    #[test]
+    fn the_hash_is_the_one_that_the_chain_checks_and_no_salt_comes_twice() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut ballots, _) = load(directory.path(), false);
+        let hotkey = Hotkey([5; 32]);
+        let kept = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        assert_eq!(kept.hash(&hotkey), reveal::commitment(&kept.weights, &kept.salt(), &hotkey));
+        let other = |run, epoch, of: &[(u16, u16)]| ballots.salt(run, epoch, &weights(of)).0;
+        assert_ne!(other(RUN, 5, &[(1, 65535)]), kept.salt());
+        assert_ne!(other(RunId(4), 4, &[(1, 65535)]), kept.salt());
+        assert_ne!(other(RUN, 4, &[(1, 65534)]), kept.salt());
+        let stranger = Ballots::load(tempfile::tempdir().unwrap().path(), &[8; 32], false).unwrap().0;
+        assert_ne!(stranger.salt(RUN, 4, &kept.weights).0, kept.salt());
+    }
+
+    #[test]
+    fn a_lost_file_is_noticed_and_a_damaged_one_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut ballots, _) = load(directory.path(), false);
+        ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        let path = directory.path().join("ballots.json");
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(load(directory.path(), true).1, Found::Lost);
+        // From then on there is one again.
+        assert_eq!(load(directory.path(), true).1, Found::All);
+
+        std::fs::write(&path, b"[{\"run\":").unwrap();
+        let refused = Ballots::load(directory.path(), &[7; 32], true).err().unwrap();
+        assert!(refused.to_string().contains("remove it to go on"), "{refused}");
+    }
+
+    #[test]
+    fn a_ballot_that_cannot_be_kept_is_not_sealed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut ballots, _) = load(directory.path(), false);
+        // A directory in the way of the file.
+        std::fs::remove_file(directory.path().join("ballots.json")).unwrap();
+        std::fs::create_dir(directory.path().join("ballots.json")).unwrap();
+        assert!(matches!(ballots.seal(RUN, 4, weights(&[(1, 1)])), Err(BallotError::File(_))));
+    }
+}
