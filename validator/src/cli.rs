@@ -2,6 +2,7 @@
 
 use crate::{
     ballot::{Ballots, Found},
+    hidden::Hidden,
     salt::Salts,
     serve::Validator,
 };
@@ -131,6 +132,7 @@ async fn serve(
         evaluator: Some(evaluator),
         salts: Salts::new(&secret),
         ballots,
+        hidden: Hidden::load(&settings.directory, &secret)?,
         seat: opened.seat,
         standings,
         directory: settings.directory,

@@ -6,5 +6,6 @@ pub mod cli;
 pub mod evaluate;
 pub mod gather;
 pub mod gauntlet;
+pub mod hidden;
 pub mod salt;
 pub mod serve;

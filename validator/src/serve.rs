@@ -7,6 +7,7 @@ use crate::{
     evaluate::{self, EvaluateError, Job, Measurements},
     gather::{self, Gathered},
     gauntlet::{self, Standings},
+    hidden::{Hidden, HiddenError},
     salt::Salts,
 };
 use chain_client::{Call, ChainError, Head};
@@ -40,6 +41,7 @@ pub struct Validator {
     pub evaluator: Option<Evaluator>,
     pub salts: Salts,
     pub ballots: Ballots,
+    pub hidden: Hidden,
     pub seat: SeatView,
     pub standings: Standings,
     pub directory: PathBuf,
@@ -68,6 +70,8 @@ pub enum ServeError {
     StandingsFormat(#[from] serde_json::Error),
     #[error("could not keep the weights that are to be revealed")]
     Ballots(#[from] BallotError),
+    #[error("could not keep what is to be revealed in this window")]
+    Hidden(#[from] HiddenError),
     #[error("the evaluation failed")]
     Evaluate(#[from] EvaluateError),
     #[error("the thread that evaluates died")]
@@ -127,7 +131,8 @@ impl Validator {
 
             // Merge and vote.
             wait_past(&mut heads, schedule.attest_deadline(window)).await?;
-            let Some(view) = self.view(window).await? else { continue };
+            self.reveal_attestation(window).await?;
+            let Some(view) = self.selection(window, &mut heads).await? else { continue };
             if let Err(reason) = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own).await? {
                 tracing::warn!(window = window.0, reason, "no vote");
                 self.journal.write(&Entry::Abstained { window, reason });
@@ -141,6 +146,7 @@ impl Validator {
                 evaluation = self.start_evaluation(&view, &seats, gathered.valid).await?;
             }
             wait_past(&mut heads, schedule.vote_deadline(window)).await?;
+            self.reveal_vote(window).await?;
             let last_call = Block(schedule.opens_at(window.next()).0.saturating_sub(LAST_CALL_BLOCKS));
             if let Some(running) = evaluation.take() {
                 evaluation = self.judge_by(running, &mut heads, last_call).await?;
@@ -178,8 +184,14 @@ impl Validator {
 
         let run = self.follower().run.id;
         let next_salt = self.salts.commitment(run, window.next());
-        let call = Call::Attest { run, window, verdicts: verdicts.clone(), next_salt };
-        if let Err(reason) = self.submit(call).await? {
+        let call = if self.hides() {
+            verdicts = self.hidden.seal_verdicts(run, window, verdicts)?;
+            let hash = self.hidden.hash(run, window, &verdicts, &self.seat.hotkey);
+            Call::AttestHidden { run, window, hash, next_salt }
+        } else {
+            Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
+        };
+        if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
             self.journal
                 .write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
             return Ok(());
@@ -202,6 +214,42 @@ impl Validator {
             not_observed: not_observed.collect(),
         });
         Ok(())
+    }
+
+    /// In a run that hides attestations, shows the one that was bound by its hash, now that nobody can copy it (PROT-30).
+    async fn reveal_attestation(&mut self, window: Window) -> Result<(), ServeError> {
+        let run = self.follower().run.id;
+        let Some(verdicts) = self.hidden.verdicts(run, window).filter(|_| self.hides()) else {
+            return Ok(());
+        };
+        let salt = self.hidden.salt(run, window, &verdicts);
+        let call = Call::RevealAttestation { run, window, verdicts, salt };
+        if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
+            let reason = format!("attestation not revealed: {reason}");
+            self.journal.write(&Entry::Abstained { window, reason });
+        }
+        Ok(())
+    }
+
+    /// The window once its selection stands: after the attestations, and those that are revealed. A chain with more to do than fits into
+    /// a block makes it some blocks late.
+    async fn selection(
+        &self,
+        window: Window,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<Option<WindowView>, ServeError> {
+        let schedule = self.schedule();
+        let hidden_blocks = self.follower().run.params.hidden_blocks;
+        wait_past(heads, Block(schedule.attest_deadline(window).0.saturating_add(hidden_blocks))).await?;
+        loop {
+            let head = heads.borrow_and_update().block;
+            let view = self.view(window).await?;
+            let stands = view.as_ref().is_none_or(|view| view.selection.is_some());
+            if stands || schedule.vote_deadline(window) <= head {
+                return Ok(view);
+            }
+            wait_past(heads, head).await?;
+        }
     }
 
     /// Merges what the chain selected, puts it where everyone finds it, and votes its digest (PROT-16 to PROT-20). An `Err` inside says
@@ -243,13 +291,40 @@ impl Validator {
             return Ok(Ok(()));
         }
         let run = self.follower().run.id;
-        if let Err(reason) = self.submit(Call::Vote { run, window, vote }).await? {
+        let call = if self.hides() {
+            let vote = self.hidden.seal_vote(run, window, vote)?;
+            let hash = self.hidden.hash(run, window, &vote, &self.seat.hotkey);
+            Call::VoteHidden { run, window, hash }
+        } else {
+            Call::Vote { run, window, vote }
+        };
+        if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
             return Ok(Err(format!("vote refused: {reason}")));
         }
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         tracing::info!(window = window.0, update = %digest, bytes, contributions = inputs.len(), "voted");
         self.journal.write(&Entry::Voted { window, update: digest, bytes, inputs });
         Ok(Ok(()))
+    }
+
+    /// In a run that hides votes, shows the one that was bound by its hash, now that nobody can copy it (PROT-30).
+    async fn reveal_vote(&mut self, window: Window) -> Result<(), ServeError> {
+        let run = self.follower().run.id;
+        let Some(vote) = self.hidden.vote(run, window).filter(|_| self.hides()) else {
+            return Ok(());
+        };
+        let salt = self.hidden.salt(run, window, &vote);
+        let call = Call::RevealVote { run, window, vote, salt };
+        if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
+            let reason = format!("vote not revealed: {reason}");
+            self.journal.write(&Entry::Abstained { window, reason });
+        }
+        Ok(())
+    }
+
+    /// Whether the run hides attestations and votes until their deadline (PROT-30).
+    fn hides(&self) -> bool {
+        self.follower().run.params.hidden_blocks > 0
     }
 
     /// Starts measuring on a thread of its own.
@@ -461,10 +536,12 @@ impl Validator {
         Ok(())
     }
 
-    /// Sends a call. What the chain refuses for good is a reason to be told; what may pass has been tried long enough.
-    async fn submit(&self, call: Call) -> Result<Result<(), String>, ServeError> {
+    /// Sends a call of which the chain takes one. What it refuses for good is a reason to be told, but for `done`: that is how it says
+    /// that it has ours already, from a predecessor that was killed. What may pass has been tried long enough.
+    async fn submit_once(&self, call: Call, done: &str) -> Result<Result<(), String>, ServeError> {
         match self.follower().chain.submit(call).await {
             Ok(_) => Ok(Ok(())),
+            Err(error) if error.is_refusal("Windows", done) => Ok(Ok(())),
             Err(error) if !error.is_transient() => Ok(Err(causes(&error))),
             Err(error) => Err(error.into()),
         }

@@ -10,6 +10,7 @@ use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
     params::Permille,
     reveal::Salt,
+    statement::{Equivocation, SignedStatement},
     view::{Account, Verdict, Vote},
 };
 use serde::{Deserialize, Serialize};
@@ -78,6 +79,20 @@ pub enum Call {
     Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest },
     /// By a validator's hotkey (PROT-19).
     Vote { run: RunId, window: Window, vote: Vote },
+    /// By a validator's hotkey, in a run that hides attestations: the hash of the verdicts that it will reveal (PROT-30).
+    AttestHidden { run: RunId, window: Window, hash: Digest, next_salt: Digest },
+    /// By a validator's hotkey, after the deadline (PROT-30).
+    RevealAttestation { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, salt: Salt },
+    /// By a validator's hotkey, in a run that hides votes: the hash of the vote that it will reveal (PROT-30).
+    VoteHidden { run: RunId, window: Window, hash: Digest },
+    /// By a validator's hotkey, after the deadline (PROT-30).
+    RevealVote { run: RunId, window: Window, vote: Vote, salt: Salt },
+    /// By a validator's hotkey, once the window is fixed: the digest of its receipts (PROT-27).
+    AnchorReceipts { run: RunId, window: Window, digest: Digest },
+    /// By anybody: a validator signed two different things of one matter (PROT-21).
+    ReportEquivocation { proof: Equivocation },
+    /// By anybody: a validator signed something else than it put on the chain (PROT-21).
+    ReportContradiction { hotkey: Hotkey, statement: SignedStatement },
     /// By a validator's hotkey, once an epoch: the hash of the weights that it will reveal (PROT-30).
     CommitWeights { run: RunId, epoch: u32, hash: Digest },
     /// By a validator's hotkey, in the first windows of the epoch after (PROT-30).
@@ -190,9 +205,16 @@ spellings! {
 }
 
 spellings! {
-    /// What people do now and then: a chain that lacks one of these is told of when somebody wants it.
+    /// What people do now and then, and what some runs ask for: a chain that lacks one of these is told of when somebody wants it.
     #[cfg(test)]
     NOW_AND_THEN:
+    ATTEST_HIDDEN = "Windows"."attest_hidden"("run", "window", "hash", "next_salt");
+    REVEAL_ATTESTATION = "Windows"."reveal_attestation"("run", "window", "verdicts", "salt");
+    VOTE_HIDDEN = "Windows"."vote_hidden"("run", "window", "hash");
+    REVEAL_VOTE = "Windows"."reveal_vote"("run", "window", "vote", "salt");
+    ANCHOR_RECEIPTS = "Windows"."anchor_receipts"("run", "window", "digest");
+    REPORT_EQUIVOCATION = "Windows"."report_equivocation"("proof");
+    REPORT_CONTRADICTION = "Windows"."report_contradiction"("hotkey", "statement");
     UNSTAKE = "Registry"."unstake"("run", "uid", "amount");
     LEAVE = "Registry"."leave"("run", "uid");
     WITHDRAW = "Registry"."withdraw"("run");
@@ -216,7 +238,18 @@ spellings! {
 
 /// What the runtime API must offer: its methods, and how many arguments each takes.
 const API: &str = "MettleApi";
-const API_METHODS: &[(&str, usize)] = &[("runs", 0), ("run", 1), ("seats", 1), ("window", 2), ("weights", 1)];
+const API_METHODS: &[(&str, usize)] = &[
+    ("runs", 0),
+    ("run", 1),
+    ("seats", 1),
+    ("window", 2),
+    ("weights", 1),
+    ("run_status", 1),
+    ("seat_statuses", 3),
+    ("account_status", 2),
+    ("payslips", 2),
+    ("consensus_bonds", 2),
+];
 
 impl Call {
     fn spelling(&self) -> &'static Spelling {
@@ -237,6 +270,13 @@ impl Call {
             Call::Commit { .. } => &COMMIT,
             Call::Attest { .. } => &ATTEST,
             Call::Vote { .. } => &VOTE,
+            Call::AttestHidden { .. } => &ATTEST_HIDDEN,
+            Call::RevealAttestation { .. } => &REVEAL_ATTESTATION,
+            Call::VoteHidden { .. } => &VOTE_HIDDEN,
+            Call::RevealVote { .. } => &REVEAL_VOTE,
+            Call::AnchorReceipts { .. } => &ANCHOR_RECEIPTS,
+            Call::ReportEquivocation { .. } => &REPORT_EQUIVOCATION,
+            Call::ReportContradiction { .. } => &REPORT_CONTRADICTION,
             Call::CommitWeights { .. } => &COMMIT_WEIGHTS,
             Call::RevealWeights { .. } => &REVEAL_WEIGHTS,
             Call::Fund { .. } => &FUND,
@@ -300,11 +340,25 @@ impl Call {
             Call::SetCommission { run, uid, commission } => {
                 vec![run.encode(), uid.encode(), commission.encode()]
             }
-            Call::Commit { run, window, digest } => vec![run.encode(), window.encode(), digest.encode()],
+            Call::Commit { run, window, digest } | Call::AnchorReceipts { run, window, digest } => {
+                vec![run.encode(), window.encode(), digest.encode()]
+            }
             Call::Attest { run, window, verdicts, next_salt } => {
                 vec![run.encode(), window.encode(), verdicts.encode(), next_salt.encode()]
             }
             Call::Vote { run, window, vote } => vec![run.encode(), window.encode(), vote.encode()],
+            Call::AttestHidden { run, window, hash, next_salt } => {
+                vec![run.encode(), window.encode(), hash.encode(), next_salt.encode()]
+            }
+            Call::RevealAttestation { run, window, verdicts, salt } => {
+                vec![run.encode(), window.encode(), verdicts.encode(), salt.encode()]
+            }
+            Call::VoteHidden { run, window, hash } => vec![run.encode(), window.encode(), hash.encode()],
+            Call::RevealVote { run, window, vote, salt } => {
+                vec![run.encode(), window.encode(), vote.encode(), salt.encode()]
+            }
+            Call::ReportEquivocation { proof } => vec![proof.encode()],
+            Call::ReportContradiction { hotkey, statement } => vec![hotkey.encode(), statement.encode()],
             Call::CommitWeights { run, epoch, hash } => vec![run.encode(), epoch.encode(), hash.encode()],
             Call::RevealWeights { run, epoch, weights, salt } => {
                 vec![run.encode(), epoch.encode(), weights.encode(), salt.encode()]
@@ -440,6 +494,27 @@ impl fmt::Display for Call {
             Call::Commit { run, window, .. } => write!(f, "committing for window {} of run {run}", window.0),
             Call::Attest { run, window, .. } => write!(f, "attesting window {} of run {run}", window.0),
             Call::Vote { run, window, .. } => write!(f, "voting on window {} of run {run}", window.0),
+            Call::AttestHidden { run, window, .. } => {
+                write!(f, "committing to an attestation of window {} of run {run}", window.0)
+            }
+            Call::RevealAttestation { run, window, .. } => {
+                write!(f, "revealing the attestation of window {} of run {run}", window.0)
+            }
+            Call::VoteHidden { run, window, .. } => {
+                write!(f, "committing to a vote on window {} of run {run}", window.0)
+            }
+            Call::RevealVote { run, window, .. } => {
+                write!(f, "revealing the vote on window {} of run {run}", window.0)
+            }
+            Call::AnchorReceipts { run, window, .. } => {
+                write!(f, "anchoring the receipts for window {} of run {run}", window.0)
+            }
+            Call::ReportEquivocation {
+                proof: Equivocation { one: SignedStatement { statement, .. }, .. },
+            }
+            | Call::ReportContradiction { statement: SignedStatement { statement, .. }, .. } => {
+                write!(f, "reporting what uid {} of run {} signed twice", statement.uid, statement.run)
+            }
             Call::CommitWeights { run, epoch, .. } => {
                 write!(f, "committing to weights for epoch {epoch} of run {run}")
             }
@@ -594,7 +669,18 @@ pub(crate) fn lacks(metadata: &Metadata) -> Result<(), String> {
 mod tests {
     use super::*;
     use codec::Decode as _;
+    use protocol::{
+        identity::Signature,
+        statement::{Matter, Statement},
+    };
     use subxt::ext::scale_type_resolver::Field;
+
+    /// Something that a validator says of window 9.
+    fn said(of: u8) -> SignedStatement {
+        let (run, window, uid) = (RunId(7), Window(9), Uid(2));
+        let statement = Statement { run, window, uid, matter: Matter::Vote, digest: Digest([of; 32]) };
+        SignedStatement { statement, signature: Signature([of; 64]) }
+    }
 
     /// One call of each kind.
     fn calls() -> Vec<Call> {
@@ -632,6 +718,15 @@ mod tests {
             Call::Claim { run, uid: Uid(2) },
             Call::ClaimOwner { run },
             Call::Transfer { to: [9; 32], amount: Amount(300) },
+            Call::AttestHidden { run, window, hash: digest, next_salt: digest },
+            Call::RevealAttestation { run, window, verdicts: vec![(Uid(1), Verdict::Valid)], salt: [7; 32] },
+            Call::VoteHidden { run, window, hash: digest },
+            Call::RevealVote { run, window, vote: Vote { update: digest, state_root: None }, salt: [7; 32] },
+            Call::AnchorReceipts { run, window, digest },
+            Call::ReportEquivocation {
+                proof: Equivocation { hotkey: Hotkey([3; 32]), one: said(1), other: said(2) },
+            },
+            Call::ReportContradiction { hotkey: Hotkey([3; 32]), statement: said(1) },
             Call::Unstake { run, uid: Uid(2), amount: Amount(1) },
             Call::Leave { run, uid: Uid(2) },
             Call::Withdraw { run },
@@ -699,6 +794,13 @@ mod tests {
         check("Windows.commit", &["07000000", "09000000", &digest]);
         check("Windows.attest", &["07000000", "09000000", "08010000020001", &digest]);
         check("Windows.vote", &["07000000", "09000000", &format!("{digest}00")]);
+        check("Windows.attest_hidden", &["07000000", "09000000", &digest, &digest]);
+        check("Windows.reveal_attestation", &["07000000", "09000000", "04010000", &"07".repeat(32)]);
+        check("Windows.reveal_vote", &["07000000", "09000000", &format!("{digest}00"), &"07".repeat(32)]);
+        let statement = |of: &str| format!("07000000090000000200{}{}{}", "01", of.repeat(32), of.repeat(64));
+        check("Windows.report_contradiction", &[&"03".repeat(32), &statement("01")]);
+        let proof = format!("{}{}{}", "03".repeat(32), statement("01"), statement("02"));
+        check("Windows.report_equivocation", &[&proof]);
         check("Weights.commit", &["07000000", "04000000", &digest]);
         check("Weights.reveal", &["07000000", "04000000", "040100ffff", &"07".repeat(32)]);
         check("Registry.set_stopped", &["07000000", "01"]);
@@ -754,8 +856,9 @@ mod tests {
         let chain = embedded_chain::EmbeddedChain::start(config).await.unwrap();
         let rpc = RpcClient::from_insecure_url(chain.url()).await.unwrap();
         // Version 14, which `state_getMetadata` gives, tells nothing of runtime APIs.
-        let arguments = ("Metadata_metadata_at_version", format!("0x{}", hex::encode(16u32.encode())));
-        let answer: String = rpc.request("state_call", rpc_params![arguments.0, arguments.1]).await.unwrap();
+        let version = format!("0x{}", hex::encode(16u32.encode()));
+        let call = rpc_params!["Metadata_metadata_at_version", version];
+        let answer: String = rpc.request("state_call", call).await.unwrap();
         let answer = hex::decode(answer.trim_start_matches("0x")).unwrap();
         let bytes = Option::<Vec<u8>>::decode(&mut answer.as_slice()).unwrap().unwrap();
         chain.shutdown().await;

@@ -108,6 +108,9 @@ pub trait Chain: Send + Sync {
     /// Why a seat was paid what it was paid, the latest epoch last.
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError>;
 
+    /// A validator's bonds: by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
+    async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError>;
+
     /// How long a block takes, as the chain means it to. A development chain may be faster.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 

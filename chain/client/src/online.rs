@@ -255,6 +255,11 @@ impl Chain for SubxtChain {
         self.call_runtime(&doing, "MettleApi_payslips", (run, uid).encode()).await
     }
 
+    async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
+        let doing = format!("reading the bonds of uid {validator} of run {run}");
+        self.call_runtime(&doing, "MettleApi_consensus_bonds", (run, validator).encode()).await
+    }
+
     async fn block_time(&self) -> Result<Duration, ChainError> {
         let doing = "reading how long a block takes";
         let millis: u64 = self.call_runtime(doing, "AuraApi_slot_duration", Vec::new()).await?;

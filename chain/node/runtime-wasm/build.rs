@@ -40,10 +40,12 @@ fn main() {
         None
     } else {
         let from = match env::var_os("METTLE_WASM") {
-            Some(path) => PathBuf::from(path),
+            Some(path) => {
+                println!("cargo::rerun-if-changed={}", Path::new(&path).display());
+                PathBuf::from(path)
+            }
             None => build(&out),
         };
-        println!("cargo::rerun-if-changed={}", from.display());
         let blob = out.join("blob.wasm");
         fs::copy(&from, &blob).unwrap_or_else(|error| panic!("{} cannot be read: {error}", from.display()));
         Some(blob)

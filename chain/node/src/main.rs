@@ -9,6 +9,14 @@ mod rpc;
 mod service;
 mod spec;
 
-fn main() -> sc_cli::Result<()> {
-    cli::run()
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match cli::run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mettle-node: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }

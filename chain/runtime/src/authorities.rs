@@ -23,7 +23,11 @@ pub use pallet::*;
 pub mod pallet {
     use super::*;
 
+    const STORAGE_VERSION: StorageVersion =
+        StorageVersion::new(if cfg!(feature = "rehearsal") { 2 } else { 1 });
+
     #[pallet::pallet]
+    #[pallet::storage_version(STORAGE_VERSION)]
     pub struct Pallet<T>(_);
 
     #[pallet::config]

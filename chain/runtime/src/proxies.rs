@@ -46,32 +46,41 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
         let claims = matches!(
             call,
             RuntimeCall::Rewards(
-                pallet_rewards::Call::claim { .. } | pallet_rewards::Call::claim_owner { .. }
-            )
+                pallet_rewards::Call::claim { .. }
+                    | pallet_rewards::Call::claim_owner { .. }
+                    | pallet_rewards::Call::claim_former { .. }
+            ) | RuntimeCall::Nomination(pallet_nomination::Call::claim { .. })
+        );
+        // A run that is given away takes its owner's share with it.
+        let gives_a_run_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
+        let stakes = matches!(
+            call,
+            RuntimeCall::Registry(
+                pallet_registry::Call::register { .. }
+                    | pallet_registry::Call::add_stake { .. }
+                    | pallet_registry::Call::unstake { .. }
+                    | pallet_registry::Call::leave { .. }
+                    | pallet_registry::Call::withdraw { .. }
+                    | pallet_registry::Call::rotate_hotkey { .. }
+            ) | RuntimeCall::Nomination(_)
+                | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
         );
         match self {
             ProxyType::Any => true,
             ProxyType::NonTransfer => {
                 batch
                     || claims
-                    || matches!(
-                        call,
-                        RuntimeCall::Registry(_)
-                            | RuntimeCall::Windows(_)
-                            | RuntimeCall::Weights(_)
-                            | RuntimeCall::Session(_)
-                    )
-            }
-            ProxyType::Staking => {
-                batch
-                    || claims
-                    || matches!(
-                        call,
-                        RuntimeCall::Registry(
-                            pallet_registry::Call::register { .. } | pallet_registry::Call::add_stake { .. }
+                    || stakes
+                    || !gives_a_run_away
+                        && matches!(
+                            call,
+                            RuntimeCall::Registry(_)
+                                | RuntimeCall::Windows(_)
+                                | RuntimeCall::Weights(_)
+                                | RuntimeCall::Session(_)
                         )
-                    )
             }
+            ProxyType::Staking => batch || claims || stakes,
             ProxyType::Claims => batch || claims,
         }
     }
@@ -111,7 +120,7 @@ mod tests {
             (pallet_sudo::Call::sudo { call: Box::new(root.into()) }.into(), &[ProxyType::Any]),
             (
                 pallet_proxy::Call::add_proxy {
-                    delegate: MultiAddress::Id(somebody),
+                    delegate: MultiAddress::Id(somebody.clone()),
                     proxy_type: ProxyType::Any,
                     delay: 0,
                 }
@@ -122,6 +131,12 @@ mod tests {
             // Into a run whose owner is the proxy, that would be a transfer.
             (pallet_rewards::Call::fund { run, amount: 1 }.into(), &[ProxyType::Any]),
             (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_registry::Call::leave { run, uid: Uid(0) }.into(), &KINDS[..3]),
+            (pallet_nomination::Call::nominate { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
+            (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
+            (pallet_registry::Call::offer_run { run, to: somebody.clone() }.into(), &[ProxyType::Any]),
+            (pallet_rewards::Call::claim_former { run }.into(), &KINDS),
+            (pallet_nomination::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_rewards::Call::claim { run, uid: Uid(0) }.into(), &KINDS),
             (pallet_utility::Call::batch_all { calls: vec![] }.into(), &KINDS),
         ]

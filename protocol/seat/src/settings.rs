@@ -99,9 +99,9 @@ pub struct Place {
     pub password_file: Option<PathBuf>,
 }
 
-/// Flags of verbs that concern one seat.
+/// Flags of verbs that need a chain and a run.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct SeatFlags {
+pub struct ChainFlags {
     /// Settings file (TOML).
     #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -111,7 +111,14 @@ pub struct SeatFlags {
     /// The run.
     #[arg(long, value_name = "ID", env = "METTLE_RUN")]
     pub run: Option<u32>,
-    /// The seat's hotkey: a key file, or a development key such as //Alice. Only its address is read.
+}
+
+/// Flags of verbs that concern one seat.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct SeatFlags {
+    #[command(flatten)]
+    pub place: ChainFlags,
+    /// The seat's hotkey: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
     /// The seat, by its number instead of its hotkey.
@@ -122,15 +129,8 @@ pub struct SeatFlags {
 /// Flags of verbs that an account signs which need not have a seat.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AccountFlags {
-    /// Settings file (TOML).
-    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
-    pub config: Option<PathBuf>,
-    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
-    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
-    pub chain: Option<String>,
-    /// The run.
-    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
-    pub run: Option<u32>,
+    #[command(flatten)]
+    pub place: ChainFlags,
     /// The account that signs: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
@@ -139,36 +139,31 @@ pub struct AccountFlags {
     pub password_file: Option<PathBuf>,
 }
 
-impl Place {
-    fn laid(
-        file: File,
-        chain: &Option<String>,
-        run: Option<u32>,
-        key: &Option<String>,
-        password_file: &Option<PathBuf>,
-    ) -> anyhow::Result<Place> {
-        let key = key.clone().or(file.key);
+impl ChainFlags {
+    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the file's.
+    pub fn read(&self, key: Option<&str>) -> anyhow::Result<Place> {
+        let file = file(&self.config)?;
+        let key = key.map(str::to_owned).or(file.key);
         let key = key.map(|key| key.parse().with_context(|| format!("`{key}` is no key"))).transpose()?;
         Ok(Place {
-            chain: chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
-            run: RunId(run.or(file.run).unwrap_or(0)),
+            chain: self.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            run: RunId(self.run.or(file.run).unwrap_or(0)),
             key,
-            password_file: password_file.clone().or(file.password_file),
+            password_file: file.password_file,
         })
     }
 }
 
 impl SeatFlags {
-    /// Reads the file that the flags name, if any, and lays the flags over it.
     pub fn read(&self) -> anyhow::Result<Place> {
-        Place::laid(file(&self.config)?, &self.chain, self.run, &self.key, &None)
+        self.place.read(self.key.as_deref())
     }
 }
 
 impl AccountFlags {
-    /// Reads the file that the flags name, if any, and lays the flags over it.
     pub fn read(&self) -> anyhow::Result<Place> {
-        Place::laid(file(&self.config)?, &self.chain, self.run, &self.key, &self.password_file)
+        let place = self.place.read(self.key.as_deref())?;
+        Ok(Place { password_file: self.password_file.clone().or(place.password_file), ..place })
     }
 }
 

@@ -13,10 +13,13 @@ use protocol::{
     view::{AccountStatus, Payslip, PendingChange, RunStatus, SeatStatus, Standing, UnbondingView},
 };
 use serde_json::{Value, json};
-use std::fmt::Write as _;
+use std::{cmp::Reverse, fmt::Write as _};
 
 /// Payslips shown to a person; JSON has all that the chain keeps.
 const PAYSLIPS_SHOWN: usize = 8;
+
+/// Bonds shown to a person; JSON has all.
+const BONDS_SHOWN: usize = 5;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Status {
@@ -36,6 +39,8 @@ pub(crate) struct Standings {
     pub payslips: Vec<Payslip>,
     /// What the seat's coldkey has in the run.
     pub account: AccountStatus,
+    /// A validator's, in parts of [`ONE`].
+    pub bonds: Vec<(Uid, u32)>,
     pub hotkey_balance: Balance,
     pub coldkey_balance: Balance,
 }
@@ -67,7 +72,12 @@ pub(crate) async fn status(role: Role, verb: Status, paper: &mut Paper<'_>) -> a
         return Ok(paper
             .result(&text, json!({ "run": run_json(&run, &pace), "seat": null, "hotkey_funds": funds }))?);
     };
+    let bonds = match seat.seat.role {
+        Role::Validator => chain.bonds(place.run, seat.seat.id.uid).await?,
+        Role::Miner => Vec::new(),
+    };
     let standings = Standings {
+        bonds,
         payslips: chain.payslips(place.run, seat.seat.id.uid).await?,
         account: chain.account_status(place.run, &seat.seat.coldkey).await?,
         hotkey_balance: chain.balance(&seat.seat.hotkey.0).await?,
@@ -133,11 +143,12 @@ fn run_text(run: &RunStatus, pace: &Pace) -> String {
     let _ = match schedule.phase_at(run.block) {
         Some((window, phase)) => writeln!(
             text,
-            "run {}: window {window}, {}, epoch {}, block {}",
+            "run {}: window {}, {}, epoch {}, block {}",
             run.run.id,
+            window.0,
             phase_name(phase),
             run.epoch.unwrap_or_default(),
-            run.block
+            run.block.0
         ),
         None => writeln!(text, "run {} starts with {}", run.run.id, pace.until(Window(0))),
     };
@@ -175,7 +186,7 @@ impl Standings {
             "uid {}, {}, since block {}; {}",
             seat.id.uid,
             seat.role,
-            seat.id.registered_at,
+            seat.id.registered_at.0,
             self.place()
         );
         if let Some(pending) = &self.seat.pending {
@@ -215,10 +226,13 @@ impl Standings {
         );
         if seat.role == Role::Validator {
             let attested = match self.seat.last_attested {
-                Some(window) => format!("last attested window {window}"),
+                Some(window) => format!("last attested window {}", window.0),
                 None => "has not attested yet".into(),
             };
             let _ = writeln!(text, "presence  {attested}");
+            if !self.bonds.is_empty() {
+                let _ = writeln!(text, "bonds     {}", self.bonds_text());
+            }
         }
         let _ = writeln!(text, "hotkey    {}, {} free", address(&seat.hotkey.0), self.hotkey_balance.free);
         let _ = writeln!(
@@ -272,6 +286,20 @@ impl Standings {
         }
     }
 
+    /// The seats that a validator earns most with.
+    fn bonds_text(&self) -> String {
+        let mut bonds = self.bonds.clone();
+        bonds.sort_by_key(|(uid, bond)| (Reverse(*bond), *uid));
+        let shown = bonds.iter().take(BONDS_SHOWN);
+        let shown: Vec<String> =
+            shown.map(|(uid, bond)| format!("{} with uid {uid}", share((*bond).into()))).collect();
+        let others = bonds.len().saturating_sub(BONDS_SHOWN);
+        match others {
+            0 => shown.join(", "),
+            others => format!("{}, and {others} more", shown.join(", ")),
+        }
+    }
+
     fn payslips_text(&self, text: &mut String) {
         if self.payslips.is_empty() {
             let _ = writeln!(text, "no epoch has been paid to it yet");
@@ -321,6 +349,11 @@ impl Standings {
             .unbonding()
             .map(|chunk| json!({ "amount": units(Amount(chunk.amount)), "until": chunk.until }))
             .collect();
+        let bonds: Vec<Value> = self
+            .bonds
+            .iter()
+            .map(|(uid, bond)| json!({ "uid": uid, "share": share_json((*bond).into()) }))
+            .collect();
         let pending = self.seat.pending.map(|pending| match pending {
             PendingChange::Rotates(hotkey) => json!({ "rotates": address(&hotkey.0) }),
             PendingChange::Leaves => json!("leaves"),
@@ -338,7 +371,7 @@ impl Standings {
                 "pending": pending, "last_attested": self.seat.last_attested, "standing": standing_json(standing),
                 "unbonding": unbonding,
             },
-            "payslips": payslips,
+            "payslips": payslips, "bonds": bonds,
             "hotkey_funds": units(self.hotkey_balance.free),
             "coldkey_free": units(self.coldkey_balance.free),
         })
@@ -428,6 +461,7 @@ mod tests {
             pace: Pace { block, schedule, block_time: Duration::from_secs(6) },
             seat,
             payslips: vec![slip(0), slip(1)],
+            bonds: (0..6).map(|uid| (Uid(uid), u32::from(uid) << 29)).collect(),
             account: AccountStatus { unbonding: unbonding.to_vec(), ..AccountStatus::default() },
             hotkey_balance: Balance { free: Amount::mtl(1), held: Amount::ZERO },
             coldkey_balance: Balance { free: Amount::mtl(50), held: Amount::mtl(10) },
@@ -445,6 +479,8 @@ mod tests {
             "100.00 % of its weights stand; 33.33 % of what validators are paid",
             "2 MTL can be claimed, into its coldkey",
             "last attested window 2",
+            "bonds     62.50 % with uid 5, 50.00 % with uid 4",
+            "and 1 more",
             "epoch 1: 1 MTL, and 0.5 MTL to its nominators, being 33.33 % of the validators' part of 8 MTL",
         ] {
             assert!(text.contains(part), "no `{part}` in:\n{text}");
@@ -492,6 +528,7 @@ mod tests {
         assert_eq!(value["seat"]["standing"]["incentive"], 0.25);
         assert_eq!(value["seat"]["unbonding"], json!([{ "amount": "5000000000000", "until": 9 }]));
         assert_eq!(value["payslips"][1]["epoch"], 1);
+        assert_eq!(value["bonds"][2], json!({ "uid": 2, "share": 0.25 }));
         assert_eq!(value["run"]["miners"]["price"], "5");
         assert_eq!(value["run"]["phase"], "commit");
     }

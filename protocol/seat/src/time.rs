@@ -26,9 +26,10 @@ impl Pace {
 
     /// "window 212, in about 2 d 3 h", or "window 12, which has come".
     pub fn until(&self, window: Window) -> String {
+        let number = window.0;
         match self.blocks_until(window) {
-            0 => format!("window {window}, which has come"),
-            blocks => format!("window {window}, in about {}", self.lasts(blocks)),
+            0 => format!("window {number}, which has come"),
+            blocks => format!("window {number}, in about {}", self.lasts(blocks)),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use crate::{
     program,
-    settings::{Place, SeatFlags},
+    settings::{ChainFlags, Place, SeatFlags},
     sign::{Consent, Desk, EXIT_CODES, OnBehalf, Paper, Proposal, Signer, units},
     status::{self, Status},
     time::Pace,
@@ -70,7 +70,7 @@ pub enum ProxyVerb {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Proxy {
     #[command(flatten)]
-    pub seat: SeatFlags,
+    pub place: ChainFlags,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
     /// The account that acts: an address.
@@ -143,7 +143,10 @@ pub struct ColdkeyFlags {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     #[command(flatten)]
-    pub seat: SeatFlags,
+    pub place: ChainFlags,
+    /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
     /// What to hold from the coldkey, such as 100 or "12.5 MTL".
@@ -214,7 +217,7 @@ pub struct Unstake {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Withdraw {
     #[command(flatten)]
-    pub seat: SeatFlags,
+    pub place: ChainFlags,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
     #[command(flatten)]
@@ -414,9 +417,11 @@ pub(crate) async fn seat_at(chain: &dyn Chain, run: RunId, uid: Uid) -> anyhow::
 }
 
 async fn register(role: Role, verb: Register, paper: &mut Paper<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let hotkey = hotkey_of(&place)?;
-    ensure!(verb.seat.uid.is_none(), "the chain chooses the uid: leave --uid out");
+    let place = verb.place.read(verb.key.as_deref())?;
+    let Some(hotkey) = &place.key else {
+        bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file");
+    };
+    let hotkey = hotkey.public().with_context(|| format!("could not read the key {hotkey}"))?;
     let (signer, owner) = (verb.coldkey.signer()?, verb.coldkey.owner()?);
     let mut desk = Desk::open(&place.chain).await?;
     let wish = SeatWish {
@@ -690,7 +695,7 @@ fn freed(unbonding: &[UnbondingView], status: &RunStatus) -> (Amount, Amount) {
 }
 
 async fn withdraw(verb: Withdraw, paper: &mut Paper<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
+    let place = verb.place.read(None)?;
     let mut desk = Desk::open(&place.chain).await?;
     let owner = verb.coldkey.owner()?;
     let status = desk.chain.status(place.run).await?;
@@ -824,7 +829,7 @@ async fn proxy(verb: ProxyVerb, paper: &mut Paper<'_>) -> anyhow::Result<()> {
         ProxyVerb::Add(verb) => (verb, true),
         ProxyVerb::Remove(verb) => (verb, false),
     };
-    let place = verb.seat.read()?;
+    let place = verb.place.read(None)?;
     let proxy = parse_address(&verb.proxy)?;
     let may = ProxyKind::from(verb.may);
     let (real, name) = (address(&verb.coldkey.owner()?), address(&proxy));

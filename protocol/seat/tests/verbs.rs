@@ -204,44 +204,44 @@ fn at(verb: Any, url: &str) -> Any {
         Any::Seat(mut verb) => {
             match &mut verb {
                 Verb::Keys(_) => {}
-                Verb::Register(verb) => verb.seat.chain = url,
-                Verb::Status(verb) => verb.seat.chain = url,
-                Verb::Claim(verb) => verb.seat.chain = url,
-                Verb::Stake(verb) => verb.seat.chain = url,
-                Verb::Unstake(verb) => verb.seat.chain = url,
-                Verb::Withdraw(verb) => verb.seat.chain = url,
-                Verb::RotateKey(verb) => verb.seat.chain = url,
-                Verb::SetPayout(verb) => verb.seat.chain = url,
+                Verb::Register(verb) => verb.place.chain = url,
+                Verb::Status(verb) => verb.seat.place.chain = url,
+                Verb::Claim(verb) => verb.seat.place.chain = url,
+                Verb::Stake(verb) => verb.seat.place.chain = url,
+                Verb::Unstake(verb) => verb.seat.place.chain = url,
+                Verb::Withdraw(verb) => verb.place.chain = url,
+                Verb::RotateKey(verb) => verb.seat.place.chain = url,
+                Verb::SetPayout(verb) => verb.seat.place.chain = url,
                 Verb::Proxy(verbs::ProxyVerb::Add(verb) | verbs::ProxyVerb::Remove(verb)) => {
-                    verb.seat.chain = url;
+                    verb.place.chain = url;
                 }
             }
             Any::Seat(verb)
         }
         Any::Nominate(mut verb) => {
             match &mut verb {
-                NominateVerb::Nominate(verb) => verb.account.chain = url,
-                NominateVerb::Unnominate(verb) => verb.account.chain = url,
+                NominateVerb::Nominate(verb) => verb.account.place.chain = url,
+                NominateVerb::Unnominate(verb) => verb.account.place.chain = url,
                 NominateVerb::Nominations(verb) => match &mut verb.fetch {
                     Some(nominate::Fetch::Claim(verb) | nominate::Fetch::Withdraw(verb)) => {
-                        verb.account.chain = url;
+                        verb.account.place.chain = url;
                     }
-                    None => verb.account.chain = url,
+                    None => verb.account.place.chain = url,
                 },
-                NominateVerb::SetCommission(verb) => verb.seat.chain = url,
+                NominateVerb::SetCommission(verb) => verb.seat.place.chain = url,
             }
             Any::Nominate(verb)
         }
         Any::Run(mut verb) => {
             match &mut verb {
                 RunVerb::Create(verb) => verb.flags.chain = url,
-                RunVerb::Fund(verb) => verb.flags.account.chain = url,
-                RunVerb::Terms(verb) => verb.flags.account.chain = url,
-                RunVerb::Offer(verb) => verb.flags.account.chain = url,
+                RunVerb::Fund(verb) => verb.flags.account.place.chain = url,
+                RunVerb::Terms(verb) => verb.flags.account.place.chain = url,
+                RunVerb::Offer(verb) => verb.flags.account.place.chain = url,
                 RunVerb::Pause(flags)
                 | RunVerb::Resume(flags)
                 | RunVerb::Claim(flags)
-                | RunVerb::Accept(flags) => flags.account.chain = url,
+                | RunVerb::Accept(flags) => flags.account.place.chain = url,
             }
             Any::Run(verb)
         }
@@ -455,7 +455,7 @@ async fn an_owner_funds_a_run_changes_its_terms_stops_it_and_hands_it_over() {
     net.validator(&format!("{set} --yes"))
         .await
         .well()
-        .says("miner_seats_max, validator_stake_min will change with");
+        .says("validator_stake_min, miner_seats_max will change with");
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("terms.json");
     std::fs::write(&file, r#"{ "seat_price_min": "3 MTL", "shares": { "owner": 90, "burn": "1 %" } }"#)
