@@ -42,7 +42,7 @@ pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
 fn how_to_build() -> String {
     "it is built apart from the rest, in about 20 CPU-minutes: \
      `cargo build --release --manifest-path chain/node/Cargo.toml`, \
-     then `--node-binary chain/node/target/release/mettle-node`"
+     then `--node-binary chain/node/target/release/mettle-node`; see docs/node.md"
         .to_owned()
 }
 
