@@ -26,8 +26,21 @@ const BLOCKS_BEFORE_START: u32 = 20;
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct CreateRun {
-    #[command(flatten)]
-    pub flags: Flags,
+    /// Settings file (TOML). Its [store] section names the bucket that everything is published in.
+    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
+    #[arg(long, value_name = "URL", env = "METTLE_CHAIN")]
+    pub chain: Option<String>,
+    /// The owner-to-be, who signs: a key file, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
+    /// A file whose first line is the key's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    /// A prepared dataset on this machine.
+    #[arg(long, value_name = "DIR")]
+    pub dataset: Option<PathBuf>,
     /// A name for people.
     #[arg(long, default_value = "run")]
     pub name: String,
@@ -72,7 +85,14 @@ pub struct NewRun<'a> {
 
 /// `validator run create`: reads its files, shows what it would sign, publishes, creates the run, prints its id.
 pub async fn run(create: CreateRun, paper: &mut Paper<'_>) -> anyhow::Result<()> {
-    let settings = Settings::read(&create.flags)?;
+    let settings = Settings::read(&Flags {
+        config: create.config.clone(),
+        chain: create.chain.clone(),
+        key: create.key.clone(),
+        password_file: create.password_file.clone(),
+        dataset: create.dataset.clone(),
+        ..Flags::default()
+    })?;
     let Some(directory) = &settings.dataset else {
         bail!("no dataset was given: prepare one with `miner dataset prepare`, then add --dataset DIR");
     };

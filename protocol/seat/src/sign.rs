@@ -128,6 +128,9 @@ pub struct PreviewedArgument {
 /// Call data longer than this is cut in text; JSON has all of it.
 const CALL_DATA_SHOWN: usize = 64;
 
+/// A list longer than this is shown line by line.
+const LINE_LONG: usize = 120;
+
 impl fmt::Display for Preview {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "To {}", self.what)?;
@@ -139,7 +142,16 @@ impl fmt::Display for Preview {
         for call in &self.calls {
             writeln!(f, "  {}", call.call)?;
             for PreviewedArgument { name, value } in &call.arguments {
-                writeln!(f, "    {name}: {value}")?;
+                // A run's terms: each on a line of its own.
+                let parts: Vec<&str> = value.split(", ").collect();
+                if value.len() <= LINE_LONG || parts.len() == 1 {
+                    writeln!(f, "    {name}: {value}")?;
+                    continue;
+                }
+                writeln!(f, "    {name}:")?;
+                for part in parts {
+                    writeln!(f, "      {part}")?;
+                }
             }
             match call.call_data.get(..CALL_DATA_SHOWN) {
                 Some(begin) if begin.len() < call.call_data.len() => {
@@ -498,6 +510,13 @@ mod tests {
                - it is free in window 9\n"
         );
         let mut other = preview();
+        let terms = Call::SetTerms { run: RunId(1), terms: Box::default() }.said().remove(1).1;
+        other.calls[0].arguments.push(PreviewedArgument { name: "terms".into(), value: terms });
+        let text = other.to_string();
+        assert!(
+            text.contains("    terms:\n      electorate_max = 64\n      absence_windows = 20\n"),
+            "{text}"
+        );
         other.on_behalf_of = Some("5GoN…".into());
         other.calls[0].fee = None;
         other.calls[0].call_data = format!("0x{}", "ab".repeat(100));

@@ -95,7 +95,8 @@ fn dev(path: &str) -> Key {
 }
 
 impl Net {
-    /// Windows of 20 blocks, 25 blocks a second; whatever is taken out is free after a window.
+    /// Windows of 20 blocks, 25 blocks a second, the first of them after some seconds: until then no window opens behind a
+    /// test's back. Whatever is taken out is free after a window.
     async fn new() -> Net {
         let config =
             Config { block_interval: Duration::from_millis(40), finality_lag: 1, ..Config::default() };
@@ -103,7 +104,7 @@ impl Net {
         let alice =
             SubxtChain::connect(&chain.url(), Some(dev("//Alice")), Expectations::default()).await.unwrap();
         let schedule = Schedule {
-            start: Block(alice.clock().current().block.0 + 40),
+            start: Block(alice.clock().current().block.0 + 150),
             blocks_per_window: 20,
             commit_by: 10,
             reveal_by: 12,
@@ -155,6 +156,8 @@ impl Net {
             Any::Run(verb) => owner::act(verb, &mut paper).await,
         };
         paper.finish(&done).unwrap();
+        // What the command saw final, the test's own client may not have heard of yet.
+        self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
         let text = |bytes| String::from_utf8(bytes).unwrap();
         Said { out: text(out), aside: text(aside), done }
     }
@@ -234,7 +237,7 @@ fn at(verb: Any, url: &str) -> Any {
         }
         Any::Run(mut verb) => {
             match &mut verb {
-                RunVerb::Create(verb) => verb.flags.chain = url,
+                RunVerb::Create(verb) => verb.chain = url,
                 RunVerb::Fund(verb) => verb.flags.account.place.chain = url,
                 RunVerb::Terms(verb) => verb.flags.account.place.chain = url,
                 RunVerb::Offer(verb) => verb.flags.account.place.chain = url,
