@@ -263,6 +263,30 @@ async fn pay_is_claimed(net: &mut Net) {
     assert!(before < after, "{before} -> {after}");
 }
 
+/// A validator that is killed in the middle of a window shows what it bound itself to, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_that_hides_attestations_and_votes_trains_like_any_other() {
+    let _alone = one_at_a_time().await;
+    let mut net = Net::up_with(2, 3, support::hidden_params).await;
+    net.until("two windows are merged", |seen| 2 <= merged_since(seen, 0)).await;
+    let view = net.chain.window(net.observer.run.id, Window(last_fixed(&net.observer))).await;
+    let view = view.expect("our chain answers").expect("the window is kept");
+    assert!(2 <= view.attested.len(), "what was hidden was revealed: {:?}", view.attested);
+
+    net.network.kill("validator-1").await.expect("the validator ran");
+    net.start("validator-1");
+    let from = last_fixed(&net.observer) + 1;
+    let uid = net.uid("validator-1");
+    let attested = net.observer.seen.get(&uid).map_or(0, |seat| seat.attested);
+    net.until("windows are merged again, and the validator takes part", |seen| {
+        let again = seen.seen.get(&uid).is_some_and(|seat| attested < seat.attested);
+        again && 1 <= merged_since(seen, from)
+    })
+    .await;
+    assert!(net.observer.lineage_agreed(), "every node held the chain's model at every window");
+    net.down().await;
+}
+
 /// The same order as a person types it: up, something dies, up again.
 #[tokio::test(flavor = "multi_thread")]
 async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {

@@ -64,9 +64,26 @@ fn params(finality_lag: u32) -> RunParams {
     }
 }
 
+/// The same, with attestations and votes hidden until their deadline.
+pub fn hidden_params(finality_lag: u32) -> RunParams {
+    let open = params(finality_lag);
+    // As long as the other steps: what is revealed is sent once the deadline is final, and included a block or two later.
+    let hidden_blocks = 4 + finality_lag;
+    let Schedule { start, commit_by, reveal_by, attest_by, .. } = open.schedule;
+    let vote_by = attest_by + 2 * hidden_blocks + 2;
+    let blocks_per_window = vote_by + 2 * hidden_blocks;
+    let schedule = Schedule { start, blocks_per_window, commit_by, reveal_by, attest_by, vote_by };
+    RunParams { schedule, hidden_blocks, ..open }
+}
+
 impl Net {
     /// Sets a network up on the development chain and starts all of it.
     pub async fn up(miners: u16, validators: u16) -> Net {
+        Net::up_with(miners, validators, params).await
+    }
+
+    /// The same, in a run with these parameters for a finality lag.
+    pub async fn up_with(miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
         Net::on(ChainWanted::Embedded { block_millis: 200 }, miners, validators, params(2), 2).await
     }
 
