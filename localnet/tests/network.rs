@@ -3,6 +3,7 @@
 //! Nothing here measures time: each step waits for something to be true on the chain or in a node's journal, and fails with the
 //! processes' last log lines if it never becomes true.
 
+#[allow(dead_code, reason = "shared with the tests on real nodes")]
 mod support;
 
 use chain_client::keys::Key;
