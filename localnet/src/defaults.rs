@@ -12,6 +12,12 @@ pub const VALIDATORS: u16 = 3;
 pub const BLOCK_MILLIS: u64 = 500;
 /// Blocks of a window in which miners train.
 pub const TRAIN_BLOCKS: u32 = 28;
+/// Time between two blocks of the real nodes' chain named `local`. The runtime says so; here it is only for estimates.
+pub const NODE_BLOCK_MILLIS: u64 = 2_000;
+/// The same time for training as with the development chain, and twice: four nodes compute as well.
+pub const NODE_TRAIN_BLOCKS: u32 = 14;
+/// Blocks by which GRANDPA's finality trails the newest block: two when all goes well, one for the machine's sake.
+pub const NODE_FINALITY_LAG: u32 = 3;
 /// Tokens in the vocabulary that is learned from the text.
 pub const VOCABULARY: usize = 2048;
 /// Tokens of a sequence that are predicted.
@@ -95,6 +101,13 @@ pub fn spec() -> RunSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_window_on_real_nodes_takes_less_than_two_minutes_and_mostly_waits_for_finality() {
+        let schedule = schedule(NODE_TRAIN_BLOCKS, NODE_FINALITY_LAG);
+        assert_eq!(schedule.blocks_per_window, 41);
+        assert!(u64::from(schedule.blocks_per_window) * NODE_BLOCK_MILLIS < 120_000);
+    }
 
     #[test]
     fn the_defaults_are_valid_whatever_the_finality_lag() {

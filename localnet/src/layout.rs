@@ -3,10 +3,11 @@
 //! ```text
 //! network.json          what the network is made of; written last, so that its presence means a whole one
 //! lock                  held while a network runs
-//! chain/  store/        what chain and store keep
-//! owner.password        opens the key files below; readable by this user only
+//! chain/  store/        what chain and store keep; node-0/ … instead of chain/ where real nodes serve the chain
 //! miner-0/ … validator-0/ …
-//!     settings.toml  coldkey.json  hotkey.json  log.txt  journal.jsonl  …
+//!     settings.toml  coldkey.json  hotkey.json  password  log.txt  data/journal.jsonl  …
+//!
+//! `password` opens the key files beside it, and is readable by this user only, as are the settings.
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -20,18 +21,46 @@ use std::{
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     pub version: u32,
-    pub chain_port: u16,
+    pub chain: ChainPlan,
+    /// Where the seats find the store; it is ours alone where that is this machine.
+    pub store_host: String,
     pub store_port: u16,
-    pub block_millis: u64,
     pub finality_lag: u32,
     pub run: u32,
     /// Port and token at which faults of the store are ordered; tests use it.
     pub store_admin: Option<(u16, String)>,
     /// Access key and secret key of the origin's bucket.
     pub origin_keys: (String, String),
-    /// Where the prepared data lies.
-    pub dataset: PathBuf,
+    /// Where the prepared data lies; without it, the seats fetch it from the origin's bucket.
+    pub dataset: Option<PathBuf>,
     pub seats: Vec<SeatPlan>,
+}
+
+/// What serves the chain.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "snake_case")]
+pub enum ChainPlan {
+    /// The development chain, in one process.
+    Embedded { port: u16, block_millis: u64 },
+    /// Real nodes, each an authority of the `local` chain.
+    Nodes { binary: PathBuf, nodes: Vec<NodePlan> },
+    /// Nodes that somebody else starts and stops: their URLs.
+    Elsewhere { urls: Vec<String> },
+}
+
+/// One real node on this machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodePlan {
+    /// Also the name of its directory, such as `node-0`.
+    pub name: String,
+    /// Whose well-known keys it makes blocks with: `alice`, …
+    pub authority: String,
+    pub rpc_port: u16,
+    pub p2p_port: u16,
+    pub metrics_port: u16,
+    /// The secret by which other nodes know it, in hex.
+    pub node_key: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,7 +74,7 @@ pub struct SeatPlan {
     pub secret_key: String,
 }
 
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 /// The bucket of whoever created the run.
 pub const ORIGIN: &str = "origin";
 
@@ -107,7 +136,7 @@ impl Claimed {
             Err(fs::TryLockError::WouldBlock) => return Err(LayoutError::InUse { path }),
             Err(fs::TryLockError::Error(source)) => return Err(failed(source)),
         }
-        let plan = read_plan(&path)?;
+        let plan = Plan::read(&path.join("network.json"))?;
         if plan.is_none() && names.iter().any(|name| name != "lock") {
             return Err(LayoutError::HalfWritten { path });
         }
@@ -120,8 +149,7 @@ impl Claimed {
 
     /// Declares the network whole.
     pub fn write_plan(&mut self, plan: Plan) -> Result<(), replica::files::FileError> {
-        let json = serde_json::to_vec_pretty(&plan).expect("a plan is plain data");
-        replica::files::write_atomic(&self.path.join("network.json"), &json)?;
+        plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
         Ok(())
     }
@@ -135,29 +163,53 @@ impl Drop for Claimed {
     }
 }
 
-fn read_plan(path: &Path) -> Result<Option<Plan>, LayoutError> {
-    let file = path.join("network.json");
-    let bytes = match fs::read(&file) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(LayoutError::Io { path: file, source }),
-    };
-    let damaged = |source| LayoutError::Damaged { path: file.clone(), source };
-    let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
-    let found = value["version"].as_u64().unwrap_or(0);
-    if found != u64::from(PLAN_VERSION) {
-        return Err(LayoutError::Version { path: path.to_owned(), found });
-    }
-    serde_json::from_value(value).map(Some).map_err(damaged)
-}
-
 impl Plan {
+    /// Reads a plan; `None` if there is no such file.
+    pub fn read(file: &Path) -> Result<Option<Plan>, LayoutError> {
+        let bytes = match fs::read(file) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(source) => return Err(LayoutError::Io { path: file.to_owned(), source }),
+        };
+        let damaged = |source| LayoutError::Damaged { path: file.to_owned(), source };
+        let value: serde_json::Value = serde_json::from_slice(&bytes).map_err(damaged)?;
+        let found = value["version"].as_u64().unwrap_or(0);
+        if found != u64::from(PLAN_VERSION) {
+            return Err(LayoutError::Version { path: file.to_owned(), found });
+        }
+        serde_json::from_value(value).map(Some).map_err(damaged)
+    }
+
+    /// Replaces the file, which only this user can read, for it holds the buckets' secrets.
+    pub fn write(&self, file: &Path) -> Result<(), replica::files::FileError> {
+        let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
+        replica::files::write_atomic(file, &json)
+    }
+
+    /// Where each part of the chain answers.
+    pub fn chain_urls(&self) -> Vec<String> {
+        let here = |port: u16| format!("ws://127.0.0.1:{port}");
+        match &self.chain {
+            ChainPlan::Embedded { port, .. } => vec![here(*port)],
+            ChainPlan::Nodes { nodes, .. } => nodes.iter().map(|node| here(node.rpc_port)).collect(),
+            ChainPlan::Elsewhere { urls } => urls.clone(),
+        }
+    }
+
+    /// Where we ask the chain ourselves.
     pub fn chain_url(&self) -> String {
-        format!("ws://127.0.0.1:{}", self.chain_port)
+        self.chain_urls().into_iter().next().unwrap_or_default()
+    }
+
+    /// Where a seat asks the chain: the seats are spread over the nodes.
+    pub fn chain_url_of(&self, seat: &str) -> String {
+        let urls = self.chain_urls();
+        let place = self.seats.iter().position(|planned| planned.name == seat).unwrap_or_default();
+        urls.get(place.checked_rem(urls.len()).unwrap_or_default()).cloned().unwrap_or_default()
     }
 
     pub fn store_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.store_port)
+        format!("http://{}:{}", self.store_host, self.store_port)
     }
 
     /// Base URL of a bucket for everyone who reads it.
@@ -177,14 +229,14 @@ mod tests {
     fn plan() -> Plan {
         Plan {
             version: PLAN_VERSION,
-            chain_port: 1,
+            chain: ChainPlan::Embedded { port: 1, block_millis: 500 },
+            store_host: "127.0.0.1".into(),
             store_port: 2,
-            block_millis: 500,
             finality_lag: 0,
             run: 0,
             store_admin: None,
             origin_keys: ("a".into(), "b".into()),
-            dataset: "data".into(),
+            dataset: Some("data".into()),
             seats: vec![],
         }
     }
@@ -199,6 +251,23 @@ mod tests {
         assert!(matches!(Claimed::claim(&path), Err(LayoutError::InUse { .. })));
         drop(claimed);
         assert_eq!(Claimed::claim(&path).unwrap().plan, Some(plan()));
+    }
+
+    #[test]
+    fn seats_are_spread_over_the_nodes() {
+        let seat = |name: &str| SeatPlan {
+            role: protocol::Role::Miner,
+            name: name.into(),
+            uid: 0,
+            access_key: String::new(),
+            secret_key: String::new(),
+        };
+        let chain = ChainPlan::Elsewhere { urls: vec!["ws://a".into(), "ws://b".into()] };
+        let seats = vec![seat("miner-0"), seat("miner-1"), seat("miner-2")];
+        let plan = Plan { chain, seats, ..plan() };
+        let urls: Vec<_> = plan.seats.iter().map(|seat| plan.chain_url_of(&seat.name)).collect();
+        assert_eq!(urls, ["ws://a", "ws://b", "ws://a"]);
+        assert_eq!(plan.chain_url(), "ws://a");
     }
 
     #[test]

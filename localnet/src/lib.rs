@@ -1,9 +1,11 @@
 #![doc = include_str!("../README.md")]
 
 pub mod cli;
+pub mod containers;
 pub mod defaults;
 pub mod layout;
 pub mod network;
+pub mod nodes;
 pub mod observe;
 pub mod process;
 pub mod report;

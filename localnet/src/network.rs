@@ -1,14 +1,15 @@
 //! The processes of a network: started in order, watched, stopped in order.
 
 use crate::{
-    layout::{ORIGIN, Plan, SeatPlan},
+    layout::{ChainPlan, Plan, SeatPlan},
+    nodes,
     observe::Observer,
     process::{Process, ProcessError, Program, last_lines},
     roles::StoreSettings,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{Chain, Expectations, SubxtChain};
-use protocol::{Role, RunId, Uid};
+use protocol::{Block, Role, RunId, Uid};
 use std::{
     ffi::OsString,
     path::{Path, PathBuf},
@@ -16,8 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long chain and store may take to come up.
+/// How long chain and store may take to come up, and …
 const UP_WITHIN: Duration = Duration::from_secs(60);
+/// … a real node, which first compiles its runtime, and then has to agree with others on a block.
+const NODE_UP_WITHIN: Duration = Duration::from_secs(240);
 
 pub const CHAIN: &str = "chain";
 pub const STORE: &str = "store";
@@ -46,48 +49,61 @@ impl Network {
         Network { directory: directory.to_owned(), executable, processes: Vec::new() }
     }
 
-    /// Starts the chain and waits until it answers.
+    /// Starts the chain and waits until it answers and finalises blocks.
     pub async fn start_chain(&mut self, plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
-        let dir = self.directory.join(CHAIN).join("data");
-        let arguments = [
-            "--dir".into(),
-            dir.into_os_string(),
-            "--port".into(),
-            plan.chain_port.to_string().into(),
-            "--block-millis".into(),
-            plan.block_millis.to_string().into(),
-            "--finality-lag".into(),
-            plan.finality_lag.to_string().into(),
-            "--with-parent".into(),
-        ];
-        self.start(CHAIN, arguments.into())?;
-        self.wait_for_port(CHAIN, plan.chain_port).await?;
-        let url = plan.chain_url();
-        let chain = SubxtChain::connect(&url, None, Expectations::default());
+        match &plan.chain {
+            ChainPlan::Embedded { port, block_millis } => {
+                let dir = self.directory.join(CHAIN).join("data");
+                let arguments = [
+                    "--dir".into(),
+                    dir.into_os_string(),
+                    "--port".into(),
+                    port.to_string().into(),
+                    "--block-millis".into(),
+                    block_millis.to_string().into(),
+                    "--finality-lag".into(),
+                    plan.finality_lag.to_string().into(),
+                    "--with-parent".into(),
+                ];
+                self.start(CHAIN, arguments.into())?;
+                self.wait_for_port(CHAIN, *port, UP_WITHIN).await?;
+            }
+            ChainPlan::Nodes { nodes, .. } => {
+                for node in nodes {
+                    self.start_node(plan, &node.name)?;
+                }
+                for node in nodes {
+                    self.wait_for_port(&node.name, node.rpc_port, NODE_UP_WITHIN).await?;
+                }
+            }
+            ChainPlan::Elsewhere { .. } => {}
+        }
         tokio::select! {
-            connected = chain => Ok(Arc::new(connected.context("could not connect to our own chain")?)),
+            connected = finalising(plan) => connected,
             died = self.until_one_dies() => bail!(died),
         }
+    }
+
+    /// Starts one of the real nodes.
+    pub fn start_node(&mut self, plan: &Plan, name: &str) -> anyhow::Result<()> {
+        let ChainPlan::Nodes { binary, nodes } = &plan.chain else { bail!("this network has no nodes") };
+        let node = nodes.iter().find(|node| node.name == name);
+        let node = node.with_context(|| format!("{name} is no node of this network"))?;
+        let dir = self.directory.join(name).join("data");
+        let mut arguments: Vec<OsString> = vec!["--program".into(), binary.into(), "--".into()];
+        arguments.extend(nodes::arguments(nodes, node, &dir)?);
+        self.start(name, arguments)
     }
 
     /// Starts the store and waits until it answers.
     pub async fn start_store(&mut self, plan: &Plan) -> anyhow::Result<()> {
         let dir = self.directory.join(STORE);
         std::fs::create_dir_all(&dir)?;
-        let (access_key, secret_key) = plan.origin_keys.clone();
-        let mut buckets = vec![(ORIGIN.to_owned(), access_key, secret_key)];
-        buckets.extend(
-            plan.seats
-                .iter()
-                .map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
-        );
-        let admin = plan.store_admin.clone();
-        let settings = StoreSettings { port: plan.store_port, dir: dir.join("data"), buckets, admin };
         let config = dir.join("settings.json");
-        replica::files::write_atomic(&config, &serde_json::to_vec_pretty(&settings)?)?;
+        StoreSettings::of(plan, dir.join("data")).write(&config)?;
         let arguments = ["--config".into(), config.into_os_string(), "--with-parent".into()];
         self.start(STORE, arguments.into())?;
-        self.wait_for_port(STORE, plan.store_port).await
+        self.wait_for_port(STORE, plan.store_port, UP_WITHIN).await
     }
 
     /// Starts a miner or validator.
@@ -129,10 +145,8 @@ impl Network {
     /// Stops all processes, the ones that depend on others first.
     pub async fn stop(&mut self) {
         let mut stopping = Vec::new();
-        let (base, seats): (Vec<_>, Vec<_>) = self
-            .processes
-            .drain(..)
-            .partition(|process| [CHAIN, STORE].contains(&process.program.name.as_str()));
+        let (base, seats): (Vec<_>, Vec<_>) =
+            self.processes.drain(..).partition(|process| is_base(&process.program.name));
         for mut process in seats {
             stopping.push(tokio::spawn(async move { process.stop().await }));
         }
@@ -141,8 +155,13 @@ impl Network {
                 tracing::warn!(%error, "a process did not stop as asked");
             }
         }
-        for mut process in base {
-            if let Err(error) = process.stop().await {
+        // The store, then the chain; real nodes together.
+        let mut stopping = Vec::new();
+        for mut process in base.into_iter().rev() {
+            stopping.push(tokio::spawn(async move { process.stop().await }));
+        }
+        for stopped in stopping {
+            if let Ok(Err(error)) = stopped.await {
                 tracing::warn!(%error, "a process did not stop as asked");
             }
         }
@@ -169,6 +188,7 @@ impl Network {
             Some("miner") => "miner",
             Some("validator") => "validator",
             Some(CHAIN) => CHAIN,
+            Some(nodes::KIND) => nodes::KIND,
             _ => STORE,
         };
         let mut all: Vec<OsString> = vec!["role".into(), kind.into()];
@@ -180,12 +200,13 @@ impl Network {
             // Several nodes share the machine: one thread each computes as much with less waiting.
             environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
             log: self.log_of(name),
+            has_children: kind == nodes::KIND,
         };
         self.processes.push(program.start()?);
         Ok(())
     }
 
-    async fn wait_for_port(&mut self, name: &str, port: u16) -> anyhow::Result<()> {
+    async fn wait_for_port(&mut self, name: &str, port: u16, within: Duration) -> anyhow::Result<()> {
         let started = Instant::now();
         loop {
             if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
@@ -194,15 +215,16 @@ impl Network {
             if let Some(died) = self.died()? {
                 bail!(died);
             }
-            if UP_WITHIN < started.elapsed() {
+            if within < started.elapsed() {
                 let last = last_lines(&self.log_of(name), 12);
-                bail!("{name} did not come up within {} s; its last lines:\n{last}", UP_WITHIN.as_secs());
+                bail!("{name} did not come up within {} s; its last lines:\n{last}", within.as_secs());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    async fn until_one_dies(&mut self) -> Died {
+    /// Waits for a process to end by itself.
+    pub async fn until_one_dies(&mut self) -> Died {
         loop {
             if let Ok(Some(died)) = self.died() {
                 return died;
@@ -210,4 +232,25 @@ impl Network {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
+}
+
+/// Whether others depend on the process.
+fn is_base(name: &str) -> bool {
+    name == CHAIN || name == STORE || name.split('-').next() == Some(nodes::KIND)
+}
+
+/// A client of the plan's chain, once every part of it finalises blocks.
+async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
+    let mut first: Option<Arc<dyn Chain>> = None;
+    for url in plan.chain_urls() {
+        let chain = SubxtChain::connect(&url, None, Expectations::default()).await;
+        let chain = chain.context("could not connect to our own chain")?;
+        let mut clock = chain.clock();
+        let final_at = tokio::time::timeout(NODE_UP_WITHIN, clock.wait_for(Block(1))).await;
+        final_at.with_context(|| {
+            format!("no block was finalised at {url} within {} s", NODE_UP_WITHIN.as_secs())
+        })??;
+        first.get_or_insert_with(|| Arc::new(chain));
+    }
+    first.context("the plan names no chain")
 }

@@ -23,6 +23,8 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub log: PathBuf,
+    /// Whether it starts processes of its own: they are killed with it.
+    pub has_children: bool,
 }
 
 /// A program that runs.
@@ -30,6 +32,8 @@ pub struct Program {
 pub struct Process {
     pub program: Program,
     child: Child,
+    /// The process group it leads: its id.
+    group: Option<u32>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +71,8 @@ impl Program {
             executable: self.executable.clone(),
             source,
         })?;
-        Ok(Process { program: self, child })
+        let group = child.id();
+        Ok(Process { program: self, child, group })
     }
 }
 
@@ -78,17 +83,28 @@ impl Process {
         self.child.try_wait().map_err(|source| ProcessError::Watch { name, source })
     }
 
-    /// Ends the process at once, as a power cut would.
+    /// Ends the process at once, and with it whatever it has started itself, as a power cut would.
     pub async fn kill(&mut self) -> Result<(), ProcessError> {
+        self.kill_children().await?;
         let name = self.program.name.clone();
         self.child.kill().await.map_err(|source| ProcessError::Watch { name, source })
+    }
+
+    /// Ends what the process has started itself, also after the process is gone: it leads a group of its own.
+    async fn kill_children(&self) -> Result<(), ProcessError> {
+        let Some(group) = self.group.filter(|_| self.program.has_children) else { return Ok(()) };
+        // There is no call for this in the standard library. Where nobody is left in the group, it fails, and all is well.
+        let mut kill = Command::new("kill");
+        kill.args(["-KILL", "--", &format!("-{group}")]).stdin(Stdio::null()).stderr(Stdio::null());
+        let name = self.program.name.clone();
+        kill.status().await.map(|_| ()).map_err(|source| ProcessError::Watch { name, source })
     }
 
     /// Asks the process to end by closing its standard input, and kills it if it does not.
     pub async fn stop(&mut self) -> Result<(), ProcessError> {
         drop(self.child.stdin.take());
         match tokio::time::timeout(STOP_WITHIN, self.child.wait()).await {
-            Ok(Ok(_)) => Ok(()),
+            Ok(Ok(_)) => self.kill_children().await,
             Ok(Err(source)) => Err(ProcessError::Watch { name: self.program.name.clone(), source }),
             Err(_) => self.kill().await,
         }
@@ -125,6 +141,7 @@ mod tests {
             arguments: vec!["-c".into(), script.into()],
             environment: vec![("WORD".into(), "hello".into())],
             log: directory.join("logs").join("log.txt"),
+            has_children: false,
         }
     }
 
@@ -150,6 +167,26 @@ mod tests {
         assert!(process.ended().unwrap().is_none());
         process.stop().await.unwrap();
         assert_eq!(last_lines(&process.program.log, 1), "done");
+    }
+
+    #[tokio::test]
+    async fn what_a_child_has_started_is_killed_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let script = "sleep 600 & echo $!; wait";
+        let mut process =
+            Program { has_children: true, ..program(directory.path(), script) }.start().unwrap();
+        let grandchild = loop {
+            if let Ok(id) = last_lines(&process.program.log, 1).parse::<u32>() {
+                break id;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        process.kill().await.unwrap();
+        let stat = PathBuf::from(format!("/proc/{grandchild}/stat"));
+        // Gone, or a zombie that nobody has collected.
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     #[tokio::test]

@@ -1,23 +1,51 @@
-//! The processes of a network, as subcommands of this one executable: `localnet role chain`, `role store`, `role miner …`, `role validator …`.
+//! The processes of a network, as subcommands of this one executable: `localnet role chain`, `role node …`, `role store`, `role miner …`,
+//! `role validator …`; and, for containers, what prepares a network whose processes somebody else starts: `role plan`, `role set-up`, `role check`.
 
-use anyhow::Context as _;
+use crate::{
+    containers::{self, Check, MakePlan, SetUp},
+    layout::{ORIGIN, Plan},
+};
+use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
 use seat::program;
 use serde::{Deserialize, Serialize};
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    ffi::OsString,
+    io::Read as _,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
 use store::server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 
 #[derive(Debug, Subcommand)]
 pub enum Role {
     /// The chain: the real runtime behind the real JSON-RPC, for development.
     Chain(ChainRole),
+    /// A program that knows nothing of its parent, kept from outliving it: a node.
+    Node(NodeRole),
     /// The store: an S3 server with one bucket and one key for each seat.
     Store(StoreRole),
     /// The `miner` program.
     Miner(Rest),
     /// The `validator` program.
     Validator(Rest),
+    /// Write down what a network in containers is made of, once.
+    Plan(MakePlan),
+    /// Create the run and register the seats of a planned network; what is done already is left as it is.
+    SetUp(SetUp),
+    /// Say whether something is up: for a container's health.
+    Check(Check),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct NodeRole {
+    #[arg(long)]
+    pub program: PathBuf,
+    #[arg(last = true)]
+    pub arguments: Vec<OsString>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -52,12 +80,34 @@ pub struct Rest {
 /// What the store's process reads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoreSettings {
-    pub port: u16,
+    pub listen: SocketAddr,
     pub dir: PathBuf,
     /// Name, access key, secret key.
     pub buckets: Vec<(String, String, String)>,
     /// Where faults are ordered, and the token that it takes; tests use it.
     pub admin: Option<(u16, String)>,
+}
+
+impl StoreSettings {
+    /// The store of a plan, with its objects in `dir`. It listens to everyone only where its seats are elsewhere.
+    pub fn of(plan: &Plan, dir: PathBuf) -> StoreSettings {
+        let host: Option<IpAddr> = plan.store_host.parse().ok();
+        let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+        let (access_key, secret_key) = plan.origin_keys.clone();
+        let mut buckets = vec![(ORIGIN.to_owned(), access_key, secret_key)];
+        buckets.extend(
+            plan.seats
+                .iter()
+                .map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
+        );
+        let listen = SocketAddr::new(ip, plan.store_port);
+        StoreSettings { listen, dir, buckets, admin: plan.store_admin.clone() }
+    }
+
+    /// Replaces the file, which only this user can read.
+    pub fn write(&self, file: &Path) -> anyhow::Result<()> {
+        Ok(replica::files::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
+    }
 }
 
 /// Runs a role until it is told to stop.
@@ -67,6 +117,10 @@ pub fn run(role: Role) -> std::process::ExitCode {
         Role::Store(role) => program::run_to_exit(store(role)),
         Role::Miner(rest) => miner::cli::main_with(named("miner", rest)),
         Role::Validator(rest) => validator::cli::main_with(named("validator", rest)),
+        Role::Node(role) => program::run_to_exit(node(role)),
+        Role::Plan(make) => program::run_to_exit(containers::plan(make)),
+        Role::SetUp(set_up) => program::run_to_exit(containers::set_up(set_up)),
+        Role::Check(check) => program::run_to_exit(containers::check(check)),
     }
 }
 
@@ -100,6 +154,40 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
     }
 }
 
+/// How long a node may take to stop when told to.
+const NODE_STOPS_WITHIN: Duration = Duration::from_secs(4);
+
+/// Runs the program until it ends, we are told to stop, or our parent goes away.
+async fn node(role: NodeRole) -> anyhow::Result<()> {
+    let (tell, orphaned) = tokio::sync::oneshot::channel();
+    std::thread::spawn(move || {
+        let mut stdin = std::io::stdin().lock();
+        let mut buffer = [0; 64];
+        while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
+        // Nobody listens any more where the program has ended by itself.
+        let _ = tell.send(());
+    });
+    let mut child = tokio::process::Command::new(&role.program)
+        .args(&role.arguments)
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("could not start {}", role.program.display()))?;
+    tokio::select! {
+        status = child.wait() => bail!("{} has ended: {}", role.program.display(), status?),
+        () = program::told_to_stop() => {}
+        _ = orphaned => {}
+    }
+    if let Some(id) = child.id() {
+        // Politely, so that its database is closed. There is no call for this in the standard library.
+        tokio::process::Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
+    }
+    if tokio::time::timeout(NODE_STOPS_WITHIN, child.wait()).await.is_err() {
+        child.kill().await?;
+    }
+    Ok(())
+}
+
 async fn store(role: StoreRole) -> anyhow::Result<()> {
     if role.with_parent {
         program::end_with_parent();
@@ -111,7 +199,7 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     let buckets =
         settings.buckets.iter().map(|(name, access, secret)| BucketConfig::new(name, access, secret));
     let config = ServerConfig {
-        listen: SocketAddr::from(([127, 0, 0, 1], settings.port)),
+        listen: settings.listen,
         data_dir: Some(settings.dir.clone()),
         admin: settings
             .admin

@@ -2,16 +2,17 @@
 
 use crate::{
     defaults,
-    layout::{Claimed, ORIGIN, PLAN_VERSION, Plan, SeatPlan},
+    layout::{ChainPlan, Claimed, NodePlan, ORIGIN, PLAN_VERSION, Plan, SeatPlan},
     network::Network,
+    nodes,
 };
 use anyhow::Context as _;
 use chain_client::{
-    Amount, Call, Chain, Expectations, SubxtChain,
+    Amount, Balance, Call, Chain, Expectations, SubxtChain,
     account::{self, SeatWish},
-    keys::{Key, KeyFile, KeyPassword, Prompt},
+    keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
-use protocol::{Role, RunId, RunParams};
+use protocol::{Block, Role, RunId, RunParams, view::RunView};
 use replica::{RunSpec, files::write_atomic};
 use seat::{
     create::{self, NewRun},
@@ -27,11 +28,14 @@ use store::{Credentials, S3Settings, S3Store};
 /// The account that everyone knows the key of, and that the development chain makes rich. It owns the run.
 const OWNER: &str = "//Alice";
 
+/// Blocks between the run's creation and its first window, beside those that finality takes.
+const BLOCKS_BEFORE_START: u32 = 20;
+
 /// What to set up.
 pub struct Wanted {
     pub miners: u16,
     pub validators: u16,
-    pub block_millis: u64,
+    pub chain: ChainWanted,
     pub finality_lag: u32,
     /// `None`: any free one.
     pub chain_port: Option<u16>,
@@ -39,6 +43,23 @@ pub struct Wanted {
     /// Whether faults of the store can be ordered; tests do.
     pub store_admin: bool,
     pub dataset: PathBuf,
+    pub params: RunParams,
+    pub spec: RunSpec,
+}
+
+/// What should serve the chain.
+pub enum ChainWanted {
+    /// The development chain.
+    Embedded { block_millis: u64 },
+    /// Four real nodes, of this program.
+    Nodes { binary: PathBuf },
+    /// Nodes that somebody else starts, at these URLs.
+    Elsewhere { urls: Vec<String> },
+}
+
+/// What the seats of a network work on.
+pub struct Work<'a> {
+    pub dataset: &'a Path,
     pub params: RunParams,
     pub spec: RunSpec,
 }
@@ -59,35 +80,71 @@ pub async fn set_up(
     drop((ports.store, ports.store_admin));
     network.start_store(&plan).await?;
 
-    say("publishing model and data, creating the run");
+    let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
+    establish(&directory, &mut plan, work, say).await?;
+    claimed.write_plan(plan.clone())?;
+    Ok((plan, chain))
+}
+
+/// Creates the run and registers every seat of a plan whose chain and store are up. Each step that is found done is left as it is, so
+/// that an interrupted try can be made again.
+pub async fn establish(
+    directory: &Path,
+    plan: &mut Plan,
+    work: Work<'_>,
+    say: &mut dyn FnMut(&str),
+) -> anyhow::Result<()> {
     let owner = Key::dev(OWNER)?;
     let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner), Expectations::default()).await?;
-    let (access_key, secret_key) = plan.origin_keys.clone();
-    let origin = S3Settings::new(plan.store_url(), ORIGIN, Credentials { access_key, secret_key });
-    let origin = S3Store::open(&origin)?;
-    let new = NewRun {
-        spec: wanted.spec.clone(),
-        dataset: &wanted.dataset,
-        params: wanted.params,
-        terms: defaults::terms(),
-        origin: &plan.bucket_url(ORIGIN),
-        fund: Amount(defaults::TREASURY),
+    plan.run = match run_of(&owner_chain, &plan.bucket_url(ORIGIN)).await? {
+        Some(run) => {
+            say("the run is there already");
+            if run.treasury == 0 {
+                let amount = Amount(defaults::TREASURY);
+                owner_chain.submit(Call::Fund { run: run.id, amount }).await?;
+            }
+            run.id.0
+        }
+        None => {
+            say("publishing model and data, creating the run");
+            let (access_key, secret_key) = plan.origin_keys.clone();
+            let origin = S3Settings::new(plan.store_url(), ORIGIN, Credentials { access_key, secret_key });
+            let origin = S3Store::open(&origin)?;
+            let mut params = work.params;
+            // Five steps lie before a seat: run, treasury, coldkey, hotkey, registration. Each waits for its block to be final.
+            let steps = 5_u32.saturating_mul(plan.finality_lag);
+            let now = owner_chain.heads().borrow().block.0;
+            params.schedule.start = Block(now.saturating_add(BLOCKS_BEFORE_START).saturating_add(steps));
+            let new = NewRun {
+                spec: work.spec,
+                dataset: work.dataset,
+                params,
+                terms: defaults::terms(),
+                origin: &plan.bucket_url(ORIGIN),
+                fund: Amount(defaults::TREASURY),
+            };
+            create::create(&owner_chain, &origin, new).await?.id.0
+        }
     };
-    let run = create::create(&owner_chain, &origin, new).await?;
-    plan.run = run.id.0;
 
     say("making keys, moving stakes, registering seats");
-    let password_path = directory.join("owner.password");
-    write_private(&password_path, random_hex(16)?.as_bytes())?;
-    let password =
-        KeyPassword::resolve("the keys of this network", Some(&password_path), None, Prompt::Never)?;
-    let registered = plan.seats.iter().map(|seat| add_seat(&directory, &plan, &owner_chain, &password, seat));
+    let registered = plan.seats.iter().map(|seat| add_seat(directory, plan, &owner_chain, seat));
     let uids = futures::future::try_join_all(registered).await?;
     for (seat, uid) in plan.seats.iter_mut().zip(uids) {
         seat.uid = uid;
     }
-    claimed.write_plan(plan.clone())?;
-    Ok((plan, chain))
+    Ok(())
+}
+
+/// The run whose model and data are at `origin`, if there is one.
+async fn run_of(chain: &SubxtChain, origin: &str) -> anyhow::Result<Option<RunView>> {
+    for run in chain.runs().await? {
+        let run = chain.run(run).await?;
+        if run.origin == origin {
+            return Ok(Some(run));
+        }
+    }
+    Ok(None)
 }
 
 /// One seat: keys, funds, settings, and a real registration. Returns its uid.
@@ -95,19 +152,24 @@ pub async fn add_seat(
     directory: &Path,
     plan: &Plan,
     owner: &SubxtChain,
-    password: &KeyPassword,
     seat: &SeatPlan,
 ) -> anyhow::Result<u16> {
     let home = directory.join(&seat.name);
     std::fs::create_dir_all(&home).with_context(|| format!("could not make {}", home.display()))?;
-    let (coldkey, hotkey) = (Key::generate()?, Key::generate()?);
-    KeyFile::create(&home.join("coldkey.json"), &coldkey, password)?;
-    KeyFile::create(&home.join("hotkey.json"), &hotkey, password)?;
-    let settings = toml::to_string_pretty(&settings(directory, plan, seat, &home))?;
+    let password_file = home.join("password");
+    if !password_file.exists() {
+        write_private(&password_file, random_hex(16)?.as_bytes())?;
+    }
+    let password = KeyPassword::resolve("the seat's keys", Some(&password_file), None, Prompt::Never)?;
+    let coldkey = key_at(&home.join("coldkey.json"), &password)?;
+    let hotkey = key_at(&home.join("hotkey.json"), &password)?;
+    let settings = toml::to_string_pretty(&settings(plan, seat, &home))?;
     write_private(&home.join("settings.toml"), settings.as_bytes())?;
 
-    let funds = Amount(defaults::COLDKEY_FUNDS);
-    owner.submit(Call::Transfer { to: coldkey.account(), amount: funds }).await?;
+    if owner.balance(&coldkey.account()).await? == Balance::default() {
+        let funds = Amount(defaults::COLDKEY_FUNDS);
+        owner.submit(Call::Transfer { to: coldkey.account(), amount: funds }).await?;
+    }
     let stake = match seat.role {
         Role::Miner => defaults::MINER_STAKE,
         Role::Validator => defaults::VALIDATOR_STAKE,
@@ -127,14 +189,24 @@ pub async fn add_seat(
     Ok(seated.seat.id.uid.0)
 }
 
-fn settings(directory: &Path, plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
+/// The key in a file, or a new one that is then in it.
+fn key_at(file: &Path, password: &KeyPassword) -> anyhow::Result<Key> {
+    if file.exists() {
+        return Ok(KeySource::File(file.to_owned()).open(|_| Ok(password.clone()))?);
+    }
+    let key = Key::generate()?;
+    KeyFile::create(file, &key, password)?;
+    Ok(key)
+}
+
+fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
     File {
-        chain: Some(plan.chain_url()),
+        chain: Some(plan.chain_url_of(&seat.name)),
         run: Some(plan.run),
         key: Some(home.join("hotkey.json").display().to_string()),
-        password_file: Some(directory.join("owner.password")),
+        password_file: Some(home.join("password")),
         directory: Some(home.join("data")),
-        dataset: Some(plan.dataset.clone()),
+        dataset: plan.dataset.clone(),
         device: None,
         store: Some(StoreFile {
             endpoint: plan.store_url(),
@@ -152,41 +224,91 @@ fn settings(directory: &Path, plan: &Plan, seat: &SeatPlan, home: &Path) -> File
 /// The ports of a network to be. Each is held until the process that will listen there is started: so they differ, and nobody
 /// else is given one meanwhile.
 struct Ports {
-    chain: TcpListener,
+    /// The chain's, all of them.
+    chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: Option<TcpListener>,
 }
 
+fn number(listener: &TcpListener) -> std::io::Result<u16> {
+    listener.local_addr().map(|address| address.port())
+}
+
 fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
-    let ports = Ports {
-        chain: port(wanted.chain_port, "chain")?,
+    let mut ports = Ports {
+        chain: vec![port(wanted.chain_port, "chain")?],
         store: port(wanted.store_port, "store")?,
         store_admin: wanted.store_admin.then(|| port(None, "store's orders")).transpose()?,
     };
-    let number = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+    let chain = match &wanted.chain {
+        ChainWanted::Embedded { block_millis } => {
+            ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
+        }
+        ChainWanted::Nodes { binary } => {
+            ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
+        }
+        ChainWanted::Elsewhere { urls } => ChainPlan::Elsewhere { urls: urls.clone() },
+    };
     let store_admin = match &ports.store_admin {
         Some(listener) => Some((number(listener)?, random_hex(16)?)),
         None => None,
     };
+    let plan = Plan {
+        version: PLAN_VERSION,
+        chain,
+        store_host: "127.0.0.1".into(),
+        store_port: number(&ports.store)?,
+        finality_lag: wanted.finality_lag,
+        run: 0,
+        store_admin,
+        origin_keys: new_origin_keys()?,
+        dataset: Some(wanted.dataset.clone()),
+        seats: new_seats(wanted.miners, wanted.validators)?,
+    };
+    Ok((plan, ports))
+}
+
+/// Four nodes on free ports of this machine, which are added to `ports`; the first port is there already.
+fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
+    let first_rpc = ports.first().map(number).transpose()?;
+    let mut free = || -> anyhow::Result<u16> {
+        let listener = port(None, "nodes")?;
+        let port = number(&listener)?;
+        ports.push(listener);
+        Ok(port)
+    };
+    let mut plans = Vec::new();
+    for (index, authority) in nodes::AUTHORITIES.iter().enumerate() {
+        let rpc_port = match first_rpc.filter(|_| index == 0) {
+            Some(first) => first,
+            None => free()?,
+        };
+        plans.push(NodePlan {
+            name: format!("{}-{index}", nodes::KIND),
+            authority: (*authority).to_owned(),
+            rpc_port,
+            p2p_port: free()?,
+            metrics_port: free()?,
+            node_key: random_hex(32)?,
+        });
+    }
+    Ok(plans)
+}
+
+/// Access key and secret key of the origin's bucket.
+pub fn new_origin_keys() -> anyhow::Result<(String, String)> {
+    Ok((ORIGIN.to_owned(), random_hex(20)?))
+}
+
+/// Validators and miners, with keys of their own for their buckets.
+pub fn new_seats(miners: u16, validators: u16) -> anyhow::Result<Vec<SeatPlan>> {
     let mut seats = Vec::new();
-    for (role, count) in [(Role::Validator, wanted.validators), (Role::Miner, wanted.miners)] {
+    for (role, count) in [(Role::Validator, validators), (Role::Miner, miners)] {
         for index in 0..count {
             seats.push(new_seat(role, index)?);
         }
     }
-    let plan = Plan {
-        version: PLAN_VERSION,
-        chain_port: number(&ports.chain)?,
-        store_port: number(&ports.store)?,
-        block_millis: wanted.block_millis,
-        finality_lag: wanted.finality_lag,
-        run: 0,
-        store_admin,
-        origin_keys: (ORIGIN.to_owned(), random_hex(20)?),
-        dataset: wanted.dataset.clone(),
-        seats,
-    };
-    Ok((plan, ports))
+    Ok(seats)
 }
 
 /// A seat's plan, with keys of its own for its bucket.

@@ -4,9 +4,10 @@ use crate::{
     defaults,
     layout::{Claimed, Plan},
     network::Network,
+    nodes,
     observe::Observer,
     report::Report,
-    setup::{self, Wanted},
+    setup::{self, ChainWanted, Wanted},
     table::Display,
 };
 use anyhow::{Context as _, bail};
@@ -45,16 +46,22 @@ pub struct Up {
     pub miners: u16,
     #[arg(long, value_name = "N", default_value_t = defaults::VALIDATORS, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub validators: u16,
-    /// Time between two blocks, in milliseconds.
-    #[arg(long, value_name = "MS", default_value_t = defaults::BLOCK_MILLIS, value_parser = clap::value_parser!(u64).range(50..=60_000))]
-    pub block_millis: u64,
-    /// Blocks of a window in which miners train.
-    #[arg(long, value_name = "BLOCKS", default_value_t = defaults::TRAIN_BLOCKS, value_parser = clap::value_parser!(u32).range(4..=10_000))]
-    pub train_blocks: u32,
-    /// Blocks by which finality trails the newest block.
-    #[arg(long, value_name = "BLOCKS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=20))]
-    pub finality_lag: u32,
-    /// Port of the chain's JSON-RPC. Without it: a free one.
+    /// What serves the chain: the development chain in one process, or four real nodes with finality among them.
+    #[arg(long, value_name = "KIND", value_enum, default_value_t = ChainKind::Embedded)]
+    pub chain: ChainKind,
+    /// The node's program, with `--chain node`. Without it: `mettle-node` beside this program, in chain/node/target/release, or in the search path.
+    #[arg(long, value_name = "PATH", env = "METTLE_NODE")]
+    pub node_binary: Option<PathBuf>,
+    /// Time between two blocks, in milliseconds: 500 if not said. Real nodes have their own.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(50..=60_000))]
+    pub block_millis: Option<u64>,
+    /// Blocks of a window in which miners train: 28 if not said, 14 of the longer blocks of real nodes.
+    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
+    pub train_blocks: Option<u32>,
+    /// Blocks by which finality trails the newest block: 0 if not said. With real nodes, what the phases allow for: 3 if not said.
+    #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(0..=20))]
+    pub finality_lag: Option<u32>,
+    /// Port of the chain's JSON-RPC, of the first node's where there are several. Without it: a free one.
     #[arg(long, value_name = "PORT")]
     pub chain_port: Option<u16>,
     /// Port of the S3 server. Without it: a free one.
@@ -65,11 +72,45 @@ pub struct Up {
     pub plain: bool,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum ChainKind {
+    /// The development chain: the real runtime in one process, a block twice a second.
+    Embedded,
+    /// Four nodes, Aura and GRANDPA: a block every two seconds.
+    Node,
+}
+
+impl Up {
+    /// What should serve the chain, the blocks to train for, and the lag to allow for.
+    fn chain_wanted(&self) -> anyhow::Result<(ChainWanted, u32, u32)> {
+        match self.chain {
+            ChainKind::Embedded => {
+                let block_millis = self.block_millis.unwrap_or(defaults::BLOCK_MILLIS);
+                let train_blocks = self.train_blocks.unwrap_or(defaults::TRAIN_BLOCKS);
+                Ok((ChainWanted::Embedded { block_millis }, train_blocks, self.finality_lag.unwrap_or(0)))
+            }
+            ChainKind::Node => {
+                if self.block_millis.is_some() {
+                    bail!(
+                        "--block-millis is for the development chain: how long real nodes take for a block is fixed in their runtime"
+                    );
+                }
+                let binary = nodes::find(self.node_binary.as_deref())?;
+                let train_blocks = self.train_blocks.unwrap_or(defaults::NODE_TRAIN_BLOCKS);
+                let finality_lag = self.finality_lag.unwrap_or(defaults::NODE_FINALITY_LAG);
+                Ok((ChainWanted::Nodes { binary }, train_blocks, finality_lag))
+            }
+        }
+    }
+}
+
 /// Runs a network from nothing, or from its directory, to its end.
 pub async fn run(up: Up) -> anyhow::Result<()> {
     if let Some(report) = &up.report {
         writable(report)?;
     }
+    // What cannot be is said before anything is made.
+    up.chain_wanted()?;
     // The directory first: a refused one should not cost a minute of preparing data.
     let temporary = match &up.dir {
         Some(_) => None,
@@ -121,7 +162,7 @@ async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow:
         None => make(up, claimed, network).await?,
     };
     let dataset = {
-        let directory = plan.dataset.clone();
+        let directory = plan.dataset.clone().context("this network was not made by `up`")?;
         tokio::task::spawn_blocking(move || Dataset::open(&directory, None)).await??
     };
     let unigram_loss = tokio::task::spawn_blocking(move || dataset.unigram_loss()).await??;
@@ -144,7 +185,7 @@ async fn live(
         Some(_) => format!("kept in {}", claimed.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
     };
-    println!("network up: chain {}, store {}; {place}", plan.chain_url(), plan.store_url());
+    println!("network up: chain {}, store {}; {place}", plan.chain_urls().join(" "), plan.store_url());
 
     let mut observer = network.observer(&plan, &*chain).await?;
     let display = Display::open(up.plain, plan.seats.len())?;
@@ -236,13 +277,14 @@ async fn make(
     network: &mut Network,
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     let dataset = prepare(up.text.clone()).await?;
-    let mut params = defaults::params(up.finality_lag);
-    params.schedule = defaults::schedule(up.train_blocks, up.finality_lag);
+    let (chain, train_blocks, finality_lag) = up.chain_wanted()?;
+    let mut params = defaults::params(finality_lag);
+    params.schedule = defaults::schedule(train_blocks, finality_lag);
     let wanted = Wanted {
         miners: up.miners,
         validators: up.validators,
-        block_millis: up.block_millis,
-        finality_lag: up.finality_lag,
+        chain,
+        finality_lag,
         chain_port: up.chain_port,
         store_port: up.store_port,
         store_admin: false,

@@ -107,3 +107,25 @@ fn a_taken_port_is_named() {
     }
     assert_eq!(names(&directory), ["lock"], "the next try starts from nothing");
 }
+
+#[test]
+fn real_nodes_without_their_program_are_refused_with_how_to_build_it() {
+    let home = tempfile::tempdir().unwrap();
+    let missing = home.path().join("mettle-node");
+    let directory = home.path().join("net");
+    refused(
+        &[&"--chain", &"node", &"--node-binary", &missing, &"--dir", &directory],
+        &[
+            "there is no node at",
+            "mettle-node",
+            "cargo build --release --manifest-path chain/node/Cargo.toml",
+        ],
+    );
+    assert!(!directory.exists(), "nothing was made");
+    refused(&[&"--chain", &"node", &"--node-binary", &"/bin/true"], &["is no mettle-node"]);
+    refused(
+        &[&"--chain", &"node", &"--block-millis", &"500"],
+        &["--block-millis is for the development chain"],
+    );
+    refused(&[&"--chain", &"paper"], &["--chain", "paper", "node"]);
+}

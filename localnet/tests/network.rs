@@ -3,9 +3,10 @@
 //! Nothing here measures time: each step waits for something to be true on the chain or in a node's journal, and fails with the
 //! processes' last log lines if it never becomes true.
 
+#[allow(dead_code, reason = "shared with the tests on real nodes")]
 mod support;
 
-use chain_client::keys::{Key, KeyPassword, Prompt};
+use chain_client::keys::Key;
 use chain_client::{Expectations, SubxtChain};
 use localnet::{
     layout::Claimed,
@@ -113,11 +114,7 @@ async fn a_late_miner_joins_and_the_store_goes_away_for_a_while(net: &mut Net) {
     let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner), Expectations::default())
         .await
         .expect("our chain answers");
-    let password_file = net.directory().join("owner.password");
-    let password =
-        KeyPassword::resolve("the keys of this network", Some(&password_file), None, Prompt::Never)
-            .expect("the password set up with the network");
-    let uid = setup::add_seat(&net.directory(), &net.plan, &owner, &password, &seat).await.expect("a seat");
+    let uid = setup::add_seat(&net.directory(), &net.plan, &owner, &seat).await.expect("a seat");
     seat.uid = uid;
     *net.plan.seats.last_mut().expect("just pushed") = seat.clone();
     net.claimed.write_plan(net.plan.clone()).expect("the plan is written");

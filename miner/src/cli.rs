@@ -7,8 +7,8 @@ use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Trainer};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Settings, Verb, program};
-use std::process::ExitCode;
+use seat::{Flags, Metrics, Settings, Verb, metrics::MetricsFlag, program};
+use std::{net::SocketAddr, process::ExitCode};
 
 /// Trains on the data that the chain assigns, and is paid by what the work was worth.
 #[derive(Debug, Parser)]
@@ -39,6 +39,8 @@ enum DatasetCommand {
 pub struct Start {
     #[command(flatten)]
     pub flags: Flags,
+    #[command(flatten)]
+    pub metrics: MetricsFlag,
     /// Stop after so many windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
@@ -74,7 +76,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             }
             let settings = Settings::read(&start.flags)?;
             tokio::select! {
-                done = mine(settings, start.windows) => done,
+                done = mine(settings, start.metrics.metrics, start.windows) => done,
                 () = program::told_to_stop() => {
                     tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
                     Ok(())
@@ -84,8 +86,20 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-async fn mine(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<()> {
+async fn mine(
+    settings: Settings,
+    metrics: Option<SocketAddr>,
+    windows_max: Option<u32>,
+) -> anyhow::Result<()> {
+    // First, so that whoever watches sees a role that is starting.
+    let mut metrics = match metrics {
+        Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
+        None => None,
+    };
     let mut opened = seat::open(&settings, Role::Miner).await?;
+    if let Some(metrics) = &mut metrics {
+        metrics.follow(&mut opened);
+    }
     let traffic = opened.traffic();
     let mut recipe = opened.spec.recipe.clone();
     recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);

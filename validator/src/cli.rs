@@ -12,12 +12,13 @@ use model::{DeviceChoice, Evaluator};
 use protocol::Role;
 use replica::Holder;
 use seat::{
-    Flags, Settings, Verb,
+    Flags, Metrics, Settings, Verb,
+    metrics::MetricsFlag,
     nominate::{self, NominateVerb},
     owner::{self, RunVerb},
     program,
 };
-use std::process::ExitCode;
+use std::{net::SocketAddr, process::ExitCode};
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
 #[derive(Debug, Parser)]
@@ -44,6 +45,8 @@ enum Command {
 pub struct Serve {
     #[command(flatten)]
     pub flags: Flags,
+    #[command(flatten)]
+    pub metrics: MetricsFlag,
     /// Stop after so many windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
@@ -81,7 +84,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             }
             let settings = Settings::read(&serve.flags)?;
             tokio::select! {
-                done = self::serve(settings, serve.windows) => done,
+                done = self::serve(settings, serve.metrics.metrics, serve.windows) => done,
                 () = program::told_to_stop() => {
                     tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
                     Ok(())
@@ -91,8 +94,20 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-async fn serve(settings: Settings, windows_max: Option<u32>) -> anyhow::Result<()> {
+async fn serve(
+    settings: Settings,
+    metrics: Option<SocketAddr>,
+    windows_max: Option<u32>,
+) -> anyhow::Result<()> {
+    // First, so that whoever watches sees a role that is starting.
+    let mut metrics = match metrics {
+        Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
+        None => None,
+    };
     let mut opened = seat::open(&settings, Role::Validator).await?;
+    if let Some(metrics) = &mut metrics {
+        metrics.follow(&mut opened);
+    }
     let traffic = opened.traffic();
     let device = DeviceChoice::parse(&settings.device)?;
     let standings = crate::serve::load_standings(&settings.directory)?;

@@ -72,6 +72,9 @@ pub trait Chain: Send + Sync {
     /// closes only when whatever feeds it has ended for good.
     fn heads(&self) -> watch::Receiver<Head>;
 
+    /// The newest block of the chain's best fork, final or not: how far finality trails can be seen by it.
+    async fn best_block(&self) -> Result<Block, ChainError>;
+
     /// Whose key signs what is submitted; `None` for a client that only reads.
     fn account(&self) -> Option<Account>;
 

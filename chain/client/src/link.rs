@@ -189,6 +189,13 @@ impl Link {
         Ok(Head { block: self.head().block, hash: digest(best) })
     }
 
+    /// The number of the best chain's tip.
+    pub(crate) async fn best_block(&self) -> Result<Block, LinkError> {
+        let header = self.ask(self.methods.chain_get_header(None)).await?;
+        let header = header.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
+        head_of(&header).map(|head| head.block)
+    }
+
     /// Signs a call that is valid for `blocks` blocks after `born`, a finalised block.
     ///
     /// Fails with [`LinkError::Broken`] where the runtime was upgraded since the connection was made, and with

@@ -10,7 +10,7 @@ use crate::{
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use protocol::{
-    Digest, RunId, Uid, Window,
+    Block, Digest, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{
@@ -192,6 +192,11 @@ impl Chain for SubxtChain {
 
     fn account(&self) -> Option<Account> {
         self.inner.account
+    }
+
+    async fn best_block(&self) -> Result<Block, ChainError> {
+        let ask = |link: Arc<Link>| async move { link.best_block().await };
+        self.inner.line.read("reading the newest block", ask).await
     }
 
     async fn runs(&self) -> Result<Vec<RunId>, ChainError> {

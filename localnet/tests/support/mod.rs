@@ -7,7 +7,7 @@ use localnet::{
     network::Network,
     observe::Observer,
     process::last_lines,
-    setup::{Wanted, set_up},
+    setup::{ChainWanted, Wanted, set_up},
 };
 use protocol::{Block, RunParams, Schedule, Uid};
 use std::{
@@ -40,6 +40,7 @@ pub struct Net {
     pub chain: Arc<dyn Chain>,
     pub observer: Observer,
     pub claimed: Claimed,
+    at_last: Duration,
     _home: tempfile::TempDir,
 }
 
@@ -76,27 +77,45 @@ pub fn hidden_params(finality_lag: u32) -> RunParams {
 }
 
 impl Net {
-    /// Sets a network up and starts all of it.
+    /// Sets a network up on the development chain and starts all of it.
     pub async fn up(miners: u16, validators: u16) -> Net {
         Net::up_with(miners, validators, params).await
     }
 
     /// The same, in a run with these parameters for a finality lag.
     pub async fn up_with(miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
+        Net::on(ChainWanted::Embedded { block_millis: 200 }, miners, validators, params(2), 2).await
+    }
+
+    /// The same on four real nodes.
+    pub async fn on_nodes(binary: PathBuf, miners: u16, validators: u16) -> Net {
+        let lag = defaults::NODE_FINALITY_LAG;
+        let params = RunParams { schedule: defaults::schedule(6, lag), ..params(lag) };
+        let mut net = Net::on(ChainWanted::Nodes { binary }, miners, validators, params, lag).await;
+        net.at_last = AT_LAST * 4;
+        net
+    }
+
+    async fn on(
+        chain: ChainWanted,
+        miners: u16,
+        validators: u16,
+        params: RunParams,
+        finality_lag: u32,
+    ) -> Net {
         let home = tempfile::tempdir().expect("a directory");
         let mut claimed = Claimed::claim(&home.path().join("net")).expect("a new directory");
         let mut network = Network::new(claimed.path(), PROGRAM.into());
-        let finality_lag = 2;
         let wanted = Wanted {
             miners,
             validators,
-            block_millis: 200,
+            chain,
             finality_lag,
             chain_port: None,
             store_port: None,
             store_admin: true,
             dataset: localnet::up::prepare(None).await.expect("the default text is there"),
-            params: params(finality_lag),
+            params,
             spec: defaults::spec(),
         };
         let (plan, chain) = set_up(&mut claimed, &mut network, &wanted, &mut |what| println!("{what}"))
@@ -106,7 +125,7 @@ impl Net {
             network.start_seat(seat).expect("the seat's process starts");
         }
         let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
-        Net { network, plan, chain, observer, claimed, _home: home }
+        Net { network, plan, chain, observer, claimed, at_last: AT_LAST, _home: home }
     }
 
     pub fn directory(&self) -> PathBuf {
@@ -144,7 +163,7 @@ impl Net {
                 return;
             }
             assert!(
-                started.elapsed() < AT_LAST,
+                started.elapsed() < self.at_last,
                 "it never came that {what}.\noutcomes {:?}\nmissed {:?}\nfaults {:?}\nlast look {looked:?}{}",
                 self.observer.outcomes,
                 self.observer.missed,
@@ -157,7 +176,9 @@ impl Net {
 
     /// The end of every log.
     pub fn last_lines(&self) -> String {
-        let names = ["chain", "store"].into_iter().chain(self.plan.seats.iter().map(|seat| &*seat.name));
+        let bases = ["chain", "node-0", "node-1", "node-2", "node-3", "store"];
+        let names = bases.into_iter().filter(|name| self.network.log_of(name).exists());
+        let names = names.chain(self.plan.seats.iter().map(|seat| &*seat.name));
         names.fold(String::new(), |mut all, name| {
             let lines = last_lines(&self.network.log_of(name), 8);
             write!(all, "\n--- {name}\n{lines}").expect("writing to a string cannot fail");
@@ -215,7 +236,13 @@ pub struct Sitting {
 impl Sitting {
     /// A small, quick network in `directory`.
     pub fn up(directory: &Path, more: &[&str]) -> Sitting {
-        let small = ["--plain", "--block-millis", "200", "--train-blocks", "10", "--miners", "2"];
+        let quick = ["--block-millis", "200", "--train-blocks", "10"];
+        Sitting::up_as(directory, &[&quick[..], more].concat())
+    }
+
+    /// A small network in `directory`, whatever its chain.
+    pub fn up_as(directory: &Path, more: &[&str]) -> Sitting {
+        let small = ["--plain", "--miners", "2"];
         let mut child = tokio::process::Command::new(PROGRAM)
             .args(["up", "--dir"])
             .arg(directory)

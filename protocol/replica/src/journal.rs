@@ -70,10 +70,19 @@ pub struct SeatJudged {
 }
 
 /// Appends entries to a file of one JSON object a line.
-#[derive(Debug)]
 pub struct Journal {
     path: PathBuf,
     file: fs::File,
+    watcher: Option<Watcher>,
+}
+
+/// Told of every entry as it is written.
+pub type Watcher = Box<dyn Fn(&Entry) + Send + Sync>;
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").field("path", &self.path).finish_non_exhaustive()
+    }
 }
 
 impl Journal {
@@ -82,11 +91,19 @@ impl Journal {
             fs::create_dir_all(parent)?;
         }
         let file = fs::OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Journal { path: path.to_owned(), file })
+        Ok(Journal { path: path.to_owned(), file, watcher: None })
+    }
+
+    /// From now on `watcher` is told of every entry. It should be quick: the node waits for it.
+    pub fn watch(&mut self, watcher: Watcher) {
+        self.watcher = Some(watcher);
     }
 
     /// Writes one line. A journal that cannot be written is worth a warning, not a stop: the work goes on.
     pub fn write(&mut self, entry: &Entry) {
+        if let Some(watcher) = &self.watcher {
+            watcher(entry);
+        }
         let mut line = serde_json::to_vec(entry).expect("an entry is plain data");
         line.push(b'\n');
         if let Err(error) = self.file.write_all(&line) {

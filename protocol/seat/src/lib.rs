@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod create;
+pub mod metrics;
 pub mod nominate;
 pub mod open;
 pub mod owner;
@@ -11,6 +12,7 @@ pub mod status;
 pub mod time;
 pub mod verbs;
 
+pub use metrics::Metrics;
 pub use open::{Opened, open};
 pub use settings::{Flags, Settings};
 pub use verbs::Verb;

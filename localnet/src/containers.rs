@@ -1,0 +1,283 @@
+//! A network whose processes somebody else starts, such as a container engine: what it is made of is written down first (`role plan`), the
+//! run and its seats follow once chain and store are up (`role set-up`), and each container can be asked whether it is well (`role check`).
+//!
+//! Both preparations may be made again at any time: what is done is left as it is.
+
+use crate::{
+    defaults,
+    layout::{ChainPlan, PLAN_VERSION, Plan},
+    roles::StoreSettings,
+    setup::{self, Work},
+};
+use anyhow::{Context as _, bail, ensure};
+use serde_json::{Value, json};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+/// How long a question about health may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// More than any answer about health has.
+const ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+#[derive(Debug, clap::Args)]
+pub struct MakePlan {
+    /// Where the plan is kept; it is left as it is if it is there.
+    #[arg(long)]
+    pub plan: PathBuf,
+    /// Where the store's process finds its settings.
+    #[arg(long)]
+    pub store_settings: PathBuf,
+    /// Where the store keeps its objects.
+    #[arg(long)]
+    pub store_data: PathBuf,
+    /// By which name the store is found.
+    #[arg(long)]
+    pub store_host: String,
+    #[arg(long)]
+    pub store_port: u16,
+    /// URLs of the chain's nodes.
+    #[arg(long = "chain", required = true)]
+    pub chains: Vec<String>,
+    #[arg(long)]
+    pub miners: u16,
+    #[arg(long)]
+    pub validators: u16,
+    #[arg(long, default_value_t = defaults::NODE_FINALITY_LAG)]
+    pub finality_lag: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct SetUp {
+    #[arg(long)]
+    pub plan: PathBuf,
+    /// The directory with a home for each seat.
+    #[arg(long)]
+    pub dir: PathBuf,
+    /// The prepared data that is published.
+    #[arg(long)]
+    pub dataset: PathBuf,
+    #[arg(long, default_value_t = defaults::NODE_TRAIN_BLOCKS)]
+    pub train_blocks: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub struct Check {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum What {
+    /// Whether a node is in step with the others and finalises blocks.
+    Node { address: SocketAddr },
+    /// Whether the store answers.
+    Store { address: SocketAddr },
+    /// Whether a miner or validator follows the chain.
+    Role { address: SocketAddr },
+}
+
+/// Draws the network's secrets and writes them down.
+pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
+    let plan = match Plan::read(&make.plan)? {
+        Some(plan) => plan,
+        None => {
+            let plan = Plan {
+                version: PLAN_VERSION,
+                chain: ChainPlan::Elsewhere { urls: make.chains },
+                store_host: make.store_host,
+                store_port: make.store_port,
+                finality_lag: make.finality_lag,
+                run: 0,
+                store_admin: None,
+                origin_keys: setup::new_origin_keys()?,
+                dataset: None,
+                seats: setup::new_seats(make.miners, make.validators)?,
+            };
+            plan.write(&make.plan)?;
+            plan
+        }
+    };
+    StoreSettings::of(&plan, make.store_data).write(&make.store_settings)?;
+    println!("{} seats, {} nodes", plan.seats.len(), plan.chain_urls().len());
+    Ok(())
+}
+
+/// Creates the run and registers the seats.
+pub async fn set_up(set_up: SetUp) -> anyhow::Result<()> {
+    let plan = Plan::read(&set_up.plan)?;
+    let mut plan = plan.with_context(|| format!("there is no plan at {}", set_up.plan.display()))?;
+    let mut params = defaults::params(plan.finality_lag);
+    params.schedule = defaults::schedule(set_up.train_blocks, plan.finality_lag);
+    let work = Work { dataset: &set_up.dataset, params, spec: defaults::spec() };
+    setup::establish(&set_up.dir, &mut plan, work, &mut |what| println!("{what} …")).await?;
+    plan.write(&set_up.plan)?;
+    println!("run {}: {} seats are registered", plan.run, plan.seats.len());
+    Ok(())
+}
+
+/// Ends well if all is well, and says why not if it is not.
+pub async fn check(check: Check) -> anyhow::Result<()> {
+    match check.what {
+        What::Node { address } => check_node(address).await,
+        What::Store { address } => ask(address, "GET", "/", "").await.map(|_| ()),
+        What::Role { address } => {
+            let (status, body) = ask(address, "GET", "/health", "").await?;
+            ensure!(status == 200, "not healthy: {}", body.trim());
+            Ok(())
+        }
+    }
+}
+
+async fn check_node(address: SocketAddr) -> anyhow::Result<()> {
+    let health = call(address, "system_health", json!([])).await?;
+    ensure!(health["isSyncing"] == json!(false), "the node is not in step with the others yet: {health}");
+    let head = call(address, "chain_getFinalizedHead", json!([])).await?;
+    let header = call(address, "chain_getHeader", json!([head])).await?;
+    let number = header["number"].as_str().and_then(|number| number.strip_prefix("0x"));
+    let number = number.and_then(|number| u64::from_str_radix(number, 16).ok());
+    match number {
+        Some(0) => bail!("no block is final yet"),
+        Some(_) => Ok(()),
+        None => bail!("the node's answer is none: {header}"),
+    }
+}
+
+/// Calls a method of a node's JSON-RPC, and returns its result.
+async fn call(address: SocketAddr, method: &str, params: Value) -> anyhow::Result<Value> {
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
+    let (status, answer) = ask(address, "POST", "/", &body).await?;
+    ensure!(status == 200, "{method} was answered with status {status}");
+    let mut answer: Value =
+        serde_json::from_str(&answer).with_context(|| format!("the answer to {method} is no JSON"))?;
+    match answer["result"].take() {
+        Value::Null => bail!("{method} failed: {}", answer["error"]),
+        result => Ok(result),
+    }
+}
+
+/// One HTTP request; the answer's status and body.
+async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
+    let request = format!(
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    let conversation = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await?;
+        Ok::<_, std::io::Error>(answer)
+    };
+    let answer = tokio::time::timeout(ANSWER_WITHIN, conversation)
+        .await
+        .with_context(|| format!("{address} did not answer within {} s", ANSWER_WITHIN.as_secs()))?
+        .with_context(|| format!("{address} does not answer"))?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.split_whitespace().nth(1).and_then(|status| status.parse().ok());
+    Ok((status.with_context(|| format!("{address} does not speak HTTP"))?, body.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::{Arc, Mutex};
+    use tokio::net::TcpListener;
+
+    /// Answers each connection with the next of `answers`, and keeps what was asked.
+    async fn server(answers: Vec<String>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let keep = asked.clone();
+        tokio::spawn(async move {
+            for answer in answers {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut bytes = vec![0; 4096];
+                let read = stream.read(&mut bytes).await.unwrap();
+                keep.lock().unwrap().push(String::from_utf8_lossy(&bytes[..read]).into_owned());
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        (address, asked)
+    }
+
+    fn http(status: u16, body: &str) -> String {
+        format!("HTTP/1.1 {status} said\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    }
+
+    fn result(value: Value) -> String {
+        http(200, &json!({ "jsonrpc": "2.0", "id": 1, "result": value }).to_string())
+    }
+
+    #[tokio::test]
+    async fn a_node_is_well_once_it_is_in_step_and_has_finalised_a_block() {
+        let synced = result(json!({ "isSyncing": false, "peers": 3 }));
+        let head = result(json!("0xab"));
+        let header = |number: &str| result(json!({ "number": number }));
+        let (well, asked) = server(vec![synced.clone(), head.clone(), header("0x1f")]).await;
+        check_node(well).await.unwrap();
+        assert!(asked.lock().unwrap()[2].contains("\"params\":[\"0xab\"]"));
+        let (young, _) = server(vec![synced.clone(), head.clone(), header("0x0")]).await;
+        assert!(check_node(young).await.unwrap_err().to_string().contains("no block is final yet"));
+        let (behind, _) = server(vec![result(json!({ "isSyncing": true }))]).await;
+        assert!(check_node(behind).await.unwrap_err().to_string().contains("not in step"));
+        let (odd, _) = server(vec![synced, head, header("many")]).await;
+        assert!(check_node(odd).await.is_err());
+        let (other, _) = server(vec!["hello\r\n".into()]).await;
+        assert!(check_node(other).await.unwrap_err().to_string().contains("HTTP"));
+    }
+
+    #[tokio::test]
+    async fn a_role_is_well_if_it_says_so() {
+        let (well, asked) = server(vec![http(200, "{}")]).await;
+        check(Check { what: What::Role { address: well } }).await.unwrap();
+        assert!(asked.lock().unwrap()[0].starts_with("GET /health HTTP/1.1"));
+        let (ill, _) = server(vec![http(503, "catching up")]).await;
+        let error = check(Check { what: What::Role { address: ill } }).await.unwrap_err().to_string();
+        assert!(error.contains("catching up"), "{error}");
+        let (store, _) = server(vec![http(403, "who are you?")]).await;
+        check(Check { what: What::Store { address: store } }).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plan_is_made_once_and_kept() {
+        let home = tempfile::tempdir().unwrap();
+        let make = || MakePlan {
+            plan: home.path().join("network").join("network.json"),
+            store_settings: home.path().join("store").join("settings.json"),
+            store_data: "/net/store/data".into(),
+            store_host: "store".into(),
+            store_port: 9000,
+            chains: vec!["ws://node-0:9944".into(), "ws://node-1:9944".into()],
+            miners: 2,
+            validators: 1,
+            finality_lag: 3,
+        };
+        plan(make()).await.unwrap();
+        let first = Plan::read(&make().plan).unwrap().unwrap();
+        plan(make()).await.unwrap();
+        assert_eq!(Plan::read(&make().plan).unwrap().unwrap(), first);
+        assert_eq!(first.bucket_url("miner-0"), "http://store:9000/miner-0");
+        assert_eq!(first.seats.len(), 3);
+        let settings = std::fs::read(make().store_settings).unwrap();
+        let settings: StoreSettings = serde_json::from_slice(&settings).unwrap();
+        assert_eq!(settings.listen, "0.0.0.0:9000".parse().unwrap());
+        assert_eq!(settings.buckets.len(), 4);
+    }
+
+    #[tokio::test]
+    async fn without_a_plan_nothing_is_set_up() {
+        let home = tempfile::tempdir().unwrap();
+        let nothing = SetUp {
+            plan: home.path().join("network.json"),
+            dir: home.path().into(),
+            dataset: home.path().into(),
+            train_blocks: 14,
+        };
+        assert!(set_up(nothing).await.unwrap_err().to_string().contains("no plan"));
+    }
+}
