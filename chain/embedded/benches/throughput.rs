@@ -28,8 +28,9 @@ async fn main() {
     let genesis = chain.genesis_hash();
 
     let owner = Sr25519Keyring::Alice.pair();
-    let hotkeys: Vec<sr25519::Pair> =
-        (0..seats).map(|seat: u32| sr25519::Pair::from_seed(&BlakeTwo256::hash(&seat.to_le_bytes()).0)).collect();
+    let hotkeys: Vec<sr25519::Pair> = (0..seats)
+        .map(|seat: u32| sr25519::Pair::from_seed(&BlakeTwo256::hash(&seat.to_le_bytes()).0))
+        .collect();
     let start = set_up(&chain, &client, genesis, &owner, &hotkeys).await;
 
     // Empty blocks, then the one in which the window opens.
@@ -44,7 +45,8 @@ async fn main() {
     let commits: Vec<String> = hotkeys
         .iter()
         .map(|hotkey| {
-            let call = pallet_windows::Call::commit { run: RUN, window: Window(0), digest: Digest::of(b"work") };
+            let call =
+                pallet_windows::Call::commit { run: RUN, window: Window(0), digest: Digest::of(b"work") };
             signed(hotkey, 0, genesis, &RuntimeCall::Windows(call).encode())
         })
         .collect();
@@ -101,13 +103,26 @@ async fn set_up(
     };
     let (spec, manifest, theta0) = (Digest::of(b"spec"), Digest::of(b"manifest"), Digest::of(b"theta"));
     let url: pallet_registry::Url = b"http://10.0.0.1/seat".to_vec().try_into().expect("it is short");
-    let create =
-        pallet_registry::Call::create_run { params, terms, spec, manifest, theta0, published_at: url.clone() };
+    let create = pallet_registry::Call::create_run {
+        params,
+        terms,
+        spec,
+        manifest,
+        theta0,
+        published_at: url.clone(),
+    };
     let mut calls = vec![RuntimeCall::Registry(create)];
     calls.extend(hotkeys.iter().map(|hotkey| {
         let hotkey = hotkey.public().into();
         let (role, endpoint) = (Role::Miner, url.clone());
-        RuntimeCall::Registry(pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake: UNIT, price_max: 0 })
+        RuntimeCall::Registry(pallet_registry::Call::register {
+            run: RUN,
+            role,
+            hotkey,
+            endpoint,
+            stake: UNIT,
+            price_max: 0,
+        })
     }));
     for (index, calls) in calls.chunks(48).enumerate() {
         let first = index * 48;
