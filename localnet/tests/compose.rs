@@ -288,7 +288,7 @@ fn all_hold_later(seen: &Observer, fixed: u32) -> bool {
         let held = seen.held.get(*seat).and_then(|held| held.keys().next_back());
         held.is_some_and(|window| fixed < window.0)
     };
-    SEATS.iter().all(|seat| later(&seat))
+    SEATS.iter().all(later)
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -8,7 +8,7 @@ use protocol::{
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     lineage,
     merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
-    params::{Density, F32Bits, MergeRule, PayShares, Permille},
+    params::{Density, F32Bits, MergeRule},
     select::Selected,
     submission::{Expected, Header, Submission, seal},
 };

@@ -305,6 +305,9 @@ pub mod pallet {
         RunDeposit,
     }
 
+    type RunOf<T> = Run<<T as frame_system::Config>::AccountId>;
+    type SeatOf<T> = Seat<<T as frame_system::Config>::AccountId>;
+
     /// Runs created so far, which is also the next run's id.
     #[pallet::storage]
     pub type RunCount<T: Config> = StorageValue<_, u32, ValueQuery>;
@@ -871,11 +874,7 @@ pub mod pallet {
         }
 
         /// A seat, for its coldkey.
-        fn owned(
-            origin: OriginFor<T>,
-            run: RunId,
-            uid: Uid,
-        ) -> Result<(Run<T::AccountId>, Seat<T::AccountId>), DispatchError> {
+        fn owned(origin: OriginFor<T>, run: RunId, uid: Uid) -> Result<(RunOf<T>, SeatOf<T>), DispatchError> {
             let coldkey = ensure_signed(origin)?;
             let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
             let seat = SeatsOf::<T>::get(run, uid).ok_or(Error::<T>::UnknownSeat)?;

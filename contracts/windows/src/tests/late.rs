@@ -64,7 +64,7 @@ fn tell(budget: Weight, runs: u32, apart: u32, windows: u32, choices: u64) -> To
             dice ^= dice << 13;
             dice ^= dice >> 7;
             dice ^= dice << 17;
-            dice % 8 != 0
+            !dice.is_multiple_of(8)
         };
         let end = u64::from(WIDE.start.0 + windows * WIDE.blocks_per_window) - 1;
         while System::block_number() < end {
