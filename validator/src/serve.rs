@@ -110,7 +110,7 @@ impl Validator {
             }
             served += 1;
             self.still_ours().await?;
-            self.reveal_weights(window).await?;
+            self.reveal_weights(window, &mut heads).await?;
 
             // While miners train, judge what the last window left to judge.
             let schedule = self.schedule();
@@ -493,11 +493,22 @@ impl Validator {
     }
 
     /// As an epoch begins, shows what was committed to in the one before (PROT-30).
-    async fn reveal_weights(&mut self, window: Window) -> Result<(), ServeError> {
+    async fn reveal_weights(
+        &mut self,
+        window: Window,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<(), ServeError> {
         let run = &self.follower().run;
         let (run, params) = (run.id, run.params);
         let current = window.epoch(params.epoch_windows);
-        for kept in self.ballots.before(run, current) {
+        let due = self.ballots.before(run, current);
+        if due.is_empty() {
+            return Ok(());
+        }
+        // The model of a window is held before the window opens, and until then the chain takes no reveal.
+        let opens = self.schedule().opens_at(window);
+        wait_past(heads, Block(opens.0.saturating_sub(1))).await?;
+        for kept in due {
             let Kept { epoch, weights, .. } = &kept;
             let call =
                 Call::RevealWeights { run, epoch: *epoch, weights: weights.clone(), salt: kept.salt() };
@@ -505,6 +516,8 @@ impl Validator {
                 Ok(_) => Ok(()),
                 // Our predecessor revealed them and was killed before it could say so.
                 Err(error) if error.is_refusal("Weights", "AlreadyRevealed") => Ok(()),
+                // It is not lost: the next window is in time too, or says that it is not.
+                Err(error) if error.is_refusal("Weights", "RevealNotBegun") => continue,
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) => Err(causes(&error)),
             };
