@@ -200,7 +200,7 @@ pub mod pallet {
         pub outcome: Option<Outcome>,
     }
 
-    /// A [`Selection`] with its bounds.
+    /// A [`protocol::view::Selection`] with its bounds.
     #[derive(
         Encode, Decode, MaxEncodedLen, TypeInfo, CloneNoBound, DebugNoBound, PartialEqNoBound, EqNoBound,
     )]
