@@ -1,5 +1,6 @@
 //! The command line: settings in, a running miner out.
 
+use crate::conduct::{Conduct, Honest};
 use crate::prepare::{self, Prepare};
 use crate::run::Miner;
 use anyhow::Context as _;
@@ -7,8 +8,8 @@ use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Trainer};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Metrics, Settings, Verb, metrics::MetricsFlag, program};
-use std::{net::SocketAddr, process::ExitCode};
+use seat::{Flags, Metrics, Opened, Settings, Verb, metrics::MetricsFlag, program};
+use std::process::ExitCode;
 
 /// Trains on the data that the chain assigns, and is paid by what the work was worth.
 #[derive(Debug, Parser)]
@@ -70,33 +71,39 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
             tokio::task::spawn_blocking(move || prepare::run(prepare)).await??;
             Ok(())
         }
-        Command::Start(start) => {
-            if start.with_parent {
-                program::end_with_parent();
-            }
-            let settings = Settings::read(&start.flags)?;
-            tokio::select! {
-                done = mine(settings, start.metrics.metrics, start.windows) => done,
-                () = program::told_to_stop() => {
-                    tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
-                    Ok(())
-                }
-            }
+        Command::Start(start) => self::start(start, |opened| Ok((opened, Box::new(Honest)))).await,
+    }
+}
+
+/// Mines until Ctrl-C. `changed` may put another store, chain or conduct in the place of those that the settings name.
+pub async fn start(
+    start: Start,
+    changed: impl FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>,
+) -> anyhow::Result<()> {
+    if start.with_parent {
+        program::end_with_parent();
+    }
+    let settings = Settings::read(&start.flags)?;
+    tokio::select! {
+        done = mine(settings, start, changed) => done,
+        () = program::told_to_stop() => {
+            tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
+            Ok(())
         }
     }
 }
 
 async fn mine(
     settings: Settings,
-    metrics: Option<SocketAddr>,
-    windows_max: Option<u32>,
+    start: Start,
+    changed: impl FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
-    let mut metrics = match metrics {
+    let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
     };
-    let mut opened = seat::open(&settings, Role::Miner).await?;
+    let (mut opened, conduct) = changed(seat::open(&settings, Role::Miner).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
@@ -120,10 +127,11 @@ async fn mine(
         seat: opened.seat,
         directory: settings.directory,
         journal: opened.journal,
+        conduct,
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
         traffic,
-        windows_max,
+        windows_max: start.windows,
     };
     Ok(miner.run().await?)
 }

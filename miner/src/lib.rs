@@ -2,6 +2,7 @@
 
 pub mod cli;
 pub mod compress;
+pub mod conduct;
 pub mod outbox;
 pub mod prepare;
 pub mod publish;

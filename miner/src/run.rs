@@ -2,6 +2,7 @@
 
 use crate::{
     compress,
+    conduct::Conduct,
     outbox::{Outbox, OutboxError},
     publish,
     snapshot::{Pending, Snapshot, SnapshotError},
@@ -41,6 +42,8 @@ pub struct Miner {
     pub seat: SeatView,
     pub directory: PathBuf,
     pub journal: Journal,
+    /// What it decides that another might decide otherwise.
+    pub conduct: Box<dyn Conduct>,
     /// Blocks before the commit deadline at which training stops, so that the commitment is included in time.
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
@@ -227,6 +230,8 @@ impl Miner {
         let Some(sequences) = assignment.of(self.seat.id.uid).filter(|_| view.opening_hash.is_some()) else {
             return Ok(Err(Missed::NotASlot));
         };
+        let sequences = self.conduct.sequences(window, sequences, assignment.training_sequences);
+        let assigned = assignment.sequences_per_seat;
 
         let commit_by = self.schedule().commit_deadline(window);
         let stop_at = Block(commit_by.0.saturating_sub(self.commit_margin_blocks));
@@ -234,7 +239,8 @@ impl Miner {
             return Ok(Err(Missed::TooLate));
         }
         let (trained, theta) = self.train_until(sequences, stop_at, heads).await?;
-        if trained.sequences == 0 {
+        let declared = self.conduct.declares(trained.sequences, assigned);
+        if declared == 0 {
             return Ok(Err(Missed::NoData));
         }
         tracing::info!(
@@ -258,7 +264,9 @@ impl Miner {
         let away = window.0.saturating_sub(snapshot.residual_for.0);
         compress::fade(&mut snapshot.residual, decay, away);
         let optimiser = self.trainer()?.state();
-        let header = self.header(trained.sequences);
+        let header = self.header(declared);
+        let (follower, before) = (&self.holder.follower, &self.holder.state.theta);
+        let theta = self.conduct.outcome(follower, view, before, theta).await;
         let source = Source::Difference { decay, before: &self.holder.state.theta, after: &theta };
         Ok(Ok(self.outbox().make(snapshot, &header, source, optimiser)?))
     }

@@ -2,6 +2,7 @@
 
 use crate::{
     ballot::{Ballots, Found},
+    conduct::{Conduct, Honest},
     hidden::Hidden,
     salt::Salts,
     serve::Validator,
@@ -12,13 +13,13 @@ use model::{DeviceChoice, Evaluator};
 use protocol::Role;
 use replica::Holder;
 use seat::{
-    Flags, Metrics, Settings, Verb,
+    Flags, Metrics, Opened, Settings, Verb,
     metrics::MetricsFlag,
     nominate::{self, NominateVerb},
     owner::{self, RunVerb},
     program,
 };
-use std::{net::SocketAddr, process::ExitCode};
+use std::process::ExitCode;
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
 #[derive(Debug, Parser)]
@@ -78,33 +79,39 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Run(verb) => {
             program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
         }
-        Command::Serve(serve) => {
-            if serve.with_parent {
-                program::end_with_parent();
-            }
-            let settings = Settings::read(&serve.flags)?;
-            tokio::select! {
-                done = self::serve(settings, serve.metrics.metrics, serve.windows) => done,
-                () = program::told_to_stop() => {
-                    tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
-                    Ok(())
-                }
-            }
+        Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(Honest)))).await,
+    }
+}
+
+/// Serves until Ctrl-C. `changed` may put another store, chain or conduct in the place of those that the settings name.
+pub async fn start(
+    serve: Serve,
+    changed: impl FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>,
+) -> anyhow::Result<()> {
+    if serve.with_parent {
+        program::end_with_parent();
+    }
+    let settings = Settings::read(&serve.flags)?;
+    tokio::select! {
+        done = self::serve(settings, serve, changed) => done,
+        () = program::told_to_stop() => {
+            tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
+            Ok(())
         }
     }
 }
 
 async fn serve(
     settings: Settings,
-    metrics: Option<SocketAddr>,
-    windows_max: Option<u32>,
+    serve: Serve,
+    changed: impl FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
-    let mut metrics = match metrics {
+    let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
-    let mut opened = seat::open(&settings, Role::Validator).await?;
+    let (mut opened, conduct) = changed(seat::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
@@ -137,10 +144,11 @@ async fn serve(
         standings,
         directory: settings.directory,
         journal: opened.journal,
+        conduct,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
         traffic,
-        windows_max,
+        windows_max: serve.windows,
     };
     Ok(validator.serve().await?)
 }

@@ -3,6 +3,7 @@
 pub mod aggregator;
 pub mod ballot;
 pub mod cli;
+pub mod conduct;
 pub mod evaluate;
 pub mod gather;
 pub mod gauntlet;

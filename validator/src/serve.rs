@@ -4,6 +4,7 @@
 use crate::{
     aggregator,
     ballot::{BallotError, Ballots, Kept},
+    conduct::Conduct,
     evaluate::{self, EvaluateError, Job, Measurements},
     gather::{self, Gathered},
     gauntlet::{self, Standings},
@@ -46,6 +47,8 @@ pub struct Validator {
     pub standings: Standings,
     pub directory: PathBuf,
     pub journal: Journal,
+    /// What it says of what it found.
+    pub conduct: Box<dyn Conduct>,
     /// Contributions evaluated in one window, at most (PROT-28).
     pub evaluations_max: usize,
     /// Held-out sequences on which the model is reported.
@@ -139,7 +142,7 @@ impl Validator {
             }
 
             // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
-            self.commit_weights_if_due(window).await?;
+            self.commit_weights_if_due(&view).await?;
 
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
@@ -181,6 +184,7 @@ impl Validator {
         }
         verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
         verdicts.sort_by_key(|(uid, _)| *uid);
+        let Some(mut verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
 
         let run = self.follower().run.id;
         let next_salt = self.salts.commitment(run, window.next());
@@ -290,6 +294,7 @@ impl Validator {
         if view.votes.iter().any(|(uid, _)| *uid == self.seat.id.uid) {
             return Ok(Ok(()));
         }
+        let Some(vote) = self.conduct.vote(view, Some(vote)) else { return Ok(Ok(())) };
         let run = self.follower().run.id;
         let call = if self.hides() {
             let vote = self.hidden.seal_vote(run, window, vote)?;
@@ -401,7 +406,8 @@ impl Validator {
         };
         let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
         self.evaluator = Some(evaluator);
-        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured?).await?;
+        let measured = self.conduct.measured(evaluation.view.window, measured?);
+        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured).await?;
         Ok(None)
     }
 
@@ -465,14 +471,15 @@ impl Validator {
 
     /// In the last window of an epoch, commits to what everyone's work was worth (PROT-26, PROT-30). It is on disk first: only who
     /// can show it in the next epoch is paid.
-    async fn commit_weights_if_due(&mut self, window: Window) -> Result<(), ServeError> {
+    async fn commit_weights_if_due(&mut self, view: &WindowView) -> Result<(), ServeError> {
+        let window = view.window;
         let run = &self.follower().run;
         let (run, epoch_windows) = (run.id, run.params.epoch_windows);
         let epoch = window.epoch(epoch_windows);
         if window.next().epoch(epoch_windows) == epoch {
             return Ok(());
         }
-        let weights = gauntlet::weights(&self.standings);
+        let weights = self.conduct.weights(view, gauntlet::weights(&self.standings));
         if weights.is_empty() {
             return Ok(());
         }
