@@ -6,8 +6,10 @@ use ed25519_dalek::SigningKey;
 use protocol::{
     Digest, Hotkey, RunId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode},
+    identity::{self, Domain},
     merge::{UpdateHeader, largest_update, read_update, seal_update},
-    params::Density,
+    params::{Density, RunParams},
+    receipt::{self, MAGIC, Receipt, ReceiptError},
     submission::{Expected, Fault, Header, Submission, largest_bytes, seal},
 };
 
@@ -85,6 +87,29 @@ pub fn update(bytes: &[u8]) {
     sealed.truncate(sealed.len() - 4);
     sealed.extend_from_slice(bytes);
     check(&sealed);
+}
+
+/// Any bytes as a whole receipt, and as what is signed in one.
+pub fn receipt(bytes: &[u8]) {
+    let key = SigningKey::from_bytes(&[42; 32]);
+    let params = RunParams::default();
+    let check = |bytes: &[u8]| {
+        let read = Receipt::open(bytes, &params);
+        if let Ok(receipt) = &read {
+            assert!(bytes.len() <= receipt::largest_bytes(&params), "longer than the longest");
+            let again = receipt.seal(&key);
+            // Only our own key's signature can be made again.
+            let signed_by_us = receipt.hotkey == Hotkey(key.verifying_key().to_bytes());
+            assert!(!signed_by_us || again.bytes == bytes, "two spellings of one receipt");
+        }
+        read
+    };
+    let _ = check(bytes);
+    // As a body, signed as it should be: what is refused is refused for what it says.
+    let signature = identity::sign(&key, Domain::Receipt, &Digest::of(bytes).0);
+    if let Err(ReceiptError::NotAReceipt) = check(&[&MAGIC[..], bytes, &signature.0].concat()) {
+        assert!(bytes.len() < 2, "a body with its frame is taken for none");
+    }
 }
 
 /// Density of the submissions and updates here.

@@ -32,6 +32,11 @@ fn no_update_of_the_corpus_breaks_a_rule() {
     replay("update", checks::update);
 }
 
+#[test]
+fn no_receipt_of_the_corpus_breaks_a_rule() {
+    replay("receipt", checks::receipt);
+}
+
 /// Bytes that are right, for the fuzzer to start from.
 #[test]
 #[ignore = "writes into fuzz/corpus; run it when the format changes"]
@@ -61,4 +66,16 @@ fn write_the_seeds_of_the_corpus() {
         let inputs = [&2u32.to_le_bytes()[..], &[3, 0], &[3; 32], &[8, 0], &[8; 32]].concat();
         write("update", &format!("tail-{name}"), &[inputs, body].concat());
     }
+    // The golden receipt, whole and without its frame, and cut at several places.
+    let golden = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/v1/one.receipt");
+    let whole = fs::read(golden).unwrap();
+    let body = &whole[4..whole.len() - 64];
+    write("receipt", "whole", &whole);
+    write("receipt", "body", body);
+    for cut in [2, 40, 150, body.len() - 9] {
+        write("receipt", &format!("cut-{cut}"), &body[..cut]);
+    }
+    // Lists that say they are longer than anything.
+    write("receipt", "long-list", &[&body[..144], &[0xfe, 0xff, 0xff, 0xff]].concat());
+    write("receipt", "longest-list", &[&body[..144], &[0xff; 9]].concat());
 }

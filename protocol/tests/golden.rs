@@ -4,11 +4,16 @@
 //! as anything on a chain names them. A file that no test opens is a failure.
 
 use protocol::{
-    Block, Digest, Hotkey, RunId, RunParams, Schedule, Uid, Window,
+    Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     lineage,
     merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
     params::{Density, F32Bits, MergeRule},
+    receipt::{
+        Attested, Baseline, Exact, FaultSaid, Judged, Judgement, LossPair, Measured, Merged, NotObserved,
+        Observed, Outcome, OwnData, Penalty, PenaltyReason, Previous, Receipt, Remembered, Standing,
+        Standings,
+    },
     select::Selected,
     submission::{Expected, Header, Submission, seal},
 };
@@ -136,6 +141,91 @@ fn update_header() -> UpdateHeader {
     }
 }
 
+/// Something of everything that a receipt can hold.
+fn receipt() -> Receipt {
+    let seat = |uid: u16| SeatId { uid: Uid(uid), registered_at: Block(11) };
+    let exact = Exact::of;
+    let standing = |mu: f64, recent: &[f64]| Standing {
+        mu: exact(mu),
+        sigma: exact(8.1),
+        mark: exact(0.05),
+        penalties: vec![Penalty { reason: PenaltyReason::Harm, since: Window(998), remaining: 9 }],
+        first_seen: Window(990),
+        last_evaluated: Some(Window(999)),
+        evaluations: 7,
+        faults: 1,
+        share: exact(0.9375),
+        recent: recent.iter().copied().map(exact).collect(),
+    };
+    let standings = |judged: u32, mu: f64| Standings {
+        judged: Some(Window(judged)),
+        seats: vec![
+            Remembered { seat: seat(2), standing: standing(mu, &[0.0, 0.25]) },
+            Remembered { seat: seat(7), standing: Standing { last_evaluated: None, ..standing(-mu, &[]) } },
+        ],
+    };
+    let none = Outcome {
+        own_gain: None,
+        common_gain: None,
+        common_error: None,
+        own_data: None,
+        place: None,
+        score: exact(0.0),
+        weight: 0,
+    };
+    let data = OwnData { gap: exact(0.01), error: exact(0.002), scale: exact(0.012), outcome: exact(0.8) };
+    let evaluated = Outcome {
+        own_gain: Some(exact(0.02)),
+        common_gain: Some(exact(0.01)),
+        common_error: Some(exact(1e-3)),
+        own_data: Some(data),
+        place: Some(1),
+        score: exact(0.25),
+        weight: 65535,
+    };
+    let own = vec![LossPair { sequence: 123_456, before: exact(2.5), after: exact(2.45) }];
+    let measured = Measured { own, common_after: vec![exact(2.75), exact(2.625)] };
+    let judged = |uid, observed, result| Judged { seat: seat(uid), observed, result };
+    let valid = |trained, measured| Observed::Valid { trained, measured };
+    let common = |sequence, before| Baseline { sequence, before: exact(before) };
+    Receipt {
+        format: 1,
+        run: RunId(3),
+        window: Window(1000),
+        validator: seat(0),
+        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        base: base(),
+        previous: Some(Previous { window: Window(999), digest: Digest::of(b"previous") }),
+        salt: [9; 32],
+        attested: Attested {
+            valid: vec![Uid(2), Uid(4)],
+            faulty: vec![FaultSaid { uid: Uid(5), label: "missing".into(), detail: "no bytes came".into() }],
+            not_observed: vec![NotObserved { uid: Uid(6), reason: "our link was down – all day".into() }],
+        },
+        merged: Some(Merged {
+            inputs: update_header().inputs,
+            update: Digest::of(b"update"),
+            state_root: Some(Digest::of(b"root")),
+        }),
+        before: standings(999, 26.5),
+        judgement: Some(Judgement {
+            held: vec![Uid(2), Uid(4)],
+            budget: 64,
+            order: vec![Uid(4), Uid(2)],
+            common: vec![common(5, 2.8), common(u64::MAX, 3.0)],
+            seats: vec![
+                judged(2, valid(512, Some(measured)), evaluated),
+                judged(4, valid(480, None), none),
+                judged(5, Observed::Faulty { reason: "two thirds say so".into() }, none),
+                judged(6, Observed::Unobserved, none),
+                judged(7, Observed::Absent, none),
+            ],
+            after: standings(1000, 27.25),
+            weights: vec![(Uid(2), 65535), (Uid(4), 1)],
+        }),
+    }
+}
+
 /// What the vectors say is merged: a loud contribution, a quiet one, and one with ties.
 fn merge_inputs(mut values: impl FnMut(&str) -> Vec<f32>) -> Vec<Sparse> {
     ["normal", "normal-dense", "zeros-and-ties"]
@@ -208,6 +298,10 @@ fn every_release_reads_and_writes_the_golden_bytes() {
         assert_eq!(state, vectors.digest(&format!("{name}.state-root")));
         assert_eq!(lineage::next(&base, &Digest::of(&golden)), vectors.digest(&format!("{name}.lineage")));
     }
+    let bytes = vectors.bytes("one.receipt");
+    assert!(receipt().seal(&key()).bytes == bytes, "a receipt is sealed differently");
+    assert_eq!(Receipt::open(&bytes, &RunParams::default()), Ok(receipt()));
+
     assert_eq!(genesis(), vectors.digest("genesis.lineage"));
     assert_eq!(schema.digest(), vectors.digest("schema.digest"));
 
@@ -247,6 +341,8 @@ fn write_missing_vectors() {
     }
     let normal = invented("normal", schema.values());
     write("one.submission", &seal(&header(), &encode(&schema, DENSITY, &normal).unwrap(), &key()));
+
+    write("one.receipt", &receipt().seal(&key()).bytes);
 
     for (name, rule) in RULES {
         let updates = merge_inputs(|name| invented(name, schema.values()));

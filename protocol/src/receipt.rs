@@ -1,0 +1,507 @@
+//! What a validator says a window's work was worth, with everything it concluded that from (PROT-27).
+//!
+//! One file a validator and window: what it attested and why, the salt that chose its sequences, the losses it measured, what
+//! it remembered of every seat before and after, the resulting scores and weights, and what it merged. The file is
+//! signed, its digest stands on the chain, and each names the one before, so that nothing can be slipped in between
+//! two of them. From a receipt and public data anyone can work out the same, and see where it was not so.
+//!
+//! ```text
+//! object = "MTLR" ‖ receipt ‖ signature, 64 bytes
+//! ```
+//!
+//! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as the bits
+//! of an f64. The signature is over the receipt's digest; the digest on the chain is over the whole object. There is one
+//! spelling of each: what is read is written again and compared.
+
+use crate::{
+    Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    identity::{self, Domain, Signature, SignatureError},
+    select::Selected,
+};
+use alloc::{string::String, vec::Vec};
+use codec::{Decode, DecodeAll as _, Encode, Error as CodecError, Input, Output};
+use core::fmt;
+use serde::{Deserialize, Serialize};
+
+/// What the bytes of a receipt begin with.
+pub const MAGIC: [u8; 4] = *b"MTLR";
+
+/// The version of the format: the first field of every receipt.
+pub const FORMAT: u16 = 1;
+
+/// Bytes of the longest text in a receipt. A longer one is cut by [`text`].
+pub const TEXT_BYTES_MAX: usize = 256;
+
+/// Penalties that weigh on one seat, at most: as many as there are evaluations in which one is still there, of every kind.
+pub const PENALTIES_MAX: usize = 64;
+
+/// Seats of one run, at most: what the chain can hold.
+pub const SEATS_MAX: usize = 2048;
+
+const SIGNATURE_BYTES: usize = 64;
+
+/// A finite number, to the last bit.
+#[derive(Clone, Copy, PartialEq, PartialOrd, Serialize)]
+#[serde(transparent)]
+pub struct Exact(f64);
+
+/// All that one validator says of one window.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Receipt {
+    /// [`FORMAT`].
+    pub format: u16,
+    pub run: RunId,
+    pub window: Window,
+    /// The validator's seat, and whose time in it.
+    pub validator: SeatId,
+    pub hotkey: Hotkey,
+    /// `lineage_w`: the model that everything was measured against.
+    pub base: Digest,
+    /// The validator's receipt before this one; `None` in its first.
+    pub previous: Option<Previous>,
+    /// The salt of this window, whose digest is on the chain since before it opened (PROT-2).
+    pub salt: [u8; 32],
+    pub attested: Attested,
+    /// What it merged and voted; `None` where it could not.
+    pub merged: Option<Merged>,
+    /// What it remembered of every seat when it judged.
+    pub before: Standings,
+    /// `None` where the window was void, or its turn did not come: then what it remembers is unchanged.
+    pub judgement: Option<Judgement>,
+}
+
+/// Names a receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Previous {
+    pub window: Window,
+    /// The digest of its object.
+    pub digest: Digest,
+}
+
+/// What was attested (PROT-14). Each list is in uid order, and no seat is in two of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Attested {
+    pub valid: Vec<Uid>,
+    pub faulty: Vec<FaultSaid>,
+    pub not_observed: Vec<NotObserved>,
+}
+
+/// A fault, and in what it consists.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct FaultSaid {
+    pub uid: Uid,
+    /// [`crate::submission::Fault::label`].
+    pub label: String,
+    pub detail: String,
+}
+
+/// A commitment that the validator could not look at: its own trouble, no fault.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct NotObserved {
+    pub uid: Uid,
+    pub reason: String,
+}
+
+/// What was merged, and voted (PROT-17 to PROT-20).
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Merged {
+    /// In uid order.
+    pub inputs: Vec<Selected>,
+    pub update: Digest,
+    pub state_root: Option<Digest>,
+}
+
+/// What is remembered of every seat (PROT-23 to PROT-26).
+#[derive(Clone, Debug, Default, PartialEq, Encode, Decode, Serialize)]
+pub struct Standings {
+    /// The last window that was judged.
+    pub judged: Option<Window>,
+    /// In seat order, one a uid.
+    pub seats: Vec<Remembered>,
+}
+
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Remembered {
+    pub seat: SeatId,
+    pub standing: Standing,
+}
+
+/// What is remembered of one seat.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Standing {
+    pub mu: Exact,
+    pub sigma: Exact,
+    /// `m`.
+    pub mark: Exact,
+    /// Oldest first.
+    pub penalties: Vec<Penalty>,
+    pub first_seen: Window,
+    pub last_evaluated: Option<Window>,
+    pub evaluations: u32,
+    pub faults: u32,
+    /// `t/n`.
+    pub share: Exact,
+    /// Scores of the last windows, oldest first, an epoch's worth at most.
+    pub recent: Vec<Exact>,
+}
+
+/// Something that lowers a seat's score for a while (PROT-25).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+pub struct Penalty {
+    pub reason: PenaltyReason,
+    pub since: Window,
+    /// Evaluations until it is gone.
+    pub remaining: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PenaltyReason {
+    /// The contribution made the model significantly worse.
+    Harm,
+}
+
+/// What the window's work was worth, and why.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Judgement {
+    /// Contributions that the validator held, in uid order: the scales of all of them come from the norms of these (PROT-17).
+    pub held: Vec<Uid>,
+    /// Contributions that it has time to measure in a window, at most.
+    pub budget: u32,
+    /// Whom it set out to measure, in this order (PROT-28). Who is not measured was not reached.
+    pub order: Vec<Uid>,
+    /// The common sequences, and the model's loss on each (PROT-22).
+    pub common: Vec<Baseline>,
+    /// Every miner's seat of the window, in seat order.
+    pub seats: Vec<Judged>,
+    pub after: Standings,
+    /// What it would post now: in uid order, the highest 65535 (PROT-26).
+    pub weights: Vec<(Uid, u16)>,
+}
+
+/// A loss of `θ_w`, in nats per token.
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Baseline {
+    pub sequence: u64,
+    pub before: Exact,
+}
+
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Judged {
+    pub seat: SeatId,
+    pub observed: Observed,
+    pub result: Outcome,
+}
+
+/// What one seat did in the window.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Observed {
+    /// Committed nothing.
+    Absent,
+    /// Committed, and neither the electorate nor this validator can say what.
+    Unobserved,
+    /// Two thirds of the stake say that it is faulty.
+    Faulty { reason: String },
+    /// A contribution that counts.
+    Valid {
+        /// `t`.
+        trained: u32,
+        /// `None` where its turn did not come.
+        measured: Option<Measured>,
+    },
+}
+
+/// Losses before and after the contribution, in nats per token.
+#[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Measured {
+    pub own: Vec<LossPair>,
+    /// After it, on each of the common sequences.
+    pub common_after: Vec<Exact>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct LossPair {
+    pub sequence: u64,
+    pub before: Exact,
+    pub after: Exact,
+}
+
+/// What follows from it for the seat, to be read by people. The exact record is in [`Judgement::after`].
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Outcome {
+    /// Relative gain on the seat's own sequences (PROT-22).
+    pub own_gain: Option<Exact>,
+    /// Relative gain on the common sequences.
+    pub common_gain: Option<Exact>,
+    /// Its standard error.
+    pub common_error: Option<Exact>,
+    /// `None` where there was too little to test (PROT-24).
+    pub own_data: Option<OwnData>,
+    /// Place in the window's match, from 1 (PROT-23).
+    pub place: Option<u32>,
+    /// This window's (PROT-25).
+    pub score: Exact,
+    /// From an epoch's worth of scores (PROT-26).
+    pub weight: u16,
+}
+
+/// The own-data test (PROT-24).
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct OwnData {
+    pub gap: Exact,
+    pub error: Exact,
+    /// What counted as one whole gap in this window.
+    pub scale: Exact,
+    /// From −1 to 1.
+    pub outcome: Exact,
+}
+
+/// A receipt that was signed, as it is published.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sealed {
+    /// Of the whole object: what is anchored.
+    pub digest: Digest,
+    pub bytes: Vec<u8>,
+}
+
+/// Why bytes are no receipt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiptError {
+    #[error("it has {bytes} bytes, where {largest} are the most")]
+    TooLarge { bytes: usize, largest: usize },
+    #[error("it does not begin as a receipt does, or ends too early")]
+    NotAReceipt,
+    #[error("it is written in version {got} of the format, and this release reads version {FORMAT}")]
+    WrongFormat { got: u16 },
+    #[error("it cannot be decoded")]
+    Undecodable,
+    #[error("it is not spelt the one way there is")]
+    NotCanonical,
+    #[error("{0}")]
+    Disordered(&'static str),
+    #[error("it is not signed by the hotkey that it names: {0}")]
+    NotSigned(#[from] SignatureError),
+}
+
+impl Receipt {
+    /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it is
+    /// sealed.
+    pub fn seal(&self, key: &ed25519_dalek::SigningKey) -> Sealed {
+        let body = self.encode();
+        let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
+        let mut bytes = Vec::with_capacity(MAGIC.len() + body.len() + SIGNATURE_BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&body);
+        bytes.extend_from_slice(&signature.0);
+        Sealed { digest: Digest::of(&bytes), bytes }
+    }
+
+    /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name. Whether that
+    /// key holds the seat, and whether anything in it is true, is another question.
+    pub fn open(bytes: &[u8], params: &RunParams) -> Result<Receipt, ReceiptError> {
+        let largest = largest_bytes(params);
+        if largest < bytes.len() {
+            return Err(ReceiptError::TooLarge { bytes: bytes.len(), largest });
+        }
+        let rest = bytes.strip_prefix(&MAGIC[..]).ok_or(ReceiptError::NotAReceipt)?;
+        let (body, signature) =
+            rest.split_last_chunk::<SIGNATURE_BYTES>().ok_or(ReceiptError::NotAReceipt)?;
+        let got = u16::decode(&mut &body[..]).map_err(|_| ReceiptError::NotAReceipt)?;
+        if got != FORMAT {
+            return Err(ReceiptError::WrongFormat { got });
+        }
+        let receipt = Receipt::decode_all(&mut &body[..]).map_err(|_| ReceiptError::Undecodable)?;
+        if receipt.encode() != body {
+            return Err(ReceiptError::NotCanonical);
+        }
+        receipt.check(params)?;
+        identity::verify(&receipt.hotkey, Domain::Receipt, &Digest::of(body).0, &Signature(*signature))?;
+        Ok(receipt)
+    }
+
+    /// What the validator remembers after this window.
+    pub fn after(&self) -> &Standings {
+        self.judgement.as_ref().map_or(&self.before, |judgement| &judgement.after)
+    }
+
+    /// What it said of one seat's work.
+    pub fn of(&self, uid: Uid) -> Option<&Judged> {
+        self.judgement.as_ref()?.seats.iter().find(|judged| judged.seat.uid == uid)
+    }
+
+    /// Every bound and order that the types alone do not give.
+    fn check(&self, params: &RunParams) -> Result<(), ReceiptError> {
+        let epoch = usize::try_from(params.epoch_windows).unwrap_or(usize::MAX);
+        let sequences = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
+        let Attested { valid, faulty, not_observed } = &self.attested;
+        ordered(valid, |uid| *uid, "the seats attested as valid are not in order")?;
+        ordered(faulty, |said| said.uid, "the faults are not in order")?;
+        ordered(not_observed, |said| said.uid, "the seats not observed are not in order")?;
+        let texts = faulty
+            .iter()
+            .flat_map(|said| [&said.label, &said.detail])
+            .chain(not_observed.iter().map(|said| &said.reason));
+        for text in texts {
+            within(text.len(), TEXT_BYTES_MAX, "a text is too long")?;
+        }
+        let clash = |uid: &Uid| {
+            usize::from(valid.contains(uid))
+                + usize::from(faulty.iter().any(|said| said.uid == *uid))
+                + usize::from(not_observed.iter().any(|said| said.uid == *uid))
+                > 1
+        };
+        let all = valid.iter().copied().chain(faulty.iter().map(|said| said.uid));
+        if all.into_iter().any(|uid| clash(&uid)) {
+            return Err(ReceiptError::Disordered("a seat was attested as two things"));
+        }
+        if let Some(merged) = &self.merged {
+            ordered(&merged.inputs, |input| input.uid, "what was merged is not in order")?;
+        }
+        self.before.check(epoch)?;
+        let Some(judgement) = &self.judgement else { return Ok(()) };
+        let Judgement { held, budget: _, order, common, seats, after, weights } = judgement;
+        after.check(epoch)?;
+        ordered(held, |uid| *uid, "the contributions held are not in order")?;
+        ordered(seats, |judged| judged.seat.uid, "the seats judged are not in order")?;
+        ordered(weights, |(uid, _)| *uid, "the weights are not in order")?;
+        within(order.len(), SEATS_MAX, "more are to be measured than there are seats")?;
+        within(common.len(), sequences, "there are more common sequences than the run allows")?;
+        for judged in seats {
+            match &judged.observed {
+                Observed::Faulty { reason } => within(reason.len(), TEXT_BYTES_MAX, "a text is too long")?,
+                Observed::Valid { measured: Some(measured), .. } => {
+                    within(
+                        measured.own.len(),
+                        sequences,
+                        "there are more own sequences than the run allows",
+                    )?;
+                    if measured.common_after.len() != common.len() {
+                        return Err(ReceiptError::Disordered(
+                            "a seat was not measured on each of the common sequences",
+                        ));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Standings {
+    /// What is remembered of `uid`.
+    pub fn of(&self, uid: Uid) -> Option<&Remembered> {
+        self.seats.iter().find(|remembered| remembered.seat.uid == uid)
+    }
+
+    fn check(&self, epoch: usize) -> Result<(), ReceiptError> {
+        ordered(&self.seats, |remembered| remembered.seat.uid, "the standings are not in order")?;
+        for Remembered { standing, .. } in &self.seats {
+            within(standing.recent.len(), epoch, "more scores are remembered than an epoch has windows")?;
+            within(standing.penalties.len(), PENALTIES_MAX, "there are more penalties than there can be")?;
+        }
+        Ok(())
+    }
+}
+
+/// Ascending, none twice, and no more than there are seats.
+fn ordered<T, K: Ord>(
+    list: &[T],
+    key: impl Fn(&T) -> K,
+    otherwise: &'static str,
+) -> Result<(), ReceiptError> {
+    within(list.len(), SEATS_MAX, otherwise)?;
+    let rising = list.windows(2).all(|pair| key(&pair[0]) < key(&pair[1]));
+    if rising { Ok(()) } else { Err(ReceiptError::Disordered(otherwise)) }
+}
+
+fn within(length: usize, most: usize, otherwise: &'static str) -> Result<(), ReceiptError> {
+    if length <= most { Ok(()) } else { Err(ReceiptError::Disordered(otherwise)) }
+}
+
+/// The most bytes that a receipt of a run can have: a fetcher's cap, known before a byte is fetched (PROT-13).
+pub fn largest_bytes(params: &RunParams) -> usize {
+    let sequences = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
+    let epoch = usize::try_from(params.epoch_windows).unwrap_or(usize::MAX);
+    // A compact length takes four bytes at most where what it counts takes memory at all.
+    let list = |entries: usize, bytes: usize| entries.saturating_mul(bytes).saturating_add(5);
+    let text = list(TEXT_BYTES_MAX, 1);
+    let standing = list(epoch, 8).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
+    let standings = list(SEATS_MAX, standing.saturating_add(6)).saturating_add(5);
+    let seat = list(sequences, 24)
+        .saturating_add(list(sequences, 8))
+        .saturating_add(text)
+        .saturating_add(6 + 7 + 3 * 9 + 33 + 5 + 8 + 2);
+    // An attested seat is in one list; a text of a fault is two.
+    let attested = list(SEATS_MAX, 2 * text + 2).saturating_add(10);
+    MAGIC
+        .len()
+        .saturating_add(SIGNATURE_BYTES)
+        .saturating_add(2 + 4 + 4 + 6 + 32 + 32 + 37 + 32)
+        .saturating_add(attested)
+        .saturating_add(list(SEATS_MAX, 34).saturating_add(1 + 32 + 33))
+        .saturating_add(standings.saturating_mul(2))
+        .saturating_add(1 + 4)
+        .saturating_add(list(SEATS_MAX, 2).saturating_mul(2))
+        .saturating_add(list(sequences, 16))
+        .saturating_add(list(SEATS_MAX, seat))
+        .saturating_add(list(SEATS_MAX, 4))
+}
+
+/// `text` as a receipt may hold it: cut after [`TEXT_BYTES_MAX`] bytes, between two characters.
+pub fn text(text: &str) -> String {
+    let mut end = text.len().min(TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default().into()
+}
+
+impl Exact {
+    /// `number`, which is finite; what is not counts as 0, and does not come out of the gauntlet.
+    pub fn of(number: f64) -> Exact {
+        Exact(if number.is_finite() { number } else { 0.0 })
+    }
+
+    pub fn get(self) -> f64 {
+        self.0
+    }
+
+    /// Whether both have the same bits: other than `==`, it tells 0 from −0.
+    pub fn same(self, other: Exact) -> bool {
+        self.0.to_bits() == other.0.to_bits()
+    }
+}
+
+impl fmt::Debug for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.0)
+    }
+}
+
+impl fmt::Display for Exact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Encode for Exact {
+    fn size_hint(&self) -> usize {
+        8
+    }
+
+    fn encode_to<O: Output + ?Sized>(&self, to: &mut O) {
+        self.0.to_bits().encode_to(to);
+    }
+}
+
+impl Decode for Exact {
+    fn decode<I: Input>(from: &mut I) -> Result<Exact, CodecError> {
+        let number = f64::from_bits(u64::decode(from)?);
+        if number.is_finite() { Ok(Exact(number)) } else { Err("not a finite number".into()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

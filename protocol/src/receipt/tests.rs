@@ -1,0 +1,356 @@
+use super::*;
+use crate::Block;
+use alloc::{string::ToString as _, vec};
+use proptest::{collection::vec as some, prelude::*};
+
+fn key() -> ed25519_dalek::SigningKey {
+    ed25519_dalek::SigningKey::from_bytes(&[7; 32])
+}
+
+fn params() -> RunParams {
+    RunParams { evaluation_sequences: 4, epoch_windows: 3, ..RunParams::default() }
+}
+
+fn exact() -> impl Strategy<Value = Exact> {
+    any::<f64>().prop_map(Exact::of)
+}
+
+fn uids() -> impl Strategy<Value = Vec<Uid>> {
+    proptest::collection::btree_set(any::<u16>(), 0..6).prop_map(|uids| uids.into_iter().map(Uid).collect())
+}
+
+fn standing() -> impl Strategy<Value = Standing> {
+    let penalty = (any::<u32>(), any::<u32>()).prop_map(|(since, remaining)| Penalty {
+        reason: PenaltyReason::Harm,
+        since: Window(since),
+        remaining,
+    });
+    let numbers = (exact(), exact(), exact(), exact());
+    let counts = (any::<u32>(), any::<Option<u32>>(), any::<u32>(), any::<u32>());
+    (numbers, counts, some(penalty, 0..3), some(exact(), 0..=3)).prop_map(
+        |((mu, sigma, mark, share), (first, last, evaluations, faults), penalties, recent)| Standing {
+            mu,
+            sigma,
+            mark,
+            penalties,
+            first_seen: Window(first),
+            last_evaluated: last.map(Window),
+            evaluations,
+            faults,
+            share,
+            recent,
+        },
+    )
+}
+
+fn standings() -> impl Strategy<Value = Standings> {
+    (any::<Option<u32>>(), uids(), standing()).prop_map(|(judged, uids, standing)| Standings {
+        judged: judged.map(Window),
+        seats: uids
+            .into_iter()
+            .map(|uid| Remembered { seat: seat(uid), standing: standing.clone() })
+            .collect(),
+    })
+}
+
+fn seat(uid: Uid) -> SeatId {
+    SeatId { uid, registered_at: Block(9) }
+}
+
+fn observed(common: usize) -> impl Strategy<Value = Observed> {
+    let pair = (any::<u64>(), exact(), exact()).prop_map(|(sequence, before, after)| LossPair {
+        sequence,
+        before,
+        after,
+    });
+    let measured = (some(pair, 0..=4), some(exact(), common))
+        .prop_map(|(own, common_after)| Measured { own, common_after });
+    prop_oneof![
+        Just(Observed::Absent),
+        Just(Observed::Unobserved),
+        "[a-zä ]{0,9}".prop_map(|reason| Observed::Faulty { reason }),
+        (any::<u32>(), proptest::option::of(measured))
+            .prop_map(|(trained, measured)| Observed::Valid { trained, measured }),
+    ]
+}
+
+fn outcome() -> impl Strategy<Value = Outcome> {
+    let own_data = (exact(), exact(), exact(), exact()).prop_map(|(gap, error, scale, outcome)| OwnData {
+        gap,
+        error,
+        scale,
+        outcome,
+    });
+    use proptest::option::of;
+    (of(exact()), of(exact()), of(own_data), any::<Option<u32>>(), exact(), any::<u16>()).prop_map(
+        |(own_gain, common_gain, own_data, place, score, weight)| Outcome {
+            own_gain,
+            common_gain,
+            common_error: common_gain,
+            own_data,
+            place,
+            score,
+            weight,
+        },
+    )
+}
+
+fn judgement() -> impl Strategy<Value = Judgement> {
+    (0usize..=4).prop_flat_map(|common| {
+        let baseline = (any::<u64>(), exact()).prop_map(|(sequence, before)| Baseline { sequence, before });
+        let seats = uids().prop_flat_map(move |uids| {
+            let each: Vec<_> = uids
+                .into_iter()
+                .map(|uid| {
+                    (observed(common), outcome()).prop_map(move |(observed, result)| Judged {
+                        seat: seat(uid),
+                        observed,
+                        result,
+                    })
+                })
+                .collect();
+            each
+        });
+        (uids(), any::<u32>(), some(baseline, common), seats, standings(), uids()).prop_map(
+            |(held, budget, common, seats, after, weighted)| Judgement {
+                order: held.iter().rev().copied().collect(),
+                held,
+                budget,
+                common,
+                seats,
+                after,
+                weights: weighted.into_iter().map(|uid| (uid, uid.0)).collect(),
+            },
+        )
+    })
+}
+
+fn attested() -> impl Strategy<Value = Attested> {
+    uids().prop_map(|uids| {
+        let mut attested = Attested::default();
+        for uid in uids {
+            match uid.0 % 3 {
+                0 => attested.valid.push(uid),
+                1 => attested.faulty.push(FaultSaid {
+                    uid,
+                    label: "missing".into(),
+                    detail: "it committed to bytes that it did not provide".into(),
+                }),
+                _ => attested.not_observed.push(NotObserved { uid, reason: "our link".into() }),
+            }
+        }
+        attested
+    })
+}
+
+fn receipt() -> impl Strategy<Value = Receipt> {
+    let judgement = proptest::option::of(judgement());
+    (any::<u32>(), attested(), standings(), judgement, any::<[u8; 32]>()).prop_map(
+        |(window, attested, before, judgement, salt)| Receipt {
+            format: FORMAT,
+            run: RunId(1),
+            window: Window(window),
+            validator: seat(Uid(3)),
+            hotkey: Hotkey(key().verifying_key().to_bytes()),
+            base: Digest(salt),
+            previous: window
+                .checked_sub(1)
+                .map(|before| Previous { window: Window(before), digest: Digest(salt) }),
+            salt,
+            merged: (window % 2 == 0).then(|| Merged {
+                inputs: vec![Selected { uid: Uid(4), digest: Digest(salt) }],
+                update: Digest(salt),
+                state_root: (window % 4 == 0).then_some(Digest(salt)),
+            }),
+            attested,
+            before,
+            judgement,
+        },
+    )
+}
+
+fn plain() -> Receipt {
+    Receipt {
+        format: FORMAT,
+        run: RunId(1),
+        window: Window(2),
+        validator: seat(Uid(3)),
+        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        base: Digest([4; 32]),
+        previous: None,
+        salt: [5; 32],
+        attested: Attested::default(),
+        merged: None,
+        before: Standings::default(),
+        judgement: None,
+    }
+}
+
+fn remembered(uid: u16) -> Remembered {
+    let zero = Exact::of(0.0);
+    let standing = Standing {
+        mu: zero,
+        sigma: zero,
+        mark: zero,
+        penalties: vec![],
+        first_seen: Window(0),
+        last_evaluated: None,
+        evaluations: 0,
+        faults: 0,
+        share: zero,
+        recent: vec![],
+    };
+    Remembered { seat: seat(Uid(uid)), standing }
+}
+
+fn judged() -> Judgement {
+    Judgement {
+        held: vec![],
+        budget: 1,
+        order: vec![],
+        common: vec![],
+        seats: vec![],
+        after: Standings::default(),
+        weights: vec![],
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_receipt_comes_back_as_it_was_and_in_one_spelling(receipt in receipt()) {
+        let sealed = receipt.seal(&key());
+        prop_assert!(sealed.bytes.len() <= largest_bytes(&params()));
+        let read = Receipt::open(&sealed.bytes, &params());
+        prop_assert_eq!(read.as_ref(), Ok(&receipt));
+        prop_assert_eq!(read.unwrap().seal(&key()), sealed);
+    }
+
+    #[test]
+    fn a_receipt_of_which_one_bit_is_another_is_refused(receipt in receipt(), place in any::<proptest::sample::Index>(), bit in 0u8..8) {
+        let mut bytes = receipt.seal(&key()).bytes;
+        let place = place.index(bytes.len());
+        bytes[place] ^= 1 << bit;
+        prop_assert!(Receipt::open(&bytes, &params()).is_err());
+    }
+
+    #[test]
+    fn no_bytes_make_the_reader_panic(bytes in some(any::<u8>(), 0..400)) {
+        let _ = Receipt::open(&bytes, &params());
+        let _ = Receipt::open(&[&MAGIC[..], &FORMAT.to_le_bytes(), &bytes].concat(), &params());
+    }
+}
+
+#[test]
+fn only_the_hotkey_that_a_receipt_names_can_sign_it() {
+    let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
+    let bytes = plain().seal(&stranger).bytes;
+    let refused = Err(ReceiptError::NotSigned(SignatureError::BadSignature));
+    assert_eq!(Receipt::open(&bytes, &params()), refused);
+    // Nor does a signature for another purpose count.
+    let body = plain().encode();
+    let signature = identity::sign(&key(), Domain::Statement, &Digest::of(&body).0);
+    let bytes = [&MAGIC[..], &body, &signature.0].concat();
+    assert_eq!(Receipt::open(&bytes, &params()), refused);
+}
+
+#[test]
+fn what_is_no_receipt_is_said_to_be_none() {
+    let good = plain().seal(&key()).bytes;
+    let open = |bytes: &[u8]| Receipt::open(bytes, &params()).unwrap_err();
+    assert_eq!(open(b""), ReceiptError::NotAReceipt);
+    assert_eq!(open(&good[1..]), ReceiptError::NotAReceipt);
+    assert_eq!(open(&good[..40]), ReceiptError::NotAReceipt);
+    assert_eq!(open(&good[..good.len() - 1]), ReceiptError::Undecodable);
+    let newer = Receipt { format: FORMAT + 1, ..plain() };
+    assert_eq!(open(&newer.seal(&key()).bytes), ReceiptError::WrongFormat { got: FORMAT + 1 });
+    let mut long = good.clone();
+    long.resize(largest_bytes(&params()) + 1, 0);
+    let largest = largest_bytes(&params());
+    assert_eq!(open(&long), ReceiptError::TooLarge { bytes: largest + 1, largest });
+    let mut longer = good;
+    longer.push(0);
+    assert_eq!(open(&longer), ReceiptError::Undecodable);
+}
+
+#[test]
+fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
+    let refused = |receipt: Receipt| match Receipt::open(&receipt.seal(&key()).bytes, &params()) {
+        Err(ReceiptError::Disordered(what)) => what.to_string(),
+        other => panic!("{other:?}"),
+    };
+    let attested = |valid: &[u16], faulty: &[u16]| {
+        let faulty = faulty.iter().map(|uid| FaultSaid {
+            uid: Uid(*uid),
+            label: "late".into(),
+            detail: String::new(),
+        });
+        let attested = Attested {
+            valid: valid.iter().map(|uid| Uid(*uid)).collect(),
+            faulty: faulty.collect(),
+            not_observed: vec![],
+        };
+        Receipt { attested, ..plain() }
+    };
+    assert!(refused(attested(&[2, 1], &[])).contains("not in order"));
+    assert!(refused(attested(&[1, 1], &[])).contains("not in order"));
+    assert!(refused(attested(&[1], &[1])).contains("two things"));
+    let mut wordy = attested(&[], &[1]);
+    wordy.attested.faulty[0].detail = "x".repeat(TEXT_BYTES_MAX + 1);
+    assert!(refused(wordy).contains("too long"));
+
+    let of = |seats: Vec<Remembered>| Receipt { before: Standings { judged: None, seats }, ..plain() };
+    assert!(refused(of(vec![remembered(2), remembered(1)])).contains("standings"));
+    let mut long = remembered(1);
+    long.standing.recent = vec![Exact::of(0.0); 4];
+    assert!(refused(of(vec![long])).contains("epoch"));
+    let mut bad = remembered(1);
+    bad.standing.penalties =
+        vec![Penalty { reason: PenaltyReason::Harm, since: Window(0), remaining: 1 }; PENALTIES_MAX + 1];
+    assert!(refused(of(vec![bad])).contains("penalties"));
+
+    let with = |judgement: Judgement| Receipt { judgement: Some(judgement), ..plain() };
+    let baseline = Baseline { sequence: 1, before: Exact::of(1.0) };
+    assert!(refused(with(Judgement { common: vec![baseline; 5], ..judged() })).contains("common"));
+    let none = Outcome {
+        own_gain: None,
+        common_gain: None,
+        common_error: None,
+        own_data: None,
+        place: None,
+        score: Exact::of(0.0),
+        weight: 0,
+    };
+    let measured = Measured { own: vec![], common_after: vec![] };
+    let observed = Observed::Valid { trained: 1, measured: Some(measured) };
+    let seats = vec![Judged { seat: seat(Uid(1)), observed, result: none }];
+    assert!(
+        refused(with(Judgement { common: vec![baseline], seats, ..judged() })).contains("each of the common")
+    );
+}
+
+#[test]
+fn a_number_that_is_none_cannot_be_written_and_is_not_read() {
+    assert_eq!(Exact::of(f64::NAN).get(), 0.0);
+    assert!(Exact::decode(&mut &f64::INFINITY.to_bits().to_le_bytes()[..]).is_err());
+    assert!(!Exact::of(0.0).same(Exact::of(-0.0)));
+}
+
+#[test]
+fn a_long_text_is_cut_between_two_characters() {
+    assert_eq!(text("short"), "short");
+    let long = "ä".repeat(200);
+    assert_eq!(text(&long).len(), TEXT_BYTES_MAX);
+    assert_eq!(text(&alloc::format!("x{long}")).len(), TEXT_BYTES_MAX - 1);
+}
+
+#[test]
+fn what_is_remembered_after_a_window_without_a_judgement_is_what_was_before() {
+    let before = Standings { judged: Some(Window(1)), seats: vec![remembered(1)] };
+    let receipt = Receipt { before: before.clone(), ..plain() };
+    assert_eq!(receipt.after(), &before);
+    let after = Standings { judged: Some(Window(2)), seats: vec![] };
+    let receipt = Receipt { judgement: Some(Judgement { after: after.clone(), ..judged() }), ..receipt };
+    assert_eq!(receipt.after(), &after);
+    assert_eq!(receipt.before.of(Uid(1)), Some(&remembered(1)));
+    assert_eq!(receipt.of(Uid(1)), None);
+}
