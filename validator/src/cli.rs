@@ -3,6 +3,7 @@
 use crate::{
     ballot::{Ballots, Found},
     conduct::{Conduct, Honest},
+    gauntlet::Sketches,
     hidden::Hidden,
     salt::Salts,
     serve::Validator,
@@ -142,6 +143,7 @@ async fn serve(
         hidden: Hidden::load(&settings.directory, &secret)?,
         seat: opened.seat,
         standings,
+        sketches: Sketches::default(),
         directory: settings.directory,
         journal: opened.journal,
         conduct,

@@ -1,18 +1,25 @@
 //! Measures what each contribution does to the loss, on the seat's own sequences and on common ones (PROT-22).
 //!
-//! One model in memory: a contribution is applied to it as a sparse delta and taken back exactly. The losses without it are computed once.
+//! One model in memory: a contribution is applied to it as a sparse delta and taken back exactly. The losses without it are computed once
+//! a window, of many seats at a time. Each contribution is also boiled down to a sketch, measured or not, to find those that are too
+//! much alike.
 
-use crate::gauntlet::{Evidence, LossPair, Measured, Observed};
+use crate::gauntlet::{Evidence, LossPair, Measured, Observed, Sketch, Sketches, Twin, evidence::ATTESTED};
 use dataset::{Dataset, ReadError};
 use model::{Evaluator, ModelError};
 use protocol::{
-    Role, RunParams, Uid,
+    Role, RunParams, Uid, Window,
     assign::{self, Assignment},
     contribution::{DecodeError, Sparse},
+    submission::Fault,
     view::{SeatView, WindowView},
 };
 use replica::{Codec, Contribution, Follower};
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
 
 /// All of one window's measurements.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,8 +28,16 @@ pub struct Measurements {
     pub held_out_loss: f64,
     /// Seats that were reached.
     pub seats: BTreeMap<Uid, Measured>,
+    /// Who of all that were gathered has a near-duplicate, and which.
+    pub twins: BTreeMap<Uid, Twin>,
+    /// [`Job::earlier`] with this window's contributions: for the next window's job.
+    pub sketches: Sketches,
     pub seconds: f64,
 }
+
+/// Seats whose losses without any contribution are computed together: enough to fill the device, and few enough that little is lost where
+/// the time ends.
+const SEATS_TOGETHER: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {
@@ -36,6 +51,7 @@ pub enum EvaluateError {
 
 /// What to measure: the contributions in the order they are to be looked at, and where the data comes from.
 pub struct Job {
+    pub window: Window,
     pub theta: Vec<f32>,
     pub params: RunParams,
     /// Reads the contributions.
@@ -50,10 +66,13 @@ pub struct Job {
     pub seed: protocol::Digest,
     /// Held-out sequences to report on.
     pub held_out: u64,
+    /// What earlier windows' contributions looked like; empty where nothing is known of them.
+    pub earlier: Sketches,
 }
 
 impl Job {
     /// Draws the sequences: own ones from the prefix each seat trained on, common ones from what nobody was handed (PROT-22).
+    #[allow(clippy::too_many_arguments, reason = "each is one thing that the job consists of")]
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
@@ -62,25 +81,39 @@ impl Job {
         assignment: &Assignment<'_>,
         seed: protocol::Digest,
         held_out: u64,
+        earlier: Sketches,
     ) -> Job {
         let (params, codec) = (follower.run.params, follower.sent.clone());
         let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
         let common = assign::common_sequences(&seed, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
-        Job { theta, params, codec, contributions, order, assigned, common, seed, held_out }
+        let window = assignment.window;
+        Job { window, theta, params, codec, contributions, order, assigned, common, seed, held_out, earlier }
+    }
+}
+
+impl Job {
+    /// The sequences on which a seat's own work is measured (PROT-22).
+    fn own_sequences(&self, uid: Uid, held: &Contribution, assigned: &[u64]) -> Vec<u64> {
+        let count = usize::try_from(self.params.evaluation_sequences).unwrap_or(usize::MAX);
+        let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
+        assign::own_sequences(&self.seed, uid, &assigned[..assigned.len().min(trained)], count)
     }
 }
 
 /// Runs the job on `evaluator`. Blocking: call it on a thread of its own.
+///
+/// `time_left` is asked before each contribution; once it says no, the seats not reached stay unmeasured, and have waited longer by the next
+/// window (PROT-28).
 pub fn measure(
     evaluator: &mut Evaluator,
     dataset: &Dataset,
     job: &Job,
+    mut time_left: impl FnMut() -> bool,
 ) -> Result<Measurements, EvaluateError> {
     let started = Instant::now();
     evaluator.load(&job.theta)?;
     let rate = job.params.evaluation_rate();
-    let count = usize::try_from(job.params.evaluation_sequences).unwrap_or(usize::MAX);
 
     // The model as it is: on the held-out split, and on the common sequences.
     let held_out = (0..job.held_out.min(dataset.held_out_sequences()))
@@ -96,49 +129,78 @@ pub fn measure(
     let place: BTreeMap<Uid, usize> =
         job.contributions.keys().enumerate().map(|(place, uid)| (*uid, place)).collect();
 
+    let mut sketches = job.earlier.clone();
+    let mut sketched = BTreeSet::new();
     let mut seats = BTreeMap::new();
-    for uid in &job.order {
-        let (Some(held), Some(place), Some(assigned)) =
-            (job.contributions.get(uid), place.get(uid), job.assigned.get(uid))
-        else {
-            continue;
-        };
-        let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
-        let prefix = assigned.len().min(trained);
-        let own_sequences = assign::own_sequences(&job.seed, *uid, &assigned[..prefix], count);
-        let own = read(dataset, &own_sequences)?;
-        let own_before = evaluator.losses(&own)?;
+    'all: for together in job.order.chunks(SEATS_TOGETHER) {
+        if !time_left() {
+            break;
+        }
+        // Their own sequences, with the model as it is, in one go.
+        let mut own = Vec::with_capacity(together.len());
+        for uid in together {
+            let Some((held, assigned)) = job.contributions.get(uid).zip(job.assigned.get(uid)) else {
+                continue;
+            };
+            let sequences = job.own_sequences(*uid, held, assigned);
+            own.push((*uid, held, read(dataset, &sequences)?, sequences));
+        }
+        let tokens: Vec<&[u32]> =
+            own.iter().flat_map(|(_, _, tokens, _)| tokens.iter().map(|tokens| &tokens[..])).collect();
+        let mut before = evaluator.losses(&tokens)?.into_iter();
 
-        // Decoded one at a time: the entries take six times the memory of the bytes.
-        let update = job.codec.decode(held.body());
-        let update = update.map_err(|source| EvaluateError::Decode { uid: *uid, source })?;
-        let scaled = scaled(update, |tensor| scales[tensor][*place]);
-        let undo = evaluator.apply_sparse(&scaled, rate)?;
-        let own_after = evaluator.losses(&own);
-        let common_after = evaluator.losses(&common);
-        evaluator.undo(undo);
+        for (uid, held, tokens, sequences) in &own {
+            let own_before: Vec<f64> = before.by_ref().take(tokens.len()).collect();
+            if !time_left() {
+                break 'all;
+            }
+            let Some(place) = place.get(uid) else { continue };
+            // Decoded one at a time: the entries take six times the memory of the bytes.
+            let update = decode(job, *uid, held)?;
+            sketches.add(job.window, *uid, held.digest, Sketch::of(&update));
+            sketched.insert(*uid);
+            let scaled = scaled(update, |tensor| scales[tensor][*place]);
+            let undo = evaluator.apply_sparse(&scaled, rate)?;
+            let own_after = evaluator.losses(tokens);
+            let common_after = evaluator.losses(&common);
+            evaluator.undo(undo);
+            seats.insert(
+                *uid,
+                Measured {
+                    own: pairs(sequences, &own_before, &own_after?),
+                    common: pairs(&job.common, &common_before, &common_after?),
+                },
+            );
+        }
+    }
 
-        seats.insert(
-            *uid,
-            Measured {
-                own: pairs(&own_sequences, &own_before, &own_after?),
-                common: pairs(&job.common, &common_before, &common_after?),
-            },
-        );
+    // Also those whose turn it was not: whoever copies them may be measured, now or in a later window.
+    for (uid, held) in &job.contributions {
+        if !sketched.contains(uid) {
+            sketches.add(job.window, *uid, held.digest, Sketch::of(&decode(job, *uid, held)?));
+        }
     }
     Ok(Measurements {
         held_out_loss: mean(&held_out_losses),
         seats,
+        twins: sketches.twins(job.window),
+        sketches,
         seconds: started.elapsed().as_secs_f64(),
     })
 }
 
+fn decode(job: &Job, uid: Uid, held: &Contribution) -> Result<Sparse, EvaluateError> {
+    job.codec.decode(held.body()).map_err(|source| EvaluateError::Decode { uid, source })
+}
+
 /// What the gauntlet is told of every seat that committed or was expected to: what the chain fixed about it, what we measured, and nothing
-/// where neither says anything (PROT-14).
+/// where neither says anything (PROT-14). `faults` are those that we saw ourselves: they put a name to what the chain calls faulty, and alone
+/// count for nothing.
 pub fn evidence(
     view: &WindowView,
     seats: &[SeatView],
     contributions: &BTreeMap<Uid, u32>,
+    faults: &BTreeMap<Uid, Fault>,
     measured: &Measurements,
 ) -> Vec<Evidence> {
     let Some(selection) = &view.selection else { return Vec::new() };
@@ -148,11 +210,20 @@ pub fn evidence(
         let observed = if !view.commitments.iter().any(|(committed, _)| *committed == uid) {
             Observed::Absent
         } else if selection.faulty.contains(&uid) {
-            Observed::Faulty { reason: "two thirds of the stake attested it as faulty".into() }
+            match faults.get(&uid) {
+                Some(fault) => {
+                    Observed::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+                }
+                None => Observed::Faulty {
+                    label: ATTESTED.to_owned(),
+                    detail: "two thirds of the stake attested it as faulty".to_owned(),
+                },
+            }
         } else {
             match contributions.get(&uid).filter(|_| selection.valid.contains(&uid)) {
                 Some(trained) => {
-                    Observed::Valid { trained: *trained, measured: measured.seats.get(&uid).cloned() }
+                    let twin = measured.twins.get(&uid).copied();
+                    Observed::Valid { trained: *trained, measured: measured.seats.get(&uid).cloned(), twin }
                 }
                 None => Observed::Unobserved,
             }

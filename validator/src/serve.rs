@@ -7,7 +7,7 @@ use crate::{
     conduct::Conduct,
     evaluate::{self, EvaluateError, Job, Measurements},
     gather::{self, Gathered},
-    gauntlet::{self, Standings},
+    gauntlet::{self, Sketches, Standings},
     hidden::{Hidden, HiddenError},
     salt::Salts,
 };
@@ -17,6 +17,7 @@ use model::Evaluator;
 use protocol::{
     Block, Schedule, Uid, Window,
     assign::{self, Assignment},
+    submission::Fault,
     view::{Outcome, SeatView, Verdict, WindowView},
 };
 use replica::{
@@ -26,7 +27,14 @@ use replica::{
     journal::{SeatFault, SeatJudged},
     wait_past,
 };
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 use store::Store;
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -45,6 +53,8 @@ pub struct Validator {
     pub hidden: Hidden,
     pub seat: SeatView,
     pub standings: Standings,
+    /// What the last windows' contributions looked like. A restart forgets it: near-duplicates of older work are found again after as many windows.
+    pub sketches: Sketches,
     pub directory: PathBuf,
     pub journal: Journal,
     /// What it says of what it found.
@@ -89,6 +99,10 @@ struct Evaluation {
     seats: Vec<SeatView>,
     /// `t` of every valid contribution that we hold.
     trained: BTreeMap<Uid, u32>,
+    /// Faults that we saw ourselves.
+    faults: BTreeMap<Uid, Fault>,
+    /// Set when there is no time for a further contribution.
+    time_is_up: Arc<AtomicBool>,
     handle: JoinHandle<(Evaluator, Result<Measurements, EvaluateError>)>,
 }
 
@@ -121,6 +135,10 @@ impl Validator {
             if let Some(running) = evaluation.take() {
                 evaluation = self.judge_by(running, &mut heads, commit_by).await?;
             }
+            // Whom it has not reached by now has waited longer in the next window (PROT-28).
+            if let Some(running) = &evaluation {
+                running.time_is_up.store(true, Ordering::Relaxed);
+            }
 
             // Gather.
             wait_past(&mut heads, commit_by).await?;
@@ -146,7 +164,7 @@ impl Validator {
 
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
-                evaluation = self.start_evaluation(&view, &seats, gathered.valid).await?;
+                evaluation = self.start_evaluation(&view, &seats, gathered).await?;
             }
             wait_past(&mut heads, schedule.vote_deadline(window)).await?;
             self.reveal_vote(window).await?;
@@ -337,12 +355,13 @@ impl Validator {
         &mut self,
         view: &WindowView,
         seats: &[SeatView],
-        contributions: BTreeMap<Uid, Contribution>,
+        gathered: Gathered,
     ) -> Result<Option<Evaluation>, ServeError> {
         let (Some(opening_hash), Some(evaluation_hash)) = (view.opening_hash, view.evaluation_hash) else {
             return Ok(None);
         };
         let Some(mut evaluator) = self.evaluator.take() else { return Ok(None) };
+        let Gathered { valid: contributions, faulty: faults, .. } = gathered;
         let run = &self.follower().run;
         let salt = self.salts.salt(run.id, view.window);
         let seed = assign::evaluation_seed(run.id, view.window, &evaluation_hash, &salt);
@@ -379,13 +398,24 @@ impl Validator {
             &assignment,
             seed,
             self.held_out_sequences,
+            self.sketches.clone(),
         );
         let dataset = self.dataset.clone();
+        let time_is_up = Arc::new(AtomicBool::new(false));
+        let stop = time_is_up.clone();
         let handle = tokio::task::spawn_blocking(move || {
-            let measured = evaluate::measure(&mut evaluator, &dataset, &job);
+            let measured =
+                evaluate::measure(&mut evaluator, &dataset, &job, || !stop.load(Ordering::Relaxed));
             (evaluator, measured)
         });
-        Ok(Some(Evaluation { view: view.clone(), seats: seats.to_vec(), trained, handle }))
+        Ok(Some(Evaluation {
+            view: view.clone(),
+            seats: seats.to_vec(),
+            trained,
+            faults,
+            time_is_up,
+            handle,
+        }))
     }
 
     /// Judges the evaluation if it is done before `last_call`; otherwise gives it back, still running.
@@ -407,25 +437,21 @@ impl Validator {
         let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
         self.evaluator = Some(evaluator);
         let measured = self.conduct.measured(evaluation.view.window, measured?);
-        self.conclude(evaluation.view.window, &evaluation.seats, &evaluation.trained, measured).await?;
+        self.sketches = measured.sketches.clone();
+        self.conclude(&evaluation, measured).await?;
         Ok(None)
     }
 
     /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
-    async fn conclude(
-        &mut self,
-        window: Window,
-        seats: &[SeatView],
-        trained: &BTreeMap<Uid, u32>,
-        measured: Measurements,
-    ) -> Result<(), ServeError> {
+    async fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+        let window = evaluation.view.window;
         match self.view(window).await? {
             // Once is enough: a predecessor of ours may have judged it before it was killed.
             Some(view)
                 if matches!(view.outcome, Some(Outcome::Merged(_)))
                     && self.standings.judged < Some(window) =>
             {
-                self.judge(&view, seats, trained, measured)
+                self.judge(&view, evaluation, measured)
             }
             _ => {
                 self.journal.write(&Entry::Judged {
@@ -443,11 +469,11 @@ impl Validator {
     fn judge(
         &mut self,
         view: &WindowView,
-        seats: &[SeatView],
-        trained: &BTreeMap<Uid, u32>,
+        evaluation: &Evaluation,
         measured: Measurements,
     ) -> Result<(), ServeError> {
-        let evidence = evaluate::evidence(view, seats, trained, &measured);
+        let Evaluation { seats, trained, faults, .. } = evaluation;
+        let evidence = evaluate::evidence(view, seats, trained, faults, &measured);
         let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
         self.standings = verdict.standings;
         files::write_atomic(&self.directory.join("standings.json"), &serde_json::to_vec(&self.standings)?)?;
@@ -620,7 +646,7 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
         format!("{reason:?} since window {since}: times {:.2}, {left} evaluations to go", penalty.factor)
     });
     let fault = match &report.observed {
-        gauntlet::report::Seen::Faulty { reason } => Some(reason.clone()),
+        gauntlet::report::Seen::Faulty { label, detail } => Some(format!("{label}: {detail}")),
         _ => None,
     };
     fault.into_iter().chain(penalties).collect()

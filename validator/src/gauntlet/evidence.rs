@@ -1,6 +1,6 @@
 //! All that the gauntlet knows of a window. Measured by `evaluate`, gathered by `serve`, judged here.
 
-use super::exact;
+use super::{exact, twins::Twin};
 use protocol::SeatId;
 use serde::{Deserialize, Serialize};
 
@@ -19,14 +19,26 @@ pub enum Observed {
     /// Committed, but neither the electorate nor this validator can say what. Changes nothing, and costs nothing.
     Unobserved,
     /// Two thirds of the stake say that it is faulty (PROT-14): last place in the match, unpaid for the window.
-    Faulty { reason: String },
+    Faulty {
+        /// One word that stays the same, for counting: that of the fault which this validator saw itself
+        /// ([`protocol::submission::Fault::label`]), or [`ATTESTED`].
+        label: String,
+        /// The same in a sentence, with its numbers.
+        detail: String,
+    },
     /// A contribution that counts. `measured` is `None` where its turn did not come (PROT-28).
     Valid {
         /// `t`: sequences that the seat declared to have trained on (PROT-6).
         trained: u32,
         measured: Option<Measured>,
+        /// Another contribution that is more like this one than independent work can be, the most alike. It proves nothing
+        /// alone: see [`twins`](super::twins).
+        twin: Option<Twin>,
     },
 }
+
+/// The label of a fault that two thirds of the stake saw, and this validator did not.
+pub const ATTESTED: &str = "attested";
 
 /// What a contribution, applied at the evaluation rate, does to the loss (PROT-22).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -74,6 +86,13 @@ fn bounded(loss: f64) -> f64 {
 }
 
 impl Observed {
+    pub(super) fn twin(&self) -> Option<&Twin> {
+        match self {
+            Observed::Valid { twin, .. } => twin.as_ref(),
+            Observed::Absent | Observed::Unobserved | Observed::Faulty { .. } => None,
+        }
+    }
+
     pub(super) fn measured(&self) -> Option<&Measured> {
         match self {
             Observed::Valid { measured, .. } => measured.as_ref(),
@@ -109,12 +128,15 @@ mod tests {
 
     #[test]
     fn the_share_paid_for_is_what_was_trained() {
-        let valid = |trained| Observed::Valid { trained, measured: None };
+        let valid = |trained| Observed::Valid { trained, measured: None, twin: None };
         assert_eq!(valid(3).trained_share(4), Some(0.75));
         assert_eq!(valid(9).trained_share(4), Some(1.0));
         assert_eq!(valid(0).trained_share(0), Some(0.0));
         assert_eq!(Observed::Absent.trained_share(4), Some(0.0));
-        assert_eq!(Observed::Faulty { reason: "missing".into() }.trained_share(4), Some(0.0));
+        assert_eq!(
+            Observed::Faulty { label: "missing".into(), detail: "nothing came".into() }.trained_share(4),
+            Some(0.0)
+        );
         assert_eq!(Observed::Unobserved.trained_share(4), None);
     }
 }

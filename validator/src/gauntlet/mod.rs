@@ -3,10 +3,11 @@
 //! No clock, network, device, log or randomness, and no `Result`: whatever the evidence holds, there is a verdict. So a
 //! window can be judged again from what was saved of it, by anyone, to the last bit ([`judge`] is all there is to call).
 //!
-//! Three questions are asked of a contribution, each in a file of its own:
+//! Four questions are asked of a contribution, each in a file of its own:
 //!
 //! - [`score`]: does it lower the loss, more so on the data that was its own, and does it harm?
 //! - [`rating`]: how does it compare with the others of the window, and with what the seat did before?
+//! - [`twins`]: is it somebody else's, or an old one?
 //! - [`weights`](mod@weights): what share of the pay does that come to?
 //!
 //! [`standing`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
@@ -18,6 +19,7 @@ pub mod report;
 pub mod schedule;
 pub mod score;
 pub mod standing;
+pub mod twins;
 pub mod weights;
 
 mod exact;
@@ -28,7 +30,8 @@ pub use evidence::{Evidence, LossPair, Measured, Observed};
 pub use rating::Rating;
 pub use report::{OwnData, PenaltyReport, SeatReport};
 pub use schedule::whom_to_evaluate;
-pub use standing::{Penalty, PenaltyReason, Standing, Standings};
+pub use standing::{Earned, Penalty, PenaltyReason, Standing, Standings};
+pub use twins::{Sketch, Sketches, Twin};
 pub use weights::weights;
 
 use protocol::{RunParams, SeatId, Uid, Window};
@@ -62,7 +65,7 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
 
     // The match: who helped more on the common sequences, faults behind everyone (PROT-23).
     after.grow_uncertainty(window);
-    let ranks = ranks(&observed, &gains);
+    let ranks = ranks(params, &observed, &gains);
     let players: Vec<(Rating, u32)> =
         ranks.iter().map(|(seat, rank)| (after.seats[seat].rating, *rank)).collect();
     for (seat, rating) in ranks.keys().zip(rating::play(&players)) {
@@ -83,6 +86,9 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         if gains.harms() {
             remembered.penalties.push(Penalty::new(PenaltyReason::Harm, window));
         }
+        if observed[seat].twin().is_some() && !gains.shows_own_data() {
+            remembered.penalties.push(Penalty::new(PenaltyReason::Duplicate, window));
+        }
         remembered.evaluations = remembered.evaluations.saturating_add(1);
         remembered.last_evaluated = Some(window);
     }
@@ -94,8 +100,11 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
             remembered.faults = remembered.faults.saturating_add(1);
         }
         remembered.share = observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share);
-        let score = remembered.score();
-        weights::remember(&mut remembered.recent, score, params.epoch_windows);
+    }
+    let field = field_ordinal(&after);
+    for remembered in after.seats.values_mut() {
+        let earned = Earned { score: remembered.score(field), penalty: remembered.penalty_factor() };
+        weights::remember(&mut remembered.recent, earned, params.epoch_windows);
     }
     after.judged = Some(window);
     let weights = weights(&after);
@@ -108,6 +117,7 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
                 gains: gains.get(seat),
                 own_data: outcomes.get(seat).copied(),
                 rank: ranks.get(seat).copied(),
+                field,
                 weight: weights.iter().find(|(uid, _)| *uid == seat.uid).map_or(0, |(_, weight)| *weight),
             };
             report::of(*seat, facts, &before.seats[seat], &after.seats[seat])
@@ -128,14 +138,28 @@ fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     by_uid.into_values().map(|evidence| (evidence.seat, &evidence.observed)).collect()
 }
 
-/// Places in the window's match, from 1: a seat stands behind every seat that gained more on the common sequences beyond doubt, so that
+/// The usual ordinal of the seats, each counted by the work it stands for (PROT-25).
+fn field_ordinal(standings: &Standings) -> f64 {
+    let ordinals: Vec<(f64, f64)> =
+        standings.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
+    rating::field_ordinal(&ordinals)
+}
+
+/// Places in the window's match, from 1: a seat stands behind every seat whose work is better beyond doubt, so that
 /// seats that only chance tells apart share a place (PROT-23); all faults share the last one. Who was not measured takes no part.
-fn ranks(observed: &BTreeMap<SeatId, &Observed>, gains: &BTreeMap<SeatId, Gains>) -> BTreeMap<SeatId, u32> {
-    let common =
-        |seat: &SeatId| observed.get(seat).and_then(|seen| seen.measured()).map(|seen| &seen.common[..]);
+fn ranks(
+    params: &RunParams,
+    observed: &BTreeMap<SeatId, &Observed>,
+    gains: &BTreeMap<SeatId, Gains>,
+) -> BTreeMap<SeatId, u32> {
+    let player = |seat: &SeatId| {
+        let seen = observed.get(seat)?;
+        let share = seen.trained_share(params.sequences_per_seat)?;
+        Some(score::Player { common: &seen.measured()?.common[..], share })
+    };
     let ahead_of = |seat: &SeatId| {
-        let Some(own) = common(seat) else { return 0 };
-        gains.keys().filter_map(common).filter(|other| score::beyond_doubt(other, own)).count()
+        let Some(own) = player(seat) else { return 0 };
+        gains.keys().filter_map(player).filter(|other| score::better_work(*other, own)).count()
     };
     let place = |(seat, observed): (&SeatId, &&Observed)| {
         let ahead = match (gains.get(seat), observed) {

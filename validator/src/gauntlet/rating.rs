@@ -11,6 +11,10 @@ use serde::{Deserialize, Serialize};
 const BETA: f64 = 7.0;
 /// By how much doubt grows in a window, seen or not.
 const TAU: f64 = 0.1;
+/// An ordinal so far under the field's costs nothing yet: that far luck carries.
+const LEEWAY: f64 = 7.0;
+/// And so far under it leaves nothing.
+const BEHIND_MAX: f64 = 25.0;
 /// A match never takes more of the variance than leaves this part of it.
 const VARIANCE_KEPT_MIN: f64 = 0.0001;
 
@@ -30,6 +34,13 @@ impl Rating {
         self.mu - 3.0 * self.sigma
     }
 
+    /// From 0 to 1: what the rating is worth in a field whose usual ordinal is `field` (PROT-25). Who is not behind it beyond luck is
+    /// worth as much as anybody: equal work is paid alike, and whoever comes first is paid for its work and not for coming first.
+    pub fn merit(&self, field: f64) -> f64 {
+        let behind = field - self.ordinal();
+        ((BEHIND_MAX - behind) / (BEHIND_MAX - LEEWAY)).clamp(0.0, 1.0)
+    }
+
     /// The rating after `windows` in which nothing was learned: `σ² ← σ² + windows·τ²`.
     pub fn aged(&self, windows: u32) -> Rating {
         let variance = self.sigma * self.sigma + f64::from(windows) * TAU * TAU;
@@ -41,6 +52,23 @@ impl Default for Rating {
     fn default() -> Rating {
         Rating::START
     }
+}
+
+/// The ordinal of a field: the median of `ordinals`, each counted by the weight beside it, or 0 where nobody has any weight. So
+/// whoever stands for no work does not move it, however many there are.
+pub fn field_ordinal(ordinals: &[(f64, f64)]) -> f64 {
+    let mut ordinals: Vec<(f64, f64)> =
+        ordinals.iter().copied().filter(|(ordinal, weight)| ordinal.is_finite() && 0.0 < *weight).collect();
+    ordinals.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let half = ordinals.iter().map(|(_, weight)| weight).sum::<f64>() / 2.0;
+    let mut so_far = 0.0;
+    for (ordinal, weight) in &ordinals {
+        so_far += weight;
+        if half <= so_far {
+            return *ordinal;
+        }
+    }
+    ordinals.last().map_or(0.0, |(ordinal, _)| *ordinal)
 }
 
 /// Ratings after a match, in the order of the players. A player is its rating before and its place; equal places tie.

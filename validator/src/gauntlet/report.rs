@@ -4,13 +4,14 @@ use super::{
     evidence::Observed,
     rating::Rating,
     score::Gains,
-    standing::{PenaltyReason, Standing},
+    standing::{Earned, PenaltyReason, Standing},
+    twins::Twin,
 };
 use protocol::{SeatId, Window};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// One seat's window. Numbers here are for reading; the exact ones are in the standing.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeatReport {
     pub seat: SeatId,
     pub observed: Seen,
@@ -28,10 +29,16 @@ pub struct SeatReport {
     pub rating_before: Rating,
     pub rating_after: Rating,
     pub ordinal: f64,
+    /// The ordinal of the window's field: the median over seats, by how much work each stands for.
+    pub field_ordinal: f64,
+    /// From 0 to 1: what the ordinal is worth beside the field's (PROT-25).
+    pub merit: f64,
     pub mark_before: f64,
     pub mark_after: f64,
     /// `t/n`.
     pub trained_share: f64,
+    /// The contribution that this one is most like, where that is more than independent work can be.
+    pub twin: Option<Twin>,
     /// All that weigh on this window's score.
     pub penalties: Vec<PenaltyReport>,
     /// This window's score (PROT-25).
@@ -41,13 +48,14 @@ pub struct SeatReport {
 }
 
 /// How the evidence saw the seat.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Seen {
     Absent,
     Unobserved,
     Faulty {
-        reason: String,
+        label: String,
+        detail: String,
     },
     /// It counts, but its turn to be measured did not come.
     Waiting,
@@ -55,7 +63,7 @@ pub enum Seen {
 }
 
 /// The own-data test of one window (PROT-24).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnData {
     /// Relative gain on own data less that on common data.
     pub gap: f64,
@@ -67,7 +75,7 @@ pub struct OwnData {
     pub outcome: f64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PenaltyReport {
     pub reason: PenaltyReason,
     pub since: Window,
@@ -81,6 +89,7 @@ pub(super) struct Facts<'a> {
     pub gains: Option<&'a Gains>,
     pub own_data: Option<OwnData>,
     pub rank: Option<u32>,
+    pub field: f64,
     pub weight: u16,
 }
 
@@ -90,7 +99,9 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Stan
         observed: match facts.observed {
             Observed::Absent => Seen::Absent,
             Observed::Unobserved => Seen::Unobserved,
-            Observed::Faulty { reason } => Seen::Faulty { reason: reason.clone() },
+            Observed::Faulty { label, detail } => {
+                Seen::Faulty { label: label.clone(), detail: detail.clone() }
+            }
             Observed::Valid { .. } if facts.gains.is_some() => Seen::Evaluated,
             Observed::Valid { .. } => Seen::Waiting,
         },
@@ -102,9 +113,12 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Stan
         rating_before: before.rating,
         rating_after: after.rating,
         ordinal: after.rating.ordinal(),
+        field_ordinal: facts.field,
+        merit: after.rating.merit(facts.field),
         mark_before: before.mark,
         mark_after: after.mark,
         trained_share: after.share,
+        twin: facts.observed.twin().copied(),
         penalties: after
             .penalties
             .iter()
@@ -115,7 +129,7 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Stan
                 evaluations_remaining: penalty.remaining,
             })
             .collect(),
-        score: after.recent.last().copied().unwrap_or(0.0),
+        score: after.recent.last().map_or(0.0, Earned::paid),
         weight: facts.weight,
     }
 }

@@ -102,7 +102,7 @@ mod tests {
             .map(|seat| {
                 let measured =
                     chosen.contains(seat).then(|| Measured { own: pairs.clone(), common: pairs.clone() });
-                Evidence { seat: *seat, observed: Observed::Valid { trained: 512, measured } }
+                Evidence { seat: *seat, observed: Observed::Valid { trained: 512, measured, twin: None } }
             })
             .collect();
         judge(&RunParams::default(), standings, Window(window), &evidence).standings

@@ -56,18 +56,43 @@ impl Gains {
         })
     }
 
+    /// Whether anything of the seat's own data shows: a gap above zero, also where it is too small to be graded. Work that was done on
+    /// these data shows with next to no exception; somebody else's does in half of all windows, by chance. `true` where
+    /// there was too little to test.
+    pub fn shows_own_data(&self) -> bool {
+        self.gap().is_none_or(|gap| 0.0 < gap.mean)
+    }
+
     /// Whether it makes the model worse beyond doubt.
     pub fn harms(&self) -> bool {
         self.common.error.is_some_and(|error| self.common.mean < -HARM_ERRORS * error)
     }
 }
 
-/// Whether one contribution took more of the loss away than another by more than chance explains: the difference of the two, sequence by
-/// sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is hard about a sequence
-/// falls out. With fewer than two common sequences nothing is beyond doubt.
-pub fn beyond_doubt(better: &[LossPair], worse: &[LossPair]) -> bool {
-    let differences: Vec<f64> =
-        better.iter().zip(worse).map(|(better, worse)| better.difference() - worse.difference()).collect();
+/// A contribution in the window's match: what it did on the common sequences, and `t/n`, for how much work it says it stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Player<'a> {
+    pub common: &'a [LossPair],
+    pub share: f64,
+}
+
+/// Whether `better` is better work than `worse` by more than chance explains: it took more of the loss away, and also more for what its
+/// seat says it trained. So a slow machine that declares less is not behind a fast one that did the same work for longer, nor the fast one
+/// behind it because the first sequences of a window teach more than the last.
+pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
+    let by_work = |player: Player<'_>| 1.0 / player.share.max(f64::MIN_POSITIVE);
+    beyond_doubt((better.common, 1.0), (worse.common, 1.0))
+        && (better.share == worse.share
+            || beyond_doubt((better.common, by_work(better)), (worse.common, by_work(worse))))
+}
+
+/// Whether one contribution took more of the loss away than another, each times a factor, by more than chance explains: the difference of
+/// the two, sequence by sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is
+/// hard about a sequence falls out. With fewer than two common sequences nothing is beyond doubt.
+fn beyond_doubt(better: (&[LossPair], f64), worse: (&[LossPair], f64)) -> bool {
+    let differences: Vec<f64> = (better.0.iter().zip(worse.0))
+        .map(|(first, second)| better.1 * first.difference() - worse.1 * second.difference())
+        .collect();
     if differences.len() < 2 {
         return false;
     }
@@ -152,6 +177,7 @@ mod tests {
         let pairs = |afters: &[f64]| -> Vec<LossPair> {
             afters.iter().enumerate().map(|(i, after)| LossPair::new(i as u64, 2.0, *after)).collect()
         };
+        let beyond_doubt = |better, worse| super::beyond_doubt((better, 1.0), (worse, 1.0));
         let good = pairs(&[1.0, 1.2, 1.1, 1.3]);
         let surely_worse = pairs(&[1.1, 1.31, 1.2, 1.4]);
         let perhaps_worse = pairs(&[1.4, 0.9, 1.5, 1.1]);

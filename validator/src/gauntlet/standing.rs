@@ -25,7 +25,7 @@ pub struct Standing {
     /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
     #[serde(with = "exact")]
     pub mark: f64,
-    /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten.
+    /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten for one reason.
     pub penalties: Vec<Penalty>,
     /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
     pub first_seen: Window,
@@ -35,9 +35,19 @@ pub struct Standing {
     /// `t/n` of the last window in which it was known (PROT-6).
     #[serde(with = "exact")]
     pub share: f64,
-    /// Scores of the last windows judged, an epoch's worth, oldest first (PROT-26).
-    #[serde(with = "exact::list")]
-    pub recent: Vec<f64>,
+    /// What was earned in the last windows judged, an epoch's worth, oldest first (PROT-26).
+    pub recent: Vec<Earned>,
+}
+
+/// One window's score, and what stood against it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Earned {
+    /// Before penalties.
+    #[serde(with = "exact")]
+    pub score: f64,
+    /// What penalties multiply it by.
+    #[serde(with = "exact")]
+    pub penalty: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +63,15 @@ pub struct Penalty {
 pub enum PenaltyReason {
     /// The contribution made the model significantly worse (PROT-25).
     Harm,
+    /// It was a near-duplicate of another one, and showed nothing of its seat's own data (PROT-25).
+    Duplicate,
+}
+
+impl Earned {
+    /// What is left of the score.
+    pub fn paid(&self) -> f64 {
+        self.score * self.penalty
+    }
 }
 
 impl Penalty {
@@ -81,9 +100,14 @@ impl Standing {
         }
     }
 
-    /// `max(0, ordinal) · max(0, m) · (t/n) · Π penalties` (PROT-25).
-    pub fn score(&self) -> f64 {
-        self.rating.ordinal().max(0.0) * self.mark.max(0.0) * self.share * self.penalty_factor()
+    /// `merit · max(0, m) · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
+    pub fn score(&self, field: f64) -> f64 {
+        self.rating.merit(field) * self.claim()
+    }
+
+    /// `max(0, m) · (t/n)`: for how much of a window's work the seat stands.
+    pub(super) fn claim(&self) -> f64 {
+        self.mark.max(0.0) * self.share
     }
 
     pub fn penalty_factor(&self) -> f64 {
@@ -173,9 +197,9 @@ mod tests {
     fn a_score_needs_a_rating_own_work_and_training() {
         let rating = Rating { mu: 30.0, sigma: 5.0 };
         let good = Standing { rating, mark: 0.5, share: 0.5, ..Standing::new(Window(0)) };
-        assert_eq!(good.score(), 3.75);
-        assert_eq!(Standing { mark: -0.5, ..good.clone() }.score(), 0.0);
-        assert_eq!(Standing { share: 0.0, ..good.clone() }.score(), 0.0);
-        assert_eq!(Standing { rating: Rating { mu: 10.0, sigma: 5.0 }, ..good }.score(), 0.0);
+        assert_eq!(good.score(15.0), 0.25);
+        assert_eq!(Standing { mark: -0.5, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Standing { share: 0.0, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Standing { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0), 0.0);
     }
 }

@@ -3,13 +3,16 @@
 //! Weights are posted once an epoch, scores made once a window: a weight is proportional to the mean score of the last
 //! epoch's worth of windows, whenever it is posted. So every window counts once, and one in which a seat was absent or
 //! faulty counts as nothing.
+//!
+//! A penalty is not averaged away: the lowest that any of these windows saw weighs on all of them. So one poisoned window costs the
+//! epoch's pay, whenever in the epoch it was, and nobody gains by choosing the moment.
 
-use super::standing::Standings;
+use super::standing::{Earned, Standing, Standings};
 use protocol::Uid;
 
 /// Adds a window's score, and lets go of the one that is an epoch old.
-pub fn remember(recent: &mut Vec<f64>, score: f64, epoch_windows: u32) {
-    recent.push(score);
+pub fn remember(recent: &mut Vec<Earned>, earned: Earned, epoch_windows: u32) {
+    recent.push(earned);
     let epoch_windows = usize::try_from(epoch_windows.max(1)).unwrap_or(usize::MAX);
     let excess = recent.len().saturating_sub(epoch_windows);
     recent.drain(..excess);
@@ -19,8 +22,14 @@ pub fn remember(recent: &mut Vec<f64>, score: f64, epoch_windows: u32) {
 /// was seen counting as nothing: so sums are compared, not means. Empty where no seat has earned anything yet.
 pub fn weights(standings: &Standings) -> Vec<(Uid, u16)> {
     let sums: Vec<(Uid, f64)> =
-        standings.seats.iter().map(|(seat, standing)| (seat.uid, standing.recent.iter().sum())).collect();
+        standings.seats.iter().map(|(seat, standing)| (seat.uid, earned(standing))).collect();
     protocol::weights::normalise(&sums)
+}
+
+/// What a seat earned in the last epoch's worth of windows.
+pub fn earned(standing: &Standing) -> f64 {
+    let penalty = standing.recent.iter().map(|earned| earned.penalty).fold(1.0, f64::min);
+    standing.recent.iter().map(|earned| earned.score).sum::<f64>() * penalty
 }
 
 #[cfg(test)]
@@ -28,15 +37,19 @@ mod tests {
     use super::*;
     use protocol::{Block, SeatId, Window};
 
+    fn free(score: f64) -> Earned {
+        Earned { score, penalty: 1.0 }
+    }
+
     #[test]
     fn only_the_last_epoch_is_remembered() {
         let mut recent = Vec::new();
         for score in 0..5 {
-            remember(&mut recent, f64::from(score), 3);
+            remember(&mut recent, free(f64::from(score)), 3);
         }
-        assert_eq!(recent, [2.0, 3.0, 4.0]);
-        remember(&mut recent, 9.0, 1);
-        assert_eq!(recent, [9.0]);
+        assert_eq!(recent, [2.0, 3.0, 4.0].map(free));
+        remember(&mut recent, free(9.0), 1);
+        assert_eq!(recent, [free(9.0)]);
     }
 
     #[test]
@@ -45,7 +58,7 @@ mod tests {
             let all = [1, 2].map(|uid| SeatId { uid: Uid(uid), registered_at: Block(0) });
             let mut standings = Standings::default().opened_for(Window(0), all.into_iter());
             for (seat, recent) in all.into_iter().zip(recent) {
-                standings.seat_mut(seat).recent = recent.to_vec();
+                standings.seat_mut(seat).recent = recent.iter().map(|score| free(*score)).collect();
             }
             standings
         };
@@ -54,5 +67,17 @@ mod tests {
             [(Uid(1), 65535), (Uid(2), 49151)]
         );
         assert_eq!(weights(&seats([&[], &[0.0]])), []);
+    }
+
+    #[test]
+    fn one_penalty_weighs_on_the_whole_epoch_whenever_it_was() {
+        for poisoned in 0..4 {
+            let seat = SeatId { uid: Uid(1), registered_at: Block(0) };
+            let mut standings = Standings::default().opened_for(Window(0), [seat].into_iter());
+            let standing = standings.seat_mut(seat);
+            standing.recent = vec![free(1.0); 4];
+            standing.recent[poisoned].penalty = 0.25;
+            assert_eq!(earned(standing), 1.0);
+        }
     }
 }
