@@ -46,9 +46,16 @@ const ARROWS: &[Arrows] = &[
     // The roles, which never import each other, nor the chain's rules.
     ("miner", ROLE, ROLE_TESTS),
     ("validator", ROLE, ROLE_TESTS),
+    // Who cheats is a miner or validator otherwise.
+    (
+        "adversaries",
+        &["protocol", "store", "chain-client", "replica", "seat", "miner", "validator"],
+        &[],
+    ),
     (
         "localnet",
         &[
+            "adversaries",
             "protocol",
             "dataset",
             "store",
@@ -83,6 +90,7 @@ const ANY: &[&str] = &[
     "miner",
     "validator",
     "localnet",
+    "adversaries",
 ];
 
 /// Foreign crates that decide how a room is built, and the rooms they may be in.
@@ -107,7 +115,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("ratatui", &["localnet"]),
     (
         "tokio",
-        &["store", "embedded-chain", "chain-client", "replica", "seat", "miner", "validator", "localnet"],
+        &["store", "embedded-chain", "chain-client", "replica", "seat", "miner", "validator", "localnet", "adversaries"],
     ),
     ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "tests"]), // Where there is a `main`. Below it, callers match.
 ];

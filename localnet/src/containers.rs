@@ -7,6 +7,7 @@ use crate::{
     defaults,
     layout::{ChainPlan, PLAN_VERSION, Plan},
     roles::StoreSettings,
+    seats::Seats,
     setup::{self, Work},
 };
 use anyhow::{Context as _, bail, ensure};
@@ -94,7 +95,7 @@ pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
                 store_admin: None,
                 origin_keys: setup::new_origin_keys()?,
                 dataset: None,
-                seats: setup::new_seats(make.miners, make.validators)?,
+                seats: setup::new_seats(&Seats::honest(make.miners, make.validators))?,
             };
             plan.write(&make.plan)?;
             plan

@@ -70,8 +70,18 @@ pub struct SeatPlan {
     /// Also the name of the seat's directory and bucket, such as `miner-0`.
     pub name: String,
     pub uid: u16,
+    /// How it behaves: [`crate::seats::HONEST`], or the name of an adversary.
+    #[serde(default = "honest")]
+    pub conduct: String,
+    /// Where an adversary answers its readers itself, on this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub door: Option<u16>,
     pub access_key: String,
     pub secret_key: String,
+}
+
+fn honest() -> String {
+    crate::seats::HONEST.to_owned()
 }
 
 pub const PLAN_VERSION: u32 = 2;
@@ -212,6 +222,14 @@ impl Plan {
         format!("http://{}:{}", self.store_host, self.store_port)
     }
 
+    /// Where a seat's objects are fetched by everyone who reads them: its bucket, or its own door before it.
+    pub fn endpoint_of(&self, seat: &SeatPlan) -> String {
+        match seat.door {
+            Some(port) => format!("http://127.0.0.1:{port}/{}", seat.name),
+            None => self.bucket_url(&seat.name),
+        }
+    }
+
     /// Base URL of a bucket for everyone who reads it.
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("{}/{bucket}", self.store_url())
@@ -259,6 +277,8 @@ mod tests {
             role: protocol::Role::Miner,
             name: name.into(),
             uid: 0,
+            conduct: honest(),
+            door: None,
             access_key: String::new(),
             secret_key: String::new(),
         };
@@ -268,6 +288,18 @@ mod tests {
         let urls: Vec<_> = plan.seats.iter().map(|seat| plan.chain_url_of(&seat.name)).collect();
         assert_eq!(urls, ["ws://a", "ws://b", "ws://a"]);
         assert_eq!(plan.chain_url(), "ws://a");
+    }
+
+    #[test]
+    fn a_seat_with_a_door_is_read_there_and_a_plan_without_conducts_is_honest() {
+        let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
+        let seat: SeatPlan = serde_json::from_str(json).unwrap();
+        assert_eq!((seat.conduct.as_str(), seat.door), (crate::seats::HONEST, None));
+        assert_eq!(plan().endpoint_of(&seat), "http://127.0.0.1:2/miner-0");
+        let behind = SeatPlan { door: Some(7), conduct: "slow-loris".into(), ..seat };
+        assert_eq!(plan().endpoint_of(&behind), "http://127.0.0.1:7/miner-0");
+        let kept = serde_json::to_string(&behind).unwrap();
+        assert_eq!(serde_json::from_str::<SeatPlan>(&kept).unwrap(), behind);
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod observe;
 pub mod process;
 pub mod report;
 pub mod roles;
+pub mod seats;
 pub mod setup;
 pub mod table;
 pub mod up;

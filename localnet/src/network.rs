@@ -6,6 +6,7 @@ use crate::{
     observe::Observer,
     process::{Process, ProcessError, Program, last_lines},
     roles::StoreSettings,
+    seats::HONEST,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{Chain, Expectations, SubxtChain};
@@ -106,8 +107,11 @@ impl Network {
         self.wait_for_port(STORE, plan.store_port, UP_WITHIN).await
     }
 
-    /// Starts a miner or validator.
-    pub fn start_seat(&mut self, seat: &SeatPlan) -> anyhow::Result<()> {
+    /// Starts a miner or validator of the plan, honest or not.
+    pub fn start_seat(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
+        if seat.conduct != HONEST {
+            return self.start_adversary(plan, seat);
+        }
         let settings = self.directory.join(&seat.name).join("settings.toml");
         let verb = match seat.role {
             Role::Miner => "start",
@@ -115,6 +119,29 @@ impl Network {
         };
         let arguments = [verb.into(), "--config".into(), settings.into_os_string(), "--with-parent".into()];
         self.start(&seat.name, arguments.into())
+    }
+
+    fn start_adversary(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
+        let settings = self.directory.join(&seat.name).join("settings.toml");
+        let den = self.directory.join("den");
+        std::fs::create_dir_all(&den)?;
+        let index = plan.seats_of(seat.role).filter(|other| other.conduct == seat.conduct);
+        let index = index.take_while(|other| other.name != seat.name).count();
+        let validators = plan.seats_of(Role::Validator).count();
+        let mut arguments: Vec<OsString> = vec![
+            seat.conduct.clone().into(),
+            "--index".into(),
+            index.to_string().into(),
+            "--validators".into(),
+            validators.to_string().into(),
+            "--den".into(),
+            den.into_os_string(),
+        ];
+        if let Some(port) = seat.door {
+            arguments.extend(["--door".into(), port.to_string().into()]);
+        }
+        arguments.extend(["--config".into(), settings.into_os_string(), "--with-parent".into()]);
+        self.start_as(&seat.name, "adversary", arguments)
     }
 
     /// Kills a process at once, as a power cut would, and forgets it.
@@ -180,7 +207,7 @@ impl Network {
                 self.directory.join(&seat.name).join("data").join("journal.jsonl"),
             )
         });
-        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?)
+        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_conducts(&plan.seats))
     }
 
     fn start(&mut self, name: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
@@ -191,6 +218,10 @@ impl Network {
             Some(nodes::KIND) => nodes::KIND,
             _ => STORE,
         };
+        self.start_as(name, kind, arguments)
+    }
+
+    fn start_as(&mut self, name: &str, kind: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
         let mut all: Vec<OsString> = vec!["role".into(), kind.into()];
         all.extend(arguments);
         let program = Program {

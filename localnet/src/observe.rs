@@ -1,5 +1,6 @@
 //! What the network is doing, put together from the chain and from the nodes' journals. The table and the report show it.
 
+use crate::{layout::SeatPlan, seats::HONEST};
 use chain_client::{Amount, Chain, ChainError};
 use protocol::{
     Digest, Role, RunId, Uid, Window,
@@ -66,6 +67,8 @@ pub struct Observer {
     pub last_merge: Option<(Window, u64, usize)>,
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
+    /// How each seat behaves, by its name; honest if it is not there.
+    conducts: BTreeMap<String, String>,
 }
 
 impl Observer {
@@ -90,12 +93,24 @@ impl Observer {
             faults: Vec::new(),
             missed: Vec::new(),
             last_merge: None,
+            conducts: BTreeMap::new(),
             uids: journals.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
             sources: journals
                 .into_iter()
                 .map(|(name, _, path)| Source { name, path, offset: 0, before: (0, 0), latest: (0, 0) })
                 .collect(),
         })
+    }
+
+    /// The same, knowing how the seats of a plan behave.
+    pub fn with_conducts(mut self, seats: &[SeatPlan]) -> Observer {
+        self.conducts = seats.iter().map(|seat| (seat.name.clone(), seat.conduct.clone())).collect();
+        self
+    }
+
+    /// How a seat behaves: honestly, or the name of an adversary.
+    pub fn conduct_of(&self, uid: Uid) -> &str {
+        self.conducts.get(&self.name_of(uid)).map_or(HONEST, |conduct| conduct)
     }
 
     /// Reads what is new on the chain and in the journals.

@@ -1,6 +1,9 @@
 //! What a network came to, as JSON. The fields are stable: tools and tests read them.
 
-use crate::observe::{FaultSeen, Observer};
+use crate::{
+    observe::{FaultSeen, Observer},
+    seats::HONEST,
+};
 use protocol::{Role, view::Outcome};
 use serde::Serialize;
 use std::time::Duration;
@@ -37,6 +40,8 @@ pub struct Report {
 pub struct SeatReport {
     pub name: String,
     pub role: Role,
+    /// `honest`, or the name of the adversary that sits there.
+    pub conduct: String,
     pub uid: u16,
     /// Windows with a commitment (miners).
     pub committed: u32,
@@ -63,6 +68,7 @@ impl Report {
             seats.push(SeatReport {
                 name: observer.name_of(uid),
                 role: seat.role,
+                conduct: observer.conduct_of(uid).to_owned(),
                 uid: uid.0,
                 committed: seen.committed,
                 attested: seen.attested,
@@ -124,7 +130,11 @@ impl Report {
                 Role::Validator => String::new(),
             };
             let paid = chain_client::Amount(seat.paid);
-            lines.push(format!("{:<12}{weight} paid {paid}{gain}", seat.name));
+            let name = match seat.conduct.as_str() {
+                HONEST => seat.name.clone(),
+                conduct => format!("{} ({conduct})", seat.name),
+            };
+            lines.push(format!("{name:<12}{weight} paid {paid}{gain}"));
         }
         lines.push(format!(
             "{:.1} MB up, {:.1} MB down, miners trained {:.0} % of the time, {} faults",

@@ -32,12 +32,34 @@ pub enum Role {
     Miner(Rest),
     /// The `validator` program.
     Validator(Rest),
+    /// A miner or validator that cheats.
+    Adversary(Box<AdversaryRole>),
     /// Write down what a network in containers is made of, once.
     Plan(MakePlan),
     /// Create the run and register the seats of a planned network; what is done already is left as it is.
     SetUp(SetUp),
     /// Say whether something is up: for a container's health.
     Check(Check),
+}
+
+#[derive(Debug, clap::Args)]
+pub struct AdversaryRole {
+    /// Which one.
+    pub name: String,
+    /// Counts the seats of this name, from 0.
+    #[arg(long, default_value_t = 0)]
+    pub index: u16,
+    /// Validators in the network.
+    #[arg(long, default_value_t = 3)]
+    pub validators: u16,
+    /// Where colluding seats meet.
+    #[arg(long)]
+    pub den: PathBuf,
+    /// The port at which it answers its readers itself.
+    #[arg(long)]
+    pub door: Option<u16>,
+    #[command(flatten)]
+    pub start: miner::cli::Start,
 }
 
 #[derive(Debug, clap::Args)]
@@ -117,6 +139,7 @@ pub fn run(role: Role) -> std::process::ExitCode {
         Role::Store(role) => program::run_to_exit(store(role)),
         Role::Miner(rest) => miner::cli::main_with(named("miner", rest)),
         Role::Validator(rest) => validator::cli::main_with(named("validator", rest)),
+        Role::Adversary(role) => program::run_to_exit(adversary(*role)),
         Role::Node(role) => program::run_to_exit(node(role)),
         Role::Plan(make) => program::run_to_exit(containers::plan(make)),
         Role::SetUp(set_up) => program::run_to_exit(containers::set_up(set_up)),
@@ -128,6 +151,54 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
     let mut arguments = vec![OsString::from(name)];
     arguments.extend(rest.arguments);
     arguments
+}
+
+/// An adversary is the honest program with another conduct, but for the lazy voter, which is less than a program.
+async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
+    let AdversaryRole { name, index, validators, den, door, start } = role;
+    let den = adversaries::Den::Directory(den);
+    let setup = adversaries::Setup { index, validators, den, ..adversaries::Setup::default() };
+    tracing::info!(name, index, "this seat cheats");
+    if name == LAZY {
+        return lazy(start, &setup).await;
+    }
+    let directory = seat::Settings::read(&start.flags)?.directory;
+    if let Some(adversary) = adversaries::miner(&name, &setup) {
+        let door = door.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let changed = move |opened| Ok(adversaries::act::take_over(opened, adversary, &directory, door)?);
+        return miner::cli::start(start, changed).await;
+    }
+    if let Some(conduct) = adversaries::validator(&name, &setup) {
+        let miner::cli::Start { flags, metrics, windows, with_parent } = start;
+        let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
+        return validator::cli::start(serve, |opened| Ok((opened, conduct))).await;
+    }
+    bail!("nobody is called {name}")
+}
+
+/// Whose program computes nothing.
+const LAZY: &str = "lazy-voter";
+
+async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::Result<()> {
+    if start.with_parent {
+        program::end_with_parent();
+    }
+    let settings = seat::Settings::read(&start.flags)?;
+    let mut conduct = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
+    let opened = seat::open(&settings, protocol::Role::Validator).await?;
+    let (run, secret) = (opened.run().clone(), opened.key.signing_key().to_bytes());
+    let served = adversaries::idle::serve(
+        &*opened.chain,
+        &run,
+        &opened.seat,
+        &secret,
+        &settings.directory,
+        &mut *conduct,
+    );
+    tokio::select! {
+        ended = served => Ok(ended?),
+        () = program::told_to_stop() => Ok(()),
+    }
 }
 
 async fn chain(role: ChainRole) -> anyhow::Result<()> {

@@ -5,6 +5,7 @@ use crate::{
     layout::{ChainPlan, Claimed, NodePlan, ORIGIN, PLAN_VERSION, Plan, SeatPlan},
     network::Network,
     nodes,
+    seats::{HONEST, Seats},
 };
 use anyhow::Context as _;
 use chain_client::{
@@ -33,8 +34,7 @@ const BLOCKS_BEFORE_START: u32 = 20;
 
 /// What to set up.
 pub struct Wanted {
-    pub miners: u16,
-    pub validators: u16,
+    pub seats: Seats,
     pub chain: ChainWanted,
     pub finality_lag: u32,
     /// `None`: any free one.
@@ -82,6 +82,7 @@ pub async fn set_up(
 
     let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
     establish(&directory, &mut plan, work, say).await?;
+    drop(ports.doors);
     claimed.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
@@ -179,7 +180,7 @@ pub async fn add_seat(
         run: RunId(plan.run),
         role: seat.role,
         hotkey: hotkey.hotkey(),
-        endpoint: plan.bucket_url(&seat.name),
+        endpoint: plan.endpoint_of(seat),
         stake: Amount(stake),
         hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
         // All seats are taken at once, and each makes the next one dearer.
@@ -228,6 +229,8 @@ struct Ports {
     chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: Option<TcpListener>,
+    /// Those at which adversaries answer their readers themselves.
+    doors: Vec<TcpListener>,
 }
 
 fn number(listener: &TcpListener) -> std::io::Result<u16> {
@@ -239,7 +242,16 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         chain: vec![port(wanted.chain_port, "chain")?],
         store: port(wanted.store_port, "store")?,
         store_admin: wanted.store_admin.then(|| port(None, "store's orders")).transpose()?,
+        doors: Vec::new(),
     };
+    let mut seats = new_seats(&wanted.seats)?;
+    for seat in &mut seats {
+        if adversaries::kind(&seat.conduct).is_some_and(|kind| kind.has_door) {
+            let door = port(None, "adversaries")?;
+            seat.door = Some(number(&door)?);
+            ports.doors.push(door);
+        }
+    }
     let chain = match &wanted.chain {
         ChainWanted::Embedded { block_millis } => {
             ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
@@ -263,7 +275,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         store_admin,
         origin_keys: new_origin_keys()?,
         dataset: Some(wanted.dataset.clone()),
-        seats: new_seats(wanted.miners, wanted.validators)?,
+        seats,
     };
     Ok((plan, ports))
 }
@@ -300,21 +312,30 @@ pub fn new_origin_keys() -> anyhow::Result<(String, String)> {
     Ok((ORIGIN.to_owned(), random_hex(20)?))
 }
 
-/// Validators and miners, with keys of their own for their buckets.
-pub fn new_seats(miners: u16, validators: u16) -> anyhow::Result<Vec<SeatPlan>> {
+/// Validators and miners, honest ones first, with keys of their own for their buckets.
+pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     let mut seats = Vec::new();
-    for (role, count) in [(Role::Validator, validators), (Role::Miner, miners)] {
-        for index in 0..count {
-            seats.push(new_seat(role, index)?);
+    for role in [Role::Validator, Role::Miner] {
+        for (index, conduct) in (0..).zip(wanted.conducts(role)) {
+            seats.push(SeatPlan { conduct: conduct.to_owned(), ..new_seat(role, index)? });
         }
     }
     Ok(seats)
 }
 
-/// A seat's plan, with keys of its own for its bucket.
+/// An honest seat's plan, with keys of its own for its bucket.
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
-    Ok(SeatPlan { role, uid: 0, access_key: name.clone(), secret_key: random_hex(20)?, name })
+    let conduct = HONEST.to_owned();
+    Ok(SeatPlan {
+        role,
+        uid: 0,
+        conduct,
+        door: None,
+        access_key: name.clone(),
+        secret_key: random_hex(20)?,
+        name,
+    })
 }
 
 /// The port asked for, or a free one; a taken one is said here, before anything is written.

@@ -208,7 +208,7 @@ impl Curve {
 }
 
 fn grid(observer: &Observer) -> Grid<'static> {
-    let header = ["seat", "committed", "attested", "selected", "score", "weight", "paid", "now"];
+    let header = ["seat", "conduct", "committed", "attested", "selected", "score", "weight", "paid", "now"];
     let mut seats: Vec<_> = observer.seats.iter().collect();
     seats.sort_by_key(|seat| (seat.role, observer.name_of(seat.id.uid)));
     let rows = seats.into_iter().map(|seat| {
@@ -223,6 +223,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
         let committed = if miner { seen.committed.to_string() } else { "-".into() };
         Row::new(vec![
             Cell::from(observer.name_of(uid)),
+            Cell::from(observer.conduct_of(uid).to_owned()),
             Cell::from(committed),
             Cell::from(seen.attested.to_string()),
             Cell::from(seen.selected.to_string()),
@@ -234,6 +235,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
     });
     let widths = [
         Constraint::Length(13),
+        Constraint::Length(17),
         Constraint::Length(9),
         Constraint::Length(8),
         Constraint::Length(14),

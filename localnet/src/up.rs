@@ -7,6 +7,7 @@ use crate::{
     nodes,
     observe::Observer,
     report::Report,
+    seats::Seats,
     setup::{self, ChainWanted, Wanted},
     table::Display,
 };
@@ -46,6 +47,10 @@ pub struct Up {
     pub miners: u16,
     #[arg(long, value_name = "N", default_value_t = defaults::VALIDATORS, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub validators: u16,
+    /// Who sits in the network, instead of --miners and --validators: `honest:4,copycat:1,validator:3`. `honest` is a miner, `validator` an
+    /// honest validator (3 if no validator is named), and the others are those that docs/adversaries.md describes. A kept network keeps its seats.
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
+    pub seats: Option<Seats>,
     /// What serves the chain: the development chain in one process, or four real nodes with finality among them.
     #[arg(long, value_name = "KIND", value_enum, default_value_t = ChainKind::Embedded)]
     pub chain: ChainKind,
@@ -167,7 +172,7 @@ async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow:
     };
     let unigram_loss = tokio::task::spawn_blocking(move || dataset.unigram_loss()).await??;
     for seat in &plan.seats {
-        network.start_seat(seat)?;
+        network.start_seat(&plan, seat)?;
     }
     Ok(Started { plan, chain, unigram_loss })
 }
@@ -281,8 +286,7 @@ async fn make(
     let mut params = defaults::params(finality_lag);
     params.schedule = defaults::schedule(train_blocks, finality_lag);
     let wanted = Wanted {
-        miners: up.miners,
-        validators: up.validators,
+        seats: up.seats.clone().unwrap_or_else(|| Seats::honest(up.miners, up.validators)),
         chain,
         finality_lag,
         chain_port: up.chain_port,

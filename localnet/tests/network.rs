@@ -118,7 +118,7 @@ async fn a_late_miner_joins_and_the_store_goes_away_for_a_while(net: &mut Net) {
     seat.uid = uid;
     *net.plan.seats.last_mut().expect("just pushed") = seat.clone();
     net.claimed.write_plan(net.plan.clone()).expect("the plan is written");
-    net.network.start_seat(&seat).expect("the late miner starts");
+    net.network.start_seat(&net.plan, &seat).expect("the late miner starts");
     net.observe_again().await;
 
     let since = last_fixed(&net.observer);

@@ -107,8 +107,7 @@ impl Net {
         let mut claimed = Claimed::claim(&home.path().join("net")).expect("a new directory");
         let mut network = Network::new(claimed.path(), PROGRAM.into());
         let wanted = Wanted {
-            miners,
-            validators,
+            seats: localnet::seats::Seats::honest(miners, validators),
             chain,
             finality_lag,
             chain_port: None,
@@ -122,7 +121,7 @@ impl Net {
             .await
             .expect("the network is set up");
         for seat in &plan.seats {
-            network.start_seat(seat).expect("the seat's process starts");
+            network.start_seat(&plan, seat).expect("the seat's process starts");
         }
         let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
         Net { network, plan, chain, observer, claimed, at_last: AT_LAST, _home: home }
@@ -140,7 +139,7 @@ impl Net {
     /// Starts a killed seat again.
     pub fn start(&mut self, name: &str) {
         let seat = self.plan.seats.iter().find(|seat| seat.name == name);
-        self.network.start_seat(seat.expect("a seat of this network")).expect("it starts");
+        self.network.start_seat(&self.plan, seat.expect("a seat of this network")).expect("it starts");
     }
 
     /// After a seat was added.

@@ -1,0 +1,385 @@
+//! From what an adversary decides to what its process does: a conduct for the miner, and wrappers around its chain and its bucket.
+//!
+//! The honest program does the waiting. Where it commits, the wrapped chain commits to what the adversary wants; where it uploads, the
+//! wrapped bucket gets what the adversary shows.
+
+use crate::{
+    adversary::{Adversary, Moment, Own, Presentation, What, When},
+    door,
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
+use ed25519_dalek::SigningKey;
+use miner::{conduct::Conduct, spool::Spool};
+use protocol::{
+    Block, Digest, RunId, Uid, Window, keys,
+    keys::ObjectKey,
+    submission::Submission,
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+};
+use replica::{Contribution, Follower, wait_past};
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use store::{Limits, Listing, Store, StoreError, TrafficTotals};
+use tokio::sync::watch;
+
+/// Between two tries of something that may come yet.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Why an adversary cannot act.
+#[derive(Debug, thiserror::Error)]
+pub enum ActError {
+    #[error("could not listen at {address} for those that fetch from us")]
+    Door { address: SocketAddr, source: std::io::Error },
+}
+
+/// What an adversary's wrappers share.
+struct Act {
+    adversary: Mutex<Box<dyn Adversary>>,
+    /// What the honest program would follow by: its chain is not wrapped.
+    follower: Arc<Follower>,
+    key: SigningKey,
+    uid: Uid,
+    spool: Spool,
+    /// What is to be shown of the window that was last committed to.
+    presenting: Mutex<Option<(Window, Presentation)>>,
+}
+
+/// Puts an adversary in the place of an honest miner's conduct, and its wrappers around chain and store. `directory` is the seat's, where
+/// its contributions are spooled. With `listen`, its readers are answered there.
+pub fn take_over(
+    mut opened: seat::Opened,
+    adversary: Box<dyn Adversary>,
+    directory: &Path,
+    listen: Option<SocketAddr>,
+) -> Result<(seat::Opened, Box<dyn Conduct>), ActError> {
+    let follower = opened.follower.clone();
+    let act = Arc::new(Act {
+        adversary: Mutex::new(adversary),
+        key: opened.key.signing_key().clone(),
+        uid: opened.seat.id.uid,
+        spool: Spool::new(directory),
+        presenting: Mutex::new(None),
+        follower: follower.clone(),
+    });
+    if let Some(address) = listen {
+        let asked = act.clone();
+        let limit = follower.contribution_limits().max_bytes;
+        door::open(address, opened.store.clone(), limit, Box::new(move || asked.adversary().door()))
+            .map_err(|source| ActError::Door { address, source })?;
+    }
+
+    let chain: Arc<dyn Chain> = Arc::new(ActingChain { inner: opened.chain.clone(), act: act.clone() });
+    opened.follower = Arc::new(Follower {
+        chain: chain.clone(),
+        fetch: follower.fetch.clone(),
+        run: follower.run.clone(),
+        spec: follower.spec.clone(),
+        sent: follower.sent.clone(),
+        merged: follower.merged.clone(),
+        keeps_buffer: follower.keeps_buffer,
+        turn: follower.turn,
+    });
+    opened.chain = chain;
+    opened.store = Arc::new(ActingStore { inner: opened.store.clone(), act: act.clone() });
+    Ok((opened, Box::new(ActingConduct { act, window: Window::FIRST, seen: BTreeMap::new() })))
+}
+
+impl Act {
+    fn adversary(&self) -> MutexGuard<'_, Box<dyn Adversary>> {
+        self.adversary.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn moment(&self, window: Window) -> Moment<'_> {
+        Moment {
+            run: self.follower.run.id,
+            window,
+            uid: self.uid,
+            params: &self.follower.run.params,
+            codec: &self.follower.sent,
+        }
+    }
+
+    /// What to show of `window`, decided once: the honest contribution has this digest, and lies in the spool.
+    async fn presentation(&self, window: Window, digest: &Digest) -> Presentation {
+        let decided = || self.presenting.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, presentation)) = decided().as_ref().filter(|(of, _)| *of == window) {
+            return presentation.clone();
+        }
+        let commitments = match self.follower.chain.window(self.follower.run.id, window).await {
+            Ok(Some(view)) => view.commitments,
+            _ => Vec::new(),
+        };
+        let bytes = Bytes::from(std::fs::read(self.spool.path(digest)).unwrap_or_default());
+        let header = Submission::read(&bytes).map(|submission| submission.header);
+        let presentation = match header {
+            Ok(header) => {
+                let own = Own { header, bytes: bytes.clone(), key: &self.key };
+                self.adversary().present(&self.moment(window), &own, &commitments)
+            }
+            // A lost file is lost to a cheat as well.
+            Err(_) => Presentation::default(),
+        };
+        *decided() = Some((window, presentation.clone()));
+        presentation
+    }
+
+    /// The bytes that another seat shows under `digest`, as soon as it does, or `None` if it has not by `until`.
+    async fn bytes_of(&self, victim: Uid, key: &ObjectKey, until: Block) -> Option<Bytes> {
+        let limits: Limits = self.follower.contribution_limits();
+        let heads = self.follower.chain.heads();
+        while heads.borrow().block <= until {
+            if let Ok(seats) = self.follower.chain.seats(self.follower.run.id).await
+                && let Some(seat) = seats.iter().find(|seat| seat.id.uid == victim)
+                && let Ok(bytes) = self.follower.fetch.fetch(&seat.endpoint, key, &limits).await
+            {
+                return Some(bytes);
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+        None
+    }
+
+    async fn wait_past(&self, block: Block) {
+        // The chain's end ends the program elsewhere.
+        wait_past(&mut self.follower.chain.heads(), block).await.ok();
+    }
+}
+
+/// The adversary's part inside the miner.
+struct ActingConduct {
+    act: Arc<Act>,
+    /// The window that is being worked on.
+    window: Window,
+    /// Contributions of earlier windows that were fetched.
+    seen: BTreeMap<Window, Vec<Contribution>>,
+}
+
+impl ActingConduct {
+    /// What others showed in the `back` windows before `window`, the latest first.
+    async fn look_back(&mut self, window: Window, back: u32) -> Vec<Contribution> {
+        let first = Window(window.0.saturating_sub(back));
+        self.seen.retain(|window, _| first <= *window);
+        let mut seen = Vec::new();
+        for earlier in (first.0..window.0).rev().map(Window) {
+            if !self.seen.contains_key(&earlier) {
+                let fetched = fetch_all(&self.act.follower, earlier, self.act.uid).await;
+                self.seen.insert(earlier, fetched);
+            }
+            seen.extend(self.seen.get(&earlier).into_iter().flatten().cloned());
+        }
+        seen
+    }
+}
+
+/// Every valid contribution of a window but our own, as far as it can be had.
+async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
+    let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
+    let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
+    let valid = view.selection.as_ref().map(|selection| &selection.valid[..]).unwrap_or_default();
+    let mut fetched = Vec::new();
+    for (uid, digest) in view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)) {
+        match follower.fetch_contribution(&view, &seats, *uid, digest).await {
+            Ok(contribution) => fetched.push(contribution),
+            Err(error) => tracing::debug!(uid = uid.0, %error, "nothing to copy here"),
+        }
+    }
+    fetched.sort_by_key(|contribution| contribution.header.uid);
+    fetched
+}
+
+#[async_trait]
+impl Conduct for ActingConduct {
+    fn sequences(&mut self, window: Window, assigned: Vec<u64>, of: u64) -> Vec<u64> {
+        self.window = window;
+        self.act.adversary().sequences(&self.act.moment(window), assigned, of)
+    }
+
+    fn declares(&mut self, trained: u32, assigned: u32) -> u32 {
+        self.act.adversary().declares(&self.act.moment(self.window), trained, assigned)
+    }
+
+    async fn outcome(
+        &mut self,
+        _follower: &Follower,
+        view: &WindowView,
+        before: &[f32],
+        after: Vec<f32>,
+    ) -> Vec<f32> {
+        let window = view.window;
+        let back = self.act.adversary().looks_back();
+        let seen = if back == 0 { Vec::new() } else { self.look_back(window, back).await };
+        let commit_by = self.act.follower.run.params.schedule.commit_deadline(window);
+        let heads = self.act.follower.chain.heads();
+        loop {
+            let outcome = self.act.adversary().outcome(&self.act.moment(window), &seen, before, &after);
+            match outcome {
+                Some(outcome) => return outcome,
+                None if commit_by <= heads.borrow().block => return after,
+                None => tokio::time::sleep(RETRY).await,
+            }
+        }
+    }
+}
+
+/// The chain, where a commitment becomes those that the adversary wants.
+struct ActingChain {
+    inner: Arc<dyn Chain>,
+    act: Arc<Act>,
+}
+
+impl ActingChain {
+    async fn commit(&self, run: RunId, window: Window, digest: Digest) -> Result<Included, ChainError> {
+        let commit_by = self.act.follower.run.params.schedule.commit_deadline(window);
+        if self.act.adversary().waits_for_commitments() {
+            // The next block is the last one that counts.
+            self.act.wait_past(Block(commit_by.0.saturating_sub(2))).await;
+        }
+        let presentation = self.act.presentation(window, &digest).await;
+        let head = *self.inner.heads().borrow();
+        let mut included = Included { block: head.block, hash: head.hash };
+        for commit in presentation.commits {
+            if commit.when == When::Late {
+                self.act.wait_past(commit_by).await;
+            }
+            included = self.inner.submit(Call::Commit { run, window, digest: commit.digest }).await?;
+        }
+        Ok(included)
+    }
+}
+
+#[async_trait]
+impl Chain for ActingChain {
+    fn heads(&self) -> watch::Receiver<Head> {
+        self.inner.heads()
+    }
+    async fn best_block(&self) -> Result<Block, ChainError> {
+        self.inner.best_block().await
+    }
+    fn account(&self) -> Option<Account> {
+        self.inner.account()
+    }
+    async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
+        self.inner.runs().await
+    }
+    async fn run(&self, run: RunId) -> Result<RunView, ChainError> {
+        self.inner.run(run).await
+    }
+    async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError> {
+        self.inner.seats(run).await
+    }
+    async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
+        self.inner.window(run, window).await
+    }
+    async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
+        self.inner.weights(run).await
+    }
+    async fn balance(&self, account: &Account) -> Result<Balance, ChainError> {
+        self.inner.balance(account).await
+    }
+    async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
+        self.inner.status(run).await
+    }
+    async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
+        self.inner.seat_statuses(run, from, limit).await
+    }
+    async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
+        self.inner.account_status(run, account).await
+    }
+    async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
+        self.inner.payslips(run, uid).await
+    }
+    async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
+        self.inner.bonds(run, validator).await
+    }
+    async fn block_time(&self) -> Result<Duration, ChainError> {
+        self.inner.block_time().await
+    }
+    async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
+        self.inner.draft(call, from).await
+    }
+    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+        match call {
+            Call::Commit { run, window, digest } => self.commit(run, window, digest).await,
+            other => self.inner.submit(other).await,
+        }
+    }
+}
+
+/// The bucket, where a contribution becomes what the adversary shows.
+struct ActingStore {
+    inner: Arc<dyn Store>,
+    act: Arc<Act>,
+}
+
+impl ActingStore {
+    async fn show(&self, window: Window, digest: &Digest) -> Result<(), StoreError> {
+        let run = self.act.follower.run.id;
+        let reveal_by = self.act.follower.run.params.schedule.reveal_deadline(window);
+        for show in self.act.presentation(window, digest).await.shows {
+            if show.when == When::Late {
+                self.act.wait_past(reveal_by).await;
+            }
+            let key = keys::contribution(run, window, &show.under);
+            let bytes = match show.what {
+                What::Bytes(bytes) => Some(bytes),
+                What::BytesOf(victim) => self.act.bytes_of(victim, &key, reveal_by).await,
+            };
+            if let Some(bytes) = bytes {
+                self.inner.put(&key, bytes).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The window and digest of a contribution's name.
+    fn contribution(&self, key: &ObjectKey, path: &Path) -> Option<(Window, Digest)> {
+        let bytes = std::fs::read(path).ok()?;
+        let window = Submission::read(&bytes).ok()?.header.window;
+        let digest = Digest::of(&bytes);
+        (*key == keys::contribution(self.act.follower.run.id, window, &digest)).then_some((window, digest))
+    }
+}
+
+#[async_trait]
+impl Store for ActingStore {
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
+        self.inner.put(key, bytes).await
+    }
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        match self.contribution(key, path) {
+            Some((window, digest)) => {
+                self.show(window, &digest).await?;
+                Ok(std::fs::metadata(path).map_or(0, |file| file.len()))
+            }
+            None => self.inner.put_file(key, path).await,
+        }
+    }
+    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
+        self.inner.get(key, max_bytes).await
+    }
+    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
+        self.inner.get_range(key, range).await
+    }
+    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
+        self.inner.head(key).await
+    }
+    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
+        self.inner.list(prefix, max_entries).await
+    }
+    fn traffic(&self) -> TrafficTotals {
+        self.inner.traffic()
+    }
+}

@@ -1,0 +1,204 @@
+//! What a dishonest miner decides, as plain functions: no clock, network or disk. A process of a localnet asks them ([`crate::act`]), and
+//! so does a simulation.
+
+use crate::dice::Dice;
+use bytes::Bytes;
+use ed25519_dalek::SigningKey;
+use protocol::{
+    Digest, RunId, RunParams, Uid, Window,
+    submission::{self, Header, PREFIX_BYTES, SIGNATURE_BYTES},
+};
+use replica::{Codec, Contribution};
+
+/// Where in the run a decision is made, and by which seat. All of it is public.
+#[derive(Clone, Copy, Debug)]
+pub struct Moment<'a> {
+    pub run: RunId,
+    pub window: Window,
+    pub uid: Uid,
+    pub params: &'a RunParams,
+    /// Reads and writes contributions of the run.
+    pub codec: &'a Codec,
+}
+
+impl Moment<'_> {
+    /// Randomness of this seat in this window, the same whenever it is asked for.
+    pub fn dice(&self, purpose: &str) -> Dice {
+        Dice::new(&[
+            purpose.as_bytes(),
+            &self.run.0.to_le_bytes(),
+            &self.window.0.to_le_bytes(),
+            &self.uid.0.to_le_bytes(),
+        ])
+    }
+}
+
+/// One miner's conduct. What is not written otherwise is as an honest one decides, step by step as a window goes.
+pub trait Adversary: Send {
+    /// The sequences to train on, in order. `assigned` are the seat's own, out of `of` in the training split. With none it does not train.
+    fn sequences(&mut self, _at: &Moment<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+        assigned
+    }
+
+    /// The prefix `t` to declare.
+    fn declares(&mut self, _at: &Moment<'_>, trained: u32, _assigned: u32) -> u32 {
+        trained
+    }
+
+    /// How many windows before this one it wants to see the valid contributions of. Whoever asks for the outcome fetches them first.
+    fn looks_back(&self) -> u32 {
+        0
+    }
+
+    /// The weights whose difference from `before` it sends; `after` is what its training came to. `seen`: what others showed in the
+    /// windows that it looks back to, the latest first, in uid order. `None`: not yet, ask again.
+    fn outcome(
+        &mut self,
+        _at: &Moment<'_>,
+        _seen: &[Contribution],
+        _before: &[f32],
+        after: &[f32],
+    ) -> Option<Vec<f32>> {
+        Some(after.to_vec())
+    }
+
+    /// Whether it commits as late as it can, to see what others committed to.
+    fn waits_for_commitments(&self) -> bool {
+        false
+    }
+
+    /// What it commits to and what it shows. `own` is what an honest miner would show; `commitments` are those on the chain by now.
+    fn present(&mut self, _at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+        Presentation::honest(own)
+    }
+
+    /// Who answers those that fetch from it.
+    fn door(&self) -> Door {
+        Door::Store
+    }
+}
+
+/// The sealed contribution that an honest miner would show, and the key to seal another.
+#[derive(Clone, Debug)]
+pub struct Own<'a> {
+    pub header: Header,
+    /// Header, body and signature.
+    pub bytes: Bytes,
+    pub key: &'a SigningKey,
+}
+
+impl Own<'_> {
+    pub fn body(&self) -> &[u8] {
+        let end = self.bytes.len().saturating_sub(SIGNATURE_BYTES);
+        self.bytes.get(PREFIX_BYTES..end).unwrap_or_default()
+    }
+
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.bytes)
+    }
+
+    /// The same body under another header.
+    pub fn sealed_as(&self, header: Header) -> Bytes {
+        submission::seal(&header, self.body(), self.key).into()
+    }
+}
+
+/// What others get to see of a miner's window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Presentation {
+    /// In this order; the last one that is in time binds (PROT-11).
+    pub commits: Vec<Commit>,
+    pub shows: Vec<Show>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Commit {
+    pub digest: Digest,
+    pub when: When,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Show {
+    /// The digest under whose name the bytes are put.
+    pub under: Digest,
+    pub what: What,
+    pub when: When,
+}
+
+/// Before or after the deadline for it: that of commitments, or that of uploads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    InTime,
+    Late,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum What {
+    Bytes(Bytes),
+    /// What that seat shows under the same digest, once it does.
+    BytesOf(Uid),
+}
+
+impl Presentation {
+    /// Commits in time to what it shows in time.
+    pub fn honest(own: &Own<'_>) -> Presentation {
+        Presentation::of(own.bytes.clone())
+    }
+
+    /// Commits to these bytes and shows them.
+    pub fn of(bytes: Bytes) -> Presentation {
+        let digest = Digest::of(&bytes);
+        Presentation {
+            commits: vec![Commit { digest, when: When::InTime }],
+            shows: vec![Show { under: digest, what: What::Bytes(bytes), when: When::InTime }],
+        }
+    }
+}
+
+/// What stands between a bucket and its readers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// The store itself.
+    Store,
+    /// Answers so many requests for each object, and denies the others that there is one. Where all readers have one address, as on one
+    /// machine, the order in which they ask is what can be told apart.
+    ForTheFirst(u16),
+    /// Sends this many bytes a second.
+    Crawling(u32),
+    /// Says that objects are as old as it likes, and that it is another time than it is.
+    Backdating,
+}
+
+/// `before − after`: what a contribution is made of.
+pub fn delta(before: &[f32], after: &[f32]) -> Vec<f32> {
+    before.iter().zip(after).map(|(before, after)| before - after).collect()
+}
+
+/// The weights that differ from `before` by `delta`.
+pub fn moved(before: &[f32], delta: &[f32]) -> Vec<f32> {
+    before.iter().zip(delta).map(|(before, delta)| before - delta).collect()
+}
+
+/// All values of a contribution, zeros where nothing was sent. `None` where its body cannot be decoded, which a checked one can be.
+pub fn values(codec: &Codec, contribution: &Contribution) -> Option<Vec<f32>> {
+    let update = codec.decode(contribution.body()).ok()?;
+    let mut values = vec![0.0; codec.schema().values()];
+    for (range, tensor) in codec.schema().ranges().zip(&update.tensors) {
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            values[range.start + *position as usize] = *value;
+        }
+    }
+    Some(values)
+}
+
+/// The root of the sum of squares.
+pub fn norm(values: &[f32]) -> f64 {
+    libm::sqrt(values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum())
+}
+
+/// The lower median of the norms of `seen`; `None` if nothing is.
+pub fn median_norm(seen: &[Contribution]) -> Option<f64> {
+    let mut norms: Vec<f64> = seen.iter().map(|seen| libm::sqrt(seen.square_norms.iter().sum())).collect();
+    norms.sort_by(f64::total_cmp);
+    norms.get(norms.len().checked_sub(1)? / 2).copied()
+}

@@ -1,0 +1,117 @@
+//! A validator that computes nothing: it holds no model and fetches no bytes, and says on the chain what its conduct makes of what is
+//! there. The lazy voter runs so.
+
+use chain_client::{Call, Chain, ChainError, Head};
+use protocol::{
+    Block, Digest, RunId, Window,
+    view::{RunView, SeatView, WindowView},
+};
+use replica::{causes, wait_past};
+use std::path::Path;
+use tokio::sync::watch;
+use validator::{
+    ballot::{BallotError, Ballots},
+    conduct::Conduct,
+};
+
+/// What ends an idle validator.
+#[derive(Debug, thiserror::Error)]
+pub enum IdleError {
+    #[error("lost the chain")]
+    Chain(#[from] ChainError),
+    #[error("could not keep the weights that are to be revealed")]
+    Ballots(#[from] BallotError),
+}
+
+/// Speaks at the last moment of each phase, so that there is most to copy. Ends only with the chain.
+pub async fn serve(
+    chain: &dyn Chain,
+    run: &RunView,
+    seat: &SeatView,
+    secret: &[u8; 32],
+    directory: &Path,
+    conduct: &mut dyn Conduct,
+) -> Result<(), IdleError> {
+    let mut heads = chain.heads();
+    let (mut ballots, _) = Ballots::load(directory, secret, false)?;
+    let (id, schedule, epoch_windows) = (run.id, run.params.schedule, run.params.epoch_windows);
+    let mut window = schedule.window_at(heads.borrow().block).unwrap_or(Window::FIRST);
+    loop {
+        reveal(chain, id, window.epoch(epoch_windows), &mut ballots, schedule.opens_at(window), &mut heads)
+            .await?;
+
+        before(schedule.attest_deadline(window), &mut heads).await?;
+        if let Some(view) = chain.window(id, window).await?
+            && let Some(verdicts) = conduct.verdicts(&view, Vec::new())
+        {
+            // The salt is never revealed, as nothing is measured with it.
+            let next_salt = Digest::of(&[&secret[..], &window.0.to_le_bytes()].concat());
+            tell(chain, Call::Attest { run: id, window, verdicts, next_salt }).await?;
+        }
+
+        before(schedule.vote_deadline(window), &mut heads).await?;
+        if let Some(view) = chain.window(id, window).await? {
+            if let Some(vote) = conduct.vote(&view, None) {
+                tell(chain, Call::Vote { run: id, window, vote }).await?;
+            }
+            commit(chain, run, seat, &view, &mut ballots, conduct).await?;
+        }
+        wait_past(&mut heads, schedule.vote_deadline(window)).await?;
+        window = window.next();
+    }
+}
+
+/// Waits until what is sent now is just in time for `deadline`.
+async fn before(deadline: Block, heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
+    wait_past(heads, Block(deadline.0.saturating_sub(2))).await
+}
+
+async fn reveal(
+    chain: &dyn Chain,
+    run: RunId,
+    epoch: u32,
+    ballots: &mut Ballots,
+    opens: Block,
+    heads: &mut watch::Receiver<Head>,
+) -> Result<(), IdleError> {
+    let due = ballots.before(run, epoch);
+    if !due.is_empty() {
+        wait_past(heads, opens).await?;
+    }
+    for kept in due {
+        let (salt, weights) = (kept.salt(), kept.weights.clone());
+        tell(chain, Call::RevealWeights { run, epoch: kept.epoch, weights, salt }).await?;
+        ballots.forget(run, kept.epoch)?;
+    }
+    Ok(())
+}
+
+async fn commit(
+    chain: &dyn Chain,
+    run: &RunView,
+    seat: &SeatView,
+    view: &WindowView,
+    ballots: &mut Ballots,
+    conduct: &mut dyn Conduct,
+) -> Result<(), IdleError> {
+    let epoch_windows = run.params.epoch_windows;
+    let epoch = view.window.epoch(epoch_windows);
+    let weights = conduct.weights(view, Vec::new());
+    if view.window.next().epoch(epoch_windows) == epoch || weights.is_empty() {
+        return Ok(());
+    }
+    let hash = ballots.seal(run.id, epoch, weights)?.hash(&seat.hotkey);
+    tell(chain, Call::CommitWeights { run: run.id, epoch, hash }).await
+}
+
+/// Sends a call; that the chain refuses one is no reason to stop.
+async fn tell(chain: &dyn Chain, call: Call) -> Result<(), IdleError> {
+    match chain.submit(call).await {
+        Ok(_) => Ok(()),
+        Err(error) if !error.is_transient() => {
+            tracing::info!(error = %causes(&error), "refused");
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
+}

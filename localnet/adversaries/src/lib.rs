@@ -1,0 +1,182 @@
+#![doc = include_str!("../README.md")]
+
+pub mod act;
+pub mod adversary;
+mod den;
+mod dice;
+pub mod door;
+pub mod idle;
+pub mod miners;
+pub mod validators;
+
+pub use adversary::{Adversary, Commit, Door, Moment, Own, Presentation, Show, What, When};
+pub use den::Den;
+pub use dice::Dice;
+
+use miners::*;
+use protocol::{Role, Uid};
+use validator::conduct::Conduct;
+use validators::*;
+
+/// What an adversary is told of the network it is put into.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Counts the seats of one name, from 0.
+    pub index: u16,
+    /// Validators in the run.
+    pub validators: u16,
+    /// Windows of honest work before those begin that need a good standing.
+    pub good_windows: u32,
+    /// Where colluding miners meet.
+    pub den: Den,
+    /// Whom a validator favours; `None`: the last seat.
+    pub friend: Option<Uid>,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        Setup { index: 0, validators: 3, good_windows: GOOD_WINDOWS, den: Den::default(), friend: None }
+    }
+}
+
+/// As many windows of honest work as make a standing, in a run of a few dozen.
+pub const GOOD_WINDOWS: u32 = 6;
+
+/// An adversary by name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kind {
+    pub name: &'static str,
+    pub role: Role,
+    pub tries: &'static str,
+    /// The rules at which it ends.
+    pub ends_at: &'static [u32],
+    /// Seats of this kind come in twos.
+    pub in_pairs: bool,
+    /// Whether it answers its readers itself, and so needs a port.
+    pub has_door: bool,
+}
+
+const fn miner_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
+    Kind { name, role: Role::Miner, tries, ends_at, in_pairs: false, has_door: false }
+}
+
+const fn validator_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
+    Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false, has_door: false }
+}
+
+const fn with_door(kind: Kind) -> Kind {
+    Kind { has_door: true, ..kind }
+}
+
+/// All of them, miners first.
+pub const KINDS: &[Kind] = &[
+    miner_kind(
+        "copycat",
+        "commits to another's digest of this window, and shows the other's bytes",
+        &[9, 11],
+    ),
+    miner_kind("copycat-last", "sends another's work of the last window under its own header", &[24]),
+    miner_kind("copycat-mixture", "sends the mean of three others' work of the last window", &[24]),
+    miner_kind("freeloader-zeros", "does not train, and sends nothing but zeros", &[14]),
+    miner_kind("freeloader-random", "does not train, and sends noise of the usual size", &[22, 24]),
+    miner_kind("freeloader-tiny", "trains for one step, and enlarges it to the usual size", &[22, 24]),
+    miner_kind("freeloader-replay", "trains for two windows, and sends that work ever after", &[22, 24]),
+    miner_kind("wrong-data", "trains on sequences of its own choice", &[24]),
+    miner_kind("partial-data", "trains on a tenth of its sequences, and declares all", &[24]),
+    miner_kind("noise", "adds as much noise to its work as there is work", &[22, 23]),
+    miner_kind("poison-sign", "sends its work backwards", &[22, 25]),
+    miner_kind("poison-norm", "sends its work a thousand times as large", &[17]),
+    miner_kind("poison-one-shot", "works honestly for a while, and then poisons once", &[17, 25]),
+    miner_kind("late", "commits late in even windows, and uploads late in odd ones", &[11, 14]),
+    with_door(miner_kind(
+        "withholder",
+        "works for a while, then no more, and shows its bytes to some validators only",
+        &[14, 15, 23],
+    )),
+    miner_kind("equivocator", "commits twice, and shows what it committed to first", &[11, 14]),
+    miner_kind("malformed", "provokes every fault, one a window, in turn", &[8, 9, 14]),
+    Kind { in_pairs: true, ..miner_kind("sybil", "sends the work of one training from two seats", &[24]) },
+    with_door(miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14])),
+    with_door(miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13])),
+    validator_kind("weight-copier", "scores nobody, and posts the last consensus", &[30, 31]),
+    validator_kind("inventor", "makes its measurements up", &[27, 31]),
+    validator_kind("favourer", "posts ten times a friend's weight", &[27, 31]),
+    validator_kind("absentee", "attests and votes never, and posts weights", &[3]),
+    validator_kind(
+        "lazy-voter",
+        "computes nothing, and copies attestations, votes and weights",
+        &[14, 30, 31],
+    ),
+    validator_kind("false-merge", "votes another model than the selection gives", &[17, 19]),
+];
+
+/// The kind of this name.
+pub fn kind(name: &str) -> Option<&'static Kind> {
+    KINDS.iter().find(|kind| kind.name == name)
+}
+
+/// A miner's conduct by name; `None` if no miner is called so.
+pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
+    Some(match name {
+        "copycat" => Box::new(copycat::Copycat),
+        "copycat-last" => Box::new(copycat_last::CopycatLast),
+        "copycat-mixture" => Box::new(copycat_mixture::CopycatMixture),
+        "freeloader-zeros" => Box::new(freeloader::Freeloader::Zeros),
+        "freeloader-random" => Box::new(freeloader::Freeloader::Random),
+        "freeloader-tiny" => Box::new(freeloader::Freeloader::TinySteps),
+        "freeloader-replay" => Box::new(freeloader::Freeloader::replay()),
+        "wrong-data" => Box::new(wrong_data::WrongData),
+        "partial-data" => Box::new(partial_data::PartialData),
+        "noise" => Box::new(noise::Noise),
+        "poison-sign" => Box::new(poison::Poison::SignFlip),
+        "poison-norm" => Box::new(poison::Poison::HugeNorm),
+        "poison-one-shot" => Box::new(poison::Poison::one_shot(setup.good_windows)),
+        "late" => Box::new(late::Late),
+        "withholder" => Box::new(withholder::Withholder::new(setup.validators, setup.good_windows)),
+        "equivocator" => Box::new(equivocator::Equivocator),
+        "malformed" => Box::new(malformed::Malformed::default()),
+        "sybil" => Box::new(sybil::Sybil::new(setup.index, setup.den.clone())),
+        "clock-liar" => Box::new(clock_liar::ClockLiar),
+        "slow-loris" => Box::new(slow_loris::SlowLoris),
+        _ => return None,
+    })
+}
+
+/// A validator's conduct by name; `None` if no validator is called so.
+pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Conduct>> {
+    Some(match name {
+        "weight-copier" => Box::new(weight_copier::WeightCopier),
+        "inventor" => Box::new(inventor::Inventor { seed: u64::from(setup.index) }),
+        "favourer" => Box::new(favourer::Favourer { friend: setup.friend }),
+        "absentee" => Box::new(absentee::Absentee),
+        "lazy-voter" => Box::new(lazy_voter::LazyVoter),
+        "false-merge" => Box::new(false_merge::FalseMerge),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_is_somebody_in_the_role_that_it_says() {
+        for kind in KINDS {
+            let setup = Setup::default();
+            assert_eq!(miner(kind.name, &setup).is_some(), kind.role == Role::Miner, "{}", kind.name);
+            assert_eq!(validator(kind.name, &setup).is_some(), kind.role == Role::Validator, "{}", kind.name);
+            assert_eq!(KINDS.iter().filter(|other| other.name == kind.name).count(), 1);
+            assert!(!kind.ends_at.is_empty() && kind.ends_at.iter().all(|rule| (1..=33).contains(rule)));
+        }
+        assert!(kind("honest").is_none());
+    }
+
+    #[test]
+    fn who_needs_a_door_has_a_port_for_it() {
+        for kind in KINDS.iter().filter(|kind| kind.role == Role::Miner) {
+            let mut adversary = miner(kind.name, &Setup { good_windows: 0, ..Setup::default() }).unwrap();
+            let opens = miners::tests::after_a_window(&mut *adversary) != Door::Store;
+            assert_eq!(opens, kind.has_door, "{}", kind.name);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! Does not train, or hardly, and claims the whole window.
+//!
+//! Sees: for the size of what it makes up, the contributions of the last window.
+//! Ends at: PROT-14, where it sends nothing (the norm is 0); else at PROT-22 and PROT-24: no gain, and none on its own sequences.
+
+use crate::adversary::{Adversary, Moment, delta, median_norm, moved, norm};
+use protocol::{Window, submission::RMS_MAX};
+use replica::Contribution;
+
+/// What it sends instead of a window's work.
+#[derive(Clone, Debug)]
+pub enum Freeloader {
+    Zeros,
+    /// Noise as large as what others send.
+    Random,
+    /// One step's work, made as large as what others send.
+    TinySteps,
+    /// What it once trained, in the first windows, again and again.
+    Replay {
+        trains_until: Option<Window>,
+        work: Vec<f32>,
+    },
+}
+
+/// Sequences of the one step.
+const STEP: usize = 8;
+/// Windows in which an honest beginning is made, to have something to replay.
+const BEGINNING: u32 = 2;
+/// How large the values of noise are where nothing was seen to measure by.
+const RMS: f64 = 1e-3;
+
+impl Freeloader {
+    pub fn replay() -> Freeloader {
+        Freeloader::Replay { trains_until: None, work: Vec::new() }
+    }
+}
+
+impl Adversary for Freeloader {
+    fn sequences(&mut self, at: &Moment<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+        let trains = match self {
+            Freeloader::Zeros | Freeloader::Random => 0,
+            Freeloader::TinySteps => STEP,
+            Freeloader::Replay { trains_until, .. } => {
+                let until = *trains_until.get_or_insert(Window(at.window.0.saturating_add(BEGINNING)));
+                if at.window < until { assigned.len() } else { 0 }
+            }
+        };
+        assigned.truncate(trains);
+        assigned
+    }
+
+    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+        assigned
+    }
+
+    fn looks_back(&self) -> u32 {
+        match self {
+            Freeloader::Random | Freeloader::TinySteps => 1,
+            Freeloader::Zeros | Freeloader::Replay { .. } => 0,
+        }
+    }
+
+    fn outcome(
+        &mut self,
+        at: &Moment<'_>,
+        seen: &[Contribution],
+        before: &[f32],
+        after: &[f32],
+    ) -> Option<Vec<f32>> {
+        let usual = median_norm(seen);
+        match self {
+            Freeloader::Zeros => Some(before.to_vec()),
+            Freeloader::Random => {
+                let mut dice = at.dice("noise");
+                let noise: Vec<f32> = before.iter().map(|_| (dice.normal() * RMS) as f32).collect();
+                Some(moved(before, &scaled(noise, usual)))
+            }
+            Freeloader::TinySteps => Some(moved(before, &scaled(delta(before, after), usual))),
+            Freeloader::Replay { work, .. } => {
+                let new = delta(before, after);
+                if new.iter().any(|value| *value != 0.0) {
+                    *work = new;
+                }
+                Some(if work.len() == before.len() { moved(before, work) } else { before.to_vec() })
+            }
+        }
+    }
+}
+
+/// As large as `wanted`, where that is known and there is something to enlarge; no value beyond what is legal.
+fn scaled(mut values: Vec<f32>, wanted: Option<f64>) -> Vec<f32> {
+    let now = norm(&values);
+    if let Some(wanted) = wanted.filter(|_| 0.0 < now) {
+        let factor = wanted / now;
+        for value in &mut values {
+            *value = (f64::from(*value) * factor).clamp(-RMS_MAX, RMS_MAX) as f32;
+        }
+    }
+    values
+}

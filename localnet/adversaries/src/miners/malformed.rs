@@ -1,0 +1,107 @@
+//! Provokes every fault, one a window, in turn.
+//!
+//! Sees: its own work.
+//! Ends at: PROT-8, PROT-9 and PROT-14: each is refused by its name before anything of it is used.
+
+use crate::adversary::{Adversary, Commit, Moment, Own, Presentation, Show, What, When};
+use bytes::Bytes;
+use ed25519_dalek::SigningKey;
+use protocol::{
+    Digest, Hotkey, RunId, Uid, Window, contribution,
+    params::Density,
+    submission::{self, Header, SIGNATURE_BYTES},
+};
+
+/// The faults in the order in which they are tried, by the labels that [`protocol::submission::Fault::label`] gives them.
+pub const FAULTS: [&str; 17] = [
+    "missing",
+    "late",
+    "too-large",
+    "wrong-digest",
+    "malformed",
+    "wrong-codec",
+    "wrong-run",
+    "wrong-window",
+    "wrong-seat",
+    "wrong-hotkey",
+    "wrong-base",
+    "wrong-schema",
+    "wrong-density",
+    "wrong-trained",
+    "bad-signature",
+    "undecodable",
+    "abnormal-norm",
+];
+
+#[derive(Default)]
+pub struct Malformed {
+    tried: usize,
+}
+
+impl Adversary for Malformed {
+    fn present(&mut self, at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+        let fault = FAULTS[self.tried % FAULTS.len()];
+        self.tried += 1;
+        spoilt(fault, at, own)
+    }
+}
+
+/// The presentation that has this fault, and none that would be noticed before it. An unknown one is no fault at all.
+pub fn spoilt(fault: &str, at: &Moment<'_>, own: &Own<'_>) -> Presentation {
+    let header = own.header;
+    let resealed = |header: Header| Presentation::of(own.sealed_as(header));
+    match fault {
+        "missing" => Presentation { shows: Vec::new(), ..Presentation::honest(own) },
+        "late" => {
+            let mut late = Presentation::honest(own);
+            late.shows.iter_mut().for_each(|show| show.when = When::Late);
+            late
+        }
+        "too-large" => {
+            let mut bytes = own.bytes.to_vec();
+            bytes.resize(submission::largest_bytes(at.codec.schema(), at.codec.density()) + 1, 0);
+            Presentation::of(bytes.into())
+        }
+        "wrong-digest" => {
+            let bytes = own.sealed_as(Header { trained: header.trained ^ 1, ..header });
+            Presentation {
+                commits: vec![Commit { digest: own.digest(), when: When::InTime }],
+                shows: vec![Show { under: own.digest(), what: What::Bytes(bytes), when: When::InTime }],
+            }
+        }
+        "malformed" => Presentation::of(Bytes::from_static(b"a letter, and no contribution")),
+        "wrong-codec" => resealed(Header { codec: header.codec.wrapping_add(1), ..header }),
+        "wrong-run" => resealed(Header { run: RunId(header.run.0.wrapping_add(1)), ..header }),
+        "wrong-window" => resealed(Header { window: Window(header.window.0.wrapping_add(1)), ..header }),
+        "wrong-seat" => resealed(Header { uid: Uid(header.uid.0.wrapping_add(1)), ..header }),
+        "wrong-hotkey" => {
+            let other = SigningKey::from_bytes(blake3::hash(b"somebody else's key").as_bytes());
+            resealed(Header { hotkey: Hotkey(other.verifying_key().to_bytes()), ..header })
+        }
+        "wrong-base" => resealed(Header { base: Digest::of(b"another model"), ..header }),
+        "wrong-schema" => resealed(Header { schema: Digest::of(b"another shape"), ..header }),
+        "wrong-density" => resealed(Header { density: Density(header.density.0 ^ 1), ..header }),
+        "wrong-trained" => {
+            resealed(Header { trained: at.params.sequences_per_seat.saturating_add(1), ..header })
+        }
+        "bad-signature" => {
+            let mut bytes = own.bytes.to_vec();
+            let first_of_signature = bytes.len().saturating_sub(SIGNATURE_BYTES);
+            if let Some(byte) = bytes.get_mut(first_of_signature) {
+                *byte ^= 1;
+            }
+            Presentation::of(bytes.into())
+        }
+        "undecodable" => {
+            let (_, cut) = own.body().split_last().unwrap_or((&0, &[]));
+            Presentation::of(submission::seal(&header, cut, own.key).into())
+        }
+        "abnormal-norm" => {
+            let values = vec![contribution::LEVEL_MAX; at.codec.schema().values()];
+            let body = contribution::encode(at.codec.schema(), at.codec.density(), &values);
+            let body = body.expect("what is finite and as long as the schema can be encoded");
+            Presentation::of(submission::seal(&header, &body, own.key).into())
+        }
+        _ => Presentation::honest(own),
+    }
+}

@@ -1,0 +1,20 @@
+//! One file an adversary: what it tries, what it can see, and the rule at which it ends.
+
+pub mod clock_liar;
+pub mod copycat;
+pub mod copycat_last;
+pub mod copycat_mixture;
+pub mod equivocator;
+pub mod freeloader;
+pub mod late;
+pub mod malformed;
+pub mod noise;
+pub mod partial_data;
+pub mod poison;
+pub mod slow_loris;
+pub mod sybil;
+pub mod withholder;
+pub mod wrong_data;
+
+#[cfg(test)]
+pub(crate) mod tests;

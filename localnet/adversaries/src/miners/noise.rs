@@ -1,0 +1,27 @@
+//! Its own honest work, with noise as large on top.
+//!
+//! Sees: its own work.
+//! Ends at: PROT-22 and PROT-23, it helps less than those it is compared with, and PROT-25 where it harms.
+
+use crate::adversary::{Adversary, Moment, delta, moved, norm};
+use replica::Contribution;
+
+pub struct Noise;
+
+impl Adversary for Noise {
+    fn outcome(
+        &mut self,
+        at: &Moment<'_>,
+        _seen: &[Contribution],
+        before: &[f32],
+        after: &[f32],
+    ) -> Option<Vec<f32>> {
+        let mut work = delta(before, after);
+        let mut dice = at.dice("noise");
+        let rms = norm(&work) / libm::sqrt(work.len().max(1) as f64);
+        for value in &mut work {
+            *value += (dice.normal() * rms) as f32;
+        }
+        Some(moved(before, &work))
+    }
+}

@@ -1,0 +1,55 @@
+//! Harms the model on purpose.
+//!
+//! Sees: its own work.
+//! Ends at: PROT-17, a norm above the median is scaled down to it, in the merge and in the evaluation; PROT-22 and PROT-25, harm beyond
+//! doubt costs three quarters of the score for ten evaluations.
+
+use crate::adversary::{Adversary, Moment, delta, moved};
+use protocol::submission::RMS_MAX;
+use replica::Contribution;
+
+#[derive(Clone, Copy, Debug)]
+pub enum Poison {
+    /// Its own work backwards.
+    SignFlip,
+    /// Its own work, so large that it would drown everybody else's.
+    HugeNorm,
+    /// So many windows of honest work, and then one that is both.
+    OneShot { good_windows: u32, worked: u32 },
+}
+
+/// By how much a huge contribution is larger than it should be.
+const HUGE: f32 = 1000.0;
+
+impl Poison {
+    pub fn one_shot(good_windows: u32) -> Poison {
+        Poison::OneShot { good_windows, worked: 0 }
+    }
+}
+
+impl Adversary for Poison {
+    fn outcome(
+        &mut self,
+        _at: &Moment<'_>,
+        _seen: &[Contribution],
+        before: &[f32],
+        after: &[f32],
+    ) -> Option<Vec<f32>> {
+        let factor = match self {
+            Poison::SignFlip => -1.0,
+            Poison::HugeNorm => HUGE,
+            Poison::OneShot { good_windows, worked } => {
+                *worked = worked.saturating_add(1);
+                if *worked == good_windows.saturating_add(1) { -HUGE } else { 1.0 }
+            }
+        };
+        if factor == 1.0 {
+            return Some(after.to_vec());
+        }
+        // Beyond this it would be a fault, and seen at once (PROT-14).
+        let most = RMS_MAX as f32 * 0.9;
+        let work: Vec<f32> =
+            delta(before, after).into_iter().map(|value| (value * factor).clamp(-most, most)).collect();
+        Some(moved(before, &work))
+    }
+}

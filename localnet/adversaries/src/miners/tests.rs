@@ -1,0 +1,403 @@
+use super::{
+    copycat, copycat_mixture,
+    malformed::{FAULTS, spoilt},
+    partial_data, withholder,
+};
+use crate::{
+    Adversary, Den, Door, Moment, Own, Presentation, Setup, What, When,
+    adversary::{delta, moved, norm, values},
+    miner,
+};
+use bytes::Bytes;
+use ed25519_dalek::SigningKey;
+use protocol::{
+    Digest, Hotkey, RunId, RunParams, Uid, Window,
+    contribution::{CODEC, Schema, TensorSpec},
+    params::Density,
+    submission::{Expected, Fault, Header, Submission},
+};
+use replica::{Codec, Contribution, codec::Arrived};
+
+const RUN: RunId = RunId(1);
+const DENSITY: Density = Density(512);
+const BASE: Digest = Digest([5; 32]);
+const ASSIGNED: u32 = 120;
+
+fn codec() -> Codec {
+    let tensor = |length: u32| TensorSpec { name: length.to_string(), shape: vec![length] };
+    Codec::new(&Schema::new(vec![tensor(5000), tensor(30)]).unwrap(), DENSITY).unwrap()
+}
+
+fn params() -> RunParams {
+    RunParams { sequences_per_seat: ASSIGNED, density: DENSITY, ..RunParams::default() }
+}
+
+fn key(uid: Uid) -> SigningKey {
+    SigningKey::from_bytes(&Digest::of(&uid.0.to_le_bytes()).0)
+}
+
+fn header(codec: &Codec, uid: Uid, window: Window) -> Header {
+    Header {
+        codec: CODEC,
+        run: RUN,
+        window,
+        uid,
+        hotkey: Hotkey(key(uid).verifying_key().to_bytes()),
+        base: BASE,
+        schema: codec.schema().digest(),
+        density: DENSITY,
+        trained: ASSIGNED,
+    }
+}
+
+/// A model, and what training makes of it: another direction for each seed.
+fn theta(codec: &Codec) -> Vec<f32> {
+    (0..codec.schema().values()).map(|at| ((at * 31 % 97) as f32 - 48.0) * 1e-3).collect()
+}
+
+fn trained(codec: &Codec, seed: u16) -> Vec<f32> {
+    let mut dice = crate::Dice::new(&[b"work", &seed.to_le_bytes()]);
+    theta(codec).into_iter().map(|value| value + (dice.normal() * 1e-3) as f32).collect()
+}
+
+fn sealed(codec: &Codec, uid: Uid, window: Window, work: &[f32]) -> Bytes {
+    let body = protocol::contribution::encode(codec.schema(), DENSITY, work).unwrap();
+    protocol::submission::seal(&header(codec, uid, window), &body, &key(uid)).into()
+}
+
+/// What a validator makes of bytes that `uid` committed to.
+fn verified(
+    codec: &Codec,
+    uid: Uid,
+    window: Window,
+    bytes: &Bytes,
+    digest: Digest,
+) -> Result<Contribution, Fault> {
+    let expected = Expected {
+        run: RUN,
+        window,
+        uid,
+        hotkey: Hotkey(key(uid).verifying_key().to_bytes()),
+        base: BASE,
+        schema: codec.schema(),
+        density: DENSITY,
+        sequences_per_seat: ASSIGNED,
+        digest,
+    };
+    replica::codec::verify(codec, &expected, Arrived { bytes: bytes.clone(), square_norms: None })
+}
+
+fn contribution(codec: &Codec, uid: u16, window: Window) -> Contribution {
+    let work = delta(&theta(codec), &trained(codec, uid));
+    let bytes = sealed(codec, Uid(uid), window, &work);
+    verified(codec, Uid(uid), window, &bytes, Digest::of(&bytes)).unwrap()
+}
+
+/// One adversary at work on a small model.
+struct Bench {
+    codec: Codec,
+    params: RunParams,
+    adversary: Box<dyn Adversary>,
+}
+
+/// The seat that is played.
+const US: Uid = Uid(7);
+
+impl Bench {
+    fn of(name: &str) -> Bench {
+        Bench::with(name, &Setup::default())
+    }
+
+    fn with(name: &str, setup: &Setup) -> Bench {
+        Bench { codec: codec(), params: params(), adversary: miner(name, setup).unwrap() }
+    }
+
+    /// What it trains on, declares, and sends: sequences, `t`, and the difference, exactly as it goes into the residual.
+    fn window(&mut self, window: u32, seen: &[Contribution]) -> (Vec<u64>, u32, Vec<f32>) {
+        let Bench { codec, params, adversary } = self;
+        let at = Moment { run: RUN, window: Window(window), uid: US, params, codec };
+        let assigned: Vec<u64> = (1000..1000 + u64::from(ASSIGNED)).collect();
+        let sequences = adversary.sequences(&at, assigned, 1_000_000);
+        let before = theta(codec);
+        let after = if sequences.is_empty() { before.clone() } else { trained(codec, US.0) };
+        let t = adversary.declares(&at, u32::try_from(sequences.len()).unwrap(), ASSIGNED);
+        let outcome = adversary.outcome(&at, seen, &before, &after).expect("it is not waiting for anybody");
+        (sequences, t, delta(&before, &outcome))
+    }
+
+    fn present(&mut self, window: u32, commitments: &[(Uid, Digest)]) -> (Presentation, Bytes) {
+        let work = delta(&theta(&self.codec), &trained(&self.codec, US.0));
+        let bytes = sealed(&self.codec, US, Window(window), &work);
+        let Bench { codec, params, adversary } = self;
+        let at = Moment { run: RUN, window: Window(window), uid: US, params, codec };
+        let own = Own { header: header(codec, US, Window(window)), bytes: bytes.clone(), key: &key(US) };
+        (adversary.present(&at, &own, commitments), bytes)
+    }
+
+    fn honest_work(&self) -> Vec<f32> {
+        delta(&theta(&self.codec), &trained(&self.codec, US.0))
+    }
+
+    fn door(&self) -> Door {
+        self.adversary.door()
+    }
+}
+
+/// Its door after one window of work.
+pub(crate) fn after_a_window(adversary: &mut dyn Adversary) -> Door {
+    let (codec, params) = (codec(), params());
+    let at = Moment { run: RUN, window: Window(0), uid: US, params: &params, codec: &codec };
+    adversary.sequences(&at, vec![1, 2, 3], 10);
+    adversary.door()
+}
+
+fn close(left: &[f32], right: &[f32]) -> bool {
+    left.len() == right.len() && left.iter().zip(right).all(|(left, right)| (left - right).abs() < 1e-6)
+}
+
+fn cosine(left: &[f32], right: &[f32]) -> f64 {
+    let dot: f64 = left.iter().zip(right).map(|(left, right)| f64::from(*left) * f64::from(*right)).sum();
+    dot / (norm(left) * norm(right))
+}
+
+#[test]
+fn a_copycat_commits_to_anothers_digest_and_shows_the_others_bytes_which_name_the_other() {
+    let mut bench = Bench::of("copycat");
+    assert!(bench.adversary.waits_for_commitments());
+    assert!(bench.window(3, &[]).0.is_empty(), "it does not train");
+    let victim = contribution(&bench.codec, 2, Window(3));
+    let commitments = [(US, Digest::of(b"its own")), (Uid(2), victim.digest)];
+    let (presentation, _) = bench.present(3, &commitments);
+    assert_eq!(presentation.commits.iter().map(|commit| commit.digest).collect::<Vec<_>>(), [victim.digest]);
+    assert_eq!(presentation.shows[0].what, What::BytesOf(Uid(2)));
+    assert_eq!(
+        verified(&bench.codec, US, Window(3), &victim.bytes, victim.digest),
+        Err(Fault::WrongSeat { got: Uid(2) })
+    );
+    // With nobody to copy there is nothing to say.
+    assert_eq!(copycat_presents_nothing(), Presentation::default());
+}
+
+fn copycat_presents_nothing() -> Presentation {
+    let mut bench = Bench { adversary: Box::new(copycat::Copycat), ..Bench::of("copycat") };
+    bench.present(0, &[(US, Digest::of(b"its own"))]).0
+}
+
+#[test]
+fn a_copy_of_the_last_window_is_anothers_work_to_the_entry() {
+    let mut bench = Bench::of("copycat-last");
+    let seen = [contribution(&bench.codec, 1, Window(3)), contribution(&bench.codec, 2, Window(3))];
+    assert_eq!(bench.adversary.looks_back(), 1);
+    let (sequences, t, sent) = bench.window(4, &seen);
+    assert!(sequences.is_empty() && t == ASSIGNED);
+    assert!(seen.iter().any(|victim| close(&sent, &values(&bench.codec, victim).unwrap())));
+    // In the first window there is nothing to copy.
+    assert_eq!(norm(&bench.window(0, &[]).2), 0.0);
+}
+
+#[test]
+fn a_mixture_is_the_mean_of_three() {
+    let mut bench = Bench::of("copycat-mixture");
+    let seen: Vec<_> = (1..=3).map(|uid| contribution(&bench.codec, uid, Window(3))).collect();
+    assert_eq!(seen.len(), copycat_mixture::MIXED);
+    let mut mean = vec![0.0f32; bench.codec.schema().values()];
+    for victim in &seen {
+        let victim = values(&bench.codec, victim).unwrap();
+        mean.iter_mut().zip(victim).for_each(|(mean, value)| *mean += value / 3.0);
+    }
+    assert!(close(&bench.window(4, &seen).2, &mean));
+    // Of one it is that one.
+    let one = values(&bench.codec, &seen[0]).unwrap();
+    assert!(close(&bench.window(4, &seen[..1]).2, &one));
+}
+
+#[test]
+fn freeloaders_declare_everything_and_train_next_to_nothing() {
+    for (name, trains) in [
+        ("freeloader-zeros", 0),
+        ("freeloader-random", 0),
+        ("freeloader-tiny", 8),
+        ("freeloader-replay", 120),
+    ] {
+        let (sequences, t, _) = Bench::of(name).window(0, &[]);
+        assert_eq!((sequences.len(), t), (trains, ASSIGNED), "{name}");
+    }
+}
+
+#[test]
+fn zeros_are_a_fault_by_their_norm() {
+    let mut bench = Bench::of("freeloader-zeros");
+    let sent = bench.window(0, &[]).2;
+    let bytes = sealed(&bench.codec, US, Window(0), &sent);
+    let seen = verified(&bench.codec, US, Window(0), &bytes, Digest::of(&bytes));
+    assert_eq!(seen, Err(Fault::AbnormalNorm { rms: 0.0 }));
+}
+
+#[test]
+fn what_is_made_up_is_as_large_as_what_others_send() {
+    for name in ["freeloader-random", "freeloader-tiny"] {
+        let mut bench = Bench::of(name);
+        let seen = [contribution(&bench.codec, 1, Window(3))];
+        let usual = seen[0].square_norms.iter().sum::<f64>().sqrt();
+        let sent = bench.window(4, &seen).2;
+        assert!((norm(&sent) / usual - 1.0).abs() < 0.01, "{name}");
+    }
+    let mut tiny = Bench::of("freeloader-tiny");
+    let sent = tiny.window(4, &[contribution(&tiny.codec, 1, Window(3))]).2;
+    assert!(0.99 < cosine(&sent, &tiny.honest_work()), "one step's work, and no other");
+}
+
+#[test]
+fn a_replay_trains_twice_and_never_again() {
+    let mut bench = Bench::of("freeloader-replay");
+    let first = bench.window(5, &[]);
+    assert_eq!((bench.window(6, &[]).0.len(), first.0.len()), (120, 120));
+    for window in 7..10 {
+        let (sequences, t, sent) = bench.window(window, &[]);
+        assert!(sequences.is_empty() && t == ASSIGNED);
+        assert!(close(&sent, &first.2));
+    }
+}
+
+#[test]
+fn wrong_data_is_as_much_and_not_the_own() {
+    let (sequences, t, _) = Bench::of("wrong-data").window(0, &[]);
+    assert_eq!((sequences.len(), t), (120, ASSIGNED));
+    assert!(sequences.iter().filter(|sequence| (1000..1120).contains(*sequence)).count() < 3);
+}
+
+#[test]
+fn partial_data_is_the_first_tenth_declared_as_all() {
+    let (sequences, t, _) = Bench::of("partial-data").window(0, &[]);
+    assert_eq!(sequences, (1000..1000 + 120 / partial_data::PARTS as u64).collect::<Vec<_>>());
+    assert_eq!(t, ASSIGNED);
+}
+
+#[test]
+fn noise_is_as_large_as_the_work_below_it() {
+    let mut bench = Bench::of("noise");
+    let sent = bench.window(0, &[]).2;
+    let cosine = cosine(&sent, &bench.honest_work());
+    assert!((0.6..0.8).contains(&cosine), "{cosine}");
+}
+
+#[test]
+fn poison_points_backwards_or_is_huge_and_is_no_fault_by_itself() {
+    let honest = Bench::of("noise").honest_work();
+    let flipped = Bench::of("poison-sign").window(0, &[]).2;
+    assert!(close(
+        &moved(&flipped, &vec![0.0; flipped.len()]),
+        &honest.iter().map(|x| -x).collect::<Vec<_>>()
+    ));
+
+    let mut bench = Bench::of("poison-norm");
+    let huge = bench.window(0, &[]).2;
+    assert!(500.0 < norm(&huge) / norm(&honest) && 0.9 < cosine(&huge, &honest));
+    let bytes = sealed(&bench.codec, US, Window(0), &huge);
+    verified(&bench.codec, US, Window(0), &bytes, Digest::of(&bytes)).unwrap();
+}
+
+#[test]
+fn one_shot_poison_comes_once_after_good_work() {
+    let mut bench = Bench::with("poison-one-shot", &Setup { good_windows: 3, ..Setup::default() });
+    let honest = bench.honest_work();
+    for window in 0..8 {
+        let sent = bench.window(window, &[]).2;
+        let poisoned = cosine(&sent, &honest) < -0.9;
+        assert_eq!(poisoned, window == 3, "window {window}");
+    }
+}
+
+#[test]
+fn who_is_late_is_late_with_one_thing_at_a_time() {
+    let mut bench = Bench::of("late");
+    let (even, _) = bench.present(4, &[]);
+    assert_eq!((even.commits[0].when, even.shows[0].when), (When::Late, When::InTime));
+    let (odd, own) = bench.present(5, &[]);
+    assert_eq!((odd.commits[0].when, odd.shows[0].when), (When::InTime, When::Late));
+    assert_eq!(odd.commits[0].digest, Digest::of(&own));
+    let (liar, _) = Bench::of("clock-liar").present(0, &[]);
+    assert_eq!((liar.commits[0].when, liar.shows[0].when), (When::InTime, When::Late));
+    assert_eq!(Bench::of("clock-liar").door(), Door::Backdating);
+    assert!(matches!(Bench::of("slow-loris").door(), Door::Crawling(rate) if rate < 1024));
+}
+
+#[test]
+fn a_withholder_is_honest_until_it_is_trusted_and_then_shows_itself_to_half() {
+    for (validators, readers) in [(3, 1), (4, 2), (5, 2), (10, 5)] {
+        let setup = Setup { validators, good_windows: 2, ..Setup::default() };
+        let mut bench = Bench::with("withholder", &setup);
+        for window in 0..2 {
+            assert_eq!(bench.window(window, &[]).0.len(), 120);
+            assert_eq!(bench.door(), Door::Store);
+        }
+        let (sequences, t, _) = bench.window(2, &[]);
+        assert_eq!((sequences.len(), t), (8, ASSIGNED));
+        assert_eq!(bench.door(), Door::ForTheFirst(readers), "of {validators}");
+    }
+    assert!(!withholder::Withholder::new(3, 1).coasts());
+}
+
+#[test]
+fn an_equivocator_shows_what_it_no_longer_stands_by() {
+    let mut bench = Bench::of("equivocator");
+    let (presentation, own) = bench.present(0, &[]);
+    let digests: Vec<_> = presentation.commits.iter().map(|commit| commit.digest).collect();
+    assert_eq!((digests.len(), digests[0]), (2, Digest::of(&own)));
+    assert_ne!(digests[1], digests[0]);
+    assert!(presentation.shows.iter().all(|show| show.under != digests[1]));
+}
+
+#[test]
+fn each_malformed_one_has_the_fault_it_claims_and_no_other() {
+    let mut bench = Bench::of("malformed");
+    for (window, label) in FAULTS.iter().enumerate() {
+        let window = u32::try_from(window).unwrap();
+        let (presentation, _) = bench.present(window, &[]);
+        let [commit] = presentation.commits[..] else { panic!("{label}: one commitment") };
+        assert_eq!(commit.when, When::InTime);
+        match (*label, presentation.shows.first()) {
+            ("missing", None) => {}
+            ("late", Some(show)) => assert_eq!(show.when, When::Late),
+            (_, Some(show)) => {
+                let What::Bytes(bytes) = &show.what else { panic!("{label}: bytes") };
+                assert_eq!((show.under, show.when), (commit.digest, When::InTime));
+                let fault = verified(&bench.codec, US, Window(window), bytes, commit.digest).unwrap_err();
+                assert_eq!(fault.label(), *label, "{fault}");
+                // The slow way says the same.
+                let slow = Submission::read(bytes).map(|submission| submission.header.window);
+                assert_eq!(slow.is_err(), *label == "malformed");
+            }
+            (label, None) => panic!("{label}: it shows something"),
+        }
+    }
+    // And then again from the first.
+    assert!(bench.present(99, &[]).0.shows.is_empty());
+}
+
+#[test]
+fn what_is_no_fault_is_shown_as_it_is() {
+    let bench = Bench::of("malformed");
+    let bytes = sealed(&bench.codec, US, Window(0), &bench.honest_work());
+    let own = Own { header: header(&bench.codec, US, Window(0)), bytes, key: &key(US) };
+    let at = Moment { run: RUN, window: Window(0), uid: US, params: &bench.params, codec: &bench.codec };
+    assert_eq!(spoilt("no such fault", &at, &own), Presentation::honest(&own));
+}
+
+#[test]
+fn the_second_of_two_sybils_waits_for_the_first_and_sends_the_same() {
+    let den = Den::default();
+    let sybil = |index| Bench::with("sybil", &Setup { index, den: den.clone(), ..Setup::default() });
+    let (mut first, mut second, mut stranger) = (sybil(2), sybil(3), sybil(5));
+    let (codec, params) = (codec(), params());
+    let at = Moment { run: RUN, window: Window(4), uid: US, params: &params, codec: &codec };
+    let before = theta(&codec);
+    assert!(second.adversary.sequences(&at, vec![1, 2], 9).is_empty());
+    assert_eq!(second.adversary.outcome(&at, &[], &before, &before), None);
+
+    let (sequences, t, sent) = first.window(4, &[]);
+    assert_eq!((sequences.len(), t), (120, ASSIGNED));
+    let (sequences, t, copied) = second.window(4, &[]);
+    assert!(sequences.is_empty() && t == ASSIGNED && close(&copied, &sent));
+    assert_eq!(stranger.adversary.outcome(&at, &[], &before, &before), None, "another pair's first");
+}

@@ -1,0 +1,15 @@
+//! Trains as much as it should, on sequences of its own choice.
+//!
+//! Sees: its own assignment.
+//! Ends at: PROT-24, the gain on the sequences that it was dealt is no larger than elsewhere.
+
+use crate::adversary::{Adversary, Moment};
+
+pub struct WrongData;
+
+impl Adversary for WrongData {
+    fn sequences(&mut self, at: &Moment<'_>, assigned: Vec<u64>, of: u64) -> Vec<u64> {
+        let mut dice = at.dice("data");
+        assigned.iter().map(|_| dice.below(of)).collect()
+    }
+}

@@ -1,0 +1,20 @@
+//! Votes another model than the one that the selection gives.
+//!
+//! Sees: everything that a validator sees.
+//! Ends at: PROT-19, a digest needs two thirds, and PROT-17: anybody can merge again and see that it is false.
+
+use protocol::{
+    Digest,
+    view::{Vote, WindowView},
+};
+use validator::conduct::Conduct;
+
+pub struct FalseMerge;
+
+impl Conduct for FalseMerge {
+    fn vote(&mut self, view: &WindowView, own: Option<Vote>) -> Option<Vote> {
+        let false_one =
+            |digest: Digest| Digest::of(&[&b"another model"[..], &view.lineage.0, &digest.0].concat());
+        own.map(|vote| Vote { update: false_one(vote.update), state_root: vote.state_root.map(false_one) })
+    }
+}

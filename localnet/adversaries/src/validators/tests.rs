@@ -1,0 +1,122 @@
+use super::favourer::{FAVOUR, Favourer};
+use crate::{Setup, validator};
+use protocol::{
+    Digest, Uid, Window,
+    view::{Verdict, Vote, WindowView},
+};
+use std::collections::BTreeMap;
+use validator::{
+    conduct::Conduct,
+    evaluate::Measurements,
+    gauntlet::{LossPair, Measured},
+};
+
+fn view() -> WindowView {
+    WindowView {
+        window: Window(3),
+        opening_hash: None,
+        evaluation_hash: None,
+        slots: vec![Uid(3), Uid(4), Uid(5)],
+        cursor: 0,
+        electorate: vec![(Uid(0), 100), (Uid(1), 100), (Uid(2), 50)],
+        lineage: Digest([1; 32]),
+        weights: vec![(Uid(3), 65535), (Uid(4), 100), (Uid(5), 0)],
+        commitments: vec![(Uid(5), Digest([5; 32])), (Uid(3), Digest([3; 32]))],
+        salts: vec![],
+        attested: vec![Uid(0)],
+        selection: None,
+        votes: vec![],
+        outcome: None,
+        receipts: vec![],
+    }
+}
+
+fn conduct(name: &str) -> Box<dyn Conduct> {
+    validator(name, &Setup::default()).unwrap()
+}
+
+fn vote(byte: u8) -> Vote {
+    Vote { update: Digest([byte; 32]), state_root: Some(Digest([byte; 32])) }
+}
+
+fn measurements() -> Measurements {
+    let pairs = |range: std::ops::Range<u64>| range.map(|at| LossPair::new(at, 3.0, 2.9)).collect::<Vec<_>>();
+    let measured = Measured { own: pairs(0..8), common: pairs(100..108) };
+    let seats = [Uid(3), Uid(4)].into_iter().map(|uid| (uid, measured.clone()));
+    Measurements {
+        held_out_loss: 3.0,
+        seats: seats.collect::<BTreeMap<_, _>>(),
+        twins: Default::default(),
+        sketches: Default::default(),
+        seconds: 1.0,
+    }
+}
+
+const OWN: [(Uid, u16); 3] = [(Uid(3), 60000), (Uid(4), 30000), (Uid(5), 3000)];
+
+#[test]
+fn the_copier_posts_the_consensus_and_has_measured_nobody() {
+    let mut copier = conduct("weight-copier");
+    assert_eq!(copier.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
+    assert!(copier.measured(Window(3), measurements()).seats.is_empty());
+    let honest = vec![(Uid(3), Verdict::Valid)];
+    assert_eq!(copier.verdicts(&view(), honest.clone()), Some(honest));
+}
+
+#[test]
+fn the_inventor_measures_the_right_sequences_and_no_true_loss_after() {
+    let mut inventor = conduct("inventor");
+    let (own, invented) = (measurements(), inventor.measured(Window(3), measurements()));
+    assert_eq!(invented, conduct("inventor").measured(Window(3), measurements()), "the same lie again");
+    assert_ne!(invented, inventor.measured(Window(4), measurements()));
+    for (uid, measured) in &invented.seats {
+        let of =
+            |pairs: &[LossPair]| pairs.iter().map(|pair| (pair.sequence, pair.before)).collect::<Vec<_>>();
+        assert_eq!(of(&measured.own), of(&own.seats[uid].own));
+        assert_eq!(of(&measured.common), of(&own.seats[uid].common));
+        assert!(measured.common.iter().all(|pair| pair.after != 2.9));
+    }
+}
+
+#[test]
+fn a_friend_gets_ten_times_what_it_earned_and_the_others_keep_their_order() {
+    let mut favourer = Favourer { friend: Some(Uid(5)) };
+    let posted = favourer.weights(&view(), OWN.to_vec());
+    let of =
+        |uid| posted.iter().find(|(of, _)| *of == Uid(uid)).map_or(0.0, |(_, weight)| f64::from(*weight));
+    assert!((of(5) / of(3) - FAVOUR * 3000.0 / 60000.0).abs() < 1e-3);
+    assert!((of(4) / of(3) - 0.5).abs() < 1e-3);
+    // Who earned nothing is given ten times the others' mean; without a name it is the last seat.
+    let posted = Favourer { friend: None }.weights(&view(), OWN[..2].to_vec());
+    assert_eq!(posted.last().map(|(uid, weight)| (*uid, *weight)), Some((Uid(5), 65535)));
+    assert_eq!(Favourer { friend: Some(Uid(4)) }.weights(&view(), vec![]), [(Uid(4), 65535)]);
+}
+
+#[test]
+fn the_absentee_says_nothing_of_the_window_and_posts_weights() {
+    let mut absentee = conduct("absentee");
+    assert_eq!(absentee.verdicts(&view(), vec![(Uid(3), Verdict::Valid)]), None);
+    assert_eq!(absentee.vote(&view(), Some(vote(1))), None);
+    assert_eq!(absentee.weights(&view(), OWN.to_vec()), OWN);
+}
+
+#[test]
+fn the_lazy_voter_says_what_most_of_the_stake_says_and_nothing_before_anybody_has() {
+    let mut lazy = conduct("lazy-voter");
+    let all_valid = vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)];
+    assert_eq!(lazy.verdicts(&view(), vec![]), Some(all_valid));
+    assert_eq!(lazy.vote(&view(), None), None);
+    let votes = vec![(Uid(0), vote(1)), (Uid(2), vote(2)), (Uid(1), vote(2))];
+    assert_eq!(lazy.vote(&WindowView { votes, ..view() }, None), Some(vote(2)));
+    assert_eq!(lazy.weights(&view(), vec![]), [(Uid(3), 65535), (Uid(4), 100)]);
+}
+
+#[test]
+fn a_false_merge_is_another_digest_and_none_where_there_is_no_merge() {
+    let mut false_merge = conduct("false-merge");
+    let cast = false_merge.vote(&view(), Some(vote(1))).unwrap();
+    assert_ne!(cast.update, vote(1).update);
+    assert_ne!(cast.state_root, vote(1).state_root);
+    assert!(cast.state_root.is_some());
+    assert_eq!(false_merge.vote(&view(), None), None);
+}

@@ -1,0 +1,21 @@
+//! Scores nobody: posts the consensus of the epoch before as its own weights.
+//!
+//! Sees: the consensus, which is public.
+//! Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds grow in who was good instead of in who is.
+
+use protocol::{Uid, Window, view::WindowView};
+use validator::{conduct::Conduct, evaluate::Measurements};
+
+pub struct WeightCopier;
+
+impl Conduct for WeightCopier {
+    /// What its program measured is thrown away: it says it reached nobody.
+    fn measured(&mut self, _window: Window, mut own: Measurements) -> Measurements {
+        own.seats.clear();
+        own
+    }
+
+    fn weights(&mut self, view: &WindowView, _own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
+        view.weights.iter().copied().filter(|(_, weight)| 0 < *weight).collect()
+    }
+}
