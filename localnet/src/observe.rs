@@ -217,12 +217,15 @@ impl Observer {
                     self.last_merge = Some((window, bytes, inputs.len()));
                 }
             }
-            Entry::Missed { window, reason } | Entry::Abstained { window, reason } => {
+            Entry::Missed { window, reason }
+            | Entry::Abstained { window, reason }
+            | Entry::Unpublished { window, reason } => {
                 self.missed.push((window, name, reason));
             }
             Entry::Committed { .. }
             | Entry::Uploaded { .. }
             | Entry::Posted { .. }
+            | Entry::Published { .. }
             | Entry::Repaired { .. } => {}
         }
     }

@@ -43,6 +43,11 @@ pub fn receipt(run: RunId, window: Window, uid: Uid, digest: &Digest) -> ObjectK
     ObjectKey(format!("{}receipts/{uid}/{digest}", window_prefix(run, window)))
 }
 
+/// Whether an object is a receipt: kept longer than what it is about.
+pub fn is_receipt(key: &ObjectKey) -> bool {
+    key.0.contains("/receipts/")
+}
+
 /// A piece of a checkpoint. Checkpoints share the pieces in which they do not differ.
 pub fn piece(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("pieces/{digest}"))
@@ -173,6 +178,7 @@ mod tests {
         for (index, name) in names.iter().enumerate() {
             assert_eq!(name.as_str().parse(), Ok(name.clone()));
             assert_eq!(name.digest(), digest);
+            assert_eq!(is_receipt(name), *name == receipt(RUN, WINDOW, Uid(3), &digest));
             assert!(names.iter().skip(index + 1).all(|other| other != name));
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '/' || c == '-';
             assert!(name.as_str().chars().all(plain));

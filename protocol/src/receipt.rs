@@ -141,8 +141,17 @@ pub struct Standing {
     pub faults: u32,
     /// `t/n`.
     pub share: Exact,
-    /// Scores of the last windows, oldest first, an epoch's worth at most.
-    pub recent: Vec<Exact>,
+    /// What was earned in the last windows, oldest first, an epoch's worth at most.
+    pub recent: Vec<Earned>,
+}
+
+/// What one window earned (PROT-25).
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Earned {
+    /// Before penalties.
+    pub score: Exact,
+    /// What penalties multiply it by.
+    pub penalty: Exact,
 }
 
 /// Something that lowers a seat's score for a while (PROT-25).
@@ -159,6 +168,8 @@ pub struct Penalty {
 pub enum PenaltyReason {
     /// The contribution made the model significantly worse.
     Harm,
+    /// It was a near-duplicate of another, and showed nothing of its seat's own data.
+    Duplicate,
 }
 
 /// What the window's work was worth, and why.
@@ -202,14 +213,32 @@ pub enum Observed {
     /// Committed, and neither the electorate nor this validator can say what.
     Unobserved,
     /// Two thirds of the stake say that it is faulty.
-    Faulty { reason: String },
+    Faulty {
+        /// That of the fault which this validator saw itself, as in [`FaultSaid::label`]; or that others did.
+        label: String,
+        detail: String,
+    },
     /// A contribution that counts.
     Valid {
         /// `t`.
         trained: u32,
         /// `None` where its turn did not come.
         measured: Option<Measured>,
+        /// The contribution that this one is most like, where that is more than independent work can be.
+        twin: Option<Twin>,
     },
+}
+
+/// A near-duplicate (PROT-25).
+#[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
+pub struct Twin {
+    pub uid: Uid,
+    /// The window judged, or one before it.
+    pub window: Window,
+    /// Of its bytes.
+    pub digest: Digest,
+    /// The cosine of the two.
+    pub alike: Exact,
 }
 
 /// Losses before and after the contribution, in nats per token.
@@ -240,6 +269,12 @@ pub struct Outcome {
     pub own_data: Option<OwnData>,
     /// Place in the window's match, from 1 (PROT-23).
     pub place: Option<u32>,
+    /// `μ − 3σ` after the window.
+    pub ordinal: Exact,
+    /// The ordinal of the window's field.
+    pub field_ordinal: Exact,
+    /// From 0 to 1: what the one is worth beside the other (PROT-25).
+    pub merit: Exact,
     /// This window's (PROT-25).
     pub score: Exact,
     /// From an epoch's worth of scores (PROT-26).
@@ -369,7 +404,10 @@ impl Receipt {
         within(common.len(), sequences, "there are more common sequences than the run allows")?;
         for judged in seats {
             match &judged.observed {
-                Observed::Faulty { reason } => within(reason.len(), TEXT_BYTES_MAX, "a text is too long")?,
+                Observed::Faulty { label, detail } => {
+                    within(label.len(), TEXT_BYTES_MAX, "a text is too long")?;
+                    within(detail.len(), TEXT_BYTES_MAX, "a text is too long")?;
+                }
                 Observed::Valid { measured: Some(measured), .. } => {
                     within(
                         measured.own.len(),
@@ -427,12 +465,12 @@ pub fn largest_bytes(params: &RunParams) -> usize {
     // A compact length takes four bytes at most where what it counts takes memory at all.
     let list = |entries: usize, bytes: usize| entries.saturating_mul(bytes).saturating_add(5);
     let text = list(TEXT_BYTES_MAX, 1);
-    let standing = list(epoch, 8).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
+    let standing = list(epoch, 16).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
     let standings = list(SEATS_MAX, standing.saturating_add(6)).saturating_add(5);
     let seat = list(sequences, 24)
         .saturating_add(list(sequences, 8))
-        .saturating_add(text)
-        .saturating_add(6 + 7 + 3 * 9 + 33 + 5 + 8 + 2);
+        .saturating_add(text.saturating_mul(2))
+        .saturating_add(6 + 7 + 47 + 3 * 9 + 33 + 5 + 4 * 8 + 2);
     // An attested seat is in one list; a text of a fault is two.
     let attested = list(SEATS_MAX, 2 * text + 2).saturating_add(10);
     MAGIC

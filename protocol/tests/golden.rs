@@ -10,9 +10,9 @@ use protocol::{
     merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
     params::{Density, F32Bits, MergeRule},
     receipt::{
-        Attested, Baseline, Exact, FaultSaid, Judged, Judgement, LossPair, Measured, Merged, NotObserved,
-        Observed, Outcome, OwnData, Penalty, PenaltyReason, Previous, Receipt, Remembered, Standing,
-        Standings,
+        Attested, Baseline, Earned, Exact, FaultSaid, Judged, Judgement, LossPair, Measured, Merged,
+        NotObserved, Observed, Outcome, OwnData, Penalty, PenaltyReason, Previous, Receipt, Remembered,
+        Standing, Standings, Twin,
     },
     select::Selected,
     submission::{Expected, Header, Submission, seal},
@@ -149,13 +149,16 @@ fn receipt() -> Receipt {
         mu: exact(mu),
         sigma: exact(8.1),
         mark: exact(0.05),
-        penalties: vec![Penalty { reason: PenaltyReason::Harm, since: Window(998), remaining: 9 }],
+        penalties: vec![
+            Penalty { reason: PenaltyReason::Harm, since: Window(998), remaining: 9 },
+            Penalty { reason: PenaltyReason::Duplicate, since: Window(999), remaining: 10 },
+        ],
         first_seen: Window(990),
         last_evaluated: Some(Window(999)),
         evaluations: 7,
         faults: 1,
         share: exact(0.9375),
-        recent: recent.iter().copied().map(exact).collect(),
+        recent: recent.iter().map(|score| Earned { score: exact(*score), penalty: exact(0.25) }).collect(),
     };
     let standings = |judged: u32, mu: f64| Standings {
         judged: Some(Window(judged)),
@@ -170,6 +173,9 @@ fn receipt() -> Receipt {
         common_error: None,
         own_data: None,
         place: None,
+        ordinal: exact(-1.5),
+        field_ordinal: exact(3.0),
+        merit: exact(0.0),
         score: exact(0.0),
         weight: 0,
     };
@@ -180,13 +186,17 @@ fn receipt() -> Receipt {
         common_error: Some(exact(1e-3)),
         own_data: Some(data),
         place: Some(1),
+        ordinal: exact(3.5),
+        field_ordinal: exact(3.0),
+        merit: exact(0.875),
         score: exact(0.25),
         weight: 65535,
     };
     let own = vec![LossPair { sequence: 123_456, before: exact(2.5), after: exact(2.45) }];
     let measured = Measured { own, common_after: vec![exact(2.75), exact(2.625)] };
     let judged = |uid, observed, result| Judged { seat: seat(uid), observed, result };
-    let valid = |trained, measured| Observed::Valid { trained, measured };
+    let twin = Twin { uid: Uid(2), window: Window(998), digest: Digest::of(b"twin"), alike: exact(0.96875) };
+    let valid = |trained, measured, twin| Observed::Valid { trained, measured, twin };
     let common = |sequence, before| Baseline { sequence, before: exact(before) };
     Receipt {
         format: 1,
@@ -214,9 +224,9 @@ fn receipt() -> Receipt {
             order: vec![Uid(4), Uid(2)],
             common: vec![common(5, 2.8), common(u64::MAX, 3.0)],
             seats: vec![
-                judged(2, valid(512, Some(measured)), evaluated),
-                judged(4, valid(480, None), none),
-                judged(5, Observed::Faulty { reason: "two thirds say so".into() }, none),
+                judged(2, valid(512, Some(measured), None), evaluated),
+                judged(4, valid(480, None, Some(twin)), none),
+                judged(5, Observed::Faulty { label: "missing".into(), detail: "no bytes".into() }, none),
                 judged(6, Observed::Unobserved, none),
                 judged(7, Observed::Absent, none),
             ],

@@ -5,6 +5,7 @@ use crate::{
     conduct::{Conduct, Honest},
     gauntlet::Sketches,
     hidden::Hidden,
+    receipts::Receipts,
     salt::Salts,
     serve::Validator,
 };
@@ -133,6 +134,11 @@ async fn serve(
         );
     }
 
+    let run = opened.run();
+    let receipts =
+        Receipts::load(&settings.directory, run.id, &run.params, opened.key.signing_key().clone())?;
+    let standings = crate::serve::later(standings, receipts.standings());
+
     let validator = Validator {
         holder,
         store: opened.store,
@@ -141,6 +147,8 @@ async fn serve(
         salts: Salts::new(&secret),
         ballots,
         hidden: Hidden::load(&settings.directory, &secret)?,
+        receipts,
+        publishing: None,
         seat: opened.seat,
         standings,
         sketches: Sketches::default(),

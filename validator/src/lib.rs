@@ -8,5 +8,6 @@ pub mod evaluate;
 pub mod gather;
 pub mod gauntlet;
 pub mod hidden;
+pub mod receipts;
 pub mod salt;
 pub mod serve;

@@ -9,16 +9,18 @@ use crate::{
     gather::{self, Gathered},
     gauntlet::{self, Sketches, Standings},
     hidden::{Hidden, HiddenError},
+    receipts::{self, Published, Receipts, ReceiptsError, Said, form, form::Plan},
     salt::Salts,
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
 use model::Evaluator;
 use protocol::{
-    Block, Schedule, Uid, Window,
+    Block, Digest, Schedule, Uid, Window,
     assign::{self, Assignment},
+    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt},
     submission::Fault,
-    view::{Outcome, SeatView, Verdict, WindowView},
+    view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
 use replica::{
     Contribution, Entry, Follower, HoldError, Holder, Journal, causes,
@@ -51,6 +53,9 @@ pub struct Validator {
     pub salts: Salts,
     pub ballots: Ballots,
     pub hidden: Hidden,
+    pub receipts: Receipts,
+    /// Receipts on their way into the bucket and onto the chain.
+    pub publishing: Option<JoinHandle<Vec<Published>>>,
     pub seat: SeatView,
     pub standings: Standings,
     /// What the last windows' contributions looked like. A restart forgets it: near-duplicates of older work are found again after as many windows.
@@ -85,10 +90,14 @@ pub enum ServeError {
     Ballots(#[from] BallotError),
     #[error("could not keep what is to be revealed in this window")]
     Hidden(#[from] HiddenError),
+    #[error("could not keep what receipts are made of")]
+    Receipts(#[from] ReceiptsError),
     #[error("the evaluation failed")]
     Evaluate(#[from] EvaluateError),
     #[error("the thread that evaluates died")]
     EvaluatorDied(#[source] tokio::task::JoinError),
+    #[error("the task that publishes receipts died")]
+    PublisherDied(#[source] tokio::task::JoinError),
     #[error("this seat was given to somebody else at block {registered_at}; register again")]
     SeatLost { registered_at: Block },
 }
@@ -103,6 +112,7 @@ struct Evaluation {
     faults: BTreeMap<Uid, Fault>,
     /// Set when there is no time for a further contribution.
     time_is_up: Arc<AtomicBool>,
+    plan: Plan,
     handle: JoinHandle<(Evaluator, Result<Measurements, EvaluateError>)>,
 }
 
@@ -128,6 +138,7 @@ impl Validator {
             served += 1;
             self.still_ours().await?;
             self.reveal_weights(window, &mut heads).await?;
+            self.publish_receipts().await?;
 
             // While miners train, judge what the last window left to judge.
             let schedule = self.schedule();
@@ -172,6 +183,7 @@ impl Validator {
             if let Some(running) = evaluation.take() {
                 evaluation = self.judge_by(running, &mut heads, last_call).await?;
             }
+            self.publish_receipts().await?;
 
             replica::tidy(&*self.store, self.follower().run.id, window).await;
         }
@@ -202,7 +214,10 @@ impl Validator {
         }
         verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
         verdicts.sort_by_key(|(uid, _)| *uid);
-        let Some(mut verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
+        let Some(verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
+        let attested = attested(&verdicts, gathered, &not_observed);
+        let attested = self.receipts.attest(window, view.lineage, attested)?;
+        let mut verdicts = verdicts_of(&attested);
 
         let run = self.follower().run.id;
         let next_salt = self.salts.commitment(run, window.next());
@@ -313,6 +328,11 @@ impl Validator {
             return Ok(Ok(()));
         }
         let Some(vote) = self.conduct.vote(view, Some(vote)) else { return Ok(Ok(())) };
+        let selected =
+            view.selection.as_ref().map(|selection| selection.selected.clone()).unwrap_or_default();
+        let merged = Merged { inputs: selected, update: vote.update, state_root: vote.state_root };
+        let Merged { update, state_root, .. } = self.receipts.vote(window, view.lineage, merged)?;
+        let vote = Vote { update, state_root };
         let run = self.follower().run.id;
         let call = if self.hides() {
             let vote = self.hidden.seal_vote(run, window, vote)?;
@@ -387,7 +407,12 @@ impl Validator {
             self.evaluations_max,
             run.params.evaluation_wait_max,
         );
-        let order = order.into_iter().map(|seat| seat.uid).collect();
+        let order: Vec<Uid> = order.into_iter().map(|seat| seat.uid).collect();
+        let plan = Plan {
+            held: contributions.keys().copied().collect(),
+            budget: u32::try_from(self.evaluations_max).unwrap_or(u32::MAX),
+            order: order.clone(),
+        };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
         let theta = self.holder.state.theta.clone();
         let job = Job::new(
@@ -413,6 +438,7 @@ impl Validator {
             seats: seats.to_vec(),
             trained,
             faults,
+            plan,
             time_is_up,
             handle,
         }))
@@ -438,43 +464,61 @@ impl Validator {
         self.evaluator = Some(evaluator);
         let measured = self.conduct.measured(evaluation.view.window, measured?);
         self.sketches = measured.sketches.clone();
-        self.conclude(&evaluation, measured).await?;
+        if let Some(fixed) = self.fixed(evaluation.view.window, heads).await? {
+            evaluation.view = fixed;
+        }
+        self.conclude(&evaluation, measured)?;
         Ok(None)
     }
 
-    /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
-    async fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
-        let window = evaluation.view.window;
-        match self.view(window).await? {
-            // Once is enough: a predecessor of ours may have judged it before it was killed.
-            Some(view)
-                if matches!(view.outcome, Some(Outcome::Merged(_)))
-                    && self.standings.judged < Some(window) =>
-            {
-                self.judge(&view, evaluation, measured)
+    /// The window once it is fixed. Where votes are hidden, or the chain has more to do than fits into a block, that is some blocks after
+    /// the deadline; what is not fixed as the next window opens is waited for no longer.
+    async fn fixed(
+        &self,
+        window: Window,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<Option<WindowView>, ServeError> {
+        let over = self.schedule().opens_at(window.next());
+        loop {
+            let head = heads.borrow_and_update().block;
+            let view = self.view(window).await?;
+            if over <= head || view.as_ref().is_none_or(|view| view.outcome.is_some()) {
+                return Ok(view);
             }
-            _ => {
-                self.journal.write(&Entry::Judged {
-                    window,
-                    held_out_loss: measured.held_out_loss,
-                    seats: Vec::new(),
-                    evaluate_seconds: measured.seconds,
-                });
-                Ok(())
-            }
+            wait_past(heads, head).await?;
         }
     }
 
+    /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
+    fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+        let view = &evaluation.view;
+        let window = view.window;
+        // Windows whose turn to be measured did not come have their receipts first: each names the one before.
+        for earlier in self.receipts.unsealed_before(window) {
+            let base = self.receipts.said(earlier).map(|said| said.base).unwrap_or_default();
+            self.seal(earlier, base, None)?;
+        }
+        // Once is enough: a predecessor of ours may have judged it before it was killed.
+        let judged = Some(window) <= self.standings.judged.max(self.receipts.sealed_until());
+        if matches!(view.outcome, Some(Outcome::Merged(_))) && !judged {
+            return self.judge(evaluation, measured);
+        }
+        self.seal(window, view.lineage, None)?;
+        self.journal.write(&Entry::Judged {
+            window,
+            held_out_loss: measured.held_out_loss,
+            seats: Vec::new(),
+            evaluate_seconds: measured.seconds,
+        });
+        Ok(())
+    }
+
     /// Evidence in, standings and weights out; both on disk before anything is said about them.
-    fn judge(
-        &mut self,
-        view: &WindowView,
-        evaluation: &Evaluation,
-        measured: Measurements,
-    ) -> Result<(), ServeError> {
-        let Evaluation { seats, trained, faults, .. } = evaluation;
+    fn judge(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+        let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
         let evidence = evaluate::evidence(view, seats, trained, faults, &measured);
         let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
+        self.seal(view.window, view.lineage, Some(form::judgement(plan.clone(), &evidence, &verdict)))?;
         self.standings = verdict.standings;
         files::write_atomic(&self.directory.join("standings.json"), &serde_json::to_vec(&self.standings)?)?;
 
@@ -492,6 +536,60 @@ impl Validator {
             seats,
             evaluate_seconds: measured.seconds,
         });
+        Ok(())
+    }
+
+    /// Signs the window's receipt, once (PROT-27).
+    fn seal(&mut self, window: Window, base: Digest, judgement: Option<Judgement>) -> Result<(), ServeError> {
+        let run = self.follower().run.id;
+        let (salt, validator, hotkey) = (self.salts.salt(run, window), self.seat.id, self.seat.hotkey);
+        let before = form::standings(&self.standings);
+        let write = |previous, said: Said| Receipt {
+            format: receipt::FORMAT,
+            run,
+            window,
+            validator,
+            hotkey,
+            base,
+            previous,
+            salt,
+            attested: said.attested.unwrap_or_default(),
+            merged: said.merged,
+            before,
+            judgement,
+        };
+        if let Some(digest) = self.receipts.seal(window, write)? {
+            tracing::debug!(window = window.0, receipt = %digest, "sealed the receipt");
+        }
+        Ok(())
+    }
+
+    /// Sends on its way what is not published yet, and takes note of what became of what was. What fails is said, and tried again in
+    /// the next window.
+    async fn publish_receipts(&mut self) -> Result<(), ServeError> {
+        if self.publishing.as_ref().is_some_and(|running| !running.is_finished()) {
+            return Ok(());
+        }
+        if let Some(ended) = self.publishing.take() {
+            for published in ended.await.map_err(ServeError::PublisherDied)? {
+                let Published { window, digest, bytes, anchored } = &published;
+                let entry = match anchored {
+                    Ok(()) => Entry::Published { window: *window, receipt: *digest, bytes: *bytes },
+                    Err(not) => {
+                        tracing::warn!(window = window.0, reason = not.reason, "no receipt on the chain");
+                        Entry::Unpublished { window: *window, reason: not.reason.clone() }
+                    }
+                };
+                self.journal.write(&entry);
+                self.receipts.note(&published)?;
+            }
+        }
+        let pending = self.receipts.pending();
+        if !pending.is_empty() {
+            let (store, chain) = (self.store.clone(), self.follower().chain.clone());
+            let (run, uid) = (self.follower().run.id, self.seat.id.uid);
+            self.publishing = Some(tokio::spawn(receipts::publish(store, chain, run, uid, pending)));
+        }
         Ok(())
     }
 
@@ -624,6 +722,41 @@ impl Validator {
     }
 }
 
+/// What is attested, with the reasons that a receipt gives for it.
+fn attested(
+    verdicts: &[(Uid, Verdict)],
+    gathered: &Gathered,
+    not_observed: &BTreeMap<Uid, String>,
+) -> Attested {
+    let mut attested = Attested::default();
+    for (uid, verdict) in verdicts {
+        match verdict {
+            Verdict::Valid => attested.valid.push(*uid),
+            Verdict::Faulty => attested.faulty.push(match gathered.faulty.get(uid) {
+                Some(fault) => FaultSaid {
+                    uid: *uid,
+                    label: fault.label().to_owned(),
+                    detail: receipt::text(&fault.to_string()),
+                },
+                None => FaultSaid { uid: *uid, label: "unsaid".to_owned(), detail: String::new() },
+            }),
+        }
+    }
+    let unseen = not_observed.iter().filter(|(uid, _)| verdicts.iter().all(|(said, _)| said != *uid));
+    let unseen = unseen.map(|(uid, reason)| NotObserved { uid: *uid, reason: receipt::text(reason) });
+    attested.not_observed = unseen.collect();
+    attested
+}
+
+/// What the chain is told of it, in uid order.
+fn verdicts_of(attested: &Attested) -> Vec<(Uid, Verdict)> {
+    let valid = attested.valid.iter().map(|uid| (*uid, Verdict::Valid));
+    let faulty = attested.faulty.iter().map(|said| (said.uid, Verdict::Faulty));
+    let mut verdicts: Vec<_> = valid.chain(faulty).collect();
+    verdicts.sort_unstable_by_key(|(uid, _)| *uid);
+    verdicts
+}
+
 /// A report of the gauntlet's, as the journal keeps it.
 fn judged(report: &gauntlet::SeatReport) -> SeatJudged {
     SeatJudged {
@@ -650,6 +783,15 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
         _ => None,
     };
     fault.into_iter().chain(penalties).collect()
+}
+
+/// The later of what a predecessor left: its standings, or what its last receipt says of them. It may have been killed in between, and
+/// what is signed stands.
+pub fn later(standings: Standings, signed: Option<&receipt::Standings>) -> Standings {
+    match signed {
+        Some(signed) if standings.judged < signed.judged => form::remembered(signed),
+        _ => standings,
+    }
 }
 
 /// The standings that a predecessor left, or none.

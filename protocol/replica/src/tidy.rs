@@ -1,11 +1,17 @@
 //! Old objects leave the bucket window by window, long after anyone can want them.
 
-use protocol::{RunId, Window, keys};
+use protocol::{
+    RunId, Window,
+    keys::{self, ObjectKey},
+};
 use store::Store;
 
 /// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator that was away would
 /// want to merge afterwards (PROT-15, PROT-20).
 const WINDOWS_KEPT: u32 = 64;
+/// Windows for which a validator keeps its receipts: as long as the chain remembers what they are about, and half as long again, so that
+/// each finds the one before it (PROT-27).
+pub const RECEIPT_WINDOWS_KEPT: u32 = 192;
 /// Windows between two tidyings.
 const EVERY: u32 = 8;
 /// Objects of one window looked at.
@@ -16,12 +22,17 @@ pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
     if !now.0.is_multiple_of(EVERY) {
         return;
     }
-    let end = now.0.saturating_sub(WINDOWS_KEPT);
+    drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| !keys::is_receipt(key)).await;
+    drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |_| true).await;
+}
+
+/// Removes what is `old` of the windows just before `end`.
+async fn drop_before(store: &dyn Store, run: RunId, end: u32, old: impl Fn(&ObjectKey) -> bool) {
     for window in end.saturating_sub(EVERY)..end {
         let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else {
             continue;
         };
-        for key in listing.entries.iter().filter_map(store::Entry::key) {
+        for key in listing.entries.iter().filter_map(store::Entry::key).filter(&old) {
             if let Err(error) = store.delete(&key).await {
                 tracing::debug!(%key, %error, "could not remove an old object");
             }
@@ -32,7 +43,7 @@ pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use protocol::Digest;
+    use protocol::{Digest, Uid};
     use store::MemoryStore;
 
     #[tokio::test]
@@ -49,5 +60,21 @@ mod tests {
         tidy(&store, RunId(0), Window(72)).await;
         assert!(store.head(&old).await.unwrap_err().is_not_found());
         assert!(store.head(&recent).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn receipts_stay_longer_than_what_they_are_about() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let update = keys::update(RunId(0), Window(3), &digest);
+        let receipt = keys::receipt(RunId(0), Window(3), Uid(1), &digest);
+        for key in [&update, &receipt] {
+            store.put(key, b"bytes".to_vec().into()).await.unwrap();
+        }
+        tidy(&store, RunId(0), Window(72)).await;
+        assert!(store.head(&update).await.unwrap_err().is_not_found());
+        assert!(store.head(&receipt).await.is_ok());
+        tidy(&store, RunId(0), Window(200)).await;
+        assert!(store.head(&receipt).await.unwrap_err().is_not_found());
     }
 }

@@ -91,6 +91,7 @@ struct Numbers {
     voted: Counter,
     judged: Counter,
     posted: Counter,
+    receipts: Counter,
     repaired: Counter,
     missed: Counter,
     verdicts: Family<Labels, Counter>,
@@ -225,6 +226,7 @@ impl Numbers {
             voted: add(r, "votes", "Updates voted"),
             judged: add(r, "windows_judged", "Windows whose contributions were judged"),
             posted: add(r, "weights_posted", "Epochs for which weights were posted"),
+            receipts: add(r, "receipts_published", "Windows whose receipt is in the bucket and on the chain"),
             repaired: add(r, "pieces_repaired", "Pieces of the model that a checkpoint set right"),
             missed: add(r, "windows_missed", "Windows without the role's commitment, attestation or vote"),
             verdicts: add(r, "verdicts", "Contributions by what was said of them"),
@@ -365,6 +367,10 @@ impl Shared {
             Entry::Posted { .. } => {
                 numbers.posted.inc();
             }
+            Entry::Published { .. } => {
+                numbers.receipts.inc();
+            }
+            Entry::Unpublished { window, reason } => self.wrong(*window, reason),
             Entry::Repaired { pieces, .. } => {
                 numbers.repaired.inc_by(u64::try_from(*pieces).unwrap_or(u64::MAX));
             }
@@ -604,6 +610,7 @@ mod tests {
             Entry::Voted { window, update: digest, bytes: 11, inputs: vec![Uid(2)] },
             Entry::Judged { window, held_out_loss: 4.25, seats: vec![], evaluate_seconds: 0.5 },
             Entry::Posted { epoch: 0, weights: vec![] },
+            Entry::Published { window, receipt: digest, bytes: 9 },
             Entry::Repaired { window, pieces: 2 },
             Entry::Missed { window, reason: "too late".into() },
             Entry::Abstained { window, reason: "é".repeat(1000) },
@@ -624,6 +631,7 @@ mod tests {
             "mettle_attestations_total 1",
             "mettle_votes_total 1",
             "mettle_weights_posted_total 1",
+            "mettle_receipts_published_total 1",
             "mettle_pieces_repaired_total 2",
             "mettle_windows_missed_total 2",
             "mettle_windows_judged_total 1",

@@ -27,20 +27,26 @@ fn standing() -> impl Strategy<Value = Standing> {
     });
     let numbers = (exact(), exact(), exact(), exact());
     let counts = (any::<u32>(), any::<Option<u32>>(), any::<u32>(), any::<u32>());
-    (numbers, counts, some(penalty, 0..3), some(exact(), 0..=3)).prop_map(
-        |((mu, sigma, mark, share), (first, last, evaluations, faults), penalties, recent)| Standing {
-            mu,
-            sigma,
-            mark,
-            penalties,
-            first_seen: Window(first),
-            last_evaluated: last.map(Window),
-            evaluations,
-            faults,
-            share,
-            recent,
-        },
+    (
+        numbers,
+        counts,
+        some(penalty, 0..3),
+        some((exact(), exact()).prop_map(|(score, penalty)| Earned { score, penalty }), 0..=3),
     )
+        .prop_map(|((mu, sigma, mark, share), (first, last, evaluations, faults), penalties, recent)| {
+            Standing {
+                mu,
+                sigma,
+                mark,
+                penalties,
+                first_seen: Window(first),
+                last_evaluated: last.map(Window),
+                evaluations,
+                faults,
+                share,
+                recent,
+            }
+        })
 }
 
 fn standings() -> impl Strategy<Value = Standings> {
@@ -63,14 +69,18 @@ fn observed(common: usize) -> impl Strategy<Value = Observed> {
         before,
         after,
     });
+    let twin =
+        (any::<u16>(), any::<u32>(), any::<[u8; 32]>(), exact()).prop_map(|(uid, window, digest, alike)| {
+            Twin { uid: Uid(uid), window: Window(window), digest: Digest(digest), alike }
+        });
     let measured = (some(pair, 0..=4), some(exact(), common))
         .prop_map(|(own, common_after)| Measured { own, common_after });
     prop_oneof![
         Just(Observed::Absent),
         Just(Observed::Unobserved),
-        "[a-zä ]{0,9}".prop_map(|reason| Observed::Faulty { reason }),
-        (any::<u32>(), proptest::option::of(measured))
-            .prop_map(|(trained, measured)| Observed::Valid { trained, measured }),
+        "[a-zä ]{0,9}".prop_map(|detail| Observed::Faulty { label: "late".into(), detail }),
+        (any::<u32>(), proptest::option::of(measured), proptest::option::of(twin))
+            .prop_map(|(trained, measured, twin)| Observed::Valid { trained, measured, twin }),
     ]
 }
 
@@ -89,6 +99,9 @@ fn outcome() -> impl Strategy<Value = Outcome> {
             common_error: common_gain,
             own_data,
             place,
+            ordinal: score,
+            field_ordinal: score,
+            merit: score,
             score,
             weight,
         },
@@ -301,7 +314,7 @@ fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
     let of = |seats: Vec<Remembered>| Receipt { before: Standings { judged: None, seats }, ..plain() };
     assert!(refused(of(vec![remembered(2), remembered(1)])).contains("standings"));
     let mut long = remembered(1);
-    long.standing.recent = vec![Exact::of(0.0); 4];
+    long.standing.recent = vec![Earned { score: Exact::of(0.0), penalty: Exact::of(1.0) }; 4];
     assert!(refused(of(vec![long])).contains("epoch"));
     let mut bad = remembered(1);
     bad.standing.penalties =
@@ -317,11 +330,14 @@ fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
         common_error: None,
         own_data: None,
         place: None,
+        ordinal: Exact::of(0.0),
+        field_ordinal: Exact::of(0.0),
+        merit: Exact::of(0.0),
         score: Exact::of(0.0),
         weight: 0,
     };
     let measured = Measured { own: vec![], common_after: vec![] };
-    let observed = Observed::Valid { trained: 1, measured: Some(measured) };
+    let observed = Observed::Valid { trained: 1, measured: Some(measured), twin: None };
     let seats = vec![Judged { seat: seat(Uid(1)), observed, result: none }];
     assert!(
         refused(with(Judgement { common: vec![baseline], seats, ..judged() })).contains("each of the common")

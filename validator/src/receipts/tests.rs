@@ -1,0 +1,327 @@
+use super::*;
+use crate::gauntlet::{self, Evidence, LossPair, Measured, Observed};
+use async_trait::async_trait;
+use chain_client::{Amount, Balance, ChainError, Draft, Head, Included};
+use protocol::{
+    Block, Hotkey, SeatId,
+    receipt::{FORMAT, FaultSaid},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+};
+use std::{sync::Mutex, time::Duration};
+use store::MemoryStore;
+use tokio::sync::watch;
+
+const RUN: RunId = RunId(3);
+const UID: Uid = Uid(9);
+
+fn key() -> SigningKey {
+    SigningKey::from_bytes(&[7; 32])
+}
+
+fn load(directory: &Path) -> Receipts {
+    Receipts::load(directory, RUN, &RunParams::default(), key()).unwrap()
+}
+
+fn receipt(window: Window, previous: Option<Previous>, said: Said) -> Receipt {
+    Receipt {
+        format: FORMAT,
+        run: RUN,
+        window,
+        validator: SeatId { uid: UID, registered_at: Block(1) },
+        hotkey: Hotkey(key().verifying_key().to_bytes()),
+        base: said.base,
+        previous,
+        salt: [4; 32],
+        attested: said.attested.unwrap_or_default(),
+        merged: said.merged,
+        before: Standings { judged: window.previous(), seats: vec![] },
+        judgement: None,
+    }
+}
+
+fn seal(receipts: &mut Receipts, window: u32) -> Option<Digest> {
+    let window = Window(window);
+    receipts.seal(window, |previous, said| receipt(window, previous, said)).unwrap()
+}
+
+fn valid(uids: &[u16]) -> Attested {
+    Attested { valid: uids.iter().map(|uid| Uid(*uid)).collect(), ..Attested::default() }
+}
+
+fn merged(update: u8) -> Merged {
+    Merged { inputs: vec![], update: Digest([update; 32]), state_root: None }
+}
+
+#[test]
+fn whoever_is_killed_says_of_a_window_what_it_said_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let base = Digest([1; 32]);
+    let mut receipts = load(directory.path());
+    assert_eq!(receipts.attest(Window(2), base, valid(&[1, 2])).unwrap(), valid(&[1, 2]));
+    let mut receipts = load(directory.path());
+    assert_eq!(receipts.attest(Window(2), base, valid(&[1])).unwrap(), valid(&[1, 2]));
+    assert_eq!(receipts.vote(Window(2), base, merged(1)).unwrap(), merged(1));
+    let mut receipts = load(directory.path());
+    assert_eq!(receipts.vote(Window(2), base, merged(2)).unwrap(), merged(1));
+    // Another window has its own.
+    assert_eq!(receipts.attest(Window(3), base, valid(&[3])).unwrap(), valid(&[3]));
+    assert_eq!(receipts.unsealed_before(Window(3)), [Window(2)]);
+    assert_eq!(receipts.said(Window(2)).unwrap().base, base);
+}
+
+#[test]
+fn a_window_has_one_receipt_and_each_names_the_one_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut receipts = load(directory.path());
+    let first = seal(&mut receipts, 2).unwrap();
+    assert_eq!(seal(&mut receipts, 2), None, "a second one is never signed");
+    assert_eq!(seal(&mut receipts, 1), None, "nor one for a window before");
+    let third = seal(&mut receipts, 5).unwrap();
+
+    // Nor after a restart.
+    let mut receipts = load(directory.path());
+    assert_eq!(seal(&mut receipts, 5), None);
+    let pending = receipts.pending();
+    assert_eq!(
+        pending.iter().map(|(window, sealed)| (window.0, sealed.digest)).collect::<Vec<_>>(),
+        [(2, first), (5, third)]
+    );
+    let last = Receipt::open(&pending[1].1.bytes, &RunParams::default()).unwrap();
+    assert_eq!(last.previous, Some(Previous { window: Window(2), digest: first }));
+    assert_eq!(receipts.standings(), Some(last.after()));
+}
+
+#[test]
+fn a_receipt_holds_what_was_said_in_its_window_and_it_is_forgotten_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut receipts = load(directory.path());
+    let mut attested = valid(&[1]);
+    attested.faulty.push(FaultSaid { uid: Uid(2), label: "late".into(), detail: "it came late".into() });
+    receipts.attest(Window(2), Digest([1; 32]), attested.clone()).unwrap();
+    receipts.vote(Window(2), Digest([1; 32]), merged(1)).unwrap();
+    receipts.attest(Window(3), Digest([2; 32]), valid(&[1])).unwrap();
+    seal(&mut receipts, 2).unwrap();
+    let sealed = Receipt::open(&receipts.pending()[0].1.bytes, &RunParams::default()).unwrap();
+    assert_eq!((sealed.attested, sealed.merged, sealed.base), (attested, Some(merged(1)), Digest([1; 32])));
+    assert!(receipts.said(Window(2)).is_none() && receipts.said(Window(3)).is_some());
+}
+
+#[test]
+fn a_damaged_file_is_refused_with_a_word_on_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let folder = directory.path().join("receipts/3");
+    let refused =
+        || Receipts::load(directory.path(), RUN, &RunParams::default(), key()).err().unwrap().to_string();
+    seal(&mut load(directory.path()), 2).unwrap();
+    std::fs::write(folder.join("said.json"), b"[").unwrap();
+    assert!(refused().contains("remove it to go on"));
+    std::fs::remove_file(folder.join("said.json")).unwrap();
+    std::fs::write(folder.join("00000002.pending"), b"MTLR").unwrap();
+    assert!(refused().contains("remove it to go on"));
+}
+
+/// A chain that takes anchors as it is told to.
+struct Anchors {
+    refusals: Mutex<Vec<ChainError>>,
+    taken: Mutex<Vec<(Window, Digest)>>,
+}
+
+impl Anchors {
+    fn refusing(refusals: Vec<ChainError>) -> Arc<Anchors> {
+        Arc::new(Anchors { refusals: Mutex::new(refusals), taken: Mutex::default() })
+    }
+}
+
+fn refused(error: &str) -> ChainError {
+    ChainError::Refused {
+        doing: "anchoring".into(),
+        pallet: "Windows".into(),
+        error: error.into(),
+        docs: String::new(),
+    }
+}
+
+/// What no test here asks.
+fn unasked<T>() -> Result<T, ChainError> {
+    Err(ChainError::NoSuchRun(RUN))
+}
+
+#[async_trait]
+impl Chain for Anchors {
+    fn heads(&self) -> watch::Receiver<Head> {
+        watch::channel(Head { block: Block(0), hash: Digest::default() }).1
+    }
+    async fn best_block(&self) -> Result<Block, ChainError> {
+        unasked()
+    }
+    fn account(&self) -> Option<Account> {
+        None
+    }
+    async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
+        unasked()
+    }
+    async fn run(&self, _: RunId) -> Result<RunView, ChainError> {
+        unasked()
+    }
+    async fn seats(&self, _: RunId) -> Result<Vec<SeatView>, ChainError> {
+        unasked()
+    }
+    async fn window(&self, _: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
+        let taken = self.taken.lock().unwrap();
+        let receipts = taken.iter().filter(|(of, _)| *of == window).map(|(_, digest)| (UID, *digest));
+        Ok(Some(WindowView {
+            window,
+            opening_hash: None,
+            evaluation_hash: None,
+            slots: vec![],
+            cursor: 0,
+            electorate: vec![],
+            lineage: Digest::default(),
+            weights: vec![],
+            commitments: vec![],
+            salts: vec![],
+            attested: vec![],
+            selection: None,
+            votes: vec![],
+            outcome: None,
+            receipts: receipts.collect(),
+        }))
+    }
+    async fn weights(&self, _: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
+        unasked()
+    }
+    async fn balance(&self, _: &Account) -> Result<Balance, ChainError> {
+        Ok(Balance { free: Amount::ZERO, held: Amount::ZERO })
+    }
+    async fn status(&self, _: RunId) -> Result<RunStatus, ChainError> {
+        unasked()
+    }
+    async fn seat_statuses(&self, _: RunId, _: Uid, _: u32) -> Result<Vec<SeatStatus>, ChainError> {
+        unasked()
+    }
+    async fn account_status(&self, _: RunId, _: &Account) -> Result<AccountStatus, ChainError> {
+        unasked()
+    }
+    async fn payslips(&self, _: RunId, _: Uid) -> Result<Vec<Payslip>, ChainError> {
+        unasked()
+    }
+    async fn bonds(&self, _: RunId, _: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
+        unasked()
+    }
+    async fn block_time(&self) -> Result<Duration, ChainError> {
+        Ok(Duration::from_secs(1))
+    }
+    async fn draft(&self, _: &Call, _: &Account) -> Result<Draft, ChainError> {
+        unasked()
+    }
+    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+        let Call::AnchorReceipts { window, digest, .. } = call else { return unasked() };
+        if let Some(error) = self.refusals.lock().unwrap().pop() {
+            return Err(error);
+        }
+        let mut taken = self.taken.lock().unwrap();
+        if taken.iter().any(|(of, _)| *of == window) {
+            return Err(refused("AlreadyAnchored"));
+        }
+        taken.push((window, digest));
+        Ok(Included { block: Block(1), hash: Digest::default() })
+    }
+}
+
+/// Publishes what is pending and takes note of it; says for each window whether it is on the chain, and whether that is over.
+async fn publish_all(
+    receipts: &mut Receipts,
+    store: &Arc<MemoryStore>,
+    chain: &Arc<Anchors>,
+) -> Vec<(u32, bool)> {
+    let done = publish(store.clone(), chain.clone(), RUN, UID, receipts.pending()).await;
+    done.iter().for_each(|published| receipts.note(published).unwrap());
+    done.into_iter().map(|published| (published.window.0, published.anchored.is_ok())).collect()
+}
+
+#[tokio::test]
+async fn a_receipt_is_in_the_bucket_before_its_digest_is_on_the_chain_and_a_restart_publishes_the_same() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![]));
+    let digest = seal(&mut load(directory.path()), 2).unwrap();
+
+    let mut receipts = load(directory.path());
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, true)]);
+    assert_eq!(*chain.taken.lock().unwrap(), [(Window(2), digest)]);
+    assert!(store.head(&keys::receipt(RUN, Window(2), UID, &digest)).await.is_ok());
+    assert!(receipts.pending().is_empty() && load(directory.path()).pending().is_empty());
+    assert_eq!(load(directory.path()).sealed_until(), Some(Window(2)));
+}
+
+#[tokio::test]
+async fn what_fails_is_tried_again_and_holds_back_only_what_comes_after_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let early = ChainError::Unreachable {
+        doing: "anchoring".into(),
+        url: "ws://gone".into(),
+        waited: Duration::ZERO,
+        last: String::new(),
+    };
+    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![refused("TooEarly"), early]));
+    let mut receipts = load(directory.path());
+    seal(&mut receipts, 2).unwrap();
+    seal(&mut receipts, 3).unwrap();
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, false)]);
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, false)]);
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, true), (3, true)]);
+}
+
+#[tokio::test]
+async fn what_the_chain_will_never_take_is_given_up_and_said() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![refused("WindowNotKept")]));
+    chain.taken.lock().unwrap().push((Window(3), Digest([9; 32])));
+    let mut receipts = load(directory.path());
+    seal(&mut receipts, 2).unwrap();
+    seal(&mut receipts, 3).unwrap();
+    seal(&mut receipts, 4).unwrap();
+    // Forgotten; another one of ours is there; taken.
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, false), (3, false), (4, true)]);
+    assert!(receipts.pending().is_empty());
+}
+
+#[tokio::test]
+async fn a_receipt_that_a_predecessor_anchored_is_found_anchored() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut receipts = load(directory.path());
+    let digest = seal(&mut receipts, 2).unwrap();
+    let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![]));
+    chain.taken.lock().unwrap().push((Window(2), digest));
+    assert_eq!(publish_all(&mut receipts, &store, &chain).await, [(2, true)]);
+}
+
+#[test]
+fn evidence_and_standings_come_back_from_a_receipt_to_the_last_bit() {
+    let params = RunParams { evaluation_sequences: 3, ..RunParams::default() };
+    let pairs =
+        |by: f64| (0..3).map(|i| LossPair::new(i, 3.1 + i as f64 / 7.0, 3.0 + i as f64 / 7.0 - by)).collect();
+    let seat = |uid| SeatId { uid: Uid(uid), registered_at: Block(2) };
+    let measured = |by: f64| Some(Measured { own: pairs(by * 1.1), common: pairs(by) });
+    let of = |uid, observed| Evidence { seat: seat(uid), observed };
+    let twin = gauntlet::Twin { uid: Uid(1), window: Window(1), digest: Digest([3; 32]), alike: 0.91 };
+    let evidence = [
+        of(1, Observed::Valid { trained: 500, measured: measured(0.01), twin: None }),
+        of(2, Observed::Valid { trained: 512, measured: measured(-0.3), twin: Some(twin) }),
+        of(3, Observed::Valid { trained: 512, measured: None, twin: None }),
+        of(4, Observed::Faulty { label: "late".into(), detail: "it came late".into() }),
+        of(5, Observed::Unobserved),
+        of(6, Observed::Absent),
+    ];
+    let before = gauntlet::judge(&params, &Default::default(), Window(0), &evidence).standings;
+    let verdict = gauntlet::judge(&params, &before, Window(1), &evidence);
+    let judgement = form::judgement(form::Plan::default(), &evidence, &verdict);
+    assert_eq!(form::evidence(&judgement), evidence);
+    assert_eq!(form::remembered(&judgement.after), verdict.standings);
+
+    let mut receipt = receipt(Window(1), None, Said::default());
+    receipt.before = form::standings(&before);
+    receipt.judgement = Some(judgement.clone());
+    let read = Receipt::open(&receipt.seal(&key()).bytes, &params).unwrap();
+    let again = form::judged_again(&params, &read, &judgement);
+    assert_eq!(again, verdict);
+}
