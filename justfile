@@ -20,6 +20,10 @@ quick *arguments:
 clients *at:
     bash tests/clients/run {{ at }}
 
+# The models of the protocol, exhaustively (needs Java; installs the checker first)
+formal *cases:
+    bash protocol/formal/check {{ cases }}
+
 # Write all code in the one format
 format:
     cargo fmt --all
