@@ -76,7 +76,8 @@ pub fn select(params: &RunParams, seed: &Digest, candidates: &[Candidate]) -> Ve
         .chain(unweighted)
         .filter(|candidate| candidate.windows_since_registration <= params.newcomer_windows)
         .collect();
-    newcomers.sort_by_key(|candidate| newcomer_rank(seed, candidate.uid));
+    // Cached: a rank is a hash, and there may be a thousand of them.
+    newcomers.sort_by_cached_key(|candidate| newcomer_rank(seed, candidate.uid));
     taken.extend(newcomers.into_iter().take(free));
 
     if taken.len() < usize::from(params.min_contributions) {

@@ -1,13 +1,15 @@
-//! How many transactions of the protocol the chain takes and includes in a second, and how long its blocks take, in a
-//! run with as many seats as are asked of it.
+//! How many transactions of the protocol the chain takes and includes in a second, and how long the blocks take in which a
+//! window opens and is selected, in a run with as many miners as are asked of it and 64 validators.
 //!
 //! Not a criterion bench: a window can be filled once. `cargo bench -p embedded-chain --bench throughput` prints one line
-//! of JSON; `-- SEATS` for another number of seats.
+//! of JSON; `-- SEATS` for another number of miners.
 
 use codec::{Compact, Encode};
 use embedded_chain::{Config, EmbeddedChain, PoolLimits, Sealing};
 use mettle_runtime::{RuntimeCall, UNIT, VERSION};
-use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Window, params::Permille};
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille, view::Verdict,
+};
 use serde_json::{Value, json};
 use sp_core::{H256, Pair, sr25519};
 use sp_keyring::Sr25519Keyring;
@@ -16,7 +18,15 @@ use std::time::{Duration, Instant};
 use subxt::rpcs::{RpcClient, rpc_params};
 
 const RUN: RunId = RunId(0);
-const WINDOW_BLOCKS: u32 = 200;
+const VALIDATORS: u32 = 64;
+const SCHEDULE: Schedule = Schedule {
+    start: Block(60),
+    blocks_per_window: 200,
+    commit_by: 160,
+    reveal_by: 170,
+    attest_by: 180,
+    vote_by: 190,
+};
 
 #[tokio::main]
 async fn main() {
@@ -28,21 +38,17 @@ async fn main() {
     let genesis = chain.genesis_hash();
 
     let owner = Sr25519Keyring::Alice.pair();
-    let hotkeys: Vec<sr25519::Pair> = (0..seats)
+    let hotkeys: Vec<sr25519::Pair> = (0..seats + VALIDATORS)
         .map(|seat: u32| sr25519::Pair::from_seed(&BlakeTwo256::hash(&seat.to_le_bytes()).0))
         .collect();
-    let start = set_up(&chain, &client, genesis, &owner, &hotkeys).await;
+    set_up(&chain, &client, genesis, &owner, &hotkeys).await;
+    let (miners, validators) = hotkeys.split_at(seats as usize);
 
-    // Empty blocks, then the one in which the window opens.
-    while chain.best().number + 2 < start {
-        chain.seal_now().await.expect("a block");
-    }
-    let idle = timed(&chain).await;
-    let opening = timed(&chain).await;
-    assert_eq!(chain.best().number, start, "the window opens in the block that was timed");
+    let idle = timed_at(&chain, SCHEDULE.start.0 - 1).await;
+    let opening = timed_at(&chain, SCHEDULE.start.0).await;
 
     // Everybody commits.
-    let commits: Vec<String> = hotkeys
+    let commits: Vec<String> = miners
         .iter()
         .map(|hotkey| {
             let call =
@@ -58,6 +64,28 @@ async fn main() {
         blocks.push(timed(&chain).await);
     }
     let sealing: Duration = blocks.iter().sum();
+
+    // Everybody is found valid, and selected from; the next window opens.
+    go_to(&chain, SCHEDULE.start.0 + SCHEDULE.commit_by).await;
+    let verdicts: Vec<_> = (0..seats).map(|uid| (Uid(uid as u16), Verdict::Valid)).collect();
+    let attestations: Vec<String> = validators
+        .iter()
+        .map(|hotkey| {
+            let call = pallet_windows::Call::attest {
+                run: RUN,
+                window: Window(0),
+                verdicts: verdicts.clone().try_into().expect("no more than there are seats"),
+                next_salt: Digest::of(b"salt"),
+            };
+            signed(hotkey, 0, genesis, &RuntimeCall::Windows(call).encode())
+        })
+        .collect();
+    submit(&client, &attestations).await;
+    while pending(&client).await > 0 {
+        chain.seal_now().await.expect("a block");
+    }
+    let selecting = timed_at(&chain, SCHEDULE.start.0 + SCHEDULE.attest_by + 1).await;
+    let reopening = timed_at(&chain, SCHEDULE.start.0 + SCHEDULE.blocks_per_window).await;
     let rate = f64::from(seats) / (taken + sealing).as_secs_f64();
     let millis = |duration: Duration| duration.as_secs_f64() * 1e3;
     println!(
@@ -69,34 +97,27 @@ async fn main() {
             "including_ms": millis(sealing),
             "blocks": blocks.len(),
             "idle_block_ms": millis(idle),
-            "opening_block_ms": millis(opening),
+            "opening_block_ms": millis(opening.min(reopening)),
+            "selecting_block_ms": millis(selecting),
         })
     );
     chain.shutdown().await;
 }
 
-/// A run of these seats, about to start. Returns the block of its first window.
+/// A run of these seats, the last of them validators', about to start.
 async fn set_up(
     chain: &EmbeddedChain,
     client: &RpcClient,
     genesis: H256,
     owner: &sr25519::Pair,
     hotkeys: &[sr25519::Pair],
-) -> u32 {
-    let start = 60;
-    let params = RunParams {
-        schedule: Schedule {
-            start: Block(start),
-            blocks_per_window: WINDOW_BLOCKS,
-            commit_by: WINDOW_BLOCKS - 40,
-            reveal_by: WINDOW_BLOCKS - 30,
-            attest_by: WINDOW_BLOCKS - 20,
-            vote_by: WINDOW_BLOCKS - 10,
-        },
-        ..RunParams::default()
-    };
+) {
+    let params = RunParams { schedule: SCHEDULE, ..RunParams::default() };
+    let miners = hotkeys.len() - VALIDATORS as usize;
     let terms = Terms {
-        miner_seats_max: hotkeys.len() as u16,
+        miner_seats_max: miners as u16,
+        validator_seats_max: VALIDATORS as u16,
+        validator_stake_min: UNIT,
         seat_price_min: 0,
         equivocation_slash: Permille(0),
         ..Terms::default()
@@ -112,9 +133,10 @@ async fn set_up(
         published_at: url.clone(),
     };
     let mut calls = vec![RuntimeCall::Registry(create)];
-    calls.extend(hotkeys.iter().map(|hotkey| {
+    calls.extend(hotkeys.iter().enumerate().map(|(uid, hotkey)| {
         let hotkey = hotkey.public().into();
-        let (role, endpoint) = (Role::Miner, url.clone());
+        let role = if uid < miners { Role::Miner } else { Role::Validator };
+        let endpoint = url.clone();
         RuntimeCall::Registry(pallet_registry::Call::register {
             run: RUN,
             role,
@@ -135,8 +157,19 @@ async fn set_up(
             chain.seal_now().await.expect("a block");
         }
     }
-    assert!(chain.best().number + 2 < start, "setting up took {} blocks", chain.best().number);
-    start
+}
+
+async fn go_to(chain: &EmbeddedChain, number: u32) {
+    while chain.best().number < number {
+        chain.seal_now().await.expect("a block");
+    }
+}
+
+/// How long block `number` takes, which is not made yet.
+async fn timed_at(chain: &EmbeddedChain, number: u32) -> Duration {
+    assert!(chain.best().number < number, "block {number} was made before it could be timed");
+    go_to(chain, number - 1).await;
+    timed(chain).await
 }
 
 async fn timed(chain: &EmbeddedChain) -> Duration {

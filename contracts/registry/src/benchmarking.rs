@@ -60,13 +60,14 @@ fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     create::<T>(miners)?;
     let coldkey = rich::<T>("coldkey");
     T::Currency::hold(&HoldReason::Stake.into(), &coldkey, STAKE * Balance::from(miners))?;
+    let mut roster = Vec::new();
     for index in 0..miners {
         let seat = newcomer::<T>(index);
         frame_system::Pallet::<T>::inc_sufficients(&seat.hotkey);
         Hotkeys::<T>::insert(RUN, &seat.hotkey, Uid(index as u16));
+        roster.push(Some(Entry::from(&seat)));
         SeatsOf::<T>::insert(RUN, Uid(index as u16), seat);
     }
-    let roster = vec![Some(Role::Miner); miners as usize];
     Rosters::<T>::insert(RUN, BoundedVec::<_, T::MaxSeats>::truncate_from(roster));
     Ok(coldkey)
 }

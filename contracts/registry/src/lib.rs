@@ -97,6 +97,23 @@ impl<AccountId> Seat<AccountId> {
     }
 }
 
+/// What the roster says of a seat: as much as a window's opening and its selection ask of each of them.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub struct Entry {
+    pub role: Role,
+    pub registered_at: Block,
+    /// The first window in which the seat counts.
+    pub since: Window,
+}
+
+impl<AccountId> From<&Seat<AccountId>> for Entry {
+    fn from(seat: &Seat<AccountId>) -> Entry {
+        Entry { role: seat.role, registered_at: seat.registered_at, since: seat.since }
+    }
+}
+
 /// What happens to a seat as the next window opens.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum Change<AccountId> {
@@ -143,7 +160,10 @@ pub trait Seats<AccountId> {
 
     fn seat(run: RunId, uid: Uid) -> Option<Seat<AccountId>>;
 
-    /// Every seat of `run`, in uid order. There may be gaps.
+    /// What the roster says of every seat of `run`, in uid order. There may be gaps. One read, however many there are.
+    fn roster(run: RunId) -> Vec<(Uid, Entry)>;
+
+    /// Every seat of `run`, in uid order: a read for each.
     fn seats(run: RunId) -> Vec<(Uid, Seat<AccountId>)>;
 
     /// Applies what waits for `window` to open: terms, hotkeys, seats that are given up or replaced, the owner's stop.
@@ -327,10 +347,11 @@ pub mod pallet {
     #[pallet::storage]
     pub type Offers<T: Config> = StorageMap<_, Twox64Concat, RunId, T::AccountId>;
 
-    /// Which uids of a run are taken, and for what: the item at index `u` is uid `u`'s.
+    /// Which uids of a run are taken, and what has to be known of every one of them at once: the item at index `u` is uid
+    /// `u`'s.
     #[pallet::storage]
     pub type Rosters<T: Config> =
-        StorageMap<_, Twox64Concat, RunId, BoundedVec<Option<Role>, T::MaxSeats>, ValueQuery>;
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<Option<Entry>, T::MaxSeats>, ValueQuery>;
 
     #[pallet::storage]
     pub type SeatsOf<T: Config> =
@@ -914,10 +935,13 @@ pub mod pallet {
             role: Role,
             terms: &Terms,
             opens: Window,
-            roster: &[Option<Role>],
+            roster: &[Option<Entry>],
             changes: &[(Uid, Change<T::AccountId>)],
         ) -> Option<Place> {
-            let of_role = || roster.iter().zip(0u32..).filter(move |(taken, _)| **taken == Some(role));
+            let of_role = || {
+                (roster.iter().zip(0u32..))
+                    .filter(move |(taken, _)| taken.is_some_and(|entry| entry.role == role))
+            };
             let taken = of_role().count();
             let seats_max = usize::from(terms.seats_max(role));
             if taken < seats_max
@@ -925,10 +949,11 @@ pub mod pallet {
             {
                 return Some(Place::Free(uid));
             }
-            let uids = of_role().filter_map(|(_, index)| Some(Uid(u16::try_from(index).ok()?)));
+            let of_role = of_role()
+                .filter_map(|(entry, index)| Some((Uid(u16::try_from(index).ok()?), entry.as_ref()?)));
             let mut given_up_for_good = taken.saturating_sub(seats_max);
             let mut lowest = None;
-            for uid in uids {
+            for (uid, entry) in of_role {
                 match changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change) {
                     Some(Change::Replaced(_)) => continue,
                     Some(Change::Leaves) if given_up_for_good > 0 => {
@@ -938,13 +963,13 @@ pub mod pallet {
                     Some(Change::Leaves) => return Some(Place::Of(uid)),
                     Some(Change::Rotates(_)) | None => {}
                 }
+                if entry.since.0.saturating_add(terms.immunity_windows) > opens.0 {
+                    continue;
+                }
                 let Some(seat) = SeatsOf::<T>::get(run, uid) else {
                     defensive!("a uid on the roster is a seat's");
                     continue;
                 };
-                if seat.since.0.saturating_add(terms.immunity_windows) > opens.0 {
-                    continue;
-                }
                 let stake = match role {
                     Role::Miner => seat.stake,
                     Role::Validator => seat.stake.saturating_add(T::Nominations::behind(run, uid)),
@@ -1038,12 +1063,13 @@ pub mod pallet {
             run: RunId,
             uid: Uid,
             seat: Seat<T::AccountId>,
-            roster: &mut BoundedVec<Option<Role>, T::MaxSeats>,
+            roster: &mut BoundedVec<Option<Entry>, T::MaxSeats>,
         ) -> DispatchResult {
             let index = usize::from(uid.0);
+            let entry = Some(Entry::from(&seat));
             match roster.get_mut(index) {
-                Some(taken) => *taken = Some(seat.role),
-                None => roster.try_push(Some(seat.role)).map_err(|_| Error::<T>::RunFull)?,
+                Some(taken) => *taken = entry,
+                None => roster.try_push(entry).map_err(|_| Error::<T>::RunFull)?,
             }
             Hotkeys::<T>::insert(run, &seat.hotkey, uid);
             Self::deposit_event(Event::Registered {
@@ -1164,7 +1190,7 @@ pub mod pallet {
     }
 
     /// The lowest uid that nobody has.
-    fn free_uid(roster: &[Option<Role>], seats_max: u32) -> Option<Uid> {
+    fn free_uid(roster: &[Option<Entry>], seats_max: u32) -> Option<Uid> {
         let index = roster.iter().position(Option::is_none).unwrap_or(roster.len());
         if index >= seats_max as usize {
             return None;
@@ -1186,7 +1212,8 @@ pub mod pallet {
 
         /// Seats of `role` that are taken, and how many there may be. More may be taken, where the terms once allowed it.
         pub fn taken(run: RunId, role: Role) -> (u16, u16) {
-            let taken = Rosters::<T>::get(run).iter().filter(|seat| **seat == Some(role)).count();
+            let roster = Rosters::<T>::get(run);
+            let taken = roster.iter().flatten().filter(|entry| entry.role == role).count();
             let seats_max = Runs::<T>::get(run).map_or(0, |details| details.terms.seats_max(role));
             (u16::try_from(taken).unwrap_or(u16::MAX), seats_max)
         }
@@ -1288,8 +1315,8 @@ pub mod pallet {
                     return Err("a hotkey leads to no seat");
                 }
                 for (uid, seat) in &seats {
-                    if roster.get(usize::from(uid.0)) != Some(&Some(seat.role)) {
-                        return Err("the roster names a seat for another role");
+                    if roster.get(usize::from(uid.0)) != Some(&Some(Entry::from(seat))) {
+                        return Err("the roster does not say of a seat what the seat does");
                     }
                     if Hotkeys::<T>::get(run, &seat.hotkey) != Some(*uid) {
                         return Err("a seat's hotkey does not lead back to it");
@@ -1384,15 +1411,14 @@ pub mod pallet {
             SeatsOf::<T>::get(run, uid)
         }
 
-        fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
+        fn roster(run: RunId) -> Vec<(Uid, Entry)> {
             let roster = Rosters::<T>::get(run).into_iter().zip(0u32..);
-            roster
-                .filter_map(|(taken, index)| {
-                    taken?;
-                    let uid = Uid(u16::try_from(index).ok()?);
-                    Some((uid, SeatsOf::<T>::get(run, uid)?))
-                })
-                .collect()
+            roster.filter_map(|(taken, index)| Some((Uid(u16::try_from(index).ok()?), taken?))).collect()
+        }
+
+        fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
+            let roster = <Self as Seats<T::AccountId>>::roster(run).into_iter();
+            roster.filter_map(|(uid, _)| Some((uid, SeatsOf::<T>::get(run, uid)?))).collect()
         }
 
         fn window_opens(run: RunId, window: Window) -> Weight {

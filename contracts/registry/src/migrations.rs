@@ -97,9 +97,10 @@ pub mod version_1 {
                 while roster.len() <= usize::from(uid.0) {
                     roster.try_push(None).ok()?;
                 }
-                *roster.get_mut(usize::from(uid.0))? = Some(old.role);
+                let seat = seat(&schedule, old);
+                *roster.get_mut(usize::from(uid.0))? = Some(Entry::from(&seat));
                 Rosters::<T>::insert(run, roster);
-                Some(seat(&schedule, old))
+                Some(seat)
             });
             for run in Pallet::<T>::run_ids() {
                 SeatCount::<T>::remove(run);

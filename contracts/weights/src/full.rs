@@ -3,7 +3,7 @@
 use crate::{Ballots, BondsOf, Commits, Config, ConsensusWeights, Sealed, Standings};
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Run, Seat, Url};
+use pallet_registry::{Entry, Run, Seat, Url};
 use pallet_windows::Member;
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::Standing,
@@ -48,8 +48,7 @@ pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validat
     };
     pallet_registry::Runs::<T>::insert(RUN, run);
     let role = |number: u32| if number < miners { Role::Miner } else { Role::Validator };
-    let roster: Vec<_> = (0..miners + validators).map(|number| Some(role(number))).collect();
-    pallet_registry::Rosters::<T>::insert(RUN, BoundedVec::truncate_from(roster));
+    let mut roster = Vec::new();
     for number in 0..miners + validators {
         let hotkey = hotkey::<T>(uid(number));
         pallet_registry::Hotkeys::<T>::insert(RUN, &hotkey, uid(number));
@@ -63,8 +62,10 @@ pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validat
             endpoint_set_at: None,
             stake: 1_000_000_000_000,
         };
+        roster.push(Some(Entry::from(&seat)));
         pallet_registry::SeatsOf::<T>::insert(RUN, uid(number), seat);
     }
+    pallet_registry::Rosters::<T>::insert(RUN, BoundedVec::truncate_from(roster));
     let now = params.schedule.opens_at(Window(epoch * params.epoch_windows));
     frame_system::Pallet::<T>::set_block_number(now.0.into());
 }

@@ -319,12 +319,9 @@ pub mod pallet {
     impl<T: Config> Pallet<T> {
         /// Everyone that decides, and everyone else that holds bonds, with what stands of their ballots and bonds.
         fn ballots(run: RunId, epoch: u32, end: Window, electorate: &[Member]) -> Gathered {
-            let mut miners: Vec<Uid> = Vec::new();
-            for (uid, seat) in T::Registry::seats(run) {
-                if seat.role == Role::Miner {
-                    miners.push(uid);
-                }
-            }
+            let roster = T::Registry::roster(run).into_iter();
+            let miners: Vec<Uid> =
+                roster.filter(|(_, entry)| entry.role == Role::Miner).map(|(uid, _)| uid).collect();
             let vacated: BTreeMap<Uid, Window> = Vacated::<T>::get(run).into_iter().collect();
             let is_miner = |uid: &Uid| miners.binary_search(uid).is_ok();
             // Who left after the epoch did its work, and whoever has the uid now did not.

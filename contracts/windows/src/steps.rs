@@ -9,7 +9,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
+use pallet_registry::{Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
@@ -126,22 +126,21 @@ impl<T: Config> Pallet<T> {
             return T::DbWeight::get().reads(2);
         };
         let Run { params, terms, stopped, .. } = details;
-        let mut seats = T::Registry::seats(run);
+        let mut roster = T::Registry::roster(run);
         // Who came after the opening's block, while the opening was late, counts from the next one.
-        seats.retain(|(_, seat)| seat.since <= window);
+        roster.retain(|(_, entry)| entry.since <= window);
+        let of_role = |role: Role| -> Vec<Uid> {
+            roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
+        };
+        let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
+        let mut weight = T::WeightInfo::open(miners.len() as u32, validators.len() as u32);
 
         // A window that is stopped hands out nothing, so that no data is spent on it.
-        let slots: Vec<Uid> = seats
-            .iter()
-            .filter(|(_, seat)| seat.role == Role::Miner && !stopped)
-            .map(|(uid, _)| *uid)
-            .collect();
-        let bonded = Self::bonded(run, window, &terms, &seats);
+        let slots = if stopped { Vec::new() } else { miners };
+        let bonded = Self::bonded(run, window, &terms, &validators);
         let electorate = electorate::choose(&terms, window, &bonded);
         let paused = stopped || !electorate.has_quorum(terms.quorum);
 
-        let miners = seats.iter().filter(|(_, seat)| seat.role == Role::Miner).count() as u32;
-        let mut weight = T::WeightInfo::open(miners, (seats.len() as u32).saturating_sub(miners));
         if let Some(closed) = closed_epoch(window, &params) {
             let members: Vec<Member> = electorate
                 .members
@@ -204,10 +203,11 @@ impl<T: Config> Pallet<T> {
 
     /// Validators with enough stake of their own, in uid order, each with all that stands behind it and its presence; one
     /// not seen before is noted as present.
-    fn bonded(run: RunId, window: Window, terms: &Terms, seats: &[(Uid, Seat<T::AccountId>)]) -> Vec<Bonded> {
-        seats
+    fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
+        validators
             .iter()
-            .filter(|(_, seat)| seat.role == Role::Validator && seat.stake >= terms.validator_stake_min)
+            .filter_map(|uid| Some((uid, T::Registry::seat(run, *uid)?)))
+            .filter(|(_, seat)| seat.stake >= terms.validator_stake_min)
             .map(|(uid, seat)| {
                 let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
                     let presence = Presence { since: window, last_attested: None, epoch_before: None };
@@ -258,6 +258,11 @@ impl<T: Config> Pallet<T> {
             total,
         );
 
+        // Before the first consensus nobody has a weight to be drawn by: everyone counts as new, or a run whose validators
+        // came late could never merge anything again.
+        let everyone_is_new = record.weights.is_empty();
+        // Of a seat in the window the roster says what it said as the window opened: none changes within one.
+        let roster = if everyone_is_new { Vec::new() } else { T::Registry::roster(run) };
         let candidates: Vec<Candidate> = commitments
             .iter()
             .filter(|(uid, _)| found.valid.binary_search(uid).is_ok())
@@ -265,11 +270,9 @@ impl<T: Config> Pallet<T> {
                 uid,
                 digest,
                 weight: weight_of(&record.weights, uid),
-                // Before the first consensus nobody has a weight to be drawn by: everyone counts as new, or a run whose
-                // validators came late could never merge anything again.
-                windows_since_registration: match record.weights.is_empty() {
+                windows_since_registration: match everyone_is_new {
                     true => 0,
-                    false => Self::age(run, uid, window, &params.schedule),
+                    false => age(&roster, uid, window, &params.schedule),
                 },
             })
             .collect();
@@ -296,12 +299,6 @@ impl<T: Config> Pallet<T> {
         });
         Records::<T>::insert(run, window, record);
         weight
-    }
-
-    /// Windows since the seat could first take part.
-    fn age(run: RunId, uid: Uid, window: Window, schedule: &Schedule) -> u32 {
-        let registered = T::Registry::seat(run, uid).and_then(|seat| schedule.window_at(seat.registered_at));
-        window.0.saturating_sub(registered.map_or(0, |registered| registered.0))
     }
 
     /// Ends a window, once and for all (PROT-19, 20). Does nothing to one that has ended.
@@ -448,6 +445,14 @@ pub(crate) fn closed_epoch(window: Window, params: &RunParams) -> Option<u32> {
         return None;
     }
     begun.checked_sub(1)
+}
+
+/// Windows since the seat was registered.
+fn age(roster: &[(Uid, Entry)], uid: Uid, window: Window, schedule: &Schedule) -> u32 {
+    let place = roster.binary_search_by_key(&uid, |(seat, _)| *seat);
+    let entry = place.ok().and_then(|place| roster.get(place));
+    let registered = entry.and_then(|(_, entry)| schedule.window_at(entry.registered_at));
+    window.0.saturating_sub(registered.map_or(0, |registered| registered.0))
 }
 
 fn weight_of(weights: &[(Uid, u16)], uid: Uid) -> u16 {
