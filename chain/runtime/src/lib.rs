@@ -22,8 +22,9 @@ use frame::{
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
-use pallet_rewards::Earned;
+use pallet_rewards::{Earned, Former};
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
+use pallet_weights::Departed;
 use protocol::{Hotkey, RunId, Uid, Window, consensus::Consensus, view};
 use sp_consensus_aura::sr25519::AuthorityId as AuraId;
 use sp_consensus_grandpa::AuthorityId as GrandpaId;
@@ -306,7 +307,8 @@ impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
-    type OnSeats = ((Windows, Weights), (Rewards, Nomination));
+    // The weights first: they ask of a validator what the windows are about to forget.
+    type OnSeats = ((Weights, Windows), (Rewards, Nomination));
     type Nominations = Nomination;
     type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
@@ -334,6 +336,7 @@ impl pallet_weights::Config for Runtime {
     type Registry = Registry;
     type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
+    type Members = Windows;
     type WeightInfo = pallet_weights::weights::CountedByHand<Runtime>;
     type MaxSeats = MaxSeats;
 }
@@ -377,8 +380,8 @@ impl ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
 /// An epoch's consensus is paid from the run's treasury.
 pub struct PayFromTreasury;
 
-impl pallet_weights::Payroll for PayFromTreasury {
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
+impl pallet_weights::Payroll<AccountId> for PayFromTreasury {
+    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId>]) -> Weight {
         // A uid is a miner's or a validator's.
         let trust: Vec<_> = consensus.trust.iter().chain(&consensus.validator_trust).copied().collect();
         let earned = Earned {
@@ -387,7 +390,12 @@ impl pallet_weights::Payroll for PayFromTreasury {
             trust: &trust,
             dividends: &consensus.dividends,
         };
-        Rewards::pay_epoch(run, epoch, earned)
+        let former = departed.iter().map(|gone| Former {
+            seat: gone.seat,
+            coldkey: gone.coldkey.clone(),
+            stake: gone.stake,
+        });
+        Rewards::pay_epoch(run, epoch, earned, &former.collect::<Vec<_>>())
     }
 }
 

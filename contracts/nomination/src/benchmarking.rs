@@ -1,17 +1,18 @@
 //! What each call and step costs at worst (PROT-33). Runs and seats are written into the registry's storage as they would
 //! stand there, so that what is measured is this pallet alone.
 
-use crate::{Call, Config, Holdings, NominationOf, Nominations, Pallet, PoolOf};
+use crate::{Call, Config, FormerPools, Holdings, NominationOf, Nominations, Pallet, PoolOf};
 use alloc::vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, Nominations as _, OnSeats as _, Run, Seat};
+use pallet_registry::{Balance, Ending, Nominations as _, OnSeats as _, Run, Seat};
 use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille};
 
 const RUN: RunId = RunId(0);
 const UID: Uid = Uid(0);
+const ENDING: Ending = Ending { window: Window(100), until: Window(300) };
 
 fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunParams) {
     let params = RunParams {
@@ -70,6 +71,12 @@ fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
     who
 }
 
+/// Ends the seat, and lets everything that was behind it become free.
+fn vacate<T: Config + pallet_registry::Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
+    Pallet::<T>::vacated(RUN, UID, seat, ENDING);
+    at_window::<T>(params, ENDING.until);
+}
+
 fn nomination<T: Config>(who: &T::AccountId) -> Option<NominationOf<T>> {
     Nominations::<T>::get((RUN, who, UID))
 }
@@ -110,7 +117,7 @@ mod benchmarks {
     fn withdraw() {
         let (seat, params) = validator::<T>();
         let who = nominated::<T>(&params, 0);
-        Pallet::<T>::vacated(RUN, UID, &seat);
+        vacate::<T>(&params, &seat);
 
         #[extrinsic_call]
         _(RawOrigin::Signed(who.clone()), RUN, UID);
@@ -125,8 +132,8 @@ mod benchmarks {
         let who = nominated::<T>(&params, 0);
         let payer = account("payer", 0, 0);
         rich::<T>(&payer);
-        Pallet::<T>::share_pay(RUN, UID, 0, stake::<T>(), &payer);
-        Pallet::<T>::vacated(RUN, UID, &seat);
+        Pallet::<T>::share_pay(RUN, seat.id(UID), 0, stake::<T>(), &payer);
+        vacate::<T>(&params, &seat);
         Pallet::<T>::withdraw(RawOrigin::Signed(who.clone()).into(), RUN, UID).expect("the seat is vacated");
 
         #[extrinsic_call]
@@ -147,7 +154,7 @@ mod benchmarks {
 
     #[benchmark]
     fn share_pay() {
-        let (_, params) = validator::<T>();
+        let (seat, params) = validator::<T>();
         nominated::<T>(&params, 0);
         let payer: T::AccountId = account("payer", 0, 0);
         rich::<T>(&payer);
@@ -155,7 +162,7 @@ mod benchmarks {
 
         #[block]
         {
-            shared = Pallet::<T>::share_pay(RUN, UID, stake::<T>(), stake::<T>(), &payer);
+            shared = Pallet::<T>::share_pay(RUN, seat.id(UID), stake::<T>(), stake::<T>(), &payer);
         }
 
         assert!(shared > 0);
@@ -164,14 +171,14 @@ mod benchmarks {
 
     #[benchmark]
     fn slash() {
-        let (_, params) = validator::<T>();
+        let (seat, params) = validator::<T>();
         nominated::<T>(&params, 0);
         let reporter: T::AccountId = account("reporter", 0, 0);
         let taken;
 
         #[block]
         {
-            taken = Pallet::<T>::slash(RUN, UID, Permille(1000), Some((&reporter, Permille(100))));
+            taken = Pallet::<T>::slash(RUN, seat.id(UID), Permille(1000), Some((&reporter, Permille(100))));
         }
 
         assert!(taken > 0);
@@ -185,10 +192,10 @@ mod benchmarks {
 
         #[block]
         {
-            Pallet::<T>::vacated(RUN, UID, &seat);
+            Pallet::<T>::vacated(RUN, UID, &seat, ENDING);
         }
 
-        assert!(!PoolOf::<T>::contains_key(RUN, UID));
+        assert!(FormerPools::<T>::contains_key(RUN, seat.id(UID)));
     }
 
     impl_benchmark_test_suite!(Pallet, crate::tests::chain(), crate::tests::Test);

@@ -14,7 +14,8 @@
 //! Taking out takes as long as for the validator's own stake (`unbonding_windows`), and what is on its way out is slashed
 //! like the rest: nobody leaves between a misdeed and its proof. A commission may rise only after the same time, so that
 //! whoever nominates knows the terms until it can be out again. When the seat changes hands the pool is closed: the new
-//! holder begins with nothing behind it, and the old one's nominators may leave at once.
+//! holder begins with nothing behind it, and what was behind the old one unbonds as the old one's own stake does. Until it is
+//! free it answers for what that holder did.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -33,7 +34,7 @@ mod tests;
 pub mod weights;
 
 pub use pallet::*;
-pub use pool::Pool;
+pub use pool::{Pool, Stage};
 pub use weights::WeightInfo;
 
 /// Pools are numbered in the order in which they began, over all runs.
@@ -111,9 +112,9 @@ pub mod pallet {
         fungible::{Inspect, Mutate},
         *,
     };
-    use pallet_registry::{OnSeats, Run, Seat, Seats};
+    use pallet_registry::{Ending, OnSeats, Run, Seat, Seats};
     use protocol::{
-        Block, Role, RunId, Uid,
+        Block, Role, RunId, SeatId, Uid,
         view::{NominationView, UnbondingView},
     };
 
@@ -162,6 +163,10 @@ pub mod pallet {
     #[pallet::storage]
     pub type PoolOf<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, PoolId>;
 
+    /// The pools of seats that are gone, for as long as somebody has something in them.
+    #[pallet::storage]
+    pub type FormerPools<T: Config> = StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, PoolId>;
+
     #[pallet::storage]
     pub type Nominations<T: Config> = StorageNMap<
         _,
@@ -194,8 +199,8 @@ pub mod pallet {
         Shared { run: RunId, uid: Uid, amount: Balance },
         /// A seat's nominators lost `amount`; of that, `rewarded` went to whoever reported, and the rest is burnt.
         Slashed { run: RunId, uid: Uid, amount: Balance, rewarded: Balance },
-        /// What is behind a seat does not count any more, and can be withdrawn at once.
-        PoolClosed { run: RunId, uid: Uid, value: Balance },
+        /// What is behind a seat does not count any more, and can be withdrawn from `until` on.
+        PoolClosed { run: RunId, uid: Uid, value: Balance, until: Window },
     }
 
     #[pallet::error]
@@ -214,11 +219,12 @@ pub mod pallet {
         TooMuch,
         /// The account cannot pay this and stay alive. Transfer to it first, or nominate less.
         NotEnoughFunds,
-        /// What the account has here was behind a former holder of the seat. Withdraw and claim it first.
+        /// What the account has here was behind a former holder of the seat. Withdraw and claim it first, once it is free, or
+        /// nominate from another account.
         WithdrawFirst,
         /// The account has nothing behind this seat. List its nominations.
         NotANominator,
-        /// What was behind the seat is free already. Withdraw it.
+        /// The seat's holder is gone, and everything that was behind it is on its way out. Withdraw it once it is free.
         PoolClosed,
         /// The amount is zero. Take out something.
         NothingToTakeOut,
@@ -266,7 +272,7 @@ pub mod pallet {
             ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
             let current = Self::current(run, uid);
             let (id, mut pool) =
-                current.clone().unwrap_or_else(|| (PoolCount::<T>::get(), Pool::new(run, uid)));
+                current.clone().unwrap_or_else(|| (PoolCount::<T>::get(), Pool::new(run, seat.id(uid))));
             let mut nomination = match Nominations::<T>::get((run, &who, uid)) {
                 Some(nomination) => {
                     ensure!(nomination.pool == id, Error::<T>::WithdrawFirst);
@@ -313,7 +319,7 @@ pub mod pallet {
             let who = ensure_signed(origin)?;
             let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
-            ensure!(!pool.closed, Error::<T>::PoolClosed);
+            ensure!(pool.stage == Stage::Open, Error::<T>::PoolClosed);
             let worth = pool.worth(nomination.shares);
             let left = worth.checked_sub(amount).ok_or(Error::<T>::NotSoMuch)?;
             let shares = pool.shares_for(amount, nomination.shares);
@@ -338,7 +344,7 @@ pub mod pallet {
         }
 
         /// Pays to the signer what it took out and is free by now, at what that is worth now; if the seat's holder is gone,
-        /// everything.
+        /// everything, once it has unbonded.
         #[pallet::call_index(2)]
         #[pallet::weight(T::WeightInfo::withdraw())]
         pub fn withdraw(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
@@ -347,15 +353,16 @@ pub mod pallet {
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             Self::settle(&pool, &mut nomination);
             let now = Self::now(&details);
+            let all = pool.is_free(now);
             let mut free: u128 = 0;
             nomination.leaving.retain(|leaving| {
-                let stays = !pool.closed && leaving.until > now;
+                let stays = !all && leaving.until > now;
                 if !stays {
                     free = free.saturating_add(leaving.shares);
                 }
                 stays
             });
-            let active = if pool.closed { core::mem::take(&mut nomination.shares) } else { 0 };
+            let active = if all { core::mem::take(&mut nomination.shares) } else { 0 };
             ensure!(free > 0 || active > 0, Error::<T>::NothingToWithdraw);
             let amount = pool.release(active, free);
             let mut ledger = Holdings::<T>::get().unwrap_or_default();
@@ -444,18 +451,25 @@ pub mod pallet {
                     let pool = Pools::<T>::get(nomination.pool)?;
                     Self::settle(&pool, &mut nomination);
                     let view = |shares, until| UnbondingView { uid, amount: pool.worth(shares), until };
-                    let (amount, unbonding) = if pool.closed {
-                        let sum = |sum: u128, leaving: &Leaving| sum.saturating_add(leaving.shares);
-                        let shares = nomination.leaving.iter().fold(nomination.shares, sum);
-                        let some = shares > 0;
-                        (0, some.then(|| view(shares, now)).into_iter().collect())
-                    } else {
-                        let leaving = nomination.leaving.iter();
-                        (
-                            pool.worth(nomination.shares),
-                            leaving.map(|leaving| view(leaving.shares, leaving.until)).collect(),
-                        )
+                    let rest = match pool.stage {
+                        Stage::Open => None,
+                        Stage::Unbonding { until, .. } => Some((nomination.shares, until)),
+                        Stage::Spent => Some((nomination.shares, now)),
                     };
+                    let amount = if rest.is_some() { 0 } else { pool.worth(nomination.shares) };
+                    let leaving = nomination
+                        .leaving
+                        .iter()
+                        .map(|leaving| (leaving.shares, pool.frees(leaving.until, now)))
+                        .chain(rest.filter(|(shares, _)| *shares > 0));
+                    let mut unbonding: Vec<UnbondingView> = Vec::new();
+                    // In one line what is free in one window.
+                    let mut by_window = BTreeMap::<Window, u128>::new();
+                    for (shares, until) in leaving {
+                        let sum = by_window.entry(until).or_default();
+                        *sum = sum.saturating_add(shares);
+                    }
+                    unbonding.extend(by_window.into_iter().map(|(until, shares)| view(shares, until)));
                     Some(NominationView {
                         validator: uid,
                         amount,
@@ -498,6 +512,24 @@ pub mod pallet {
             nomination.mark = pool.pay_per_share;
         }
 
+        /// The pool of a seat, whether its holder is there or gone.
+        fn of_seat(run: RunId, seat: SeatId) -> Option<(PoolId, Pool)> {
+            let present = Self::current(run, seat.uid).filter(|(_, pool)| pool.seat == seat);
+            present.or_else(|| {
+                let id = FormerPools::<T>::get(run, seat)?;
+                Some((id, Pools::<T>::get(id)?))
+            })
+        }
+
+        /// Forgets where a pool is found, by its seat.
+        fn unlist(pool: &Pool) {
+            match pool.stage {
+                Stage::Open => PoolOf::<T>::remove(pool.run, pool.seat.uid),
+                Stage::Unbonding { .. } => FormerPools::<T>::remove(pool.run, pool.seat),
+                Stage::Spent => {}
+            }
+        }
+
         fn pay_out(to: &T::AccountId, amount: Balance) -> DispatchResult {
             if amount > 0 {
                 T::Currency::transfer(&Self::account(), to, amount, Preservation::Preserve)
@@ -524,9 +556,7 @@ pub mod pallet {
             }
             if pool.nominators == 0 {
                 Pools::<T>::remove(id);
-                if !pool.closed {
-                    PoolOf::<T>::remove(run, uid);
-                }
+                Self::unlist(&pool);
                 ledger.nominated = ledger.nominated.saturating_sub(pool.value);
                 ledger.unclaimed = ledger.unclaimed.saturating_sub(pool.unclaimed);
                 ledger.dust = ledger.dust.saturating_add(pool.value).saturating_add(pool.unclaimed);
@@ -536,12 +566,16 @@ pub mod pallet {
             Holdings::<T>::put(ledger);
         }
 
-        fn close(run: RunId, uid: Uid, id: PoolId, mut pool: Pool) {
-            let value = pool.value;
-            pool.closed = true;
+        /// Ends a pool's time behind a seat; what is in it can be withdrawn from `until` on.
+        fn close(id: PoolId, mut pool: Pool, stage: Stage, until: Window) {
+            let Pool { run, seat, value, .. } = pool;
+            Self::unlist(&pool);
+            pool.stage = stage;
+            if matches!(stage, Stage::Unbonding { .. }) {
+                FormerPools::<T>::insert(run, seat, id);
+            }
             Pools::<T>::insert(id, pool);
-            PoolOf::<T>::remove(run, uid);
-            Self::deposit_event(Event::PoolClosed { run, uid, value });
+            Self::deposit_event(Event::PoolClosed { run, uid: seat.uid, value, until });
         }
 
         /// What must hold at every block; an error names what does not.
@@ -557,7 +591,7 @@ pub mod pallet {
             let mut sums = BTreeMap::<PoolId, Sums>::new();
             for ((run, _, uid), mut nomination) in Nominations::<T>::iter() {
                 let pool = Pools::<T>::get(nomination.pool).ok_or("a nomination is in no pool")?;
-                if (pool.run, pool.uid) != (run, uid) {
+                if (pool.run, pool.seat.uid) != (run, uid) {
                     return Err("a nomination is in another seat's pool");
                 }
                 Self::settle(&pool, &mut nomination);
@@ -588,8 +622,17 @@ pub mod pallet {
                 if pool.shares == 0 && pool.value > 0 {
                     return Err("a pool holds something of nobody's");
                 }
-                if pool.closed == (PoolOf::<T>::get(pool.run, pool.uid) == Some(id)) {
+                let counts = PoolOf::<T>::get(pool.run, pool.seat.uid) == Some(id);
+                if counts != (pool.stage == Stage::Open) {
                     return Err("a pool counts that is closed, or does not that is open");
+                }
+                let seat = T::Registry::seat(pool.run, pool.seat.uid);
+                if counts && seat.is_none_or(|seat| seat.id(pool.seat.uid) != pool.seat) {
+                    return Err("a pool counts behind a seat that is gone");
+                }
+                let answers = FormerPools::<T>::get(pool.run, pool.seat) == Some(id);
+                if answers != matches!(pool.stage, Stage::Unbonding { .. }) {
+                    return Err("a pool unbonds and cannot be found, or is found and does not");
                 }
                 if id >= PoolCount::<T>::get() {
                     return Err("a pool has a number that was not given out");
@@ -597,7 +640,10 @@ pub mod pallet {
                 nominated = nominated.checked_add(pool.value).ok_or("pools overflow")?;
                 unclaimed = unclaimed.checked_add(pool.unclaimed).ok_or("pay overflows")?;
             }
-            if PoolOf::<T>::iter_values().any(|id| !Pools::<T>::contains_key(id)) {
+            if PoolOf::<T>::iter_values()
+                .chain(FormerPools::<T>::iter_values())
+                .any(|id| !Pools::<T>::contains_key(id))
+            {
                 return Err("a seat's pool is missing");
             }
             let Some(ledger) = Holdings::<T>::get() else {
@@ -626,16 +672,21 @@ pub mod pallet {
 
         fn share_pay(
             run: RunId,
-            uid: Uid,
+            seat: SeatId,
             own_stake: Balance,
             amount: Balance,
             payer: &T::AccountId,
         ) -> Balance {
-            let (Some((id, mut pool)), Some(mut ledger)) = (Self::current(run, uid), Holdings::<T>::get())
+            let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
             else {
                 return 0;
             };
-            let part = nominators_part(amount, own_stake, pool.behind(), Self::commission(run, uid));
+            let uid = seat.uid;
+            let commission = match pool.stage {
+                Stage::Unbonding { commission, .. } => commission,
+                Stage::Open | Stage::Spent => Self::commission(run, uid),
+            };
+            let part = nominators_part(amount, own_stake, pool.behind(), commission);
             let fits =
                 pool.unclaimed.checked_add(part).is_some() && ledger.unclaimed.checked_add(part).is_some();
             // Where the payer cannot pay, the seat keeps it all.
@@ -655,14 +706,19 @@ pub mod pallet {
 
         fn slash(
             run: RunId,
-            uid: Uid,
+            seat: SeatId,
             share: Permille,
             reporter: Option<(&T::AccountId, Permille)>,
         ) -> Balance {
-            let (Some((id, mut pool)), Some(mut ledger)) = (Self::current(run, uid), Holdings::<T>::get())
+            let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
             else {
                 return 0;
             };
+            let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+            if pool.is_free(now) {
+                return 0;
+            }
+            let uid = seat.uid;
             let amount = pool.slash(share);
             if amount == 0 {
                 return 0;
@@ -692,7 +748,7 @@ pub mod pallet {
             Holdings::<T>::put(ledger);
             Self::deposit_event(Event::Slashed { run, uid, amount, rewarded });
             if pool.is_spent() {
-                Self::close(run, uid, id, pool);
+                Self::close(id, pool, Stage::Spent, now);
             } else {
                 Pools::<T>::insert(id, pool);
             }
@@ -701,10 +757,11 @@ pub mod pallet {
     }
 
     impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-        fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>) -> Weight {
-            Commissions::<T>::remove(run, uid);
+        fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, ending: Ending) -> Weight {
+            let Ending { window, until } = ending;
+            let commission = Commissions::<T>::take(run, uid).at(window);
             if let Some((id, pool)) = Self::current(run, uid) {
-                Self::close(run, uid, id, pool);
+                Self::close(id, pool, Stage::Unbonding { until, commission }, until);
             }
             T::WeightInfo::vacated()
         }

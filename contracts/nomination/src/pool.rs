@@ -10,7 +10,7 @@ use frame::{
     deps::sp_core::U256,
 };
 use pallet_registry::Balance;
-use protocol::{RunId, Uid, params::Permille};
+use protocol::{RunId, SeatId, Window, params::Permille};
 use scale_info::TypeInfo;
 
 /// Pay for a share is counted in parts of a unit, of which there are 2^120: what rounding them down loses is less than a unit
@@ -20,11 +20,30 @@ const PAY_BITS: u32 = 120;
 /// A pool whose shares have kept no more than a 2^20th of their worth is closed: shares would become too many to count.
 const WORTH_BITS: u32 = 20;
 
+/// How far a pool has come.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
+pub enum Stage {
+    /// It counts behind the seat, and anybody may join.
+    Open,
+    /// The seat's holder is gone, and everything is on its way out: it answers for what the holder did like the holder's own
+    /// stake, and is free from the window `until` on.
+    Unbonding {
+        until: Window,
+        /// What the holder kept of its nominators' pay in the end: the last epoch may be paid after it left.
+        commission: Permille,
+    },
+    /// Next to nothing is left: everybody may leave at once.
+    Spent,
+}
+
 /// Everything that others have put behind one holder of a seat.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Pool {
     pub run: RunId,
-    pub uid: Uid,
+    /// The seat as this holder has it, or had.
+    pub seat: SeatId,
     /// What all shares together are worth.
     pub value: Balance,
     /// Those on their way out included.
@@ -37,22 +56,21 @@ pub struct Pool {
     pub unclaimed: Balance,
     /// Accounts that hold shares or have pay to claim.
     pub nominators: u32,
-    /// Whether the seat's holder is gone, or next to nothing is left: nobody joins any more, and everybody may leave at once.
-    pub closed: bool,
+    pub stage: Stage,
 }
 
 impl Pool {
-    pub(crate) fn new(run: RunId, uid: Uid) -> Pool {
+    pub(crate) fn new(run: RunId, seat: SeatId) -> Pool {
         Pool {
             run,
-            uid,
+            seat,
             value: 0,
             shares: 0,
             leaving: 0,
             pay_per_share: U256::zero(),
             unclaimed: 0,
             nominators: 0,
-            closed: false,
+            stage: Stage::Open,
         }
     }
 
@@ -99,6 +117,25 @@ impl Pool {
         self.shares = self.shares.saturating_sub(shares);
         self.leaving = self.leaving.saturating_sub(leaving);
         amount
+    }
+
+    /// Whether everybody may leave at once.
+    pub(crate) fn is_free(&self, now: Window) -> bool {
+        match self.stage {
+            Stage::Open => false,
+            Stage::Unbonding { until, .. } => now >= until,
+            Stage::Spent => true,
+        }
+    }
+
+    /// The first window in which shares can be withdrawn that were to be free from `until` on; at `now`, those of a spent
+    /// pool.
+    pub(crate) fn frees(&self, until: Window, now: Window) -> Window {
+        match self.stage {
+            Stage::Open => until,
+            Stage::Unbonding { until: all, .. } => until.min(all),
+            Stage::Spent => now,
+        }
     }
 
     /// Takes `share` of the value from everybody, and returns it.
@@ -155,9 +192,10 @@ fn mul_div(a: u128, b: u128, c: u128, rounding: Rounding) -> Option<u128> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use protocol::{Block, Uid};
 
     fn pool() -> Pool {
-        Pool::new(RunId(0), Uid(0))
+        Pool::new(RunId(0), SeatId { uid: Uid(0), registered_at: Block(0) })
     }
 
     #[test]
@@ -227,7 +265,7 @@ mod tests {
         }
         pool.slash(Permille(900));
         assert!(pool.is_spent());
-        let mut pool = Pool::new(RunId(0), Uid(0));
+        let mut pool = self::pool();
         pool.join(5);
         pool.slash(Permille(1000));
         assert!(pool.is_spent());

@@ -181,45 +181,56 @@ pub trait Seats<AccountId> {
     fn add_to_stake(run: RunId, uid: Uid, from: &AccountId, amount: Balance) -> DispatchResult;
 }
 
+/// How a seat ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// The window that opens without it.
+    pub window: Window,
+    /// The first window in which what it has at risk is free.
+    pub until: Window,
+}
+
 /// Told when a seat's holder is gone and somebody else may get its uid.
 pub trait OnSeats<AccountId> {
     /// Clears, or sets aside for the old holder, what belonged to `seat`; returns what that cost.
-    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>) -> Weight;
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>, ending: Ending) -> Weight;
 }
 
 impl<AccountId> OnSeats<AccountId> for () {
-    fn vacated(_: RunId, _: Uid, _: &Seat<AccountId>) -> Weight {
+    fn vacated(_: RunId, _: Uid, _: &Seat<AccountId>, _: Ending) -> Weight {
         Weight::zero()
     }
 }
 
 impl<AccountId, A: OnSeats<AccountId>, B: OnSeats<AccountId>> OnSeats<AccountId> for (A, B) {
-    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>) -> Weight {
-        A::vacated(run, uid, seat).saturating_add(B::vacated(run, uid, seat))
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>, ending: Ending) -> Weight {
+        A::vacated(run, uid, seat, ending).saturating_add(B::vacated(run, uid, seat, ending))
     }
 }
 
 /// What other accounts have put behind validators.
 pub trait Nominations<AccountId> {
-    /// What is nominated behind a seat. It counts as the seat's stake.
+    /// What is nominated behind the present holder of a seat. It counts as the seat's stake.
     fn behind(run: RunId, uid: Uid) -> Balance;
 
-    /// Takes the nominators' part of `amount`, which a seat with `own_stake` earned, out of `payer`'s account. Returns
-    /// that part; the rest is the seat's.
-    fn share_pay(run: RunId, uid: Uid, own_stake: Balance, amount: Balance, payer: &AccountId) -> Balance;
+    /// Takes the nominators' part of `amount`, which a present or former seat with `own_stake` earned, out of `payer`'s
+    /// account. Returns that part; the rest is the seat's.
+    fn share_pay(run: RunId, seat: SeatId, own_stake: Balance, amount: Balance, payer: &AccountId)
+    -> Balance;
 
-    /// Takes `share` of what is behind a seat, for `reporter` its part and the rest burnt. Returns what was taken.
-    fn slash(run: RunId, uid: Uid, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
+    /// Takes `share` of what is behind a present seat, or was behind a former one and is unbonding; for `reporter` its part
+    /// and the rest burnt. Returns what was taken.
+    fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
 }
 
 impl<AccountId> Nominations<AccountId> for () {
     fn behind(_: RunId, _: Uid) -> Balance {
         0
     }
-    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &AccountId) -> Balance {
+    fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &AccountId) -> Balance {
         0
     }
-    fn slash(_: RunId, _: Uid, _: Permille, _: Option<(&AccountId, Permille)>) -> Balance {
+    fn slash(_: RunId, _: SeatId, _: Permille, _: Option<(&AccountId, Permille)>) -> Balance {
         0
     }
 }
@@ -1085,8 +1096,8 @@ pub mod pallet {
         }
 
         /// Ends a seat: its stake unbonds, its hotkey is remembered, and whoever kept something for it is told.
-        fn vacate(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, until: Window) -> Weight {
-            let id = seat.id(uid);
+        fn vacate(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
+            let (id, until) = (seat.id(uid), ending.until);
             SeatsOf::<T>::remove(run, uid);
             Self::retire(run, &seat.hotkey, id);
             if seat.stake > 0 && !Self::unbond(run, &seat.coldkey, id, seat.stake, until, 0) {
@@ -1102,7 +1113,7 @@ pub mod pallet {
                 stake: seat.stake,
                 until,
             });
-            T::OnSeats::vacated(run, uid, seat)
+            T::OnSeats::vacated(run, uid, seat, ending)
         }
 
         /// Remembers a hotkey as one that is used no more.
@@ -1120,6 +1131,7 @@ pub mod pallet {
             changes: BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>,
         ) -> Weight {
             let until = Window(window.0.saturating_add(details.terms.unbonding_windows));
+            let ending = Ending { window, until };
             let mut roster = Rosters::<T>::get(run);
             let mut weight = Weight::zero();
             for (uid, change) in changes {
@@ -1136,13 +1148,13 @@ pub mod pallet {
                         Self::deposit_event(Event::Rotated { run, uid, hotkey });
                     }
                     Change::Leaves => {
-                        weight.saturating_accrue(Self::vacate(run, uid, &seat, until));
+                        weight.saturating_accrue(Self::vacate(run, uid, &seat, ending));
                         if let Some(taken) = roster.get_mut(usize::from(uid.0)) {
                             *taken = None;
                         }
                     }
                     Change::Replaced(newcomer) => {
-                        weight.saturating_accrue(Self::vacate(run, uid, &seat, until));
+                        weight.saturating_accrue(Self::vacate(run, uid, &seat, ending));
                         // Not when it was paid for, or two holders of a uid could have one identity.
                         let newcomer = Seat { registered_at: Self::now(), since: window, ..newcomer };
                         if Self::seat_down(run, uid, newcomer, &mut roster).is_err() {
@@ -1470,19 +1482,22 @@ pub mod pallet {
             let Some(details) = Runs::<T>::get(run) else {
                 return 0;
             };
+            // Nominators may have more on its way out than the seat itself, or something where that has nothing any more.
+            let nominated = T::Nominations::slash(run, id, share, reporter);
             let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
             let coldkey = present.as_ref().map(|seat| seat.coldkey.clone());
             let Some(coldkey) = coldkey.or_else(|| FormerSeats::<T>::get(run, id)) else {
-                return 0;
+                if nominated > 0 {
+                    Self::deposit_event(Event::Slashed { run, seat: id, stake: 0, rewarded: 0, nominated });
+                }
+                return nominated;
             };
 
             let mut stake: Balance = 0;
-            let mut nominated = 0;
             if let Some(mut seat) = present {
                 stake = part(seat.stake, share);
                 seat.stake = seat.stake.saturating_sub(stake);
                 SeatsOf::<T>::insert(run, id.uid, seat);
-                nominated = T::Nominations::slash(run, id.uid, share, reporter);
             }
             let mut chunks = Unbonding::<T>::get((run, &coldkey, id));
             for chunk in chunks.iter_mut().filter(|chunk| !Self::is_free(&details, chunk)) {

@@ -74,7 +74,7 @@ impl Payslips for Others {
 }
 
 impl OnSeats<u64> for Others {
-    fn vacated(run: RunId, uid: Uid, seat: &Seat<u64>) -> Weight {
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<u64>, _: Ending) -> Weight {
         Gone::mutate(|gone| gone.push((run, seat.id(uid))));
         Weight::from_parts(1, 0)
     }
@@ -84,10 +84,15 @@ impl Nominations<u64> for Others {
     fn behind(_: RunId, uid: Uid) -> Balance {
         Behind::get().get(&uid.0).copied().unwrap_or(0)
     }
-    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &u64) -> Balance {
+    fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &u64) -> Balance {
         0
     }
-    fn slash(_: RunId, uid: Uid, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
+    /// What is behind a former seat these tests do not know of.
+    fn slash(_: RunId, id: SeatId, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
+        let uid = id.uid;
+        if SeatsOf::<Test>::get(RUN, uid).is_none_or(|seat| seat.id(uid) != id) {
+            return 0;
+        }
         let taken = Self::behind(RUN, uid) * Balance::from(share.0) / 1000;
         Behind::mutate(|behind| {
             behind.entry(uid.0).and_modify(|amount| *amount -= taken);

@@ -7,7 +7,7 @@ use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, OnSeats as _, Run, Seat};
+use pallet_registry::{Balance, Ending, Entry, OnSeats as _, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::{PayShares, Permille},
@@ -72,6 +72,10 @@ fn seats<T: Config + pallet_registry::Config>(role: Role, uids: core::ops::Range
             endpoint_set_at: None,
             stake: 1,
         };
+        pallet_registry::Rosters::<T>::mutate(RUN, |roster| {
+            roster.bounded_resize(index as usize, None);
+            let _ = roster.try_push(Some(Entry::from(&seat)));
+        });
         pallet_registry::SeatsOf::<T>::insert(RUN, uid, seat);
         (uid, 1_000_000)
     })
@@ -82,14 +86,15 @@ fn seats<T: Config + pallet_registry::Config>(role: Role, uids: core::ops::Range
 fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
     let owner = run::<T>();
     let incentive = seats::<T>(Role::Miner, 0..1);
-    Pallet::<T>::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() });
+    Pallet::<T>::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() }, &[]);
     assert!(EarningsOf::<T>::get(RUN, Uid(0)).claimable > 0);
     owner
 }
 
 fn vacate<T: Config + pallet_registry::Config>() {
     let seat = pallet_registry::SeatsOf::<T>::take(RUN, Uid(0)).expect("uid 0 is taken");
-    Pallet::<T>::vacated(RUN, Uid(0), &seat);
+    let ending = Ending { window: Window(10), until: Window(20) };
+    Pallet::<T>::vacated(RUN, Uid(0), &seat, ending);
 }
 
 #[benchmarks(where T: Config + pallet_registry::Config)]
@@ -162,7 +167,7 @@ mod benchmarks {
 
         #[block]
         {
-            Pallet::<T>::pay_epoch(RUN, 0, earned);
+            Pallet::<T>::pay_epoch(RUN, 0, earned, &[]);
         }
 
         assert_eq!(History::<T>::get(RUN, 0).map(|record| record.slips.len()), Some(s as usize));

@@ -18,7 +18,7 @@ extern crate alloc;
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use pallet_registry::Balance;
-use protocol::{Block, Uid, view::Standing};
+use protocol::{Block, SeatId, Uid, view::Standing};
 use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
@@ -89,6 +89,15 @@ pub struct Earned<'a> {
     pub dividends: &'a [(Uid, u64)],
 }
 
+/// A seat whose holder held it as an epoch ended and is gone as the epoch is paid.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Former<AccountId> {
+    pub seat: SeatId,
+    pub coldkey: AccountId,
+    /// Its own stake as it left.
+    pub stake: Balance,
+}
+
 /// What was paid for an epoch, and why. `L` is a bounded list of [`Slip`], in uid order.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct EpochRecord<L> {
@@ -126,9 +135,9 @@ pub mod pallet {
             *,
         },
     };
-    use pallet_registry::{Nominations, OnSeats, Payslips, Run, Seat, Seats};
+    use pallet_registry::{Ending, Nominations, OnSeats, Payslips, Run, Seat, Seats};
     use protocol::{
-        RunId,
+        RunId, Window,
         view::{BooksView, Payslip},
     };
 
@@ -419,10 +428,16 @@ pub mod pallet {
                 .collect()
         }
 
-        /// Pays an epoch: the run's emission, or what the treasury has left of it. What the shares do not divide without a
-        /// rest, and what nobody earned who still holds the seat, stays in the treasury. An epoch is paid once, and none
-        /// before one that was paid.
-        pub fn pay_epoch(run: RunId, epoch: u32, earned: Earned<'_>) -> Weight {
+        /// Pays an epoch: the run's emission, or what the treasury has left of it. What is earned by a uid goes to the seat that
+        /// `former` names for it, where its coldkey claims it; or else to the seat that holds the uid, if it did in that
+        /// epoch. What that leaves, and what the shares do not divide without a rest, stays in the treasury. An epoch is
+        /// paid once, and none before one that was paid.
+        pub fn pay_epoch(
+            run: RunId,
+            epoch: u32,
+            earned: Earned<'_>,
+            former: &[Former<T::AccountId>],
+        ) -> Weight {
             let (Some(details), Some(terms)) = (T::Registry::run(run), T::Registry::terms_of(run, epoch))
             else {
                 return T::WeightInfo::pay_epoch(0);
@@ -430,19 +445,21 @@ pub mod pallet {
             if LastPaid::<T>::get(run).is_some_and(|last| epoch <= last) {
                 return T::WeightInfo::pay_epoch(0);
             }
-            let mut slips = Self::standings(run, &details, epoch, earned);
+            let former: BTreeMap<Uid, &Former<T::AccountId>> =
+                former.iter().map(|former| (former.seat.uid, former)).collect();
+            let mut slips = Self::standings(run, &details, epoch, earned, &former);
             let seats = slips.len() as u32;
             let mut books = BooksOf::<T>::get(run);
             let pot = terms.emission(epoch).min(books.map_or(0, |books| books.treasury));
             // Never funded: there is nothing to pay with, and nothing to write down but the standings.
             if let Some(books) = &mut books {
                 let split = split(pot, terms.shares, earned.incentive, earned.dividends);
-                Self::pay_out_epoch(run, epoch, split, &mut slips, books);
+                Self::pay_out_epoch(run, epoch, split, &mut slips, &former, books);
                 BooksOf::<T>::insert(run, books);
             }
 
             // The longest list is as long as there are seats; what a run cannot have is left out.
-            let slips: Vec<_> = slips.into_values().map(|(slip, _)| slip).collect();
+            let slips: Vec<_> = slips.into_values().collect();
             let slips = BoundedVec::truncate_from(slips);
             History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, slips });
             LastPaid::<T>::insert(run, epoch);
@@ -451,14 +468,22 @@ pub mod pallet {
                 .saturating_add(T::SharePayWeight::get().saturating_mul(validators))
         }
 
-        /// What the consensus says of each seat whose holder was there in that epoch, and the holder's own stake. Whoever
-        /// came later gets nothing for what its predecessor did.
+        /// What the consensus says of each seat that was held in that epoch. Whoever came later gets nothing for what its
+        /// predecessor did.
         fn standings(
             run: RunId,
             details: &Run<T::AccountId>,
             epoch: u32,
             earned: Earned<'_>,
-        ) -> BTreeMap<Uid, (Slip, Balance)> {
+            former: &BTreeMap<Uid, &Former<T::AccountId>>,
+        ) -> BTreeMap<Uid, Slip> {
+            let roster: BTreeMap<_, _> = T::Registry::roster(run).into_iter().collect();
+            let in_time = |since: Window| since.epoch(details.params.epoch_windows) <= epoch;
+            // Since when somebody held the seat in that epoch.
+            let registered_at = |uid: &Uid| match former.get(uid) {
+                Some(former) => Some(former.seat.registered_at),
+                None => roster.get(uid).filter(|entry| in_time(entry.since)).map(|entry| entry.registered_at),
+            };
             let wide = |list: &[(Uid, u64)]| list.iter().map(|(uid, _)| *uid).collect::<Vec<_>>();
             let named: BTreeSet<Uid> = earned
                 .weights
@@ -466,23 +491,16 @@ pub mod pallet {
                 .map(|(uid, _)| *uid)
                 .chain([earned.incentive, earned.trust, earned.dividends].into_iter().flat_map(wide))
                 .collect();
-            let mut slips: BTreeMap<Uid, (Slip, Balance)> = named
+            let mut slips: BTreeMap<Uid, Slip> = named
                 .into_iter()
                 .filter_map(|uid| {
-                    let seat = T::Registry::seat(run, uid)?;
-                    let slip = Slip {
-                        uid,
-                        registered_at: seat.registered_at,
-                        standing: Standing::default(),
-                        amount: 0,
-                        nominators: 0,
-                    };
-                    (seat.since.epoch(details.params.epoch_windows) <= epoch)
-                        .then_some((uid, (slip, seat.stake)))
+                    let registered_at = registered_at(&uid)?;
+                    let standing = Standing::default();
+                    Some((uid, Slip { uid, registered_at, standing, amount: 0, nominators: 0 }))
                 })
                 .collect();
             let mut set = |uid: &Uid, write: &dyn Fn(&mut Standing)| {
-                if let Some((slip, _)) = slips.get_mut(uid) {
+                if let Some(slip) = slips.get_mut(uid) {
                     write(&mut slip.standing);
                 }
             };
@@ -505,7 +523,8 @@ pub mod pallet {
             run: RunId,
             epoch: u32,
             split: Split,
-            slips: &mut BTreeMap<Uid, (Slip, Balance)>,
+            slips: &mut BTreeMap<Uid, Slip>,
+            former: &BTreeMap<Uid, &Former<T::AccountId>>,
             books: &mut Books,
         ) {
             let account = Self::account(run);
@@ -522,23 +541,34 @@ pub mod pallet {
                 .unwrap_or(0),
             };
             for (uid, amount) in split.miners {
-                if let Some((slip, _)) = slips.get_mut(&uid) {
+                if let Some(slip) = slips.get_mut(&uid) {
                     slip.amount = slip.amount.saturating_add(amount);
                 }
             }
             for (uid, amount) in split.validators {
-                if let Some((slip, own)) = slips.get_mut(&uid) {
-                    let part = T::Nominations::share_pay(run, uid, *own, amount, &account).min(amount);
+                if let Some(slip) = slips.get_mut(&uid) {
+                    let seat = SeatId { uid, registered_at: slip.registered_at };
+                    let own = match former.get(&uid) {
+                        Some(former) => former.stake,
+                        None => T::Registry::seat(run, uid).map_or(0, |seat| seat.stake),
+                    };
+                    let part = T::Nominations::share_pay(run, seat, own, amount, &account).min(amount);
                     slip.nominators = slip.nominators.saturating_add(part);
                     slip.amount = slip.amount.saturating_add(amount.saturating_sub(part));
                 }
             }
 
             let (mut credited, mut shared): (Balance, Balance) = (0, 0);
-            for (slip, _) in slips.values() {
+            for slip in slips.values() {
                 let Slip { uid, amount, nominators, .. } = *slip;
                 let whole = amount.saturating_add(nominators);
                 if whole == 0 {
+                    continue;
+                }
+                credited = credited.saturating_add(amount);
+                shared = shared.saturating_add(nominators);
+                if let Some(former) = former.get(&uid) {
+                    Self::set_aside(run, uid, &former.coldkey, amount);
                     continue;
                 }
                 EarningsOf::<T>::mutate(run, uid, |earnings| {
@@ -547,8 +577,6 @@ pub mod pallet {
                     earnings.recent = faded(earnings, epoch).saturating_add(whole);
                     earnings.recent_at = epoch;
                 });
-                credited = credited.saturating_add(amount);
-                shared = shared.saturating_add(nominators);
                 Self::deposit_event(Event::Credited { run, epoch, uid, amount });
             }
             let owner = split.owner;
@@ -566,6 +594,14 @@ pub mod pallet {
                 burnt,
                 treasury: books.treasury,
             });
+        }
+
+        /// Keeps `amount` for the coldkey of a seat that is gone.
+        fn set_aside(run: RunId, uid: Uid, coldkey: &T::AccountId, amount: Balance) {
+            if amount > 0 {
+                FormerPay::<T>::mutate(run, coldkey, |former| *former = former.saturating_add(amount));
+                Self::deposit_event(Event::SetAside { run, uid, coldkey: coldkey.clone(), amount });
+            }
         }
 
         /// Writes `amount` into the books as paid out, and `change` with it.
@@ -681,14 +717,10 @@ pub mod pallet {
     }
 
     impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-        fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>) -> Weight {
+        fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, _: Ending) -> Weight {
             PayoutOf::<T>::remove(run, uid);
             let amount = EarningsOf::<T>::take(run, uid).claimable;
-            if amount > 0 {
-                let coldkey = seat.coldkey.clone();
-                FormerPay::<T>::mutate(run, &coldkey, |former| *former = former.saturating_add(amount));
-                Self::deposit_event(Event::SetAside { run, uid, coldkey, amount });
-            }
+            Self::set_aside(run, uid, &seat.coldkey, amount);
             T::WeightInfo::vacated()
         }
     }

@@ -3,7 +3,7 @@
 use crate::{self as pallet_rewards, *};
 use frame::deps::frame_support::storage::with_storage_layer;
 use frame::{prelude::fungible::InspectHold as _, testing_prelude::*, traits::IdentityLookup};
-use pallet_registry::{HoldReason, OnSeats as _, Payslips as _, Seats as _, Url};
+use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Seats as _, Url};
 use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
@@ -196,7 +196,7 @@ fn pay(epoch: u32) {
     let weights = [(Uid(0), u16::MAX), (Uid(1), u16::MAX / 3)];
     let trust = [(Uid(2), 99)];
     let earned = Earned { weights: &weights, incentive: &INCENTIVE, trust: &trust, dividends: &DIVIDENDS };
-    Rewards::pay_epoch(RUN, epoch, earned);
+    Rewards::pay_epoch(RUN, epoch, earned, &[]);
     Rewards::check_invariants().unwrap();
 }
 
@@ -211,7 +211,8 @@ fn is_feeless(who: u128, uid: u16) -> bool {
 
 fn vacate(uid: u16) {
     let seat = Registry::seat(RUN, Uid(uid)).unwrap();
-    <Test as pallet_registry::Config>::OnSeats::vacated(RUN, Uid(uid), &seat);
+    let ending = Ending { window: Window(1), until: Window(1 + UNBONDING) };
+    <Test as pallet_registry::Config>::OnSeats::vacated(RUN, Uid(uid), &seat, ending);
 }
 
 fn stake(uid: u16) -> Balance {
@@ -328,7 +329,7 @@ fn an_epoch_is_paid_once_and_none_before_it_any_more() {
 fn a_share_that_nobody_earned_stays_in_the_treasury() {
     with_run(|| {
         assert_ok!(fund(1000));
-        Rewards::pay_epoch(RUN, 0, Earned { dividends: &DIVIDENDS, ..Earned::default() });
+        Rewards::pay_epoch(RUN, 0, Earned { dividends: &DIVIDENDS, ..Earned::default() }, &[]);
         assert_eq!((earnings(2).0, books().treasury), (400, 500));
     });
 }
@@ -343,12 +344,56 @@ fn whoever_came_after_the_epoch_is_not_paid_for_what_a_predecessor_did() {
         assert_ok!(Registry::register(coldkey, RUN, Role::Miner, 77, url, STAKE, Balance::MAX));
         // Seat 3 is new and seat 9 does not exist: their halves of 500 stay in the treasury.
         let incentive = [(Uid(0), 2), (Uid(3), 1), (Uid(9), 1)];
-        Rewards::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() });
+        Rewards::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() }, &[]);
         assert_eq!((earnings(0).0, earnings(3).0, earnings(9).0), (250, 0, 0));
         assert_eq!(books().treasury, 1000 - 250 - 100);
         assert_eq!(Rewards::payslips(RUN, Uid(3)), []);
-        Rewards::pay_epoch(RUN, 1, Earned { incentive: &incentive, ..Earned::default() });
+        Rewards::pay_epoch(RUN, 1, Earned { incentive: &incentive, ..Earned::default() }, &[]);
         assert!(earnings(3).0 > 0);
+    });
+}
+
+/// Worked by hand: of 1000, the miner that left has 3/4 of 500, the validator that left 400, of which 3/4 are its
+/// nominator's.
+#[test]
+fn who_held_a_seat_as_the_epoch_ended_is_paid_though_others_hold_it_now() {
+    with_run(|| {
+        assert_ok!(fund(1000));
+        Registry::window_opens(RUN, Window(0));
+        window(0);
+        assert_ok!(Nomination::nominate(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2), 300));
+        let former: Vec<Former<u128>> = [0, 2]
+            .map(|uid| {
+                let seat = Registry::seat(RUN, Uid(uid)).unwrap();
+                Former { seat: seat.id(Uid(uid)), coldkey: COLDKEY, stake: seat.stake }
+            })
+            .to_vec();
+        for uid in [0, 2] {
+            assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(uid)));
+        }
+        epoch(1);
+        Registry::window_opens(RUN, Window(params().epoch_windows));
+        // Others hold both seats by the time the epoch is paid.
+        let url: Url = b"http://a".to_vec().try_into().unwrap();
+        for (hotkey, role) in [(77, Role::Miner), (78, Role::Validator)] {
+            let patron = RuntimeOrigin::signed(PATRON);
+            assert_ok!(Registry::register(patron, RUN, role, hotkey, url.clone(), STAKE, Balance::MAX));
+        }
+        assert_eq!([0, 2].map(|uid| Registry::seat(RUN, Uid(uid)).unwrap().coldkey), [PATRON; 2]);
+
+        let earned = Earned { incentive: &INCENTIVE, dividends: &DIVIDENDS, ..Earned::default() };
+        Rewards::pay_epoch(RUN, 0, earned, &former);
+        check();
+        assert_eq!([earnings(0), earnings(1), earnings(2)], [(0, 0), (125, 125), (0, 0)]);
+        assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 375 + 100);
+        assert_eq!(Nomination::nominations_of(RUN, &NOMINATOR)[0].claimable, 300);
+        assert_eq!(books().treasury, 0);
+        // The record names the holder of then: whoever has the seat now sees nothing of it.
+        assert_eq!((Rewards::payslips(RUN, Uid(0)), Rewards::payslips(RUN, Uid(1)).len()), (vec![], 1));
+        assert_eq!((Rewards::recent_pay(RUN, Uid(0)), Rewards::recent_pay(RUN, Uid(2))), (0, 0));
+        let before = Balances::free_balance(COLDKEY);
+        assert_ok!(Rewards::claim_former(RuntimeOrigin::signed(COLDKEY), RUN));
+        assert_eq!(Balances::free_balance(COLDKEY), before + 475);
     });
 }
 
@@ -387,8 +432,8 @@ fn paying_costs_by_the_seats_and_the_validators() {
     with_run(|| {
         assert_ok!(fund(5000));
         let earned = Earned { incentive: &INCENTIVE, dividends: &DIVIDENDS, ..Earned::default() };
-        assert_eq!(Rewards::pay_epoch(RUN, 0, earned), SharePay::get());
-        assert_eq!(Rewards::pay_epoch(RunId(9), 0, earned), Weight::zero());
+        assert_eq!(Rewards::pay_epoch(RUN, 0, earned, &[]), SharePay::get());
+        assert_eq!(Rewards::pay_epoch(RunId(9), 0, earned, &[]), Weight::zero());
     });
 }
 
@@ -463,7 +508,7 @@ fn pay_that_cannot_become_stake_goes_to_the_account() {
 }
 
 #[test]
-fn a_seat_that_is_given_up_leaves_its_pay_and_its_nominators_free() {
+fn a_seat_that_is_given_up_leaves_its_pay_and_in_time_its_nominators_free() {
     with_run(|| {
         assert_ok!(fund(5000));
         Registry::window_opens(RUN, Window(0));
@@ -476,6 +521,7 @@ fn a_seat_that_is_given_up_leaves_its_pay_and_its_nominators_free() {
         assert_eq!(Registry::seat(RUN, Uid(2)), None);
         assert_eq!((Rewards::former_claimable(RUN, &COLDKEY), earnings(2)), (200, (0, 0)));
         let before = Balances::free_balance(NOMINATOR);
+        window(1 + UNBONDING);
         assert_ok!(Nomination::withdraw(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
         assert_ok!(Nomination::claim(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
         assert_eq!(Balances::free_balance(NOMINATOR), before + 300);
@@ -598,6 +644,9 @@ fn the_next_holder_sees_none_of_its_predecessor_s_payslips() {
         pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(0), |seat| {
             seat.as_mut().unwrap().registered_at = protocol::Block(4);
         });
+        pallet_registry::Rosters::<Test>::mutate(RUN, |roster| {
+            roster[0].as_mut().unwrap().registered_at = protocol::Block(4);
+        });
         assert_eq!(Rewards::payslips(RUN, Uid(0)), []);
         pay(1);
         assert_eq!(Rewards::payslips(RUN, Uid(0)).len(), 1);
@@ -613,12 +662,12 @@ fn recent_pay_fades_by_half_with_each_epoch_that_is_paid() {
         pay(1);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375 / 2 + 375);
         let others = Earned { incentive: &INCENTIVE[1..], ..Earned::default() };
-        Rewards::pay_epoch(RUN, 3, others);
+        Rewards::pay_epoch(RUN, 3, others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
         // Time alone changes nothing: the run may stand still.
         epoch(50);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
-        Rewards::pay_epoch(RUN, 200, others);
+        Rewards::pay_epoch(RUN, 200, others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         pay(201);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375);
@@ -648,7 +697,7 @@ fn everything_can_be_claimed_to_the_last_unit() {
 fn runs_share_no_money() {
     with_run(|| {
         assert_ok!(fund(5000));
-        Rewards::pay_epoch(RunId(1), 0, Earned { incentive: &[(Uid(0), 1)], ..Earned::default() });
+        Rewards::pay_epoch(RunId(1), 0, Earned { incentive: &[(Uid(0), 1)], ..Earned::default() }, &[]);
         assert_eq!(BooksOf::<Test>::get(RunId(1)), None);
         assert_ne!(Rewards::account(RUN), Rewards::account(RunId(1)));
     });
@@ -732,7 +781,7 @@ fn the_largest_amounts_do_not_panic() {
         let dividends = [(Uid(2), u64::MAX)];
         for epoch in [0, 1, u32::MAX] {
             let earned = Earned { incentive: &uids, dividends: &dividends, ..Earned::default() };
-            Rewards::pay_epoch(RUN, epoch, earned);
+            Rewards::pay_epoch(RUN, epoch, earned, &[]);
             check();
         }
         assert!(earnings(0).0 > most / 5);
@@ -742,7 +791,7 @@ fn the_largest_amounts_do_not_panic() {
         // What was funded ever is a number too, and cannot grow without end.
         let all = Balances::free_balance(COLDKEY) - FUNDS;
         assert_ok!(Rewards::fund(RuntimeOrigin::signed(COLDKEY), RUN, all));
-        Rewards::pay_epoch(RUN, u32::MAX, Earned::default());
+        Rewards::pay_epoch(RUN, u32::MAX, Earned::default(), &[]);
     });
 }
 
@@ -819,7 +868,11 @@ proptest! {
                         let (incentive, dividends) = (with_uids(incentive), with_uids(dividends));
                         let earned =
                             Earned { incentive: &incentive, dividends: &dividends, ..Earned::default() };
-                        Rewards::pay_epoch(RunId(run), step as u32, earned);
+                        // Every third time somebody is gone who held a seat that was paid.
+                        let seat = SeatId { uid: Uid(step as u16 % 4), registered_at: protocol::Block(1) };
+                        let gone = [Former { seat, coldkey: PATRON, stake: STAKE }];
+                        let gone = if step % 3 == 0 { &gone[..] } else { &[] };
+                        Rewards::pay_epoch(RunId(run), step as u32, earned, gone);
                     }
                     Op::Claim { who, uid } => {
                         let feeless = is_feeless(who, uid);

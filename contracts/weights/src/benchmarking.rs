@@ -3,7 +3,7 @@
 use super::*;
 use crate::full::{self, RUN, uid};
 use frame::benchmarking::prelude::*;
-use pallet_registry::OnSeats as _;
+use pallet_registry::{Ending, OnSeats as _};
 use pallet_windows::Epochs as _;
 use protocol::{Digest, Window, reveal::commitment};
 
@@ -56,16 +56,17 @@ mod benchmarks {
     fn vacated() {
         full::run_with::<T>(1024, 1, 4);
         full::revealed::<T>(1024, 1, 3);
-        let gone = (0..1023).map(|seat| (uid(seat), Window(1))).collect();
-        Vacated::<T>::insert(RUN, BoundedVec::truncate_from(gone));
-        let seat = pallet_registry::SeatsOf::<T>::get(RUN, uid(1023)).expect("the seat is there");
+        let validator = uid(1024);
+        let seat = pallet_registry::SeatsOf::<T>::get(RUN, validator).expect("the seat is there");
+        let epoch_windows = protocol::RunParams::default().epoch_windows;
+        let ending = Ending { window: Window(4 * epoch_windows), until: Window(9 * epoch_windows) };
 
         #[block]
         {
-            Pallet::<T>::vacated(RUN, uid(1023), &seat);
+            Pallet::<T>::vacated(RUN, validator, &seat, ending);
         }
 
-        assert_eq!(Vacated::<T>::get(RUN).len(), 1024);
+        assert!(DepartedOf::<T>::contains_key((RUN, 3), validator));
     }
 
     impl_benchmark_test_suite!(Pallet, crate::mock::empty_chain(), crate::mock::Test);

@@ -15,15 +15,20 @@
 //! absent all epoch (PROT-3), or voted for another update than two thirds fixed (PROT-19). Without a
 //! consensus the last weights and bonds stay, and nothing is paid.
 //!
-//! A seat may change hands between its work and its weights. What belonged to the old holder is forgotten: its standing
-//! and a validator's ballots and bonds at once, what others gave to it and hold of it as the epoch closes.
+//! A seat may change hands between an epoch's end and its close. Who held it as the epoch ended is who is weighed, and whose
+//! ballot counts, if it was revealed by then: it is paid like everyone else (PROT-32). Selection never hears of it again, nor
+//! does the next holder inherit a standing, a ballot or a bond.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
 
 use alloc::vec::Vec;
+use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::prelude::Weight;
-use protocol::{RunId, Uid, consensus::Consensus};
+use pallet_registry::Balance;
+use pallet_windows::Member;
+use protocol::{Role, RunId, SeatId, Uid, Window, consensus::Consensus};
+use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
@@ -38,14 +43,29 @@ pub mod weights;
 pub use pallet::*;
 pub use weights::WeightInfo;
 
-/// Pays what an epoch earned.
-pub trait Payroll {
-    /// Pays `epoch` by the consensus that it ended in, and returns what that cost.
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight;
+/// A seat that was held as an epoch ended, and whose holder left before the epoch was closed.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub struct Departed<AccountId> {
+    pub seat: SeatId,
+    /// The first window in which it counted.
+    pub since: Window,
+    pub role: Role,
+    pub coldkey: AccountId,
+    /// Its own stake as it left.
+    pub stake: Balance,
+    /// As what it decides the epoch; `None` unless it was in the electorate to the end.
+    pub member: Option<Member>,
 }
 
-impl Payroll for () {
-    fn pay(_: RunId, _: u32, _: &Consensus) -> Weight {
+/// Pays what an epoch earned.
+pub trait Payroll<AccountId> {
+    /// Pays `epoch` by the consensus that it ended in, and returns what that cost. What the consensus says of a uid that is
+    /// in `departed` is due to that seat, and not to whoever holds the uid now.
+    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId>]) -> Weight;
+}
+
+impl<AccountId> Payroll<AccountId> for () {
+    fn pay(_: RunId, _: u32, _: &Consensus, _: &[Departed<AccountId>]) -> Weight {
         Weight::zero()
     }
 }
@@ -53,12 +73,12 @@ impl Payroll for () {
 #[frame::pallet]
 pub mod pallet {
     use super::*;
-    use alloc::collections::BTreeMap;
+    use alloc::collections::{BTreeMap, BTreeSet};
     use frame::prelude::*;
-    use pallet_registry::{OnSeats, Seat, Seats};
-    use pallet_windows::{Epochs, Member};
+    use pallet_registry::{Ending, OnSeats, Seat, Seats};
+    use pallet_windows::{Epochs, Member, Members};
     use protocol::{
-        Block, Digest, Hotkey, Role, RunParams, Window,
+        Block, Digest, Hotkey, RunParams,
         consensus::{Ballot, yuma},
         reveal::{Salt, commitment},
         view::Standing,
@@ -78,7 +98,10 @@ pub mod pallet {
         /// The public key that an account is: what a commitment binds.
         type HotkeyOf: Convert<Self::AccountId, Hotkey>;
 
-        type Payroll: Payroll;
+        type Payroll: Payroll<Self::AccountId>;
+
+        /// As what a validator that leaves decides the epochs that it held its seat to the end of.
+        type Members: Members;
 
         type WeightInfo: WeightInfo;
 
@@ -125,11 +148,10 @@ pub mod pallet {
     pub type Ballots<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, SeatWeights<T>>;
 
-    /// Uids whose holder left since the last consensus, each with the window that opened without it: what was given to
-    /// that holder is not the next one's.
+    /// Who held a uid as an epoch ended and is gone, by run and epoch, until the epoch closes.
     #[pallet::storage]
-    pub type Vacated<T: Config> =
-        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Window), T::MaxSeats>, ValueQuery>;
+    pub type DepartedOf<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, Departed<T::AccountId>>;
 
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
@@ -261,8 +283,12 @@ pub mod pallet {
             ensure!(window >= begins, Error::<T>::RevealNotBegun);
             ensure!(window < closes(&params, epoch), Error::<T>::RevealOver);
             let validator = Self::validator(run, hotkey)?;
-            ensure!(!Ballots::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyRevealed);
-            let sealed = Commits::<T>::get((run, epoch), validator).ok_or(Error::<T>::NothingCommitted)?;
+            let sealed = Commits::<T>::get((run, epoch), validator);
+            let shown = || match Ballots::<T>::contains_key((run, epoch), validator) {
+                true => Error::<T>::AlreadyRevealed,
+                false => Error::<T>::NothingCommitted,
+            };
+            let sealed = sealed.ok_or_else(shown)?;
             ensure!(!weights.is_empty(), Error::<T>::NothingWeighted);
             ensure!(is_canonical(weights), Error::<T>::NotCanonical);
             let opened = commitment(weights, salt, &sealed.hotkey);
@@ -310,7 +336,7 @@ pub mod pallet {
     /// What an epoch closes with.
     struct Gathered {
         ballots: Vec<Ballot>,
-        /// Of the electorate's, so many.
+        /// Of those that decide, so many.
         revealed: u32,
         miners: u32,
     }
@@ -318,29 +344,48 @@ pub mod pallet {
     /// How an epoch closes.
     impl<T: Config> Pallet<T> {
         /// Everyone that decides, and everyone else that holds bonds, with what stands of their ballots and bonds.
-        fn ballots(run: RunId, epoch: u32, end: Window, electorate: &[Member]) -> Gathered {
+        fn ballots(
+            run: RunId,
+            epoch: u32,
+            params: &RunParams,
+            electorate: &[Member],
+            departed: &[Departed<T::AccountId>],
+        ) -> Gathered {
+            let end = after_epoch(params, epoch);
+            let left = |uid: &Uid| place_of(departed, *uid).is_some();
+            // The miners as the epoch ended, and since when: who came after it did none of its work.
             let roster = T::Registry::roster(run).into_iter();
-            let miners: Vec<Uid> =
-                roster.filter(|(_, entry)| entry.role == Role::Miner).map(|(uid, _)| uid).collect();
-            let vacated: BTreeMap<Uid, Window> = Vacated::<T>::get(run).into_iter().collect();
-            let is_miner = |uid: &Uid| miners.binary_search(uid).is_ok();
-            // Who left after the epoch did its work, and whoever has the uid now did not.
-            let worked = |uid: &Uid| vacated.get(uid).is_none_or(|since| *since < end);
+            let present = roster.map(|(uid, entry)| (uid, entry.role, entry.since));
+            let miners: BTreeMap<Uid, Window> = present
+                .filter(|(_, _, since)| *since < end)
+                .chain(departed.iter().map(|gone| (gone.seat.uid, gone.role, gone.since)))
+                .filter(|(_, role, _)| *role == Role::Miner)
+                .map(|(uid, _, since)| (uid, since))
+                .collect();
             let mut bonds: BTreeMap<Uid, Vec<(Uid, u32)>> = BondsOf::<T>::iter_prefix(run)
                 .map(|(validator, bonds)| (validator, bonds.into_inner()))
                 .collect();
+            // Bonds were left by the epoch before to seats that were there as it ended: to nobody who came later.
+            let before = epoch.checked_sub(1).map_or(Window(0), |before| after_epoch(params, before));
             for row in bonds.values_mut() {
-                row.retain(|(uid, _)| is_miner(uid) && !vacated.contains_key(uid));
+                row.retain(|(uid, _)| miners.get(uid).is_some_and(|since| *since < before));
             }
 
+            // Who came in the place of somebody that left has no say in what was before its time. Who left has, by the ballot
+            // that it showed.
+            let stayed = electorate.iter().filter(|member| !left(&member.uid)).copied();
+            let gone = departed
+                .iter()
+                .filter(|gone| Ballots::<T>::contains_key((run, epoch), gone.seat.uid))
+                .filter_map(|gone| gone.member);
             let mut revealed = 0u32;
             let mut ballots = Vec::with_capacity(electorate.len());
-            for member in electorate {
+            for member in stayed.chain(gone) {
                 // Who was absent all epoch has no say and earns nothing (PROT-3); its stake still counts.
                 let ballot = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
                 revealed = revealed.saturating_add(u32::from(ballot.is_some()));
                 let mut weights = ballot.map(BoundedVec::into_inner).unwrap_or_default();
-                weights.retain(|(uid, _)| is_miner(uid) && worked(uid));
+                weights.retain(|(uid, _)| miners.contains_key(uid));
                 ballots.push(Ballot {
                     validator: member.uid,
                     stake: member.stake,
@@ -360,20 +405,49 @@ pub mod pallet {
             Gathered { ballots, revealed, miners: miners.len() as u32 }
         }
 
-        /// Remembers what the consensus said.
-        fn keep(run: RunId, ballots: &[Ballot], consensus: &Consensus) {
+        /// Remembers what the consensus said of the seats that are there.
+        fn keep(run: RunId, consensus: &Consensus, departed: &[Departed<T::AccountId>]) {
+            let is_there = |uid: &Uid| place_of(departed, *uid).is_none();
+            let weights = consensus.weights.iter().filter(|(uid, _)| is_there(uid)).copied().collect();
             // No list names more uids than there are seats.
-            ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(consensus.weights.clone()));
-            Standings::<T>::insert(run, BoundedVec::truncate_from(consensus.standings()));
-            for ballot in ballots {
-                let row = consensus.bonds.binary_search_by_key(&ballot.validator, |(uid, _)| *uid);
-                match row.ok().and_then(|place| consensus.bonds.get(place)) {
-                    Some((uid, bonds)) => {
-                        BondsOf::<T>::insert(run, uid, SeatBonds::<T>::truncate_from(bonds.clone()))
-                    }
-                    None => BondsOf::<T>::remove(run, ballot.validator),
+            ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(weights));
+            let mut standings = consensus.standings();
+            standings.retain(|(uid, _)| is_there(uid));
+            Standings::<T>::insert(run, BoundedVec::truncate_from(standings));
+        }
+
+        /// Writes bonds down for the next epoch: of each of these validators the row that it has now, if it has one. Of seats
+        /// that are gone nothing is kept, as validator's or as miner's, but where the next epoch has ended too and they held
+        /// them to its end.
+        fn keep_bonds<'a>(
+            run: RunId,
+            next: u32,
+            departed: &[Departed<T::AccountId>],
+            rows: impl Iterator<Item = (Uid, &'a [(Uid, u32)])>,
+        ) {
+            let is_over = |uid: &Uid| {
+                place_of(departed, *uid).is_some_and(|gone| {
+                    DepartedOf::<T>::get((run, next), uid).is_none_or(|then| then.seat != gone.seat)
+                })
+            };
+            let over: BTreeSet<Uid> = departed.iter().map(|gone| gone.seat.uid).filter(is_over).collect();
+            for (validator, row) in rows {
+                let row: Vec<(Uid, u32)> =
+                    row.iter().filter(|(uid, _)| !over.contains(uid)).copied().collect();
+                if row.is_empty() || over.contains(&validator) {
+                    BondsOf::<T>::remove(run, validator);
+                } else {
+                    BondsOf::<T>::insert(run, validator, SeatBonds::<T>::truncate_from(row));
                 }
             }
+        }
+
+        /// Who held a seat as `epoch` ended and is gone, in uid order. Forgets them.
+        fn take_departed(run: RunId, epoch: u32) -> Vec<Departed<T::AccountId>> {
+            let mut departed: Vec<_> =
+                DepartedOf::<T>::drain_prefix((run, epoch)).map(|(_, gone)| gone).collect();
+            departed.sort_unstable_by_key(|gone| gone.seat);
+            departed
         }
 
         /// Forgets what the epoch leaves behind, and says whose ballots stayed hidden.
@@ -413,34 +487,48 @@ pub mod pallet {
                 if !in_order || bonds.is_empty() || bonds.iter().any(|(_, bond)| *bond == 0) {
                     return Err("bonds are not spelt the one way there is");
                 }
-                Self::check_validator(run, validator)?;
+                Self::check_validator(run, validator, |gone| gone)?;
             }
             for ((run, epoch), validator) in Commits::<T>::iter_keys() {
                 Self::check_epoch(run, epoch)?;
-                Self::check_validator(run, validator)?;
+                Self::check_validator(run, validator, |_| false)?;
                 if Ballots::<T>::contains_key((run, epoch), validator) {
                     return Err("a ballot was revealed and is still sealed");
                 }
             }
             for ((run, epoch), validator, weights) in Ballots::<T>::iter() {
                 Self::check_epoch(run, epoch)?;
-                Self::check_validator(run, validator)?;
+                let left = DepartedOf::<T>::contains_key((run, epoch), validator);
+                Self::check_validator(run, validator, |_| left)?;
                 if weights.is_empty() || !is_canonical(&weights) {
                     return Err("a ballot is not what a validator could have revealed");
                 }
             }
-            for vacated in Vacated::<T>::iter_values() {
-                if !vacated.windows(2).all(|pair| pair[0].0 < pair[1].0) {
-                    return Err("vacated uids are not in order");
+            for ((run, epoch), uid, gone) in DepartedOf::<T>::iter() {
+                Self::check_epoch(run, epoch)?;
+                let (params, window) =
+                    Self::open_window(run).map_err(|_| "a seat left a run that has not begun")?;
+                let end = after_epoch(&params, epoch);
+                if gone.seat.uid != uid || gone.since >= end || window < end {
+                    return Err("a seat is remembered that did not end an epoch");
+                }
+                if T::Registry::seat(run, uid).is_some_and(|seat| seat.id(uid) == gone.seat) {
+                    return Err("a seat is remembered as gone that is there");
                 }
             }
             Ok(())
         }
 
-        fn check_validator(run: RunId, uid: Uid) -> Result<(), &'static str> {
-            match T::Registry::seat(run, uid).map(|seat| seat.role) {
-                Some(Role::Validator) => Ok(()),
-                _ => Err("a ballot or bonds of somebody who is no validator"),
+        /// Whether `uid` is a validator's, or one that left to whom this may belong, by whether any did.
+        fn check_validator(run: RunId, uid: Uid, former: impl Fn(bool) -> bool) -> Result<(), &'static str> {
+            if T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
+                return Ok(());
+            }
+            let left = DepartedOf::<T>::iter()
+                .any(|((id, _), gone, seat)| (id, gone) == (run, uid) && seat.role == Role::Validator);
+            match former(left) {
+                true => Ok(()),
+                false => Err("a ballot or bonds of somebody who is no validator"),
             }
         }
 
@@ -466,60 +554,76 @@ pub mod pallet {
                 defensive!("an epoch closes in a run that exists");
                 return T::DbWeight::get().reads(1);
             };
-            let end = after_epoch(&details.params, epoch);
-            let Gathered { ballots, revealed, miners } = Self::ballots(run, epoch, end, electorate);
+            let departed = Self::take_departed(run, epoch);
+            let Gathered { ballots, revealed, miners } =
+                Self::ballots(run, epoch, &details.params, electorate, &departed);
             Self::forget(run, epoch);
             let mut weight = T::WeightInfo::close(ballots.len() as u32, miners);
+            let next = epoch.saturating_add(1);
             let Some(consensus) = yuma(&ballots) else {
+                let as_they_were = ballots.iter().map(|ballot| (ballot.validator, ballot.bonds.as_slice()));
+                Self::keep_bonds(run, next, &departed, as_they_were);
                 Self::deposit_event(Event::NoConsensus { run, epoch, ballots: revealed });
                 return weight;
             };
-            Self::keep(run, &ballots, &consensus);
-            // Where reveals take a whole epoch, the next one is over too, and its ballots may name whoever left just now.
-            let next_end = after_epoch(&details.params, epoch.saturating_add(1));
-            Vacated::<T>::mutate_exists(run, |vacated| {
-                let mut still = vacated.take().unwrap_or_default();
-                still.retain(|(_, since)| *since >= next_end);
-                *vacated = Some(still).filter(|still| !still.is_empty());
+            Self::keep(run, &consensus, &departed);
+            let moved = ballots.iter().map(|ballot| {
+                let row = consensus.bonds.binary_search_by_key(&ballot.validator, |(uid, _)| *uid);
+                let row = row.ok().and_then(|place| consensus.bonds.get(place));
+                (ballot.validator, row.map_or(&[][..], |(_, bonds)| bonds.as_slice()))
             });
+            Self::keep_bonds(run, next, &departed, moved);
             let seats = consensus.weights.len() as u32;
             Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
-            weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus));
+            weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus, &departed));
             weight
         }
     }
 
     impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-        fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>) -> Weight {
-            let Ok((params, window)) = Self::open_window(run) else {
-                // Nobody has committed to anything before the run starts.
+        fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
+            let Some(details) = T::Registry::run(run) else {
+                defensive!("a seat is of a run that exists");
                 return T::DbWeight::get().reads(1);
             };
+            let (params, window) = (details.params, ending.window);
             ConsensusWeights::<T>::mutate_extant(run, |weights| weights.retain(|(other, _)| *other != uid));
             Standings::<T>::mutate_extant(run, |standings| standings.retain(|(other, _)| *other != uid));
-            match seat.role {
-                Role::Validator => {
-                    BondsOf::<T>::remove(run, uid);
-                    let current = window.epoch(params.epoch_windows);
-                    // As an epoch's first window opens, that of two epochs before may still have to be closed.
-                    for epoch in current.saturating_sub(2)..=current {
-                        Commits::<T>::remove((run, epoch), uid);
-                        Ballots::<T>::remove((run, epoch), uid);
-                    }
+            let current = window.epoch(params.epoch_windows);
+            let mut awaits_pay = false;
+            // As an epoch's first window opens, that of two epochs before may still have to be closed.
+            for epoch in current.saturating_sub(2)..=current {
+                if seat.role == Role::Validator {
+                    Commits::<T>::remove((run, epoch), uid);
                 }
-                Role::Miner => Vacated::<T>::mutate(run, |vacated| {
-                    match vacated.binary_search_by_key(&uid, |(other, _)| *other) {
-                        Ok(place) => vacated[place].1 = window,
-                        Err(place) => {
-                            if vacated.try_insert(place, (uid, window)).is_err() {
-                                defensive!("there are no more uids than seats");
-                            }
-                        }
-                    }
-                }),
+                let end = after_epoch(&params, epoch);
+                if seat.since < end && end <= window && window <= closes(&params, epoch) {
+                    let departed = Departed {
+                        seat: seat.id(uid),
+                        since: seat.since,
+                        role: seat.role,
+                        coldkey: seat.coldkey.clone(),
+                        stake: seat.stake,
+                        member: match seat.role {
+                            Role::Miner => None,
+                            Role::Validator => T::Members::member(run, uid, epoch),
+                        },
+                    };
+                    DepartedOf::<T>::insert((run, epoch), uid, departed);
+                    awaits_pay = true;
+                }
+            }
+            if seat.role == Role::Validator && !awaits_pay {
+                BondsOf::<T>::remove(run, uid);
             }
             T::WeightInfo::vacated()
         }
+    }
+
+    /// The seat of `uid` among those that left, which are in uid order.
+    fn place_of<AccountId>(departed: &[Departed<AccountId>], uid: Uid) -> Option<&Departed<AccountId>> {
+        let place = departed.binary_search_by_key(&uid, |gone| gone.seat.uid).ok()?;
+        departed.get(place)
     }
 
     /// The first window after `epoch`.

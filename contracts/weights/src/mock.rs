@@ -1,6 +1,6 @@
 //! A chain with the real registry and windows, and a payroll that only writes down what it is told.
 
-use crate::{self as pallet_weights, Payroll, SeatWeights};
+use crate::{self as pallet_weights, Departed, Payroll, SeatWeights};
 use frame::{
     deps::sp_runtime::{AccountId32, traits::IdentityLookup},
     prelude::fungible::Mutate as _,
@@ -54,7 +54,7 @@ impl pallet_registry::Config for Test {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
-    type OnSeats = (Windows, Weights);
+    type OnSeats = (Weights, Windows);
     type Nominations = ();
     type Payslips = ();
     type WeightInfo = ();
@@ -68,6 +68,8 @@ impl pallet_registry::Config for Test {
 
 parameter_types! {
     pub static Paid: Vec<(RunId, u32, Consensus)> = Vec::new();
+    /// Who had left when an epoch was last paid.
+    pub static Left: Vec<Departed<AccountId32>> = Vec::new();
     pub const StepBudget: Weight = Weight::MAX;
 }
 
@@ -87,6 +89,7 @@ impl pallet_weights::Config for Test {
     type Registry = Registry;
     type HotkeyOf = AccountIsHotkey;
     type Payroll = Payslips;
+    type Members = Windows;
     type WeightInfo = ();
     type MaxSeats = ConstU32<1088>;
 }
@@ -109,9 +112,10 @@ impl ConvertBack<AccountId32, Hotkey> for AccountIsHotkey {
 /// A payroll that only writes down what it is told.
 pub struct Payslips;
 
-impl Payroll for Payslips {
-    fn pay(run: RunId, epoch: u32, consensus: &Consensus) -> Weight {
+impl Payroll<AccountId32> for Payslips {
+    fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId32>]) -> Weight {
         Paid::mutate(|paid| paid.push((run, epoch, consensus.clone())));
+        Left::set(departed.to_vec());
         Weight::zero()
     }
 }

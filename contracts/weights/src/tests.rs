@@ -347,7 +347,7 @@ fn a_new_hotkey_reveals_what_the_old_one_committed_to() {
 }
 
 #[test]
-fn a_miner_that_leaves_takes_its_standing_along_and_its_successor_begins_with_nothing() {
+fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_with_nothing() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1), (1, 1)]));
         assert_eq!(bonds(3), [0, 1]);
@@ -369,7 +369,15 @@ fn a_miner_that_leaves_takes_its_standing_along_and_its_successor_begins_with_no
         go_to_block(closing(1));
         assert_eq!(standing_weights(), [(0, 65535)]);
         assert_eq!(bonds(3), [0]);
-        assert!(Vacated::<Test>::get(RUN).is_empty());
+        // It did the epoch's work, and what it earned is due to it and not to whoever has the uid.
+        let (_, epoch, consensus) = Paid::get().pop().unwrap();
+        assert_eq!((epoch, consensus.incentive.iter().map(|(uid, _)| uid.0).collect()), (1, vec![0, 1]));
+        let left = Left::get();
+        assert_eq!(left.len(), 1);
+        assert_eq!((left[0].seat.uid, left[0].since, left[0].stake), (Uid(1), Window(0), 1));
+        assert_eq!((left[0].coldkey.clone(), left[0].member), (COLDKEY, None));
+        assert_eq!(DepartedOf::<Test>::iter().count(), 0);
+        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
 
         // What is said of the new holder counts.
         epoch_of(2, &all(&[(0, 1), (1, 1)]));
@@ -388,8 +396,9 @@ fn who_leaves_within_the_epoch_hands_on_no_bonds_but_its_successor_can_be_weighe
         go_to_block(30);
         register(Role::Miner, 50);
         go_to_block(40);
-        // Nobody closed epoch 1 with a consensus, so the bonds to the one who left are there still.
-        assert_eq!(Weights::bonds(RUN, Uid(3)), old);
+        // Epoch 1 closed without a consensus, so bonds are as they were, but those to the one who left.
+        let kept: Vec<_> = old.into_iter().filter(|(uid, _)| *uid != Uid(1)).collect();
+        assert_eq!(Weights::bonds(RUN, Uid(3)), kept);
         epoch_of(3, &all(&[(0, 1), (1, 1)]));
         assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
         let of =
@@ -409,11 +418,50 @@ fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
         go_to_block(30);
         assert!(!Commits::<Test>::contains_key((RUN, 1), Uid(5)));
-        assert_eq!((bonds(5), bonds(3)), (vec![], vec![0]));
         assert_eq!(Weights::standing(RUN, Uid(5)), Standing::default());
         register(Role::Validator, 60);
         let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
         assert_noop!(revealed, Error::<Test>::NothingCommitted);
+        // Its bonds are there until the epoch that it held its seat to the end of is closed.
+        assert_eq!((bonds(5), bonds(3)), (vec![0], vec![0]));
+        go_to_block(closing(1));
+        assert_eq!((bonds(5), bonds(3)), (vec![], vec![0]));
+    });
+}
+
+#[test]
+fn a_validator_that_leaves_after_its_reveal_decides_and_earns_like_the_others() {
+    with_params(RunParams { epoch_windows: 3, reveal_windows: 2, ..params() }, || {
+        let close = |epoch: u32| (10 + 5 * (3 * (epoch + 1) + 2)) as u64;
+        go_to_block(13);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+            assert_ok!(commit(uid, 0, &[(0, 1), (1, 1)]));
+        }
+        go_to_block(26);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 0, &[(0, 1), (1, 1)]));
+        }
+        assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
+        // It is gone, and another has its uid, before the epoch closes: without a say in what was before its time.
+        go_to_block(30);
+        register(Role::Validator, 60);
+        assert_noop!(
+            Weights::reveal(signed(60), RUN, 0, weights(&[(0, 1)]), salt(5)),
+            Error::<Test>::AlreadyRevealed
+        );
+        go_to_block(close(0));
+        let (_, epoch, consensus) = Paid::get().pop().unwrap();
+        assert_eq!(epoch, 0);
+        let shares: Vec<u64> = consensus.dividends.iter().map(|(_, share)| *share).collect();
+        assert_eq!(consensus.dividends.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), VALIDATORS);
+        assert!(shares.iter().max().unwrap() - shares.iter().min().unwrap() <= 1, "{shares:?}");
+        let left = Left::get();
+        assert_eq!((left.len(), left[0].seat.uid, left[0].stake), (1, Uid(5), STAKE));
+        assert_eq!(left[0].member.map(|member| (member.stake, member.attested)), Some((STAKE, true)));
+        // The next holder has neither its bonds nor its standing.
+        assert_eq!((bonds(5), Weights::standing(RUN, Uid(5))), (vec![], Standing::default()));
+        assert_eq!(bonds(3), [0, 1]);
     });
 }
 
@@ -425,6 +473,10 @@ fn reveals_may_take_a_whole_epoch() {
             assert_ok!(attest(uid));
             assert_ok!(commit(uid, 0, &[(0, 1), (1, 1)]));
         }
+        go_to_block(27);
+        for uid in VALIDATORS {
+            assert_ok!(attest(uid));
+        }
         go_to_block(29);
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 0, &[(0, 1), (1, 1)]));
@@ -435,13 +487,20 @@ fn reveals_may_take_a_whole_epoch() {
         go_to_block(30);
         register(Role::Miner, 50);
         assert_eq!(standing_weights(), [(0, 65535)]);
-        assert_eq!(Vacated::<Test>::get(RUN).len(), 1);
+        // It is paid for both epochs: for the first one at once, for the second as that closes.
+        assert_eq!(Left::get().len(), 1);
+        assert_eq!(DepartedOf::<Test>::iter_keys().collect::<Vec<_>>(), [((RUN, 1), Uid(1))]);
+        // Nobody has bonds to it in the end, but they count for the second epoch.
+        assert_eq!(bonds(3), [0, 1]);
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 1, &[(0, 1), (1, 1)]));
         }
         go_to_block(32);
         go_to_block(40);
         assert_eq!(standing_weights(), [(0, 65535)]);
+        assert_eq!((bonds(3), Left::get().len()), (vec![0], 1));
+        let (_, epoch, consensus) = Paid::get().pop().unwrap();
+        assert_eq!((epoch, consensus.incentive.len()), (1, 2));
     });
 }
 

@@ -88,7 +88,9 @@ pub struct Presence {
 }
 
 /// A validator that decides, as an epoch closes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
+)]
 pub struct Member {
     pub uid: Uid,
     /// Its own and what is nominated behind it.
@@ -107,6 +109,13 @@ pub trait Epochs {
 
     /// Closes `epoch`, whose weights are revealed by now, and returns what that cost. `electorate` is in uid order.
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight;
+}
+
+/// Who decides, for whoever closes epochs.
+pub trait Members {
+    /// The present holder of a seat, as it would decide in `epoch`: with the stake that it has in the electorate of the
+    /// last window that opened; `None` if it is not in it.
+    fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member>;
 }
 
 impl Presence {

@@ -11,7 +11,7 @@ use frame::{
 };
 use pallet_registry::{Balance, Nominations, Url};
 use protocol::{
-    Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     params::Permille,
     reveal,
     statement::{Matter, SignedStatement, Statement},
@@ -115,10 +115,10 @@ impl Nominations<AccountId32> for Nominated {
     fn behind(_: RunId, uid: Uid) -> Balance {
         Behind::get().get(&uid).copied().unwrap_or(0)
     }
-    fn share_pay(_: RunId, _: Uid, _: Balance, _: Balance, _: &AccountId32) -> Balance {
+    fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &AccountId32) -> Balance {
         0
     }
-    fn slash(_: RunId, _: Uid, _: Permille, _: Option<(&AccountId32, Permille)>) -> Balance {
+    fn slash(_: RunId, _: SeatId, _: Permille, _: Option<(&AccountId32, Permille)>) -> Balance {
         0
     }
 }

@@ -2,14 +2,14 @@
 //! end it is forgotten.
 
 use crate::{
-    Epochs, Member, Presence, WeightInfo,
+    Epochs, Member, Members, Presence, WeightInfo,
     electorate::{self, Bonded},
     pallet::*,
     tally,
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
+use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
@@ -146,11 +146,8 @@ impl<T: Config> Pallet<T> {
                 .members
                 .iter()
                 .map(|&(uid, stake)| {
-                    let presence = bonded.iter().find(|validator| validator.uid == uid);
-                    let attested =
-                        |bonded: &Bonded| bonded.presence.attested_in(closed, params.epoch_windows);
-                    let dissents = Dissents::<T>::get((run, closed), uid);
-                    Member { uid, stake, attested: presence.is_some_and(attested), dissents }
+                    let bonded = bonded.iter().find(|validator| validator.uid == uid);
+                    member_of::<T>(run, closed, &params, uid, stake, bonded.map(|bonded| bonded.presence))
                 })
                 .collect();
             weight.saturating_accrue(
@@ -418,9 +415,32 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
     }
 }
 
+/// What counts of a validator as an epoch closes.
+fn member_of<T: Config>(
+    run: RunId,
+    epoch: u32,
+    params: &RunParams,
+    uid: Uid,
+    stake: u128,
+    presence: Option<Presence>,
+) -> Member {
+    let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
+    Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid) }
+}
+
+impl<T: Config> Members for Pallet<T> {
+    fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member> {
+        let params = T::Registry::run(run)?.params;
+        let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
+        let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
+        let (_, stake) = *electorate.get(place)?;
+        Some(member_of::<T>(run, epoch, &params, uid, stake, PresenceOf::<T>::get(run, uid)))
+    }
+}
+
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     /// The next holder of the uid begins anew: it is not present or absent, has not dissented, and owes no salt.
-    fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>) -> Weight {
+    fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
         let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
             return T::DbWeight::get().reads_writes(2, 1);

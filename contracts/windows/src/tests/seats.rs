@@ -1,7 +1,7 @@
 //! Who decides: stake with what is nominated behind it, seats that change hands, and an owner who stops the run.
 
 use super::*;
-use pallet_registry::OnSeats as _;
+use pallet_registry::{Ending, OnSeats as _};
 
 fn electorate(window: u32) -> Vec<(u16, u128)> {
     view(window).electorate.iter().map(|(uid, stake)| (uid.0, *stake)).collect()
@@ -126,8 +126,9 @@ fn a_seat_that_is_given_up_leaves_nothing_to_the_next_holder() {
 fn a_seat_may_be_vacated_before_its_run_starts_and_where_there_is_none() {
     with_run(params(), || {
         let seat = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(5)).unwrap();
-        let _ = Windows::vacated(RUN, Uid(5), &seat);
-        let _ = Windows::vacated(RunId(9), Uid(5), &seat);
+        let ending = Ending { window: Window(0), until: Window(3) };
+        let _ = Windows::vacated(RUN, Uid(5), &seat, ending);
+        let _ = Windows::vacated(RunId(9), Uid(5), &seat, ending);
     });
 }
 
