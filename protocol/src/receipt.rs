@@ -133,10 +133,14 @@ pub struct Standing {
     pub sigma: Exact,
     /// `m`.
     pub mark: Exact,
+    /// Of `m`, from the errors of what it was made of.
+    pub mark_variance: Exact,
     /// Oldest first.
     pub penalties: Vec<Penalty>,
     pub first_seen: Window,
     pub last_evaluated: Option<Window>,
+    /// Windows of valid work since then.
+    pub unmeasured: u32,
     pub evaluations: u32,
     pub faults: u32,
     /// `t/n`.

@@ -68,8 +68,15 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
     let ranks = ranks(params, &observed, &gains);
     let players: Vec<(Rating, u32)> =
         ranks.iter().map(|(seat, rank)| (after.seats[seat].rating, *rank)).collect();
-    for (seat, rating) in ranks.keys().zip(rating::play(&players)) {
+    for (seat, rating) in ranks.keys().zip(rating::play_all_orders(&players, window.0)) {
         after.seat_mut(*seat).rating = rating;
+    }
+
+    for (seat, observed) in &observed {
+        if let Observed::Valid { .. } = observed {
+            let remembered = after.seat_mut(*seat);
+            remembered.unmeasured = remembered.unmeasured.saturating_add(1);
+        }
     }
 
     // The own-data test, on the scale of this window (PROT-24), and the harm penalty (PROT-25).
@@ -79,18 +86,22 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         let remembered = after.seat_mut(*seat);
         if let Some(gap) = gains.gap() {
             let outcome = score::outcome(&gap, scale);
-            remembered.mark = score::moved_mark(remembered.mark, outcome);
-            outcomes.insert(*seat, OwnData { gap: gap.mean, error: gap.error, scale, outcome });
+            let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
+            (remembered.mark, remembered.mark_variance) =
+                score::moved_mark(remembered.mark, remembered.mark_variance, outcome, windows);
+            outcomes
+                .insert(*seat, OwnData { gap: gap.mean, error: gap.error, scale, outcome: outcome.value });
         }
         remembered.recover();
         if gains.harms() {
             remembered.penalties.push(Penalty::new(PenaltyReason::Harm, window));
         }
-        if observed[seat].twin().is_some() && !gains.shows_own_data() {
+        if observed[seat].twin().is_some_and(|twin| twins::is_copied(twin, window, gains.gap_in_errors())) {
             remembered.penalties.push(Penalty::new(PenaltyReason::Duplicate, window));
         }
         remembered.evaluations = remembered.evaluations.saturating_add(1);
         remembered.last_evaluated = Some(window);
+        remembered.unmeasured = 0;
     }
 
     // The score (PROT-25), and what the last windows' scores come to (PROT-26). Who is not named was not there.
@@ -159,7 +170,12 @@ fn ranks(
     };
     let ahead_of = |seat: &SeatId| {
         let Some(own) = player(seat) else { return 0 };
-        gains.keys().filter_map(player).filter(|other| score::better_work(*other, own)).count()
+        gains
+            .keys()
+            .filter(|other| *other != seat)
+            .filter_map(player)
+            .filter(|other| score::better_work(*other, own))
+            .count()
     };
     let place = |(seat, observed): (&SeatId, &&Observed)| {
         let ahead = match (gains.get(seat), observed) {

@@ -21,7 +21,9 @@ pub struct Gains {
     pub common: Gain,
 }
 
-/// Standard errors by which one seat must be better than another to stand before it in the match (PROT-23).
+/// A seat stands behind another in the match where it gained less than this part of what the other did … (PROT-23)
+pub const PLACE_SHARE: f64 = 0.5;
+/// … by so many standard errors.
 pub const PLACE_ERRORS: f64 = 2.0;
 
 /// A relative gain, or a difference of two: the part of the loss taken away, so that a late window with a low loss counts
@@ -56,11 +58,9 @@ impl Gains {
         })
     }
 
-    /// Whether anything of the seat's own data shows: a gap above zero, also where it is too small to be graded. Work that was done on
-    /// these data shows with next to no exception; somebody else's does in half of all windows, by chance. `true` where
-    /// there was too little to test.
-    pub fn shows_own_data(&self) -> bool {
-        self.gap().is_none_or(|gap| 0.0 < gap.mean)
+    /// The gap in standard errors; `None` where there was too little to test. Own work lies several above zero, somebody else's around it.
+    pub fn gap_in_errors(&self) -> Option<f64> {
+        self.gap().map(|gap| if gap.mean == 0.0 { 0.0 } else { gap.mean / gap.error })
     }
 
     /// Whether it makes the model worse beyond doubt.
@@ -76,22 +76,25 @@ pub struct Player<'a> {
     pub share: f64,
 }
 
-/// Whether `better` is better work than `worse` by more than chance explains: it took more of the loss away, and also more for what its
-/// seat says it trained. So a slow machine that declares less is not behind a fast one that did the same work for longer, nor the fast one
-/// behind it because the first sequences of a window teach more than the last.
+/// Whether `better` is better work than `worse` beyond luck: it took more than twice as much of the loss away, and also more than twice as
+/// much for what its seat says it trained, by more than chance explains. Honest seats' gains differ by up to that within a window, from the
+/// luck of their data; and a slow machine that declares less is not behind a fast one.
 pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
-    let by_work = |player: Player<'_>| 1.0 / player.share.max(f64::MIN_POSITIVE);
-    beyond_doubt((better.common, 1.0), (worse.common, 1.0))
-        && (better.share == worse.share
-            || beyond_doubt((better.common, by_work(better)), (worse.common, by_work(worse))))
+    let for_work = worse.share.max(f64::MIN_POSITIVE) / better.share.max(f64::MIN_POSITIVE);
+    beyond_doubt((better.common, PLACE_SHARE), worse.common)
+        && (1.0 <= for_work || beyond_doubt((better.common, PLACE_SHARE * for_work), worse.common))
 }
 
-/// Whether one contribution took more of the loss away than another, each times a factor, by more than chance explains: the difference of
-/// the two, sequence by sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is
+/// Whether a part of what one contribution took of the loss is still more than what another did, by more than chance explains: the difference
+/// of the two, sequence by sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is
 /// hard about a sequence falls out. With fewer than two common sequences nothing is beyond doubt.
-fn beyond_doubt(better: (&[LossPair], f64), worse: (&[LossPair], f64)) -> bool {
-    let differences: Vec<f64> = (better.0.iter().zip(worse.0))
-        .map(|(first, second)| better.1 * first.difference() - worse.1 * second.difference())
+fn beyond_doubt((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool {
+    // Half of a harm is not less harm: there, as it is.
+    let part = if 0.0 < better.iter().map(LossPair::difference).sum::<f64>() { part } else { 1.0 };
+    let differences: Vec<f64> = better
+        .iter()
+        .zip(worse)
+        .map(|(better, worse)| part * better.difference() - worse.difference())
         .collect();
     if differences.len() < 2 {
         return false;
@@ -131,21 +134,35 @@ pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
     median(&mut means).max(noise)
 }
 
-/// From −1 to 1: the gap on the window's scale, shrunk by its error. A gap of one standard error or less is noise and
-/// counts as nothing, one of three loses a ninth, one of ten a hundredth. Odd in the gap: what noise is left
-/// averages out, and a mark that nothing earned stays at 0.
-pub fn outcome(gap: &Gap, scale: f64) -> f64 {
-    if gap.mean == 0.0 || scale <= 0.0 {
-        return 0.0;
+/// From −1 to 1: the gap on the window's scale. Odd in the gap: what is noise averages out, and a mark that nothing earned stays at 0.
+pub fn outcome(gap: &Gap, scale: f64) -> Outcome {
+    if scale <= 0.0 {
+        return Outcome { value: 0.0, error: 0.0 };
     }
-    let in_errors = gap.error / gap.mean;
-    let shrink = (1.0 - in_errors * in_errors).max(0.0);
-    (gap.mean / scale).clamp(-1.0, 1.0) * shrink
+    Outcome { value: (gap.mean / scale).clamp(-1.0, 1.0), error: gap.error / scale }
 }
 
-/// `m ← 0.95·m + 0.05·outcome`.
-pub fn moved_mark(mark: f64, outcome: f64) -> f64 {
-    (1.0 - MARK_RATE) * mark + MARK_RATE * outcome
+/// What a window's own-data test came to, and its standard error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outcome {
+    pub value: f64,
+    pub error: f64,
+}
+
+/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all that the seat worked since it was last measured. So
+/// the mark of a seat whose turn comes seldom moves as fast as everybody's. With it goes its variance, which knows that the windows share one
+/// measurement.
+pub fn moved_mark(mark: f64, variance: f64, outcome: Outcome, windows: u32) -> (f64, f64) {
+    let kept = (0..windows).fold(1.0, |kept, _| kept * (1.0 - MARK_RATE));
+    let moved = 1.0 - kept;
+    let error = (moved * outcome.error).min(1.0);
+    (kept * mark + moved * outcome.value, kept * kept * variance + error * error)
+}
+
+/// What of a mark noise does not explain: `m·(1 − v/m²)`, at least 0. A mark of no more than its own standard error is nothing, one of three
+/// loses a ninth, one of ten a hundredth.
+pub fn proven(mark: f64, variance: f64) -> f64 {
+    if mark <= 0.0 { 0.0 } else { (mark - variance / mark).max(0.0) }
 }
 
 /// The mean of the two in the middle where there are an even number; 0 of none.
@@ -177,7 +194,7 @@ mod tests {
         let pairs = |afters: &[f64]| -> Vec<LossPair> {
             afters.iter().enumerate().map(|(i, after)| LossPair::new(i as u64, 2.0, *after)).collect()
         };
-        let beyond_doubt = |better, worse| super::beyond_doubt((better, 1.0), (worse, 1.0));
+        let beyond_doubt = |better, worse| super::beyond_doubt((better, 1.0), worse);
         let good = pairs(&[1.0, 1.2, 1.1, 1.3]);
         let surely_worse = pairs(&[1.1, 1.31, 1.2, 1.4]);
         let perhaps_worse = pairs(&[1.4, 0.9, 1.5, 1.1]);
@@ -232,16 +249,36 @@ mod tests {
     #[test]
     fn an_outcome_is_graded_bounded_and_odd() {
         let at = |mean: f64, error: f64| outcome(&Gap { mean, error }, 0.02);
-        close(at(0.02, 0.0), 1.0);
-        close(at(0.002, 0.0), 0.1);
-        close(at(0.5, 0.0), 1.0);
-        close(at(-0.5, 0.0), -1.0);
-        close(at(0.01, 0.02), 0.0);
-        close(at(0.01, 0.01), 0.0);
-        close(at(0.03, 0.01), 8.0 / 9.0);
-        close(at(-0.013, 0.004), -at(0.013, 0.004));
-        close(at(0.0, 0.0), 0.0);
-        close(outcome(&Gap { mean: 1.0, error: 0.0 }, 0.0), 0.0);
+        close(at(0.02, 0.0).value, 1.0);
+        close(at(0.002, 0.0).value, 0.1);
+        close(at(0.5, 0.0).value, 1.0);
+        close(at(-0.5, 0.0).value, -1.0);
+        close(at(0.01, 0.004).error, 0.2);
+        close(at(-0.013, 0.004).value, -at(0.013, 0.004).value);
+        assert_eq!(outcome(&Gap { mean: 1.0, error: 0.5 }, 0.0), Outcome { value: 0.0, error: 0.0 });
+    }
+
+    #[test]
+    fn a_mark_moves_once_for_each_window_that_a_measurement_stands_for() {
+        let outcome = Outcome { value: 1.0, error: 0.3 };
+        let (mut mark, mut variance) = (0.2, 0.0);
+        close(moved_mark(mark, variance, outcome, 0).0, 0.2);
+        for _ in 0..3 {
+            (mark, variance) = moved_mark(mark, variance, outcome, 1);
+        }
+        let (at_once, with_one_error) = moved_mark(0.2, 0.0, outcome, 3);
+        close(at_once, mark);
+        assert!(variance < with_one_error, "three measurements say more than one");
+    }
+
+    #[test]
+    fn a_mark_that_noise_explains_proves_nothing() {
+        close(proven(0.1, 0.01), 0.0);
+        close(proven(0.1, 0.04), 0.0);
+        close(proven(0.3, 0.01), 0.3 * 8.0 / 9.0);
+        close(proven(0.5, 0.0), 0.5);
+        close(proven(-0.5, 0.0), 0.0);
+        close(proven(0.0, 0.0), 0.0);
     }
 
     #[test]

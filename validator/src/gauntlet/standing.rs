@@ -1,7 +1,7 @@
 //! What is remembered of every seat from one window to the next. Saved after each verdict, so that a restart changes no
 //! rating and forgives no penalty (PROT-25).
 
-use super::{exact, rating::Rating};
+use super::{exact, rating::Rating, score};
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -25,11 +25,16 @@ pub struct Standing {
     /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
     #[serde(with = "exact")]
     pub mark: f64,
+    /// The variance of `mark`, from the errors of the gaps that it was made of: how far noise alone carries it (PROT-24).
+    #[serde(with = "exact")]
+    pub mark_variance: f64,
     /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten for one reason.
     pub penalties: Vec<Penalty>,
     /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
     pub first_seen: Window,
     pub last_evaluated: Option<Window>,
+    /// Windows of valid work since then: the next measurement stands for all of them (PROT-24).
+    pub unmeasured: u32,
     pub evaluations: u32,
     pub faults: u32,
     /// `t/n` of the last window in which it was known (PROT-6).
@@ -90,9 +95,11 @@ impl Standing {
         Standing {
             rating: Rating::START,
             mark: 0.0,
+            mark_variance: 0.0,
             penalties: Vec::new(),
             first_seen,
             last_evaluated: None,
+            unmeasured: 0,
             evaluations: 0,
             faults: 0,
             share: 0.0,
@@ -100,14 +107,14 @@ impl Standing {
         }
     }
 
-    /// `merit · max(0, m) · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
+    /// `merit · proven mark · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
     pub fn score(&self, field: f64) -> f64 {
         self.rating.merit(field) * self.claim()
     }
 
-    /// `max(0, m) · (t/n)`: for how much of a window's work the seat stands.
+    /// For how much of a window's work the seat stands: `t/n`, times what of the mark noise does not explain.
     pub(super) fn claim(&self) -> f64 {
-        self.mark.max(0.0) * self.share
+        score::proven(self.mark, self.mark_variance) * self.share
     }
 
     pub fn penalty_factor(&self) -> f64 {

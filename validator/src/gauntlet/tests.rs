@@ -143,7 +143,7 @@ fn one_harmful_window_costs_three_quarters_and_wears_off() {
     assert_eq!(report.penalties[0].since, Window(40));
     assert_eq!(report.penalties[0].factor, 0.25);
     let remembered = &harmed.standings.seats[&seat(1)];
-    let unpunished = remembered.rating.merit(report.field_ordinal) * remembered.mark * remembered.share;
+    let unpunished = remembered.score(report.field_ordinal);
     assert!((report.score - unpunished * 0.25).abs() < 1e-12);
 
     let mut verdict = harmed;

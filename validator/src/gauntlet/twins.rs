@@ -5,8 +5,8 @@
 //! and with everybody's of the last ones, its own seat's included.
 //!
 //! **Likeness proves nothing against a seat.** Of two that are alike, one may be the victim: its bytes leaked, or were shown to a friend of
-//! the other. So a finding only says where to look; what tells the two apart is whose data the work shows on (PROT-24). The seat
-//! that shows anything of its own data is not touched, whatever others do ([`super::score::Gains::shows_own_data`]).
+//! the other. So a finding only says where to look; what tells the two apart is whose data the work shows on (PROT-24), and
+//! who was there first ([`is_copied`]). The seat whose own data shows is not touched, whatever others do.
 
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
@@ -106,6 +106,20 @@ impl Sketches {
         });
         found.collect()
     }
+}
+
+/// Whether a contribution with a twin is taken for somebody else's, or an old one. `gap` is its own-data gap in standard errors.
+///
+/// - **The twin is of an earlier window:** work on data that were handed out later cannot resemble it. Whoever sent it again was not its author,
+///   or sends old work: unless its own data show at least as much as noise would not (one error).
+/// - **The twin is of the same window:** nobody could see the other's bytes in time, so two seats share them, or the author was robbed.
+///   Only one whose gap points away from its own data by more than an error is taken for the copy; own work has been seen 3.7 errors and more
+///   on the other side. Two that fail both lose. What this leaves in doubt the mark decides, a little later.
+///
+/// Where there was too little to test, nothing is held against anyone.
+pub fn is_copied(twin: &Twin, window: Window, gap: Option<f64>) -> bool {
+    let least = if twin.window < window { 1.0 } else { -1.0 };
+    gap.is_some_and(|gap| gap < least)
 }
 
 /// Spreads the bits of a name evenly (the finaliser of SplitMix64).

@@ -1,0 +1,321 @@
+//! What honest work looks like to the gauntlet, on a small model that really trains: the figures behind its rules.
+//!
+//!     cargo run --release -p validator --example honest-work -- DATASET [windows] [full] [half] [localnet|slow] [preset] [sequences]
+//!
+//! Miners that train on all their sequences, miners that train on half and say so, one that trains on a tenth and says it was all, and
+//! copies. Printed are, for each kind, the own-data gap in standard errors and on the window's scale, and the gain on common sequences;
+//! for pairs of contributions, their likeness (`gauntlet::twins`); and what the gauntlet pays in the end.
+
+use dataset::Dataset;
+use ed25519_dalek::SigningKey;
+use model::{DeviceChoice, Evaluator, ModelConfig, Recipe, Trainer, init_flat};
+use protocol::{
+    Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    contribution::{self, CODEC, Sparse},
+    params::{Density, F32Bits, MergeRule},
+    submission::{self, Header},
+};
+use replica::{
+    Codec, Contribution,
+    codec::{self, Input, Update},
+};
+use std::{collections::BTreeMap, error::Error, sync::Arc};
+use validator::{
+    evaluate::{self, Job},
+    gauntlet::{self, Evidence, Observed, Sketch, Sketches, Standings, score},
+};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Full,
+    Half,
+    /// A tenth of the training, declared as all of it.
+    Tenth,
+    /// The first miner's bytes of the same window, which nobody can have.
+    Copy,
+    /// The mean of what three others sent a window ago.
+    Mixture,
+    /// The first miner's body of the window before.
+    Replay,
+}
+
+struct Miner {
+    uid: Uid,
+    kind: Kind,
+    trainer: Trainer,
+    residual: Vec<f32>,
+    body: Vec<u8>,
+    sketches: Vec<Sketch>,
+}
+
+#[derive(Default)]
+struct Samples(Vec<f64>);
+
+impl Samples {
+    fn line(&self) -> String {
+        let mut values = self.0.clone();
+        values.sort_by(f64::total_cmp);
+        let at =
+            |part: f64| values.get(((values.len() as f64 - 1.0) * part) as usize).copied().unwrap_or(0.0);
+        let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+        format!("mean {mean:7.3}  least {:7.3}  median {:7.3}  most {:7.3}", at(0.0), at(0.5), at(1.0))
+    }
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |place: usize, default: usize| -> usize {
+        arguments.get(place).and_then(|text| text.parse().ok()).unwrap_or(default)
+    };
+    let dataset = Dataset::open(arguments.first().ok_or("name a prepared dataset")?, None)?;
+    let (windows, full, half) = (number(1, 20), number(2, 4), number(3, 1));
+    let slow = arguments.get(4).is_some_and(|text| text == "slow");
+    let preset = arguments.get(5).map_or("117k", String::as_str);
+    let sequences = number(6, 256);
+
+    let mut config = ModelConfig::preset(preset)?;
+    config.vocab = dataset.vocab() as usize;
+    config.seq_len = dataset.seq_len();
+    let recipe = Recipe { batch: 8, micro_batch: 8, ..Recipe::default() };
+    // As a localnet has it, or as a long run does.
+    let (density, merge_density, decay) =
+        if slow { (Density(64), Density(384), 0.95) } else { (Density(512), Density(1695), 0.5) };
+    let params = RunParams {
+        sequences_per_seat: sequences as u32,
+        density,
+        merge_density,
+        error_feedback_decay: F32Bits::of(decay),
+        epoch_windows: 2,
+        ..RunParams::default()
+    };
+    let schema = config.schema()?;
+    let sent = Arc::new(Codec::new(&schema, density)?);
+    let merged = Codec::new(&schema, merge_density)?;
+    let mut theta = init_flat(&config, 1)?;
+    let mut evaluator = Evaluator::new(&config, DeviceChoice::Cpu, &theta)?;
+    let mut buffer = vec![0.0f32; theta.len()];
+
+    let mut kinds = vec![Kind::Full; full];
+    kinds.extend(vec![Kind::Half; half]);
+    kinds.extend([Kind::Tenth, Kind::Copy, Kind::Mixture, Kind::Replay]);
+    let mut miners = Vec::new();
+    for (uid, kind) in (0u16..).zip(&kinds) {
+        miners.push(Miner {
+            uid: Uid(uid),
+            kind: *kind,
+            trainer: Trainer::new(&config, &recipe, DeviceChoice::Cpu, &theta)?,
+            residual: vec![0.0; theta.len()],
+            body: Vec::new(),
+            sketches: Vec::new(),
+        });
+    }
+
+    let key = SigningKey::from_bytes(&[7; 32]);
+    let (mut cursor, mut standings, mut sketches) = (0u64, Standings::default(), Sketches::default());
+    let mut paid: BTreeMap<Uid, f64> = BTreeMap::new();
+    let mut gaps: BTreeMap<Kind, [Samples; 4]> = BTreeMap::new();
+    let mut alike: BTreeMap<&str, Samples> = BTreeMap::new();
+    for window in 0..windows {
+        let before: Vec<Vec<u8>> = miners.iter().map(|miner| miner.body.clone()).collect();
+        let mut assigned: BTreeMap<Uid, Vec<u64>> = BTreeMap::new();
+        let mut contributions: BTreeMap<Uid, Contribution> = BTreeMap::new();
+        let order = protocol::assign::Permutation::new(&Digest::of(b"example"), dataset.training_sequences());
+        for place in 0..miners.len() {
+            let own: Vec<u64> = (0..sequences as u64).map(|at| order.at(cursor + at)).collect();
+            cursor += sequences as u64;
+            let uid = miners[place].uid;
+            let mut trained = sequences;
+            let body = match miners[place].kind {
+                Kind::Full | Kind::Half | Kind::Tenth => {
+                    let done = match miners[place].kind {
+                        Kind::Half => sequences / 2,
+                        Kind::Tenth => sequences / 10,
+                        _ => sequences,
+                    };
+                    if miners[place].kind == Kind::Half {
+                        trained = done;
+                    }
+                    let miner = &mut miners[place];
+                    miner.trainer.load(&theta)?;
+                    let data = own[..done]
+                        .iter()
+                        .map(|index| dataset.sequence(*index))
+                        .collect::<Result<Vec<_>, _>>()?;
+                    for batch in data.chunks(recipe.batch) {
+                        miner.trainer.step(batch)?;
+                    }
+                    let after = miner.trainer.weights_flat();
+                    for ((residual, before), after) in miner.residual.iter_mut().zip(&theta).zip(after) {
+                        *residual = decay * *residual + (before - after);
+                    }
+                    contribution::encode_with_feedback(&schema, density, &mut miner.residual)?
+                }
+                Kind::Copy => miners[0].body.clone(),
+                Kind::Mixture if window > 0 => {
+                    let mut mean = vec![0.0f32; theta.len()];
+                    for body in &before[..3.min(full)] {
+                        add(&schema, &mut mean, &sent.decode(body)?, 1.0 / 3.0);
+                    }
+                    contribution::encode(&schema, density, &mean)?
+                }
+                Kind::Mixture | Kind::Replay if window == 0 => miners[0].body.clone(),
+                Kind::Mixture | Kind::Replay => before[0].clone(),
+            };
+            let header = Header {
+                codec: CODEC,
+                run: RunId(0),
+                window: Window(window as u32),
+                uid,
+                hotkey: Hotkey(key.verifying_key().to_bytes()),
+                base: Digest::default(),
+                schema: schema.digest(),
+                density,
+                trained: trained as u32,
+            };
+            let bytes = submission::seal(&header, &body, &key);
+            let square_norms = sent.square_norms(&body)?;
+            let digest = Digest::of(&bytes);
+            contributions.insert(uid, Contribution { digest, bytes: bytes.into(), header, square_norms });
+            let sketch = Sketch::of(&sent.decode(&body)?);
+            miners[place].body = body;
+            miners[place].sketches.push(sketch);
+            assigned.insert(uid, own);
+        }
+        let common: Vec<u64> =
+            (0..params.evaluation_sequences.into()).map(|at| order.at(cursor + at)).collect();
+        cursor += u64::from(params.evaluation_sequences);
+
+        let job = Job {
+            window: Window(window as u32),
+            theta: theta.clone(),
+            params,
+            codec: sent.clone(),
+            contributions,
+            order: miners.iter().map(|miner| miner.uid).collect(),
+            assigned,
+            common,
+            seed: Digest::of(&(window as u64).to_le_bytes()),
+            held_out: 64,
+            earlier: sketches,
+        };
+        let measured = evaluate::measure(&mut evaluator, &dataset, &job, || true)?;
+        sketches = measured.sketches.clone();
+
+        // What it looks like.
+        let gains: Vec<score::Gains> = measured.seats.values().filter_map(score::gains).collect();
+        let scale = score::gap_scale(gains.iter());
+        let whole: f64 = gains[..full].iter().map(|gains| gains.common.mean).sum::<f64>() / full as f64;
+        for (miner, gains) in miners.iter().zip(&gains) {
+            let Some(gap) = gains.gap() else { continue };
+            let [errors, ratio, gain, outcome] = gaps.entry(miner.kind).or_default();
+            errors.0.push(gap.mean / gap.error);
+            ratio.0.push(gap.mean / scale);
+            gain.0.push(gains.common.mean / whole);
+            outcome.0.push(score::outcome(&gap, scale).value);
+        }
+        let honest = |miner: &&Miner| matches!(miner.kind, Kind::Full | Kind::Half | Kind::Tenth);
+        for (place, one) in miners.iter().filter(honest).enumerate() {
+            for other in miners.iter().filter(honest).skip(place + 1) {
+                let likeness = one.sketches[window].alike(&other.sketches[window]);
+                let which =
+                    if window < 3 { "independent, windows 0 to 2" } else { "independent, same window" };
+                alike.entry(which).or_default().0.push(likeness);
+            }
+            for other in miners.iter().filter(honest) {
+                for back in 1..=3.min(window) {
+                    let likeness = one.sketches[window].alike(&other.sketches[window - back]);
+                    let which =
+                        if one.uid == other.uid { "its own, earlier" } else { "independent, earlier" };
+                    alike.entry(which).or_default().0.push(likeness);
+                }
+            }
+        }
+        if let Some(mixture) = miners.iter().find(|miner| miner.kind == Kind::Mixture).filter(|_| window > 0)
+        {
+            let likeness = mixture.sketches[window].alike(&miners[0].sketches[window - 1]);
+            alike.entry("mixture of three, with one").or_default().0.push(likeness);
+        }
+
+        let evidence: Vec<Evidence> = miners
+            .iter()
+            .map(|miner| Evidence {
+                seat: SeatId { uid: miner.uid, registered_at: Block(0) },
+                observed: Observed::Valid {
+                    trained: job.contributions[&miner.uid].header.trained,
+                    measured: measured.seats.get(&miner.uid).cloned(),
+                    twin: measured.twins.get(&miner.uid).copied(),
+                },
+            })
+            .collect();
+        if let Some(path) = arguments.get(7) {
+            use std::io::Write as _;
+            let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
+            writeln!(file, "{}", serde_json::to_string(&evidence)?)?;
+        }
+        let verdict = gauntlet::judge(&params, &standings, Window(window as u32), &evidence);
+        standings = verdict.standings;
+        let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        for (uid, weight) in &verdict.weights {
+            *paid.entry(*uid).or_default() += f64::from(*weight) / total;
+        }
+        eprintln!(
+            "window {window}: held-out {:.4}, gain {whole:.5}, scale {scale:.5}, twins {:?}",
+            measured.held_out_loss,
+            measured.twins.keys().map(|uid| uid.0).collect::<Vec<_>>()
+        );
+
+        // The honest are merged.
+        let inputs: Vec<Input<'_>> = miners
+            .iter()
+            .filter(|miner| matches!(miner.kind, Kind::Full | Kind::Half))
+            .map(|miner| Input {
+                uid: miner.uid,
+                body: &miner.body,
+                square_norms: &job.contributions[&miner.uid].square_norms,
+            })
+            .collect();
+        let (body, after) = codec::merge(&sent, &merged, MergeRule::MeanOverHits, &inputs, &buffer)?;
+        buffer = after;
+        Update::check(&merged, &body, false)?.apply(1.0, &mut theta);
+    }
+
+    println!(
+        "{} parameters, density {}/4096, {windows} windows of {sequences} sequences",
+        theta.len(),
+        density.0
+    );
+    for (kind, [errors, ratio, gain, outcome]) in &gaps {
+        println!("{kind:?}");
+        println!("  gap, standard errors    {}", errors.line());
+        println!("  gap, of the scale       {}", ratio.line());
+        println!("  outcome                 {}", outcome.line());
+        println!("  common gain, of a full  {}", gain.line());
+    }
+    for (which, samples) in &alike {
+        println!("likeness, {which:<30} {}", samples.line());
+    }
+    for miner in &miners {
+        let standing = standings.seats.values().nth(usize::from(miner.uid.0));
+        println!(
+            "uid {} {:<8} paid {:.3}  {}",
+            miner.uid.0,
+            format!("{:?}", miner.kind),
+            paid.get(&miner.uid).copied().unwrap_or(0.0),
+            standing.map_or(String::new(), |s| format!(
+                "ordinal {:.2} mark {:.3}",
+                s.rating.ordinal(),
+                s.mark
+            ))
+        );
+    }
+    Ok(())
+}
+
+fn add(schema: &contribution::Schema, to: &mut [f32], update: &Sparse, by: f32) {
+    for (range, tensor) in schema.ranges().zip(&update.tensors) {
+        let values = &mut to[range];
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            values[*position as usize] += by * value;
+        }
+    }
+}

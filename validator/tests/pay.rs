@@ -1,0 +1,394 @@
+//! What the gauntlet pays in the long run, on made-up losses: honest seats alike, slow ones their share, cheats next to nothing.
+//!
+//!     cargo test --release -p validator --test pay -- --nocapture
+//!
+//! prints the tables. The losses are drawn so that they look like those of models that really train (the regimes below, and
+//! `validator/examples/honest-work.rs`); what is tested is the rule alone, without a device.
+
+use protocol::{Block, Digest, RunParams, SeatId, Uid, Window};
+use std::collections::BTreeMap;
+use validator::gauntlet::{
+    Evidence, LossPair, Measured, Observed, Standings, Twin, judge, weights, whom_to_evaluate,
+};
+
+/// Sequences of each kind, as by default.
+const K: u64 = 64;
+const SEEDS: u64 = 8;
+const WINDOWS: u32 = 100;
+const N: u32 = 100;
+
+/// How losses look. Gains are shares of the loss.
+#[derive(Clone, Copy, Debug)]
+struct Regime {
+    name: &'static str,
+    /// What a whole window's work takes away on common sequences.
+    gain: f64,
+    /// By how much that differs from seat to seat and window to window, as a share of it.
+    uneven: f64,
+    /// Scatter of one sequence's gain, of its own for each seat.
+    scatter: f64,
+    /// The gap on own data, and its scatter from sequence to sequence; with 64 sequences the error of a gap is an eighth of the scatter, and
+    /// a little more for the common ones.
+    gap: f64,
+    gap_scatter: f64,
+}
+
+/// From an easy window to the hardest that was seen: gaps of 3.7 standard errors.
+const REGIMES: [Regime; 3] = [
+    Regime { name: "clear", gain: 0.02, uneven: 0.05, scatter: 0.006, gap: 0.01, gap_scatter: 0.006 },
+    Regime { name: "usual", gain: 0.01, uneven: 0.1, scatter: 0.004, gap: 0.005, gap_scatter: 0.005 },
+    Regime { name: "hard", gain: 0.004, uneven: 0.15, scatter: 0.008, gap: 0.0057, gap_scatter: 0.005 },
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Miner {
+    /// Trains on this share of its sequences and says so.
+    Honest(f64),
+    /// The same from this window on: before it has no seat.
+    Newcomer(u32),
+    /// Trains on this share and says that it was all.
+    Partial(f64),
+    /// Somebody's work of the window before. Its twin is found, if the flag says so.
+    Copycat {
+        found: bool,
+    },
+    /// The mean of three others' work: better than any of them on common data.
+    Mixture,
+    /// No change to the model.
+    Zeros,
+    Noise,
+    /// A thousandth of honest work.
+    Tiny,
+    /// Honest work with its sign turned.
+    SignFlip,
+    /// Its own work of long ago, once honest.
+    OldWork,
+    /// Random, with the largest norm: what the median clip leaves of it.
+    Huge,
+    /// The second seat of somebody who trains for the first.
+    Sybil,
+    /// Honest for so many windows, then one poisoned, then honest again.
+    Poison(u32),
+    /// Honest for so many windows, then nothing any more.
+    Coaster(u32),
+    /// Honest, but cast out and registered again after every poisoned window.
+    Shedder,
+}
+
+/// Numbers from names alone.
+struct Dice(u64);
+
+impl Dice {
+    fn new(names: &[u64]) -> Dice {
+        let bytes: Vec<u8> = names.iter().flat_map(|name| name.to_le_bytes()).collect();
+        let digest = Digest::of(&bytes).0;
+        Dice(digest[..8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    }
+
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Nearly normal, with mean 0 and variance 1.
+    fn normal(&mut self) -> f64 {
+        (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
+    }
+}
+
+fn registered(seat: usize, miner: Miner, window: u32) -> SeatId {
+    let block = match miner {
+        Miner::Newcomer(from) => from * 100,
+        // Out and in again, with nothing on record.
+        Miner::Shedder => (window + 5) / 20 * 2000,
+        _ => 0,
+    };
+    SeatId { uid: Uid(seat as u16), registered_at: Block(block) }
+}
+
+fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<Evidence> {
+    let Regime { gain, uneven, scatter, gap, gap_scatter, .. } = world.regime;
+    let mut dice = Dice::new(&[world.seed, window.into(), seat as u64]);
+    let fate = 1.0 + uneven * dice.normal();
+    let miner = world.miners[seat];
+    // What work does on common sequences: half of it does more than half, as first steps teach most.
+    let of_work = |share: f64| gain * share.powf(0.75) * fate;
+    let own_gap = gap * (1.0 + uneven * dice.normal());
+    let (declared, common, own_more) = match miner {
+        Miner::Newcomer(from) if window < from => return None,
+        Miner::Honest(share) => (share, of_work(share), own_gap),
+        Miner::Newcomer(_) => (1.0, of_work(1.0), own_gap),
+        Miner::Partial(share) => (1.0, of_work(share), own_gap * share),
+        Miner::Poison(at) if window == at => (1.0, -gain * 2.0, 0.0),
+        Miner::Shedder if window % 20 == 14 => (1.0, -gain * 2.0, 0.0),
+        Miner::Poison(_) | Miner::Shedder => (1.0, of_work(1.0), own_gap),
+        Miner::Coaster(until) if window < until => (1.0, of_work(1.0), own_gap),
+        Miner::Coaster(_) | Miner::Zeros => (1.0, 0.0, 0.0),
+        Miner::Copycat { .. } => (1.0, 0.8 * of_work(1.0), 0.0),
+        Miner::Sybil => (1.0, of_work(1.0), 0.0),
+        Miner::Mixture => (1.0, 1.5 * of_work(1.0), 0.0),
+        Miner::Noise => (1.0, -0.05 * gain, 0.0),
+        Miner::Tiny => (1.0, 0.001 * of_work(1.0), 0.001 * own_gap),
+        Miner::SignFlip => (1.0, -of_work(1.0), -own_gap),
+        Miner::OldWork => (1.0, 0.3 * gain, 0.0),
+        Miner::Huge => (1.0, -0.2 * gain, 0.0),
+    };
+    let still = matches!(miner, Miner::Zeros) || matches!(miner, Miner::Coaster(until) if until <= window);
+    let loss = |dice: &mut Dice| 3.0 + 0.3 * dice.normal();
+    let mut of_sequences = |kind: u64, mean: f64, scatter: f64| -> Vec<LossPair> {
+        (0..K)
+            .map(|sequence| {
+                // The same common sequences for everybody, as hard for everybody.
+                let before = loss(&mut Dice::new(&[world.seed, window.into(), kind, sequence]));
+                let scattered = if still { 0.0 } else { mean + scatter * dice.normal() };
+                LossPair::new(sequence, before, before * (1.0 - scattered))
+            })
+            .collect()
+    };
+    let spread = (scatter * scatter + gap_scatter * gap_scatter).sqrt();
+    let own = of_sequences(1000 + seat as u64, common + own_more, spread);
+    let common = of_sequences(1, common, scatter);
+    let twin = Twin {
+        uid: Uid(0),
+        window: Window(window.saturating_sub(1)),
+        digest: Digest::default(),
+        alike: 0.99,
+    };
+    let twin = match miner {
+        Miner::Copycat { found } => found.then_some(twin),
+        Miner::OldWork | Miner::Sybil => Some(twin),
+        // The victim of both, in its own window.
+        _ if seat == 0 => Some(Twin { window: Window(window), ..twin }),
+        _ => None,
+    };
+    let measured = measured.then_some(Measured { own, common });
+    let trained = (declared * f64::from(N)).round() as u32;
+    Some(Evidence {
+        seat: registered(seat, miner, window),
+        observed: Observed::Valid { trained, measured, twin },
+    })
+}
+
+struct World {
+    regime: Regime,
+    seed: u64,
+    miners: Vec<Miner>,
+    /// Seats measured in a window, at most.
+    budget: usize,
+}
+
+/// What each seat was paid up to some window, and the standings then. Weights are posted as an epoch ends, and pay for all of it.
+struct Run {
+    /// By window, then seat.
+    paid: Vec<Vec<f64>>,
+    standings: Standings,
+    penalties: BTreeMap<usize, usize>,
+}
+
+impl World {
+    fn run(&self, windows: u32) -> Run {
+        let params = RunParams { sequences_per_seat: N, ..RunParams::default() };
+        let mut so_far = vec![0.0; self.miners.len()];
+        let mut run = Run { paid: Vec::new(), standings: Standings::default(), penalties: BTreeMap::new() };
+        for number in 0..windows {
+            let window = Window(number);
+            let seats: Vec<SeatId> =
+                (0..self.miners.len()).map(|seat| registered(seat, self.miners[seat], number)).collect();
+            let seed = Digest::of(&[self.seed.to_le_bytes(), u64::from(number).to_le_bytes()].concat());
+            let chosen = whom_to_evaluate(
+                &seed,
+                window,
+                &seats,
+                &run.standings,
+                self.budget,
+                params.evaluation_wait_max,
+            );
+            let evidence: Vec<Evidence> = (0..seats.len())
+                .filter_map(|seat| evidence(self, number, seat, chosen.contains(&seats[seat])))
+                .collect();
+            let verdict = judge(&params, &run.standings, window, &evidence);
+            for report in &verdict.reports {
+                let new = report.penalties.iter().filter(|penalty| penalty.since == window).count();
+                *run.penalties.entry(report.seat.uid.0.into()).or_default() += new;
+            }
+            run.standings = verdict.standings;
+            if (number + 1).is_multiple_of(params.epoch_windows) {
+                let weights = weights(&run.standings);
+                let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+                for (uid, weight) in weights {
+                    so_far[usize::from(uid.0)] += f64::from(weight) / total;
+                }
+            }
+            run.paid.push(so_far.clone());
+        }
+        run
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// How far the worst of equals is from their mean, and what a slow one gets of its share.
+fn unevenness(regime: Regime, full: usize, budget: usize) -> (f64, f64) {
+    let (mut worst, mut slow) = (0.0f64, 0.0f64);
+    for seed in 0..SEEDS {
+        let mut miners = vec![Miner::Honest(1.0); full];
+        miners.extend([Miner::Honest(0.5); 2]);
+        let run = World { regime, seed, miners, budget }.run(WINDOWS);
+        let paid = &run.paid[WINDOWS as usize - 1];
+        let usual = mean(&paid[..full]);
+        worst = paid[..full].iter().map(|paid| (paid / usual - 1.0).abs()).fold(worst, f64::max);
+        slow = paid[full..].iter().map(|paid| (paid / (0.5 * usual) - 1.0).abs()).fold(slow, f64::max);
+    }
+    (worst, slow)
+}
+
+#[test]
+fn over_a_hundred_windows_equal_work_is_paid_alike_and_half_of_it_half() {
+    println!(
+        "| regime | seats: whole, half | measured a window | equals, furthest from their mean | half the work, from half the pay |"
+    );
+    println!("|---|---|---|---|---|");
+    let mut failed = Vec::new();
+    for regime in REGIMES {
+        for (full, budget) in [(4, 6), (4, 3), (10, 12), (10, 6), (20, 22), (20, 8)] {
+            let (equal, slow) = unevenness(regime, full, budget);
+            let line = format!(
+                "| {} | {full}, 2 | {budget} | {:.1} % | {:.1} % |",
+                regime.name,
+                100.0 * equal,
+                100.0 * slow
+            );
+            println!("{line}");
+            // Where gaps are at their smallest and a third of the seats is measured, a seat's mark rests on few and noisy measurements.
+            let most = if regime.name == "hard" && 2 * budget < full + 3 { 0.15 } else { 0.1 };
+            if equal > most || slow > most {
+                failed.push(line);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn no_cheat_gets_a_twentieth_of_an_honest_seats_pay() {
+    let cheats = [
+        Miner::Copycat { found: true },
+        Miner::Copycat { found: false },
+        Miner::Mixture,
+        Miner::Zeros,
+        Miner::Noise,
+        Miner::Tiny,
+        Miner::SignFlip,
+        Miner::OldWork,
+        Miner::Huge,
+        Miner::Sybil,
+        Miner::Partial(0.1),
+    ];
+    println!("| regime | cheat | pay of an honest seat's through window 10 | 30 | 100 |");
+    println!("|---|---|---|---|---|");
+    let mut failed = Vec::new();
+    for regime in REGIMES {
+        for cheat in cheats {
+            let mut shares = [0.0; 3];
+            for seed in 0..SEEDS {
+                let mut miners = vec![Miner::Honest(1.0); 6];
+                miners.extend([Miner::Honest(0.5), cheat, cheat]);
+                let run = World { regime, seed, miners, budget: 9 }.run(WINDOWS);
+                for (share, window) in shares.iter_mut().zip([10, 30, 100]) {
+                    let paid = &run.paid[window - 1];
+                    *share += mean(&paid[7..]) / mean(&paid[..6]) / SEEDS as f64;
+                }
+                assert!(
+                    (0..7).all(|seat| run.penalties[&seat] == 0),
+                    "{cheat:?}: an honest seat was punished"
+                );
+            }
+            let line = format!(
+                "| {} | {cheat:?} | {:.2} % | {:.2} % | {:.2} % |",
+                regime.name,
+                100.0 * shares[0],
+                100.0 * shares[1],
+                100.0 * shares[2]
+            );
+            println!("{line}");
+            let most = if cheat == Miner::Partial(0.1) { 0.1 } else { 0.05 };
+            if shares[1] > most {
+                failed.push(line);
+            }
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn a_newcomer_earns_half_after_fourteen_evaluations_and_nine_tenths_after_forty_five() {
+    let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Newcomer(40)]].concat();
+    let mut from = [u32::MAX; 2];
+    for seed in 0..SEEDS {
+        let world = World { regime: REGIMES[1], seed, miners: miners.clone(), budget: 6 };
+        let run = world.run(140);
+        for (from, part) in from.iter_mut().zip([0.5, 0.9]) {
+            let reached = (4..14)
+                .map(|epoch| epoch * 10 + 9)
+                .find(|window| {
+                    let earned = |seat: usize| run.paid[*window][seat] - run.paid[window - 10][seat];
+                    earned(5) >= part * mean(&(0..5).map(earned).collect::<Vec<_>>())
+                })
+                .unwrap_or(usize::MAX);
+            println!("seed {seed}: {part} of the pay in the epoch that ends with window {reached}");
+            *from = (*from).min(reached as u32);
+            assert!(reached <= if part == 0.5 { 69 } else { 109 }, "{reached}");
+        }
+    }
+}
+
+#[test]
+fn one_poisoned_window_costs_more_than_half_of_the_next_pay_whenever_it_is() {
+    for at in 30..40 {
+        let mut share = 0.0f64;
+        for seed in 0..SEEDS {
+            let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Poison(at)]].concat();
+            let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(40);
+            let earned = |seat: usize| run.paid[39][seat] - run.paid[29][seat];
+            share = share.max(earned(5) / mean(&(0..5).map(earned).collect::<Vec<_>>()));
+        }
+        println!("poisoned in window {at}: {:.1} % of an honest seat's pay for the epoch", 100.0 * share);
+        assert!(share < 0.5);
+    }
+}
+
+#[test]
+fn who_works_first_and_coasts_afterwards_is_paid_for_no_more_windows_than_it_worked() {
+    let mut worked_for = 0.0;
+    for seed in 0..SEEDS {
+        let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Coaster(40)]].concat();
+        let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(140);
+        let paid = &run.paid[139];
+        worked_for += 140.0 * paid[5] / mean(&paid[..5]) / SEEDS as f64;
+    }
+    println!("forty windows of work and a hundred of none: paid as for {worked_for:.1} windows");
+    assert!(worked_for <= 44.0);
+}
+
+#[test]
+fn to_register_again_after_a_poisoned_window_pays_less_than_to_stay() {
+    for seed in 0..SEEDS {
+        let pay = |miner| {
+            let miners = [vec![Miner::Honest(1.0); 5], vec![miner]].concat();
+            let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(60);
+            run.paid[59][5] / mean(&run.paid[59][..5])
+        };
+        let (shed, stayed) = (pay(Miner::Shedder), pay(Miner::Poison(34)));
+        println!(
+            "seed {seed}: {:.1} % of an honest seat's pay, where who stays gets {:.1} %",
+            100.0 * shed,
+            100.0 * stayed
+        );
+        assert!(shed < 0.7 * stayed);
+    }
+}
