@@ -163,7 +163,7 @@ impl Validator {
 
             // Merge and vote.
             wait_past(&mut heads, schedule.attest_deadline(window)).await?;
-            self.reveal_attestation(window).await?;
+            self.reveal_attestation(window, &gathered.valid).await?;
             let Some(view) = self.selection(window, &mut heads).await? else { continue };
             if let Err(reason) = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own).await? {
                 tracing::warn!(window = window.0, reason, "no vote");
@@ -194,15 +194,20 @@ impl Validator {
         gather::gather(self.follower(), view, seats, heads, reveal_by).await
     }
 
-    /// Says on the chain what was seen, after making sure that others can see it too (PROT-14, PROT-15). The salt of the next window is
-    /// committed with it (PROT-2).
+    /// Says on the chain what was seen, after making sure that others can see it too (PROT-14, PROT-15): in a run that hides attestations,
+    /// that is made sure of only before it is shown. The salt of the next window is committed with it (PROT-2).
     async fn attest(&mut self, view: &WindowView, gathered: &Gathered) -> Result<(), ServeError> {
         let window = view.window;
         if view.attested.contains(&self.seat.id.uid) {
             return Ok(());
         }
         let mut not_observed = gathered.not_observed.clone();
-        let mirrored = aggregator::mirror(&*self.store, self.follower(), window, &gathered.valid).await;
+        // Whoever looked into our bucket would know a hidden attestation before its deadline: the names there are public (PROT-30).
+        let mirrored = if self.hides() {
+            Ok(())
+        } else {
+            aggregator::mirror(&*self.store, self.follower(), window, &gathered.valid).await
+        };
         let mut verdicts: Vec<(Uid, Verdict)> = Vec::new();
         match mirrored {
             Ok(()) => verdicts.extend(gathered.valid.keys().map(|uid| (*uid, Verdict::Valid))),
@@ -253,12 +258,23 @@ impl Validator {
         Ok(())
     }
 
-    /// In a run that hides attestations, shows the one that was bound by its hash, now that nobody can copy it (PROT-30).
-    async fn reveal_attestation(&mut self, window: Window) -> Result<(), ServeError> {
+    /// In a run that hides attestations, shows the one that was bound by its hash, now that nobody can copy it (PROT-30). What it says is
+    /// valid is put where others find it first (PROT-15); an attestation that could not keep that promise is not shown.
+    async fn reveal_attestation(
+        &mut self,
+        window: Window,
+        at_hand: &BTreeMap<Uid, Contribution>,
+    ) -> Result<(), ServeError> {
         let run = self.follower().run.id;
         let Some(verdicts) = self.hidden.verdicts(run, window).filter(|_| self.hides()) else {
             return Ok(());
         };
+        if let Err(reason) = self.mirror_bound(window, &verdicts, at_hand).await {
+            let reason = format!("attestation not revealed: {reason}");
+            tracing::warn!(window = window.0, reason);
+            self.journal.write(&Entry::Abstained { window, reason });
+            return Ok(());
+        }
         let salt = self.hidden.salt(run, window, &verdicts);
         let call = Call::RevealAttestation { run, window, verdicts, salt };
         if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
@@ -266,6 +282,23 @@ impl Validator {
             self.journal.write(&Entry::Abstained { window, reason });
         }
         Ok(())
+    }
+
+    /// Puts all that `verdicts` call valid into our bucket (PROT-15).
+    async fn mirror_bound(
+        &self,
+        window: Window,
+        verdicts: &[(Uid, Verdict)],
+        at_hand: &BTreeMap<Uid, Contribution>,
+    ) -> Result<(), String> {
+        let mut bound = BTreeMap::new();
+        for (uid, _) in verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid) {
+            let held =
+                at_hand.get(uid).ok_or_else(|| format!("the bytes of uid {uid} are not at hand any more"))?;
+            bound.insert(*uid, held.clone());
+        }
+        let mirrored = aggregator::mirror(&*self.store, self.follower(), window, &bound).await;
+        mirrored.map_err(|error| format!("our bucket did not take what it vouches for: {}", causes(&error)))
     }
 
     /// The window once its selection stands: after the attestations, and those that are revealed. A chain with more to do than fits into
