@@ -257,3 +257,152 @@ fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len().max(1) as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{
+        Block, Digest, Hotkey, RunId, SeatId, params::Density, select::Selected, submission::RMS_MAX,
+        view::Selection,
+    };
+
+    fn seat(uid: u16) -> SeatView {
+        SeatView {
+            id: SeatId { uid: Uid(uid), registered_at: Block(0) },
+            role: Role::Miner,
+            hotkey: Hotkey([0; 32]),
+            coldkey: [0; 32],
+            endpoint: String::new(),
+            stake: 0,
+            claimable: 0,
+            earned: 0,
+        }
+    }
+
+    /// A window in which `committed` committed, and two thirds called these valid and those faulty.
+    fn view(committed: &[u16], valid: &[u16], faulty: &[u16]) -> WindowView {
+        let uids = |uids: &[u16]| uids.iter().copied().map(Uid).collect::<Vec<_>>();
+        WindowView {
+            window: Window(3),
+            opening_hash: None,
+            evaluation_hash: None,
+            slots: (0..40).map(Uid).collect(),
+            cursor: 0,
+            electorate: Vec::new(),
+            lineage: Digest::default(),
+            weights: Vec::new(),
+            commitments: committed.iter().map(|uid| (Uid(*uid), Digest::default())).collect(),
+            salts: Vec::new(),
+            attested: Vec::new(),
+            selection: Some(Selection {
+                selected: Vec::<Selected>::new(),
+                valid: uids(valid),
+                faulty: uids(faulty),
+            }),
+            votes: Vec::new(),
+            outcome: None,
+            receipts: Vec::new(),
+        }
+    }
+
+    fn nothing_measured() -> Measurements {
+        Measurements {
+            held_out_loss: 0.0,
+            seats: BTreeMap::new(),
+            twins: BTreeMap::new(),
+            sketches: Sketches::default(),
+            seconds: 0.0,
+        }
+    }
+
+    /// One of each. A new kind of fault has to be added here, or this does not compile.
+    fn every_fault() -> Vec<Fault> {
+        let all = vec![
+            Fault::Missing,
+            Fault::Late,
+            Fault::TooLarge { bytes: 9, largest: 8 },
+            Fault::WrongDigest,
+            Fault::Malformed("it ends inside its header"),
+            Fault::WrongCodec { got: 9 },
+            Fault::WrongRun { got: RunId(9) },
+            Fault::WrongWindow { got: Window(9) },
+            Fault::WrongSeat { got: Uid(9) },
+            Fault::WrongHotkey,
+            Fault::WrongBase,
+            Fault::WrongSchema,
+            Fault::WrongDensity { got: Density(9) },
+            Fault::WrongTrained { trained: 9, assigned: 8 },
+            Fault::BadSignature,
+            Fault::Undecodable(DecodeError::BadDensity(9)),
+            Fault::AbnormalNorm { rms: RMS_MAX * 2.0 },
+        ];
+        for fault in &all {
+            match fault {
+                Fault::Missing
+                | Fault::Late
+                | Fault::TooLarge { .. }
+                | Fault::WrongDigest
+                | Fault::Malformed(_)
+                | Fault::WrongCodec { .. }
+                | Fault::WrongRun { .. }
+                | Fault::WrongWindow { .. }
+                | Fault::WrongSeat { .. }
+                | Fault::WrongHotkey
+                | Fault::WrongBase
+                | Fault::WrongSchema
+                | Fault::WrongDensity { .. }
+                | Fault::WrongTrained { .. }
+                | Fault::BadSignature
+                | Fault::Undecodable(_)
+                | Fault::AbnormalNorm { .. } => {}
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn every_fault_that_two_thirds_saw_is_in_the_evidence_by_its_own_name() {
+        let faults: BTreeMap<Uid, Fault> = (0..).map(Uid).zip(every_fault()).collect();
+        let uids: Vec<u16> = faults.keys().map(|uid| uid.0).collect();
+        let seats: Vec<SeatView> = uids.iter().copied().map(seat).collect();
+        let evidence =
+            evidence(&view(&uids, &[], &uids), &seats, &BTreeMap::new(), &faults, &nothing_measured());
+        assert_eq!(evidence.len(), faults.len());
+        let mut labels = BTreeSet::new();
+        for (evidence, fault) in evidence.iter().zip(faults.values()) {
+            let Observed::Faulty { label, detail } = &evidence.observed else {
+                panic!("{fault} is not in the evidence")
+            };
+            assert_eq!((label.as_str(), detail.clone()), (fault.label(), fault.to_string()));
+            labels.insert(label.clone());
+        }
+        assert_eq!(labels.len(), faults.len(), "two faults have one name");
+    }
+
+    #[test]
+    fn a_fault_that_only_we_saw_is_no_fault() {
+        let faults = BTreeMap::from([(Uid(1), Fault::Missing)]);
+        let evidence =
+            evidence(&view(&[1], &[], &[]), &[seat(1)], &BTreeMap::new(), &faults, &nothing_measured());
+        assert_eq!(evidence[0].observed, Observed::Unobserved);
+    }
+
+    #[test]
+    fn a_fault_that_only_others_saw_is_one_without_a_name_of_ours() {
+        let none = BTreeMap::new();
+        let evidence =
+            evidence(&view(&[1], &[], &[1]), &[seat(1)], &none, &BTreeMap::new(), &nothing_measured());
+        assert!(matches!(&evidence[0].observed, Observed::Faulty { label, .. } if label == ATTESTED));
+    }
+
+    #[test]
+    fn what_we_do_not_hold_is_unobserved_though_two_thirds_hold_it_and_who_committed_nothing_is_absent() {
+        let held = BTreeMap::from([(Uid(2), 5)]);
+        let view = view(&[1, 2], &[1, 2], &[]);
+        let seats = [seat(1), seat(2), seat(3), SeatView { role: Role::Validator, ..seat(4) }];
+        let evidence = evidence(&view, &seats, &held, &BTreeMap::new(), &nothing_measured());
+        let observed: Vec<_> = evidence.iter().map(|evidence| &evidence.observed).collect();
+        let waiting = Observed::Valid { trained: 5, measured: None, twin: None };
+        assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
+    }
+}

@@ -3,13 +3,14 @@
 use chain_client::Head;
 use futures::{StreamExt as _, stream};
 use protocol::{
-    Block, Digest, Uid, keys,
+    Block, Digest, Uid,
+    keys::{self, ObjectKey},
     submission::Fault,
     view::{SeatView, WindowView},
 };
 use replica::{Contribution, Follower, causes};
 use std::{collections::BTreeMap, time::Duration};
-use store::{FetchError, fetch_verified_into};
+use store::{Fetch, FetchError, Limits, Receive, fetch_verified_into};
 use tokio::sync::watch;
 
 /// Fetches in flight at once.
@@ -106,19 +107,40 @@ async fn look(
     let key = keys::contribution(follower.run.id, view.window, digest);
     let limits = follower.contribution_limits();
     let mut incoming = follower.incoming_contribution();
-    loop {
-        let fetch = &*follower.fetch;
-        match fetch_verified_into(fetch, &seat.endpoint, &key, digest, &limits, &mut incoming).await {
-            Ok(()) => break,
-            Err(error) if reveal_by < heads.borrow().block => {
-                return seen_by(&error);
-            }
-            Err(_) => tokio::time::sleep(RETRY).await,
-        }
+    let wanted = Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, by: reveal_by };
+    if let Err(error) = fetch_by(&*follower.fetch, &wanted, &mut incoming, heads, RETRY).await {
+        return seen_by(&error);
     }
     match follower.verify(view, seat, digest, incoming.finish()) {
         Ok(contribution) => Seen::Valid(contribution),
         Err(fault) => Seen::Faulty(fault),
+    }
+}
+
+/// Bytes that a seat committed to, and until when they count.
+struct Wanted<'a> {
+    endpoint: &'a str,
+    key: &'a ObjectKey,
+    digest: &'a Digest,
+    limits: &'a Limits,
+    by: Block,
+}
+
+/// Asks again and again until the bytes are there or their time is over; the last failure then counts.
+async fn fetch_by(
+    fetch: &dyn Fetch,
+    wanted: &Wanted<'_>,
+    to: &mut dyn Receive,
+    heads: &watch::Receiver<Head>,
+    retry: Duration,
+) -> Result<(), FetchError> {
+    let Wanted { endpoint, key, digest, limits, by } = *wanted;
+    loop {
+        match fetch_verified_into(fetch, endpoint, key, digest, limits, to).await {
+            Err(error) if by < heads.borrow().block => return Err(error),
+            Err(_) => tokio::time::sleep(retry).await,
+            Ok(()) => return Ok(()),
+        }
     }
 }
 
@@ -135,7 +157,10 @@ fn seen_by(error: &FetchError) -> Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use async_trait::async_trait;
     use protocol::{Hotkey, RunId, Window, params::Density, submission::Header};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use store::{TrafficTotals, Whole};
 
     fn contribution(uid: Uid) -> Contribution {
         let digest = Digest::default();
@@ -176,6 +201,86 @@ mod tests {
     fn where_most_crawl_it_may_be_our_own_link_and_nobody_is_at_fault() {
         assert_eq!(judged(1, 5), (0, 5));
         assert_eq!(judged(0, 1), (0, 1));
+    }
+
+    /// An endpoint that has the bytes, behind a network that fails one fetch in twenty, and for one seat in twenty all window long. Each
+    /// fetch takes a block.
+    struct BadNetwork {
+        heads: watch::Sender<Head>,
+        seat: u64,
+        fetches: AtomicU64,
+        errors: AtomicU64,
+    }
+
+    #[async_trait]
+    impl Fetch for BadNetwork {
+        async fn fetch(&self, _: &str, _: &ObjectKey, limits: &Limits) -> Result<bytes::Bytes, FetchError> {
+            let nth = self.fetches.fetch_add(1, Ordering::Relaxed);
+            self.heads.send_modify(|head| head.block = Block(head.block.0 + 1));
+            let _ = limits;
+            let digest = Digest::of(&[self.seat.to_le_bytes(), nth.to_le_bytes()].concat()).0;
+            let lasting = Digest::of(&self.seat.to_le_bytes()).0;
+            if u32::from(digest[0]) * 20 >= 256 && u32::from(lasting[0]) * 20 >= 256 {
+                return Ok(bytes_of(self.seat));
+            }
+            self.errors.fetch_add(1, Ordering::Relaxed);
+            let what = "on purpose".to_owned();
+            Err(match digest[1] % 6 {
+                0 => FetchError::Unresolved { what },
+                1 => FetchError::Unreachable { what },
+                2 => FetchError::Broken { got: 1, expected: 9, what },
+                3 => FetchError::Unavailable { status: 503 },
+                4 => FetchError::Deadline { after: Duration::from_secs(1) },
+                _ => FetchError::Ours { what },
+            })
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    fn bytes_of(seat: u64) -> bytes::Bytes {
+        seat.to_le_bytes().to_vec().into()
+    }
+
+    #[tokio::test]
+    async fn in_a_thousand_seat_windows_of_a_bad_network_nobody_is_blamed() {
+        let (mut errors, mut unseen) = (0, 0);
+        for seat in 0..1000 {
+            let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+            let network =
+                BadNetwork { heads: sender, seat, fetches: AtomicU64::new(0), errors: AtomicU64::new(0) };
+            let digest = Digest::of(&bytes_of(seat));
+            let key = keys::contribution(RunId(0), Window(1), &digest);
+            let limits = Limits::for_bytes(100);
+            let by = Block(5);
+            let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, by };
+            let mut whole = Whole::default();
+            match fetch_by(&network, &wanted, &mut whole, &heads, Duration::ZERO).await {
+                Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
+                Err(error) => {
+                    assert!(matches!(seen_by(&error), Seen::NotObserved(_)), "{error}");
+                    unseen += 1;
+                }
+            }
+            errors += network.errors.load(Ordering::Relaxed);
+        }
+        assert!(errors > 300 && (20..100).contains(&unseen), "the network failed: {errors} {unseen}");
+    }
+
+    #[tokio::test]
+    async fn what_comes_after_the_deadline_is_not_waited_for() {
+        let (sender, heads) = watch::channel(Head { block: Block(6), hash: Digest::default() });
+        let network =
+            BadNetwork { heads: sender, seat: 1, fetches: AtomicU64::new(0), errors: AtomicU64::new(0) };
+        let digest = Digest::of(b"other bytes than it shows");
+        let key = keys::contribution(RunId(0), Window(1), &digest);
+        let limits = Limits::for_bytes(100);
+        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, by: Block(5) };
+        let error = fetch_by(&network, &wanted, &mut Whole::default(), &heads, Duration::ZERO).await;
+        assert!(error.is_err());
+        assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -223,6 +223,99 @@ mod tests {
         );
     }
 
+    /// Weng and Lin's algorithm 4 as the paper writes it, for teams, step by step and with nothing left out: teams of (μ, σ), their ranks.
+    /// Equal ranks are ties; `A_q` counts who shares a rank, `C_q` is who is not ahead of `q`; `γ = σ_i/c`, `κ = 0.0001`.
+    fn published(teams: &[Vec<(f64, f64)>], ranks: &[u32], beta: f64) -> Vec<Vec<(f64, f64)>> {
+        let mus: Vec<f64> = teams.iter().map(|team| team.iter().map(|(mu, _)| mu).sum()).collect();
+        let variances: Vec<f64> =
+            teams.iter().map(|team| team.iter().map(|(_, sigma)| sigma * sigma).sum()).collect();
+        let c = variances.iter().map(|variance| variance + beta * beta).sum::<f64>().sqrt();
+        let mut after = Vec::new();
+        for i in 0..teams.len() {
+            let (mut omega, mut delta) = (0.0, 0.0);
+            for q in 0..teams.len() {
+                if ranks[q] > ranks[i] {
+                    continue;
+                }
+                let mut sum = 0.0;
+                let mut tied = 0.0;
+                for s in 0..teams.len() {
+                    if ranks[s] >= ranks[q] {
+                        sum += (mus[s] / c).exp();
+                    }
+                    if ranks[s] == ranks[q] {
+                        tied += 1.0;
+                    }
+                }
+                let p = (mus[i] / c).exp() / sum;
+                let gamma = variances[i].sqrt() / c;
+                omega += variances[i] / (c * tied) * if q == i { 1.0 - p } else { -p };
+                delta += gamma * variances[i] / (c * c * tied) * p * (1.0 - p);
+            }
+            let update = |(mu, sigma): &(f64, f64)| {
+                let part = sigma * sigma / variances[i];
+                (mu + part * omega, sigma * (1.0 - part * delta).max(0.0001).sqrt())
+            };
+            after.push(teams[i].iter().map(update).collect());
+        }
+        after
+    }
+
+    /// The example of the `openskill` documentation: two teams of two, beta 25/6.
+    #[test]
+    fn the_transcription_gives_what_the_published_package_documents() {
+        let teams = [vec![(25.0, 25.0 / 3.0), (32.444, 5.123)], vec![(43.381, 2.421), (25.188, 6.211)]];
+        let documented = [
+            [(28.669648436582808, 8.071520788025197), (33.83086971107981, 5.062772998705765)],
+            [(43.071274808241974, 2.4166900452721256), (23.149503312339064, 6.1378606973362135)],
+        ];
+        for (team, expected) in published(&teams, &[1, 2], 25.0 / 6.0).iter().zip(documented) {
+            for ((mu, sigma), expected) in team.iter().zip(expected) {
+                assert!((mu - expected.0).abs() < 1e-12 && (sigma - expected.1).abs() < 1e-12);
+            }
+        }
+    }
+
+    #[test]
+    fn who_shares_a_place_gains_and_loses_alike_and_more_than_whoever_comes_behind() {
+        let place = |index: usize| if index < 7 { 1 } else { 8 + index as u32 };
+        let players: Vec<_> = (0..10).map(|index| (Rating::START, place(index))).collect();
+        for turn in 0..5 {
+            let rated = play_all_orders(&players, turn);
+            assert!(rated[..7].iter().all(|rating| (rating.mu - rated[0].mu).abs() < 1e-9));
+            assert!(rated[..7].iter().all(|rating| (rating.sigma - rated[0].sigma).abs() < 1e-9));
+            assert!(rated[0].mu > 25.0 && rated[7].mu < 25.0 && rated[9].mu < rated[8].mu);
+        }
+        // What the algorithm itself makes of seven that tie.
+        let tied = play(&players);
+        assert!(tied[7].mu > tied[0].mu, "then this whole function is not needed");
+    }
+
+    #[test]
+    fn where_nobody_shares_a_place_there_is_one_order() {
+        let players = [(Rating::START, 2), (Rating { mu: 30.0, sigma: 3.0 }, 1), (Rating::START, 3)];
+        assert_eq!(play_all_orders(&players, 7), play(&players));
+        assert_eq!(play_all_orders(&[], 7), []);
+    }
+
+    #[test]
+    fn a_rating_is_worth_as_much_as_any_until_it_is_behind_by_more_than_luck() {
+        let worth = |behind: f64| Rating { mu: 30.0 - behind, sigma: 5.0 }.merit(15.0);
+        assert_eq!([worth(-9.0), worth(0.0), worth(7.0)], [1.0; 3]);
+        assert!((worth(16.0) - 0.5).abs() < 1e-12);
+        assert_eq!([worth(25.0), worth(80.0)], [0.0; 2]);
+    }
+
+    #[test]
+    fn who_stands_for_no_work_does_not_move_the_field() {
+        let field = [(10.0, 1.0), (12.0, 1.0), (11.0, 1.0)];
+        assert_eq!(field_ordinal(&field), 11.0);
+        let crowded: Vec<_> = field.into_iter().chain((0..50).map(|_| (40.0, 0.0))).collect();
+        assert_eq!(field_ordinal(&crowded), 11.0);
+        assert_eq!(field_ordinal(&[(f64::NAN, 1.0), (3.0, 0.5)]), 3.0);
+        assert_eq!(field_ordinal(&[]), 0.0);
+    }
+
     #[test]
     fn a_match_of_one_or_none_changes_nothing() {
         assert_eq!(play(&[(Rating::START, 1)]), [Rating::START]);
@@ -239,6 +332,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_match_is_rated_as_published(
+            players in proptest::collection::vec((-50.0..100f64, 0.1..12f64, 1u32..8), 2..16),
+        ) {
+            let teams: Vec<_> = players.iter().map(|(mu, sigma, _)| vec![(*mu, *sigma)]).collect();
+            let ranks: Vec<_> = players.iter().map(|(_, _, place)| *place).collect();
+            let expected = published(&teams, &ranks, 7.0);
+            let players: Vec<_> =
+                players.into_iter().map(|(mu, sigma, place)| (Rating { mu, sigma }, place)).collect();
+            for (rating, expected) in play(&players).iter().zip(expected) {
+                prop_assert!((rating.mu - expected[0].0).abs() < 1e-9, "{} {}", rating.mu, expected[0].0);
+                prop_assert!((rating.sigma - expected[0].1).abs() < 1e-9);
+            }
+        }
+
         #[test]
         fn a_match_stays_finite_and_certainty_only_grows(
             players in proptest::collection::vec((-1e4..1e4f64, 0.01..1e3f64, 1u32..6), 0..12),

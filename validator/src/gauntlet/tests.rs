@@ -318,6 +318,98 @@ fn a_standing_with_a_number_that_is_none_is_refused() {
     }
 }
 
+fn twin(uid: u16, window: u32) -> Twin {
+    Twin { uid: Uid(uid), window: Window(window), digest: Digest::default(), alike: 0.97 }
+}
+
+fn with_twin(evidence: Evidence, found: Twin) -> Evidence {
+    match evidence.observed {
+        Observed::Valid { trained, measured, .. } => {
+            let observed = Observed::Valid { trained, measured, twin: Some(found) };
+            Evidence { observed, ..evidence }
+        }
+        observed => Evidence { observed, ..evidence },
+    }
+}
+
+#[test]
+fn who_sends_again_what_was_sent_before_is_penalised_at_once_and_its_author_never() {
+    let (before, _) = simulate(20, 40, &[HONEST; 4]);
+    let mut verdict = before;
+    let mut penalised = 0;
+    for window in 40..60 {
+        let mut all: Vec<_> = (0..3).map(|uid| evidence(20, window, uid, HONEST)).collect();
+        all.push(with_twin(evidence(20, window, 3, Miner::Copycat), twin(0, window - 1)));
+        verdict = judge(&params(), &verdict.standings, Window(window), &all);
+        assert!(verdict.reports[..3].iter().all(|report| report.penalties.is_empty()));
+        let copy = &verdict.reports[3];
+        assert_eq!(copy.twin, Some(twin(0, window - 1)));
+        assert!(copy.penalties.iter().all(|penalty| penalty.reason == PenaltyReason::Duplicate));
+        penalised += copy.penalties.iter().filter(|penalty| penalty.since == Window(window)).count();
+    }
+    // A copy's gap is above one error in a window out of six.
+    assert!((12..=20).contains(&penalised), "{penalised}");
+    assert!(verdict.reports[3].score < verdict.reports[0].score / 100.0);
+}
+
+#[test]
+fn who_was_robbed_in_the_same_window_loses_nothing() {
+    let (mut robbed, _) = simulate(21, 10, &[HONEST, HONEST, HONEST, Miner::Copycat]);
+    let mut alone = robbed.clone();
+    for window in 10..30 {
+        let plain: Vec<_> = [HONEST, HONEST, HONEST, Miner::Copycat]
+            .iter()
+            .enumerate()
+            .map(|(uid, miner)| evidence(21, window, uid, *miner))
+            .collect();
+        let found: Vec<_> = plain
+            .iter()
+            .cloned()
+            .map(|evidence| match evidence.seat.uid.0 {
+                0 => with_twin(evidence, twin(3, window)),
+                3 => with_twin(evidence, twin(0, window)),
+                _ => evidence,
+            })
+            .collect();
+        robbed = judge(&params(), &robbed.standings, Window(window), &found);
+        alone = judge(&params(), &alone.standings, Window(window), &plain);
+        assert_eq!(robbed.standings.seats[&seat(0)], alone.standings.seats[&seat(0)]);
+    }
+    assert!(robbed.reports[0].weight > 60_000);
+}
+
+#[test]
+fn penalties_outlive_a_restart() {
+    let (before, _) = simulate(22, 30, &[HONEST; 3]);
+    let harmed = next(22, &before.standings, 30, &[HONEST, HONEST, Miner::Harmful]);
+    let saved = serde_json::to_vec(&harmed.standings).unwrap();
+    let restarted: Standings = serde_json::from_slice(&saved).unwrap();
+    assert_eq!(restarted, harmed.standings);
+    let (on, again) = (next(22, &harmed.standings, 31, &[HONEST; 3]), next(22, &restarted, 31, &[HONEST; 3]));
+    assert_eq!(on, again);
+    assert_eq!(again.reports[2].penalties[0].since, Window(30));
+}
+
+#[test]
+fn a_slow_machine_that_says_so_stands_with_the_others_and_is_paid_its_part() {
+    let slow = |window| {
+        let mut all: Vec<_> = (0..4).map(|uid| evidence(23, window, uid, HONEST)).collect();
+        let names = |kind: u64| [23, window.into(), kind * 1000 + 4];
+        // Half of the sequences, and three fifths of the gain.
+        let measured = Some(Measured { own: losses(names(1), 0.035), common: losses(names(2), 0.005) });
+        let observed = Observed::Valid { trained: 50, measured, twin: None };
+        all.push(Evidence { seat: seat(4), observed });
+        all
+    };
+    let mut verdict = judge(&params(), &Standings::default(), Window(0), &slow(0));
+    for window in 1..60 {
+        verdict = judge(&params(), &verdict.standings, Window(window), &slow(window));
+    }
+    let (full, half) = (&verdict.reports[0], &verdict.reports[4]);
+    assert_eq!((full.merit, half.merit), (1.0, 1.0));
+    assert!((half.score / full.score - 0.5).abs() < 0.05, "{} of {}", half.score, full.score);
+}
+
 fn any_observed() -> impl Strategy<Value = Observed> {
     let pairs = || {
         proptest::collection::vec((any::<u64>(), any::<f64>(), any::<f64>()), 0..5).prop_map(|pairs| {
@@ -333,11 +425,11 @@ fn any_observed() -> impl Strategy<Value = Observed> {
         Just(Observed::Absent),
         Just(Observed::Unobserved),
         Just(Observed::Faulty { label: "late".into(), detail: "late".into() }),
-        (any::<u32>(), measured).prop_map(|(trained, measured)| Observed::Valid {
-            trained,
-            measured,
-            twin: None
-        }),
+        (any::<u32>(), measured, proptest::option::of((0u16..9, 0u32..9))).prop_map(
+            |(trained, measured, found)| {
+                Observed::Valid { trained, measured, twin: found.map(|(uid, window)| twin(uid, window)) }
+            }
+        ),
     ]
 }
 
@@ -383,5 +475,32 @@ proptest! {
             evidence.rotate_left(turn);
         }
         prop_assert_eq!(judge(&params(), &Standings::default(), Window(3), &evidence), expected);
+    }
+
+    /// The seat whose gap is above noise in this validator's own measurement is untouched by whatever the others' contributions are: no
+    /// likeness of theirs, no gain, no harm and no fault gives it a penalty, and while it was not behind, they cost it none of its own claim.
+    #[test]
+    fn nothing_that_others_do_gets_an_honest_seat_penalised(
+        others in proptest::collection::vec(any_observed(), 0..7),
+        windows in 1u32..6,
+        found in 0u32..9,
+        uid in 1u16..8,
+    ) {
+        let mut standings = Standings::default();
+        for window in 10..10 + windows {
+            let mine = evidence(30, window, 0, HONEST);
+            let gap = score::gains(mine.observed.measured().unwrap()).unwrap().gap_in_errors().unwrap();
+            prop_assume!(gap > 1.0);
+            // A likeness to the past cannot be to others' work, as the data were handed out later; one within the window can.
+            let mut all = vec![if found < 6 { with_twin(mine, twin(uid, window)) } else { mine }];
+            all.extend(others.iter().enumerate().map(|(place, observed)| Evidence {
+                seat: seat(place + 1),
+                observed: observed.clone(),
+            }));
+            let verdict = judge(&params(), &standings, Window(window), &all);
+            prop_assert!(verdict.reports[0].penalties.is_empty());
+            prop_assert!(verdict.reports[0].mark_after >= verdict.reports[0].mark_before);
+            standings = verdict.standings;
+        }
     }
 }
