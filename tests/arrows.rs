@@ -47,11 +47,7 @@ const ARROWS: &[Arrows] = &[
     ("miner", ROLE, ROLE_TESTS),
     ("validator", ROLE, ROLE_TESTS),
     // Who cheats is a miner or validator otherwise.
-    (
-        "adversaries",
-        &["protocol", "store", "chain-client", "replica", "seat", "miner", "validator"],
-        &[],
-    ),
+    ("adversaries", &["protocol", "store", "chain-client", "replica", "seat", "miner", "validator"], &[]),
     (
         "localnet",
         &[
@@ -69,8 +65,8 @@ const ARROWS: &[Arrows] = &[
         ],
         &[],
     ),
-    // The codec study trains.
-    ("tests", &["protocol", "dataset", "model"], ANY),
+    // The codec study trains, and the simulation is a whole network.
+    ("tests", ANY, &[]),
 ];
 
 const ROLE: &[&str] =
@@ -91,6 +87,10 @@ const ANY: &[&str] = &[
     "validator",
     "localnet",
     "adversaries",
+    "pallet-registry",
+    "pallet-windows",
+    "pallet-weights",
+    "pallet-rewards",
 ];
 
 /// Foreign crates that decide how a room is built, and the rooms they may be in.
@@ -115,7 +115,18 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("ratatui", &["localnet"]),
     (
         "tokio",
-        &["store", "embedded-chain", "chain-client", "replica", "seat", "miner", "validator", "localnet", "adversaries"],
+        &[
+            "store",
+            "embedded-chain",
+            "chain-client",
+            "replica",
+            "seat",
+            "miner",
+            "validator",
+            "localnet",
+            "adversaries",
+            "tests",
+        ],
     ),
     ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "tests"]), // Where there is a `main`. Below it, callers match.
 ];

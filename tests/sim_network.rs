@@ -1,0 +1,69 @@
+//! Small networks in one process: the same code as on machines, with time made by hand.
+
+use adversaries::Setup;
+use std::sync::LazyLock;
+use tests::sim::{
+    experiment::alone,
+    network::{Cast, History, MinerSeat, Network, ValidatorSeat},
+    world::World,
+};
+
+static WORLD: LazyLock<World> = LazyLock::new(|| {
+    let cache = World::cache().expect("there is a home directory");
+    World::tiny(&cache).expect("the default text is at hand wherever this was built")
+});
+
+/// Six honest miners, these others, and three validators.
+fn network(seed: u64, cheats: &[&str], failures_ppm: u32, windows: u32) -> History {
+    let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
+    let mut miners: Vec<_> = (0..6).map(|_| honest()).collect();
+    for name in cheats {
+        let adversary = adversaries::miner(name, &Setup::default()).expect("it has a name in the zoo");
+        miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
+    }
+    let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
+    let cast = Cast { seed, miners, validators, same_evaluation: failures_ppm == 0, failures_ppm };
+    let history = alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
+    history.expect("nothing that a seat does stops a network")
+}
+
+#[test]
+fn the_same_seed_gives_the_same_network_and_another_another() {
+    let play = |seed| network(seed, &["copycat-last", "malformed"], 0, 3);
+    let (one, again) = (play(7), play(7));
+    assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
+    assert_ne!(one.lineage, play(8).lineage);
+}
+
+#[test]
+fn a_copycat_and_a_freeloader_earn_next_to_nothing_and_honest_seats_the_same() {
+    let history = network(1, &["copycat", "copycat-last", "freeloader-random"], 0, 12);
+    let last = history.windows.last().expect("it was played");
+    let earned: Vec<f64> = last.seats.iter().map(|seat| seat.earned).collect();
+    let honest = &earned[..6];
+    let mean = honest.iter().sum::<f64>() / 6.0;
+    assert!(0.0 < mean, "{earned:?}");
+    for (seat, earned) in honest.iter().enumerate() {
+        assert!((earned / mean - 1.0).abs() < 0.1, "honest seat {seat} has {earned} of {mean}");
+    }
+    for (name, earned) in history.seats[6..9].iter().zip(&earned[6..]) {
+        assert!(*earned <= 0.05 * mean, "{name} has {earned} of {mean}");
+    }
+    assert!(last.held_out_loss < 0.8 * history.windows[0].held_out_loss, "it learns");
+    assert!(history.windows.iter().all(|window| window.merged));
+}
+
+#[test]
+fn what_a_validator_could_not_fetch_is_no_fault_of_anybody() {
+    let history = network(3, &[], 50_000, 6);
+    let mut seen = 0;
+    for window in &history.windows {
+        for seat in &window.seats[..6] {
+            assert_eq!(seat.faults_attested, 0);
+            assert!(!seat.observed.starts_with("Faulty"));
+            assert!(seat.penalties.is_empty());
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 36);
+}

@@ -1,0 +1,249 @@
+//! The chain of a simulated network: the real runtime over a map in memory, its blocks made by hand.
+//!
+//! A block is what it is on a node: initialised, the timestamp's inherent, calls, finalised, by the functions that `impl_runtime_apis!` makes
+//! for native code. Two things are simpler. Calls are dispatched in their signer's name, so nobody signs them or pays for them. And a block
+//! is named by the network's seed and its number instead of by its header, so that all that is drawn by hashes of blocks follows from the seed.
+
+use async_trait::async_trait;
+use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head, Included};
+use codec::{Decode, Encode};
+use mettle_runtime::{
+    AccountId, Header, Runtime, RuntimeCall, RuntimeOrigin, SLOT_DURATION, System, api,
+    mettle_api::runtime_decl_for_mettle_api::MettleApi as _,
+};
+use protocol::{
+    Block, Digest, RunId, Uid, Window,
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+};
+use sp_inherents::InherentData;
+use sp_runtime::{
+    ApplyExtrinsicResult, DigestItem, DispatchError, OpaqueExtrinsic,
+    traits::{Dispatchable as _, Header as _},
+};
+use sp_state_machine::BasicExternalities;
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+use tokio::sync::watch;
+
+/// Why the runtime refused a call: the name of its error.
+pub type Refusal = String;
+
+/// The chain, and how its blocks are made.
+pub struct SimChain {
+    state: BasicExternalities,
+    seed: Digest,
+    head: Head,
+    heads: watch::Sender<Head>,
+}
+
+impl SimChain {
+    /// The development chain before its first block. `seed` names its blocks.
+    pub fn new(seed: Digest) -> SimChain {
+        let head = Head { block: Block(0), hash: hash_of(&seed, 0) };
+        let mut chain =
+            SimChain { state: BasicExternalities::new_empty(), seed, head, heads: watch::channel(head).0 };
+        chain.state.execute_with(|| {
+            let mut genesis = preset(None);
+            overlay(&mut genesis, preset(Some("development")));
+            let genesis = serde_json::to_vec(&genesis).expect("a JSON value has a text");
+            let built: Result<(), String> = call("GenesisBuilder_build_state", &genesis.encode());
+            built.expect("the runtime's own preset is a genesis");
+        });
+        chain
+    }
+
+    pub fn head(&self) -> Head {
+        self.head
+    }
+
+    /// Makes a block of these calls, each in the name of its account. What became of each, in their order.
+    pub fn block(&mut self, calls: Vec<(AccountId, RuntimeCall)>) -> Vec<Result<(), Refusal>> {
+        let number = self.head.block.0 + 1;
+        let slot = u64::from(number);
+        let digest = sp_runtime::Digest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
+        let parent = self.head.hash.0.into();
+        let header = Header::new(number, Default::default(), Default::default(), parent, digest);
+        let results = self.state.execute_with(|| {
+            let _: sp_runtime::ExtrinsicInclusionMode = call("Core_initialize_block", &header.encode());
+            let mut data = InherentData::new();
+            let now = sp_timestamp::InherentType::from(slot * SLOT_DURATION);
+            data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("there is nothing else in it");
+            let inherents: Vec<OpaqueExtrinsic> = call("BlockBuilder_inherent_extrinsics", &data.encode());
+            for inherent in inherents {
+                let applied: ApplyExtrinsicResult = call("BlockBuilder_apply_extrinsic", &inherent.encode());
+                applied.expect("inherents are valid").expect("and do not fail");
+            }
+            let results = calls
+                .into_iter()
+                .map(|(account, call)| match call.dispatch(RuntimeOrigin::signed(account)) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(name_of(&error.error)),
+                })
+                .collect();
+            let _: Header = call("BlockBuilder_finalize_block", &[]);
+            results
+        });
+        self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
+        self.heads.send_replace(self.head);
+        results
+    }
+
+    /// Makes empty blocks up to `block`.
+    pub fn go_to(&mut self, block: Block) {
+        while self.head.block < block {
+            self.block(Vec::new());
+        }
+    }
+
+    /// Asks the runtime something.
+    pub fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
+        self.state.execute_with(read)
+    }
+}
+
+/// The name of block `number`. Any hash would do: nothing else is in it.
+fn hash_of(seed: &Digest, number: u32) -> Digest {
+    Digest::of_parts(&[&seed.0, b"block", &number.to_le_bytes()])
+}
+
+fn name_of(error: &DispatchError) -> Refusal {
+    match error {
+        DispatchError::Module(error) => error.message.unwrap_or("without a name").to_owned(),
+        other => format!("{other:?}"),
+    }
+}
+
+/// A function of the runtime, over the state that is set.
+fn call<T: Decode>(method: &str, args: &[u8]) -> T {
+    let answer = api::dispatch(method, args).expect("the runtime has these functions");
+    T::decode(&mut answer.as_slice()).expect("the runtime answers in the types it declares")
+}
+
+fn preset(name: Option<&str>) -> serde_json::Value {
+    let name = name.map(str::to_owned);
+    let text: Option<Vec<u8>> = call("GenesisBuilder_get_preset", &name.encode());
+    let text = text.expect("the runtime has a default genesis and a development preset");
+    serde_json::from_slice(&text).expect("a preset is JSON")
+}
+
+/// Lays one JSON value over another: objects are merged, everything else is replaced.
+fn overlay(base: &mut serde_json::Value, patch: serde_json::Value) {
+    match (base, patch) {
+        (serde_json::Value::Object(base), serde_json::Value::Object(patch)) => {
+            for (key, value) in patch {
+                overlay(base.entry(key).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (base, patch) => *base = patch,
+    }
+}
+
+/// The chain as the roles of one network share it.
+#[derive(Clone)]
+pub struct SharedChain {
+    chain: Arc<Mutex<SimChain>>,
+    heads: watch::Receiver<Head>,
+}
+
+impl SharedChain {
+    pub fn new(chain: SimChain) -> SharedChain {
+        let heads = chain.heads.subscribe();
+        SharedChain { chain: Arc::new(Mutex::new(chain)), heads }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, SimChain> {
+        // A holder that panicked has ended the whole simulation.
+        self.chain.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn window_now(&self, run: RunId, window: Window) -> Option<WindowView> {
+        self.lock().read(|| Runtime::window(run, window))
+    }
+
+    pub fn seats_now(&self, run: RunId) -> Vec<SeatView> {
+        self.lock().read(|| Runtime::seats(run))
+    }
+
+    pub fn run_now(&self, run: RunId) -> Option<RunView> {
+        self.lock().read(|| Runtime::run(run))
+    }
+
+    pub fn payslips_now(&self, run: RunId, uid: Uid) -> Vec<Payslip> {
+        self.lock().read(|| Runtime::payslips(run, uid))
+    }
+}
+
+#[async_trait]
+impl Chain for SharedChain {
+    fn heads(&self) -> watch::Receiver<Head> {
+        self.heads.clone()
+    }
+
+    async fn best_block(&self) -> Result<Block, ChainError> {
+        Ok(self.lock().head.block)
+    }
+
+    fn account(&self) -> Option<Account> {
+        None
+    }
+
+    async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
+        Ok(self.lock().read(Runtime::runs))
+    }
+
+    async fn run(&self, run: RunId) -> Result<RunView, ChainError> {
+        self.run_now(run).ok_or(ChainError::NoSuchRun(run))
+    }
+
+    async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError> {
+        Ok(self.seats_now(run))
+    }
+
+    async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError> {
+        Ok(self.window_now(run, window))
+    }
+
+    async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError> {
+        Ok(self.lock().read(|| Runtime::weights(run)))
+    }
+
+    async fn balance(&self, account: &Account) -> Result<Balance, ChainError> {
+        let data = self.lock().read(|| System::account(AccountId::from(*account))).data;
+        Ok(Balance { free: Amount(data.free), held: Amount(data.reserved) })
+    }
+
+    async fn status(&self, run: RunId) -> Result<RunStatus, ChainError> {
+        self.lock().read(|| Runtime::run_status(run)).ok_or(ChainError::NoSuchRun(run))
+    }
+
+    async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError> {
+        Ok(self.lock().read(|| Runtime::seat_statuses(run, from, limit)))
+    }
+
+    async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError> {
+        Ok(self.lock().read(|| Runtime::account_status(run, *account)))
+    }
+
+    async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
+        Ok(self.payslips_now(run, uid))
+    }
+
+    async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
+        Ok(self.lock().read(|| Runtime::consensus_bonds(run, validator)))
+    }
+
+    async fn block_time(&self) -> Result<Duration, ChainError> {
+        Ok(Duration::from_millis(SLOT_DURATION))
+    }
+
+    /// The network makes the calls itself, block by block.
+    async fn draft(&self, call: &Call, _from: &Account) -> Result<Draft, ChainError> {
+        Err(ChainError::NoSigner { doing: format!("{call:?}") })
+    }
+
+    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+        Err(ChainError::NoSigner { doing: format!("{call:?}") })
+    }
+}

@@ -1,0 +1,22 @@
+//! A whole network in one process: real training of a tiny model, the real chain, real validators, and no waiting.
+//!
+//! Everything that decides is the product's own code: the runtime with its pallets, `miner::train` and `miner::compress`, `validator::gather`,
+//! `evaluate`, `gauntlet` and `aggregator`, `replica::Follower`. What is replaced is time: a window's blocks are made by hand, as soon as
+//! everybody has done what is due, and all that is drawn follows from one seed. So a window takes a second, and the same seed gives the same
+//! network to the last bit on one machine.
+//!
+//! - [`chain`]: the runtime, and blocks made by hand;
+//! - [`buckets`]: what readers are given, and by whom;
+//! - [`world`]: model, data and rules that several networks share;
+//! - [`network`]: one window, top to bottom;
+//! - [`published`]: the published rules, judging the same evidence on the side;
+//! - [`experiment`]: which networks answer the questions of the table;
+//! - [`table`]: what came of them, for people and as JSON.
+
+pub mod buckets;
+pub mod chain;
+pub mod experiment;
+pub mod network;
+pub mod published;
+pub mod table;
+pub mod world;
