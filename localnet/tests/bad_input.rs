@@ -51,6 +51,15 @@ fn numbers_out_of_range_are_refused_with_their_range() {
 }
 
 #[test]
+fn who_cannot_sit_in_a_network_is_named_with_all_who_can() {
+    refused(&[&"--seats", &"honest:2,copykat:1"], &["copykat", "copycat-mixture", "sybil", "lazy-voter"]);
+    refused(&[&"--seats", &"honest:100"], &["--seats", "from 1 to 64 miners"]);
+    refused(&[&"--seats", &"honest:1,sybil:1"], &["pairs"]);
+    refused(&[&"--seats", &"honest:2", &"--miners", &"3"], &["--seats", "--miners", "cannot be used with"]);
+    refused(&[&"--validators", &"2", &"--seats", &"honest:2"], &["--seats", "--validators"]);
+}
+
+#[test]
 fn a_foreign_directory_is_refused_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("thesis.txt"), "precious").unwrap();

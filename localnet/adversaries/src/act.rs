@@ -321,10 +321,13 @@ struct ActingStore {
 impl ActingStore {
     async fn show(&self, window: Window, digest: &Digest) -> Result<(), StoreError> {
         let run = self.act.follower.run.id;
-        let reveal_by = self.act.follower.run.params.schedule.reveal_deadline(window);
+        let schedule = self.act.follower.run.params.schedule;
+        let reveal_by = schedule.reveal_deadline(window);
+        // A look that a validator has begun by the deadline may still find what comes just after it. This is later.
+        let late = Block(reveal_by.0.midpoint(schedule.attest_deadline(window).0));
         for show in self.act.presentation(window, digest).await.shows {
             if show.when == When::Late {
-                self.act.wait_past(reveal_by).await;
+                self.act.wait_past(late).await;
             }
             let key = keys::contribution(run, window, &show.under);
             let bytes = match show.what {
