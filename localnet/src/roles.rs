@@ -186,15 +186,9 @@ async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::R
     let settings = seat::Settings::read(&start.flags)?;
     let mut conduct = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
     let opened = seat::open(&settings, protocol::Role::Validator).await?;
-    let (run, secret) = (opened.run().clone(), opened.key.signing_key().to_bytes());
-    let served = adversaries::idle::serve(
-        &*opened.chain,
-        &run,
-        &opened.seat,
-        &secret,
-        &settings.directory,
-        &mut *conduct,
-    );
+    let secret = opened.key.signing_key().to_bytes();
+    let served =
+        adversaries::idle::serve(&opened.follower, &opened.seat, &secret, &settings.directory, &mut *conduct);
     tokio::select! {
         ended = served => Ok(ended?),
         () = program::told_to_stop() => Ok(()),

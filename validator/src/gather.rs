@@ -3,12 +3,12 @@
 use chain_client::Head;
 use futures::{StreamExt as _, stream};
 use protocol::{
-    Block, Digest, Uid,
+    Block, Digest, Schedule, Uid, Window,
     keys::{self, ObjectKey},
     submission::Fault,
     view::{SeatView, WindowView},
 };
-use replica::{Contribution, Follower, causes};
+use replica::{Contribution, Follower, causes, wait_past};
 use std::{collections::BTreeMap, time::Duration};
 use store::{Fetch, FetchError, Limits, Receive, fetch_verified_into};
 use tokio::sync::watch;
@@ -35,16 +35,35 @@ enum Seen {
     NotObserved(String),
 }
 
-/// Looks at every commitment of the window until it is there or `reveal_by` is past.
+/// How long contributions are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Until {
+    /// What is not there when this is past is missing.
+    pub reveal_by: Block,
+    /// No look is waited for when this is past. To mirror and to attest takes a few blocks, and finality trails by some: most of the time
+    /// up to the attest deadline is for that.
+    pub give_up: Block,
+}
+
+impl Until {
+    pub fn of(schedule: &Schedule, window: Window) -> Until {
+        let reveal_by = schedule.reveal_deadline(window);
+        let phase = schedule.attest_deadline(window).0.saturating_sub(reveal_by.0);
+        Until { reveal_by, give_up: Block(reveal_by.0.saturating_add(phase / 4)) }
+    }
+}
+
+/// Looks at every commitment of the window until it is there or the time for it is past. A look that still goes on when no time is left to
+/// wait ends with it: who crawls costs its own seat, and not the attestation of all others (PROT-13).
 pub async fn gather(
     follower: &Follower,
     view: &WindowView,
     seats: &[SeatView],
     heads: &watch::Receiver<Head>,
-    reveal_by: Block,
+    until: Until,
 ) -> Gathered {
     let looks = view.commitments.iter().map(|(uid, digest)| async move {
-        (*uid, look(follower, view, seats, *uid, digest, heads, reveal_by).await)
+        (*uid, look(follower, view, seats, *uid, digest, heads, until).await)
     });
     let mut looks = stream::iter(looks).buffer_unordered(AT_ONCE);
     let mut gathered = Gathered::default();
@@ -99,17 +118,24 @@ async fn look(
     uid: Uid,
     digest: &Digest,
     heads: &watch::Receiver<Head>,
-    reveal_by: Block,
+    until: Until,
 ) -> Seen {
     let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid) else {
         return Seen::NotObserved("the seat is gone from the chain".into());
     };
+    if until.give_up < heads.borrow().block {
+        return Seen::NotObserved("no time was left to look".into());
+    }
     let key = keys::contribution(follower.run.id, view.window, digest);
     let limits = follower.contribution_limits();
     let mut incoming = follower.incoming_contribution();
-    let wanted = Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, by: reveal_by };
-    if let Err(error) = fetch_by(&*follower.fetch, &wanted, &mut incoming, heads, RETRY).await {
-        return seen_by(&error);
+    let wanted = Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until };
+    match fetch_by(&*follower.fetch, &wanted, &mut incoming, heads, RETRY).await {
+        Ok(()) => {}
+        Err(NotHad::Failed(error)) => return seen_by(&error),
+        Err(NotHad::StillComing) => {
+            return Seen::Slow("its bytes were still coming when it was time to attest".into());
+        }
     }
     match follower.verify(view, seat, digest, incoming.finish()) {
         Ok(contribution) => Seen::Valid(contribution),
@@ -123,7 +149,16 @@ struct Wanted<'a> {
     key: &'a ObjectKey,
     digest: &'a Digest,
     limits: &'a Limits,
-    by: Block,
+    until: Until,
+}
+
+/// Why there are no bytes.
+#[derive(Debug)]
+enum NotHad {
+    /// What went wrong last.
+    Failed(FetchError),
+    /// Nothing went wrong but the time.
+    StillComing,
 }
 
 /// Asks again and again until the bytes are there or their time is over; the last failure then counts.
@@ -133,12 +168,24 @@ async fn fetch_by(
     to: &mut dyn Receive,
     heads: &watch::Receiver<Head>,
     retry: Duration,
-) -> Result<(), FetchError> {
-    let Wanted { endpoint, key, digest, limits, by } = *wanted;
+) -> Result<(), NotHad> {
+    let Wanted { endpoint, key, digest, limits, until } = *wanted;
+    let mut past_heads = heads.clone();
+    let mut no_time_left = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
+    let mut last = None;
     loop {
-        match fetch_verified_into(fetch, endpoint, key, digest, limits, to).await {
-            Err(error) if by < heads.borrow().block => return Err(error),
-            Err(_) => tokio::time::sleep(retry).await,
+        let fetched = tokio::select! {
+            biased;
+            fetched = fetch_verified_into(fetch, endpoint, key, digest, limits, to) => fetched,
+            // A chain that is gone is said elsewhere.
+            _ = &mut no_time_left => return Err(last.map_or(NotHad::StillComing, NotHad::Failed)),
+        };
+        match fetched {
+            Err(error) if until.reveal_by < heads.borrow().block => return Err(NotHad::Failed(error)),
+            Err(error) => {
+                last = Some(error);
+                tokio::time::sleep(retry).await;
+            }
             Ok(()) => return Ok(()),
         }
     }
@@ -158,7 +205,7 @@ fn seen_by(error: &FetchError) -> Seen {
 mod tests {
     use super::*;
     use async_trait::async_trait;
-    use protocol::{Hotkey, RunId, Window, params::Density, submission::Header};
+    use protocol::{Hotkey, RunId, params::Density, submission::Header};
     use std::sync::atomic::{AtomicU64, Ordering};
     use store::{TrafficTotals, Whole};
 
@@ -254,15 +301,16 @@ mod tests {
             let digest = Digest::of(&bytes_of(seat));
             let key = keys::contribution(RunId(0), Window(1), &digest);
             let limits = Limits::for_bytes(100);
-            let by = Block(5);
-            let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, by };
+            let until = Until { reveal_by: Block(5), give_up: Block(7) };
+            let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
             let mut whole = Whole::default();
             match fetch_by(&network, &wanted, &mut whole, &heads, Duration::ZERO).await {
                 Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
-                Err(error) => {
+                Err(NotHad::Failed(error)) => {
                     assert!(matches!(seen_by(&error), Seen::NotObserved(_)), "{error}");
                     unseen += 1;
                 }
+                Err(NotHad::StillComing) => panic!("this network fails at once"),
             }
             errors += network.errors.load(Ordering::Relaxed);
         }
@@ -277,10 +325,58 @@ mod tests {
         let digest = Digest::of(b"other bytes than it shows");
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
-        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, by: Block(5) };
+        let until = Until { reveal_by: Block(5), give_up: Block(9) };
+        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let error = fetch_by(&network, &wanted, &mut Whole::default(), &heads, Duration::ZERO).await;
         assert!(error.is_err());
         assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn the_last_look_leaves_most_of_the_phase_to_attest() {
+        let schedule = Schedule {
+            start: Block(100),
+            blocks_per_window: 60,
+            commit_by: 30,
+            reveal_by: 40,
+            attest_by: 48,
+            vote_by: 55,
+        };
+        let until = Until::of(&schedule, Window(1));
+        assert_eq!(until, Until { reveal_by: Block(200), give_up: Block(202) });
+        let short = Schedule { attest_by: 43, ..schedule };
+        assert_eq!(Until::of(&short, Window(1)).give_up, Block(200));
+    }
+
+    /// An endpoint that keeps sending and never ends.
+    struct Crawler(watch::Sender<Head>);
+
+    #[async_trait]
+    impl Fetch for Crawler {
+        async fn fetch(&self, _: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            loop {
+                self.0.send_modify(|head| head.block = Block(head.block.0 + 1));
+                tokio::task::yield_now().await;
+            }
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn who_still_crawls_when_it_is_time_to_attest_is_not_waited_for() {
+        let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+        let digest = Digest::of(b"bytes that never come");
+        let key = keys::contribution(RunId(0), Window(1), &digest);
+        let limits = Limits::for_bytes(100);
+        let until = Until { reveal_by: Block(5), give_up: Block(7) };
+        let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
+        let crawler = Crawler(sender);
+        let ended = fetch_by(&crawler, &wanted, &mut Whole::default(), &heads, Duration::ZERO).await;
+        assert!(matches!(ended, Err(NotHad::StillComing)));
+        assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
     }
 
     #[test]

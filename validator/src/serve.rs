@@ -6,7 +6,7 @@ use crate::{
     ballot::{BallotError, Ballots, Kept},
     conduct::Conduct,
     evaluate::{self, EvaluateError, Job, Measurements},
-    gather::{self, Gathered},
+    gather::{self, Gathered, Until},
     gauntlet::{self, Sketches, Standings},
     hidden::{Hidden, HiddenError},
     receipts::{self, Published, Receipts, ReceiptsError, Said, form, form::Plan},
@@ -190,8 +190,8 @@ impl Validator {
     }
 
     async fn gather(&self, view: &WindowView, seats: &[SeatView], heads: &watch::Receiver<Head>) -> Gathered {
-        let reveal_by = self.schedule().reveal_deadline(view.window);
-        gather::gather(self.follower(), view, seats, heads, reveal_by).await
+        let until = Until::of(&self.schedule(), view.window);
+        gather::gather(self.follower(), view, seats, heads, until).await
     }
 
     /// Says on the chain what was seen, after making sure that others can see it too (PROT-14, PROT-15): in a run that hides attestations,

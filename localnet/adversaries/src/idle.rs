@@ -1,12 +1,15 @@
-//! A validator that computes nothing: it holds no model and fetches no bytes, and says on the chain what its conduct makes of what is
-//! there. The lazy voter runs so.
+//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its conduct makes of what others have
+//! said. The lazy voter runs so.
+//!
+//! What others attest is not in a client's view of the window, but it shows: who attests a seat as valid has put its bytes into a public
+//! bucket before (PROT-15). So whoever asks there for each digest that was committed to knows the verdict without looking at one byte.
 
 use chain_client::{Call, Chain, ChainError, Head};
 use protocol::{
-    Block, Digest, RunId, Window,
-    view::{RunView, SeatView, WindowView},
+    Block, Digest, RunId, Uid, Window, keys,
+    view::{RunView, SeatView, Verdict, WindowView},
 };
-use replica::{causes, wait_past};
+use replica::{Follower, causes, wait_past};
 use std::path::Path;
 use tokio::sync::watch;
 use validator::{
@@ -25,13 +28,13 @@ pub enum IdleError {
 
 /// Speaks at the last moment of each phase, so that there is most to copy. Ends only with the chain.
 pub async fn serve(
-    chain: &dyn Chain,
-    run: &RunView,
+    follower: &Follower,
     seat: &SeatView,
     secret: &[u8; 32],
     directory: &Path,
     conduct: &mut dyn Conduct,
 ) -> Result<(), IdleError> {
+    let (chain, run) = (&*follower.chain, &follower.run);
     let mut heads = chain.heads();
     let (mut ballots, _) = Ballots::load(directory, secret, false)?;
     let (id, schedule, epoch_windows) = (run.id, run.params.schedule, run.params.epoch_windows);
@@ -42,7 +45,8 @@ pub async fn serve(
 
         before(schedule.attest_deadline(window), &mut heads).await?;
         if let Some(view) = chain.window(id, window).await?
-            && let Some(verdicts) = conduct.verdicts(&view, Vec::new())
+            && let copied = copied(follower, &view, seat.id.uid).await?
+            && let Some(verdicts) = conduct.verdicts(&view, copied)
         {
             // The salt is never revealed, as nothing is measured with it.
             let next_salt = Digest::of(&[&secret[..], &window.0.to_le_bytes()].concat());
@@ -59,6 +63,25 @@ pub async fn serve(
         wait_past(&mut heads, schedule.vote_deadline(window)).await?;
         window = window.next();
     }
+}
+
+/// The verdicts of one that has attested, as its bucket shows them; none where nobody else has attested yet.
+async fn copied(follower: &Follower, view: &WindowView, own: Uid) -> Result<Vec<(Uid, Verdict)>, ChainError> {
+    let seats = follower.chain.seats(follower.run.id).await?;
+    let attester = seats.iter().find(|seat| seat.id.uid != own && view.attested.contains(&seat.id.uid));
+    let Some(attester) = attester else { return Ok(Vec::new()) };
+    let limits = follower.contribution_limits();
+    let mut verdicts = Vec::new();
+    for (uid, digest) in &view.commitments {
+        let key = keys::contribution(follower.run.id, view.window, digest);
+        let verdict = match follower.fetch.fetch(&attester.endpoint, &key, &limits).await {
+            Ok(_) => Verdict::Valid,
+            Err(_) => Verdict::Faulty,
+        };
+        verdicts.push((*uid, verdict));
+    }
+    verdicts.sort_by_key(|(uid, _)| *uid);
+    Ok(verdicts)
 }
 
 /// Waits until what is sent now is just in time for `deadline`.

@@ -85,7 +85,7 @@ pub const KINDS: &[Kind] = &[
     miner_kind("partial-data", "trains on a tenth of its sequences, and declares all", &[24]),
     miner_kind("noise", "adds as much noise to its work as there is work", &[22, 23]),
     miner_kind("poison-sign", "sends its work backwards", &[22, 25]),
-    miner_kind("poison-norm", "sends its work a thousand times as large", &[17]),
+    miner_kind("poison-norm", "sends its work a thousand times as large", &[14, 17]),
     miner_kind("poison-one-shot", "works honestly for a while, and then poisons once", &[17, 25]),
     miner_kind("late", "commits late in even windows, and uploads late in odd ones", &[11, 14]),
     with_door(miner_kind(

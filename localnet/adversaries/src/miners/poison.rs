@@ -1,8 +1,8 @@
 //! Harms the model on purpose.
 //!
 //! Sees: its own work.
-//! Ends at: PROT-17, a norm above the median is scaled down to it, in the merge and in the evaluation; PROT-22 and PROT-25, harm beyond
-//! doubt costs three quarters of the score for ten evaluations.
+//! Ends at: PROT-17, a norm above the median is scaled down to it, in the merge and in the evaluation; PROT-14, what has piled up in its
+//! residual takes a huge one beyond every legal norm; PROT-22 and PROT-25, harm beyond doubt costs most of the score for ten evaluations.
 
 use crate::adversary::{Adversary, Moment, delta, moved};
 use protocol::submission::RMS_MAX;

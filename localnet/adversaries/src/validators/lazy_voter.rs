@@ -1,8 +1,7 @@
-//! Computes nothing, and holds no model: it calls every seat valid that committed, votes what most others have voted, and posts the
-//! consensus of the epoch before.
+//! Computes nothing, and holds no model: it attests what another has attested, votes what most others have voted, and posts the consensus
+//! of the epoch before.
 //!
-//! Sees: commitments, votes as they come in, the consensus. What others attest it guesses: a client's view of a window says who has
-//! attested and not what, and honest seats are the rule.
+//! Sees: commitments, votes as they come in, the consensus, and from others' buckets whom they attest as valid ([`crate::idle`]).
 //! Ends at: PROT-14, what it attests does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy; it
 //! reveals no salt and publishes no receipt (PROT-2, PROT-27), and bonds follow who was good before (PROT-31).
 
@@ -16,7 +15,11 @@ use validator::conduct::Conduct;
 pub struct LazyVoter;
 
 impl Conduct for LazyVoter {
-    fn verdicts(&mut self, view: &WindowView, _own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
+    /// `own` is what it has copied. Without that it calls every seat valid that committed: most are.
+    fn verdicts(&mut self, view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
+        if !own.is_empty() {
+            return Some(own);
+        }
         let mut verdicts: Vec<_> = view.commitments.iter().map(|(uid, _)| (*uid, Verdict::Valid)).collect();
         verdicts.sort_by_key(|(uid, _)| *uid);
         Some(verdicts)

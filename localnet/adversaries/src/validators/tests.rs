@@ -105,6 +105,8 @@ fn the_lazy_voter_says_what_most_of_the_stake_says_and_nothing_before_anybody_ha
     let mut lazy = conduct("lazy-voter");
     let all_valid = vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)];
     assert_eq!(lazy.verdicts(&view(), vec![]), Some(all_valid));
+    let copied = vec![(Uid(3), Verdict::Faulty), (Uid(5), Verdict::Valid)];
+    assert_eq!(lazy.verdicts(&view(), copied.clone()), Some(copied));
     assert_eq!(lazy.vote(&view(), None), None);
     let votes = vec![(Uid(0), vote(1)), (Uid(2), vote(2)), (Uid(1), vote(2))];
     assert_eq!(lazy.vote(&WindowView { votes, ..view() }, None), Some(vote(2)));
