@@ -1,6 +1,7 @@
 //! The command line: settings in, a serving validator out.
 
 use crate::{
+    audit::verb::{self, Audit},
     ballot::{Ballots, Found},
     conduct::{Conduct, Honest},
     gauntlet::Sketches,
@@ -39,6 +40,7 @@ enum Command {
     Nominate(NominateVerb),
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
+    Audit(Audit),
     /// Start a run, fund it, and do what its owner may.
     #[command(subcommand)]
     Run(RunVerb),
@@ -80,6 +82,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Run(verb) => {
             program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
+        }
+        Command::Audit(audit) => {
+            program::on_paper(audit.json, async |paper| verb::act(audit, paper).await).await
         }
         Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(Honest)))).await,
     }

@@ -37,7 +37,7 @@ pub struct Measurements {
 
 /// Seats whose losses without any contribution are computed together: enough to fill the device, and few enough that little is lost where
 /// the time ends.
-const SEATS_TOGETHER: usize = 8;
+pub const SEATS_TOGETHER: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
 pub enum EvaluateError {

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 pub mod aggregator;
+pub mod audit;
 pub mod ballot;
 pub mod cli;
 pub mod conduct;

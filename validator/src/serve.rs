@@ -533,7 +533,7 @@ impl Validator {
         }
         // Once is enough: a predecessor of ours may have judged it before it was killed.
         let judged = Some(window) <= self.standings.judged.max(self.receipts.sealed_until());
-        if matches!(view.outcome, Some(Outcome::Merged(_))) && !judged {
+        if matches!(view.outcome, Some(Outcome::Merged(_))) && !judged && self.sat_in(window) {
             return self.judge(evaluation, measured);
         }
         self.seal(window, view.lineage, None)?;
@@ -574,6 +574,10 @@ impl Validator {
 
     /// Signs the window's receipt, once (PROT-27).
     fn seal(&mut self, window: Window, base: Digest, judgement: Option<Judgement>) -> Result<(), ServeError> {
+        // For a window that had opened before it had its seat, the chain takes no receipt, and the next one could not name it.
+        if !self.sat_in(window) {
+            return Ok(());
+        }
         let run = self.follower().run.id;
         let (salt, validator, hotkey) = (self.salts.salt(run, window), self.seat.id, self.seat.hotkey);
         let before = form::standings(&self.standings);
@@ -595,6 +599,11 @@ impl Validator {
             tracing::debug!(window = window.0, receipt = %digest, "sealed the receipt");
         }
         Ok(())
+    }
+
+    /// Whether our seat was there as the window opened.
+    fn sat_in(&self, window: Window) -> bool {
+        self.schedule().window_at(self.seat.id.registered_at) < Some(window)
     }
 
     /// Sends on its way what is not published yet, and takes note of what became of what was. What fails is said, and tried again in

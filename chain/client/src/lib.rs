@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod amount;
+mod ballot;
 mod call;
 mod clock;
 mod error;
@@ -22,7 +23,7 @@ pub use online::{Expectations, SubxtChain, Timing};
 
 use async_trait::async_trait;
 use protocol::{
-    Block, Digest, RunId, Uid, Window,
+    Block, Digest, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::time::Duration;
@@ -110,6 +111,17 @@ pub trait Chain: Send + Sync {
 
     /// A validator's bonds: by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError>;
+
+    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), from the blocks that hold
+    /// them; `None` where it did not, or the blocks are gone. A client that reads no blocks knows of none.
+    async fn ballot(
+        &self,
+        _run: RunId,
+        _epoch: u32,
+        _hotkey: &Hotkey,
+    ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
+        Ok(None)
+    }
 
     /// How long a block takes, as the chain means it to. A development chain may be faster.
     async fn block_time(&self) -> Result<Duration, ChainError>;

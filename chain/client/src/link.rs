@@ -310,6 +310,13 @@ impl Link {
         }))
     }
 
+    /// What the bytes of a call of this kind begin with.
+    pub(crate) fn call_index(&self, call: &Call) -> Result<[u8; 2], LinkError> {
+        let data = self.runtime.tx().call_data(&self.payload(call)?);
+        let data = data.map_err(|error| LinkError::Garbled(chain_of(&error)))?;
+        data.first_chunk().copied().ok_or_else(|| LinkError::Garbled("a call has no bytes".into()))
+    }
+
     /// How the call at `index` of a block turned out.
     pub(crate) async fn outcome(&self, block: &Included, index: usize) -> Result<Outcome, LinkError> {
         let at = H256(block.hash.0);

@@ -1,7 +1,7 @@
 //! The chain over the network: [`Chain`] as a Substrate node serves it.
 
 use crate::{
-    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
+    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included, ballot,
     follow::{Follower, Line, Standing},
     keys::Key,
     link::{Link, OpenError},
@@ -10,7 +10,7 @@ use crate::{
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use protocol::{
-    Block, Digest, RunId, Uid, Window,
+    Block, Digest, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{
@@ -253,6 +253,45 @@ impl Chain for SubxtChain {
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError> {
         let doing = format!("reading the payslips of uid {uid} of run {run}");
         self.call_runtime(&doing, "MettleApi_payslips", (run, uid).encode()).await
+    }
+
+    async fn ballot(
+        &self,
+        run: RunId,
+        epoch: u32,
+        hotkey: &Hotkey,
+    ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
+        let doing = format!("reading what was posted for epoch {epoch} of run {run}");
+        let params = self.run(run).await?.params;
+        let head = self.heads().borrow().block;
+        let hash = Call::CommitWeights { run, epoch, hash: Digest::default() };
+        let weights = Call::RevealWeights { run, epoch, weights: Vec::new(), salt: [0; 32] };
+        let (hash, weights) = (&hash, &weights);
+        let line = &self.inner.line;
+        let [commit, reveal] = line
+            .read(&doing, |link| async move { Ok([link.call_index(hash)?, link.call_index(weights)?]) })
+            .await?;
+        let calls =
+            |number: u32| line.read(&doing, move |link| async move { link.block(Block(number)).await });
+
+        // A ballot is bound once, mostly as its epoch ends.
+        let mut bound = None;
+        for number in ballot::until(ballot::commit_blocks(&params, epoch), head).rev() {
+            let Some((_, calls)) = calls(number).await? else { return Ok(None) };
+            bound = calls.iter().find_map(|bytes| ballot::committed(bytes, commit, run, epoch, hotkey));
+            if bound.is_some() {
+                break;
+            }
+        }
+        let Some(bound) = bound else { return Ok(None) };
+        for number in ballot::until(ballot::reveal_blocks(&params, epoch), head) {
+            let Some((_, calls)) = calls(number).await? else { return Ok(None) };
+            let shown = calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
+            if let Some((weights, _)) = shown.into_iter().find(|(_, hash)| *hash == bound) {
+                return Ok(Some(weights));
+            }
+        }
+        Ok(None)
     }
 
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {

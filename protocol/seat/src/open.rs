@@ -1,6 +1,6 @@
 //! Everything a program has in hand before its first window.
 
-use crate::settings::Settings;
+use crate::settings::{Reading, Settings};
 use anyhow::{Context as _, bail};
 use chain_client::{
     Chain, Expectations, SubxtChain,
@@ -12,7 +12,7 @@ use protocol::{
     view::{RunView, SeatView},
 };
 use replica::{Codec, Follower, Journal, RunSpec};
-use std::sync::Arc;
+use std::{path::Path, sync::Arc};
 use store::{Credentials, Fetch, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
 pub struct Opened {
@@ -89,48 +89,72 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
     let store: Arc<dyn Store> = Arc::new(store);
 
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    let dataset = data(&*fetch, &run, settings.dataset.as_deref(), &settings.directory).await?;
+    let turn = usize::from(seat.id.uid.0);
+    let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn)?;
+    let journal_path = settings.directory.join("journal.jsonl");
+    let journal = Journal::open(&journal_path)
+        .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
+    Ok(Opened { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+}
+
+/// What somebody has in hand who only reads a run: no key, no seat, no bucket.
+pub struct Reader {
+    pub chain: Arc<dyn Chain>,
+    pub spec: RunSpec,
+    pub dataset: Arc<Dataset>,
+    /// Keeps the merge-side buffer, so that merges can be made again.
+    pub follower: Arc<Follower>,
+}
+
+/// Opens chain, specification and data to read them.
+pub async fn open_to_read(reading: &Reading) -> anyhow::Result<Reader> {
+    let chain = self::chain(&reading.chain, None).await?;
+    let run = chain.run(reading.run).await?;
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    let dataset = data(&*fetch, &run, reading.dataset.as_deref(), &reading.directory).await?;
+    let follower = follower(&chain, &fetch, run, &spec, true, 0)?;
+    Ok(Reader { chain, spec, dataset, follower })
+}
+
+/// A fetcher as the run wants it, and what the run says of itself.
+async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunView, RunSpec)> {
     let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
     let fetch = Arc::new(HttpFetcher::new(policy)?);
-    let any_fetch: Arc<dyn Fetch> = fetch.clone();
-    let (run, spec) = replica::follow::run_and_spec(&*chain, &*any_fetch, run.id).await?;
+    let (run, spec) = replica::follow::run_and_spec(chain, &*fetch, run.id).await?;
+    Ok((fetch, run, spec))
+}
 
-    let dataset = match &settings.dataset {
+/// The run's data: at hand, or fetched below `directory`.
+async fn data(
+    fetch: &dyn Fetch,
+    run: &RunView,
+    at_hand: Option<&Path>,
+    directory: &Path,
+) -> anyhow::Result<Arc<Dataset>> {
+    let dataset = match at_hand {
         Some(directory) => {
-            let directory = directory.clone();
-            tokio::task::spawn_blocking(move || Dataset::open(&directory, Some(run.manifest))).await??
+            let (directory, manifest) = (directory.to_owned(), run.manifest);
+            tokio::task::spawn_blocking(move || Dataset::open(&directory, Some(manifest))).await??
         }
-        None => {
-            let directory = settings.directory.join("dataset");
-            replica::data::fetch_dataset(&*any_fetch, &run, &directory).await?
-        }
+        None => replica::data::fetch_dataset(fetch, run, &directory.join("dataset")).await?,
     };
+    Ok(Arc::new(dataset))
+}
 
+fn follower(
+    chain: &Arc<dyn Chain>,
+    fetch: &Arc<HttpFetcher>,
+    run: RunView,
+    spec: &RunSpec,
+    keeps_buffer: bool,
+    turn: usize,
+) -> anyhow::Result<Arc<Follower>> {
     let schema = spec.schema()?;
     let codec =
         |density| Codec::new(&schema, density).map(Arc::new).context("the run has an impossible density");
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
-    let follower = Follower {
-        chain: chain.clone(),
-        fetch: any_fetch,
-        run,
-        spec: spec.clone(),
-        sent,
-        merged,
-        keeps_buffer: role == Role::Validator,
-        turn: usize::from(seat.id.uid.0),
-    };
-    let journal_path = settings.directory.join("journal.jsonl");
-    let journal = Journal::open(&journal_path)
-        .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-    Ok(Opened {
-        key,
-        chain,
-        fetch,
-        store,
-        seat,
-        spec,
-        dataset: Arc::new(dataset),
-        follower: Arc::new(follower),
-        journal,
-    })
+    let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
+    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn }))
 }

@@ -182,6 +182,31 @@ pub struct Settings {
     pub serve: ServeFile,
 }
 
+/// What a verb needs that only reads: no key, and no bucket of one's own.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Reading {
+    pub chain: String,
+    pub run: RunId,
+    pub directory: PathBuf,
+    pub dataset: Option<PathBuf>,
+    pub device: String,
+}
+
+impl Reading {
+    /// As [`Settings::read`], for verbs that sign nothing.
+    pub fn read(flags: &Flags) -> anyhow::Result<Reading> {
+        let file = file(&flags.config)?;
+        let directory = flags.directory.clone().or(file.directory);
+        Ok(Reading {
+            chain: flags.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            run: RunId(flags.run.or(file.run).unwrap_or(0)),
+            directory: directory.unwrap_or_else(|| PathBuf::from("mettle-data")),
+            dataset: flags.dataset.clone().or(file.dataset),
+            device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
+        })
+    }
+}
+
 /// Where a node listens by default when it is the user's own machine.
 pub const DEFAULT_CHAIN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9944);
@@ -262,6 +287,13 @@ mod tests {
     fn without_a_key_the_message_says_how_to_give_one() {
         let error = Settings::checked(File::default(), &Flags::default()).unwrap_err().to_string();
         assert!(error.contains("--key"), "{error}");
+    }
+
+    #[test]
+    fn whoever_only_reads_needs_no_key() {
+        let flags = Flags { run: Some(4), ..Flags::default() };
+        let reading = Reading::read(&flags).unwrap();
+        assert_eq!((reading.run, reading.device.as_str()), (RunId(4), "cpu"));
     }
 
     #[test]

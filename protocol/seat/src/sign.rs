@@ -329,8 +329,19 @@ Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong flags; 4 nothing was sig
 and nothing changed but the fee; 6 the chain is away, try again; 7 sent, and unknown what became of it: look before you \
 try again.";
 
+/// An end that is no success, and says itself by which exit code: for verbs whose answer a script reads from it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
+pub struct Ends {
+    pub code: u8,
+    pub text: String,
+}
+
 /// The exit code that tells a script what kind of error this was.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
+    if let Some(ends) = error.downcast_ref::<Ends>() {
+        return ends.code;
+    }
     if error.chain().any(|cause| cause.is::<NotSigned>()) {
         return EXIT_NOT_SIGNED;
     }

@@ -1,0 +1,128 @@
+//! What a validator posted for an epoch, read from the blocks that hold it (PROT-30).
+//!
+//! The chain's state forgets ballots as their epoch closes; its blocks do not. A call's bytes stand at the end of what was signed, and
+//! what was revealed counts only if it is what was committed to.
+
+use codec::{Decode, DecodeAll as _};
+use protocol::{
+    Block, Digest, Hotkey, RunId, RunParams, Uid, Window,
+    reveal::{self, Salt},
+};
+use std::ops::RangeInclusive;
+
+/// The first two bytes of a call: which pallet's, and which one of it.
+pub(crate) type CallIndex = [u8; 2];
+
+/// The blocks in which an epoch's weights can have been committed to.
+pub(crate) fn commit_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
+    let first = |epoch: u32| params.schedule.opens_at(Window(epoch.saturating_mul(params.epoch_windows)));
+    // What is finalised some blocks late may still be of the epoch's last window.
+    first(epoch).0..=first(epoch.saturating_add(1)).0
+}
+
+/// The blocks in which they can have been revealed.
+pub(crate) fn reveal_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
+    let after = Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows));
+    let over = Window(after.0.saturating_add(params.reveal_windows));
+    // An epoch that a full block closes late takes reveals until then.
+    let grace = params.schedule.blocks_per_window;
+    params.schedule.opens_at(after).0..=params.schedule.opens_at(over).0.saturating_add(grace)
+}
+
+/// The hash that `hotkey` committed to for `epoch`, if these signed bytes are that.
+pub(crate) fn committed(
+    bytes: &[u8],
+    call: CallIndex,
+    run: RunId,
+    epoch: u32,
+    hotkey: &Hotkey,
+) -> Option<Digest> {
+    let (of, at, hash): (RunId, u32, Digest) = arguments(bytes, call, hotkey)?;
+    (of == run && at == epoch).then_some(hash)
+}
+
+/// The weights that `hotkey` revealed for `epoch`, and the hash that they must have been committed to by.
+pub(crate) fn revealed(
+    bytes: &[u8],
+    call: CallIndex,
+    run: RunId,
+    epoch: u32,
+    hotkey: &Hotkey,
+) -> Option<(Vec<(Uid, u16)>, Digest)> {
+    let (of, at, weights, salt): (RunId, u32, Vec<(Uid, u16)>, Salt) = arguments(bytes, call, hotkey)?;
+    let hash = reveal::commitment(&weights, &salt, hotkey);
+    (of == run && at == epoch).then_some((weights, hash))
+}
+
+/// The last block that is worth looking at.
+pub(crate) fn until(blocks: RangeInclusive<u32>, head: Block) -> RangeInclusive<u32> {
+    *blocks.start()..=(*blocks.end()).min(head.0)
+}
+
+/// The arguments of a call that `signer` signed itself: they are what is left behind its index, to the last byte.
+fn arguments<T: Decode>(bytes: &[u8], call: CallIndex, signer: &Hotkey) -> Option<T> {
+    /// Length, version and kind of address come before the signer.
+    const SIGNER_WITHIN: usize = 40;
+    let head = bytes.get(..SIGNER_WITHIN.min(bytes.len()))?;
+    let signed = head.windows(32).any(|window| window == signer.0);
+    if !signed {
+        return None;
+    }
+    let starts = bytes.windows(call.len()).enumerate().skip(SIGNER_WITHIN);
+    let mut starts = starts.filter(|(_, window)| *window == call).map(|(start, _)| start + call.len());
+    starts.find_map(|start| T::decode_all(&mut bytes.get(start..)?).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use codec::Encode as _;
+
+    const RUN: RunId = RunId(1);
+    const CALL: CallIndex = [9, 1];
+
+    /// As a node's blocks hold it: length, version, address, signature, what else was signed, call.
+    fn signed(hotkey: &Hotkey, call: CallIndex, arguments: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0x99, 0x02, 0x84, 0x00];
+        bytes.extend_from_slice(&hotkey.0);
+        bytes.push(0);
+        bytes.extend_from_slice(&[7; 64]);
+        // Extensions that happen to look like the call's index.
+        bytes.extend_from_slice(&[9, 1, 0, 9]);
+        bytes.extend_from_slice(&call);
+        bytes.extend_from_slice(arguments);
+        bytes
+    }
+
+    #[test]
+    fn what_was_revealed_is_read_back_with_the_hash_it_was_committed_by() {
+        let (hotkey, salt) = (Hotkey([3; 32]), [4; 32]);
+        let weights = vec![(Uid(1), 65535u16), (Uid(4), 9)];
+        let hash = reveal::commitment(&weights, &salt, &hotkey);
+        let bytes = signed(&hotkey, CALL, &(RUN, 5u32, weights.clone(), salt).encode());
+        assert_eq!(revealed(&bytes, CALL, RUN, 5, &hotkey), Some((weights, hash)));
+        let bytes = signed(&hotkey, CALL, &(RUN, 5u32, hash).encode());
+        assert_eq!(committed(&bytes, CALL, RUN, 5, &hotkey), Some(hash));
+    }
+
+    #[test]
+    fn anothers_call_another_epochs_and_another_call_are_none() {
+        let hotkey = Hotkey([3; 32]);
+        let bytes = signed(&hotkey, CALL, &(RUN, 5u32, Digest([1; 32])).encode());
+        assert_eq!(committed(&bytes, CALL, RUN, 6, &hotkey), None);
+        assert_eq!(committed(&bytes, CALL, RunId(2), 5, &hotkey), None);
+        assert_eq!(committed(&bytes, CALL, RUN, 5, &Hotkey([8; 32])), None);
+        assert_eq!(committed(&bytes, [9, 2], RUN, 5, &hotkey), None);
+        assert_eq!(committed(&bytes[..60], CALL, RUN, 5, &hotkey), None);
+        assert_eq!(committed(&[], CALL, RUN, 5, &hotkey), None);
+    }
+
+    #[test]
+    fn an_epochs_blocks_are_its_own_and_those_in_which_it_is_revealed() {
+        let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..RunParams::default() };
+        let opens = |window: u32| params.schedule.opens_at(Window(window)).0;
+        assert_eq!(commit_blocks(&params, 3), opens(6)..=opens(8));
+        assert_eq!(reveal_blocks(&params, 3), opens(8)..=opens(10));
+        assert_eq!(until(10..=20, Block(15)), 10..=15);
+    }
+}

@@ -1,0 +1,412 @@
+//! Gets the facts of an audit: from the chain, from everybody's buckets, and by doing the validator's work again.
+//!
+//! Everything here is public. The model of a window is made from the checkpoint before it and the updates since, or from
+//! `θ_0`; contributions come from their miners or from whoever attested to them; losses from the dataset.
+
+use super::{Ballot, Facts, Found, TOLERANCE};
+use crate::{
+    evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
+    gauntlet::{Measured, Sketch, Sketches},
+};
+use chain_client::ChainError;
+use dataset::Dataset;
+use model::Evaluator;
+use protocol::{
+    Digest, Role, Uid, Window, keys, lineage,
+    receipt::{self, Judgement, Observed, Previous, Receipt, ReceiptError},
+    view::{Checkpoint, Outcome, SeatView, WindowView},
+};
+use replica::{
+    Contribution, Followed, Follower, ModelState, causes, checkpoint,
+    follow::{ContributionError, FollowError},
+    mirrors::Mirrors,
+};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use store::{Limits, fetch::NobodyHadIt};
+
+/// Windows looked back through for the two judged before a ballot was bound.
+const BALLOT_WINDOWS: u32 = 16;
+
+/// Who audits: a node that reads, and keeps no state.
+pub struct Auditor {
+    pub follower: Arc<Follower>,
+    pub dataset: Arc<Dataset>,
+    /// Away while it measures.
+    pub evaluator: Option<Evaluator>,
+    /// A model that is at hand, to start from where it is early enough.
+    pub model_at: Option<PathBuf>,
+    /// The model of the window that was asked for last, with or without its merge-side buffer.
+    pub state: Option<ModelState>,
+}
+
+/// Why there is nothing to audit.
+#[derive(Debug, thiserror::Error)]
+pub enum AuditError {
+    #[error("could not read the chain")]
+    Chain(#[from] ChainError),
+    #[error(
+        "the chain does not know window {}: it has not opened yet, or is forgotten, which is after 128 windows. Audit a later one",
+        window.0
+    )]
+    NoWindow { window: Window },
+    #[error("window {} is not fixed yet. Wait for its end", window.0)]
+    NotFixed { window: Window },
+    #[error("uid {uid} is no validator now, so nobody knows where its receipts are")]
+    NoValidator { uid: Uid },
+    #[error(
+        "uid {uid} has put no receipt for window {} on the chain. Try again in a window or two: a validator publishes after it has judged",
+        window.0
+    )]
+    NotAnchored { uid: Uid, window: Window },
+    #[error("the receipt that uid {uid} anchored for window {} is in no bucket. Ask the validator for it", window.0)]
+    NotPublished { uid: Uid, window: Window, source: NobodyHadIt },
+    #[error("what uid {uid} anchored for window {} is no receipt that this release can read", window.0)]
+    NoReceipt { uid: Uid, window: Window, source: ReceiptError },
+    #[error("the measurements could not be made again")]
+    Evaluate(#[from] EvaluateError),
+    #[error("the thread that measures died")]
+    Died(#[from] tokio::task::JoinError),
+}
+
+impl Auditor {
+    /// The window, if it is fixed.
+    pub async fn window(&self, window: Window) -> Result<WindowView, AuditError> {
+        let view = self.view(window).await?.ok_or(AuditError::NoWindow { window })?;
+        if view.outcome.is_none() {
+            return Err(AuditError::NotFixed { window });
+        }
+        Ok(view)
+    }
+
+    /// All that can be had to hold against the receipt of `uid` for a window.
+    pub async fn facts(&mut self, view: &WindowView, uid: Uid) -> Result<Facts, AuditError> {
+        let run = self.follower.run.clone();
+        let seats = self.follower.chain.seats(run.id).await?;
+        let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator) else {
+            return Err(AuditError::NoValidator { uid });
+        };
+        let receipt = receipt_of(&self.follower, view, seat).await?;
+        let (earlier, kept_from) = self.earlier(view.window, uid).await?;
+        let remembered = match receipt.previous {
+            Some(previous) => self.receipt_named(seat, previous).await.map(|receipt| receipt.after().clone()),
+            None => None,
+        };
+        let (contributions, found) = self.contributions(view, &seats).await;
+        let alike = match &receipt.judgement {
+            Some(judgement) => self.alike(view, &seats, judgement, &contributions).await,
+            None => BTreeMap::new(),
+        };
+        let ballot = self.ballot(view.window, seat).await?;
+        let mut facts = Facts {
+            params: run.params,
+            view: view.clone(),
+            training_sequences: self.dataset.training_sequences(),
+            uid,
+            earlier,
+            kept_from,
+            remembered,
+            found,
+            alike,
+            measured: None,
+            merged: None,
+            ballot,
+            tolerance: TOLERANCE,
+            receipt,
+            seats,
+        };
+        if let Some(state) = self.model(view.window).await {
+            facts.merged = self.merge(&state, &facts, &contributions).await?;
+            facts.measured = self.measure(&state, &facts, &contributions).await?;
+        }
+        Ok(facts)
+    }
+
+    async fn view(&self, window: Window) -> Result<Option<WindowView>, ChainError> {
+        self.follower.chain.window(self.follower.run.id, window).await
+    }
+
+    /// The validator's latest receipt on the chain before `window`, and the oldest window that is looked at.
+    async fn earlier(&self, window: Window, uid: Uid) -> Result<(Option<Previous>, Window), ChainError> {
+        let mut at = window;
+        while let Some(before) = at.previous() {
+            let Some(view) = self.view(before).await? else { break };
+            if let Some((_, digest)) = view.receipts.iter().find(|(of, _)| *of == uid) {
+                return Ok((Some(Previous { window: before, digest: *digest }), before));
+            }
+            at = before;
+        }
+        Ok((None, at))
+    }
+
+    async fn receipt_named(&self, seat: &SeatView, named: Previous) -> Option<Receipt> {
+        let Previous { window, digest } = named;
+        fetch_receipt(&self.follower, seat, window, digest).await.ok()?.ok()
+    }
+
+    /// Every contribution of the window that can still be had, and what is to be said of each.
+    async fn contributions(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+    ) -> (BTreeMap<Uid, Contribution>, BTreeMap<Uid, Found>) {
+        let (mut held, mut found) = (BTreeMap::new(), BTreeMap::new());
+        for (uid, digest) in &view.commitments {
+            let what = match self.follower.fetch_contribution(view, seats, *uid, digest).await {
+                Ok(contribution) => {
+                    let trained = contribution.header.trained;
+                    held.insert(*uid, contribution);
+                    Found::Valid { trained }
+                }
+                Err(ContributionError::Fault(fault)) => {
+                    Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+                }
+                Err(error) => {
+                    tracing::debug!(window = view.window.0, uid = uid.0, error = %causes(&error), "not to be had");
+                    Found::Gone
+                }
+            };
+            found.insert(*uid, what);
+        }
+        (held, found)
+    }
+
+    /// How much alike the contributions held are, and each beside the twin it is said to have.
+    async fn alike(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        judgement: &Judgement,
+        contributions: &BTreeMap<Uid, Contribution>,
+    ) -> BTreeMap<(Uid, Digest), f64> {
+        let sketch = |contribution: &Contribution| {
+            self.follower.sent.decode(contribution.body()).ok().map(|update| Sketch::of(&update))
+        };
+        let held = judgement.held.iter().filter_map(|uid| {
+            let contribution = contributions.get(uid)?;
+            Some((*uid, contribution.digest, sketch(contribution)?))
+        });
+        let held: Vec<(Uid, Digest, Sketch)> = held.collect();
+        let mut alike = BTreeMap::new();
+        for (uid, _, one) in &held {
+            for (other, digest, theirs) in &held {
+                if uid != other {
+                    alike.insert((*uid, *digest), one.alike(theirs));
+                }
+            }
+        }
+        for judged in &judgement.seats {
+            let Observed::Valid { twin: Some(twin), .. } = &judged.observed else { continue };
+            let Some((uid, _, one)) = held.iter().find(|(uid, _, _)| *uid == judged.seat.uid) else {
+                continue;
+            };
+            if twin.window == view.window {
+                continue;
+            }
+            let Ok(Some(then)) = self.view(twin.window).await else { continue };
+            let fetched = self.follower.fetch_contribution(&then, seats, twin.uid, &twin.digest).await;
+            if let Some(theirs) = fetched.ok().as_ref().and_then(sketch) {
+                alike.insert((*uid, twin.digest), one.alike(&theirs));
+            }
+        }
+        alike
+    }
+
+    /// The model that everyone held when `window` opened; `None` where nobody can make it any more.
+    async fn model(&mut self, window: Window) -> Option<ModelState> {
+        if let Some(state) = self.state.as_ref().filter(|state| state.window == window) {
+            return Some(state.clone());
+        }
+        match self.rebuild(window).await {
+            Ok(state) => {
+                self.state = state.clone();
+                state
+            }
+            Err(error) => {
+                tracing::warn!(window = window.0, error = %causes(&error), "the window's model cannot be made");
+                None
+            }
+        }
+    }
+
+    async fn rebuild(&self, window: Window) -> Result<Option<ModelState>, FollowError> {
+        let mut state = match self.nearest(window).await? {
+            Some(state) => state,
+            None => return Ok(None),
+        };
+        while state.window < window {
+            match self.follower.step(&mut state, None).await? {
+                Followed::Advanced { .. } => {}
+                Followed::Waiting | Followed::Rejoined => return Ok(None),
+            }
+        }
+        Ok(Some(state))
+    }
+
+    /// The latest state at or before `window` that can be had: the one at hand, a checkpoint, or `θ_0`.
+    async fn nearest(&self, window: Window) -> Result<Option<ModelState>, FollowError> {
+        let follower = &self.follower;
+        let run = follower.run.id;
+        if let Some(path) = &self.model_at
+            && let Ok(Some(state)) = ModelState::load(path, run, follower.schema().values())
+            && state.window <= window
+            && self.view(state.window).await?.is_some_and(|view| view.lineage == state.lineage)
+        {
+            return Ok(Some(state));
+        }
+        let seats = follower.chain.seats(run).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &follower.run.origin, follower.turn);
+        let mut at = window;
+        loop {
+            let Some(view) = self.view(at).await? else { return Ok(None) };
+            let Some(before) = at.previous() else { return self.genesis(&view) };
+            let Some(fixed_by) = self.view(before).await? else { return Ok(None) };
+            if let Some(Outcome::Merged(vote)) = fixed_by.outcome
+                && let Some(state_root) = vote.state_root
+            {
+                let checkpoint = Checkpoint { window: at, state_root, lineage: view.lineage };
+                let values = follower.schema().values();
+                match checkpoint::fetch(&*follower.fetch, &mirrors, run, &checkpoint, values, true).await {
+                    Ok(state) => return Ok(Some(state)),
+                    Err(error) => {
+                        tracing::debug!(window = at.0, error = %causes(&error), "an older checkpoint is tried");
+                    }
+                }
+            }
+            at = before;
+        }
+    }
+
+    /// `θ_0`, if it is what the chain's first lineage begins with.
+    fn genesis(&self, first: &WindowView) -> Result<Option<ModelState>, FollowError> {
+        let run = &self.follower.run;
+        let theta = model::init_flat(&self.follower.spec.model, self.follower.spec.seed)?;
+        let root = lineage::weights_root(&theta);
+        if root != run.theta0 || lineage::genesis(&run.params, &run.manifest, &root) != first.lineage {
+            return Ok(None);
+        }
+        Ok(Some(ModelState::genesis(run.id, &run.params, &run.manifest, theta)))
+    }
+
+    /// What the selected contributions come to.
+    async fn merge(
+        &self,
+        state: &ModelState,
+        facts: &Facts,
+        contributions: &BTreeMap<Uid, Contribution>,
+    ) -> Result<Option<Digest>, AuditError> {
+        let Some(selection) = &facts.view.selection else { return Ok(None) };
+        let all = selection.selected.iter().all(|one| contributions.contains_key(&one.uid));
+        if selection.selected.is_empty() || !all || state.buffer.is_none() {
+            return Ok(None);
+        }
+        let (follower, state) = (self.follower.clone(), state.clone());
+        let (view, contributions) = (facts.view.clone(), contributions.clone());
+        let merged =
+            tokio::task::spawn_blocking(move || follower.merge(&state, &view, &contributions)).await?;
+        Ok(merged.ok().map(|merged| merged.digest))
+    }
+
+    /// The validator's measurements, made again on the sequences that were drawn for it. Needs every contribution that it held: how
+    /// far each is scaled down depends on all of them.
+    async fn measure(
+        &mut self,
+        state: &ModelState,
+        facts: &Facts,
+        contributions: &BTreeMap<Uid, Contribution>,
+    ) -> Result<Option<BTreeMap<Uid, Measured>>, AuditError> {
+        let Some(judgement) = &facts.receipt.judgement else { return Ok(None) };
+        let held = judgement.held.iter().map(|uid| Some((*uid, contributions.get(uid)?.clone())));
+        let (Some(held), Some(seed), Some(assignment)) =
+            (held.collect::<Option<BTreeMap<_, _>>>(), facts.seed(), facts.assignment())
+        else {
+            return Ok(None);
+        };
+        let Some(mut evaluator) = self.evaluator.take() else { return Ok(None) };
+        let reached = judgement
+            .seats
+            .iter()
+            .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }));
+        // Whoever is measured together has one batch: the same ones, so that the same comes out.
+        let reached = judgement
+            .order
+            .iter()
+            .rposition(|uid| reached.clone().any(|judged| judged.seat.uid == *uid))
+            .map_or(0, |last| last + 1);
+        let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
+        let order = judgement.order.clone();
+        let job = Job::new(
+            state.theta.clone(),
+            &self.follower,
+            held,
+            order,
+            &assignment,
+            seed,
+            0,
+            Sketches::default(),
+        );
+        let dataset = self.dataset.clone();
+        let (evaluator, measured) = tokio::task::spawn_blocking(move || {
+            let time_left = || {
+                let left = 0 < asked;
+                asked = asked.saturating_sub(1);
+                left
+            };
+            let measured = evaluate::measure(&mut evaluator, &dataset, &job, time_left);
+            (evaluator, measured)
+        })
+        .await?;
+        self.evaluator = Some(evaluator);
+        Ok(Some(measured?.seats))
+    }
+
+    /// What the validator posted for the window's epoch, and what its receipts let it post; `None` while nobody can know it.
+    async fn ballot(&self, window: Window, seat: &SeatView) -> Result<Option<Ballot>, AuditError> {
+        let (run, params) = (&self.follower.run, self.follower.run.params);
+        let epoch = window.epoch(params.epoch_windows);
+        let over = Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows));
+        let posted = self.follower.chain.ballot(run.id, epoch, &seat.hotkey).await?;
+        let (Some(posted), Some(last)) = (posted, over.previous()) else { return Ok(None) };
+        let mut earned = Vec::new();
+        let mut at = last;
+        for _ in 0..BALLOT_WINDOWS {
+            let Some(before) = at.previous().filter(|_| earned.len() < 2) else { break };
+            at = before;
+            let Some(view) = self.view(at).await? else { break };
+            let Ok(receipt) = receipt_of(&self.follower, &view, seat).await else { continue };
+            if let Some(judgement) = receipt.judgement {
+                earned.insert(0, (at, judgement.weights));
+            }
+        }
+        Ok(Some(Ballot { epoch, posted, earned }))
+    }
+}
+
+/// The receipt that a validator anchored for a window.
+pub async fn receipt_of(
+    follower: &Follower,
+    view: &WindowView,
+    seat: &SeatView,
+) -> Result<Receipt, AuditError> {
+    let (uid, window) = (seat.id.uid, view.window);
+    let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
+    let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
+    match fetch_receipt(follower, seat, window, *digest).await {
+        Ok(Ok(receipt)) => Ok(receipt),
+        Ok(Err(source)) => Err(AuditError::NoReceipt { uid, window, source }),
+        Err(source) => Err(AuditError::NotPublished { uid, window, source }),
+    }
+}
+
+async fn fetch_receipt(
+    follower: &Follower,
+    seat: &SeatView,
+    window: Window,
+    digest: Digest,
+) -> Result<Result<Receipt, ReceiptError>, NobodyHadIt> {
+    let params = &follower.run.params;
+    let key = keys::receipt(follower.run.id, window, seat.id.uid, &digest);
+    let largest = u64::try_from(receipt::largest_bytes(params)).unwrap_or(u64::MAX);
+    let mirrors = Mirrors::one(&seat.endpoint);
+    let bytes = mirrors.get(&*follower.fetch, &key, &digest, &Limits::for_bytes(largest)).await?;
+    Ok(Receipt::open(&bytes, params))
+}

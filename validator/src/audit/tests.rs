@@ -1,0 +1,505 @@
+//! An honest window, and every lie that can be told of it.
+
+use super::*;
+use crate::{
+    gauntlet::{Evidence, LossPair as Pair, Standings as Remembering},
+    receipts::form::Plan,
+};
+use protocol::{
+    Hotkey, Role, RunId,
+    receipt::{Attested, Exact, FORMAT, FaultSaid, Merged},
+    select::Selected,
+    view::{Selection, Vote},
+};
+
+const UID: Uid = Uid(90);
+const NOW: Window = Window(6);
+const SALT: [u8; 32] = [8; 32];
+
+fn params() -> RunParams {
+    RunParams { evaluation_sequences: 6, sequences_per_seat: 20, epoch_windows: 2, ..RunParams::default() }
+}
+
+fn digest(of: u16) -> Digest {
+    Digest::of(&of.to_le_bytes())
+}
+
+fn seat(uid: Uid, role: Role) -> SeatView {
+    SeatView {
+        id: SeatId { uid, registered_at: Block(0) },
+        role,
+        hotkey: Hotkey([uid.0 as u8; 32]),
+        coldkey: [0; 32],
+        endpoint: String::new(),
+        stake: 1,
+        claimable: 0,
+        earned: 0,
+    }
+}
+
+/// Ten seats: of them 8 committed nothing, 9 is faulty for two thirds.
+fn view(window: Window) -> WindowView {
+    let slots: Vec<Uid> = (0..10).map(Uid).collect();
+    let committed = |uid: &&Uid| uid.0 != 8;
+    let valid: Vec<Uid> = (0..8).map(Uid).collect();
+    WindowView {
+        window,
+        opening_hash: Some(digest(100)),
+        evaluation_hash: Some(digest(101)),
+        cursor: 40,
+        electorate: vec![(UID, 1)],
+        lineage: digest(102),
+        weights: vec![],
+        commitments: slots.iter().filter(committed).map(|uid| (*uid, digest(uid.0))).collect(),
+        salts: vec![(UID, Digest::of(&SALT))],
+        attested: vec![UID],
+        selection: Some(Selection {
+            selected: (0..4).map(|uid| Selected { uid: Uid(uid), digest: digest(uid) }).collect(),
+            valid,
+            faulty: vec![Uid(9)],
+        }),
+        votes: vec![(UID, Vote { update: digest(103), state_root: None })],
+        outcome: Some(Outcome::Merged(Vote { update: digest(103), state_root: None })),
+        receipts: vec![(UID, digest(104))],
+        slots,
+    }
+}
+
+/// What a contribution does to the loss: a fact of this world, the same for whoever measures it.
+fn pair(uid: Uid, sequence: u64, own: bool) -> Pair {
+    let before = 3.0 + (sequence % 17) as f64 / 40.0;
+    let noise = ((sequence * 31 + u64::from(uid.0) * 7) % 13) as f64 / 4000.0;
+    let gain = 0.02 + f64::from(uid.0) / 1000.0 + if own { 0.01 } else { 0.0 };
+    Pair::new(sequence, before, before - gain + noise)
+}
+
+fn honest() -> Facts {
+    honest_with(64)
+}
+
+/// What an honest validator that measures `budget` seats a window says, and what an auditor finds.
+fn honest_with(budget: u32) -> Facts {
+    let (params, view) = (params(), view(NOW));
+    let mut before = Remembering::default();
+    // Some windows have passed in which seats earned unlike standings.
+    for window in 2..6 {
+        let evidence =
+            evidence_of(&params, &super::tests::view(Window(window)), &[0, 1, 2, 3, 4, 5, 6], Window(window));
+        before = gauntlet::judge(&params, &before, Window(window), &evidence).standings;
+    }
+    let held: Vec<Uid> = (0..8).map(Uid).collect();
+    let seed = assign::evaluation_seed(RunId(1), NOW, &digest(101), &SALT);
+    let candidates: Vec<SeatId> = held.iter().map(|uid| seat(*uid, Role::Miner).id).collect();
+    let order = gauntlet::whom_to_evaluate(
+        &seed,
+        NOW,
+        &candidates,
+        &before,
+        budget as usize,
+        params.evaluation_wait_max,
+    );
+    let order: Vec<Uid> = order.into_iter().map(|seat| seat.uid).collect();
+    let reached: Vec<u16> = order.iter().map(|uid| uid.0).collect();
+    let evidence = evidence_of(&params, &view, &reached, NOW);
+    let verdict = gauntlet::judge(&params, &before, NOW, &evidence);
+    let plan = Plan { held: held.clone(), budget, order };
+    let before = form::standings(&before);
+    let previous = Previous { window: Window(5), digest: digest(105) };
+    let fault = FaultSaid { uid: Uid(9), label: "undecodable".into(), detail: "it cannot be decoded".into() };
+    let receipt = Receipt {
+        format: FORMAT,
+        run: RunId(1),
+        window: NOW,
+        validator: seat(UID, Role::Validator).id,
+        hotkey: Hotkey([9; 32]),
+        base: view.lineage,
+        previous: Some(previous),
+        salt: SALT,
+        attested: Attested { valid: held, faulty: vec![fault], not_observed: vec![] },
+        merged: Some(Merged {
+            inputs: view.selection.as_ref().unwrap().selected.clone(),
+            update: digest(103),
+            state_root: None,
+        }),
+        before: before.clone(),
+        judgement: Some(form::judgement(plan, &evidence, &verdict)),
+    };
+    let measured = evidence.iter().filter_map(|evidence| match &evidence.observed {
+        gauntlet::Observed::Valid { measured: Some(measured), .. } => {
+            Some((evidence.seat.uid, measured.clone()))
+        }
+        _ => None,
+    });
+    let found = view.commitments.iter().map(|(uid, _)| {
+        let fault = Found::Faulty { label: "undecodable".into(), detail: "it cannot be decoded".into() };
+        (*uid, if uid.0 == 9 { fault } else { Found::Valid { trained: 18 } })
+    });
+    Facts {
+        seats: view
+            .slots
+            .iter()
+            .map(|uid| seat(*uid, Role::Miner))
+            .chain([seat(UID, Role::Validator)])
+            .collect(),
+        training_sequences: 5000,
+        uid: UID,
+        earlier: Some(previous),
+        kept_from: Window(0),
+        remembered: Some(before),
+        found: found.collect(),
+        alike: BTreeMap::new(),
+        measured: Some(measured.collect()),
+        merged: Some(digest(103)),
+        ballot: Some(Ballot {
+            epoch: 3,
+            posted: verdict.weights.clone(),
+            earned: vec![(NOW, verdict.weights)],
+        }),
+        tolerance: TOLERANCE,
+        params,
+        view,
+        receipt,
+    }
+}
+
+fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: Window) -> Vec<Evidence> {
+    let seed = assign::evaluation_seed(RunId(1), window, &digest(101), &SALT);
+    let assignment = Assignment {
+        run: RunId(1),
+        window,
+        opening_hash: digest(100),
+        slots: &view.slots,
+        cursor: view.cursor,
+        sequences_per_seat: params.sequences_per_seat,
+        training_sequences: 5000,
+    };
+    let common = assign::common_sequences(&seed, &assignment, 6);
+    let of = |uid: &Uid| {
+        let observed = match uid.0 {
+            8 => gauntlet::Observed::Absent,
+            9 => gauntlet::Observed::Faulty {
+                label: "undecodable".into(),
+                detail: "it cannot be decoded".into(),
+            },
+            _ => {
+                let own = assign::own_sequences(&seed, *uid, &assignment.of(*uid).unwrap()[..18], 6);
+                let measured = Measured {
+                    own: own.iter().map(|sequence| pair(*uid, *sequence, true)).collect(),
+                    common: common.iter().map(|sequence| pair(*uid, *sequence, false)).collect(),
+                };
+                let measured = reached.contains(&uid.0).then_some(measured);
+                gauntlet::Observed::Valid { trained: 18, measured, twin: None }
+            }
+        };
+        Evidence { seat: seat(*uid, Role::Miner).id, observed }
+    };
+    view.slots.iter().map(of).collect()
+}
+
+/// The honest receipt with a lie in it.
+fn lied(lie: impl FnOnce(&mut Receipt)) -> Facts {
+    let mut facts = honest();
+    lie(&mut facts.receipt);
+    facts
+}
+
+fn judgement(receipt: &mut Receipt) -> &mut Judgement {
+    receipt.judgement.as_mut().unwrap()
+}
+
+/// Concludes anew from what the receipt says now: a liar that does its sums.
+fn conclude(receipt: &mut Receipt) {
+    let said = receipt.judgement.clone().unwrap();
+    let verdict = form::judged_again(&params(), receipt, &said);
+    let plan = Plan { held: said.held.clone(), budget: said.budget, order: said.order.clone() };
+    receipt.judgement = Some(form::judgement(plan, &form::evidence(&said), &verdict));
+}
+
+/// The lie is found, and nothing else but what follows from it.
+#[track_caller]
+fn found(facts: &Facts, expected: impl Fn(&Difference) -> bool) {
+    let differences = audit(facts);
+    assert!(differences.iter().any(expected), "not found: {differences:#?}");
+    for difference in &differences {
+        assert!(difference.rule().starts_with("PROT-"));
+        assert!(!difference.to_string().is_empty());
+        serde_json::to_value(difference).unwrap();
+    }
+}
+
+#[test]
+fn an_honest_validator_has_no_difference() {
+    for budget in [64, 3, 1, 0] {
+        let facts = honest_with(budget);
+        assert_eq!(audit(&facts), []);
+        assert_eq!(unchecked(&facts), []);
+    }
+}
+
+#[test]
+fn the_end_of_its_time_is_no_difference() {
+    // It set out to measure all and reached the first three.
+    let mut facts = honest();
+    let order = judgement(&mut facts.receipt).order.clone();
+    for judged in &mut judgement(&mut facts.receipt).seats {
+        if let Observed::Valid { measured, .. } = &mut judged.observed
+            && order.iter().position(|uid| *uid == judged.seat.uid) >= Some(3)
+        {
+            *measured = None;
+        }
+    }
+    conclude(&mut facts.receipt);
+    facts.ballot = None;
+    assert_eq!(audit(&facts), []);
+}
+
+#[test]
+fn an_invented_score_is_found() {
+    // In the result alone.
+    let facts = lied(|receipt| judgement(receipt).seats[3].result.score = Exact::of(99.0));
+    found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "result", .. }));
+    // In what is remembered.
+    let facts = lied(|receipt| judgement(receipt).after.seats[3].standing.mu = Exact::of(60.0));
+    found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "rating", .. }));
+    // In the measurements, with everything concluded from them as it should be.
+    let facts = lied(|receipt| {
+        if let Observed::Valid { measured: Some(measured), .. } = &mut judgement(receipt).seats[3].observed {
+            for after in &mut measured.common_after {
+                *after = Exact::of(after.get() - 0.01);
+            }
+        }
+        conclude(receipt);
+    });
+    found(&facts, |d| {
+        matches!(
+            d,
+            Difference::WrongLosses { uid: Uid(3), own: false, moment: Moment::After, sequences: 6, .. }
+        )
+    });
+    assert_eq!(audit(&facts).iter().filter(|d| d.rule() == "PROT-22").count(), 1);
+}
+
+#[test]
+fn losses_may_differ_by_the_tolerance_and_no_more() {
+    let shifted = |by: f64| {
+        let mut facts = honest();
+        for measured in facts.measured.as_mut().unwrap().values_mut() {
+            for pair in measured.own.iter_mut().chain(&mut measured.common) {
+                pair.before += by;
+                pair.after += by;
+            }
+        }
+        audit(&facts)
+    };
+    assert_eq!(shifted(TOLERANCE * 0.5), []);
+    assert!(shifted(TOLERANCE * 2.0).iter().all(|d| matches!(d, Difference::WrongLosses { .. })));
+    assert!(!shifted(TOLERANCE * 2.0).is_empty());
+}
+
+#[test]
+fn a_skipped_fault_is_found() {
+    // It attests what is faulty as valid.
+    let facts = lied(|receipt| {
+        receipt.attested.faulty.clear();
+        receipt.attested.valid.push(Uid(9));
+    });
+    found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(9), .. }));
+    // Two thirds call it faulty, and it counts it as merely not observed.
+    let facts = lied(|receipt| {
+        judgement(receipt).seats[9].observed = Observed::Unobserved;
+        conclude(receipt);
+    });
+    found(&facts, |d| {
+        matches!(d, Difference::SeenOtherwise { uid: Uid(9), said: Kind::Unobserved, is: Kind::Faulty })
+    });
+}
+
+#[test]
+fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one() {
+    let with = |label: &str| {
+        lied(|receipt| {
+            receipt.attested.valid.retain(|uid| *uid != Uid(7));
+            let fault = FaultSaid { uid: Uid(7), label: label.into(), detail: String::new() };
+            receipt.attested.faulty.insert(0, fault);
+        })
+    };
+    found(&with("bad-signature"), |d| matches!(d, Difference::InventedFault { uid: Uid(7), .. }));
+    assert_eq!(audit(&with("missing")), []);
+    // Counted as faulty where two thirds do not say so.
+    let facts = lied(|receipt| {
+        judgement(receipt).seats[2].observed =
+            Observed::Faulty { label: "late".into(), detail: String::new() };
+        conclude(receipt);
+    });
+    found(&facts, |d| matches!(d, Difference::SeenOtherwise { uid: Uid(2), is: Kind::Valid, .. }));
+    let facts = lied(|receipt| receipt.attested.valid.push(Uid(8)));
+    found(&facts, |d| matches!(d, Difference::AttestedNothing { uid: Uid(8) }));
+}
+
+#[test]
+fn a_friend_that_is_favoured_is_found() {
+    // On the chain, beside what the receipts come to.
+    let mut facts = honest();
+    facts.ballot.as_mut().unwrap().posted = vec![(Uid(7), u16::MAX)];
+    found(&facts, |d| matches!(d, Difference::WrongBallot { epoch: 3, uid: Uid(7) | Uid(6), .. }));
+    // In the receipt.
+    let facts = lied(|receipt| judgement(receipt).weights = vec![(Uid(7), u16::MAX)]);
+    found(&facts, |d| matches!(d, Difference::WrongWeight { said: u16::MAX, uid: Uid(7), .. }));
+    // By a longer memory of a friend than there is.
+    let facts = lied(|receipt| {
+        receipt.before.seats[7].standing.mark = Exact::of(0.9);
+        conclude(receipt);
+    });
+    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: Some(Uid(7)), field: "mark", .. }));
+}
+
+#[test]
+fn a_ballot_may_stand_on_either_of_the_last_two_judgements() {
+    let mut facts = honest();
+    let ballot = facts.ballot.as_mut().unwrap();
+    let older = vec![(Uid(1), u16::MAX)];
+    ballot.earned.insert(0, (Window(5), older.clone()));
+    ballot.posted = older;
+    assert_eq!(audit(&facts), []);
+}
+
+#[test]
+fn a_model_that_was_merged_falsely_is_found() {
+    let mut facts = honest();
+    facts.merged = Some(digest(200));
+    found(&facts, |d| matches!(d, Difference::WrongMerge { ours, .. } if *ours == digest(200)));
+    // Alone among the others.
+    let mut facts = honest();
+    facts.view.votes = vec![(UID, Vote { update: digest(201), state_root: None })];
+    found(&facts, |d| matches!(d, Difference::WrongMerge { said, .. } if *said == digest(201)));
+    found(&facts, |d| matches!(d, Difference::Dissent { .. }));
+    found(&facts, |d| matches!(d, Difference::VotedOther { .. }));
+    let facts = lied(|receipt| receipt.merged.as_mut().unwrap().inputs.truncate(2));
+    found(&facts, |d| matches!(d, Difference::MergedOthers { .. }));
+}
+
+#[test]
+fn another_salt_or_other_sequences_are_found() {
+    let facts = lied(|receipt| receipt.salt = [1; 32]);
+    found(&facts, |d| matches!(d, Difference::WrongSalt { .. }));
+    found(&facts, |d| matches!(d, Difference::WrongSequences { uid: None }));
+    let facts = lied(|receipt| {
+        if let Observed::Valid { measured: Some(measured), .. } = &mut judgement(receipt).seats[1].observed {
+            measured.own[0].sequence += 1;
+        }
+    });
+    found(&facts, |d| matches!(d, Difference::WrongSequences { uid: Some(Uid(1)) }));
+    let facts = lied(|receipt| judgement(receipt).common[2].sequence += 1);
+    found(&facts, |d| matches!(d, Difference::WrongSequences { uid: None }));
+    let facts = lied(|receipt| {
+        if let Observed::Valid { trained, .. } = &mut judgement(receipt).seats[1].observed {
+            *trained = 20;
+        }
+        conclude(receipt);
+    });
+    found(&facts, |d| matches!(d, Difference::WrongTrained { uid: Uid(1), said: 20, declared: 18 }));
+}
+
+#[test]
+fn whoever_chooses_whom_to_measure_is_found() {
+    let facts = lied(|receipt| judgement(receipt).order.swap(0, 1));
+    found(&facts, |d| matches!(d, Difference::WrongOrder { .. }));
+    // It left out the second of its list, and measured all others.
+    let facts = lied(|receipt| {
+        let second = judgement(receipt).order[1];
+        let seat = judgement(receipt).seats.iter_mut().find(|judged| judged.seat.uid == second).unwrap();
+        if let Observed::Valid { measured, .. } = &mut seat.observed {
+            *measured = None;
+        }
+        conclude(receipt);
+    });
+    let second = facts.receipt.judgement.as_ref().unwrap().order[1];
+    found(&facts, |d| matches!(d, Difference::PassedOver { uid } if *uid == second));
+    // One more than its list.
+    let facts = {
+        let mut facts = honest_with(3);
+        let all = honest();
+        let out = (0..8).map(Uid).find(|uid| !judgement(&mut facts.receipt).order.contains(uid)).unwrap();
+        let place = usize::from(out.0);
+        judgement(&mut facts.receipt).seats[place] = all.receipt.judgement.unwrap().seats[place].clone();
+        facts
+    };
+    found(&facts, |d| matches!(d, Difference::OutOfTurn { .. }));
+}
+
+#[test]
+fn a_break_in_the_chain_of_receipts_is_found() {
+    let facts = lied(|receipt| receipt.previous = None);
+    found(&facts, |d| matches!(d, Difference::OtherPrevious { said: None, .. }));
+    let facts = lied(|receipt| receipt.previous.as_mut().unwrap().window = Window(4));
+    found(&facts, |d| matches!(d, Difference::OtherPrevious { .. }));
+    let facts = lied(|receipt| receipt.before.judged = Some(Window(4)));
+    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: None, .. }));
+    let facts = lied(|receipt| {
+        receipt.before.seats.remove(2);
+    });
+    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: Some(Uid(2)), field: "seat", .. }));
+    // What the chain has forgotten it cannot contradict.
+    let mut facts = honest();
+    (facts.earlier, facts.kept_from) = (None, Window(6));
+    assert_eq!(audit(&facts), []);
+    // And what nobody has, nobody can compare: it is said.
+    facts.remembered = None;
+    assert_eq!(audit(&facts), []);
+    assert_eq!(unchecked(&facts).len(), 1);
+}
+
+#[test]
+fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
+    let mut facts = honest();
+    facts.alike.insert((Uid(1), digest(2)), 0.97);
+    found(&facts, |d| matches!(d, Difference::TwinPassedOver { uid: Uid(1), other: Uid(2), .. }));
+    facts.alike.insert((Uid(1), digest(2)), 0.1);
+    assert_eq!(audit(&facts), []);
+    let twin =
+        protocol::receipt::Twin { uid: Uid(2), window: NOW, digest: digest(2), alike: Exact::of(0.97) };
+    if let Observed::Valid { twin: said, .. } = &mut judgement(&mut facts.receipt).seats[1].observed {
+        *said = Some(twin);
+    }
+    found(&facts, |d| matches!(d, Difference::WrongTwin { uid: Uid(1), .. }));
+}
+
+#[test]
+fn a_seat_left_out_or_put_in_is_found() {
+    let facts = lied(|receipt| {
+        judgement(receipt).seats.remove(4);
+    });
+    found(&facts, |d| matches!(d, Difference::SeatLeftOut { uid: Uid(4) }));
+    let facts = lied(|receipt| {
+        let mut more = judgement(receipt).seats[8].clone();
+        more.seat.uid = Uid(50);
+        judgement(receipt).seats.push(more);
+    });
+    found(&facts, |d| matches!(d, Difference::SeatPutIn { uid: Uid(50) }));
+    let facts = lied(|receipt| judgement(receipt).seats[4].seat.registered_at = Block(77));
+    found(&facts, |d| matches!(d, Difference::OtherHolder { uid: Uid(4), .. }));
+}
+
+#[test]
+fn a_receipt_of_something_else_is_found() {
+    found(&lied(|receipt| receipt.window = Window(7)), |d| {
+        matches!(d, Difference::OtherSubject { what: "window", .. })
+    });
+    found(&lied(|receipt| receipt.validator.uid = Uid(91)), |d| {
+        matches!(d, Difference::OtherSubject { what: "seat", .. })
+    });
+    found(&lied(|receipt| receipt.base = digest(0)), |d| matches!(d, Difference::WrongBase { .. }));
+    let mut facts = honest();
+    facts.view.outcome = Some(Outcome::Void(protocol::view::VoidReason::NoAgreement));
+    found(&facts, |d| matches!(d, Difference::JudgedVoid));
+}
+
+#[test]
+fn what_cannot_be_had_is_said_and_held_against_nobody() {
+    let mut facts = honest();
+    (facts.measured, facts.merged, facts.remembered, facts.ballot) = (None, None, None, None);
+    facts.found.values_mut().for_each(|found| *found = Found::Gone);
+    assert_eq!(audit(&facts), []);
+    assert_eq!(unchecked(&facts).len(), 3);
+    assert!(unchecked(&facts).iter().all(|one| !one.what.is_empty() && !one.to_do.is_empty()));
+}
