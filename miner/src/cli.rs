@@ -2,6 +2,7 @@
 
 use crate::conduct::{Conduct, Honest};
 use crate::prepare::{self, Prepare};
+use crate::receipts::{self, Receipts};
 use crate::run::Miner;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
@@ -25,6 +26,7 @@ enum Command {
     Seat(Verb),
     /// Mine window after window, until Ctrl-C.
     Start(Start),
+    Receipts(Receipts),
     /// Prepare training data.
     #[command(subcommand)]
     Dataset(DatasetCommand),
@@ -70,6 +72,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Dataset(DatasetCommand::Prepare(prepare)) => {
             tokio::task::spawn_blocking(move || prepare::run(prepare)).await??;
             Ok(())
+        }
+        Command::Receipts(receipts) => {
+            program::on_paper(receipts.json, async |paper| receipts::act(receipts, paper).await).await
         }
         Command::Start(start) => self::start(start, |opened| Ok((opened, Box::new(Honest)))).await,
     }

@@ -6,6 +6,7 @@ pub mod conduct;
 pub mod outbox;
 pub mod prepare;
 pub mod publish;
+pub mod receipts;
 pub mod run;
 pub mod snapshot;
 pub mod spool;
