@@ -83,7 +83,7 @@ impl Reader {
         let fetch = self.fetches.fetch_add(1, Ordering::Relaxed);
         let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", &fetch.to_le_bytes()]);
         let drawn = u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]);
-        u64::from(drawn) * 1_000_000 >> 32 < u64::from(self.failures_ppm)
+        (u64::from(drawn) * 1_000_000) >> 32 < u64::from(self.failures_ppm)
     }
 }
 

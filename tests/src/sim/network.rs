@@ -820,7 +820,7 @@ impl<'a> Network<'a> {
             validator.standings = verdict.standings;
             if validator.honest && !recorded {
                 recorded = true;
-                self.published.judge(&world.params, &evidence);
+                self.published.judge(&evidence);
                 for report in &verdict.reports {
                     let Some(seat) = record.seats.get_mut(usize::from(report.seat.uid.0)) else { continue };
                     seat.observed = format!("{:?}", report.observed);

@@ -12,10 +12,7 @@
 use super::network::SeatRecord;
 use protocol::{RunParams, SeatId, Uid, Window};
 use std::collections::BTreeMap;
-use validator::gauntlet::{
-    Evidence, LossPair, Observed, Rating,
-    rating::{self},
-};
+use validator::gauntlet::{Evidence, LossPair, Observed, Rating, rating};
 
 /// What the average keeps of itself.
 const KEPT: f64 = 0.95;
@@ -23,7 +20,7 @@ const KEPT: f64 = 0.95;
 const FAULT: f64 = 0.75;
 /// Weights are proportional to this power of the score.
 const POWER: i32 = 2;
-/// Windows from the end of an epoch to its pay: the same as on the chain, where ballots are hidden for an epoch.
+/// Epochs from the end of one to its pay: as on the chain, where ballots are hidden for an epoch.
 const PAID_LATER_EPOCHS: usize = 1;
 
 /// What is remembered of the seats.
@@ -44,7 +41,7 @@ struct Standing {
 
 impl Judge {
     /// One window.
-    pub fn judge(&mut self, _params: &RunParams, evidence: &[Evidence]) {
+    pub fn judge(&mut self, evidence: &[Evidence]) {
         for seen in evidence {
             self.seats.entry(seen.seat).or_default();
         }
