@@ -450,8 +450,11 @@ impl<'a> Network<'a> {
         for validator in &self.validators {
             let found = match validator.state {
                 Some(_) => {
-                    let reveal_by = schedule.reveal_deadline(window);
-                    let looking = gather::gather(&validator.follower, &view, &seats, &heads, reveal_by);
+                    // Everything that comes in time is there: one look at each is enough.
+                    let (reveal_by, give_up) =
+                        (schedule.reveal_deadline(window), schedule.attest_deadline(window));
+                    let until = gather::Until { reveal_by, give_up };
+                    let looking = gather::gather(&validator.follower, &view, &seats, &heads, until);
                     self.waits.block_on(looking)
                 }
                 None => Gathered::default(),
