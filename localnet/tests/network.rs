@@ -62,6 +62,7 @@ async fn a_network_trains_pays_and_outlives_every_kind_of_trouble() {
     bad_bytes_and_a_store_that_refuses_cost_one_seat_only(&mut net).await;
     killed_validators(&mut net).await;
     killed_at_any_moment(&mut net).await;
+    everyone_can_see_what_was_paid_and_why(&mut net).await;
     pay_is_claimed(&mut net).await;
 
     assert!(net.observer.lineage_agreed(), "every node held the chain's model at every window");
@@ -248,6 +249,65 @@ async fn killed_at_any_moment(net: &mut Net) {
         .await;
         assert!(net.observer.lineage_agreed(), "after {name} was killed at block {offset} of its window");
     }
+}
+
+/// Every validator's receipt stands an audit, and a miner reads from them what it was paid for.
+async fn everyone_can_see_what_was_paid_and_why(net: &mut Net) {
+    let run = net.observer.run.id;
+    let validators: Vec<Uid> = net.observer.seats_of(Role::Validator).map(|seat| seat.id.uid).collect();
+    let from = last_fixed(&net.observer) + 1;
+    // A window that all of them judged and published; who is killed for want of time may miss one.
+    let window = loop {
+        let now = last_fixed(&net.observer);
+        assert!(now < from + 20, "validators do not publish{}", net.last_lines());
+        let mut complete = None;
+        for window in from..=now {
+            let view = net.chain.window(run, Window(window)).await.expect("our chain answers");
+            let view = view.expect("the window is kept");
+            let all = validators.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid));
+            // Its epoch is over and its weights are revealed, so that they are audited too.
+            let old = window + 4 <= now;
+            complete = complete
+                .or((all && old && view.outcome.is_some_and(|outcome| merged(&outcome))).then_some(window));
+        }
+        if let Some(window) = complete {
+            break window;
+        }
+        net.until("another window is fixed", |seen| now < last_fixed(seen)).await;
+    };
+    let settings = |name: &str| net.directory().join(name).join("settings.toml").display().to_string();
+    let (config, at) = (settings("validator-0"), window.to_string());
+    let audit = move || {
+        let verb = ["role", "validator", "audit", "--json", "--window", &at, "--config", &config];
+        support::localnet(verb)
+    };
+    let ended = tokio::task::spawn_blocking(audit).await.expect("it ends");
+    let report: serde_json::Value = serde_json::from_str(&ended.out).expect("one JSON object");
+    let audited = report["result"]["validators"].as_array().expect("a list").clone();
+    assert_eq!(audited.len(), validators.len(), "{}", ended.all());
+    for one in &audited {
+        assert_eq!(one["differences"], serde_json::json!([]), "{}", ended.all());
+        assert_eq!(one["audited"], true, "{}", ended.all());
+    }
+    let measured_again =
+        |one: &serde_json::Value| one["checks"]["losses"].as_u64().is_some_and(|seats| 0 < seats);
+    assert!(audited.iter().any(measured_again), "{}", ended.all());
+    assert!(audited.iter().any(|one| one["checks"]["merge"] == true), "{}", ended.all());
+    assert!(audited.iter().any(|one| one["checks"]["ballot"] == true), "{}", ended.all());
+
+    let (config, at) = (settings("miner-0"), window.to_string());
+    let receipts = move || {
+        let verb = ["role", "miner", "receipts", "--json", "--window", &at, "--config", &config];
+        support::localnet(verb)
+    };
+    let ended = tokio::task::spawn_blocking(receipts).await.expect("it ends");
+    assert!(ended.success, "{}", ended.all());
+    let report: serde_json::Value = serde_json::from_str(&ended.out).expect("one JSON object");
+    let account = &report["result"]["windows"][0];
+    assert!(account["pay"]["amount"].is_string(), "{}", ended.all());
+    let said = account["validators"].as_array().expect("a list");
+    let judged = said.iter().filter(|one| one["judged"]["result"]["score"].is_number()).count();
+    assert!(0 < judged, "{}", ended.all());
 }
 
 async fn pay_is_claimed(net: &mut Net) {
