@@ -3,12 +3,15 @@
 # Says on its last line why not, if it cannot be. An engine that it starts is told in $1, a file for its process id.
 
 set -uo pipefail
-readonly BASE=debian:bookworm-slim
+BASE=$(sed -n 's/^FROM \(debian:[^ ]*\)$/\1/p' "$(dirname "$0")/../localnet/Dockerfile" | tail -n 1)
+readonly BASE
 
 why_not() {
     echo "$1"
     exit 1
 }
+
+[[ -n $BASE ]] || why_not "localnet/Dockerfile names no base image"
 
 if ! command -v docker >/dev/null || ! { docker compose version || command -v docker-compose; } >/dev/null 2>&1; then
     [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || why_not "docker and compose are not installed"
@@ -37,7 +40,7 @@ fi
 docker image inspect "$BASE" >/dev/null 2>&1 && exit
 timeout 120 docker pull --quiet "$BASE" >/dev/null 2>&1 && exit
 
-# No registry can be reached: the same from the distribution's packages.
+# No registry can be reached: a stand-in under its name, from the distribution's packages as they are today.
 [[ $(id -u) == 0 ]] || why_not "the image $BASE cannot be pulled"
 if ! command -v debootstrap >/dev/null; then
     command -v apt-get >/dev/null && apt-get update -q >/dev/null &&
