@@ -48,9 +48,10 @@ if ! command -v debootstrap >/dev/null; then
         why_not "the image $BASE cannot be pulled, and debootstrap cannot be installed"
 fi
 root=$(mktemp -d)
-trap 'rm -rf "$root"' EXIT
+log=$(mktemp)
+trap 'rm -rf "$root" "$log"' EXIT
 mirror=$(awk '/^URIs/ { print $2; exit }' /etc/apt/sources.list.d/debian.sources 2>/dev/null)
-debootstrap --variant=minbase --include=ca-certificates bookworm "$root" ${mirror:+"$mirror"} >/dev/null 2>&1 ||
-    why_not "the image $BASE can be neither pulled nor made from packages"
+debootstrap --variant=minbase --include=ca-certificates bookworm "$root" ${mirror:+"$mirror"} >"$log" 2>&1 ||
+    why_not "the image $BASE can be neither pulled nor made from packages: $(tail -n 1 "$log")"
 tar -C "$root" --exclude='var/cache/apt/archives/*.deb' --exclude='var/lib/apt/lists/*_*' -c . |
     docker import --change 'CMD ["bash"]' - "$BASE" >/dev/null || why_not "the image $BASE could not be imported"
