@@ -251,6 +251,8 @@ pub struct SeatStatus {
     /// What others have put behind a validator; it counts as its stake.
     pub nominated: u128,
     pub commission: Permille,
+    /// A higher commission that waits, and the window from which it holds.
+    pub commission_raise: Option<(Permille, Window)>,
     pub standing: Standing,
     /// Pay of the last epochs, fading: the seat with the least is replaced first.
     pub recent_pay: u128,

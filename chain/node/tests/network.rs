@@ -237,7 +237,7 @@ fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> Strin
         frame_system::CheckTxVersion::new(),
         frame_system::CheckGenesis::new(),
         frame_system::CheckEra::from(Era::Immortal),
-        frame_system::CheckNonce::from(node.nonce().expect("the node answers") as u32),
+        frame_system::CheckNonce::from(node.nonce().expect("the node answers") as u32).into(),
         frame_system::CheckWeight::new(),
         pallet_transaction_payment::ChargeTransactionPayment::from(0).into(),
         frame_system::WeightReclaim::new(),

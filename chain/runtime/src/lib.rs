@@ -34,6 +34,7 @@ pub use frame::runtime::types_common::AccountId;
 pub mod authorities;
 pub mod mettle_api;
 pub mod migrations;
+pub mod precedence;
 pub mod presets;
 pub mod proxies;
 #[cfg(test)]
@@ -88,7 +89,8 @@ pub type TxExtension = (
     frame_system::CheckTxVersion<Runtime>,
     frame_system::CheckGenesis<Runtime>,
     frame_system::CheckEra<Runtime>,
-    frame_system::CheckNonce<Runtime>,
+    // A client sees `CheckNonce`.
+    precedence::ProtocolFirst,
     frame_system::CheckWeight<Runtime>,
     // A client sees the fee's extension alone: this one only asks the call whether it is owed.
     pallet_skip_feeless_payment::SkipCheckIfFeeless<

@@ -7,10 +7,11 @@ use frame::{
         frame_support::{
             dispatch::GetDispatchInfo,
             inherent::{InherentData, InherentIdentifier},
+            storage::with_transaction_unchecked,
         },
         sp_genesis_builder,
         sp_runtime::{
-            Digest as HeaderDigest, DigestItem, DispatchError, ModuleError,
+            Digest as HeaderDigest, DigestItem, DispatchError, ModuleError, TransactionOutcome,
             generic::{Era, SignedPayload},
             traits::Header as _,
             transaction_validity::{InvalidTransaction, TransactionValidityError},
@@ -19,6 +20,7 @@ use frame::{
     testing_prelude::{BuildStorage, TestState, assert_ok},
 };
 use mettle_api::runtime_decl_for_mettle_api::MettleApi;
+use pallet_registry::Seats;
 use protocol::{
     Block as Height, Digest, Role, RunParams, Schedule, Terms,
     consensus::ONE,
@@ -125,6 +127,16 @@ impl Chain {
 
     /// The transaction as a stock client signs it: over call, extensions and what they imply.
     fn sign(&mut self, signer: &dyn Signer, call: impl Into<RuntimeCall>, nonce: u32) -> UncheckedExtrinsic {
+        self.sign_with_tip(signer, call, nonce, 0)
+    }
+
+    fn sign_with_tip(
+        &mut self,
+        signer: &dyn Signer,
+        call: impl Into<RuntimeCall>,
+        nonce: u32,
+        tip: Balance,
+    ) -> UncheckedExtrinsic {
         self.state.execute_with(|| {
             let extension: TxExtension = (
                 frame_system::AuthorizeCall::new(),
@@ -133,9 +145,9 @@ impl Chain {
                 frame_system::CheckTxVersion::new(),
                 frame_system::CheckGenesis::new(),
                 frame_system::CheckEra::from(Era::Immortal),
-                frame_system::CheckNonce::from(nonce),
+                frame_system::CheckNonce::from(nonce).into(),
                 frame_system::CheckWeight::new(),
-                pallet_transaction_payment::ChargeTransactionPayment::from(0).into(),
+                pallet_transaction_payment::ChargeTransactionPayment::from(tip).into(),
                 frame_system::WeightReclaim::new(),
             );
             let payload = SignedPayload::new(call.into(), extension).unwrap();
@@ -150,7 +162,12 @@ impl Chain {
     fn validate(&mut self, transaction: UncheckedExtrinsic) -> TransactionValidity {
         let at = self.head.hash();
         self.state.execute_with(|| {
-            RuntimeExecutive::validate_transaction(TransactionSource::External, transaction, at)
+            // A pool asks over a state that it throws away.
+            with_transaction_unchecked(|| {
+                let source = TransactionSource::External;
+                let valid = RuntimeExecutive::validate_transaction(source, transaction, at);
+                TransactionOutcome::Rollback(valid)
+            })
         })
     }
 
@@ -438,6 +455,117 @@ fn a_refusal_names_its_pallet_and_error() {
         panic!("{refused:?}");
     };
     assert_eq!((*index, *message), (11, Some("NotStarted")));
+}
+
+/// Tips could fill every block of a window for less than a seat earns by it.
+#[test]
+fn no_tip_outbids_what_a_seat_has_to_say_and_no_seat_floods_by_that() {
+    let mut chain = with_run();
+    chain.go_to(params().schedule.start.0);
+    let commit = |byte| pallet_windows::Call::commit { run: RUN, window: Window(0), digest: digest(byte) };
+    let miner = HOTKEYS[0];
+    let first = chain.sign(&miner, commit(1), 0);
+    assert_eq!(chain.validate(first).unwrap().priority, u64::MAX);
+    // Of what an account has waiting only the next one goes first.
+    let second = chain.sign(&miner, commit(2), 1);
+    assert_eq!(chain.validate(second).unwrap().priority, 0);
+
+    let dest = MultiAddress::Id(OWNER.to_account_id());
+    let transfer = pallet_balances::Call::transfer_keep_alive { dest, value: UNIT };
+    let rich = chain.sign_with_tip(&COLDKEY, transfer, 5, 1000 * UNIT);
+    let offered = chain.validate(rich).unwrap().priority;
+    assert!(0 < offered && offered < u64::MAX, "{offered}");
+
+    // What a seat has no longer free does not go first, and what would fail neither.
+    let free = u32::from(pallet_windows::FREE_COMMITMENTS);
+    let commits = (0..free).map(|nonce| chain.sign(&miner, commit(nonce as u8), nonce)).collect();
+    for result in chain.block(commits) {
+        assert_ok!(result);
+    }
+    let too_many = chain.sign(&miner, commit(9), free);
+    assert!(chain.validate(too_many).unwrap().priority < offered);
+    let stranger = chain.sign(&COLDKEY, commit(9), 5);
+    assert!(chain.validate(stranger).unwrap().priority < offered);
+}
+
+#[test]
+fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers() {
+    let mut chain = with_run();
+    let nominate = pallet_nomination::Call::nominate { run: RUN, uid: Uid(4), amount: 100 * UNIT };
+    chain.all_accepted(vec![(&OWNER, nominate.into())]);
+    let weights = vec![(Uid(0), 65535), (Uid(1), 65535)];
+    let salt = [3; 32];
+    play(&mut chain, 0);
+    let sealed = HOTKEYS[2..].iter().map(|hotkey| {
+        let hash = reveal::commitment(&weights, &salt, &Hotkey(hotkey.to_raw_public()));
+        (hotkey as &dyn Signer, pallet_weights::Call::commit { run: RUN, epoch: 0, hash }.into())
+    });
+    chain.all_accepted(sealed.collect());
+    chain.go_to(params().schedule.opens_at(Window(1)).0);
+    let leave = |uid| -> RuntimeCall { pallet_registry::Call::leave { run: RUN, uid: Uid(uid) }.into() };
+    chain.all_accepted(vec![(&COLDKEY, leave(0))]);
+    // The miner is gone as window 2 opens, the validator, which has revealed by then, as window 3 does and the epoch closes.
+    chain.go_to(params().schedule.opens_at(Window(2)).0);
+    let old = chain.read(|| <Registry as Seats<AccountId>>::seat(RUN, Uid(4)).unwrap().id(Uid(4)));
+    chain.all_accepted(by_validators(|| {
+        let weights = weights.clone().try_into().unwrap();
+        pallet_weights::Call::reveal { run: RUN, epoch: 0, weights, salt }.into()
+    }));
+    chain.all_accepted(vec![(&COLDKEY, leave(4))]);
+    chain.go_to(params().schedule.opens_at(Window(3)).0);
+
+    chain.read(|| {
+        let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
+        assert_eq!(seats, [1, 2, 3]);
+        // Half of the miners' part; by stake half of the validators', of which half is the nominator's.
+        let former = Rewards::former_claimable(RUN, &COLDKEY.to_account_id());
+        let expected = 250 * UNIT + 400 * UNIT / 2 / 2;
+        assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");
+        assert_eq!(Runtime::weights(RUN), [(Uid(1), 65535)]);
+
+        let behind = Nomination::nominations_of(RUN, &OWNER.to_account_id());
+        assert_eq!(behind[0].unbonding[0].amount, 100 * UNIT);
+        let issuance = Balances::total_issuance();
+        let slashed = <Registry as Seats<AccountId>>::slash(RUN, old, Permille(100), None);
+        // A tenth of 100 of its own and of 100 behind it.
+        assert_eq!((slashed, issuance - Balances::total_issuance()), (20 * UNIT, 20 * UNIT));
+        let behind = Nomination::nominations_of(RUN, &OWNER.to_account_id());
+        assert_eq!(behind[0].unbonding[0].amount, 90 * UNIT);
+        check_invariants();
+    });
+}
+
+#[test]
+fn every_pallet_s_storage_is_of_the_version_that_its_code_says() {
+    use frame::{
+        deps::frame_support::traits::{GetStorageVersion, PalletInfoAccess, StorageVersion},
+        traits::OnRuntimeUpgrade as _,
+    };
+    fn versions<P: GetStorageVersion<InCodeStorageVersion = StorageVersion> + PalletInfoAccess>() {
+        assert_eq!(P::on_chain_storage_version(), P::in_code_storage_version(), "{}", P::name());
+    }
+    fn all() {
+        versions::<Registry>();
+        versions::<Windows>();
+        versions::<Weights>();
+        versions::<Rewards>();
+        versions::<Nomination>();
+        versions::<Authorities>();
+    }
+    let mut chain = Chain::new();
+    chain.read(all);
+    // A chain of the first layout comes to the same.
+    chain.read(|| {
+        let first = StorageVersion::new(0);
+        first.put::<Registry>();
+        first.put::<Windows>();
+        first.put::<Weights>();
+        first.put::<Rewards>();
+        first.put::<Nomination>();
+        migrations::All::on_runtime_upgrade();
+        all();
+        check_invariants();
+    });
 }
 
 #[test]

@@ -79,6 +79,7 @@ fn status_of(run: RunId, uid: Uid, seat: Seat<AccountId>) -> SeatStatus {
         pays_into_stake: Rewards::pays_into_stake(run, uid),
         nominated: Nomination::behind(run, uid),
         commission: Nomination::commission(run, uid),
+        commission_raise: Nomination::commission_raise(run, uid),
         standing: Weights::standing(run, uid),
         recent_pay: Rewards::recent_pay(run, uid),
         last_attested: Windows::presence(run, uid).and_then(|presence| presence.last_attested),

@@ -118,6 +118,7 @@ pub mod pallet {
         view::{NominationView, UnbondingView},
     };
 
+    /// The first layout; a chain from before there was this pallet says 0, and has nothing of it.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]
@@ -440,6 +441,12 @@ pub mod pallet {
         pub fn commission(run: RunId, uid: Uid) -> Permille {
             let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
             Commissions::<T>::get(run, uid).at(now)
+        }
+
+        /// A higher commission of a seat that waits, and the window from which it holds.
+        pub fn commission_raise(run: RunId, uid: Uid) -> Option<(Permille, Window)> {
+            let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+            Commissions::<T>::get(run, uid).raise.filter(|(_, from)| now < *from)
         }
 
         /// Everything that an account has behind seats of a run, in uid order. What was behind a former holder is all on

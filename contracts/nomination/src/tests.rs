@@ -381,9 +381,12 @@ fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
         assert_ok!(nominate(ONE, 100));
         window(3 + UNBONDING);
         assert_eq!(Nomination::commission(RUN, UID), Permille(0));
+        let waits = Some((Permille(200), Window(4 + UNBONDING)));
+        assert_eq!(Nomination::commission_raise(RUN, UID), waits);
         assert_eq!(pay(0, 100), 100);
         window(4 + UNBONDING);
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
+        assert_eq!(Nomination::commission_raise(RUN, UID), None);
         assert_eq!(pay(0, 100), 80);
         // A further raise waits anew; lower than now holds at once, and calls off what waited.
         assert_ok!(set_commission(300));

@@ -23,6 +23,7 @@ use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
 mod benchmarking;
+pub mod migrations;
 mod split;
 #[cfg(test)]
 mod tests;
@@ -141,6 +142,7 @@ pub mod pallet {
         view::{BooksView, Payslip},
     };
 
+    /// 0 was the first layout; [`crate::migrations`] leads from there to this one.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]

@@ -85,6 +85,7 @@ pub mod pallet {
         weights::is_canonical,
     };
 
+    /// 0 was the first layout, in which ballots were open from the start: what it stored reads the same in this one.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]

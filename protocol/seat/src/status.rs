@@ -212,6 +212,10 @@ impl Standings {
             ),
             Role::Miner => writeln!(text),
         };
+        if let Some((commission, from)) = self.seat.commission_raise {
+            let when = self.pace.until(from);
+            let _ = writeln!(text, "          the commission rises to {} in {when}", percent(commission));
+        }
         for chunk in self.unbonding() {
             let when = self.pace.until(chunk.until);
             let _ = writeln!(text, "          {} taken out, free in {when}", Amount(chunk.amount));
@@ -359,13 +363,17 @@ impl Standings {
             PendingChange::Leaves => json!("leaves"),
             PendingChange::Replaced => json!("replaced"),
         });
+        let raise = self
+            .seat
+            .commission_raise
+            .map(|(commission, from)| json!({ "commission": commission.0, "from": from }));
         json!({
             "run": run_json(&self.run, &self.pace),
             "seat": {
                 "uid": seat.id.uid, "registered_at": seat.id.registered_at, "role": seat.role.to_string(),
                 "hotkey": address(&seat.hotkey.0), "coldkey": address(&seat.coldkey), "endpoint": seat.endpoint,
                 "stake": units(Amount(seat.stake)), "nominated": units(Amount(self.seat.nominated)),
-                "commission": self.seat.commission.0, "claimable": units(Amount(seat.claimable)),
+                "commission": self.seat.commission.0, "commission_raise": raise, "claimable": units(Amount(seat.claimable)),
                 "earned": units(Amount(seat.earned)), "recent_pay": units(Amount(self.seat.recent_pay)),
                 "pays_into_stake": self.seat.pays_into_stake, "immune_until": self.seat.immune_until,
                 "pending": pending, "last_attested": self.seat.last_attested, "standing": standing_json(standing),
@@ -440,6 +448,7 @@ mod tests {
             pays_into_stake: false,
             nominated: Amount::mtl(6).0,
             commission: Permille(125),
+            commission_raise: (role == Role::Validator).then_some((Permille(200), Window(9))),
             standing,
             recent_pay: Amount::mtl(3).0,
             last_attested: Some(Window(2)),
@@ -475,6 +484,7 @@ mod tests {
             "run 1: window 3, commit, epoch 0, block 165",
             "uid 4, validator, since block 90; 1 of 4 validators' seats are taken (recent pay 3 MTL)",
             "10 MTL, and 6 MTL nominated behind it, at a commission of 12.5 %",
+            "the commission rises to 20 % in window 9, in about 11 min 30 s",
             "5 MTL taken out, free in window 9, in about 11 min 30 s",
             "100.00 % of its weights stand; 33.33 % of what validators are paid",
             "2 MTL can be claimed, into its coldkey",

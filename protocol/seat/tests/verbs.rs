@@ -1,15 +1,16 @@
 //! The verbs as people type them, against a real chain: what is shown is what is signed, and what is signed is done.
 
 use chain_client::{
-    Amount, Chain as _, Expectations, SubxtChain,
+    Amount, Call, Chain as _, Expectations, SubxtChain,
     account::{self, RunWish},
     keys::{Key, address},
 };
 use clap::Parser;
 use embedded_chain::{Config, EmbeddedChain, Sealing};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, keys,
     params::Permille,
+    reveal,
     view::{PendingChange, SeatStatus},
 };
 use seat::{
@@ -20,6 +21,10 @@ use seat::{
     verbs,
 };
 use serde_json::Value;
+use store::{
+    Credentials, S3Settings, S3Store, Store as _,
+    server::{BucketConfig, S3Server, ServerConfig},
+};
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -196,6 +201,34 @@ impl Net {
             self.chain.seal_now().await.unwrap();
         }
         self.abreast().await;
+    }
+
+    /// Makes blocks up to this offset of a window, which is not reached yet.
+    async fn go_to(&self, window: u32, offset: u32) {
+        let block = Block(self.schedule.opens_at(Window(window)).0 + offset);
+        assert!(self.chain.best().number <= block.0, "block {} is past", block.0);
+        while self.chain.best().number < block.0 {
+            self.chain.seal_now().await.unwrap();
+        }
+        self.abreast().await;
+    }
+
+    /// One epoch as its one validator, which is to be paid, sees it: it attests, and finds the one miner worth everything.
+    /// Ends as the epoch is paid.
+    async fn play_epoch(&self, validator: &str, miner: Uid) {
+        let key = dev(validator);
+        let hotkey = key.hotkey();
+        let chain = SubxtChain::connect(&self.chain.url(), Some(key), Expectations::default()).await.unwrap();
+        let (run, salt, weights) = (self.run, [5; 32], vec![(miner, u16::MAX)]);
+        self.go_to(0, self.schedule.commit_by + 1).await;
+        let attest =
+            Call::Attest { run, window: Window(0), verdicts: Vec::new(), next_salt: Digest::of(b"salt") };
+        chain.submit(attest).await.unwrap();
+        let hash = reveal::commitment(&weights, &salt, &hotkey);
+        chain.submit(Call::CommitWeights { run, epoch: 0, hash }).await.unwrap();
+        self.go_to(4, 1).await;
+        chain.submit(Call::RevealWeights { run, epoch: 0, weights, salt }).await.unwrap();
+        self.go_to(6, 2).await;
     }
 
     /// Waits until Alice's client has heard of all that is final.
@@ -436,8 +469,14 @@ async fn money_is_put_behind_a_validator_and_comes_back() {
 
     let raised = format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 12.5%");
     net.validator(&raised).await.well().says("takes effect after 1 window").says("will be 12.5 %");
+    let status = net.validator("status --key //Bob//hot").await;
+    status.well().says("at a commission of 0 %").says("the commission rises to 12.5 % in window");
+    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    assert_eq!(status["result"]["seat"]["commission_raise"]["commission"], 125);
     net.windows_later(3).await;
     assert_eq!(net.seat("//Bob//hot").await.commission, Permille(125));
+    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    assert_eq!(status["result"]["seat"]["commission_raise"], Value::Null);
     net.chain.shutdown().await;
 }
 
@@ -551,6 +590,137 @@ async fn pay_goes_where_its_seat_says_and_nothing_is_signed_where_there_is_none(
     let status = net.miner("status --json --key //Bob//hot").await.well().json();
     assert_eq!(status["result"]["seat"]["stake"], STAKE.0.to_string());
     assert_eq!(status["result"]["payslips"], serde_json::json!([]));
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
+    let net = Net::new().await;
+    net.validator("run fund --yes --key //Charlie --amount 100").await.well();
+    let miner = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let validator = net.registered(Role::Validator, "//Dave", "//Dave//hot").await;
+    net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.well();
+    net.play_epoch("//Dave//hot", miner).await;
+
+    let books = net.alice.status(net.run).await.unwrap().books;
+    let terms = net.alice.run(net.run).await.unwrap().terms;
+    let part = |share: Permille| Amount(terms.emission_per_epoch / 1000 * u128::from(share.0));
+    assert_eq!(books.burnt, part(terms.shares.burn).0);
+    net.miner("status --key //Bob//hot").await.well().says("epoch 0: ").says("of the miners' part of 1 MTL");
+    net.validator("status --key //Dave//hot").await.well().says("to its nominators");
+
+    // The hotkey signs, without a fee; the coldkey has the pay, whole.
+    let (before, hot) = (net.free("//Bob").await, net.free("//Bob//hot").await);
+    let claimed = net.miner("claim --yes --key //Bob//hot").await;
+    claimed.well().says(&format!("{} went to {}", part(terms.shares.miners), dev("//Bob").address()));
+    assert_eq!(net.free("//Bob").await, before.saturating_add(part(terms.shares.miners)));
+    assert_eq!(net.free("//Bob//hot").await, hot, "no fee was paid");
+    net.miner("claim --yes --key //Bob//hot").await.well().says("nothing to claim");
+
+    // Its nominator has as much behind the validator as the validator itself.
+    let half = Amount(part(terms.shares.validators).0 / 2);
+    let nominator = net.free("//Eve").await;
+    let line = format!("nominations claim --yes --json --key //Eve --uid {validator}");
+    let claimed = net.validator(&line).await.well().json();
+    let fee = Amount::mtl(1).0 / 100;
+    let got = net.free("//Eve").await.0 - nominator.0;
+    assert!(half.0 - fee < got && got < half.0, "{} of {half}: {claimed}", Amount(got));
+
+    // A seat that is given up leaves its pay to its coldkey.
+    net.validator("unstake --all --yes --coldkey //Dave --key //Dave//hot").await.well();
+    net.windows_later(1).await;
+    let before = net.free("//Dave").await;
+    net.validator("claim --former --yes --coldkey //Dave").await.well().says(&format!("{half} went to"));
+    let got = net.free("//Dave").await.0 - before.0;
+    assert!(half.0 - fee < got && got < half.0, "{}", Amount(got));
+
+    let owner = part(terms.shares.owner);
+    let before = net.free("//Alice").await;
+    net.validator("run claim --yes --key //Alice").await.well();
+    let after = net.free("//Alice").await.saturating_add(Amount(fee));
+    assert!(before.saturating_add(owner) < after || owner == Amount::ZERO);
+    let books = net.alice.status(net.run).await.unwrap().books;
+    assert_eq!((books.claimable, books.funded), (0, books.treasury + books.paid + books.burnt));
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears_of_it() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    let text = path("text");
+    std::fs::create_dir(&text).unwrap();
+    for document in 0..40 {
+        let lines = (0..40).map(|line| format!("{document} times {line} is {}.\n", document * line));
+        std::fs::write(text.join(format!("{document}.txt")), lines.collect::<String>()).unwrap();
+    }
+    let options = dataset::PrepareOptions {
+        tokenizer: dataset::TokenizerChoice::Train { vocab: 400 },
+        seq_len: 16,
+        shard_bytes: 20_000,
+        held_out_sequences_min: 50,
+        ..dataset::PrepareOptions::new(
+            dataset::Source::directory(text),
+            dataset::Place::Directory(path("data")),
+        )
+    };
+    tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
+    let server = S3Server::start(ServerConfig::in_memory(vec![BucketConfig::new("origin", "key", "secret")]));
+    let server = server.await.unwrap();
+    let settings = format!(
+        "[store]\nendpoint = \"{}\"\nbucket = \"origin\"\naccess_key = \"key\"\nsecret_key = \"secret\"\n",
+        server.endpoint()
+    );
+    std::fs::write(path("settings.toml"), settings).unwrap();
+    let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
+        "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
+    std::fs::write(path("model.json"), model).unwrap();
+    std::fs::write(path("terms.json"), r#"{ "miner_seats_max": 12 }"#).unwrap();
+    let line = |model: &str| {
+        format!(
+            "run create --key //Bob --config {} --dataset {} --name tiny --terms {} --model {model} --origin {}/origin --fund 7",
+            path("settings.toml").display(),
+            path("data").display(),
+            path("terms.json").display(),
+            server.endpoint()
+        )
+    };
+    let good = line(&path("model.json").display().to_string());
+
+    // What cannot be is refused before anybody is asked.
+    net.validator(&line("117k")).await.ends_with_code(1).says("vocabulary");
+    net.validator(&line("huge")).await.ends_with_code(1);
+    let held = |net: &Net| {
+        let alice = net.alice.clone();
+        async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
+    };
+    let asked = net.validator(&good).await;
+    asked.ends_with_code(sign::EXIT_NOT_SIGNED).says("Registry.create_run").says("Rewards.fund");
+    let dry = net.validator(&format!("{good} --dry-run")).await;
+    dry.well().says("first, specification, dataset and first weights are published in the bucket origin");
+    dry.says("a deposit is held").says("20 blocks later").says("7 MTL go into").says("fee: about");
+    assert_eq!((net.alice.runs().await.unwrap().len(), held(&net).await), (1, Amount::ZERO));
+
+    let created = net.validator(&format!("{good} --json --yes")).await.well().json();
+    let calls: Vec<&str> = created["preview"]["calls"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|call| call["call"].as_str())
+        .collect();
+    assert_eq!(calls, ["Registry.create_run", "Rewards.fund"]);
+    assert_eq!(created["preview"]["signer"], dev("//Bob").address());
+    let id = RunId(created["result"]["run"].as_u64().unwrap() as u32);
+    let run = net.alice.run(id).await.unwrap();
+    assert_eq!((run.owner, run.terms.miner_seats_max), (dev("//Bob").account(), 12));
+    assert_eq!((run.treasury, held(&net).await), (Amount::mtl(7).0, Amount::mtl(10)));
+    assert_eq!(created["result"]["start"], run.params.schedule.start.0);
+    let credentials = Credentials { access_key: "key".into(), secret_key: "secret".into() };
+    let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "origin", credentials)).unwrap();
+    let spec = bucket.get(&keys::spec(&run.spec), 1 << 20).await.unwrap();
+    assert_eq!(Digest::of(&spec), run.spec);
+    assert!(0 < bucket.head(&keys::manifest(&run.manifest)).await.unwrap());
     net.chain.shutdown().await;
 }
 

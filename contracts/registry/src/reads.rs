@@ -1,0 +1,83 @@
+//! What the runtime API reads.
+
+use crate::{pallet::*, permits::free_uid, *};
+use frame::prelude::Get;
+
+impl<T: Config> Pallet<T> {
+    /// The runs, in the order of their ids.
+    pub fn run_ids() -> Vec<RunId> {
+        (0..RunCount::<T>::get()).map(RunId).collect()
+    }
+
+    /// The uid that the next seat gets if its role has a free one; `None` if all of the run are taken.
+    pub fn next_uid(run: RunId) -> Option<Uid> {
+        free_uid(&Rosters::<T>::get(run), T::MaxSeats::get())
+    }
+
+    /// Seats of `role` that are taken, and how many there may be. More may be taken, where the terms once allowed it.
+    pub fn taken(run: RunId, role: Role) -> (u16, u16) {
+        let roster = Rosters::<T>::get(run);
+        let taken = roster.iter().flatten().filter(|entry| entry.role == role).count();
+        let seats_max = Runs::<T>::get(run).map_or(0, |details| details.terms.seats_max(role));
+        (u16::try_from(taken).unwrap_or(u16::MAX), seats_max)
+    }
+
+    /// What a seat of `role` costs now; zero in a run that does not exist.
+    pub fn price(run: RunId, role: Role) -> Balance {
+        Runs::<T>::get(run).map_or(0, |details| {
+            let now = Self::window_now(&details).unwrap_or_default();
+            Prices::<T>::get(run, role).in_window(now, &details.terms)
+        })
+    }
+
+    /// Terms that wait for an epoch to begin.
+    pub fn pending_terms(run: RunId) -> Option<Terms> {
+        WaitingOf::<T>::get(run).terms
+    }
+
+    /// Whether the owner has stopped the run, or has asked to; not if the owner has asked that it go on.
+    pub fn is_stopped(run: RunId) -> bool {
+        let stopped = Runs::<T>::get(run).is_some_and(|details| details.stopped);
+        WaitingOf::<T>::get(run).stopped.unwrap_or(stopped)
+    }
+
+    /// What the next opening brings for a seat.
+    pub fn pending_change(run: RunId, uid: Uid) -> Option<view::PendingChange>
+    where
+        T::AccountId: Into<[u8; 32]>,
+    {
+        let change = Changes::<T>::get(run).into_iter().find(|(seat, _)| *seat == uid)?.1;
+        Some(match change {
+            Change::Rotates(hotkey) => view::PendingChange::Rotates(protocol::Hotkey(hotkey.into())),
+            Change::Leaves => view::PendingChange::Leaves,
+            Change::Replaced(_) => view::PendingChange::Replaced,
+        })
+    }
+
+    /// The first window in which the seat can be replaced; `None` if there is no such seat.
+    pub fn immune_until(run: RunId, uid: Uid) -> Option<Window> {
+        let immunity = Runs::<T>::get(run)?.terms.immunity_windows;
+        Some(Window(SeatsOf::<T>::get(run, uid)?.since.0.saturating_add(immunity)))
+    }
+
+    /// What an account has taken out of its seats and not withdrawn, the soonest first.
+    pub fn unbonding(run: RunId, account: &T::AccountId) -> Vec<view::UnbondingView> {
+        let mut views: Vec<view::UnbondingView> = Unbonding::<T>::iter_prefix((run, account))
+            .flat_map(|(seat, chunks)| {
+                chunks.into_iter().map(move |chunk| view::UnbondingView {
+                    uid: seat.uid,
+                    amount: chunk.amount,
+                    until: chunk.until,
+                })
+            })
+            .collect();
+        views.sort_unstable_by_key(|view| (view.until, view.uid, view.amount));
+        views
+    }
+
+    /// The seats whose coldkey is `account`, in uid order.
+    pub fn seats_of_coldkey(run: RunId, account: &T::AccountId) -> Vec<Uid> {
+        let seats = <Self as Seats<T::AccountId>>::seats(run).into_iter();
+        seats.filter(|(_, seat)| seat.coldkey == *account).map(|(uid, _)| uid).collect()
+    }
+}

@@ -1,0 +1,136 @@
+//! What other pallets ask about runs and seats, and what they have done to them.
+
+use crate::{pallet::*, rules::part, *};
+use frame::prelude::{fungible::MutateHold as _, *};
+
+impl<T: Config> Seats<T::AccountId> for Pallet<T> {
+    fn run(run: RunId) -> Option<Run<T::AccountId>> {
+        Runs::<T>::get(run)
+    }
+
+    fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
+        let details = Runs::<T>::get(run)?;
+        match FormerTerms::<T>::get(run) {
+            Some((since, former)) if epoch < since => Some(former),
+            _ => Some(details.terms),
+        }
+    }
+
+    fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
+        let uid = Hotkeys::<T>::get(run, hotkey)?;
+        Some((uid, SeatsOf::<T>::get(run, uid)?.role))
+    }
+
+    fn seat(run: RunId, uid: Uid) -> Option<Seat<T::AccountId>> {
+        SeatsOf::<T>::get(run, uid)
+    }
+
+    fn roster(run: RunId) -> Vec<(Uid, Entry)> {
+        let roster = Rosters::<T>::get(run).into_iter().zip(0u32..);
+        roster.filter_map(|(taken, index)| Some((Uid(u16::try_from(index).ok()?), taken?))).collect()
+    }
+
+    fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
+        let roster = <Self as Seats<T::AccountId>>::roster(run).into_iter();
+        roster.filter_map(|(uid, _)| Some((uid, SeatsOf::<T>::get(run, uid)?))).collect()
+    }
+
+    fn window_opens(run: RunId, window: Window) -> Weight {
+        let Some(mut details) = Runs::<T>::get(run) else {
+            return T::DbWeight::get().reads(1);
+        };
+        let changes = Changes::<T>::take(run);
+        let mut weight = T::WeightInfo::window_opens(changes.len() as u32);
+        if !changes.is_empty() {
+            // Before any new terms: whoever leaves, leaves by those that stood when they said so.
+            weight.saturating_accrue(Self::apply(run, window, &details, changes));
+        }
+
+        let mut waiting = WaitingOf::<T>::get(run);
+        let before = waiting;
+        if let Some(stopped) = waiting.stopped.take() {
+            details.stopped = stopped;
+            Self::deposit_event(Event::Stopped { run, window, stopped });
+        }
+        let epoch_windows = details.params.epoch_windows;
+        if window.0.is_multiple_of(epoch_windows.max(1))
+            && let Some(terms) = waiting.terms.take()
+        {
+            let epoch = window.epoch(epoch_windows);
+            FormerTerms::<T>::insert(run, (epoch, details.terms));
+            details.terms = terms;
+            Self::deposit_event(Event::TermsChanged { run, epoch });
+        }
+        if waiting != before {
+            Runs::<T>::insert(run, details);
+            Self::put_waiting(run, waiting);
+        }
+        weight
+    }
+
+    fn holder_of(run: RunId, hotkey: &T::AccountId) -> Option<SeatId> {
+        match Hotkeys::<T>::get(run, hotkey) {
+            Some(uid) => Some(SeatsOf::<T>::get(run, uid)?.id(uid)),
+            None => FormerHotkeys::<T>::get(run, hotkey),
+        }
+    }
+
+    fn slash(
+        run: RunId,
+        id: SeatId,
+        share: Permille,
+        reporter: Option<(&T::AccountId, Permille)>,
+    ) -> Balance {
+        let Some(details) = Runs::<T>::get(run) else {
+            return 0;
+        };
+        // Nominators may have more on its way out than the seat itself, or something where that has nothing any more.
+        let nominated = T::Nominations::slash(run, id, share, reporter);
+        let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
+        let coldkey = present.as_ref().map(|seat| seat.coldkey.clone());
+        let Some(coldkey) = coldkey.or_else(|| FormerSeats::<T>::get(run, id)) else {
+            if nominated > 0 {
+                Self::deposit_event(Event::Slashed { run, seat: id, stake: 0, rewarded: 0, nominated });
+            }
+            return nominated;
+        };
+
+        let mut stake: Balance = 0;
+        if let Some(mut seat) = present {
+            stake = part(seat.stake, share);
+            seat.stake = seat.stake.saturating_sub(stake);
+            SeatsOf::<T>::insert(run, id.uid, seat);
+        }
+        let mut chunks = Unbonding::<T>::get((run, &coldkey, id));
+        for chunk in chunks.iter_mut().filter(|chunk| !Self::is_free(&details, chunk)) {
+            let taken = part(chunk.amount, share);
+            chunk.amount = chunk.amount.saturating_sub(taken);
+            stake = stake.saturating_add(taken);
+        }
+        chunks.retain(|chunk| chunk.amount > 0);
+        Self::put_chunks(run, &coldkey, id, chunks);
+        let rewarded = Self::confiscate(&coldkey, stake, reporter);
+        Self::deposit_event(Event::Slashed { run, seat: id, stake, rewarded, nominated });
+        stake.saturating_add(nominated)
+    }
+
+    fn add_to_stake(run: RunId, uid: Uid, from: &T::AccountId, amount: Balance) -> DispatchResult {
+        let mut seat = SeatsOf::<T>::get(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+        ensure!(amount > 0, Error::<T>::NothingToAdd);
+        seat.stake = seat.stake.checked_add(amount).ok_or(Error::<T>::StakeTooLarge)?;
+        T::Currency::transfer_and_hold(
+            &HoldReason::Stake.into(),
+            from,
+            &seat.coldkey,
+            amount,
+            Precision::Exact,
+            Preservation::Expendable,
+            Fortitude::Polite,
+        )?;
+
+        let stake = seat.stake;
+        SeatsOf::<T>::insert(run, uid, seat);
+        Self::deposit_event(Event::StakeAdded { run, uid, amount, stake });
+        Ok(())
+    }
+}
