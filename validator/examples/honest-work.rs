@@ -2,6 +2,10 @@
 //!
 //!     cargo run --release -p validator --example honest-work -- DATASET [windows] [full] [half] [localnet|slow] [preset] [sequences]
 //!
+//! With a last argument, the evidence is appended to that file; with such a file alone, it is judged again:
+//!
+//!     cargo run --release -p validator --example honest-work -- EVIDENCE.jsonl [sequences] [windows in an epoch]
+//!
 //! Miners that train on all their sequences, miners that train on half and say so, one that trains on a tenth and says it was all, and
 //! copies. Printed are, for each kind, the own-data gap in standard errors and on the window's scale, and the gain on common sequences;
 //! for pairs of contributions, their likeness (`gauntlet::twins`); and what the gauntlet pays in the end.
@@ -67,6 +71,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let number = |place: usize, default: usize| -> usize {
         arguments.get(place).and_then(|text| text.parse().ok()).unwrap_or(default)
     };
+    if let Some(path) = arguments.first().filter(|path| path.ends_with(".jsonl")) {
+        return judge_again(path, number(1, 256) as u32, number(2, 10) as u32);
+    }
     let dataset = Dataset::open(arguments.first().ok_or("name a prepared dataset")?, None)?;
     let (windows, full, half) = (number(1, 20), number(2, 4), number(3, 1));
     let slow = arguments.get(4).is_some_and(|text| text == "slow");
@@ -211,7 +218,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             errors.0.push(gap.mean / gap.error);
             ratio.0.push(gap.mean / scale);
             gain.0.push(gains.common.mean / whole);
-            outcome.0.push(score::outcome(&gap, scale).value);
+            let share = if miner.kind == Kind::Half { 0.5 } else { 1.0 };
+            outcome.0.push(score::outcome(&gap, scale, share).value);
         }
         let honest = |miner: &&Miner| matches!(miner.kind, Kind::Full | Kind::Half | Kind::Tenth);
         for (place, one) in miners.iter().filter(honest).enumerate() {
@@ -307,6 +315,44 @@ fn main() -> Result<(), Box<dyn Error>> {
                 s.mark
             ))
         );
+    }
+    Ok(())
+}
+
+/// What saved evidence comes to: each seat's pay through windows 10, 30 and the last, as a share of the best paid three's mean.
+fn judge_again(path: &str, sequences: u32, epoch: u32) -> Result<(), Box<dyn Error>> {
+    let params = RunParams { sequences_per_seat: sequences, epoch_windows: epoch, ..RunParams::default() };
+    let (mut standings, mut paid) = (Standings::default(), BTreeMap::<Uid, f64>::new());
+    let text = std::fs::read_to_string(path)?;
+    let windows = text.lines().count();
+    for (window, line) in text.lines().enumerate() {
+        let evidence: Vec<Evidence> = serde_json::from_str(line)?;
+        let verdict = gauntlet::judge(&params, &standings, Window(window as u32), &evidence);
+        standings = verdict.standings;
+        if (window + 1).is_multiple_of(epoch as usize) {
+            let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+            for (uid, weight) in &verdict.weights {
+                *paid.entry(*uid).or_default() += f64::from(*weight) / total;
+            }
+        }
+        if [10, 30, windows].contains(&(window + 1)) {
+            let mut all: Vec<f64> = paid.values().copied().collect();
+            all.sort_by(|a, b| b.total_cmp(a));
+            let best = all.iter().take(3).sum::<f64>() / 3.0;
+            println!("through window {}:", window + 1);
+            for report in &verdict.reports {
+                let share = paid.get(&report.seat.uid).copied().unwrap_or(0.0) / best;
+                println!(
+                    "  uid {:>2}  {:6.2} %  mark {:.3}  merit {:.2}  ordinal {:.1} of {:.1}",
+                    report.seat.uid.0,
+                    100.0 * share,
+                    report.mark_after,
+                    report.merit,
+                    report.ordinal,
+                    report.field_ordinal
+                );
+            }
+        }
     }
     Ok(())
 }

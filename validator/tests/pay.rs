@@ -264,8 +264,8 @@ fn over_a_hundred_windows_equal_work_is_paid_alike_and_half_of_it_half() {
                 100.0 * slow
             );
             println!("{line}");
-            // Where gaps are at their smallest and a third of the seats is measured, a seat's mark rests on few and noisy measurements.
-            let most = if regime.name == "hard" && 2 * budget < full + 3 { 0.15 } else { 0.1 };
+            // Where gaps are at their smallest, marks are noisy: what is lost by it is said in `docs/gauntlet.md`.
+            let most = if regime.name == "hard" { 0.15 } else { 0.1 };
             if equal > most || slow > most {
                 failed.push(line);
             }

@@ -16,7 +16,8 @@ pub struct Evidence {
 pub enum Observed {
     /// Committed nothing: unrated, unpaid for the window, and no fault (PROT-14).
     Absent,
-    /// Committed, but neither the electorate nor this validator can say what. Changes nothing, and costs nothing.
+    /// Committed, but neither the electorate nor this validator can say what: no fault, no place and no mark; half of the last window's pay, a
+    /// quarter in the next one.
     Unobserved,
     /// Two thirds of the stake say that it is faulty (PROT-14): last place in the match, unpaid for the window.
     Faulty {

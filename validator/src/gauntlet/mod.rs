@@ -38,6 +38,9 @@ use protocol::{RunParams, SeatId, Uid, Window};
 use score::Gains;
 use std::collections::BTreeMap;
 
+/// What is still paid of a window of which nobody can say what the seat did.
+const UNOBSERVED_SHARE: f64 = 0.5;
+
 /// How one window was judged.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Verdict {
@@ -85,7 +88,8 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
     for (seat, gains) in &gains {
         let remembered = after.seat_mut(*seat);
         if let Some(gap) = gains.gap() {
-            let outcome = score::outcome(&gap, scale);
+            let share = observed[seat].trained_share(params.sequences_per_seat).unwrap_or(1.0);
+            let outcome = score::outcome(&gap, scale, share);
             let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
             (remembered.mark, remembered.mark_variance) =
                 score::moved_mark(remembered.mark, remembered.mark_variance, outcome, windows);
@@ -110,7 +114,9 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         if let Observed::Faulty { .. } = observed {
             remembered.faults = remembered.faults.saturating_add(1);
         }
-        remembered.share = observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share);
+        // Unobserved: half of what it was, so that to show one's bytes to too few is nothing to live on.
+        remembered.share =
+            observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
     }
     let field = field_ordinal(&after);
     for remembered in after.seats.values_mut() {

@@ -6,7 +6,7 @@ use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// A penalty takes this part of the score at first (PROT-25).
+/// A penalty leaves this part of the score at first (PROT-25).
 const HARM_FACTOR: f64 = 0.25;
 /// And is gone after so many further evaluations.
 const RECOVERY_EVALUATIONS: u32 = 10;

@@ -52,7 +52,7 @@ impl Sketch {
     pub fn of(update: &Sparse) -> Sketch {
         let mut sums = vec![0.0f64; SUMS];
         for (index, tensor) in update.tensors.iter().enumerate() {
-            if !(tensor.square_norm > 0.0) || tensor.positions.is_empty() {
+            if tensor.square_norm.is_nan() || tensor.square_norm <= 0.0 || tensor.positions.is_empty() {
                 continue;
             }
             // To a mean square of one over the tensor's entries.
@@ -70,7 +70,7 @@ impl Sketch {
     /// About the cosine of the two contributions: 1 for the same work, however scaled, 0 for work that has nothing in common.
     pub fn alike(&self, other: &Sketch) -> f64 {
         let norms = self.norm * other.norm;
-        if !(norms > 0.0) {
+        if norms.is_nan() || norms <= 0.0 {
             return 0.0;
         }
         let product: f64 =
