@@ -49,11 +49,6 @@ enum Command {
 
     /// Say which blocks this node has.
     ChainInfo(sc_cli::ChainInfoCmd),
-
-    /// Measure the weights of calls.
-    #[cfg(feature = "runtime-benchmarks")]
-    #[command(subcommand)]
-    Benchmark(frame_benchmarking_cli::BenchmarkCmd),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -145,16 +140,6 @@ pub fn run() -> sc_cli::Result<()> {
         }),
         Some(Command::ChainInfo(command)) => {
             cli.create_runner(command)?.sync_run(|config| command.run::<Block>(&config))
-        }
-        #[cfg(feature = "runtime-benchmarks")]
-        Some(Command::Benchmark(frame_benchmarking_cli::BenchmarkCmd::Pallet(command))) => {
-            cli.create_runner(command)?.sync_run(|config| {
-                command.run_with_spec::<sp_runtime::traits::HashingFor<Block>, ()>(Some(config.chain_spec))
-            })
-        }
-        #[cfg(feature = "runtime-benchmarks")]
-        Some(Command::Benchmark(_)) => {
-            Err(sc_cli::Error::Input("this node measures pallets only: `benchmark pallet`".into()))
         }
     }
 }

@@ -12,6 +12,8 @@
 extern crate alloc;
 
 use alloc::vec::Vec;
+#[cfg(feature = "runtime-benchmarks")]
+use frame::deps::{frame_benchmarking, frame_support};
 use frame::{
     deps::{
         frame_system, sp_core, sp_genesis_builder,
@@ -32,6 +34,8 @@ use sp_consensus_grandpa::AuthorityId as GrandpaId;
 pub use frame::runtime::types_common::AccountId;
 
 pub mod authorities;
+#[cfg(feature = "runtime-benchmarks")]
+mod benches;
 pub mod mettle_api;
 pub mod migrations;
 pub mod precedence;
@@ -175,7 +179,7 @@ parameter_types! {
     pub const NominationsId: PalletId = PalletId(*b"mettle/n");
     pub const MinNomination: Balance = UNIT / 10;
     pub SharePayWeight: Weight =
-        <pallet_nomination::weights::CountedByHand<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+        <pallet_nomination::weights::Measured<Runtime> as pallet_nomination::WeightInfo>::share_pay();
     /// Half of a block: the dearest step on top of it still leaves room for calls.
     pub MaxStepWeight: Weight = block_weights().max_block.saturating_div(2);
 }
@@ -315,7 +319,7 @@ impl pallet_registry::Config for Runtime {
     type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
-    type WeightInfo = pallet_registry::weights::CountedByHand<Runtime>;
+    type WeightInfo = pallet_registry::weights::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type MaxCheckpointWindows = ConstU32<64>;
@@ -327,7 +331,7 @@ impl pallet_windows::Config for Runtime {
     type Nominations = Nomination;
     type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = pallet_windows::weights::CountedByHand<Runtime>;
+    type WeightInfo = pallet_windows::weights::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
@@ -339,7 +343,7 @@ impl pallet_weights::Config for Runtime {
     type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type Members = Windows;
-    type WeightInfo = pallet_weights::weights::CountedByHand<Runtime>;
+    type WeightInfo = pallet_weights::weights::Measured<Runtime>;
     type MaxSeats = MaxSeats;
 }
 
@@ -347,7 +351,7 @@ impl pallet_rewards::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
     type Nominations = Nomination;
-    type WeightInfo = pallet_rewards::weights::CountedByHand<Runtime>;
+    type WeightInfo = pallet_rewards::weights::Measured<Runtime>;
     type SharePayWeight = SharePayWeight;
     type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
@@ -356,7 +360,7 @@ impl pallet_rewards::Config for Runtime {
 impl pallet_nomination::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
-    type WeightInfo = pallet_nomination::weights::CountedByHand<Runtime>;
+    type WeightInfo = pallet_nomination::weights::Measured<Runtime>;
     // No step walks through them; a low number would let a rival fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;
@@ -514,6 +518,20 @@ impl_runtime_apis! {
         }
         fn query_length_to_fee(length: u32) -> Balance {
             TransactionPayment::length_to_fee(length)
+        }
+    }
+
+    #[cfg(feature = "runtime-benchmarks")]
+    impl frame_benchmarking::Benchmark<Block> for Runtime {
+        fn benchmark_metadata(
+            extra: bool,
+        ) -> (Vec<frame_benchmarking::BenchmarkList>, Vec<frame_support::traits::StorageInfo>) {
+            benches::list(extra)
+        }
+        fn dispatch_benchmark(
+            config: frame_benchmarking::BenchmarkConfig,
+        ) -> Result<Vec<frame_benchmarking::BenchmarkBatch>, alloc::string::String> {
+            benches::run(config)
         }
     }
 

@@ -78,7 +78,7 @@ impl pallet_windows::Config for Test {
     type Nominations = Nominated;
     type HotkeyOf = AccountIsHotkey;
     type Epochs = Notebook;
-    type WeightInfo = pallet_windows::weights::CountedByHand<Test>;
+    type WeightInfo = pallet_windows::weights::Measured<Test>;
     type MaxRuns = ConstU32<16>;
     type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
