@@ -156,6 +156,9 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
 /// An adversary is the honest program with another conduct, but for the lazy voter, which is less than a program.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let AdversaryRole { name, index, validators, den, door, start } = role;
+    if adversaries::kind(&name).is_none() {
+        bail!("nobody is called {name}");
+    }
     let den = adversaries::Den::Directory(den);
     let setup = adversaries::Setup { index, validators, den, ..adversaries::Setup::default() };
     tracing::info!(name, index, "this seat cheats");

@@ -28,7 +28,7 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
     let report = home.path().join("report.json");
     let file = report.display().to_string();
     let network = move || {
-        let seats = "honest:3,copycat:1,malformed:1,equivocator:1,validator:3";
+        let seats = "honest:3,copycat:1,malformed:1,equivocator:1,slow-loris:1,validator:3";
         support::localnet(["up", "--plain", "--windows", "6", "--seats", seats, "--report", &file])
     };
     let ended = tokio::task::spawn_blocking(network).await.expect("it ends");
@@ -51,7 +51,10 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
     );
     assert!(held_against(&report, "equivocator").iter().any(|label| label == "missing"), "{}", ended.all());
 
-    for cheat in ["copycat", "equivocator"] {
+    let crawls = held_against(&report, "slow-loris");
+    assert!(crawls.iter().any(|label| label == "missing"), "who crawls has not shown its bytes: {crawls:?}");
+
+    for cheat in ["copycat", "equivocator", "slow-loris"] {
         for seat in seats(&report, cheat) {
             assert_eq!((&seat["final_weight"], &seat["paid"]), (&0.into(), &0.into()), "{seat}");
         }

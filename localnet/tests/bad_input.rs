@@ -60,6 +60,35 @@ fn who_cannot_sit_in_a_network_is_named_with_all_who_can() {
 }
 
 #[test]
+fn every_adversary_is_a_process_that_starts_and_asks_for_its_settings() {
+    let start = |name: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_localnet"));
+        command.args([
+            "role",
+            "adversary",
+            name,
+            "--den",
+            "/no/such/den",
+            "--config",
+            "/no/such/settings.toml",
+        ]);
+        let output = command.stdin(Stdio::null()).output().expect("the program is built and starts");
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    for kind in adversaries::KINDS {
+        let said = start(kind.name);
+        assert!(
+            said.contains("/no/such/settings.toml") && !said.contains("panicked"),
+            "{}: {said}",
+            kind.name
+        );
+    }
+    let said = start("copykat");
+    assert!(said.contains("nobody is called copykat"), "{said}");
+}
+
+#[test]
 fn a_foreign_directory_is_refused_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("thesis.txt"), "precious").unwrap();

@@ -1,5 +1,5 @@
 use super::{
-    copycat, copycat_mixture,
+    copycat_mixture,
     malformed::{FAULTS, spoilt},
     partial_data, withholder,
 };
@@ -175,12 +175,7 @@ fn a_copycat_commits_to_anothers_digest_and_shows_the_others_bytes_which_name_th
         Err(Fault::WrongSeat { got: Uid(2) })
     );
     // With nobody to copy there is nothing to say.
-    assert_eq!(copycat_presents_nothing(), Presentation::default());
-}
-
-fn copycat_presents_nothing() -> Presentation {
-    let mut bench = Bench { adversary: Box::new(copycat::Copycat), ..Bench::of("copycat") };
-    bench.present(0, &[(US, Digest::of(b"its own"))]).0
+    assert_eq!(bench.present(4, &[(US, Digest::of(b"its own"))]).0, Presentation::default());
 }
 
 #[test]
