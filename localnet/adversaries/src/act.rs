@@ -13,7 +13,7 @@ use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
 use ed25519_dalek::SigningKey;
 use miner::{conduct::Conduct, spool::Spool};
 use protocol::{
-    Block, Digest, RunId, Uid, Window, keys,
+    Block, Digest, Hotkey, RunId, Uid, Window, keys,
     keys::ObjectKey,
     submission::Submission,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
@@ -297,6 +297,14 @@ impl Chain for ActingChain {
     }
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
         self.inner.bonds(run, validator).await
+    }
+    async fn ballot(
+        &self,
+        run: RunId,
+        epoch: u32,
+        hotkey: &Hotkey,
+    ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
+        self.inner.ballot(run, epoch, hotkey).await
     }
     async fn block_time(&self) -> Result<Duration, ChainError> {
         self.inner.block_time().await
