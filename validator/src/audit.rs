@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// By how much a loss that is measured again may differ, in nats per token. On one build and machine the same comes out to the last
 /// bit; other instruction sets, thread counts and devices add up in another order. `docs/receipts.md` has what was measured.
-pub const TOLERANCE: f64 = 1e-4;
+pub const TOLERANCE: f64 = 1e-5;
 
 /// All that is held against a receipt.
 #[derive(Clone, Debug)]

@@ -14,6 +14,7 @@ use model::Evaluator;
 use protocol::{
     Digest, Role, Uid, Window, keys, lineage,
     receipt::{self, Judgement, Observed, Previous, Receipt, ReceiptError},
+    submission::Fault,
     view::{Checkpoint, Outcome, SeatView, WindowView},
 };
 use replica::{
@@ -157,12 +158,9 @@ impl Auditor {
                     held.insert(*uid, contribution);
                     Found::Valid { trained }
                 }
-                Err(ContributionError::Fault(fault)) => {
-                    Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
-                }
                 Err(error) => {
-                    tracing::debug!(window = view.window.0, uid = uid.0, error = %causes(&error), "not to be had");
-                    Found::Gone
+                    tracing::debug!(window = view.window.0, uid = uid.0, error = %causes(&error), "cannot be used");
+                    found_by(&error)
                 }
             };
             found.insert(*uid, what);
@@ -381,6 +379,18 @@ impl Auditor {
     }
 }
 
+/// What it says of a contribution that it cannot be had, or used, now.
+fn found_by(error: &ContributionError) -> Found {
+    match error {
+        // A seat's hotkey may have been another then: the chain tells only the one of now.
+        ContributionError::Fault(Fault::WrongHotkey) => Found::Gone,
+        ContributionError::Fault(fault) => {
+            Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+        }
+        _ => Found::Gone,
+    }
+}
+
 /// The receipt that a validator anchored for a window.
 pub async fn receipt_of(
     follower: &Follower,
@@ -409,4 +419,23 @@ async fn fetch_receipt(
     let mirrors = Mirrors::one(&seat.endpoint);
     let bytes = mirrors.get(&*follower.fetch, &key, &digest, &Limits::for_bytes(largest)).await?;
     Ok(Receipt::open(&bytes, params))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_fault_of_the_bytes_themselves_is_one_that_can_still_be_seen() {
+        let faulty = found_by(&ContributionError::Fault(Fault::BadSignature));
+        assert!(matches!(faulty, Found::Faulty { label, .. } if label == "bad-signature"));
+        for error in [
+            // The seat has another key, or another holder, by now.
+            ContributionError::Fault(Fault::WrongHotkey),
+            ContributionError::NoSeat { uid: Uid(3) },
+            ContributionError::Fetch(NobodyHadIt { key: String::new(), asked: 0, failures: vec![] }),
+        ] {
+            assert_eq!(found_by(&error), Found::Gone);
+        }
+    }
 }
