@@ -6,7 +6,7 @@
 //!
 //! That cannot be turned round. Such a call succeeds, is signed by a seat, which holds a stake, and is counted against what
 //! that seat has free in the window; and of what an account has waiting only the next one by nonce goes first. So at most one
-//! transaction a seat and block does, and the largest run's fit into a tenth of a window's blocks.
+//! transaction a seat and block does.
 
 use crate::{Runtime, RuntimeCall};
 use codec::{Decode, DecodeWithMemTracking, Encode};
