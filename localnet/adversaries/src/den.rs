@@ -11,11 +11,14 @@ use std::{
 /// Windows for which things are kept.
 const KEPT: u32 = 3;
 
+/// What was left, by pair and window.
+type Left = BTreeMap<(u16, Window), Vec<f32>>;
+
 /// A place that all seats of one pair know.
 #[derive(Clone, Debug)]
 pub enum Den {
     /// Of seats in one process.
-    Memory(Arc<Mutex<BTreeMap<(u16, Window), Vec<f32>>>>),
+    Memory(Arc<Mutex<Left>>),
     /// Of processes on one machine.
     Directory(PathBuf),
 }
