@@ -89,7 +89,7 @@ impl World {
             heads: 2,
             kv_heads: 2,
             d_ff: 64,
-            seq_len: dataset.manifest().seq_len() as usize,
+            seq_len: dataset.manifest().seq_len(),
             rope_theta: 10_000.0,
             norm_epsilon: 1e-5,
         };
