@@ -390,8 +390,8 @@ impl Receipt {
                 + usize::from(not_observed.iter().any(|said| said.uid == *uid))
                 > 1
         };
-        let all = valid.iter().copied().chain(faulty.iter().map(|said| said.uid));
-        if all.into_iter().any(|uid| clash(&uid)) {
+        let mut all = valid.iter().copied().chain(faulty.iter().map(|said| said.uid));
+        if all.any(|uid| clash(&uid)) {
             return Err(ReceiptError::Disordered("a seat was attested as two things"));
         }
         if let Some(merged) = &self.merged {

@@ -286,8 +286,8 @@ impl Chain for SubxtChain {
         let Some(bound) = bound else { return Ok(None) };
         for number in ballot::until(ballot::reveal_blocks(&params, epoch), head) {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
-            let shown = calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
-            if let Some((weights, _)) = shown.into_iter().find(|(_, hash)| *hash == bound) {
+            let mut shown = calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
+            if let Some((weights, _)) = shown.find(|(_, hash)| *hash == bound) {
                 return Ok(Some(weights));
             }
         }

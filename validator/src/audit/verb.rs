@@ -115,7 +115,7 @@ pub async fn act(verb: Audit, paper: &mut Paper<'_>) -> anyhow::Result<()> {
     let differences: usize =
         all.iter().filter_map(|one| Some(one.result.as_ref().ok()?.differences.len())).sum();
     let missing =
-        all.iter().filter(|one| one.result.as_ref().map_or(true, |checked| !checked.unchecked.is_empty()));
+        all.iter().filter(|one| !one.result.as_ref().is_ok_and(|checked| checked.unchecked.is_empty()));
     let missing = missing.count();
     match (differences, missing) {
         (0, 0) => Ok(()),
