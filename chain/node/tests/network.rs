@@ -1,7 +1,11 @@
-//! Four authorities on this machine: what becomes of finality when one dies, when two cannot hear the other two, and when
-//! the chain is given another runtime.
+//! Four authorities on this machine: what becomes of finality, and of a client, when one dies, when two cannot hear the other
+//! two, and when the chain is given another runtime.
 //!
 //!     cargo test -p mettle-node --test network -- --ignored --nocapture
+//!
+//! Nodes reach each other by way of relays within the test, one for each pair and direction, so that a live link can be cut
+//! and mended with both nodes running. The client is our own, a process of its own (`chain/client/examples/follow.rs`), built by
+//! the test unless METTLE_CLIENT names it; METTLE_NEXT_WASM names the next runtime's blob, which is built otherwise, too.
 
 use codec::{Decode, Encode};
 use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION};
@@ -13,10 +17,14 @@ use sp_runtime::{
 };
 use std::{
     fs,
-    io::{Read, Write},
-    net::{TcpListener, TcpStream},
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -28,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(300);
 struct Node {
     name: &'static str,
     directory: PathBuf,
-    /// Where others reach it, with its identity.
-    address: String,
+    /// Who it is to other nodes.
+    identity: String,
     port: u16,
     rpc: u16,
     metrics: u16,
@@ -51,16 +59,18 @@ impl Node {
         fs::write(&key, format!("{:064x}", index + 1)).unwrap();
         let inspected =
             Command::new(NODE).args(["key", "inspect-node-key", "--file"]).arg(&key).output().unwrap();
-        let peer = String::from_utf8(inspected.stdout).unwrap();
-        let address = format!("/ip4/127.0.0.1/tcp/{port}/p2p/{}", peer.trim());
-        Node { name, directory, address, port, rpc, metrics, process: None }
+        let identity = String::from_utf8(inspected.stdout).unwrap().trim().to_owned();
+        Node { name, directory, identity, port, rpc, metrics, process: None }
     }
 
-    fn start(&mut self, chain: &str, others: &[String]) {
+    /// Starts it on the local network. `others` is where it reaches each of the others, with their identities.
+    fn start(&mut self, chain: &Path, others: &[String]) {
         let log = fs::File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
         let mut command = Command::new(NODE);
         command
-            .args(["--chain", chain, "--validator", "--reserved-only", "--no-mdns", "--no-telemetry"])
+            .arg("--chain")
+            .arg(chain)
+            .args(["--allow-private-ip", "--validator", "--reserved-only", "--no-mdns", "--no-telemetry"])
             .args(["--rpc-methods=unsafe", &format!("--{}", self.name)])
             .args([format!("--rpc-port={}", self.rpc), format!("--prometheus-port={}", self.metrics)])
             .arg(format!("--listen-addr=/ip4/127.0.0.1/tcp/{}", self.port))
@@ -68,7 +78,7 @@ impl Node {
             .arg(self.directory.join("node-key"))
             .arg("--base-path")
             .arg(&self.directory);
-        for other in others.iter().filter(|other| **other != self.address) {
+        for other in others {
             command.args(["--reserved-nodes", other]);
         }
         let error = log.try_clone().unwrap();
@@ -148,6 +158,232 @@ impl Drop for Node {
             let lines: Vec<_> = log.lines().collect();
             eprintln!("== {}\n{}", self.name, lines[lines.len().saturating_sub(15)..].join("\n"));
         }
+    }
+}
+
+/// How a relay treats what comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Open,
+    /// Nothing gets through and nobody is told, as if a cable were cut.
+    Silent,
+    /// Connections break, and new ones are refused.
+    Closed,
+    /// For good: the test is over.
+    Over,
+}
+
+/// Takes connections on a port of its own and passes on to another what comes, both ways.
+#[derive(Clone)]
+struct Relay {
+    port: u16,
+    way: Arc<AtomicU8>,
+}
+
+impl Relay {
+    fn to(target: u16) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Relay {
+            port: listener.local_addr().unwrap().port(),
+            way: Arc::new(AtomicU8::new(Way::Open as u8)),
+        };
+        listener.set_nonblocking(true).unwrap();
+        let taker = relay.clone();
+        std::thread::spawn(move || {
+            while taker.way() != Way::Over {
+                match listener.accept() {
+                    Ok((near, _)) if taker.way() != Way::Closed => taker.pass_on(near, target),
+                    Ok(_) => {}
+                    Err(_) => std::thread::sleep(Duration::from_millis(20)),
+                }
+            }
+        });
+        relay
+    }
+
+    fn way(&self) -> Way {
+        let ways = [Way::Open, Way::Silent, Way::Closed, Way::Over];
+        ways[usize::from(self.way.load(Ordering::SeqCst))]
+    }
+
+    fn set(&self, way: Way) {
+        self.way.store(way as u8, Ordering::SeqCst);
+    }
+
+    fn pass_on(&self, near: TcpStream, target: u16) {
+        let Ok(far) = TcpStream::connect(("127.0.0.1", target)) else { return };
+        for (from, to) in [(&near, &far), (&far, &near)] {
+            from.set_nonblocking(false).unwrap();
+            from.set_nodelay(true).unwrap();
+            let (from, to, relay) = (from.try_clone().unwrap(), to.try_clone().unwrap(), self.clone());
+            std::thread::spawn(move || relay.pump(from, to));
+        }
+    }
+
+    /// Until either side ends or the relay is closed; then both sides have ended.
+    fn pump(&self, mut from: TcpStream, mut to: TcpStream) {
+        from.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let mut bytes = vec![0; 1 << 16];
+        loop {
+            match self.way() {
+                Way::Open => {}
+                Way::Silent => {
+                    std::thread::sleep(Duration::from_millis(20));
+                    continue;
+                }
+                Way::Closed | Way::Over => break,
+            }
+            match from.read(&mut bytes) {
+                Ok(0) => break,
+                Ok(count) => {
+                    // What was read as the cable was cut waits for it to be mended.
+                    while self.way() == Way::Silent {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    if to.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(_) => break,
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
+
+/// Four nodes, and a relay from each to each.
+struct Network {
+    nodes: Vec<Node>,
+    /// By who connects and whom to.
+    relays: Vec<Vec<Relay>>,
+    /// The specification's file.
+    chain: PathBuf,
+}
+
+impl Network {
+    fn start(directory: &Path) -> Network {
+        let nodes: Vec<_> = (0..4).map(|index| Node::new(NAMES[index], index, directory)).collect();
+        let relays = nodes.iter().map(|_| nodes.iter().map(|to| Relay::to(to.port)).collect()).collect();
+        // On a chain that calls itself local, nodes tell each other where they really are, and find ways around the relays.
+        let exported = Command::new(NODE).args(["export-chain-spec", "--chain", "local"]).output().unwrap();
+        let mut spec: Value = serde_json::from_slice(&exported.stdout).expect("a specification is JSON");
+        spec["chainType"] = json!("Live");
+        let chain = directory.join("chain.json");
+        fs::write(&chain, spec.to_string()).unwrap();
+        let mut network = Network { nodes, relays, chain };
+        (0..4).for_each(|index| network.start_node(index));
+        network
+    }
+
+    fn start_node(&mut self, index: usize) {
+        let others = self.nodes.iter().zip(&self.relays[index]).enumerate();
+        let others: Vec<_> = others
+            .filter(|(other, _)| *other != index)
+            .map(|(_, (node, relay))| format!("/ip4/127.0.0.1/tcp/{}/p2p/{}", relay.port, node.identity))
+            .collect();
+        self.nodes[index].start(&self.chain, &others);
+    }
+
+    fn nodes(&self) -> Vec<&Node> {
+        self.nodes.iter().collect()
+    }
+
+    /// Sets how the first two and the last two hear each other.
+    fn set_across(&self, way: Way) {
+        for (from, relays) in self.relays.iter().enumerate() {
+            for (to, relay) in relays.iter().enumerate() {
+                if (from < 2) != (to < 2) {
+                    relay.set(way);
+                }
+            }
+        }
+    }
+
+    fn finals(&self) -> Vec<Block> {
+        self.nodes.iter().map(|node| node.last_final().expect("the node answers")).collect()
+    }
+
+    /// Waits until each node's best block is so many blocks further.
+    fn until_further(&self, blocks: u32, what: &str) {
+        let bests: Vec<_> = self.nodes.iter().map(|node| node.best().expect("the node answers")).collect();
+        wait(what, || {
+            let further =
+                |(node, before): (&Node, &Block)| Some(node.best()?.number >= before.number + blocks);
+            self.nodes.iter().zip(&bests).all(|pair| further(pair) == Some(true)).then_some(())
+        });
+    }
+
+    fn processes(&self) -> Vec<u32> {
+        self.nodes.iter().filter_map(|node| Some(node.process.as_ref()?.id())).collect()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.relays.iter().flatten().for_each(|relay| relay.set(Way::Over));
+    }
+}
+
+/// Our own client, which follows a chain and makes a call every few blocks, in a process that is started once.
+struct Client {
+    process: Child,
+    said: Arc<Mutex<Vec<Value>>>,
+}
+
+impl Client {
+    fn start(node: &Node) -> Client {
+        let mut command = match std::env::var_os("METTLE_CLIENT") {
+            Some(program) => Command::new(program),
+            None => {
+                let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+                let example = ["--release", "--quiet", "--package=chain-client", "--example=follow"];
+                let cargo = |verb| {
+                    let mut cargo = Command::new(env!("CARGO"));
+                    cargo.current_dir(&root).arg(verb).args(example);
+                    cargo
+                };
+                assert!(cargo("build").status().unwrap().success());
+                let mut run = cargo("run");
+                run.arg("--");
+                run
+            }
+        };
+        command.args([format!("ws://127.0.0.1:{}", node.rpc), "//Bob".into()]);
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let said = Arc::new(Mutex::new(Vec::new()));
+        let heard = said.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                heard.lock().unwrap().push(serde_json::from_str(&line).expect("the client says JSON"));
+            }
+        });
+        Client { process, said }
+    }
+
+    fn said(&self, what: &str) -> Vec<Value> {
+        let said = self.said.lock().unwrap();
+        said.iter().filter_map(|line| line.get(what).cloned()).collect()
+    }
+
+    /// Waits until a call of its is in a final block that is later than this one, and it has seen that block itself.
+    fn until_served_after(&mut self, block: u32, what: &str) {
+        let later = |value: &Value| value.as_u64().is_some_and(|number| number > block.into());
+        wait(what, || {
+            let ended = self.process.try_wait().expect("it is our process");
+            assert!(ended.is_none(), "the client ended: {ended:?}, {:?}", self.said("failed"));
+            (self.said("included").last().is_some_and(later) && self.said("final").last().is_some_and(later))
+                .then_some(())
+        });
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
@@ -269,17 +505,14 @@ fn next_blob(directory: &Path) -> Vec<u8> {
 
 #[test]
 #[ignore = "runs four nodes for some minutes"]
-fn four_authorities_outlive_a_death_and_a_partition() {
+fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
     let directory = tempfile::tempdir().unwrap();
-    let mut nodes: Vec<_> = (0..4).map(|index| Node::new(NAMES[index], index, directory.path())).collect();
-    let addresses: Vec<_> = nodes.iter().map(|node| node.address.clone()).collect();
-    for node in &mut nodes {
-        node.start("local", &addresses);
-    }
-
+    let mut network = Network::start(directory.path());
+    all_final(&network.nodes(), 3, "four nodes, the first blocks are final");
+    let mut client = Client::start(&network.nodes[0]);
+    client.until_served_after(0, "a client's call is final");
     {
-        let nodes: Vec<_> = nodes.iter().collect();
-        all_final(&nodes, 3, "four nodes, the first blocks are final");
+        let nodes = &network.nodes;
         let metrics = http(nodes[0].metrics, "GET /metrics", "").unwrap();
         assert!(metrics.contains("substrate_block_height{status=\"finalized\""), "{metrics}");
         let lags: Vec<_> = (0..12)
@@ -296,94 +529,112 @@ fn four_authorities_outlive_a_death_and_a_partition() {
     }
 
     // One dies: three of four are more than two thirds.
-    nodes[3].kill();
-    let before = latest(&[&nodes[0], &nodes[1], &nodes[2]]);
-    all_final(
-        &[&nodes[0], &nodes[1], &nodes[2]],
-        before.number + 4,
-        "one is dead, four more blocks are final",
-    );
-    nodes[3].start("local", &addresses);
-    let now = latest(&[&nodes[0]]);
-    all_final(&nodes.iter().collect::<Vec<_>>(), now.number + 1, "the dead one is back and has caught up");
-    assert_eq!(nodes[3].hash(before.number), Some(before.hash));
+    network.nodes[3].kill();
+    let before = latest(&network.nodes()[..3]);
+    all_final(&network.nodes()[..3], before.number + 4, "one is dead, four more blocks are final");
+    client.until_served_after(before.number, "and so is a call of the client's");
+    network.start_node(3);
+    let now = latest(&network.nodes()[..1]);
+    all_final(&network.nodes(), now.number + 1, "the dead one is back and has caught up");
+    assert_eq!(network.nodes[3].hash(before.number), Some(before.hash));
 
-    // Two against two: blocks on both sides, nothing final on either.
-    for (index, node) in nodes.iter_mut().enumerate() {
-        node.kill();
-        node.start("local", if index < 2 { &addresses[..2] } else { &addresses[2..] });
-    }
-    wait("two against two, nobody hears the other side", || {
-        let alone =
-            |node: &Node| node.ask("system_health", json!([])).is_ok_and(|health| health["peers"] == 1);
-        nodes.iter().all(alone).then_some(())
-    });
-    // What was on its way may still become final.
+    // Two against two: blocks on both sides, nothing final on either. At first nobody is told that the links are cut.
+    let processes = network.processes();
+    network.set_across(Way::Silent);
+    // What was through already may still become final.
     std::thread::sleep(Duration::from_secs(6));
-    let finals: Vec<_> = nodes.iter().map(|node| node.last_final().unwrap()).collect();
-    let bests: Vec<_> = nodes.iter().map(|node| node.best().unwrap()).collect();
-    wait("both sides have made three more blocks", || {
-        let went_on = |(node, before): (&Node, &Block)| Some(node.best()?.number >= before.number + 3);
-        nodes.iter().zip(&bests).all(|pair| went_on(pair) == Some(true)).then_some(())
-    });
-    let still: Vec<_> = nodes.iter().map(|node| node.last_final().unwrap()).collect();
-    assert_eq!(still, finals, "two of four are not enough");
-    let forks = [nodes[0].best().unwrap(), nodes[2].best().unwrap()];
-    let height = forks[0].number.min(forks[1].number);
+    let finals = network.finals();
+    network.until_further(3, "the links are cut, both sides have made three more blocks");
+    assert_eq!(network.finals(), finals, "two of four are not enough");
+    let nodes = network.nodes();
+    let height = nodes.iter().filter_map(|node| Some(node.best()?.number)).min().expect("there are nodes");
     assert_ne!(nodes[0].hash(height), nodes[2].hash(height), "both sides made the same block");
 
-    for node in &mut nodes {
-        node.kill();
-        node.start("local", &addresses);
-    }
-    all_final(
-        &nodes.iter().collect::<Vec<_>>(),
-        height + 1,
-        "they hear each other again, and agree on what is final",
+    // Then the connections break.
+    network.set_across(Way::Closed);
+    wait("the connections are gone, and nobody finds another way", || {
+        let alone =
+            |node: &Node| node.ask("system_health", json!([])).is_ok_and(|health| health["peers"] == 1);
+        network.nodes.iter().all(alone).then_some(())
+    });
+    network.until_further(2, "both sides have made two more blocks");
+    assert_eq!(network.finals(), finals, "two of four are still not enough");
+    let seen = client.said("final").last().and_then(Value::as_u64).expect("it saw final blocks");
+    assert!(
+        finals.iter().any(|last| u64::from(last.number) == seen),
+        "the client saw {seen}, not of {finals:?}"
     );
-    for (node, before) in nodes.iter().zip(&finals) {
-        for node in nodes.iter() {
+
+    let height =
+        network.nodes().iter().filter_map(|node| Some(node.best()?.number)).max().expect("there are nodes");
+    network.set_across(Way::Open);
+    all_final(&network.nodes(), height + 1, "the links are mended, and all agree on what is final");
+    for before in &finals {
+        for node in &network.nodes {
             assert_eq!(node.hash(before.number).as_ref(), Some(&before.hash), "final is final");
         }
-        assert!(node.last_final().unwrap().number > before.number);
     }
+    assert_eq!(network.processes(), processes, "no node was started again");
+    client.until_served_after(height + 1, "the client goes on");
+    eprintln!("          calls that the client gave up: {:?}", client.said("failed"));
 }
 
 #[test]
-#[ignore = "runs a node for some minutes, and builds a second runtime"]
-fn a_live_chain_takes_another_runtime_and_migrates_its_state() {
+#[ignore = "runs four nodes for some minutes, and builds a second runtime"]
+fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
     let directory = tempfile::tempdir().unwrap();
     let blob = next_blob(directory.path());
-    let mut node = Node::new("alice", 0, directory.path());
-    node.start("dev", &[]);
-    all_final(&[&node], 2, "the first blocks are final");
+    let network = Network::start(directory.path());
+    let nodes = network.nodes();
+    all_final(&nodes, 2, "four nodes, the first blocks are final");
 
     let (before, after) = (VERSION.spec_version, VERSION.spec_version + 1);
-    assert_eq!(node.spec_version(), Some(before.into()));
-    assert_eq!(node.storage("Authorities", ":__STORAGE_VERSION__:"), Some(1u16.encode()));
+    let everywhere = |holds: &dyn Fn(&Node) -> Option<bool>| {
+        nodes.iter().all(|node| holds(node) == Some(true)).then_some(())
+    };
+    let version = |node: &Node, version: u16| {
+        Some(node.storage("Authorities", ":__STORAGE_VERSION__:")? == version.encode())
+    };
+    assert_eq!(everywhere(&|node| Some(node.spec_version()? == u64::from(before))), Some(()));
+    assert_eq!(everywhere(&|node| version(node, 1)), Some(()));
+    let kept = |node: &Node| {
+        [("Authorities", "Authorities"), ("Session", "QueuedKeys"), ("Aura", "Authorities")]
+            .map(|(pallet, item)| node.storage(pallet, item))
+    };
+    let mut old = kept(nodes[0]);
+    assert_eq!(old[0].as_ref().map(|accounts| accounts.len()), Some(1 + 4 * 32), "four authorities");
+    assert!(
+        old[1].as_ref().is_some_and(|keys| keys.len() == 1 + 4 * (32 + 64)),
+        "with their keys on the chain"
+    );
+
     let set_code = frame_system::Call::<mettle_runtime::Runtime>::set_code { code: blob };
     let upgrade = pallet_sudo::Call::sudo_unchecked_weight {
         call: Box::new(set_code.into()),
         weight: Default::default(),
     };
-    node.answer("author_submitExtrinsic", json!([signed(&node, before, upgrade)]));
-    wait("the node runs the new runtime", || (node.spec_version()? == u64::from(after)).then_some(()));
-    wait("its migration has been applied", || {
-        (node.storage("Authorities", ":__STORAGE_VERSION__:")? == 2u16.encode()).then_some(())
+    nodes[0].answer("author_submitExtrinsic", json!([signed(nodes[0], before, upgrade)]));
+    wait("all four run the new runtime", || {
+        everywhere(&|node| Some(node.spec_version()? == u64::from(after)))
     });
-    assert_eq!(node.storage("Authorities", "Authorities"), Some(vec![Alice.to_account_id()].encode()));
+    wait("its migration has been applied with each", || everywhere(&|node| version(node, 2)));
+    // The rehearsal's migration turns the authorities' order round.
+    let accounts = old[0].as_mut().expect("there are four");
+    let mut turned = Vec::<[u8; 32]>::decode(&mut accounts.as_slice()).expect("a list of accounts");
+    turned.reverse();
+    *accounts = turned.encode();
+    for node in &nodes {
+        assert_eq!(kept(node), old, "{}: its keys, and who makes blocks, are as they were", node.name);
+    }
 
     let remark =
         frame_system::Call::<mettle_runtime::Runtime>::remark_with_event { remark: b"here".to_vec() };
-    let refusal =
-        node.ask("author_submitExtrinsic", json!([signed(&node, before, remark.clone())])).unwrap_err();
+    let stale = signed(nodes[2], before, remark.clone());
+    let refusal = nodes[2].ask("author_submitExtrinsic", json!([stale])).unwrap_err();
     assert!(refusal.contains("bad signature"), "{refusal}");
-    let next = node.nonce().unwrap() + 1;
-    node.answer("author_submitExtrinsic", json!([signed(&node, after, remark)]));
-    wait("and takes transactions that are signed for it", || {
-        let pending = node.ask("author_pendingExtrinsics", json!([])).ok()?;
-        (pending == json!([]) && node.nonce()? >= next).then_some(())
-    });
-    let now = latest(&[&node]);
-    all_final(&[&node], now.number + 2, "and blocks become final as before");
+    let next = nodes[2].nonce().unwrap() + 1;
+    nodes[2].answer("author_submitExtrinsic", json!([signed(nodes[2], after, remark)]));
+    wait("and takes transactions that are signed for it", || everywhere(&|node| Some(node.nonce()? >= next)));
+    let now = latest(&nodes);
+    all_final(&nodes, now.number + 3, "and blocks become final as before");
 }

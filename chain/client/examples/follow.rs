@@ -1,0 +1,47 @@
+//! A client that is never restarted: follows a chain and sends a little money every few blocks, whatever becomes of the node
+//! that it asks.
+//!
+//! ```text
+//! cargo run --release -p chain-client --example follow -- ws://HOST:PORT //Bob
+//! ```
+//!
+//! One line of JSON for each thing that it sees: `{"final":12}`, a block; `{"included":14}`, a call in that block;
+//! `{"failed":"…"}`, a call that was given up, after which it makes the next. Runs until it is killed.
+
+use chain_client::{Amount, Call, Chain, Expectations, SubxtChain, keys::Key};
+use std::{error::Error, time::Duration};
+
+/// Between a call's inclusion and the next call.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let [url, key] = arguments.as_slice() else {
+        return Err("two arguments: a ws:// URL, and a development account such as //Bob".into());
+    };
+    let to = Key::dev("//Alice")?.account();
+    let chain = SubxtChain::connect(url, Some(Key::dev(key)?), Expectations::default()).await?;
+
+    let mut heads = chain.heads();
+    tokio::spawn(async move {
+        loop {
+            let block = heads.borrow_and_update().block;
+            say("final", serde_json::json!(block.0));
+            if heads.changed().await.is_err() {
+                return;
+            }
+        }
+    });
+    loop {
+        match chain.submit(Call::Transfer { to, amount: Amount(1_000_000_000) }).await {
+            Ok(included) => say("included", serde_json::json!(included.block.0)),
+            Err(error) => say("failed", serde_json::json!(error.to_string())),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn say(what: &str, value: serde_json::Value) {
+    println!("{}", serde_json::json!({ what: value }));
+}
