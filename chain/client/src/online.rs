@@ -286,7 +286,8 @@ impl Chain for SubxtChain {
         let Some(bound) = bound else { return Ok(None) };
         for number in ballot::until(ballot::reveal_blocks(&params, epoch), head) {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
-            let mut shown = calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
+            let mut shown =
+                calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
             if let Some((weights, _)) = shown.find(|(_, hash)| *hash == bound) {
                 return Ok(Some(weights));
             }
