@@ -1,7 +1,7 @@
 //! Keeps a connection to the chain, and tells of finalised blocks.
 //!
-//! One task owns the connection. It makes a new one whenever the old one breaks, falls silent or turns out to lead to
-//! another chain, waiting longer from try to try; everybody else looks at its [`Standing`] and waits for the next
+//! One task owns the connection. It makes a new one whenever the old one breaks, falls silent, knows an older runtime than
+//! the chain has or turns out to lead to another chain, waiting longer from try to try; everybody else looks at its [`Standing`] and waits for the next
 //! connection, up to a patience of their own.
 
 use crate::{
@@ -98,9 +98,13 @@ impl Follower {
         loop {
             self.standing.send_replace(Standing::Up(link.clone()));
             self.tell(&link, link.head());
-            let why = match self.follow(&link).await {
-                Ok(never) => match never {},
-                Err(error) => error.to_string(),
+            let why = tokio::select! {
+                ended = self.follow(&link) => match ended {
+                    Ok(never) => match never {},
+                    Err(error) => error.to_string(),
+                },
+                // A new connection reads the new metadata.
+                () = link.outgrown() => "its runtime was upgraded".to_owned(),
             };
             tracing::warn!(url = %self.url, why, "lost the chain; trying to reach it again");
             let lost = Instant::now();

@@ -26,7 +26,7 @@ use subxt::{
     },
     utils::{AccountId32, H256, MultiSignature},
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 type Header = <PolkadotConfig as Config>::Header;
 
@@ -64,12 +64,21 @@ pub(crate) enum Outcome {
     Unknown(String),
 }
 
+/// Which runtime bytes are signed for: no other takes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    pub(crate) spec: u32,
+    pub(crate) transaction: u32,
+}
+
 pub(crate) struct Link {
     methods: LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
     /// Metadata and versions as of the connection's first block: what calls are encoded and signed by.
     runtime: OnlineClientAtBlock<PolkadotConfig>,
     pub(crate) genesis: Digest,
     head: watch::Sender<Head>,
+    /// The finalised chain was found to have another runtime than this connection knows.
+    outgrown: Notify,
     request_timeout: Duration,
 }
 
@@ -121,7 +130,8 @@ impl Link {
             wanted: "the calls and reads of this release".into(),
             found,
         })?;
-        Ok(Link { methods, runtime, genesis: found, head: watch::channel(head).0, request_timeout })
+        let head = watch::channel(head).0;
+        Ok(Link { methods, runtime, genesis: found, head, outgrown: Notify::new(), request_timeout })
     }
 
     /// The latest finalised block that was heard of over this connection.
@@ -196,6 +206,22 @@ impl Link {
         head_of(&header).map(|head| head.block)
     }
 
+    /// The runtime that calls are signed for over this connection.
+    pub(crate) fn version(&self) -> Version {
+        Version { spec: self.runtime.spec_version(), transaction: self.runtime.transaction_version() }
+    }
+
+    /// The runtime that takes, or refuses, the calls of the block after `at`; after the best block if none is given.
+    pub(crate) async fn version_after(&self, at: Option<&Head>) -> Result<Version, LinkError> {
+        let version = self.ask(self.methods.state_get_runtime_version(at.map(hash))).await?;
+        Ok(Version { spec: version.spec_version, transaction: version.transaction_version })
+    }
+
+    /// Waits until this connection was found to know another runtime than the finalised chain has. For one task only.
+    pub(crate) async fn outgrown(&self) {
+        self.outgrown.notified().await;
+    }
+
     /// Signs a call that is valid for `blocks` blocks after `born`, a finalised block.
     ///
     /// Fails with [`LinkError::Broken`] where the runtime was upgraded since the connection was made, and with
@@ -253,13 +279,18 @@ impl Link {
     }
 
     /// What calls are encoded by must be what the chain reads them by.
+    ///
+    /// Where an upgrade is final, this also sees to a new connection, which reads the new metadata. Before, it would read
+    /// the old ones again.
     async fn same_runtime(&self) -> Result<(), LinkError> {
-        let version = self.ask(self.methods.state_get_runtime_version(None)).await?;
-        let known = (self.runtime.spec_version(), self.runtime.transaction_version());
-        if (version.spec_version, version.transaction_version) != known {
-            return Err(LinkError::Broken("its runtime was upgraded".into()));
+        if self.version_after(None).await? == self.version() {
+            return Ok(());
         }
-        Ok(())
+        if self.version_after(Some(&self.head())).await? == self.version() {
+            return Err(LinkError::Broken("its runtime is being upgraded, and that is not final yet".into()));
+        }
+        self.outgrown.notify_one();
+        Err(LinkError::Broken("its runtime was upgraded".into()))
     }
 
     fn payload(&self, call: &Call) -> Result<CallPayload, LinkError> {

@@ -2,8 +2,11 @@
 //!
 //! A call must not be lost and must not happen twice. So the same bytes are offered again and again, which does no harm,
 //! and new bytes are signed only once the old ones can never be included: another call used their nonce in a finalised
-//! block, or the finalised chain has come to the last block for which they are valid.
+//! block, the finalised chain has come to the last block for which they are valid, or its runtime is no longer the one
+//! they were signed for. A runtime's version only rises: a chain whose root forces an old runtime back on it would take
+//! old bytes again.
 
+use crate::link::Version;
 use protocol::Block;
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
@@ -12,6 +15,8 @@ use std::{collections::BTreeMap, ops::RangeInclusive};
 pub(crate) struct Flight<T> {
     pub(crate) task: T,
     bytes: Vec<u8>,
+    /// The runtime that takes it.
+    runtime: Version,
     /// The finalised block it was signed at: no earlier block includes it, nor does this one.
     born: Block,
     /// The last block that may include it.
@@ -45,11 +50,19 @@ impl<T> Outbox<T> {
         on_chain.max(after_ours)
     }
 
-    /// Notes a call signed at the finalised block `born`, valid for `blocks` blocks, as offered.
-    pub(crate) fn insert(&mut self, nonce: u64, task: T, bytes: Vec<u8>, born: Block, blocks: u32) {
+    /// Notes a call signed for `runtime` at the finalised block `born`, valid for `blocks` blocks, as offered.
+    pub(crate) fn insert(
+        &mut self,
+        nonce: u64,
+        task: T,
+        bytes: Vec<u8>,
+        runtime: Version,
+        born: Block,
+        blocks: u32,
+    ) {
         // An era's first block is the one it was born in.
         let dies = Block(born.0.saturating_add(blocks.saturating_sub(1)));
-        let flight = Flight { task, bytes, born, dies, searched: born, offered: Some(born) };
+        let flight = Flight { task, bytes, runtime, born, dies, searched: born, offered: Some(born) };
         self.flights.insert(nonce, flight);
     }
 
@@ -106,13 +119,16 @@ impl<T> Outbox<T> {
     }
 
     /// Takes out those that can never be included, each with the reason. The blocks of [`Outbox::search`] must have been
-    /// looked through, and what was found withdrawn.
-    pub(crate) fn lost(&mut self, head: Block, next: u64) -> Vec<(T, &'static str)> {
+    /// looked through, and what was found withdrawn. `runtime` is what takes the calls of the block after the finalised
+    /// `head`: what the best chain has may yet be dropped.
+    pub(crate) fn lost(&mut self, head: Block, next: u64, runtime: Version) -> Vec<(T, &'static str)> {
         let reason = |nonce: u64, flight: &Flight<T>| {
             if nonce < next {
                 Some("another call of the same account took its nonce")
             } else if flight.dies <= head {
                 Some("no block took it while it was valid")
+            } else if flight.runtime != runtime {
+                Some("the chain's runtime was upgraded")
             } else {
                 None
             }
@@ -144,11 +160,14 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const OLD: Version = Version { spec: 1, transaction: 1 };
+    const NEW: Version = Version { spec: 2, transaction: 1 };
+
     /// Three calls with nonces 5, 6 and 7, signed at block 10 for 64 blocks: valid up to block 73.
     fn outbox() -> Outbox<&'static str> {
         let mut outbox = Outbox::default();
         for (nonce, name) in [(5, "five"), (6, "six"), (7, "seven")] {
-            outbox.insert(nonce, name, name.as_bytes().to_vec(), Block(10), 64);
+            outbox.insert(nonce, name, name.as_bytes().to_vec(), OLD, Block(10), 64);
         }
         outbox
     }
@@ -199,7 +218,7 @@ mod tests {
         let mut outbox = outbox();
         outbox.search(Block(14), 6);
         outbox.searched(Block(14));
-        let lost = outbox.lost(Block(14), 6);
+        let lost = outbox.lost(Block(14), 6, OLD);
         assert_eq!(lost.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["five"]);
         assert!(lost[0].1.contains("nonce"));
         assert_eq!(outbox.next_nonce(6), 8);
@@ -208,10 +227,56 @@ mod tests {
     #[test]
     fn a_call_is_lost_when_its_last_block_is_final_and_not_before() {
         let mut outbox = outbox();
-        assert_eq!(outbox.lost(Block(72), 5), []);
-        let lost = outbox.lost(Block(73), 5);
+        assert_eq!(outbox.lost(Block(72), 5, OLD), []);
+        let lost = outbox.lost(Block(73), 5, OLD);
         assert_eq!(lost.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["five", "six", "seven"]);
         assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn a_call_is_lost_when_an_upgrade_is_final_and_not_while_it_is_only_in_the_best_chain() {
+        let mut outbox = outbox();
+        // The best chain has the new runtime at block 13, and the finalised block 12 the old one.
+        assert_eq!(outbox.lost(Block(12), 5, OLD), []);
+        // Another fork wins, without the upgrade, and takes a call.
+        assert_eq!(outbox.search(Block(13), 6), Some(11..=13));
+        assert_eq!(outbox.find(&calls(&["five"])), [(5, 0)]);
+        assert_eq!(outbox.withdraw(5), Some("five"));
+        outbox.searched(Block(13));
+        assert_eq!(outbox.lost(Block(13), 6, OLD), []);
+
+        let lost = outbox.lost(Block(14), 6, NEW);
+        assert_eq!(lost.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["six", "seven"]);
+        assert!(lost.iter().all(|(_, why)| why.contains("upgraded")));
+        assert!(outbox.is_empty());
+    }
+
+    #[test]
+    fn a_new_version_of_transactions_alone_voids_a_call_too() {
+        let mut outbox = outbox();
+        assert_eq!(outbox.lost(Block(12), 5, Version { transaction: 2, ..OLD }).len(), 3);
+    }
+
+    #[test]
+    fn a_call_that_was_included_before_an_upgrade_is_found_and_not_signed_anew() {
+        let mut outbox = outbox();
+        // Block 12 holds it and the upgrade.
+        assert_eq!(outbox.search(Block(12), 6), Some(11..=12));
+        assert_eq!(outbox.find(&calls(&["five", "set_code"])), [(5, 0)]);
+        assert_eq!(outbox.withdraw(5), Some("five"));
+        outbox.searched(Block(12));
+        let lost = outbox.lost(Block(12), 6, NEW);
+        assert_eq!(lost.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["six", "seven"]);
+    }
+
+    #[test]
+    fn what_was_signed_for_the_new_runtime_is_lost_with_no_upgrade_that_is_past() {
+        let mut outbox = outbox();
+        outbox.lost(Block(14), 5, NEW);
+        assert_eq!(outbox.next_nonce(5), 5);
+        outbox.insert(5, "again", b"again".to_vec(), NEW, Block(14), 64);
+        assert_eq!(outbox.lost(Block(15), 5, NEW), []);
+        assert_eq!(outbox.offer_again(Block(17), 3), [(5, b"again".to_vec())]);
     }
 
     #[test]
@@ -236,30 +301,33 @@ mod tests {
     }
 
     proptest! {
-        /// A chain that takes, skips and forgets at random: every call ends in exactly one way.
+        /// A chain that takes, skips, forgets and is upgraded at random: every call ends in exactly one way.
         #[test]
         fn a_call_is_included_once_or_lost_and_never_both(
-            steps in proptest::collection::vec((0u8..4, 1u32..4), 1..200),
+            steps in proptest::collection::vec((0u8..5, 1u32..4), 1..200),
         ) {
             let mut outbox = Outbox::default();
-            let (mut head, mut next) = (0u32, 0u64);
+            let (mut head, mut next, mut runtime) = (0u32, 0u64, OLD);
             let mut chain: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
             // By their bytes: which are signed, and which still could be included.
-            let mut alive: BTreeMap<u64, (Vec<u8>, u32)> = BTreeMap::new();
+            let mut alive: BTreeMap<u64, (Vec<u8>, u32, Version)> = BTreeMap::new();
             let (mut signed, mut included, mut lost) = (0u64, 0u64, 0u64);
             for (what, blocks) in steps {
                 match what {
                     0 => {
                         let nonce = outbox.next_nonce(next);
                         let bytes = signed.to_le_bytes().to_vec();
-                        outbox.insert(nonce, signed, bytes.clone(), Block(head), 8);
-                        alive.insert(nonce, (bytes, head + 7));
+                        outbox.insert(nonce, signed, bytes.clone(), runtime, Block(head), 8);
+                        alive.insert(nonce, (bytes, head + 7, runtime));
                         signed += 1;
                     }
                     1 => {
                         // A block takes ours, if it is the next and still valid.
                         head += 1;
-                        if let Some((bytes, dies)) = alive.get(&next) && head <= *dies {
+                        if let Some((bytes, dies, version)) = alive.get(&next)
+                            && head <= *dies
+                            && *version == runtime
+                        {
                             chain.entry(head).or_default().push(bytes.clone());
                             next += 1;
                         }
@@ -269,6 +337,10 @@ mod tests {
                         head += 1;
                         chain.entry(head).or_default().push(b"theirs".to_vec());
                         next += 1;
+                    }
+                    3 => {
+                        head += 1;
+                        runtime.spec += 1;
                     }
                     _ => head += blocks,
                 }
@@ -282,9 +354,9 @@ mod tests {
                         outbox.searched(Block(block));
                     }
                 }
-                for (which, _) in outbox.lost(Block(head), next) {
+                for (which, _) in outbox.lost(Block(head), next, runtime) {
                     prop_assert!(!chain.values().flatten().any(|bytes| *bytes == which.to_le_bytes()));
-                    alive.retain(|_, (bytes, _)| *bytes != which.to_le_bytes());
+                    alive.retain(|_, (bytes, ..)| *bytes != which.to_le_bytes());
                     lost += 1;
                 }
             }

@@ -195,8 +195,14 @@ impl Clerk {
             self.outbox.searched(Block(number));
         }
 
+        if self.outbox.is_empty() {
+            return Ok(());
+        }
+
+        // As of the finalised block: a fork without the upgrade may still include what was signed before it.
+        let runtime = link.version_after(Some(head)).await?;
         // The last first, so that they wait in the order in which they were signed.
-        for (task, reason) in self.outbox.lost(head.block, next).into_iter().rev() {
+        for (task, reason) in self.outbox.lost(head.block, next, runtime).into_iter().rev() {
             task.order.stage.withdrawn();
             tracing::debug!(call = %task.order.call, reason, "a call was lost on its way");
             if task.signatures < SIGNATURES_MAX {
@@ -258,7 +264,7 @@ impl Clerk {
             }
             let doing = task.doing();
             task.signatures = task.signatures.saturating_add(1);
-            self.outbox.insert(nonce, task, bytes.clone(), head.block, blocks);
+            self.outbox.insert(nonce, task, bytes.clone(), link.version(), head.block, blocks);
             let Err(error) = link.offer(&bytes).await else {
                 continue;
             };

@@ -303,6 +303,28 @@ async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_is_signed_for_the_old_one() {
+    let chain = busy_chain().await;
+    let proxy = Proxy::to(chain.address().port()).await;
+    let alice = client(&proxy.url(), "//Alice").await;
+    let receiver = Key::generate().unwrap().account();
+
+    // What the chain says of its version is not what its metadata were read for.
+    let connections = proxy.connections();
+    proxy.set(Wire::Tampered { from: "\"specVersion\":1,", to: "\"specVersion\":2," });
+    let sender = alice.clone();
+    let submitted =
+        tokio::spawn(async move { sender.submit(Call::Transfer { to: receiver, amount: ONE }).await });
+    proxy.another_connection(connections + 1).await;
+    assert!(!submitted.is_finished());
+    proxy.set(Wire::Sound);
+    let included = submitted.await.unwrap().unwrap();
+    alice.clock().wait_for(included.block).await.unwrap();
+    assert_eq!(alice.balance(&receiver).await.unwrap().free, ONE);
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_that_finalises_nothing_is_said_to() {
     let chain = idle_chain(2).await;
     let timing = patient_for(Duration::from_millis(500));
