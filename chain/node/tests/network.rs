@@ -10,7 +10,7 @@
 use codec::{Decode, Encode};
 use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION};
 use serde_json::{Value, json};
-use sp_keyring::Sr25519Keyring::Alice;
+use sp_keyring::Sr25519Keyring::{self, Alice, Bob};
 use sp_runtime::{
     MultiAddress,
     generic::{Era, SignedPayload},
@@ -129,8 +129,13 @@ impl Node {
         self.ask("state_getRuntimeVersion", json!([])).ok()?["specVersion"].as_u64()
     }
 
+    /// Alice's, the pool's transactions included.
     fn nonce(&self) -> Option<u64> {
-        self.ask("system_accountNextIndex", json!([Alice.to_account_id()])).ok()?.as_u64()
+        self.nonce_of(&Alice)
+    }
+
+    fn nonce_of(&self, account: &Sr25519Keyring) -> Option<u64> {
+        self.ask("system_accountNextIndex", json!([account.to_account_id()])).ok()?.as_u64()
     }
 
     fn storage(&self, pallet: &str, item: &str) -> Option<Vec<u8>> {
@@ -587,6 +592,8 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
     let network = Network::start(directory.path());
     let nodes = network.nodes();
     all_final(&nodes, 2, "four nodes, the first blocks are final");
+    let mut client = Client::start(nodes[1]);
+    client.until_served_after(0, "a client's call is final");
 
     let (before, after) = (VERSION.spec_version, VERSION.spec_version + 1);
     let everywhere = |holds: &dyn Fn(&Node) -> Option<bool>| {
@@ -618,6 +625,9 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
         everywhere(&|node| Some(node.spec_version()? == u64::from(after)))
     });
     wait("its migration has been applied with each", || everywhere(&|node| version(node, 2)));
+    // The client was not started again: it reads the new metadata by itself, and signs anew what was on its way.
+    let upgraded = nodes.iter().filter_map(|node| Some(node.best()?.number)).max().expect("there are nodes");
+    client.until_served_after(upgraded, "a call of the client's for it is final");
     // The rehearsal's migration turns the authorities' order round.
     let accounts = old[0].as_mut().expect("there are four");
     let mut turned = Vec::<[u8; 32]>::decode(&mut accounts.as_slice()).expect("a list of accounts");
@@ -637,4 +647,11 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
     wait("and takes transactions that are signed for it", || everywhere(&|node| Some(node.nonce()? >= next)));
     let now = latest(&nodes);
     all_final(&nodes, now.number + 3, "and blocks become final as before");
+
+    assert_eq!(client.said("failed"), Vec::<Value>::new(), "no call was given up");
+    // It makes one call after the other.
+    let used = nodes[1].nonce_of(&Bob).expect("the node answers");
+    let included = client.said("included").len() as u64;
+    eprintln!("          the client's calls: {included}");
+    assert!(used <= included + 1, "it used {used} nonces for {included} calls");
 }
