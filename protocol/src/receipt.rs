@@ -174,6 +174,8 @@ pub enum PenaltyReason {
     Harm,
     /// It was a near-duplicate of another, and showed nothing of its seat's own data.
     Duplicate,
+    /// The very bytes that were committed to are no contribution.
+    Fault,
 }
 
 /// What the window's work was worth, and why.

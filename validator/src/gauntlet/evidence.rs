@@ -86,7 +86,27 @@ fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
 
+/// Labels of the faults that a seat's own bytes prove, and that no failing disk, network or late restart makes of honest work. The others,
+/// such as bytes that never came or a model of the window before, may happen to anybody.
+const PROVED: [&str; 10] = [
+    "malformed",
+    "wrong-run",
+    "wrong-window",
+    "wrong-seat",
+    "wrong-schema",
+    "wrong-density",
+    "wrong-trained",
+    "bad-signature",
+    "undecodable",
+    "abnormal-norm",
+];
+
 impl Observed {
+    /// Whether the seat committed to bytes that no honest program makes.
+    pub(super) fn is_proved(&self) -> bool {
+        matches!(self, Observed::Faulty { label, .. } if PROVED.contains(&label.as_str()))
+    }
+
     pub(super) fn twin(&self) -> Option<&Twin> {
         match self {
             Observed::Valid { twin, .. } => twin.as_ref(),
@@ -116,6 +136,7 @@ impl Observed {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::submission::Fault;
 
     #[test]
     fn a_loss_that_is_no_number_is_a_very_bad_one() {
@@ -125,6 +146,24 @@ mod tests {
         assert_eq!(LossPair::new(1, 2.0, -1.0).difference(), 2.0 - LOSS_MIN);
         // Also where the evidence was not made by `new`.
         assert_eq!(LossPair { sequence: 1, before: f64::NAN, after: f64::NAN }.difference(), 0.0);
+    }
+
+    #[test]
+    fn what_may_happen_to_anybody_is_a_fault_and_no_proof() {
+        let proved = |fault: Fault| {
+            Observed::Faulty { label: fault.label().into(), detail: fault.to_string() }.is_proved()
+        };
+        assert!(proved(Fault::Malformed("short")));
+        assert!(proved(Fault::WrongSeat { got: protocol::Uid(3) }));
+        assert!(proved(Fault::BadSignature));
+        assert!(proved(Fault::AbnormalNorm { rms: 1e9 }));
+        for accident in
+            [Fault::Missing, Fault::Late, Fault::WrongDigest, Fault::WrongBase, Fault::WrongHotkey]
+        {
+            assert!(!proved(accident));
+        }
+        assert!(!Observed::Faulty { label: ATTESTED.into(), detail: String::new() }.is_proved());
+        assert!(!Observed::Absent.is_proved());
     }
 
     #[test]

@@ -113,6 +113,9 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         let observed = observed.get(seat).copied().unwrap_or(&Observed::Absent);
         if let Observed::Faulty { .. } = observed {
             remembered.faults = remembered.faults.saturating_add(1);
+            if observed.is_proved() {
+                remembered.proved_faulty(window);
+            }
         }
         // Unobserved: half of what it was, so that to show one's bytes to too few is nothing to live on.
         remembered.share =

@@ -70,6 +70,8 @@ pub enum PenaltyReason {
     Harm,
     /// It was a near-duplicate of another one, and showed nothing of its seat's own data (PROT-25).
     Duplicate,
+    /// The very bytes it committed to are no contribution (PROT-14, PROT-25).
+    Fault,
 }
 
 impl Earned {
@@ -124,6 +126,12 @@ impl Standing {
     /// Windows since the seat was last evaluated, or first seen.
     pub fn waited(&self, window: Window) -> u32 {
         window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
+    }
+
+    /// A fault that its own bytes prove. While one weighs, another begins it anew: there is one at most.
+    pub(super) fn proved_faulty(&mut self, window: Window) {
+        self.penalties.retain(|penalty| penalty.reason != PenaltyReason::Fault);
+        self.penalties.push(Penalty::new(PenaltyReason::Fault, window));
     }
 
     /// One more evaluation has passed.
@@ -198,6 +206,18 @@ mod tests {
         seat.recover();
         assert_eq!(seat.penalty_factor(), 1.0);
         assert!(seat.penalties.is_empty());
+    }
+
+    #[test]
+    fn a_fault_after_another_begins_the_penalty_anew() {
+        let mut seat = Standing::new(Window(0));
+        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(1)));
+        for window in 2..100 {
+            seat.proved_faulty(Window(window));
+        }
+        assert_eq!(seat.penalties.len(), 2);
+        assert_eq!(seat.penalties[1], Penalty::new(PenaltyReason::Fault, Window(99)));
+        assert_eq!(seat.penalty_factor(), 0.25 * 0.25);
     }
 
     #[test]

@@ -173,6 +173,23 @@ fn a_fault_comes_last_and_is_unpaid_for_its_window() {
 }
 
 #[test]
+fn bytes_that_no_honest_program_makes_weigh_on_the_epoch() {
+    let long = RunParams { epoch_windows: 5, ..params() };
+    let (before, _) = simulate(5, 20, &[HONEST; 4]);
+    let fault = |label: &str| {
+        let observed = Observed::Faulty { label: label.into(), detail: String::new() };
+        let evidence = [Evidence { seat: seat(2), observed }];
+        judge(&long, &before.standings, Window(20), &evidence)
+    };
+    let (accident, proved) = (fault("missing"), fault("undecodable"));
+    assert!(accident.reports[0].penalties.is_empty());
+    assert_eq!(proved.reports[0].penalties[0].reason, PenaltyReason::Fault);
+    let earned = |verdict: &Verdict| weights::earned(&verdict.standings.seats[&seat(2)]);
+    assert!(0.0 < earned(&accident));
+    assert!((earned(&proved) - earned(&accident) * 0.25).abs() < 1e-12);
+}
+
+#[test]
 fn who_commits_nothing_is_unrated_and_unpaid_but_keeps_its_record() {
     let (before, _) = simulate(6, 20, &[HONEST; 4]);
     let away = next(6, &before.standings, 20, &[HONEST, HONEST, HONEST, Miner::Away]);

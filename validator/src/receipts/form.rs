@@ -251,6 +251,7 @@ fn penalty_in_receipt(penalty: &Penalty) -> receipt::Penalty {
     let reason = match reason {
         PenaltyReason::Harm => receipt::PenaltyReason::Harm,
         PenaltyReason::Duplicate => receipt::PenaltyReason::Duplicate,
+        PenaltyReason::Fault => receipt::PenaltyReason::Fault,
     };
     receipt::Penalty { reason, since, remaining }
 }
@@ -260,6 +261,7 @@ fn penalty(said: &receipt::Penalty) -> Penalty {
     let reason = match reason {
         receipt::PenaltyReason::Harm => PenaltyReason::Harm,
         receipt::PenaltyReason::Duplicate => PenaltyReason::Duplicate,
+        receipt::PenaltyReason::Fault => PenaltyReason::Fault,
     };
     Penalty { reason, since, remaining }
 }
