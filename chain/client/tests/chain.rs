@@ -325,6 +325,41 @@ async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_signed_for_a_runtime_that_the_chain_no_longer_has_is_signed_anew_and_included_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let dir = Some(directory.path().to_owned());
+    let config = at_home(Config { dir, sealing: Sealing::Manual, finality_lag: 1, ..busy() });
+    let chain = start(config.clone()).await;
+    for _ in 0..3 {
+        chain.seal_now().await.unwrap();
+    }
+    let proxy = Proxy::to_address(chain.address()).await;
+    let alice = client(&proxy.url(), "//Alice").await;
+    let (to, sender) = (Key::generate().unwrap(), alice.clone());
+    let call = Call::Transfer { to: to.account(), amount: ONE };
+    let submitted = tokio::spawn(async move { sender.submit(call).await });
+    let old = until_pooled(&chain).await;
+
+    // The chain forgets its pool, and says then that it was upgraded, for as long as it takes to be asked a few times.
+    proxy.set(Wire::Tampered { from: "\"specVersion\":1,", to: "\"specVersion\":2," });
+    let listen = chain.address();
+    chain.shutdown().await;
+    let chain = start(Config { listen, ..config }).await;
+    for _ in 0..4 {
+        proxy.another_connection(proxy.connections()).await;
+    }
+    assert!(!submitted.is_finished());
+    proxy.set(Wire::Sound);
+    let new = until_pooled(&chain).await;
+    assert_eq!((old.len(), new.len()), (1, 1));
+    assert_ne!(old, new, "the old bytes were offered again");
+    let included = seal_until(&chain, submitted).await.unwrap().unwrap();
+    alice.clock().wait_for(included.block).await.unwrap();
+    assert_eq!(free(&alice, &to).await, ONE);
+    chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chain_that_finalises_nothing_is_said_to() {
     let chain = idle_chain(2).await;
     let timing = patient_for(Duration::from_millis(500));

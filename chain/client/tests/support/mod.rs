@@ -44,13 +44,13 @@ pub fn at_home(config: Config) -> Config {
     Config { listen: (home, 0).into(), ..config }
 }
 
-/// Waits until a call is in the chain's pool.
-pub async fn until_pooled(chain: &EmbeddedChain) {
+/// Waits until a call is in the chain's pool, and returns what is there.
+pub async fn until_pooled(chain: &EmbeddedChain) -> Vec<String> {
     let client = RpcClient::from_insecure_url(chain.url()).await.unwrap();
     loop {
         let pooled: Vec<String> = client.request("author_pendingExtrinsics", rpc_params![]).await.unwrap();
         if !pooled.is_empty() {
-            return;
+            return pooled;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

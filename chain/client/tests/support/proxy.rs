@@ -1,6 +1,9 @@
 //! A wire between client and chain that a test can cut, block or tamper with.
 
-use std::sync::Arc;
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, tcp::OwnedReadHalf, tcp::OwnedWriteHalf},
@@ -29,8 +32,12 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A sound wire to the chain at `port`.
+    /// A sound wire to the chain at this port.
     pub async fn to(port: u16) -> Proxy {
+        Proxy::to_address((Ipv4Addr::LOCALHOST, port).into()).await
+    }
+
+    pub async fn to_address(chain_address: SocketAddr) -> Proxy {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let own_port = listener.local_addr().unwrap().port();
         let wire = Arc::new(watch::channel(Wire::Sound).0);
@@ -42,7 +49,7 @@ impl Proxy {
                 if *changes.borrow() == Wire::Cut {
                     continue;
                 }
-                let Ok(chain) = TcpStream::connect(("127.0.0.1", port)).await else { continue };
+                let Ok(chain) = TcpStream::connect(chain_address).await else { continue };
                 let (from_client, to_client) = client.into_split();
                 let (from_chain, to_chain) = chain.into_split();
                 tokio::spawn(carry(from_client, to_chain, changes.subscribe(), false));
