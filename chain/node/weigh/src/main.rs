@@ -86,7 +86,8 @@ fn run(options: &Options) -> Result<(), Failure> {
     let mut measured: Measured = match read(&options.measured) {
         Ok(json) => serde_json::from_slice(&json)
             .map_err(|source| Failure::Measured { path: options.measured.clone(), source })?,
-        Err(_) if options.only.is_empty() => Measured::new(),
+        // The first time here. A pallet of which some is not measured yet is refused when it is written.
+        Err(_) if !options.measured.exists() => Measured::new(),
         Err(failure) => return Err(failure),
     };
 
