@@ -170,6 +170,8 @@ impl Drop for Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Open,
+    /// Connections go on, and new ones are refused.
+    Full,
     /// Nothing gets through and nobody is told, as if a cable were cut.
     Silent,
     /// Connections break, and new ones are refused.
@@ -197,7 +199,9 @@ impl Relay {
         std::thread::spawn(move || {
             while taker.way() != Way::Over {
                 match listener.accept() {
-                    Ok((near, _)) if taker.way() != Way::Closed => taker.pass_on(near, target),
+                    Ok((near, _)) if !matches!(taker.way(), Way::Full | Way::Closed) => {
+                        taker.pass_on(near, target)
+                    }
                     Ok(_) => {}
                     Err(_) => std::thread::sleep(Duration::from_millis(20)),
                 }
@@ -207,7 +211,7 @@ impl Relay {
     }
 
     fn way(&self) -> Way {
-        let ways = [Way::Open, Way::Silent, Way::Closed, Way::Over];
+        let ways = [Way::Open, Way::Full, Way::Silent, Way::Closed, Way::Over];
         ways[usize::from(self.way.load(Ordering::SeqCst))]
     }
 
@@ -231,7 +235,7 @@ impl Relay {
         let mut bytes = vec![0; 1 << 16];
         loop {
             match self.way() {
-                Way::Open => {}
+                Way::Open | Way::Full => {}
                 Way::Silent => {
                     std::thread::sleep(Duration::from_millis(20));
                     continue;
@@ -245,7 +249,8 @@ impl Relay {
                     while self.way() == Way::Silent {
                         std::thread::sleep(Duration::from_millis(20));
                     }
-                    if to.write_all(&bytes[..count]).is_err() {
+                    let broken = matches!(self.way(), Way::Closed | Way::Over);
+                    if broken || to.write_all(&bytes[..count]).is_err() {
                         break;
                     }
                 }
@@ -296,12 +301,14 @@ impl Network {
     }
 
     /// Sets how the first two and the last two hear each other.
+    ///
+    /// Nodes tell each other by what addresses they reach others: one finds its way across by the relay of a node that is
+    /// there, unless those take nobody new.
     fn set_across(&self, way: Way) {
         for (from, relays) in self.relays.iter().enumerate() {
             for (to, relay) in relays.iter().enumerate() {
-                if (from < 2) != (to < 2) {
-                    relay.set(way);
-                }
+                let across = (from < 2) != (to < 2);
+                relay.set(if across || way == Way::Open { way } else { Way::Full });
             }
         }
     }
