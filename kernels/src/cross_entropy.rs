@@ -111,7 +111,7 @@ fn gradient_row_body(row: &mut [f32], target: usize, scale: f32) -> f64 {
 
 /// `row ← exp(row − max)`; returns the maximum and the sum.
 #[inline(always)]
-fn exponentiate(row: &mut [f32]) -> (f32, f32) {
+pub(crate) fn exponentiate(row: &mut [f32]) -> (f32, f32) {
     let mut maxima = [f32::NEG_INFINITY; LANES];
     let mut groups = row.chunks_exact(LANES);
     for group in groups.by_ref() {

@@ -116,6 +116,22 @@ macro_rules! widest {
 }
 pub(crate) use widest;
 
+/// `Σ a·b`, summed in lanes: for the bodies of `widest!`.
+#[inline(always)]
+pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (mut a, mut b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    for (a, b) in a.by_ref().zip(b.by_ref()) {
+        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    for ((sum, &a), &b) in sums.iter_mut().zip(a.remainder()).zip(b.remainder()) {
+        *sum += a * b;
+    }
+    sums.iter().sum()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -24,7 +24,8 @@ pub fn norm_squared_reference(values: &[f32]) -> f64 {
 /// `Σ x²`: the bits of [`norm_squared_reference`], by vectors and threads.
 pub fn norm_squared(values: &[f32]) -> f64 {
     let of_chunks: Vec<f64> = values.par_chunks(CHUNK).map(chunk).collect();
-    of_chunks.iter().sum()
+    // Not `sum`, which starts from −0, and would end there for an empty vector.
+    of_chunks.iter().fold(0.0, |total, chunk| total + chunk)
 }
 
 widest! {

@@ -1,5 +1,8 @@
 //! Every kernel against its reference, on random shapes.
 
+mod common;
+
+use common::{bits, noise};
 use kernels::{cross_entropy, norm, sparse};
 use proptest::prelude::*;
 use protocol::contribution::{Schema, Sparse, SparseTensor, TensorSpec};
@@ -17,10 +20,6 @@ fn a_step(len: usize) -> impl Strategy<Value = (Vec<f32>, Vec<u32>, Vec<f32>, f3
         let (positions, values) = entries.into_iter().unzip();
         (theta, positions, values, rate)
     })
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 fn agrees_with_the_protocol(theta: Vec<f32>, positions: Vec<u32>, values: Vec<f32>, rate: f32) {
@@ -78,18 +77,6 @@ proptest! {
             prop_assert!((f64::from(close) - exact).abs() <= 1e-5 * f64::from(scale), "{close} against {exact}");
         }
     }
-}
-
-/// Numbers between −1 and 1 from a small generator.
-fn noise(len: usize, seed: u32) -> Vec<f32> {
-    let mut state = u64::from(seed) << 1 | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..len).map(|_| next()).collect()
 }
 
 #[test]

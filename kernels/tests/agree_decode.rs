@@ -4,6 +4,9 @@
 #[path = "../../protocol/fuzz/fast.rs"]
 mod fast;
 
+mod common;
+
+use common::bits;
 use kernels::{
     accumulate::accumulate,
     decode::{self, Rejected, StreamDecoder},
@@ -57,10 +60,6 @@ fn at_every_width(check: impl Fn() + Sync) {
         POOLS[*turn % POOLS.len()].install(&check);
     }
     limit(Width::Avx512);
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 /// Standard normal values.

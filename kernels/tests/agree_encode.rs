@@ -1,6 +1,9 @@
 //! The fast encoder against the words of the format: the same bytes and the same residual, bit for bit, for every
 //! input, density, width of vectors and number of threads.
 
+mod common;
+
+use common::bits;
 use kernels::{
     encode::{self, EncodeError, Feedback, SectionEncoder, Source},
     lanes::{self, Width},
@@ -34,10 +37,6 @@ fn at_every_width(mut body: impl FnMut(Width)) {
     }
     println!("{run} of {} widths run", Width::ALL.len());
     lanes::limit(Width::Avx512);
-}
-
-fn bits(values: &[f32]) -> Vec<u32> {
-    values.iter().map(|value| value.to_bits()).collect()
 }
 
 fn schema(lengths: &[usize]) -> Schema {

@@ -4,6 +4,10 @@
 //! there is none, nothing can be tested, and the tests are counted as ignored, with the reason: so this is a program of its
 //! own, which prints what the usual harness prints.
 
+#[path = "common/device.rs"]
+mod device;
+
+use device::Test;
 use kernels::{
     encode::Feedback,
     gpu::{Decoded, Device, GpuError, OpenError, Source, Values},
@@ -16,10 +20,6 @@ use protocol::{
     merge::{self, Input},
     params::{Density, MergeRule},
 };
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-/// A test's name, and what it does on a device.
-type Test = (&'static str, fn(&Device));
 
 const TESTS: &[Test] = &[
     ("a_residual_is_encoded_as_the_protocol_does", encoded_as_the_protocol),
@@ -39,35 +39,7 @@ const TESTS: &[Test] = &[
 ];
 
 fn main() {
-    let filters: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
-    let wanted = |name: &str| filters.is_empty() || filters.iter().any(|filter| name.contains(filter));
-    let tests: Vec<_> = TESTS.iter().filter(|(name, _)| wanted(name)).collect();
-    println!("\nrunning {} tests", tests.len());
-    let name = std::env::var("GPU_DEVICE").unwrap_or_else(|_| "vulkan".into());
-    let (mut passed, mut failed) = (0, 0);
-    let device = match Device::open(&name) {
-        Ok(device) => device,
-        Err(error @ (OpenError::NotFound { .. } | OpenError::NotBuilt { .. })) => {
-            for (test, _) in &tests {
-                println!("test {test} ... ignored, {error}");
-            }
-            println!("\ntest result: ok. 0 passed; 0 failed; {} ignored; 0 measured", tests.len());
-            return;
-        }
-        Err(error) => {
-            println!("{error}\n\ntest result: FAILED. 0 passed; {} failed; 0 ignored", tests.len());
-            std::process::exit(101);
-        }
-    };
-    println!("on {name}, its own arithmetic {}", if device.hardware() { "agrees" } else { "does not agree" });
-    for (name, test) in tests {
-        let good = catch_unwind(AssertUnwindSafe(|| test(&device))).is_ok();
-        println!("test {name} ... {}", if good { "ok" } else { "FAILED" });
-        if good { passed += 1 } else { failed += 1 }
-    }
-    let verdict = if failed == 0 { "ok" } else { "FAILED" };
-    println!("\ntest result: {verdict}. {passed} passed; {failed} failed; 0 ignored; 0 measured");
-    std::process::exit(if failed == 0 { 0 } else { 101 });
+    device::main(TESTS)
 }
 
 /// Full chunks, short ones, tensors of one value, and one of more than a section.

@@ -53,6 +53,8 @@ fn what_cannot_be_measured_is_refused_in_words() {
     refused(&["--simd", "mmx"], "--simd");
     refused(&["--fast"], "--fast");
     refused(&["--agree"], "--device");
+    refused(&["--network"], "--device");
+    refused(&["--network", "--agree", "--device", "cuda:0"], "--agree");
     refused(&["--device", "cuda:0", "--threads", "2"], "--threads");
     #[cfg(not(feature = "gpu"))]
     refused(&["--device", "cuda:0"], "--features cuda");

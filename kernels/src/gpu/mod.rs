@@ -16,6 +16,7 @@ mod agree;
 mod apply;
 mod copy;
 mod merge;
+pub mod network;
 mod norm;
 mod number;
 mod pack;
@@ -31,11 +32,13 @@ pub use unpack::Decoded;
 
 use crate::wire::{Layout, Section};
 use cubecl::{
+    MemoryScope,
     client::Client,
     ir::{ElemType, UIntKind},
     prelude::*,
     server::Handle,
 };
+use cubecl_environment::stream::{StreamPolicy, set_policy};
 use parts::{Part, parts};
 use std::ops::Deref;
 
@@ -52,6 +55,8 @@ pub struct Device {
     name: String,
     /// Whether the device's own additions and multiplications were seen to agree (`number::step`).
     hardware: bool,
+    /// Whether products may go to tensor cores, if there are any.
+    tensor_cores: bool,
     part_values: usize,
 }
 
@@ -87,6 +92,18 @@ pub enum GpuError {
     OtherParts,
     #[error("the contributions to merge are none, or too many for one buffer of the device")]
     Inputs,
+    #[error("the values are {got:?}, and here they must be {expected:?}")]
+    Precision { expected: network::Precision, got: network::Precision },
+    #[error("an array or matrix has more than {max} values")]
+    TooLong { max: usize },
+    #[error(
+        "a part of an array begins at value {first}, and on this device it must be a multiple of {alignment}"
+    )]
+    Misplaced { first: usize, alignment: usize },
+    #[error("the device has no memory for {bytes} bytes more")]
+    OutOfMemory { bytes: u64 },
+    #[error("token {token} at {position} is outside the vocabulary of {vocab}")]
+    Token { position: usize, token: u32, vocab: usize },
     #[error("the device failed: {0}")]
     Device(String),
 }
@@ -128,7 +145,12 @@ fn find(name: &str) -> Result<cubecl::Device, OpenError> {
 
 impl Device {
     /// Opens `vulkan`, `cuda:0`, `cuda:1` and so on, and sees whether it can do what the kernels need.
+    ///
+    /// From then on all threads of this process queue their work in one row. By default CubeCL has a row for each thread, and of a
+    /// buffer that is written over on one thread and read on another it only knows who made it: the reader would not wait.
     pub fn open(name: &str) -> Result<Device, OpenError> {
+        // Before any client is made: what was queued before would stay in the thread's own row.
+        set_policy(StreamPolicy::Single);
         let found = find(name)?;
         let broken = |why: String| OpenError::Broken { name: name.into(), why };
         // A driver that is there and does not work is found out in a panic.
@@ -149,7 +171,8 @@ impl Device {
         }
         let page = usize::try_from(properties.memory.max_page_size).unwrap_or(usize::MAX);
         let part_values = (page / 32).clamp(PART_VALUES_MIN, PART_VALUES_MAX);
-        let mut device = Device { client, name: name.into(), hardware: false, part_values };
+        let mut device =
+            Device { client, name: name.into(), hardware: false, tensor_cores: true, part_values };
         device.hardware = device.adds_and_multiplies_alike().map_err(|why| broken(why.to_string()))?;
         Ok(device)
     }
@@ -205,9 +228,15 @@ impl Device {
         Ok(words)
     }
 
+    /// Bytes of the device's memory that this process uses, and that it holds.
+    pub fn memory(&self) -> [u64; 2] {
+        let usage = self.client.memory_report(MemoryScope::Device).usage();
+        [usage.bytes_in_use, usage.bytes_reserved]
+    }
+
     /// Waits for all that was asked of the device, and says whether it was done.
     pub fn finish(&self) -> Result<(), GpuError> {
-        cubecl::future::block_on(self.client.sync()).map_err(|error| GpuError::Device(error.to_string()))
+        Ok(cubecl::future::block_on(self.client.sync())?)
     }
 
     fn row(&self, layout: &Layout, mut make: impl FnMut(&Part) -> Handle) -> Values {
@@ -258,7 +287,7 @@ impl Device {
     }
 
     fn read_bytes(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]>, GpuError> {
-        self.client.read_one(handle.clone()).map_err(|error| GpuError::Device(error.to_string()))
+        Ok(self.client.read_one(handle.clone())?)
     }
 
     fn read(&self, handle: &Handle) -> Result<Vec<u32>, GpuError> {

@@ -8,7 +8,7 @@ use crate::{
 };
 use kernels::{
     encode::Feedback,
-    gpu::{Device, GpuError, Source, agreement},
+    gpu::{Device, GpuError, Source, agreement, network},
     merge::Rule,
     wire::Layout,
 };
@@ -40,12 +40,34 @@ struct GpuKernel {
     share_of_memcpy: f64,
 }
 
-/// Compares every kernel with the processor's, bit for bit, and says how much was compared.
+/// Compares every kernel with the processor's, bit for bit, and a network's within roundings; and says
+/// how much was compared.
 pub fn agree(name: &str) -> anyhow::Result<String> {
     let found = agreement(&Device::open(name)?)?;
+    let close = network::closeness(name)?;
+    let said = |it: &network::Closeness| {
+        format!("  {}: {:.1e}, and {:.1e} was allowed", it.what, it.error, it.bound)
+    };
+    let unused: Vec<String> = close.iter().filter(|it| it.holds() && !it.close()).map(said).collect();
+    if !unused.is_empty() {
+        eprintln!(
+            "{name}: ways to multiply that nothing uses are off, which is no fault:\n{}",
+            unused.join("\n")
+        );
+    }
+    let apart: Vec<String> = close.iter().filter(|it| !it.holds()).map(said).collect();
+    anyhow::ensure!(
+        apart.is_empty(),
+        "{} of {} comparisons of a network's passes are too far off:\n{}",
+        apart.len(),
+        close.len(),
+        apart.join("\n")
+    );
     Ok(format!(
-        "{name}: {} checks, {} values and bytes, all equal to the processor's",
-        found.checks, found.compared
+        "{name}: {} checks, {} values and bytes, all equal to the processor's; {} comparisons of a network's passes, all close",
+        found.checks,
+        found.compared,
+        close.len()
     ))
 }
 

@@ -5,6 +5,10 @@
 #[cfg(feature = "gpu")]
 mod gpu;
 mod measure;
+#[cfg(feature = "gpu")]
+mod network;
+#[cfg(feature = "gpu")]
+mod products;
 mod random;
 mod report;
 
@@ -43,9 +47,13 @@ struct Options {
     /// Measure on a GPU instead: cuda:0, cuda:1, vulkan. Needs a build with --features cuda or vulkan.
     #[arg(long, conflicts_with_all = ["threads", "simd", "memory_only"])]
     device: Option<String>,
-    /// Measure nothing; compare every kernel of the device with the processor's, bit for bit.
+    /// Measure nothing; compare every kernel of the device with the processor's: bit for bit where bits are agreed on, and a
+    /// network's passes within roundings.
     #[arg(long, requires = "device")]
     agree: bool,
+    /// Measure the kernels that a network's passes on the device are made of.
+    #[arg(long, requires = "device", conflicts_with = "agree")]
+    network: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -103,6 +111,9 @@ fn on_device(options: &Options, device: &str) -> anyhow::Result<()> {
     if options.agree {
         println!("{}", gpu::agree(device)?);
         return Ok(());
+    }
+    if options.network {
+        return print(options, &network::measure(options, device)?);
     }
     print(options, &gpu::measure(options, device)?)
 }

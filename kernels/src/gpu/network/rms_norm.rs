@@ -1,0 +1,292 @@
+//! RMSNorm: `y = x / √(mean x² + ε) · gain`, row by row, and its gradients.
+//!
+//! The reference is [`crate::rms_norm`]. A cube has a row forward, and some rows one after the other backward, so that it
+//! adds up the gain's gradient in registers first. Those sums are added in a fixed order afterwards: two runs have the same
+//! bits.
+//!
+//! Bytes a value, `F` being 4 or 2 of them: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second
+//! look at a row finds it in the cache.
+
+use super::{
+    Array,
+    launch::{across, area, cube_sum, grid, lanes, line, units_for},
+};
+use crate::gpu::{Device, GpuError, array};
+use cubecl::{
+    ir::ElemType,
+    prelude::{Array as Registers, *},
+};
+
+/// Rows at least that a cube takes backward, and cubes at most that share the rows.
+const ROWS: usize = 16;
+const BLOCKS_MAX: usize = 1024;
+/// Columns of a cube of [`add_blocks`], and how many units share each.
+const COLUMNS: usize = 32;
+const SHARES: usize = 8;
+/// Vectors of a row that a unit keeps in registers backward. Wider rows spill.
+const UNROLLED: usize = 8;
+
+/// A row's `y`, and one over its root, which is read instead if it is `known`.
+#[cube(launch)]
+fn forward<F: Float, N: Size>(
+    x: &[Vector<f32, N>],
+    gain: &[Vector<f32, N>],
+    y: &mut [Vector<F, N>],
+    inverse_roots: &mut [f32],
+    rows: usize,
+    width: usize,
+    of_values: f32,
+    epsilon: f32,
+    #[comptime] known: bool,
+    #[comptime] units: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    let row = CUBE_POS;
+    if row < rows {
+        let unit = UNIT_POS as usize;
+        let first = row * width;
+        let mut inverse = inverse_roots[row];
+        if comptime!(!known) {
+            let mut squares = Vector::<f32, N>::new(0.0f32);
+            let mut at = unit;
+            while at < width {
+                let value = x[first + at];
+                squares += value * value;
+                at += units;
+            }
+            let squares = cube_sum(across::<N>(squares), units);
+            inverse = 1.0f32 / (squares * of_values + epsilon).sqrt();
+            if unit == 0usize {
+                inverse_roots[row] = inverse;
+            }
+        }
+        let inverse = Vector::<f32, N>::new(inverse);
+        let mut at = unit;
+        while at < width {
+            y[first + at] = Vector::cast_from(x[first + at] * inverse * gain[at]);
+            at += units;
+        }
+    }
+}
+
+/// Adds to the gradients of a block's rows, and writes what the block adds to the gain's.
+#[cube(launch)]
+fn backward<F: Float, N: Size>(
+    x: &[Vector<f32, N>],
+    gain: &[Vector<f32, N>],
+    inverse_roots: &[f32],
+    of_y: &[Vector<F, N>],
+    of_x: &mut [Vector<f32, N>],
+    of_blocks: &mut [Vector<f32, N>],
+    rows: usize,
+    block: usize,
+    blocks: usize,
+    width: usize,
+    of_values: f32,
+    #[comptime] turns: usize,
+    #[comptime] units: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    if CUBE_POS < blocks {
+        let unit = UNIT_POS as usize;
+        let mut sums = Registers::<Vector<f32, N>>::new(turns);
+        #[unroll(turns <= UNROLLED)]
+        for turn in 0..turns {
+            sums[turn] = Vector::new(0.0f32);
+        }
+        let from = CUBE_POS * block;
+        let to = min(from + block, rows);
+        for row in from..to {
+            let first = row * width;
+            let mut along = Vector::<f32, N>::new(0.0f32);
+            #[unroll(turns <= UNROLLED)]
+            for turn in 0..turns {
+                let at = turn * units + unit;
+                if at < width {
+                    along += x[first + at] * (gain[at] * Vector::cast_from(of_y[first + at]));
+                }
+            }
+            // How far the gradient only makes the row longer, which the root takes back.
+            let inverse = inverse_roots[row];
+            let along = Vector::<f32, N>::new(cube_sum(across::<N>(along), units) * inverse * of_values);
+            let inverse = Vector::<f32, N>::new(inverse);
+            #[unroll(turns <= UNROLLED)]
+            for turn in 0..turns {
+                let at = turn * units + unit;
+                if at < width {
+                    let of_y = Vector::<f32, N>::cast_from(of_y[first + at]);
+                    let normed = x[first + at] * inverse;
+                    let of_here = inverse * (gain[at] * of_y - normed * along);
+                    of_x[first + at] += of_here;
+                    sums[turn] += normed * of_y;
+                }
+            }
+        }
+        #[unroll(turns <= UNROLLED)]
+        for turn in 0..turns {
+            let at = turn * units + unit;
+            if at < width {
+                of_blocks[CUBE_POS * width + at] = sums[turn];
+            }
+        }
+    }
+}
+
+/// Adds the blocks' rows of `of_blocks` to `sums`.
+#[cube(launch)]
+fn add_blocks(of_blocks: &[f32], sums: &mut [f32], width: usize, blocks: usize, share: usize) {
+    let mut shares = Shared::<[f32]>::new_slice(COLUMNS * SHARES);
+    let unit = UNIT_POS as usize;
+    let column = CUBE_POS * COLUMNS + unit % COLUMNS;
+    let mut sum = 0.0f32;
+    if column < width {
+        let from = min(unit / COLUMNS * share, blocks);
+        let to = min(from + share, blocks);
+        for block in from..to {
+            sum += of_blocks[block * width + column];
+        }
+    }
+    shares[unit] = sum;
+    sync_cube();
+    if unit < COLUMNS {
+        if column < width {
+            let mut total = shares[unit];
+            for other in 1..SHARES {
+                total += shares[other * COLUMNS + unit];
+            }
+            sums[column] += total;
+        }
+    }
+}
+
+/// How many blocks the rows are cut in backward, and the rows of each.
+fn blocks(rows: usize) -> (usize, usize) {
+    let block = rows.div_ceil(BLOCKS_MAX).max(ROWS);
+    (rows.div_ceil(block), block)
+}
+
+impl Device {
+    /// Writes `y` `[N, D]`, and for each row `1 / √(mean x² + ε)`, which the way back needs. `x` is f32 `[N, D]`, `gain`
+    /// f32 `[D]`.
+    pub fn rms_norm(
+        &self,
+        x: &Array,
+        gain: &Array,
+        epsilon: f32,
+        y: &Array,
+        inverse_roots: &Array,
+    ) -> Result<(), GpuError> {
+        self.norm_rows(x, gain, epsilon, y, inverse_roots, false)
+    }
+
+    /// Writes the same `y` again.
+    pub fn rms_norm_again(
+        &self,
+        x: &Array,
+        gain: &Array,
+        inverse_roots: &Array,
+        y: &Array,
+    ) -> Result<(), GpuError> {
+        self.norm_rows(x, gain, 0.0, y, inverse_roots, true)
+    }
+
+    fn norm_rows(
+        &self,
+        x: &Array,
+        gain: &Array,
+        epsilon: f32,
+        y: &Array,
+        inverse_roots: &Array,
+        known: bool,
+    ) -> Result<(), GpuError> {
+        let (rows, width) = rows_of(x, gain, inverse_roots)?;
+        y.expect_len(x.len())?;
+        if x.is_empty() {
+            return Ok(());
+        }
+        let lanes = lanes(&[width]);
+        let units = units_for(width / lanes);
+        forward::launch(
+            &self.client,
+            grid(rows),
+            line(units),
+            lanes,
+            x.f32s(lanes)?,
+            gain.f32s(lanes)?,
+            y.vectors(lanes),
+            inverse_roots.f32s(1)?,
+            rows,
+            width / lanes,
+            1.0 / width as f32,
+            epsilon,
+            known,
+            units,
+            y.element(),
+        );
+        Ok(())
+    }
+
+    /// Adds to `of_x` f32 `[N, D]` and `of_gain` f32 `[D]` the gradients of `Σ y·of_y`.
+    ///
+    /// It works in up to 1,024 rows of `D` f32 besides.
+    pub fn rms_norm_backward(
+        &self,
+        x: &Array,
+        gain: &Array,
+        inverse_roots: &Array,
+        of_y: &Array,
+        of_x: &Array,
+        of_gain: &Array,
+    ) -> Result<(), GpuError> {
+        let (rows, width) = rows_of(x, gain, inverse_roots)?;
+        of_y.expect_len(x.len())?;
+        of_x.expect_len(x.len())?;
+        of_gain.expect_len(width)?;
+        if x.is_empty() {
+            return Ok(());
+        }
+        let (blocks, block) = blocks(rows);
+        let of_blocks_len = area(blocks, width)?;
+        let of_blocks = self.room(of_blocks_len);
+        let lanes = lanes(&[width]);
+        let units = units_for(width / lanes);
+        backward::launch(
+            &self.client,
+            grid(blocks),
+            line(units),
+            lanes,
+            x.f32s(lanes)?,
+            gain.f32s(lanes)?,
+            inverse_roots.f32s(1)?,
+            of_y.vectors(lanes),
+            of_x.f32s(lanes)?,
+            array(&of_blocks, of_blocks_len / lanes),
+            rows,
+            block,
+            blocks,
+            width / lanes,
+            1.0 / width as f32,
+            (width / lanes).div_ceil(units),
+            units,
+            of_y.element(),
+        );
+        add_blocks::launch(
+            &self.client,
+            grid(width.div_ceil(COLUMNS)),
+            line(COLUMNS * SHARES),
+            array(&of_blocks, of_blocks_len),
+            of_gain.f32s(1)?,
+            width,
+            blocks,
+            blocks.div_ceil(SHARES),
+        );
+        Ok(())
+    }
+}
+
+/// Number and width of the rows.
+fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize), GpuError> {
+    let (rows, width) = (inverse_roots.len(), gain.len());
+    x.expect_len(area(rows, width)?)?;
+    Ok((rows, width))
+}
