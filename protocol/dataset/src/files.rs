@@ -39,6 +39,13 @@ pub(crate) fn unigram_path(directory: &Path) -> PathBuf {
     directory.join("unigram-loss.txt")
 }
 
+/// Whether a path in a dataset's directory is one of the above.
+pub(crate) fn belongs(path: &Path) -> bool {
+    let directory = path.parent().unwrap_or(Path::new(""));
+    let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];
+    ours.iter().any(|name| name(directory) == path)
+}
+
 /// The whole file, or `None` if it is longer than `limit` bytes. Never holds more than `limit + 1` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();

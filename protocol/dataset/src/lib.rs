@@ -2,22 +2,33 @@
 
 mod bpe;
 mod cargo_text;
+mod claim;
+mod documents;
+mod encode;
 mod files;
 mod manifest;
+#[cfg(feature = "parquet")]
+mod parquet;
+mod pipeline;
 mod prepare;
 mod reader;
+mod scan;
+mod select;
 mod shard;
 mod source;
 mod stream;
 mod tokenizer;
+mod tree;
+mod words;
 
 pub use cargo_text::{DEFAULT_TEXT, PinnedCrate, cargo_homes};
 pub use files::{manifest_path, shard_path, tokenizer_path};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
 pub use prepare::{
-    Figures, Place, PrepareError, PrepareOptions, Prepared, Progress, TokenizerChoice, prepare,
+    Figures, Place, PrepareError, PrepareOptions, Prepared, Progress, SourceFigures, TokenizerChoice, prepare,
 };
-pub use reader::{Dataset, OpenError, ReadError};
-pub use source::{Source, SourceError};
-pub use stream::{BatchStream, Position, StreamError};
-pub use tokenizer::{TextTokenizer, TokenizerError};
+pub use reader::{Dataset, Mend, OpenError, Pieces, PiecesError, ReadError, ShardRange};
+pub use source::{Source, SourceError, TEXT_FIELD};
+pub use stream::{BatchStream, Position, Prefetch, StreamError};
+pub use tokenizer::{TextEncoder, TextTokenizer, TokenizerError};
+pub use tree::{NotItsTree, PIECE_BYTES, ShardTree, TreeBuilder};

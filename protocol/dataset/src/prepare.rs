@@ -1,33 +1,34 @@
-//! Makes a dataset out of text: split off what is held out, train the tokenizer, encode, write, check, and
-//! only then give it its name.
+//! Makes a dataset out of text: look at every document once, decide which are taken and which held out, train the
+//! tokenizer, encode, write, check, and only then give it its name.
 //!
-//! Everything is written beside the final directory and renamed at the end, so a directory of that name is
-//! complete or not there, whenever the power fails. What was left half-written is removed by the next
-//! attempt. Several processes may ask for the same directory at once: one works, the others wait for it.
+//! Everything is written beside the final directory and renamed at the end, so a directory of that name is complete or not
+//! there, whenever the power fails. What an attempt left that was killed is gone on with by the next one. Several processes
+//! may ask for the same directory at once: one works, the others wait for it.
 //!
-//! The result depends on text and options alone; threads, machines and earlier attempts leave no trace in it.
+//! The text is read twice, a piece at a time, so the memory needed does not grow with it. The result depends on text and
+//! options alone; threads, machines and earlier attempts leave no trace in it.
 
 use crate::{
-    files::{manifest_path, prepared_path, read_bounded, shards_path, tokenizer_path},
-    manifest::{self, Manifest, ManifestError, token_bytes_for},
+    claim::{Claim, write_atomic},
+    documents::pieces,
+    encode::{self, PIECE_BYTES},
+    files::{manifest_path, prepared_path, read_bounded, tokenizer_path},
+    manifest::{self, Manifest, ManifestError},
     reader::{Dataset, MAX_TOKENIZER_BYTES, OpenError, ReadError},
-    shard::SplitWriter,
-    source::{Document, Source, SourceError, Text},
+    scan::{Scan, read_again},
+    select::{ONE, Selection, Wanted},
+    source::{Source, SourceError, TextFile},
     tokenizer::{MIN_VOCAB, TextTokenizer, TokenizerError},
 };
 use protocol::Digest;
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use std::{
-    collections::BTreeSet,
-    fmt,
-    fs::{self, File, TryLockError},
-    io::{self, Write as _},
+    fmt, fs, io,
     path::{Path, PathBuf},
 };
 
 /// Written into every prepared directory; another format is another dataset.
-const FORMAT: &str = "mettle/1/dataset";
+const FORMAT: &str = "mettle/2/dataset";
 /// One byte in so many is held out, …
 const HELD_OUT_SHARE: u64 = 40;
 /// … unless the least number of sequences needs more; then at most one in so many.
@@ -36,10 +37,13 @@ const MOST_HELD_OUT_SHARE: u64 = 5;
 const TOKEN_TEXT_BYTES: u64 = 6;
 /// The tokenizer learns from this much text: more changes its merges little, and takes longer.
 const SAMPLE_BYTES: u64 = 4 << 20;
-/// Text in memory while it is encoded.
-const BATCH_BYTES: u64 = 4 << 20;
+/// Text between two notes of how far we are: some seconds of work.
+const NOTE_EVERY_BYTES: u64 = 32 << 20;
+/// More often than this nobody learns anything from a text.
+const MAX_EPOCHS: u64 = 1000;
+const MAX_THREADS: u64 = 4096;
 /// No description of ours is longer.
-const MAX_PREPARED_BYTES: u64 = 64 << 10;
+const MAX_PREPARED_BYTES: u64 = 4 << 20;
 
 /// What to make, and where.
 #[derive(Clone, Debug)]
@@ -53,6 +57,10 @@ pub struct PrepareOptions {
     pub shard_bytes: u64,
     /// Hold out at least about this many sequences, even where 1/40 of the text is less.
     pub held_out_sequences_min: u64,
+    /// Threads that encode; none for as many as there are cores. The result is the same.
+    pub threads: Option<usize>,
+    /// Note how far we are whenever so much more text is encoded: what a killed attempt loses. The result is the same.
+    pub note_every_bytes: u64,
 }
 
 /// Where the dataset goes.
@@ -89,7 +97,7 @@ pub struct Prepared {
 /// What went in, and how it was divided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
-    /// Training and held-out documents.
+    /// Training and held-out documents; one that was taken twice counts twice.
     pub documents: u64,
     pub held_out_documents: u64,
     /// Of all documents together.
@@ -98,23 +106,40 @@ pub struct Figures {
     pub tokens: u64,
     /// Documents left out because another has the same contents.
     pub duplicates: u64,
+    /// Lines and rows without any text.
+    pub empty: u64,
     /// Files left out because they are no text.
     pub skipped_files: u64,
+    /// What was taken of each source, in their order.
+    pub sources: Vec<SourceFigures>,
+}
+
+/// What was taken of one source of a mixture.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceFigures {
+    pub name: String,
+    pub documents: u64,
+    pub text_bytes: u64,
+    pub tokens: u64,
+    /// How often it was read, in thousandths.
+    pub epochs_milli: u64,
 }
 
 /// How far it is. Shown to people; `Display` is one line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The text is being read and hashed.
-    Reading { files: u64, bytes: u64 },
+    /// The text is being looked at. Files that are done, and bytes of files.
+    Reading { files: u64, bytes: u64, of: u64 },
+    /// It is being decided which documents are taken.
+    Selecting { documents: u64 },
     /// Another process is preparing the same directory.
     Waiting { directory: PathBuf },
     /// The directory stands already.
     Reused { directory: PathBuf },
     /// The tokenizer is being trained.
     Tokenizer { tokens: u32, of: u32 },
-    /// Text is being turned into tokens. In bytes.
-    Encoding { bytes: u64, of: u64 },
+    /// Text is being turned into tokens. In bytes; `resumed` of them by an earlier attempt.
+    Encoding { bytes: u64, of: u64, resumed: u64 },
     /// What was written is being read back.
     Checking,
     /// It has its name.
@@ -133,6 +158,10 @@ pub enum PrepareError {
     TokenizerTooLarge { path: PathBuf },
     #[error("the text cannot be turned into tokens")]
     Tokenizer(#[from] TokenizerError),
+    #[error("document {number} of {} cannot be turned into tokens", path.display())]
+    NotEncoded { path: PathBuf, number: u64, source: TokenizerError },
+    #[error("the source {name} of the mixture has no text of its own")]
+    EmptySource { name: String },
     #[error("{option} is {value}; it must be between {least} and {most}")]
     BadOption { option: &'static str, value: u64, least: u64, most: u64 },
     #[error("too little text: {bytes} bytes, where sequences of {seq_len} tokens need at least {needed}")]
@@ -151,7 +180,7 @@ pub enum PrepareError {
     Damaged { directory: PathBuf, source: OpenError },
     #[error("cannot read {}", directory.display())]
     Unreadable { directory: PathBuf, source: io::Error },
-    #[error("the disk is full: cannot write {}", path.display())]
+    #[error("the disk is full: cannot write {}; what is done is kept, so free some space and run the same again", path.display())]
     DiskFull { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Unwritable { path: PathBuf, source: io::Error },
@@ -159,6 +188,17 @@ pub enum PrepareError {
     Manifest(#[from] ManifestError),
     #[error("the dataset in {} does not read back; remove it to have it made again", directory.display())]
     NotReadBack { directory: PathBuf, source: ReadError },
+}
+
+impl PrepareError {
+    /// Whether the same may succeed later, so that what is done is worth keeping.
+    fn may_pass(&self) -> bool {
+        match self {
+            PrepareError::DiskFull { .. } | PrepareError::Unwritable { .. } => true,
+            PrepareError::Source(error) => error.may_pass(),
+            _ => false,
+        }
+    }
 }
 
 impl PrepareOptions {
@@ -171,6 +211,8 @@ impl PrepareOptions {
             seq_len: 128,
             shard_bytes: 8 << 20,
             held_out_sequences_min: 256,
+            threads: None,
+            note_every_bytes: NOTE_EVERY_BYTES,
         }
     }
 
@@ -181,7 +223,9 @@ impl PrepareOptions {
             // A shard that holds one of the longest sequences is always allowed.
             ("shard_bytes", self.shard_bytes, 1, shard_bytes_max),
             ("held_out_sequences_min", self.held_out_sequences_min, 1, 1 << 32),
+            ("epochs", u64::from(self.source.epochs), 1, MAX_EPOCHS),
         ];
+        bounds.extend(self.threads.map(|threads| ("threads", threads as u64, 1, MAX_THREADS)));
         if let TokenizerChoice::Train { vocab } = self.tokenizer {
             bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(vocab_max)));
         }
@@ -189,6 +233,10 @@ impl PrepareOptions {
             Some((option, value, least, most)) => Err(PrepareError::BadOption { option, value, least, most }),
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(rayon::current_num_threads)
     }
 }
 
@@ -198,97 +246,128 @@ pub fn prepare(
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, PrepareError> {
     options.check()?;
-
-    // What is asked for.
-    let text = options.source.read(&mut |files, bytes| progress(Progress::Reading { files, bytes }))?;
     let given = given_tokenizer(&options.tokenizer)?;
-    let divided = divide(&text, &options)?;
-    let inputs = inputs_digest(&options, &text, given.as_ref());
-    let directory = options.place.directory(&inputs);
+    if let Place::Directory(directory) = &options.place {
+        // Better now than after the text is read.
+        description(directory)?;
+    }
+    let files = options.source.files()?;
+    let request = request(&options, given.as_ref());
+    let (parent, name) = options.place.claimed(&request)?;
 
-    // It may be there, or somebody may be at it.
+    // Nobody else is at it from here on.
+    let claim = Claim::take(&parent, &name, progress)?;
+    let made =
+        claim.begin(&request.to_string()).and_then(|()| make(&options, files, given, &claim, progress));
+    if made.as_ref().map_or_else(|error| !error.may_pass(), |prepared| prepared.reused) {
+        claim.discard()?;
+    }
+    if made.is_ok() {
+        claim.done();
+    }
+    made
+}
+
+fn make(
+    options: &PrepareOptions,
+    files: Vec<Vec<TextFile>>,
+    given: Option<TextTokenizer>,
+    claim: &Claim,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Prepared, PrepareError> {
+    let partial = &claim.partial;
+
+    // What is asked for, and is it there?
+    let scan = Scan::make(&options.source, files, partial, options.threads(), progress)?;
+    let inputs = inputs_digest(options, &scan, given.as_ref());
+    let directory = options.place.directory(&inputs);
     if let Some(prepared) = standing(&directory, &inputs)? {
         progress(Progress::Reused { directory });
         return Ok(prepared);
     }
-    let claim = Claim::take(&directory, progress)?;
-    if let Some(prepared) = standing(&directory, &inputs)? {
-        progress(Progress::Reused { directory });
-        return Ok(prepared);
-    }
-    claim.begin()?;
 
     // Make it.
+    progress(Progress::Selecting { documents: scan.documents() });
+    let selection = select(&scan, options)?;
     let tokenizer = match given {
         Some(tokenizer) => tokenizer,
-        None => train_tokenizer(&text, &divided, &options, progress)?,
+        None => trained_tokenizer(&scan, &selection, options, (partial, inputs), progress)?,
     };
-    let (manifest, tokens) = encode(&text, &divided, &tokenizer, &options, &claim.partial, progress)?;
-    let figures = Figures {
-        documents: text.documents.len() as u64,
-        held_out_documents: divided.held_out.len() as u64,
-        text_bytes: text.bytes,
-        tokens,
-        duplicates: text.duplicates,
-        skipped_files: text.skipped,
-    };
-    write(&manifest_path(&claim.partial), &manifest.to_bytes())?;
-    write(&tokenizer_path(&claim.partial), tokenizer.json())?;
+    let (manifest, taken) =
+        encode::encode(&scan, &selection, &tokenizer, options, (partial, inputs), progress)?;
+    let figures = figures(options, &scan, &selection, &taken);
+    write_atomic(&manifest_path(partial), &manifest.to_bytes())?;
+    write_atomic(&tokenizer_path(partial), tokenizer.json())?;
     let prepared = Description { format: FORMAT.into(), inputs, manifest: manifest.digest(), figures };
     let bytes = serde_json::to_vec_pretty(&prepared).expect("numbers and strings are always JSON");
-    write(&prepared_path(&claim.partial), &bytes)?;
+    write_atomic(&prepared_path(partial), &bytes)?;
 
     // Read it back, and give it its name.
     progress(Progress::Checking);
-    check(&claim.partial, manifest.digest())?;
-    claim.publish()?;
+    check(partial, manifest.digest())?;
+    claim.tidy()?;
+    claim.publish(&directory)?;
     let prepared = standing(&directory, &inputs)?
         .ok_or_else(|| PrepareError::Foreign { directory: directory.clone() })?;
     progress(Progress::Finished { directory });
     Ok(Prepared { reused: false, ..prepared })
 }
 
-/// Which documents are held out, and which the tokenizer learns from. Both by index.
-struct Divided {
-    held_out: BTreeSet<usize>,
-    sample: Vec<usize>,
-}
-
-/// Whole documents, in an order that hashes of names and contents give: first the held-out ones until there
-/// are enough, then those the tokenizer learns from. So the choice depends on the text alone, and the
-/// tokenizer never sees what is held out.
-fn divide(text: &Text, options: &PrepareOptions) -> Result<Divided, PrepareError> {
+/// Decides what is taken. Too little text is told here, before any of it is encoded.
+fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
     let least = options
         .held_out_sequences_min
         .saturating_mul(u64::from(options.seq_len))
         .saturating_mul(TOKEN_TEXT_BYTES);
     let needed = least.saturating_mul(MOST_HELD_OUT_SHARE);
-    if text.bytes < needed || text.documents.len() < 2 {
-        return Err(PrepareError::TooLittleText { bytes: text.bytes, needed, seq_len: options.seq_len });
-    }
-
-    let mut order: Vec<(Digest, usize)> =
-        text.documents.iter().enumerate().map(|(at, document)| (held_out_key(document), at)).collect();
-    order.sort_unstable();
-    let mut order = order.into_iter().map(|(_, at)| at).peekable();
-    let mut take = |bytes_wanted: u64| {
-        let mut taken = Vec::new();
-        let mut bytes = 0;
-        while bytes < bytes_wanted && order.peek().is_some() {
-            taken.extend(order.next().inspect(|&at| bytes += text.documents[at].bytes));
-        }
-        taken
+    let weights: Vec<Option<u64>> = options.source.parts.iter().map(|part| part.weight).collect();
+    let sample_bytes = match options.tokenizer {
+        TokenizerChoice::Train { .. } => SAMPLE_BYTES,
+        TokenizerChoice::File { .. } => 0,
     };
-    let held_out = take(least.max(text.bytes / HELD_OUT_SHARE)).into_iter().collect();
-    let sample = take(SAMPLE_BYTES);
-    Ok(Divided { held_out, sample })
+    let selection = Selection::of(
+        scan,
+        &Wanted {
+            weights: &weights,
+            epochs: options.source.epochs,
+            held_out_bytes: least,
+            held_out_share: HELD_OUT_SHARE,
+            sample_bytes,
+            ..Wanted::default()
+        },
+    )?;
+    let bytes = selection.bytes.iter().sum();
+    if bytes < needed || scan.documents() - selection.duplicates < 2 {
+        return Err(PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len });
+    }
+    let sources = options.source.parts.iter().zip(&selection.bytes);
+    match sources.filter(|(part, _)| part.weight.is_some()).find(|(_, bytes)| **bytes == 0) {
+        Some((part, _)) => Err(PrepareError::EmptySource { name: part.name.clone() }),
+        None => Ok(selection),
+    }
 }
 
-fn held_out_key(document: &Document) -> Digest {
-    let mut hasher = blake3::Hasher::new_derive_key("mettle/1 held-out document");
-    hasher.update(&document.digest.0);
-    hasher.update(document.name.as_bytes());
-    Digest(*hasher.finalize().as_bytes())
+fn figures(options: &PrepareOptions, scan: &Scan, selection: &Selection, taken: &[encode::Taken]) -> Figures {
+    let sum = |of: fn(&encode::Taken) -> u64| taken.iter().map(of).sum();
+    let sources = options.source.parts.iter().zip(taken).zip(&selection.rates);
+    let source =
+        |((part, taken), rate): ((&crate::source::SourcePart, &encode::Taken), &u64)| SourceFigures {
+            name: part.name.clone(),
+            documents: taken.documents,
+            text_bytes: taken.bytes,
+            tokens: taken.tokens,
+            epochs_milli: rate.saturating_mul(1000) / ONE,
+        };
+    Figures {
+        documents: sum(|taken| taken.documents),
+        held_out_documents: sum(|taken| taken.held_out_documents),
+        text_bytes: sum(|taken| taken.bytes),
+        tokens: sum(|taken| taken.tokens),
+        duplicates: selection.duplicates,
+        empty: scan.items() - scan.documents(),
+        skipped_files: scan.skipped(),
+        sources: sources.map(source).collect(),
+    }
 }
 
 fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, PrepareError> {
@@ -301,117 +380,137 @@ fn given_tokenizer(choice: &TokenizerChoice) -> Result<Option<TextTokenizer>, Pr
     Ok(Some(tokenizer))
 }
 
-fn train_tokenizer(
-    text: &Text,
-    divided: &Divided,
+/// Trains the tokenizer, or takes the one that an earlier attempt has trained for the same.
+fn trained_tokenizer(
+    scan: &Scan,
+    selection: &Selection,
     options: &PrepareOptions,
+    (partial, inputs): (&Path, Digest),
     progress: &mut dyn FnMut(Progress),
 ) -> Result<TextTokenizer, PrepareError> {
     let TokenizerChoice::Train { vocab } = options.tokenizer else {
         unreachable!("a given tokenizer is not trained");
     };
+    let path = partial.join(format!("tokenizer-{inputs}.json"));
+    if let Ok(Some(json)) = read_bounded(&path, MAX_TOKENIZER_BYTES) {
+        return Ok(TextTokenizer::trained(json)?);
+    }
     progress(Progress::Tokenizer { tokens: 0, of: vocab });
-    let sample: Result<Vec<String>, SourceError> =
-        divided.sample.iter().map(|&at| text.documents[at].read()).collect();
-    Ok(TextTokenizer::train(&sample?, vocab, &mut |tokens| {
+    let sample = sample(scan, selection)?;
+    let tokenizer = TextTokenizer::train(&sample, vocab, &mut |tokens| {
         let tokens = u32::try_from(tokens).unwrap_or(vocab);
         progress(Progress::Tokenizer { tokens, of: vocab });
-    })?)
+    })?;
+    write_atomic(&path, tokenizer.json())?;
+    Ok(tokenizer)
 }
 
-/// Writes the shards of both splits, and returns the manifest and the number of tokens.
-fn encode(
-    text: &Text,
-    divided: &Divided,
-    tokenizer: &TextTokenizer,
-    options: &PrepareOptions,
-    partial: &Path,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(Manifest, u64), PrepareError> {
-    let shards = shards_path(partial);
-    let unwritable = |source| unwritable(&shards, source);
-    fs::create_dir(&shards).map_err(unwritable)?;
-    let sequence_tokens = options.seq_len + 1;
-    let token_bytes = token_bytes_for(tokenizer.vocab());
-    let writer =
-        |name| SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes);
-    let (mut training, mut held_out) = (writer("training"), writer("held-out"));
-
-    let (mut bytes_encoded, mut tokens) = (0, 0);
-    for batch in batches(&text.documents) {
-        progress(Progress::Encoding { bytes: bytes_encoded, of: text.bytes });
-        let encoded: Result<Vec<Vec<u32>>, PrepareError> = text.documents[batch.clone()]
-            .par_iter()
-            .map(|document| {
-                let mut tokens = tokenizer.encode(&document.read()?)?;
-                tokens.push(tokenizer.end_of_document());
-                Ok(tokens)
-            })
-            .collect();
-        for (at, document) in batch.clone().zip(encoded?) {
-            let split = if divided.held_out.contains(&at) { &mut held_out } else { &mut training };
-            split.push(&document).map_err(unwritable)?;
-            tokens += document.len() as u64;
-            bytes_encoded += text.documents[at].bytes;
+/// What the tokenizer learns from. Of a long document the first piece will do.
+fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareError> {
+    let mut sample = Vec::new();
+    for (at, source) in scan.sources.iter().enumerate() {
+        for file in &source.files {
+            let mut records = scan.records(file.first)?;
+            // Most files have nothing that is wanted: then they are not read.
+            let mut wanted = Vec::new();
+            for number in 0..file.log.items {
+                if selection.in_sample(file.first + number, &records.next()?, at) {
+                    wanted.push(number);
+                }
+            }
+            let mut wanted = wanted.into_iter().peekable();
+            let mut batches = read_again(file, &source.field);
+            while wanted.peek().is_some() {
+                let Some(batch) = batches.next().transpose()? else { break };
+                for (number, item) in (batch.first..).zip(batch.items) {
+                    if wanted.next_if_eq(&number).is_some() {
+                        let text = item
+                            .text(&source.field)
+                            .map_err(|_| SourceError::Changed { path: file.file.path.clone() })?;
+                        sample.extend(pieces(&text, PIECE_BYTES).next().map(str::to_owned));
+                    }
+                }
+            }
         }
     }
-    progress(Progress::Encoding { bytes: bytes_encoded, of: text.bytes });
-
-    let training = training.finish().map_err(unwritable)?;
-    let held_out = held_out.finish().map_err(unwritable)?;
-    if training.is_empty() || held_out.is_empty() {
-        // More bytes a token than we thought. What the text has is too little, and as much again will do.
-        let needed = text.bytes.saturating_mul(2);
-        return Err(PrepareError::TooLittleText { bytes: text.bytes, needed, seq_len: options.seq_len });
-    }
-    let manifest = Manifest::new(tokenizer.digest(), tokenizer.vocab(), sequence_tokens, training, held_out);
-    manifest.check()?;
-    Ok((manifest, tokens))
+    Ok(sample)
 }
 
-/// Ranges of documents of about [`BATCH_BYTES`] together.
-fn batches(documents: &[Document]) -> Vec<std::ops::Range<usize>> {
-    let mut batches = Vec::new();
-    let (mut start, mut bytes) = (0, 0);
-    for (at, document) in documents.iter().enumerate() {
-        bytes += document.bytes;
-        if bytes >= BATCH_BYTES {
-            batches.push(start..at + 1);
-            (start, bytes) = (at + 1, 0);
-        }
+/// What is asked for, as far as it can be told before the text is read.
+fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
+    let mut parts = Parts::new("request");
+    parts.options(options, tokenizer);
+    for part in &options.source.parts {
+        parts.add(format!("{part:?}").as_bytes());
     }
-    if start < documents.len() {
-        batches.push(start..documents.len());
-    }
-    batches
+    parts.digest()
 }
 
-fn inputs_digest(options: &PrepareOptions, text: &Text, tokenizer: Option<&TextTokenizer>) -> Digest {
-    let mut hasher = blake3::Hasher::new();
-    let mut part = |bytes: &[u8]| {
-        hasher.update(&(bytes.len() as u64).to_le_bytes());
-        hasher.update(bytes);
-    };
-    part(FORMAT.as_bytes());
-    for number in [u64::from(options.seq_len), options.shard_bytes, options.held_out_sequences_min] {
-        part(&number.to_le_bytes());
-    }
-    match (&options.tokenizer, tokenizer) {
-        (_, Some(tokenizer)) => {
-            part(&tokenizer.digest().0);
-            part(&tokenizer.end_of_document().to_le_bytes());
+/// What the dataset is made from.
+fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextTokenizer>) -> Digest {
+    let mut parts = Parts::new("inputs");
+    parts.options(options, tokenizer);
+    for (part, source) in options.source.parts.iter().zip(&scan.sources) {
+        parts.add(&part.weight.unwrap_or(0).to_le_bytes());
+        for file in source.files.iter().filter(|file| file.log.items > 0) {
+            parts.add(&file.log.digest.0);
         }
-        (TokenizerChoice::Train { vocab }, None) => part(&vocab.to_le_bytes()),
-        (TokenizerChoice::File { .. }, None) => unreachable!("a tokenizer in a file is read before"),
     }
-    for document in &text.documents {
-        part(document.name.as_bytes());
-        part(&document.digest.0);
+    parts.digest()
+}
+
+/// A digest over parts, each with its length.
+struct Parts(blake3::Hasher);
+
+impl Parts {
+    fn new(what: &str) -> Parts {
+        let mut parts = Parts(blake3::Hasher::new());
+        parts.add(FORMAT.as_bytes());
+        parts.add(what.as_bytes());
+        parts
     }
-    Digest(*hasher.finalize().as_bytes())
+
+    fn add(&mut self, bytes: &[u8]) {
+        self.0.update(&(bytes.len() as u64).to_le_bytes());
+        self.0.update(bytes);
+    }
+
+    /// What changes the dataset; neither threads nor notes do.
+    fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
+        let PrepareOptions { seq_len, shard_bytes, held_out_sequences_min, .. } = *options;
+        for number in [u64::from(seq_len), shard_bytes, held_out_sequences_min] {
+            self.add(&number.to_le_bytes());
+        }
+        self.add(&options.source.epochs.to_le_bytes());
+        match (&options.tokenizer, tokenizer) {
+            (_, Some(tokenizer)) => {
+                self.add(&tokenizer.digest().0);
+                self.add(&tokenizer.end_of_document().to_le_bytes());
+            }
+            (TokenizerChoice::Train { vocab }, None) => self.add(&vocab.to_le_bytes()),
+            (TokenizerChoice::File { .. }, None) => unreachable!("a tokenizer in a file is read before"),
+        }
+    }
+
+    fn digest(self) -> Digest {
+        Digest(*self.0.finalize().as_bytes())
+    }
 }
 
 impl Place {
+    /// Where it is made: the directory and the name that are claimed.
+    fn claimed(&self, request: &Digest) -> Result<(PathBuf, String), PrepareError> {
+        match self {
+            Place::Directory(directory) => {
+                let foreign = || PrepareError::Foreign { directory: directory.clone() };
+                let name = directory.file_name().ok_or_else(foreign)?;
+                let parent = directory.parent().unwrap_or(Path::new(""));
+                Ok((parent.to_owned(), name.to_string_lossy().into_owned()))
+            }
+            Place::CacheUnder(cache) => Ok((cache.clone(), request.to_string()[..16].to_owned())),
+        }
+    }
+
     fn directory(&self, inputs: &Digest) -> PathBuf {
         match self {
             Place::Directory(directory) => directory.clone(),
@@ -430,8 +529,8 @@ struct Description {
     figures: Figures,
 }
 
-/// What stands at `directory`: the dataset that is wanted, nothing, or something that must not be touched.
-fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
+/// What a directory says of itself, if there is anything in it.
+fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
     let foreign = || PrepareError::Foreign { directory: directory.to_owned() };
     let mut entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
@@ -442,12 +541,17 @@ fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, Prepa
     if entries.next().is_none() {
         return Ok(None);
     }
-    let description: Description = read_bounded(&prepared_path(directory), MAX_PREPARED_BYTES)
+    let description = read_bounded(&prepared_path(directory), MAX_PREPARED_BYTES)
         .ok()
         .flatten()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
-        .filter(|description: &Description| description.format == FORMAT)
-        .ok_or_else(foreign)?;
+        .filter(|description: &Description| description.format == FORMAT);
+    description.map(Some).ok_or_else(foreign)
+}
+
+/// What stands at `directory`: the dataset that is wanted, nothing, or something that must not be touched.
+fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
+    let Some(description) = description(directory)? else { return Ok(None) };
     if description.inputs != *inputs {
         return Err(PrepareError::OtherInputs { directory: directory.to_owned() });
     }
@@ -470,104 +574,14 @@ fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, Prepa
 fn check(partial: &Path, digest: Digest) -> Result<(), PrepareError> {
     let dataset = Dataset::open(partial, Some(digest))
         .map_err(|source| PrepareError::Damaged { directory: partial.to_owned(), source })?;
+    // Which verifies each shard as it reads it.
     dataset
-        .verify()
-        .and_then(|()| dataset.unigram_loss())
+        .unigram_loss()
         .map(drop)
         .map_err(|source| PrepareError::NotReadBack { directory: partial.to_owned(), source })
 }
 
-/// The right to make one directory, held by one process at a time.
-struct Claim {
-    directory: PathBuf,
-    partial: PathBuf,
-    lock_path: PathBuf,
-    lock: File,
-}
-
-impl Claim {
-    /// Waits for whoever is at it.
-    fn take(directory: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Claim, PrepareError> {
-        let name =
-            directory.file_name().ok_or_else(|| PrepareError::Foreign { directory: directory.to_owned() })?;
-        let parent = directory.parent().unwrap_or(Path::new(""));
-        let beside = |ending: &str| parent.join(format!(".{}.{ending}", name.to_string_lossy()));
-        if !parent.as_os_str().is_empty() {
-            fs::create_dir_all(parent).map_err(|source| unwritable(parent, source))?;
-        }
-
-        // The system lets go of the lock however this process ends.
-        let lock_path = beside("lock");
-        let lock = File::create(&lock_path).map_err(|source| unwritable(&lock_path, source))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                progress(Progress::Waiting { directory: directory.to_owned() });
-                lock.lock().map_err(|source| unwritable(&lock_path, source))?;
-            }
-            Err(TryLockError::Error(source)) => return Err(unwritable(&lock_path, source)),
-        }
-
-        Ok(Claim { directory: directory.to_owned(), partial: beside("partial"), lock_path, lock })
-    }
-
-    /// Removes what an interrupted attempt left, and makes room. Only where the directory is not there: two may have a claim at
-    /// the moment when a third has finished, one on the lock that it removed and one on the next.
-    fn begin(&self) -> Result<(), PrepareError> {
-        match fs::remove_dir_all(&self.partial) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(unwritable(&self.partial, error)),
-            _ => fs::create_dir(&self.partial).map_err(|source| unwritable(&self.partial, source)),
-        }
-    }
-
-    /// Gives the finished directory its name. From here on it is there, also after a power failure.
-    fn publish(self) -> Result<(), PrepareError> {
-        let parent =
-            self.partial.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        sync_directory(&shards_path(&self.partial))?;
-        sync_directory(&self.partial)?;
-        fs::rename(&self.partial, &self.directory).map_err(|source| unwritable(&self.directory, source))?;
-        sync_directory(parent)?;
-        // Whoever waits on this file finds the directory made. After a failure it stays: a third one must not
-        // lock another file of this name.
-        let _ = fs::remove_file(&self.lock_path);
-        Ok(())
-    }
-}
-
-impl Drop for Claim {
-    /// Nothing half-written stays; if it cannot be removed now, the next attempt will.
-    fn drop(&mut self) {
-        if self.partial.exists()
-            && let Err(error) = fs::remove_dir_all(&self.partial)
-        {
-            tracing::warn!(directory = %self.partial.display(), %error, "an unfinished dataset is left behind");
-        }
-        // In so many words: a child that is just being started may still hold a copy of the descriptor.
-        self.lock.unlock().ok();
-    }
-}
-
-fn sync_directory(path: &Path) -> Result<(), PrepareError> {
-    // Only Unix can open a directory.
-    if cfg!(unix) {
-        File::open(path)
-            .and_then(|directory| directory.sync_all())
-            .map_err(|source| unwritable(path, source))?;
-    }
-    Ok(())
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<(), PrepareError> {
-    let write = || {
-        let mut file = File::create(path)?;
-        file.write_all(bytes)?;
-        file.sync_all()
-    };
-    write().map_err(|source| unwritable(path, source))
-}
-
-fn unwritable(path: &Path, source: io::Error) -> PrepareError {
+pub(crate) fn unwritable(path: &Path, source: io::Error) -> PrepareError {
     let path = path.to_owned();
     match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PrepareError::DiskFull { path },
@@ -579,9 +593,10 @@ impl fmt::Display for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         match self {
-            Progress::Reading { files, bytes } => {
-                write!(f, "read {files} files, {:.1} MB", megabytes(*bytes))
+            Progress::Reading { files, bytes, of } => {
+                write!(f, "looked at {files} files, {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
+            Progress::Selecting { documents } => write!(f, "choosing among {documents} documents"),
             Progress::Waiting { directory } => {
                 write!(f, "another process is preparing {}: waiting for it", directory.display())
             }
@@ -589,7 +604,7 @@ impl fmt::Display for Progress {
             Progress::Tokenizer { tokens, of } => {
                 write!(f, "training the tokenizer: {tokens} of {of} tokens")
             }
-            Progress::Encoding { bytes, of } => {
+            Progress::Encoding { bytes, of, .. } => {
                 write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
             Progress::Checking => f.write_str("reading back what was written"),
@@ -607,13 +622,5 @@ mod tests {
         assert!(
             size_of::<PrepareError>() < 128 && size_of::<OpenError>() < 128 && size_of::<ReadError>() < 128
         );
-    }
-
-    #[cfg(target_os = "linux")]
-    #[test]
-    fn a_full_disk_has_its_own_message() {
-        let error = write(Path::new("/dev/full"), b"text").expect_err("it is always full");
-        assert!(matches!(&error, PrepareError::DiskFull { path } if path == Path::new("/dev/full")));
-        assert!(error.to_string().contains("the disk is full"));
     }
 }

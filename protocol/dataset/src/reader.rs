@@ -15,9 +15,10 @@ use protocol::Digest;
 use std::{
     fmt,
     fs::{self, File},
-    io::{self, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    ops::Range,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 /// Larger than any tokenizer in use. In bytes.
@@ -35,7 +36,34 @@ struct Inner {
     training: Split,
     held_out: Split,
     unigram_loss: OnceLock<f64>,
+    /// Where shards come from that are not in the directory.
+    pieces: Option<Arc<dyn Pieces>>,
+    /// Who brings a shard again that is damaged.
+    mend: Option<Arc<dyn Mend>>,
 }
+
+/// Gives parts of shards that are not on this disk.
+pub trait Pieces: Send + Sync {
+    /// The bytes of all these ranges, in their order, each checked against its shard's digest. Blocks while they come.
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError>;
+}
+
+/// Puts a shard into its place again that turned out to be damaged, or gone.
+pub trait Mend: Send + Sync {
+    /// Replaces `path` by the right bytes of `shard`, which are `bytes` many: by renaming, so that nobody who reads the old ones is
+    /// disturbed. Blocks while they come.
+    fn mend(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PiecesError>;
+}
+
+/// Some bytes of a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardRange {
+    pub shard: Digest,
+    pub range: Range<u64>,
+}
+
+/// Why they cannot be had.
+pub type PiecesError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a directory is not the dataset we want.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +80,19 @@ pub enum OpenError {
     ShardLength { path: PathBuf, expected: u64, found: u64 },
 }
 
+impl OpenError {
+    /// Whether a file is missing or not what it should be: to have it fetched again would help.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            OpenError::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
+            OpenError::Manifest { .. }
+            | OpenError::OtherDataset { .. }
+            | OpenError::OtherTokenizer { .. }
+            | OpenError::ShardLength { .. } => true,
+        }
+    }
+}
+
 /// Why tokens cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -63,6 +104,10 @@ pub enum ReadError {
     Damaged { path: PathBuf },
     #[error("shard {} has token {token}, which is outside the vocabulary of {vocab}", path.display())]
     OutsideVocabulary { path: PathBuf, token: u32, vocab: u32 },
+    #[error("could not fetch what is needed of the data")]
+    NotFetched(#[source] PiecesError),
+    #[error("shard {} is damaged, and could not be fetched again", path.display())]
+    NotMended { path: PathBuf, source: PiecesError },
     #[error("the dataset's tokenizer cannot be used")]
     Tokenizer(#[from] TokenizerError),
 }
@@ -71,6 +116,15 @@ impl Dataset {
     /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest that the
     /// chain names; without it, any dataset will do.
     pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
+        Dataset::open_mended(directory, expected, None)
+    }
+
+    /// The same; a shard that is damaged when it is first used is brought again by `mend`, and is used once it is right.
+    pub fn open_mended(
+        directory: impl AsRef<Path>,
+        expected: Option<Digest>,
+        mend: Option<Arc<dyn Mend>>,
+    ) -> Result<Dataset, OpenError> {
         let directory = directory.as_ref().to_owned();
         let path = manifest_path(&directory);
         let bytes = read_bounded(&path, MAX_MANIFEST_BYTES)
@@ -91,15 +145,31 @@ impl Dataset {
         let training = Split::open(&directory, &manifest, &manifest.training)?;
         let held_out = Split::open(&directory, &manifest, &manifest.held_out)?;
         let unigram_loss = OnceLock::new();
-        Ok(Dataset(Arc::new(Inner {
-            directory,
-            manifest,
-            digest,
-            tokenizer,
-            training,
-            held_out,
-            unigram_loss,
-        })))
+        let pieces = None;
+        let inner =
+            Inner { directory, manifest, digest, tokenizer, training, held_out, unigram_loss, pieces, mend };
+        Ok(Dataset(Arc::new(inner)))
+    }
+
+    /// A dataset whose shards are elsewhere: `pieces` gives what is read of them. `tokenizer` are the bytes that the manifest names;
+    /// `directory` is where notes about it are kept.
+    pub fn elsewhere(
+        directory: PathBuf,
+        manifest: Manifest,
+        tokenizer: Vec<u8>,
+        pieces: Arc<dyn Pieces>,
+    ) -> Result<Dataset, OpenError> {
+        manifest.check().map_err(|source| OpenError::Manifest { path: manifest_path(&directory), source })?;
+        if Digest::of(&tokenizer) != manifest.tokenizer {
+            return Err(OpenError::OtherTokenizer { path: tokenizer_path(&directory) });
+        }
+        let [training, held_out] =
+            [&manifest.training, &manifest.held_out].map(|shards| Split::of(&directory, shards));
+        let digest = manifest.digest();
+        let (unigram_loss, pieces, mend) = (OnceLock::new(), Some(pieces), None);
+        let inner =
+            Inner { directory, manifest, digest, tokenizer, training, held_out, unigram_loss, pieces, mend };
+        Ok(Dataset(Arc::new(inner)))
     }
 
     pub fn manifest(&self) -> &Manifest {
@@ -136,18 +206,51 @@ impl Dataset {
     /// Training sequence `index`, counted from 0: `seq_len + 1` tokens. The inputs are all but the last, the
     /// targets all but the first.
     pub fn sequence(&self, index: u64) -> Result<Vec<u32>, ReadError> {
-        self.0.training.sequence(&self.0.manifest, index)
+        self.one(&self.0.training, index)
+    }
+
+    /// Training sequences, in the order asked for. Where the shards are elsewhere, much faster than one by one.
+    pub fn sequences(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
+        self.many(&self.0.training, indices)
     }
 
     /// Held-out sequence `index`, counted from 0, in the shape of [`Dataset::sequence`].
     pub fn held_out(&self, index: u64) -> Result<Vec<u32>, ReadError> {
-        self.0.held_out.sequence(&self.0.manifest, index)
+        self.one(&self.0.held_out, index)
     }
 
-    /// Verifies every shard now.
+    /// Held-out sequences, in the order asked for.
+    pub fn held_out_sequences_at(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
+        self.many(&self.0.held_out, indices)
+    }
+
+    fn one(&self, split: &Split, index: u64) -> Result<Vec<u32>, ReadError> {
+        match &self.0.pieces {
+            None => split.sequence(&self.0.manifest, self.0.mend.as_deref(), index),
+            Some(pieces) => {
+                let mut found = split.fetched(&self.0.manifest, &**pieces, &[index])?;
+                Ok(found.pop().expect("one was asked for"))
+            }
+        }
+    }
+
+    fn many(&self, split: &Split, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
+        match &self.0.pieces {
+            None => {
+                let mend = self.0.mend.as_deref();
+                indices.iter().map(|&index| split.sequence(&self.0.manifest, mend, index)).collect()
+            }
+            Some(pieces) => split.fetched(&self.0.manifest, &**pieces, indices),
+        }
+    }
+
+    /// Verifies every shard now, a piece at a time. What is elsewhere is verified whenever it is read.
     pub fn verify(&self) -> Result<(), ReadError> {
+        if self.0.pieces.is_some() {
+            return Ok(());
+        }
         let shards = || self.0.training.shards.iter().chain(&self.0.held_out.shards);
-        shards().try_for_each(|shard| shard.verified(&self.0.manifest).map(drop))
+        shards().try_for_each(|shard| shard.read_through(&self.0.manifest, &mut |_| {}))
     }
 
     /// The tokenizer, to turn text into tokens and back. `end_of_document` as for
@@ -182,8 +285,9 @@ impl Dataset {
     }
 
     fn compute_unigram_loss(&self) -> Result<f64, ReadError> {
-        let training = self.0.training.count_targets(&self.0.manifest)?;
-        let held_out = self.0.held_out.count_targets(&self.0.manifest)?;
+        let pieces = self.0.pieces.as_deref();
+        let training = self.0.training.count_targets(&self.0.manifest, pieces)?;
+        let held_out = self.0.held_out.count_targets(&self.0.manifest, pieces)?;
         let sum = |counts: &[u64]| counts.iter().sum::<u64>() as f64;
         let smoothed_total = sum(&training) + training.len() as f64;
         let nats: f64 = training
@@ -234,39 +338,91 @@ struct Shard {
     first: u64,
     /// Set once the shard is verified.
     map: OnceLock<Mmap>,
+    /// Held while the shard is fetched again, which one thread does for all.
+    mending: Mutex<()>,
 }
 
 impl Split {
-    fn open(directory: &Path, manifest: &Manifest, shards: &[ShardInfo]) -> Result<Split, OpenError> {
+    fn of(directory: &Path, shards: &[ShardInfo]) -> Split {
         let mut split = Split { shards: Vec::with_capacity(shards.len()), sequences: 0 };
         for info in shards {
             let path = shard_path(directory, &info.digest);
-            let expected = manifest.shard_bytes(info);
-            let found = match fs::metadata(&path) {
-                Ok(metadata) => metadata.len(),
-                Err(source) => return Err(OpenError::Unreadable { path, source }),
-            };
-            if found != expected {
-                return Err(OpenError::ShardLength { path, expected, found });
-            }
             split.shards.push(Shard {
                 info: info.clone(),
                 path,
                 first: split.sequences,
                 map: OnceLock::new(),
+                mending: Mutex::default(),
             });
             split.sequences += info.sequences;
+        }
+        split
+    }
+
+    fn open(directory: &Path, manifest: &Manifest, shards: &[ShardInfo]) -> Result<Split, OpenError> {
+        let split = Split::of(directory, shards);
+        for Shard { info, path, .. } in &split.shards {
+            let expected = manifest.shard_bytes(info);
+            let found = match fs::metadata(path) {
+                Ok(metadata) => metadata.len(),
+                Err(source) => return Err(OpenError::Unreadable { path: path.clone(), source }),
+            };
+            if found != expected {
+                return Err(OpenError::ShardLength { path: path.clone(), expected, found });
+            }
         }
         Ok(split)
     }
 
-    fn sequence(&self, manifest: &Manifest, index: u64) -> Result<Vec<u32>, ReadError> {
+    /// The shard that a sequence is in.
+    fn shard_of(&self, index: u64) -> Result<&Shard, ReadError> {
         if index >= self.sequences {
             return Err(ReadError::OutOfRange { index, sequences: self.sequences });
         }
         // The first shard starts at 0, so at least one starts at or before any index.
-        let shard = &self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1];
-        let bytes = shard.verified(manifest)?;
+        Ok(&self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1])
+    }
+
+    /// Sequences of shards that are elsewhere.
+    fn fetched(
+        &self,
+        manifest: &Manifest,
+        pieces: &dyn Pieces,
+        indices: &[u64],
+    ) -> Result<Vec<Vec<u32>>, ReadError> {
+        let bytes = manifest.sequence_bytes();
+        let range = |&index: &u64| {
+            let shard = self.shard_of(index)?;
+            let start = (index - shard.first) * bytes;
+            Ok(ShardRange { shard: shard.info.digest, range: start..start + bytes })
+        };
+        let wanted = indices.iter().map(range).collect::<Result<Vec<_>, ReadError>>()?;
+        let found = pieces.read(&wanted).map_err(ReadError::NotFetched)?;
+        let sequence = |(bytes, index): (Vec<u8>, &u64)| {
+            let sequence: Vec<u32> = tokens(&bytes, manifest.token_bytes).collect();
+            let vocab = manifest.vocab;
+            match sequence.iter().find(|&&token| token >= vocab) {
+                Some(&token) => {
+                    let path = self.shard_of(*index)?.path.clone();
+                    Err(ReadError::OutsideVocabulary { path, token, vocab })
+                }
+                None => Ok(sequence),
+            }
+        };
+        found.into_iter().zip(indices).map(sequence).collect()
+    }
+
+    fn sequence(
+        &self,
+        manifest: &Manifest,
+        mend: Option<&dyn Mend>,
+        index: u64,
+    ) -> Result<Vec<u32>, ReadError> {
+        let shard = self.shard_of(index)?;
+        let bytes = match mend {
+            None => shard.verified(manifest)?,
+            Some(mend) => shard.mended(manifest, mend)?,
+        };
         let sequence_bytes = manifest.sequence_bytes() as usize;
         // Below the length of a mapped file, so it fits an address.
         let start = (index - shard.first) as usize * sequence_bytes;
@@ -274,12 +430,23 @@ impl Split {
     }
 
     /// How often each token is a target.
-    fn count_targets(&self, manifest: &Manifest) -> Result<Vec<u64>, ReadError> {
+    fn count_targets(&self, manifest: &Manifest, pieces: Option<&dyn Pieces>) -> Result<Vec<u64>, ReadError> {
         let mut counts = vec![0; manifest.vocab as usize];
-        for shard in &self.shards {
-            for sequence in shard.verified(manifest)?.chunks_exact(manifest.sequence_bytes() as usize) {
-                tokens(sequence, manifest.token_bytes).skip(1).for_each(|token| counts[token as usize] += 1);
+        if let Some(pieces) = pieces {
+            let indices: Vec<u64> = (0..self.sequences).collect();
+            for indices in indices.chunks(256) {
+                let targets = self.fetched(manifest, pieces, indices)?;
+                targets
+                    .iter()
+                    .flat_map(|sequence| &sequence[1..])
+                    .for_each(|&token| counts[token as usize] += 1);
             }
+            return Ok(counts);
+        }
+        for shard in &self.shards {
+            shard.read_through(manifest, &mut |sequence| {
+                tokens(sequence, manifest.token_bytes).skip(1).for_each(|token| counts[token as usize] += 1);
+            })?;
         }
         Ok(counts)
     }
@@ -303,6 +470,56 @@ impl Shard {
             return Err(ReadError::OutsideVocabulary { path: self.path.clone(), token, vocab });
         }
         Ok(self.map.get_or_init(|| map))
+    }
+
+    /// The same; where the shard is damaged or gone, once it was brought again.
+    fn mended(&self, manifest: &Manifest, mend: &dyn Mend) -> Result<&[u8], ReadError> {
+        if let Some(map) = self.map.get() {
+            return Ok(map);
+        }
+        let _mending = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.verified(manifest) {
+            Err(ReadError::Damaged { .. }) => {}
+            Err(ReadError::Unreadable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            other => return other,
+        }
+        mend.mend(self.info.digest, manifest.shard_bytes(&self.info), &self.path)
+            .map_err(|source| ReadError::NotMended { path: self.path.clone(), source })?;
+        self.verified(manifest)
+    }
+
+    /// Hands on every sequence of the shard in turn, whose tokens are all inside the vocabulary. Only once this has succeeded were
+    /// they the right ones. Nothing of it stays in memory: a mapped shard would.
+    fn read_through(&self, manifest: &Manifest, each: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
+        let unreadable = |source| ReadError::Unreadable { path: self.path.clone(), source };
+        let mut file = BufReader::with_capacity(1 << 20, File::open(&self.path).map_err(unreadable)?);
+        let mut hasher = blake3::Hasher::new();
+        let mut sequence = vec![0; manifest.sequence_bytes() as usize];
+        let mut outside = None;
+        for _ in 0..self.info.sequences {
+            match file.read_exact(&mut sequence) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                    return Err(ReadError::Damaged { path: self.path.clone() });
+                }
+                Err(source) => return Err(unreadable(source)),
+            }
+            hasher.update(&sequence);
+            let vocab = manifest.vocab;
+            outside = outside.or(tokens(&sequence, manifest.token_bytes).find(|&token| token >= vocab));
+            if outside.is_none() {
+                each(&sequence);
+            }
+        }
+        let ended = file.fill_buf().map_err(unreadable)?.is_empty();
+        if !ended || Digest(*hasher.finalize().as_bytes()) != self.info.digest {
+            return Err(ReadError::Damaged { path: self.path.clone() });
+        }
+        let vocab = manifest.vocab;
+        match outside {
+            Some(token) => Err(ReadError::OutsideVocabulary { path: self.path.clone(), token, vocab }),
+            None => Ok(()),
+        }
     }
 
     fn map_file(&self) -> io::Result<Mmap> {

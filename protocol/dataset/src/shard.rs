@@ -9,9 +9,10 @@ use crate::{
     manifest::ShardInfo,
 };
 use protocol::Digest;
+use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File},
-    io::{self, Write as _},
+    fs::{self, File, OpenOptions},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -29,6 +30,17 @@ pub(crate) struct SplitWriter {
     tokens: Vec<u32>,
     shard: Option<Unfinished>,
     shards: Vec<ShardInfo>,
+}
+
+/// How far a split was at some moment, to go on from there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SplitState {
+    shards: Vec<ShardInfo>,
+    /// Sequences in the file being written, and the digest of it so far.
+    sequences: u64,
+    digest: Digest,
+    tokens: Vec<u32>,
 }
 
 struct Unfinished {
@@ -59,6 +71,44 @@ impl SplitWriter {
             shard: None,
             shards: Vec::new(),
         }
+    }
+
+    /// Goes on from `state`, whatever was written after it. `None` if what it speaks of is not there.
+    pub fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
+        if state.sequences > 0 {
+            // The file may have been finished after that, and have got its name.
+            let mut candidates = vec![self.unfinished.clone()];
+            for entry in fs::read_dir(shards_path(&self.directory))? {
+                candidates.push(entry?.path());
+            }
+            let known: Vec<PathBuf> =
+                state.shards.iter().map(|shard| shard_path(&self.directory, &shard.digest)).collect();
+            let bytes = state.sequences * self.sequence_tokens as u64 * u64::from(self.token_bytes);
+            let candidates = candidates.into_iter().filter(|path| !known.contains(path));
+            for path in candidates {
+                if let Some(shard) = Unfinished::resume(&path, bytes, &state)? {
+                    fs::rename(path, &self.unfinished)?;
+                    self.shard = Some(shard);
+                    break;
+                }
+            }
+            if self.shard.is_none() {
+                return Ok(None);
+            }
+        }
+        (self.shards, self.tokens) = (state.shards, state.tokens);
+        Ok(Some(self))
+    }
+
+    /// How far it is, once all of that is on disk.
+    pub fn state(&mut self) -> io::Result<SplitState> {
+        let (mut sequences, mut digest) = (0, Digest::default());
+        if let Some(shard) = &mut self.shard {
+            shard.flush()?;
+            shard.file.sync_data()?;
+            (sequences, digest) = (shard.sequences, Digest(*shard.hasher.finalize().as_bytes()));
+        }
+        Ok(SplitState { shards: self.shards.clone(), sequences, digest, tokens: self.tokens.clone() })
     }
 
     /// Adds the tokens of a document.
@@ -116,6 +166,32 @@ impl Unfinished {
         Ok(Unfinished { file, hasher: blake3::Hasher::new(), buffer: Vec::new(), sequences: 0 })
     }
 
+    /// Takes up the first `bytes` of a file that was left, if they are those that `state` speaks of.
+    fn resume(path: &Path, bytes: u64, state: &SplitState) -> io::Result<Option<Unfinished>> {
+        let mut file = match OpenOptions::new().read(true).write(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        if file.metadata()?.len() < bytes {
+            return Ok(None);
+        }
+        let mut hasher = blake3::Hasher::new();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut left = bytes;
+        while left > 0 {
+            let next = &mut buffer[..left.min(BUFFER_BYTES as u64) as usize];
+            file.read_exact(next)?;
+            hasher.update(next);
+            left -= next.len() as u64;
+        }
+        if Digest(*hasher.finalize().as_bytes()) != state.digest {
+            return Ok(None);
+        }
+        file.set_len(bytes)?;
+        file.seek(SeekFrom::Start(bytes))?;
+        Ok(Some(Unfinished { file, hasher, buffer: Vec::new(), sequences: state.sequences }))
+    }
+
     fn flush(&mut self) -> io::Result<()> {
         self.hasher.update(&self.buffer);
         self.file.write_all(&self.buffer)?;
@@ -136,13 +212,27 @@ mod tests {
         #[test]
         fn every_token_but_the_first_is_a_target_once(
             documents in proptest::collection::vec(proptest::collection::vec(0u32..70_000, 0..40), 0..12),
-            sequence_tokens in 2usize..9, shard_bytes in 1u64..800,
+            sequence_tokens in 2usize..9, shard_bytes in 1u64..800, stop in 0usize..12,
         ) {
             let directory = tempfile::tempdir().expect("a temporary directory");
             fs::create_dir(shards_path(directory.path())).expect("writable");
             let mut writer = SplitWriter::new(directory.path(), "split", sequence_tokens, 4, shard_bytes);
             documents.iter().try_for_each(|document| writer.push(document)).expect("writable");
             let shards = writer.finish().expect("writable");
+
+            // Stopped after any document, and gone on with from any state before: the same files.
+            let again = tempfile::tempdir().expect("a temporary directory");
+            fs::create_dir(shards_path(again.path())).expect("writable");
+            let new = || SplitWriter::new(again.path(), "split", sequence_tokens, 4, shard_bytes);
+            let (kept, lost) = (stop.min(documents.len()) / 2, stop.min(documents.len()));
+            let mut killed = new();
+            documents[..kept].iter().try_for_each(|document| killed.push(document)).expect("writable");
+            let state = killed.state().expect("writable");
+            documents[kept..lost].iter().try_for_each(|document| killed.push(document)).expect("writable");
+            drop(killed);
+            let mut resumed = new().resume(state).expect("readable").expect("it is there");
+            documents[kept..].iter().try_for_each(|document| resumed.push(document)).expect("writable");
+            prop_assert_eq!(&resumed.finish().expect("writable"), &shards);
 
             let all: Vec<u32> = documents.concat();
             let expected: Vec<u32> = (0..)

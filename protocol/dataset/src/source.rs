@@ -1,39 +1,54 @@
-//! Where the text comes from: the same documents in the same order on every machine.
-//!
-//! Reading goes twice over the text: first every file is read, checked and hashed, and only names, lengths
-//! and digests are kept; later each document is read again when its turn comes, and checked against its
-//! digest. So the memory needed does not grow with the text, and a file that changes in between is noticed.
+//! Where the text comes from: the same files in the same order on every machine, and how much of each source is wanted.
 
-use crate::{cargo_text, cargo_text::PinnedCrate, files::read_bounded};
+use crate::{
+    cargo_text,
+    cargo_text::PinnedCrate,
+    documents::{self, Documents, Format, MAX_DOCUMENT_BYTES, Opening},
+    files::read_bounded,
+};
 use protocol::Digest;
+use serde::Deserialize;
 use std::{
-    collections::BTreeSet,
     ffi::OsStr,
-    fs::{self, File},
-    io::{self, Read as _, Seek as _, SeekFrom},
-    ops::Range,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-/// Endings that promise text: such a file that is not UTF-8 is an error, any other is passed over.
-const TEXT_ENDINGS: [&str; 4] = ["txt", "md", "rs", "rst"];
-/// A file is in memory once, while it is checked. In bytes.
+/// Larger than any file of source. In bytes.
 const MAX_FILE_BYTES: u64 = 1 << 30;
-/// A file longer than a part is cut into documents of at most this many bytes, so that one long file can have
-/// a held-out split too, …
+/// A text file longer than a part is cut into documents of at most this many bytes, so that one long file can have a
+/// held-out split too, …
 const MAX_PART_BYTES: u64 = 256 << 10;
 /// … but not into crumbs.
 const MIN_PART_BYTES: u64 = 8 << 10;
 /// A part is at most this share of all text.
 const PARTS: u64 = 32;
+/// The field that has the text, where nothing else is said.
+pub const TEXT_FIELD: &str = "text";
+/// A weight counts in millionths.
+const WEIGHT_UNITS: f64 = 1e6;
+/// No description of a mixture is longer.
+const MAX_MIXTURE_BYTES: u64 = 1 << 20;
 
-/// A text to make a dataset of.
+/// A text to make a dataset of: one source, or a mixture of several.
 #[derive(Clone, Debug)]
-pub struct Source(Kind);
+pub struct Source {
+    pub(crate) parts: Vec<SourcePart>,
+    pub(crate) epochs: u32,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct SourcePart {
+    pub name: String,
+    /// Its share of the text, in any unit; none where everything is taken.
+    pub weight: Option<u64>,
+    pub field: String,
+    kind: Kind,
+}
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Directory(PathBuf),
+    Path(PathBuf),
     CargoSources { crates: Vec<PinnedCrate>, homes: Vec<PathBuf> },
 }
 
@@ -47,8 +62,22 @@ pub enum SourceError {
     NameNotText { path: PathBuf },
     #[error("{} has more than {MAX_FILE_BYTES} bytes; cut it into smaller files", path.display())]
     TooLarge { path: PathBuf },
-    #[error("{} changed while it was being read", path.display())]
+    #[error("document {number} of {} has more than {MAX_DOCUMENT_BYTES} bytes; cut it into several", path.display())]
+    TooLong { path: PathBuf, number: u64 },
+    #[error("line or row {number} of {} cannot be used: {reason}", path.display())]
+    Item { path: PathBuf, number: u64, reason: String },
+    #[error("{} cannot be read as Parquet: {reason}", path.display())]
+    Parquet { path: PathBuf, reason: String },
+    #[error("{} has no column {field:?}; it has {columns}", path.display())]
+    NoColumn { path: PathBuf, field: String, columns: String },
+    #[error("{} is Parquet, which this program was built without; use `miner dataset prepare`", path.display())]
+    NoParquet { path: PathBuf },
+    #[error("{} changed while it was being read; run the same command again", path.display())]
     Changed { path: PathBuf },
+    #[error("{} describes no mixture: {reason}", path.display())]
+    Mixture { path: PathBuf, reason: String },
+    #[error("{name} has the weight {weight}; it must be a number between 0.000001 and 1000000")]
+    Weight { name: String, weight: f64 },
     #[error(
         "the source of {wanted}, which is part of the default text, is not under {}; \
          run `cargo fetch` in the project, or name a text of your own",
@@ -63,44 +92,96 @@ pub enum SourceError {
     CrateDiffers { wanted: Box<PinnedCrate>, path: PathBuf, found: Digest },
 }
 
-/// All documents of a source.
-#[derive(Debug)]
-pub(crate) struct Text {
-    /// Sorted by name; no two with equal contents.
-    pub documents: Vec<Document>,
-    /// Of all documents together.
-    pub bytes: u64,
-    /// Documents left out because another has the same contents.
-    pub duplicates: u64,
-    /// Files left out because they are no text.
-    pub skipped: u64,
+impl SourceError {
+    /// Whether the same command may succeed later without another text.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, SourceError::Unreadable { .. })
+    }
 }
 
-/// A file, or a part of a long one.
-#[derive(Debug)]
-pub(crate) struct Document {
-    /// The path below the source, with `/`; for a part, `#` and its number behind it.
-    pub name: String,
-    /// Of the contents.
-    pub digest: Digest,
-    pub bytes: u64,
+/// A mixture, as a person writes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureFile {
+    /// The scarcest source is read so many times.
+    epochs: Option<u32>,
+    source: Vec<MixtureSource>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MixtureSource {
     path: PathBuf,
-    offset: u64,
+    weight: f64,
+    name: Option<String>,
+    field: Option<String>,
 }
 
 impl Source {
-    /// Every text file below a directory, sorted by path. Files that end in `.txt`, `.md`, `.rs` or `.rst`
-    /// must be UTF-8; others are taken if they are. Hidden files and directories are passed over, links to
-    /// directories are not followed.
+    /// A file, or every file below a directory, sorted by path.
+    ///
+    /// `.jsonl` and `.ndjson` are JSON lines, a document each; `.parquet` has a document in each row; everything else is
+    /// text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`, `.md`, `.rs`
+    /// or `.rst` must be UTF-8; others are passed over if they are not. Hidden files and directories are passed over,
+    /// links to directories are not followed.
     pub fn directory(path: impl Into<PathBuf>) -> Source {
-        Source(Kind::Directory(path.into()))
+        Source::of("text", Kind::Path(path.into()))
+    }
+
+    /// Takes documents from this field of JSON lines, or column of Parquet files, instead of from `text`.
+    pub fn with_field(mut self, field: &str) -> Source {
+        self.parts.iter_mut().for_each(|part| field.clone_into(&mut part.field));
+        self
+    }
+
+    /// Several sources, each with the share of the text that its weight is of all weights. The scarcest of them is read
+    /// `epochs` times, and as much of the others as that allows.
+    ///
+    /// `parts` are names, weights and sources.
+    pub fn mixture(parts: Vec<(String, f64, Source)>, epochs: u32) -> Result<Source, SourceError> {
+        let weighed = |(name, weight, source): (String, f64, Source)| {
+            let units = weight * WEIGHT_UNITS;
+            if !(1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units) {
+                return Err(SourceError::Weight { name, weight });
+            }
+            // Below 2^40, so that nothing is lost.
+            let units = units.round() as u64;
+            let several = source.parts.len() > 1;
+            Ok(source.parts.into_iter().map(move |part| {
+                let name = if several { format!("{name}/{}", part.name) } else { name.clone() };
+                SourcePart { name, weight: Some(units), ..part }
+            }))
+        };
+        let parts: Result<Vec<_>, _> = parts.into_iter().map(weighed).collect();
+        Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
+    }
+
+    /// A mixture written down: `epochs`, and `[[source]]` with `path` (from where the file is), `weight`, and where wanted
+    /// `name` and `field`.
+    pub fn mixture_file(path: &Path) -> Result<Source, SourceError> {
+        let wrong = |reason: String| SourceError::Mixture { path: path.to_owned(), reason };
+        let bytes = read_bounded(path, MAX_MIXTURE_BYTES)
+            .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?
+            .ok_or_else(|| wrong(format!("it has more than {MAX_MIXTURE_BYTES} bytes")))?;
+        let text = String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?;
+        let file: MixtureFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+        if file.source.is_empty() {
+            return Err(wrong("it names no [[source]]".to_owned()));
+        }
+        let below = path.parent().unwrap_or(Path::new(""));
+        let part = |source: MixtureSource| {
+            let name = source.name.unwrap_or_else(|| source.path.display().to_string());
+            let field = source.field.as_deref().unwrap_or(TEXT_FIELD).to_owned();
+            (name, source.weight, Source::directory(below.join(source.path)).with_field(&field))
+        };
+        Source::mixture(file.source.into_iter().map(part).collect(), file.epochs.unwrap_or(1))
     }
 
     /// The `.rs` files of published crates, found where cargo keeps its sources: below `homes` (see
     /// [`crate::cargo_homes`]) in `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION`
     /// or `NAME`. Their contents must have the digests in the list.
     pub fn cargo_sources(crates: &[PinnedCrate], homes: Vec<PathBuf>) -> Source {
-        Source(Kind::CargoSources { crates: crates.to_vec(), homes })
+        Source::of("crates", Kind::CargoSources { crates: crates.to_vec(), homes })
     }
 
     /// The default text: Rust source that the build needs anyway, so it is the same everywhere and is not
@@ -109,33 +190,56 @@ impl Source {
         Source::cargo_sources(&cargo_text::DEFAULT_TEXT, homes)
     }
 
-    /// Reads, checks and hashes everything. `progress` hears how many files, and bytes of them, are read.
-    pub(crate) fn read(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Text, SourceError> {
-        let files = match &self.0 {
-            Kind::Directory(path) => files_below(path, |_| true)?,
+    /// The files of each part.
+    pub(crate) fn files(&self) -> Result<Vec<Vec<TextFile>>, SourceError> {
+        self.parts.iter().map(SourcePart::files).collect()
+    }
+
+    fn of(name: &str, kind: Kind) -> Source {
+        let part = SourcePart { name: name.to_owned(), weight: None, field: TEXT_FIELD.to_owned(), kind };
+        Source { parts: vec![part], epochs: 1 }
+    }
+}
+
+impl SourcePart {
+    /// The files that it is made of, in order.
+    pub fn files(&self) -> Result<Vec<TextFile>, SourceError> {
+        let found = match &self.kind {
+            Kind::Path(path) if path.is_file() => {
+                let bytes = path
+                    .metadata()
+                    .map_err(|source| SourceError::Unreadable { path: path.clone(), source })?
+                    .len();
+                vec![Found { name: String::new(), path: path.clone(), bytes }]
+            }
+            Kind::Path(path) => files_below(path, |_| true)?,
             Kind::CargoSources { crates, homes } => cargo_text::files(crates, homes)?,
         };
-        read_files(files, progress)
+        let is_text = |file: &&Found| matches!(documents::format(&file.path).0, Format::Text { .. });
+        let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();
+        let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
+        let file = |found: Found| TextFile { path: found.path, bytes: found.bytes, part_bytes };
+        Ok(found.into_iter().map(file).collect())
     }
 }
 
-impl Document {
-    /// The document's text, if it is still the same.
-    pub fn read(&self) -> Result<String, SourceError> {
-        let unreadable = |source| SourceError::Unreadable { path: self.path.clone(), source };
-        let changed = || SourceError::Changed { path: self.path.clone() };
-        let mut file = File::open(&self.path).map_err(unreadable)?;
-        file.seek(SeekFrom::Start(self.offset)).map_err(unreadable)?;
-        let mut bytes = Vec::new();
-        file.take(self.bytes).read_to_end(&mut bytes).map_err(unreadable)?;
-        if Digest::of(&bytes) != self.digest {
-            return Err(changed());
-        }
-        String::from_utf8(bytes).map_err(|_| changed())
+/// A file of a source.
+#[derive(Clone, Debug)]
+pub(crate) struct TextFile {
+    pub path: PathBuf,
+    /// Of the file, compressed as it may be.
+    pub bytes: u64,
+    pub part_bytes: usize,
+}
+
+impl TextFile {
+    /// Reads it, from its beginning.
+    pub fn documents(&self, field: &str) -> Result<Documents, SourceError> {
+        Documents::open(&Opening { path: &self.path, field, part_bytes: self.part_bytes })
     }
 }
 
-/// A file to be read.
+/// A file that was found.
 pub(crate) struct Found {
     pub name: String,
     pub path: PathBuf,
@@ -181,74 +285,6 @@ pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
     }
 }
 
-fn read_files(files: Vec<Found>, progress: &mut dyn FnMut(u64, u64)) -> Result<Text, SourceError> {
-    let all_bytes: u64 = files.iter().map(|file| file.bytes).sum();
-    let part_bytes = (all_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
-    let mut text = Text { documents: Vec::new(), bytes: 0, duplicates: 0, skipped: 0 };
-    let mut seen: BTreeSet<Digest> = BTreeSet::new();
-    let mut bytes_read = 0;
-    for (files_read, Found { name, path, .. }) in (1u64..).zip(files) {
-        let bytes = read_file(&path)?;
-        bytes_read += bytes.len() as u64;
-        progress(files_read, bytes_read);
-        let contents = match std::str::from_utf8(&bytes) {
-            Ok(contents) if promises_text(&path) || !contents.contains('\0') => contents,
-            Err(error) if promises_text(&path) => {
-                return Err(SourceError::NotText { path, valid_bytes: error.valid_up_to() });
-            }
-            _ => {
-                text.skipped += 1;
-                continue;
-            }
-        };
-        let parts = parts(contents, part_bytes);
-        let many = parts.len() > 1;
-        for (number, part) in (1..).zip(parts) {
-            let contents = &contents[part.clone()];
-            let digest = Digest::of(contents.as_bytes());
-            if !seen.insert(digest) {
-                text.duplicates += 1;
-                continue;
-            }
-            let name = if many { format!("{name}#{number}") } else { name.clone() };
-            let bytes = contents.len() as u64;
-            text.bytes += bytes;
-            text.documents.push(Document {
-                name,
-                digest,
-                bytes,
-                path: path.clone(),
-                offset: part.start as u64,
-            });
-        }
-    }
-    Ok(text)
-}
-
-fn promises_text(path: &Path) -> bool {
-    path.extension().is_some_and(|ending| TEXT_ENDINGS.iter().any(|known| ending == *known))
-}
-
-/// Cuts a text into parts of at most `part_bytes`, at the last line end of a part's second half, or else
-/// between two characters. No part for no text.
-fn parts(text: &str, part_bytes: usize) -> Vec<Range<usize>> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    while start < text.len() {
-        let mut end = text.len();
-        if end - start > part_bytes {
-            end = text.floor_char_boundary(start + part_bytes);
-            let second_half = text.floor_char_boundary(start + part_bytes / 2);
-            if let Some(line_end) = text[second_half..end].rfind('\n') {
-                end = second_half + line_end + 1;
-            }
-        }
-        parts.push(start..end);
-        start = end;
-    }
-    parts
-}
-
 fn listed(paths: &[PathBuf]) -> String {
     if paths.is_empty() {
         return "any directory of cargo's (neither CARGO_HOME nor HOME is set)".to_owned();
@@ -259,7 +295,6 @@ fn listed(paths: &[PathBuf]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary directory");
@@ -271,12 +306,12 @@ mod tests {
         root
     }
 
-    fn read(root: &Path) -> Result<Text, SourceError> {
-        Source::directory(root).read(&mut |_, _| {})
-    }
-
-    fn names(text: &Text) -> Vec<&str> {
-        text.documents.iter().map(|document| document.name.as_str()).collect()
+    fn names(root: &Path) -> Result<Vec<String>, SourceError> {
+        let files = Source::directory(root).parts[0].files()?;
+        let below = |file: &TextFile| {
+            file.path.strip_prefix(root).expect("below").to_str().expect("UTF-8").to_owned()
+        };
+        Ok(files.iter().map(below).collect())
     }
 
     #[test]
@@ -286,40 +321,18 @@ mod tests {
             ("a/z.md", b"one"),
             ("a.rs", b"zero"),
             ("plain", b"text without an ending"),
-            ("copy.txt", b"two"),
-            ("empty.txt", b""),
-            ("picture.png", b"\x89PNG\xff"),
-            ("zeros.bin", b"\0\0"),
             (".git/config.txt", b"hidden"),
             (".hidden.txt", b"hidden"),
         ]);
-        let text = read(root.path()).expect("readable");
-        assert_eq!(names(&text), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        assert_eq!((text.bytes, text.duplicates, text.skipped), (32, 1, 2));
-        assert_eq!(text.documents[1].read().expect("readable"), "one");
-    }
-
-    #[test]
-    fn what_promises_text_and_is_none_is_refused_by_name() {
-        let root = directory(&[("good.txt", b"fine"), ("latin.txt", b"caf\xe9")]);
-        let error = read(root.path()).expect_err("latin-1 is not UTF-8");
-        assert!(
-            matches!(&error, SourceError::NotText { path, valid_bytes: 3 } if path.ends_with("latin.txt"))
-        );
-        assert!(error.to_string().contains("latin.txt is not UTF-8 text"));
+        assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
+        let one = Source::directory(root.path().join("b.txt")).parts[0].files().expect("readable");
+        assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 
     #[test]
     fn what_cannot_be_read_is_named() {
         let nowhere = tempfile::tempdir().expect("a temporary directory").path().join("nowhere");
-        assert!(matches!(read(&nowhere), Err(SourceError::Unreadable { path, .. }) if path == nowhere));
-
-        let large = directory(&[("large.txt", b"")]);
-        let path = large.path().join("large.txt");
-        // A file with a hole: long, but nothing is stored.
-        File::create(&path).and_then(|file| file.set_len(MAX_FILE_BYTES * 4)).expect("a sparse file");
-        assert!(matches!(files_below(large.path(), |_| true), Ok(files) if files[0].bytes > MAX_FILE_BYTES));
-        assert!(matches!(read_bounded(&path, 10), Ok(None)));
+        assert!(matches!(names(&nowhere), Err(SourceError::Unreadable { path, .. }) if path == nowhere));
     }
 
     #[cfg(unix)]
@@ -328,12 +341,11 @@ mod tests {
         let root = directory(&[("a/one.txt", b"one")]);
         std::os::unix::fs::symlink("..", root.path().join("a/up")).expect("a link");
         std::os::unix::fs::symlink("one.txt", root.path().join("a/two.txt")).expect("a link");
-        let text = read(root.path()).expect("readable");
-        assert_eq!((names(&text), text.duplicates), (vec!["a/one.txt"], 1));
+        assert_eq!(names(root.path()).expect("readable"), ["a/one.txt", "a/two.txt"]);
 
         std::os::unix::fs::symlink("gone", root.path().join("dead.txt")).expect("a link");
         assert!(
-            matches!(read(root.path()), Err(SourceError::Unreadable { path, .. }) if path.ends_with("dead.txt"))
+            matches!(names(root.path()), Err(SourceError::Unreadable { path, .. }) if path.ends_with("dead.txt"))
         );
     }
 
@@ -343,35 +355,37 @@ mod tests {
         use std::os::unix::ffi::OsStrExt as _;
         let root = directory(&[]);
         fs::write(root.path().join(OsStr::from_bytes(b"\xff.txt")), "text").expect("writable");
-        assert!(matches!(read(root.path()), Err(SourceError::NameNotText { .. })));
+        assert!(matches!(names(root.path()), Err(SourceError::NameNotText { .. })));
     }
 
     #[test]
-    fn a_document_that_changes_is_noticed() {
-        let root = directory(&[("a.txt", b"before")]);
-        let text = read(root.path()).expect("readable");
-        fs::write(root.path().join("a.txt"), "behind").expect("writable");
-        assert!(matches!(text.documents[0].read(), Err(SourceError::Changed { .. })));
-    }
+    fn a_mixture_is_read_from_a_file_and_what_is_wrong_with_it_is_told() {
+        let root = directory(&[]);
+        let path = root.path().join("mix.toml");
+        let read = |text: &str| {
+            fs::write(&path, text).expect("writable");
+            Source::mixture_file(&path)
+        };
+        let mixture = read(
+            "epochs = 2\n[[source]]\npath = \"web\"\nweight = 0.75\n\
+             [[source]]\npath = \"/code\"\nweight = 0.25\nname = \"code\"\nfield = \"content\"\n",
+        )
+        .expect("a mixture");
+        assert_eq!(mixture.epochs, 2);
+        let told = |part: &SourcePart| (part.name.clone(), part.weight, part.field.clone());
+        assert_eq!(told(&mixture.parts[0]), ("web".into(), Some(750_000), "text".into()));
+        assert_eq!(told(&mixture.parts[1]), ("code".into(), Some(250_000), "content".into()));
+        assert!(matches!(&mixture.parts[0].kind, Kind::Path(web) if *web == root.path().join("web")));
+        assert!(matches!(&mixture.parts[1].kind, Kind::Path(code) if code == Path::new("/code")));
 
-    #[test]
-    fn a_long_file_becomes_several_documents() {
-        let long: String = (0..3000).map(|line| format!("line {line}\n")).collect();
-        let root = directory(&[("long.txt", long.as_bytes())]);
-        let text = read(root.path()).expect("readable");
-        assert_eq!(names(&text)[..2], ["long.txt#1", "long.txt#2"]);
-        let together: String = text.documents.iter().map(|part| part.read().expect("readable")).collect();
-        assert_eq!(together, long);
-        assert!(text.documents.iter().all(|part| part.bytes <= MIN_PART_BYTES));
-    }
-
-    proptest! {
-        #[test]
-        fn parts_are_the_text_and_none_is_too_long(text in "[aä\u{1f600}\n]{0,200}", part_bytes in 4usize..50) {
-            let parts = parts(&text, part_bytes);
-            let together: String = parts.iter().map(|part| &text[part.clone()]).collect();
-            prop_assert_eq!(&together, &text);
-            prop_assert!(parts.iter().all(|part| (1..=part_bytes).contains(&part.len())));
+        for wrong in
+            ["", "source = []", "[[source]]\npath = \"a\"\n", "[[source]]\npath = 1", "\n[", "nonsense = 1"]
+        {
+            assert!(matches!(read(wrong), Err(SourceError::Mixture { .. })), "{wrong}");
+        }
+        for weight in ["0.0", "-1.0", "1e9", "nan", "inf"] {
+            let wrong = read(&format!("[[source]]\npath = \"a\"\nweight = {weight}"));
+            assert!(matches!(wrong, Err(SourceError::Weight { .. })), "{weight}");
         }
     }
 }

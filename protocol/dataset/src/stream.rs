@@ -3,6 +3,14 @@
 use crate::reader::{Dataset, ReadError};
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
+use std::{
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// How often somebody who waits for a batch is asked whether to go on.
+const ASK_TO_STOP: Duration = Duration::from_millis(100);
 
 /// Goes once through a list of training sequences.
 #[derive(Clone, Debug)]
@@ -75,7 +83,7 @@ impl BatchStream {
         if indices.is_empty() {
             return Ok(None);
         }
-        let batch = indices.iter().map(|&index| self.dataset.sequence(index)).collect::<Result<_, _>>()?;
+        let batch = self.dataset.sequences(indices)?;
         self.next = end;
         Ok(Some(batch))
     }
@@ -93,5 +101,55 @@ impl BatchStream {
     fn digest(&self) -> Digest {
         let indices: Vec<u8> = self.indices.iter().flat_map(|index| index.to_le_bytes()).collect();
         Digest::of_parts(&[b"mettle/1/batch-stream", &self.dataset.digest().0, &indices])
+    }
+}
+
+/// Reads batches ahead of whoever trains on them, on a thread of its own, so that a device need not wait for disk or network.
+/// Ends when it is dropped.
+#[derive(Debug)]
+pub struct Prefetch {
+    batches: mpsc::Receiver<Result<Vec<Vec<u32>>, ReadError>>,
+    waited: Duration,
+}
+
+impl Prefetch {
+    /// Goes through `indices` in order, `batch` at a time (the last may be smaller), at most `ahead` batches ahead.
+    pub fn new(dataset: &Dataset, indices: &[u64], batch: usize, ahead: usize) -> std::io::Result<Prefetch> {
+        let (give, batches) = mpsc::sync_channel(ahead.max(1));
+        let (dataset, indices) = (dataset.clone(), indices.to_vec());
+        let read = move || {
+            for indices in indices.chunks(batch.max(1)) {
+                let batch = dataset.sequences(indices);
+                let failed = batch.is_err();
+                if give.send(batch).is_err() || failed {
+                    break;
+                }
+            }
+        };
+        thread::Builder::new().name("data".to_owned()).spawn(read)?;
+        Ok(Prefetch { batches, waited: Duration::ZERO })
+    }
+
+    /// The time that was spent waiting in [`Prefetch::next_unless`].
+    pub fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    /// The next batch: the sequences' tokens, `seq_len + 1` each. `None` after the last, after an error, and soon after `stop` says so while
+    /// there is none yet: data may take long to come.
+    pub fn next_unless(&mut self, stop: impl Fn() -> bool) -> Option<Result<Vec<Vec<u32>>, ReadError>> {
+        if let Ok(batch) = self.batches.try_recv() {
+            return Some(batch);
+        }
+        let began = Instant::now();
+        let batch = loop {
+            match self.batches.recv_timeout(ASK_TO_STOP) {
+                Ok(batch) => break Some(batch),
+                Err(mpsc::RecvTimeoutError::Timeout) if !stop() => {}
+                Err(_) => break None,
+            }
+        };
+        self.waited += began.elapsed();
+        batch
     }
 }

@@ -1,6 +1,9 @@
 //! Text to token ids and back: a byte-level BPE that we train, or any `tokenizer.json` that someone has.
 
-use crate::bpe;
+use crate::{
+    bpe,
+    words::{Encoder, Words},
+};
 use protocol::Digest;
 use rayon::prelude::*;
 use std::{collections::BTreeMap, fmt};
@@ -22,6 +25,7 @@ pub(crate) const MIN_VOCAB: u32 = 258;
 /// A tokenizer whose every encoding is determined by its bytes.
 pub struct TextTokenizer {
     inner: tokenizers::Tokenizer,
+    words: Option<Words>,
     json: Vec<u8>,
     vocab: u32,
     eos: u32,
@@ -42,6 +46,10 @@ pub enum TokenizerError {
     Random,
     #[error("a token id of {id} is too large")]
     IdTooLarge { id: u32 },
+    #[error(
+        "the tokenizer makes token {id}, which ends a document, of words in a text; name another one for that"
+    )]
+    EndInText { id: u32 },
     #[error("the tokenizer failed on a text: {reason}")]
     Failed { reason: String },
 }
@@ -72,10 +80,15 @@ impl TextTokenizer {
                 .find_map(|token| inner.token_to_id(token))
                 .ok_or(TokenizerError::NoEndOfDocument)?,
         };
+        // In some files it is an ordinary word, which would be found in texts.
+        if let Some(token) = inner.get_added_tokens_decoder().get(&eos).filter(|token| !token.special) {
+            inner.add_special_tokens(&[AddedToken { special: true, ..token.clone() }]);
+        }
         // Ids may have gaps, so the largest decides.
         let largest = inner.get_vocab(true).into_values().max().unwrap_or(eos);
         let vocab = largest.checked_add(1).ok_or(TokenizerError::IdTooLarge { id: largest })?;
-        Ok(TextTokenizer { inner, json, vocab, eos })
+        let words = Words::of(&inner);
+        Ok(TextTokenizer { inner, words, json, vocab, eos })
     }
 
     /// Trains a byte-level BPE of at most `vocab` tokens (fewer if the sample has no more pairs that occur
@@ -95,10 +108,32 @@ impl TextTokenizer {
         TextTokenizer::from_json(to_json(learned)?, Some(EOS))
     }
 
+    /// One that [`TextTokenizer::train`] made before.
+    pub(crate) fn trained(json: Vec<u8>) -> Result<TextTokenizer, TokenizerError> {
+        TextTokenizer::from_json(json, Some(EOS))
+    }
+
     /// The tokens of a text, without any that stand for its beginning or end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
-        let encoding = self.inner.encode_fast(text, false).map_err(failed)?;
-        Ok(encoding.get_ids().to_vec())
+        let mut tokens = Vec::new();
+        self.encoder().encode_into(text, &mut tokens)?;
+        Ok(tokens)
+    }
+
+    /// The same, for many texts one after the other.
+    pub fn encoder(&self) -> TextEncoder<'_> {
+        let words = self.words.as_ref().map(|words| Encoder::new(&self.inner, words));
+        TextEncoder { tokenizer: self, words }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn words(&self) -> Option<&Words> {
+        self.words.as_ref()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
     }
 
     /// The text of tokens, for people to look at.
@@ -123,6 +158,29 @@ impl TextTokenizer {
 
     pub fn digest(&self) -> Digest {
         Digest::of(&self.json)
+    }
+}
+
+/// Encodes texts, and remembers what it has seen: one for each thread.
+pub struct TextEncoder<'a> {
+    tokenizer: &'a TextTokenizer,
+    words: Option<Encoder<'a>>,
+}
+
+impl TextEncoder<'_> {
+    /// Adds a text's tokens to `tokens`. The one that ends a document is never among them.
+    pub fn encode_into(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let first = tokens.len();
+        let done = match &mut self.words {
+            Some(words) => words.encode(text, tokens)?,
+            None => false,
+        };
+        if !done {
+            let encoding = self.tokenizer.inner.encode_fast(text, false).map_err(failed)?;
+            tokens.extend_from_slice(encoding.get_ids());
+        }
+        let id = self.tokenizer.eos;
+        if tokens[first..].contains(&id) { Err(TokenizerError::EndInText { id }) } else { Ok(()) }
     }
 }
 

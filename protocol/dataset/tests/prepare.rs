@@ -34,6 +34,7 @@ fn options(text: &Path, directory: &Path) -> PrepareOptions {
         seq_len: 16,
         shard_bytes: 20_000,
         held_out_sequences_min: 50,
+        note_every_bytes: 10_000,
         ..PrepareOptions::new(Source::directory(text), Place::Directory(directory.to_owned()))
     }
 }
@@ -159,9 +160,15 @@ fn text_becomes_sequences_that_decode_to_it() {
     assert!(prepared.manifest.held_out_sequences() >= 50);
     assert!(prepared.manifest.training.len() > 1, "the options ask for small shards");
     assert!(!prepared.reused);
-    assert!(matches!(seen.first(), Some(Progress::Reading { files: 1, .. })));
+    assert!(matches!(seen.first(), Some(Progress::Reading { files: 0, bytes: 0, .. })));
+    assert!(
+        seen.iter()
+            .any(|progress| matches!(progress, Progress::Reading { files: 60, bytes, of } if bytes == of))
+    );
     assert!(matches!(seen.last(), Some(Progress::Finished { .. })));
-    assert!(seen.iter().any(|progress| matches!(progress, Progress::Encoding { bytes, of } if bytes == of)));
+    assert!(
+        seen.iter().any(|progress| matches!(progress, Progress::Encoding { bytes, of, .. } if bytes == of))
+    );
     assert_eq!(scene.entries(), ["data", "text"]);
 }
 
@@ -171,7 +178,7 @@ fn two_runs_make_the_same_files_and_the_second_in_one_place_makes_none() {
     let prepared = first.prepare();
     assert_eq!(
         prepared.digest.to_string(),
-        "22d5bc2ce2ac60bfde50eb69854e3f8b69b91c77c51cb712aa99cc6fb88d27c4",
+        "8dca1d773ccc4823e430e24a4c52a9b5f041b3a901890a846526acd252d74637",
         "a release that tokenises otherwise makes other datasets"
     );
     // Threads leave no trace.
@@ -286,7 +293,7 @@ fn unreadable_text_stops_everything_by_name() {
         scene.refused(|options| options.source = Source::directory(&missing)),
         PrepareError::Source(SourceError::Unreadable { path, .. }) if path == missing
     ));
-    assert_eq!(scene.entries(), ["text"]);
+    assert_eq!(scene.entries(), [".data.lock", "text"]);
 }
 
 #[test]
@@ -303,10 +310,37 @@ fn a_text_that_changes_meanwhile_leaves_nothing() {
 }
 
 #[test]
+fn an_attempt_at_something_else_leaves_nothing_of_itself() {
+    let (expected, scene) = (Scene::new(), Scene::new());
+    expected.prepare();
+    let child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "--ignored", "the_process_that_is_killed"])
+        .env("DATASET_TEST_ROOT", scene.root.path())
+        .env("DATASET_TEST_MOMENT", "encoded")
+        .output()
+        .expect("this test starts");
+    assert!(!child.status.success());
+    // The text is another one now: a document more in the middle.
+    fs::write(scene.text().join("part-1/1-more.txt"), "one more document").expect("writable");
+    fs::write(expected.text().join("part-1/1-more.txt"), "one more document").expect("writable");
+    fs::remove_dir_all(expected.data()).expect("writable");
+    expected.prepare();
+    let mut resumed_at = None;
+    prepare(scene.options(), &mut |progress| {
+        if let Progress::Encoding { resumed, .. } = progress {
+            resumed_at = Some(resumed);
+        }
+    })
+    .expect("the text is fine");
+    assert_eq!(resumed_at, Some(0));
+    assert_eq!(files(&scene.data()), files(&expected.data()));
+}
+
+#[test]
 fn a_process_killed_at_any_moment_leaves_no_dataset_and_the_next_one_makes_it() {
     let expected = Scene::new();
     expected.prepare();
-    for moment in ["tokenizer", "encoding", "checking"] {
+    for moment in ["reading", "tokenizer", "encoding", "encoded", "checking"] {
         let scene = Scene::new();
         let child = Command::new(std::env::current_exe().expect("this test"))
             .args(["--exact", "--ignored", "the_process_that_is_killed"])
@@ -316,9 +350,27 @@ fn a_process_killed_at_any_moment_leaves_no_dataset_and_the_next_one_makes_it() 
             .expect("this test starts");
         assert!(!child.status.success());
         assert_eq!(scene.entries(), [".data.lock", ".data.partial", "text"], "killed while {moment}");
-        scene.prepare();
+
+        // What was done is not done again.
+        let (mut read, mut trained, mut resumed_at) = (None, false, None);
+        let prepared = prepare(scene.options(), &mut |progress| match progress {
+            Progress::Reading { files, .. } => {
+                read.get_or_insert(files);
+            }
+            Progress::Tokenizer { .. } => trained = true,
+            Progress::Encoding { resumed, .. } => resumed_at = Some(resumed),
+            _ => {}
+        });
+        let prepared = prepared.expect("the text is fine");
+        let done =
+            |last| ["reading", "tokenizer", "encoding", "encoded", "checking"][last..].contains(&moment);
+        assert_eq!(read.expect("it was looked at"), if done(1) { 60 } else { 30 }, "after {moment}");
+        assert_eq!(trained, !done(2), "after {moment}");
+        let resumed_at = resumed_at.expect("it was encoded");
+        assert_eq!(resumed_at > prepared.figures.text_bytes / 3, done(2), "{resumed_at} after {moment}");
+
         assert_eq!(scene.entries(), ["data", "text"]);
-        assert_eq!(files(&scene.data()), files(&expected.data()));
+        assert_eq!(files(&scene.data()), files(&expected.data()), "after {moment}");
     }
 }
 
@@ -331,8 +383,10 @@ fn the_process_that_is_killed() {
     let moment = variable("DATASET_TEST_MOMENT");
     let _ = prepare(options(&root.join("text"), &root.join("data")), &mut |progress| {
         let now = match progress {
+            Progress::Reading { files: 30, .. } => "reading",
             Progress::Tokenizer { .. } => "tokenizer",
-            Progress::Encoding { bytes, of } if bytes == of => "encoding",
+            Progress::Encoding { bytes, of, .. } if of / 2 < bytes && bytes < of => "encoding",
+            Progress::Encoding { bytes, of, .. } if bytes == of => "encoded",
             Progress::Checking => "checking",
             _ => "",
         };

@@ -1,7 +1,6 @@
 //! Token sequences on their way to the device, checked: an id outside the vocabulary would be read out of bounds there.
 
-use crate::{config::ModelConfig, loss::ids};
-use burn::tensor::{Device, Int, Tensor};
+use crate::config::ModelConfig;
 
 /// Why sequences cannot be read by this model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -10,6 +9,8 @@ pub enum BatchError {
     Empty,
     #[error("sequence {sequence} has {len} tokens, but this model takes {expected} (seq_len and one more)")]
     Length { sequence: usize, len: usize, expected: usize },
+    #[error("there are {len} tokens, but this model reads from 1 to {max} at once")]
+    Text { len: usize, max: usize },
     #[error("sequence {sequence} has token {token} at {position}, outside the vocabulary of {vocab}")]
     Token { sequence: usize, position: usize, token: u32, vocab: usize },
 }
@@ -20,28 +21,34 @@ pub(crate) fn check<S: AsRef<[u32]>>(config: &ModelConfig, sequences: &[S]) -> R
         if tokens.len() != config.seq_len + 1 {
             return Err(BatchError::Length { sequence, len: tokens.len(), expected: config.seq_len + 1 });
         }
-        if let Some(position) = tokens.iter().position(|&token| token as usize >= config.vocab) {
-            return Err(BatchError::Token {
-                sequence,
-                position,
-                token: tokens[position],
-                vocab: config.vocab,
-            });
-        }
+        check_vocabulary(config, sequence, tokens)?;
     }
     Ok(())
 }
 
-/// What the model reads, `[B, T]`, and the token that follows each, row after row.
-pub(crate) fn tokens_and_targets<S: AsRef<[u32]>>(
-    sequences: &[S],
-    device: &Device,
-) -> (Tensor<2, Int>, Vec<u32>) {
+/// Checks that `tokens` can be read as they are, with nothing to predict behind them: from one to `seq_len`, of the vocabulary.
+pub(crate) fn check_text(config: &ModelConfig, tokens: &[u32]) -> Result<(), BatchError> {
+    if !(1..=config.seq_len).contains(&tokens.len()) {
+        return Err(BatchError::Text { len: tokens.len(), max: config.seq_len });
+    }
+    check_vocabulary(config, 0, tokens)
+}
+
+fn check_vocabulary(config: &ModelConfig, sequence: usize, tokens: &[u32]) -> Result<(), BatchError> {
+    match tokens.iter().position(|&token| token as usize >= config.vocab) {
+        Some(position) => {
+            Err(BatchError::Token { sequence, position, token: tokens[position], vocab: config.vocab })
+        }
+        None => Ok(()),
+    }
+}
+
+/// What the model reads and the token that follows each, row after row.
+pub(crate) fn tokens_and_targets<S: AsRef<[u32]>>(sequences: &[S]) -> (Vec<u32>, Vec<u32>) {
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
     for sequence in sequences.iter().map(AsRef::as_ref) {
         tokens.extend_from_slice(&sequence[..sequence.len() - 1]);
         targets.extend_from_slice(&sequence[1..]);
     }
-    let shape = [sequences.len(), tokens.len() / sequences.len()];
-    (ids(&tokens, shape, device), targets)
+    (tokens, targets)
 }

@@ -44,7 +44,9 @@ pub enum ConfigError {
     RopeTheta { value: f64 },
     #[error("norm_epsilon is {value}, but must be a number above 0 and at most 0.1")]
     NormEpsilon { value: f64 },
-    #[error("the model would have {values} values, but positions are counted in 32 bits")]
+    #[error("{tensor} would have {values} values, but positions in a tensor are counted in 32 bits")]
+    TensorTooLarge { tensor: String, values: u128 },
+    #[error("the model would have {values} values, but must have at most {}", ModelConfig::VALUES_MAX)]
     TooLarge { values: u128 },
     #[error("there is no preset {name:?}; there are: {}", ModelConfig::PRESETS.join(", "))]
     NoSuchPreset { name: String },
@@ -52,12 +54,25 @@ pub enum ConfigError {
 
 impl ModelConfig {
     /// Names that [`preset`](Self::preset) knows.
-    pub const PRESETS: [&'static str; 4] = ["117k", "localnet", "1m", "6m"];
+    pub const PRESETS: [&'static str; 7] = ["117k", "localnet", "1m", "6m", "150m", "1b", "8b"];
+    /// Values that a model may have, all tensors together: 64 GiB of `f32`. A specification comes from others.
+    pub const VALUES_MAX: u64 = 1 << 34;
 
     /// A shape by name, for vocabularies of the usual size; set `vocab` to the tokenizer's own.
     ///
     /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation. The
     /// names tell the parameters at the vocabulary that stands in the preset.
+    ///
+    /// The other three are for GPUs:
+    ///
+    /// | name | parameters | is |
+    /// |---|---|---|
+    /// | `150m` | 151,026,432 | 20 layers of 768, 12 heads on 4, a vocabulary of 32,768, 1,024 tokens |
+    /// | `1b` | 1,235,814,400 | the tensors of Llama 3.2 1B, to the last one; 2,048 tokens |
+    /// | `8b` | 7,504,924,672 | Llama 3 8B, but one matrix for embedding and output (there they are two: 8,030,261,248); 8,192 tokens |
+    ///
+    /// Rotary positions have Llama 3's base of 500,000 in `1b` and `8b`, without the stretching of low frequencies that 3.1 and
+    /// later have: this network has none.
     pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
         let shape = |vocab, d_model, layers, heads, kv_heads, d_ff, seq_len| ModelConfig {
             vocab,
@@ -75,6 +90,9 @@ impl ModelConfig {
             "localnet" => Ok(shape(2048, 96, 2, 4, 2, 256, 64)),
             "1m" => Ok(shape(2048, 128, 4, 4, 4, 352, 128)),
             "6m" => Ok(shape(4096, 256, 6, 8, 4, 704, 256)),
+            "150m" => Ok(shape(32_768, 768, 20, 12, 4, 2048, 1024)),
+            "1b" => Ok(ModelConfig { rope_theta: 5e5, ..shape(128_256, 2048, 16, 32, 8, 8192, 2048) }),
+            "8b" => Ok(ModelConfig { rope_theta: 5e5, ..shape(128_256, 4096, 32, 32, 8, 14_336, 8192) }),
             _ => Err(ConfigError::NoSuchPreset { name: name.into() }),
         }
     }
@@ -109,10 +127,16 @@ impl ModelConfig {
         if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 0.1) {
             return Err(ConfigError::NormEpsilon { value: self.norm_epsilon });
         }
-        let values: u128 =
-            self.shapes().iter().map(|(_, [rows, columns])| *rows as u128 * *columns as u128).sum();
-        if values > u128::from(u32::MAX) {
-            return Err(ConfigError::TooLarge { values });
+        let mut all = 0;
+        for (tensor, [rows, columns]) in self.shapes() {
+            let values = rows as u128 * columns as u128;
+            if values > u128::from(u32::MAX) {
+                return Err(ConfigError::TensorTooLarge { tensor, values });
+            }
+            all += values;
+        }
+        if all > u128::from(ModelConfig::VALUES_MAX) {
+            return Err(ConfigError::TooLarge { values: all });
         }
         Ok(())
     }
@@ -125,6 +149,19 @@ impl ModelConfig {
     /// Number of parameters.
     pub fn parameters(&self) -> usize {
         self.shapes().iter().map(|(_, [rows, columns])| rows * columns).sum()
+    }
+
+    /// Multiplications and additions that training takes for a token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers of
+    /// width `D`, and `T` tokens of a sequence.
+    ///
+    /// This is the formula of PaLM (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, counted to what has to be done: of
+    /// attention's `12 L·D·T` half, since no token looks at a later one, and of the weights those that are multiplied by. The
+    /// embedding is: it is the output's matrix too, and counts once; taking a token's row of it multiplies nothing. What is
+    /// computed a second time to save memory does not count.
+    pub fn flops_per_token(&self) -> f64 {
+        let products: usize =
+            self.shapes().iter().map(|(_, [rows, columns])| if *rows > 1 { rows * columns } else { 0 }).sum();
+        6.0 * products as f64 + 6.0 * (self.layers * self.d_model * self.seq_len) as f64
     }
 
     /// Names and shapes of all tensors, in the order of the flat model state.
@@ -195,7 +232,32 @@ mod tests {
         check(|c| c.rope_theta = f64::NAN, "rope_theta is NaN, but must be a number from 1 to 1e9");
         check(|c| c.norm_epsilon = 0.0, "norm_epsilon is 0, but must be a number above 0 and at most 0.1");
         let huge = |c: &mut ModelConfig| (c.d_model, c.d_ff) = (1 << 16, 1 << 18);
-        check(huge, "the model would have 137456058368 values, but positions are counted in 32 bits");
+        check(
+            huge,
+            "model.layers.0.self_attn.q_proj.weight would have 4294967296 values, but positions in a tensor are counted in 32 bits",
+        );
+        let deep = |c: &mut ModelConfig| (c.d_model, c.d_ff, c.layers) = (1 << 13, 1 << 15, 100);
+        check(deep, "the model would have 107377926144 values, but must have at most 17179869184");
+    }
+
+    #[test]
+    fn presets_for_gpus_have_the_parameters_that_their_description_tells() {
+        for (name, parameters) in [("150m", 151_026_432), ("1b", 1_235_814_400), ("8b", 7_504_924_672)] {
+            assert_eq!(ModelConfig::preset(name).unwrap().parameters(), parameters, "{name}");
+        }
+        // What Llama 3 8B has, which has a matrix of its own for the output.
+        let config = ModelConfig::preset("8b").unwrap();
+        assert_eq!(config.parameters() + config.vocab * config.d_model, 8_030_261_248);
+    }
+
+    #[test]
+    fn a_token_takes_six_operations_a_weight_and_half_of_attentions_square() {
+        let config = ModelConfig::preset("117k").unwrap();
+        // Embedding, and of each of two layers: four projections, three matrices of the feed-forward half.
+        let products = 256 * 64 + 2 * (4 * 64 * 64 + 3 * 176 * 64);
+        // A query looks at 64 keys, half of them before it: scores and mix, forward and twice back, each 2·64 a key.
+        let attention = 2 * 3 * 2 * 2 * 64 * (64 / 2);
+        assert_eq!(config.flops_per_token(), f64::from(6 * products + attention));
     }
 
     #[test]
@@ -205,7 +267,10 @@ mod tests {
             assert_eq!(config.schema().unwrap().values(), config.parameters(), "{name}");
         }
         let error = ModelConfig::preset("7b").unwrap_err();
-        assert_eq!(error.to_string(), r#"there is no preset "7b"; there are: 117k, localnet, 1m, 6m"#);
+        assert_eq!(
+            error.to_string(),
+            r#"there is no preset "7b"; there are: 117k, localnet, 1m, 6m, 150m, 1b, 8b"#
+        );
     }
 
     #[test]

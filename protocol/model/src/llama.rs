@@ -197,6 +197,22 @@ impl Llama {
         flat
     }
 
+    /// Hands all weights to `work` as slices, in schema order. In the host's own memory that moves nothing, if the tensors are
+    /// nobody else's.
+    pub fn with_values<R>(&mut self, work: impl FnOnce(&[&[f32]]) -> R) -> R {
+        let device = self.embedding_VD.device();
+        let take =
+            |tensor: &mut Tensor<2>| std::mem::replace(tensor, Tensor::empty([1, 1], &device)).into_data();
+        let data: Vec<TensorData> = self.tensors_mut().into_iter().map(take).collect();
+        let values: Vec<&[f32]> =
+            data.iter().map(|data| data.as_slice().expect("weights are f32 on every device")).collect();
+        let result = work(&values);
+        for (tensor, data) in self.tensors_mut().into_iter().zip(data) {
+            *tensor = Tensor::from_data(data, &device);
+        }
+        result
+    }
+
     /// In schema order.
     pub fn tensors(&self) -> Vec<&Tensor<2>> {
         let mut tensors = vec![&self.embedding_VD];
@@ -277,12 +293,25 @@ pub(crate) fn replace(tensor: &mut Tensor<2>, with: impl FnOnce(Tensor<2>) -> Te
 /// Hands the values of a tensor to `work` as a slice, row-major, and puts them back. In the host's own memory that moves
 /// nothing, if the tensor is nobody else's.
 pub(crate) fn as_slice<R>(tensor: &mut Tensor<2>, work: impl FnOnce(&mut [f32]) -> R) -> R {
-    let mut result = None;
-    replace(tensor, |tensor| {
-        let device = tensor.device();
-        let mut data = tensor.into_data();
-        result = Some(work(data.as_mut_slice().expect("weights are f32 on every device")));
-        Tensor::from_data(data, &device)
+    as_slices([tensor], |[values]| work(values))
+}
+
+/// As [`as_slice`], several tensors at once.
+pub(crate) fn as_slices<const COUNT: usize, R>(
+    tensors: [&mut Tensor<2>; COUNT],
+    work: impl FnOnce([&mut [f32]; COUNT]) -> R,
+) -> R {
+    let device = tensors[0].device();
+    let mut taken = tensors.map(|tensor| {
+        let nothing = Tensor::empty([1, 1], &device);
+        let data = std::mem::replace(tensor, nothing).into_data();
+        (tensor, data)
     });
-    result.expect("replace() calls its argument")
+    let values =
+        taken.each_mut().map(|(_, data)| data.as_mut_slice().expect("weights are f32 on every device"));
+    let result = work(values);
+    for (tensor, data) in taken {
+        *tensor = Tensor::from_data(data, &device);
+    }
+    result
 }

@@ -2,23 +2,18 @@
 //!
 //! The logits are the largest matrix there is, rows × vocabulary. They exist only for a few rows at a time, forward and
 //! backward in one go: the gradients of hidden states and embedding are added up while the rows are at hand. So memory
-//! does not grow with the batch, and the gradient tape ends before the vocabulary. On the CPU a row is worked on by
-//! `kernels::cross_entropy`; elsewhere by tensor operations, which are also its slow twin in the tests.
+//! does not grow with the batch, and the gradient tape ends before the vocabulary. On the CPU `host` does the same with
+//! `kernels::cross_entropy`.
 #![allow(non_snake_case, reason = "a tensor's name ends in its shape: see llama.rs")]
 
-use crate::device::Place;
 use burn::tensor::{Device, IndexingUpdateOp, Int, Tensor, TensorData, activation};
-use kernels::cross_entropy;
 
-/// Logits that exist at once, in values: 2 MiB, so that they stay in a core's own cache.
-const LOGITS_MAX: usize = 1 << 19;
+/// Logits that exist at once, in values: 4 MiB.
+pub(crate) const LOGITS_MAX: usize = 1 << 20;
 
 /// The loss of each row, in nats, maybe still on the device.
-#[derive(Debug)]
-pub(crate) enum RowLosses {
-    Host(Vec<f64>),
-    Device(Vec<Tensor<1>>),
-}
+#[derive(Debug, Default)]
+pub(crate) struct RowLosses(Vec<Tensor<1>>);
 
 /// What one batch gives: losses, and the gradients of their sum times `scale`.
 pub(crate) struct LossAndGradients {
@@ -28,25 +23,13 @@ pub(crate) struct LossAndGradients {
 }
 
 /// The loss of each row of `hidden_ND`.
-pub(crate) fn losses(
-    hidden_ND: Tensor<2>,
-    embedding_VD: &Tensor<2>,
-    targets: &[u32],
-    place: Place,
-) -> RowLosses {
+pub(crate) fn losses(hidden_ND: Tensor<2>, embedding_VD: &Tensor<2>, targets: &[u32]) -> RowLosses {
     let [V, _] = embedding_VD.dims();
-    let mut losses = RowLosses::none(place);
+    let mut losses = RowLosses::default();
     for (first, targets_n) in chunks(targets, V) {
         let hidden_nD = hidden_ND.clone().narrow(0, first, targets_n.len());
         let logits_nV = hidden_nD.matmul(embedding_VD.clone().transpose());
-        match &mut losses {
-            RowLosses::Host(losses) => {
-                let mut data = logits_nV.into_data();
-                let logits = data.as_mut_slice().expect("logits are f32");
-                losses.extend(cross_entropy::losses(logits, V, targets_n));
-            }
-            RowLosses::Device(losses) => losses.push(device_losses(logits_nV, targets_n).0),
-        }
+        losses.0.push(row_losses(logits_nV, targets_n).0);
     }
     losses
 }
@@ -57,29 +40,17 @@ pub(crate) fn losses_and_gradients(
     embedding_VD: &Tensor<2>,
     targets: &[u32],
     scale: f32,
-    place: Place,
 ) -> LossAndGradients {
     let [V, D] = embedding_VD.dims();
-    let device = embedding_VD.device();
-    let mut losses = RowLosses::none(place);
+    let mut losses = RowLosses::default();
     let mut hidden_gradients = Vec::new();
-    let mut embedding_gradient_VD = Tensor::zeros([V, D], &device);
+    let mut embedding_gradient_VD = Tensor::zeros([V, D], &embedding_VD.device());
     for (first, targets_n) in chunks(targets, V) {
         let hidden_nD = hidden_ND.clone().narrow(0, first, targets_n.len());
         let logits_nV = hidden_nD.clone().matmul(embedding_VD.clone().transpose());
-        let gradient_nV = match &mut losses {
-            RowLosses::Host(losses) => {
-                let mut data = logits_nV.into_data();
-                let logits = data.as_mut_slice().expect("logits are f32");
-                losses.extend(cross_entropy::losses_and_gradient(logits, V, targets_n, scale));
-                Tensor::from_data(data, &device)
-            }
-            RowLosses::Device(losses) => {
-                let (of_rows, gradient_nV) = device_losses(logits_nV, targets_n);
-                losses.push(of_rows);
-                gradient_nV.mul_scalar(scale)
-            }
-        };
+        let (of_rows, gradient_nV) = row_losses(logits_nV, targets_n);
+        losses.0.push(of_rows);
+        let gradient_nV = gradient_nV.mul_scalar(scale);
         hidden_gradients.push(gradient_nV.clone().matmul(embedding_VD.clone()));
         embedding_gradient_VD = embedding_gradient_VD + gradient_nV.transpose().matmul(hidden_nD);
     }
@@ -90,8 +61,8 @@ pub(crate) fn losses_and_gradients(
     }
 }
 
-/// Losses of rows, and the gradient of their sum, by tensor operations.
-fn device_losses(logits_nV: Tensor<2>, targets: &[u32]) -> (Tensor<1>, Tensor<2>) {
+/// Losses of rows, and the gradient of their sum.
+fn row_losses(logits_nV: Tensor<2>, targets: &[u32]) -> (Tensor<1>, Tensor<2>) {
     let n = targets.len();
     let device = logits_nV.device();
     let targets_n1 = ids(targets, [n, 1], &device);
@@ -113,29 +84,19 @@ pub(crate) fn ids<const RANK: usize>(
 }
 
 /// `targets` in pieces whose logits fit [`LOGITS_MAX`], each with its first row.
-fn chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
+pub(crate) fn chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
     let rows = (LOGITS_MAX / vocab).max(1);
     targets.chunks(rows).enumerate().map(move |(index, targets)| (index * rows, targets))
 }
 
 impl RowLosses {
-    fn none(place: Place) -> RowLosses {
-        match place {
-            Place::Host => RowLosses::Host(Vec::new()),
-            Place::Device => RowLosses::Device(Vec::new()),
-        }
-    }
-
     /// Waits for the device, if the losses are still there.
     pub fn read(self) -> Vec<f64> {
-        match self {
-            RowLosses::Host(losses) => losses,
-            RowLosses::Device(losses) if losses.is_empty() => Vec::new(),
-            RowLosses::Device(losses) => {
-                let data = Tensor::cat(losses, 0).into_data();
-                data.as_slice::<f32>().expect("losses are f32").iter().map(|&loss| f64::from(loss)).collect()
-            }
+        if self.0.is_empty() {
+            return Vec::new();
         }
+        let data = Tensor::cat(self.0, 0).into_data();
+        data.as_slice::<f32>().expect("losses are f32").iter().map(|&loss| f64::from(loss)).collect()
     }
 }
 
@@ -163,22 +124,15 @@ mod tests {
     }
 
     #[test]
-    fn kernels_tensor_operations_and_the_gradient_tape_agree() {
+    fn pieces_and_the_gradient_tape_agree() {
         // A vocabulary for which the rows come in three pieces.
         let (N, D, V) = (5, 6, LOGITS_MAX / 2);
         let (hidden_ND, embedding_VD) = (noise([N, D], 1), noise([V, D], 2));
         let targets: Vec<u32> = (0..N as u32).map(|row| row * 50_000 + 3).collect();
         let scale = 0.5;
 
-        let on_host = losses_and_gradients(hidden_ND.clone(), &embedding_VD, &targets, scale, Place::Host);
-        let on_device =
-            losses_and_gradients(hidden_ND.clone(), &embedding_VD, &targets, scale, Place::Device);
-        let (host, device) = (on_host.losses.read(), on_device.losses.read());
-        for (one, other) in host.iter().zip(&device) {
-            assert!((one - other).abs() < 1e-5 * one, "{one} {other}");
-        }
-        assert_eq!(host, losses(hidden_ND.clone(), &embedding_VD, &targets, Place::Host).read());
-        assert_eq!(device, losses(hidden_ND.clone(), &embedding_VD, &targets, Place::Device).read());
+        let pieces = losses_and_gradients(hidden_ND.clone(), &embedding_VD, &targets, scale);
+        assert_eq!(pieces.losses.read(), losses(hidden_ND.clone(), &embedding_VD, &targets).read());
 
         let (hidden, embedding) =
             (hidden_ND.autodiff().require_grad(), embedding_VD.autodiff().require_grad());
@@ -186,15 +140,7 @@ mod tests {
         let targets_N1 = ids(&targets, [N, 1], &logits.device());
         let mut tape =
             activation::log_softmax(logits, 1).gather(1, targets_N1).sum().mul_scalar(-scale).backward();
-        let (of_hidden, of_embedding) = (
-            values(hidden.grad_remove(&mut tape).unwrap()),
-            values(embedding.grad_remove(&mut tape).unwrap()),
-        );
-        for gradients in [on_host.hidden_ND, on_device.hidden_ND] {
-            assert_close(&values(gradients), &of_hidden);
-        }
-        for gradients in [on_host.embedding_VD, on_device.embedding_VD] {
-            assert_close(&values(gradients), &of_embedding);
-        }
+        assert_close(&values(pieces.hidden_ND), &values(hidden.grad_remove(&mut tape).unwrap()));
+        assert_close(&values(pieces.embedding_VD), &values(embedding.grad_remove(&mut tape).unwrap()));
     }
 }

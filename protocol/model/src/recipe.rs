@@ -16,7 +16,7 @@ pub struct Recipe {
     pub learning_rate: f64,
     /// Steps in which the learning rate rises from zero.
     pub warmup_steps: u64,
-    /// Steps in which it then falls along a cosine. After them it stays.
+    /// Steps in which it then falls, as `schedule` says. After them it stays.
     pub decay_steps: u64,
     /// What it falls to, as a share of the highest.
     pub final_fraction: f64,
@@ -27,6 +27,46 @@ pub struct Recipe {
     pub weight_decay: f64,
     /// A gradient longer than this is scaled down to it.
     pub clip_norm: f64,
+    // What follows came later. A specification that does not name it means what it meant, and has the bytes it had: its
+    // digest is on the chain.
+    /// What turns gradients into steps.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub optimiser: Optimiser,
+    /// How the learning rate goes on after the warm-up.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub schedule: RateSchedule,
+    /// Steps at the highest rate between warm-up and decay: [`RateSchedule::Wsd`] has them, the others have none.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub stable_steps: u64,
+}
+
+/// What turns gradients into steps. Either takes the same learning rates.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Optimiser {
+    #[default]
+    #[serde(rename = "adamw")]
+    AdamW,
+    /// Orthogonalised momentum for the matrices inside the layers, AdamW for the embedding and the norms' gains.
+    #[serde(rename = "muon")]
+    Muon,
+}
+
+/// How the learning rate goes on after the warm-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RateSchedule {
+    /// It falls along half a cosine for `decay_steps`.
+    #[default]
+    Cosine,
+    /// It stays.
+    Constant,
+    /// Warm-up, stable, decay: it stays for `stable_steps`, then falls in a straight line for `decay_steps`. Where to end can
+    /// be decided late: raise `stable_steps` while the rate is still level.
+    Wsd,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Why a [`Recipe`] cannot be followed.
@@ -36,6 +76,10 @@ pub enum RecipeError {
     Zero { name: &'static str },
     #[error("{name} is {value}, but must be a number {bounds}")]
     OutOfBounds { name: &'static str, value: f64, bounds: &'static str },
+    #[error(
+        "stable_steps is {value}, but only the schedule \"wsd\" has a stable part: name it, or leave stable_steps out"
+    )]
+    NoStablePart { value: u64 },
 }
 
 /// What made the `localnet` preset learn fastest for a second of CPU time, in short runs on Rust source.
@@ -52,6 +96,9 @@ impl Default for Recipe {
             epsilon: 1e-8,
             weight_decay: 0.1,
             clip_norm: 1.0,
+            optimiser: Optimiser::AdamW,
+            schedule: RateSchedule::Cosine,
+            stable_steps: 0,
         }
     }
 }
@@ -82,22 +129,35 @@ impl Recipe {
                 return Err(RecipeError::OutOfBounds { name, value, bounds });
             }
         }
+        if self.stable_steps > 0 && self.schedule != RateSchedule::Wsd {
+            return Err(RecipeError::NoStablePart { value: self.stable_steps });
+        }
         Ok(())
     }
 
-    /// Learning rate of the step after `step` steps: a straight rise, then half a cosine, then level.
+    /// Learning rate of the step after `step` steps: a straight rise, then what the schedule says.
     pub fn learning_rate_at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
         }
-        let falling = step - self.warmup_steps;
-        let lowest = self.learning_rate * self.final_fraction;
+        let lowest = match self.schedule {
+            RateSchedule::Constant => return self.learning_rate,
+            RateSchedule::Cosine | RateSchedule::Wsd => self.learning_rate * self.final_fraction,
+        };
+        let Some(falling) = (step - self.warmup_steps).checked_sub(self.stable_steps) else {
+            return self.learning_rate;
+        };
         if falling >= self.decay_steps {
             return lowest;
         }
         let done = falling as f64 / self.decay_steps as f64;
-        let cosine = (1.0 + (std::f64::consts::PI * done).cos()) / 2.0;
-        lowest + (self.learning_rate - lowest) * cosine
+        let left = match self.schedule {
+            RateSchedule::Wsd => 1.0 - done,
+            RateSchedule::Cosine | RateSchedule::Constant => {
+                (1.0 + (std::f64::consts::PI * done).cos()) / 2.0
+            }
+        };
+        lowest + (self.learning_rate - lowest) * left
     }
 }
 
@@ -129,6 +189,42 @@ mod tests {
         assert_eq!(recipe.learning_rate_at(9), recipe.learning_rate);
     }
 
+    #[test]
+    fn a_constant_rate_stays_and_a_stable_one_falls_in_a_line_when_its_time_has_come() {
+        let recipe = Recipe {
+            learning_rate: 1.0,
+            warmup_steps: 2,
+            decay_steps: 10,
+            final_fraction: 0.0,
+            schedule: RateSchedule::Constant,
+            ..Recipe::default()
+        };
+        assert_eq!([0, 1, 2, 1000].map(|step| recipe.learning_rate_at(step)), [0.5, 1.0, 1.0, 1.0]);
+
+        let recipe = Recipe { schedule: RateSchedule::Wsd, stable_steps: 100, ..recipe };
+        let rates = [1, 2, 101, 102, 107, 112, u64::MAX].map(|step| recipe.learning_rate_at(step));
+        assert_eq!(rates, [1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn a_recipe_from_before_there_was_a_choice_reads_and_has_the_bytes_it_had() {
+        let old = r#"{"batch":16,"micro_batch":16,"learning_rate":0.004,"warmup_steps":25,"decay_steps":10000,"final_fraction":0.1,"betas":[0.9,0.95],"epsilon":1e-8,"weight_decay":0.1,"clip_norm":1.0}"#;
+        let recipe: Recipe = serde_json::from_str(old).unwrap();
+        assert_eq!(recipe, Recipe::default());
+        assert_eq!(serde_json::to_string(&recipe).unwrap(), old);
+
+        let chosen = Recipe {
+            optimiser: Optimiser::Muon,
+            schedule: RateSchedule::Wsd,
+            stable_steps: 7,
+            ..Recipe::default()
+        };
+        let text = serde_json::to_string(&chosen).unwrap();
+        assert!(text.ends_with(r#","optimiser":"muon","schedule":"wsd","stable_steps":7}"#), "{text}");
+        assert_eq!(serde_json::from_str::<Recipe>(&text).unwrap(), chosen);
+        assert!(serde_json::from_str::<Recipe>(&text.replace("muon", "sgd")).is_err());
+    }
+
     #[track_caller]
     fn check(change: impl FnOnce(&mut Recipe), says: &str) {
         let mut recipe = Recipe::default();
@@ -148,5 +244,9 @@ mod tests {
         check(|r| r.epsilon = 0.0, "epsilon is 0, but must be a number above 0");
         check(|r| r.weight_decay = f64::NAN, "weight_decay is NaN, but must be a number from 0 to 1");
         check(|r| r.clip_norm = 0.0, "clip_norm is 0, but must be a number above 0");
+        check(
+            |r| r.stable_steps = 5,
+            r#"stable_steps is 5, but only the schedule "wsd" has a stable part: name it, or leave stable_steps out"#,
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Training on text that has a structure, the gradient, and what must come out the same twice.
 
 use model::{
-    BatchError, DeviceChoice, Evaluator, ModelConfig, ModelError, Recipe, StateError, Trainer, init_flat,
+    BatchError, DeviceChoice, Evaluator, ModelConfig, ModelError, Optimiser, Recipe, StateError, Trainer,
+    init_flat,
 };
 
 const ON: DeviceChoice = DeviceChoice::Cpu;
@@ -191,8 +192,55 @@ fn a_damaged_or_foreign_state_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn state_and_weights_are_streamed_as_they_are_kept() {
+    let config = tiny();
+    let mut first = trainer(&config, &recipe());
+    first.step(&sequences(&config, 8, 1)).unwrap();
+    let (mut state, mut weights) = (Vec::new(), Vec::new());
+    first.write_state(&mut state).unwrap();
+    first.write_weights(&mut weights).unwrap();
+    assert_eq!(state, first.state());
+    assert!(first.weights_flat().iter().flat_map(|value| value.to_le_bytes()).eq(weights.iter().copied()));
+
+    let mut second = Trainer::new(&config, &recipe(), ON, &first.weights_flat()).unwrap();
+    let behind = [&state[..], b"behind"].concat();
+    let mut source = &behind[..];
+    second.read_state(&mut source).unwrap();
+    assert_eq!((second.state(), source), (state.clone(), &b"behind"[..]));
+
+    let cut = second.read_state(&mut &state[..state.len() - 5]).unwrap_err();
+    assert_eq!(cut, StateError::Damaged { len: state.len() - 5 });
+    let mut full: &mut [u8] = &mut [0; 100];
+    assert_eq!(first.write_state(&mut full).unwrap_err().kind(), std::io::ErrorKind::WriteZero);
+}
+
+#[test]
+fn a_step_above_the_bound_on_the_loss_is_not_taken() {
+    let config = tiny();
+    let mut trainer = trainer(&config, &recipe());
+    let batch = sequences(&config, 8, 1);
+    let loss = trainer.step(&batch).unwrap().loss;
+    let (weights, state) = (bits(&trainer.weights_flat()), trainer.state());
+    trainer.refuse_loss_above(loss / 100.0);
+    let refused = trainer.step(&batch).unwrap_err();
+    assert!(
+        matches!(refused, ModelError::Exploded { loss_max, .. } if loss_max == loss / 100.0),
+        "{refused:?}"
+    );
+    assert_eq!(trainer.step(&batch).unwrap_err(), refused, "from the same state it is the same again");
+    assert_eq!((bits(&trainer.weights_flat()), trainer.state()), (weights, state));
+    assert!(trainer.is_finite());
+    trainer.refuse_loss_above(f64::INFINITY);
+    trainer.step(&batch).unwrap();
+    let nan = vec![f32::NAN; config.parameters()];
+    trainer.load(&nan).unwrap();
+    assert!(!trainer.is_finite());
+}
+
+#[test]
 fn the_weights_come_back_as_they_were_loaded() {
-    for name in ModelConfig::PRESETS {
+    // The small ones.
+    for name in &ModelConfig::PRESETS[..4] {
         let config = ModelConfig::preset(name).unwrap();
         let flat: Vec<f32> = (0..config.parameters()).map(|i| (i as f32).sin()).collect();
         let trainer = Trainer::new(&config, &recipe(), ON, &flat).unwrap();
@@ -256,5 +304,72 @@ fn a_trainer_needs_a_model_a_recipe_and_a_device() {
     };
     assert!(matches!(new(&ModelConfig { heads: 3, ..config.clone() }, &recipe(), ON), ModelError::Config(_)));
     assert!(matches!(new(&config, &Recipe { batch: 0, ..recipe() }, ON), ModelError::Recipe(_)));
-    assert!(matches!(new(&config, &recipe(), DeviceChoice::Cuda(99)), ModelError::Device(_)));
+    assert!(matches!(
+        new(&config, &recipe(), DeviceChoice::parse("cuda:99").unwrap()),
+        ModelError::Device(_)
+    ));
+}
+
+fn muon() -> Recipe {
+    Recipe { optimiser: Optimiser::Muon, ..recipe() }
+}
+
+#[test]
+fn muon_learns_too() {
+    let config = tiny();
+    let mut trainer = trainer(&config, &muon());
+    let unseen = sequences(&config, 32, 99);
+    for step in 0..250 {
+        trainer.step(&sequences(&config, 16, 1000 + step)).unwrap();
+    }
+    let after = mean(&Evaluator::new(&config, ON, &trainer.weights_flat()).unwrap().losses(&unseen).unwrap());
+    let uniform = (config.vocab as f64).ln();
+    assert!(after < 0.5 * uniform, "{after} of {uniform}");
+}
+
+#[test]
+fn muon_steps_matrices_and_leaves_the_embedding_and_the_gains_to_adamw() {
+    let config = tiny();
+    let (by_muon, by_adamw) = {
+        let step = |recipe: &Recipe| {
+            let mut trainer = trainer(&config, recipe);
+            trainer.step(&sequences(&config, 8, 1)).unwrap();
+            trainer.weights_flat()
+        };
+        (step(&muon()), step(&recipe()))
+    };
+    let schema = config.schema().unwrap();
+    for (range, tensor) in schema.ranges().zip(schema.tensors()) {
+        let same = bits(&by_muon[range.clone()]) == bits(&by_adamw[range]);
+        let is_matrix = tensor.shape.len() == 2 && !tensor.name.contains("embed_tokens");
+        assert_eq!(same, !is_matrix, "{}", tensor.name);
+    }
+}
+
+#[test]
+fn a_saved_state_of_muon_goes_on_to_the_bit_and_is_not_taken_for_adamws() {
+    let config = tiny();
+    let mut first = trainer(&config, &muon());
+    for step in 0..3 {
+        first.step(&sequences(&config, 8, step)).unwrap();
+    }
+    let (state, weights) = (first.state(), first.weights_flat());
+    let mut second = Trainer::new(&config, &muon(), ON, &weights).unwrap();
+    second.restore(&state).unwrap();
+    assert_eq!(second.state(), state);
+    for step in 3..6 {
+        let batch = sequences(&config, 8, step);
+        assert_eq!(first.step(&batch).unwrap(), second.step(&batch).unwrap());
+    }
+    assert_eq!(bits(&first.weights_flat()), bits(&second.weights_flat()));
+    assert_eq!(first.state(), second.state());
+
+    let mut by_adamw = trainer(&config, &recipe());
+    let untouched = by_adamw.state();
+    assert!(state.len() < untouched.len(), "one average for a matrix, not two");
+    let refused = by_adamw.restore(&state).unwrap_err();
+    assert_eq!(refused, StateError::OtherOptimiser { expected: Optimiser::AdamW, got: Optimiser::Muon });
+    assert_eq!(by_adamw.state(), untouched);
+    let refused = second.read_state(&mut &untouched[..]).unwrap_err();
+    assert_eq!(refused, StateError::OtherOptimiser { expected: Optimiser::Muon, got: Optimiser::AdamW });
 }

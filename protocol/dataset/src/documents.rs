@@ -1,0 +1,459 @@
+//! Documents out of files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is ever
+//! in memory whole.
+//!
+//! Reading and understanding are two steps. [`Documents`] cuts a file into items in order, which is quick and done by
+//! one thread; [`Item::text`] makes a document of an item, which many threads may do at once. An item without text (an
+//! empty line, a `null`) is an empty document, so that the number of an item is the line or row that a person sees.
+
+use crate::source::SourceError;
+use flate2::read::MultiGzDecoder;
+use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use std::{
+    fmt,
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+/// Longer than any document that a person wrote, and one of them fits into memory. In bytes.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
+/// Items go together until they have this many bytes, so that threads hand over seldom.
+const BATCH_BYTES: usize = 1 << 20;
+/// Items without text take some memory too.
+const BATCH_ITEMS: usize = 1 << 14;
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// Endings that promise text: such a file that is not UTF-8 is an error, any other is passed over.
+const TEXT_ENDINGS: [&str; 4] = ["txt", "md", "rs", "rst"];
+
+/// What a file holds, by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text { promised: bool },
+    JsonLines,
+    Parquet,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Compression {
+    None,
+    Gzip,
+    Zstandard,
+}
+
+/// `name.jsonl.gz` is JSON lines in gzip. Parquet compresses itself.
+pub(crate) fn format(path: &Path) -> (Format, Compression) {
+    let ending = |path: &Path| path.extension().map(|ending| ending.to_ascii_lowercase());
+    let (compression, inner) = match ending(path).as_deref().and_then(|ending| ending.to_str()) {
+        Some("gz") => (Compression::Gzip, path.with_extension("")),
+        Some("zst") => (Compression::Zstandard, path.with_extension("")),
+        _ => (Compression::None, path.to_owned()),
+    };
+    match ending(&inner).as_deref().and_then(|ending| ending.to_str()) {
+        Some("jsonl" | "ndjson") => (Format::JsonLines, compression),
+        Some("parquet") if compression == Compression::None => (Format::Parquet, compression),
+        Some(text) if TEXT_ENDINGS.contains(&text) => (Format::Text { promised: true }, compression),
+        _ => (Format::Text { promised: false }, compression),
+    }
+}
+
+/// Something out of a file that is one document, or none.
+#[derive(Debug)]
+pub(crate) enum Item {
+    Text(String),
+    Line(Vec<u8>),
+}
+
+/// Items that follow one another in one file.
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    pub items: Vec<Item>,
+    /// The file's number of the first one.
+    pub first: u64,
+    /// The file ends here.
+    pub last: bool,
+    /// It is no text after all, and promised none: whatever came of it before is to be forgotten.
+    pub not_text: bool,
+    /// How much of the file was read by then, in bytes of the file.
+    pub file_bytes: u64,
+}
+
+impl Item {
+    pub fn bytes(&self) -> usize {
+        match self {
+            Item::Text(text) => text.len(),
+            Item::Line(line) => line.len(),
+        }
+    }
+
+    /// The document's text; `field` is the JSON field that has it.
+    pub fn text(self, field: &str) -> Result<String, String> {
+        match self {
+            Item::Text(text) => Ok(text),
+            Item::Line(line) if line.iter().all(u8::is_ascii_whitespace) => Ok(String::new()),
+            Item::Line(line) => {
+                let mut json = serde_json::Deserializer::from_slice(&line);
+                let found = Field(field).deserialize(&mut json).map_err(|error| error.to_string())?;
+                json.end().map_err(|error| error.to_string())?;
+                found.ok_or_else(|| format!("it has no field {field:?}"))
+            }
+        }
+    }
+}
+
+/// Reads one field of an object, and passes over the others without keeping them.
+struct Field<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn deserialize<D: serde::Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
+        json.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Field<'_> {
+    type Value = Option<String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "an object with the field {:?}", self.0)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(name) = map.next_key::<String>()? {
+            if name == self.0 {
+                // `null` is a document without text.
+                found = Some(map.next_value::<Option<String>>()?.unwrap_or_default());
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// How to read one file.
+pub(crate) struct Opening<'a> {
+    pub path: &'a Path,
+    /// The column of a Parquet file.
+    pub field: &'a str,
+    /// A text file is cut into documents of at most so many bytes.
+    pub part_bytes: usize,
+}
+
+/// The batches of one file, in order. After an error there are no more.
+pub(crate) struct Documents {
+    path: PathBuf,
+    kind: Kind,
+    items: u64,
+    ended: bool,
+    read: Arc<AtomicU64>,
+}
+
+enum Kind {
+    Text(Parts),
+    Lines(Box<dyn BufRead + Send>),
+    #[cfg(feature = "parquet")]
+    Rows(Box<crate::parquet::Rows>),
+}
+
+impl Documents {
+    pub fn open(opening: &Opening<'_>) -> Result<Documents, SourceError> {
+        let path = opening.path;
+        let (format, compression) = format(path);
+        let read = Arc::new(AtomicU64::new(0));
+        let kind = match format {
+            Format::Text { promised } => {
+                let part_bytes = opening.part_bytes;
+                Kind::Text(Parts {
+                    reader: reader(path, compression, &read)?,
+                    buffer: Vec::new(),
+                    before: 0,
+                    part_bytes,
+                    promised,
+                })
+            }
+            Format::JsonLines => Kind::Lines(reader(path, compression, &read)?),
+            #[cfg(feature = "parquet")]
+            Format::Parquet => Kind::Rows(Box::new(crate::parquet::Rows::open(path, opening.field)?)),
+            #[cfg(not(feature = "parquet"))]
+            Format::Parquet => return Err(SourceError::NoParquet { path: path.to_owned() }),
+        };
+        Ok(Documents { path: path.to_owned(), kind, items: 0, ended: false, read })
+    }
+
+    fn batch(&mut self) -> Result<Batch, SourceError> {
+        let mut batch = Batch { first: self.items, ..Batch::default() };
+        let mut bytes = 0;
+        while bytes < BATCH_BYTES && batch.items.len() < BATCH_ITEMS {
+            let number = self.items + 1;
+            let item = match &mut self.kind {
+                Kind::Text(parts) => match parts.next(&self.path)? {
+                    Part::Is(text) => Some(Item::Text(text)),
+                    Part::Ends => None,
+                    Part::NotText => {
+                        return Ok(Batch { last: true, not_text: true, ..batch });
+                    }
+                },
+                Kind::Lines(reader) => line(reader, &self.path, number)?.map(Item::Line),
+                #[cfg(feature = "parquet")]
+                Kind::Rows(rows) => rows.next(&self.path, number)?.map(Item::Text),
+            };
+            let Some(item) = item else {
+                batch.last = true;
+                break;
+            };
+            bytes += item.bytes();
+            batch.items.push(item);
+            self.items += 1;
+        }
+        batch.file_bytes = match &self.kind {
+            Kind::Text(_) | Kind::Lines(_) => self.read.load(Ordering::Relaxed),
+            #[cfg(feature = "parquet")]
+            Kind::Rows(rows) => rows.file_bytes(),
+        };
+        Ok(batch)
+    }
+}
+
+impl Iterator for Documents {
+    type Item = Result<Batch, SourceError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.ended {
+            return None;
+        }
+        let batch = self.batch();
+        self.ended = batch.as_ref().map_or(true, |batch| batch.last);
+        Some(batch)
+    }
+}
+
+/// Counts what it reads.
+struct Counted {
+    file: File,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let bytes = self.file.read(buffer)?;
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(bytes)
+    }
+}
+
+fn reader(
+    path: &Path,
+    compression: Compression,
+    read: &Arc<AtomicU64>,
+) -> Result<Box<dyn BufRead + Send>, SourceError> {
+    let unreadable = |source| SourceError::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
+    Ok(match compression {
+        Compression::None => Box::new(file),
+        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
+        Compression::Zstandard => {
+            let inner = zstd::Decoder::with_buffer(file).map_err(unreadable)?;
+            Box::new(BufReader::with_capacity(BUFFER_BYTES, inner))
+        }
+    })
+}
+
+fn line(reader: &mut dyn BufRead, path: &Path, number: u64) -> Result<Option<Vec<u8>>, SourceError> {
+    let mut line = Vec::new();
+    reader
+        .take(MAX_DOCUMENT_BYTES as u64 + 1)
+        .read_until(b'\n', &mut line)
+        .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
+    if line.len() > MAX_DOCUMENT_BYTES {
+        return Err(SourceError::TooLong { path: path.to_owned(), number });
+    }
+    Ok((!line.is_empty()).then_some(line))
+}
+
+/// The parts of a text file, as [`cut`] cuts them, without holding more than one.
+struct Parts {
+    reader: Box<dyn BufRead + Send>,
+    /// Bytes read, and in no part yet.
+    buffer: Vec<u8>,
+    /// Bytes of the parts before.
+    before: usize,
+    part_bytes: usize,
+    promised: bool,
+}
+
+enum Part {
+    Is(String),
+    Ends,
+    NotText,
+}
+
+impl Parts {
+    fn next(&mut self, path: &Path) -> Result<Part, SourceError> {
+        // One byte more than a part tells whether this is the last, and whether it would end inside a character.
+        let missing = (self.part_bytes + 1).saturating_sub(self.buffer.len()) as u64;
+        let read = (&mut self.reader)
+            .take(missing)
+            .read_to_end(&mut self.buffer)
+            .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
+        let ended = (read as u64) < missing;
+        let (text, broken) = match std::str::from_utf8(&self.buffer) {
+            Ok(text) => (text, false),
+            Err(error) => {
+                // A character that the buffer cuts is none that is broken.
+                let broken = ended || error.error_len().is_some();
+                let valid = &self.buffer[..error.valid_up_to()];
+                (std::str::from_utf8(valid).expect("valid up to there"), broken)
+            }
+        };
+        if broken && self.promised {
+            let valid_bytes = self.before + text.len();
+            return Err(SourceError::NotText { path: path.to_owned(), valid_bytes });
+        }
+        if broken || (!self.promised && text.contains('\0')) {
+            return Ok(Part::NotText);
+        }
+        let longer = self.buffer.len() > self.part_bytes;
+        let end = if longer { cut(text, self.part_bytes) } else { text.len() };
+        if end == 0 {
+            return Ok(Part::Ends);
+        }
+        let part = text[..end].to_owned();
+        self.before += end;
+        self.buffer.drain(..end);
+        Ok(Part::Is(part))
+    }
+}
+
+/// Where the first part of a longer text ends: at most `part_bytes` on (4 or more), at the last line end of the second
+/// half, or else between two characters.
+pub(crate) fn cut(text: &str, part_bytes: usize) -> usize {
+    let end = text.floor_char_boundary(part_bytes);
+    let second_half = text.floor_char_boundary(part_bytes / 2);
+    text[second_half..end].rfind('\n').map_or(end, |line_end| second_half + line_end + 1)
+}
+
+/// A long text in pieces of at most `part_bytes`, cut as [`cut`] does.
+pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        let end = if rest.len() > part_bytes { cut(rest, part_bytes) } else { rest.len() };
+        let (piece, after) = rest.split_at(end);
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use io::Write as _;
+    use proptest::prelude::*;
+
+    fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let path = root.path().join(name);
+        std::fs::write(&path, bytes).expect("writable");
+        let mut texts = Vec::new();
+        for batch in Documents::open(&Opening { path: &path, field: "text", part_bytes })? {
+            let batch = batch?;
+            if batch.not_text {
+                return Ok(vec!["no text".to_owned()]);
+            }
+            for (number, item) in (batch.first + 1..).zip(batch.items) {
+                texts.push(item.text("text").unwrap_or_else(|reason| format!("{number}: {reason}")));
+            }
+        }
+        Ok(texts)
+    }
+
+    #[test]
+    fn a_name_tells_what_a_file_holds() {
+        let format = |name| super::format(Path::new(name));
+        assert_eq!(format("a.jsonl"), (Format::JsonLines, Compression::None));
+        assert_eq!(format("a.b.ndjson.zst"), (Format::JsonLines, Compression::Zstandard));
+        assert_eq!(format("A.TXT.GZ"), (Format::Text { promised: true }, Compression::Gzip));
+        assert_eq!(format("a.parquet"), (Format::Parquet, Compression::None));
+        assert_eq!(format("a.html"), (Format::Text { promised: false }, Compression::None));
+        assert_eq!(format("gz"), (Format::Text { promised: false }, Compression::None));
+    }
+
+    #[test]
+    fn each_line_is_a_document_and_what_is_wrong_with_one_is_told() {
+        let lines = concat!(
+            "{\"id\": 7, \"text\": \"one\\n\\ud83d\\ude00\", \"more\": {\"text\": [1, {}]}}\n",
+            "\n",
+            "{\"text\": null}\r\n",
+            "{\"text\": \"first\", \"text\": \"second\"}\n",
+            "{\"title\": \"none\"}\n",
+            "{\"text\": 5}\n",
+            "{\"text\": \"cut\n",
+            "[1]\n",
+            "{\"text\": \"two\"} trailing\n",
+            "{\"text\": \"the last has no line end\"}",
+        );
+        let texts = documents("a.jsonl", lines.as_bytes(), 100).expect("readable");
+        assert_eq!(texts[..4], ["one\n😀", "", "", "second"]);
+        assert_eq!(texts[4], "5: it has no field \"text\"");
+        assert!(texts[5].starts_with("6: invalid type: "), "{}", texts[5]);
+        assert!(texts[6].starts_with("7: "), "{}", texts[6]);
+        assert!(texts[7].starts_with("8: invalid type: "), "{}", texts[7]);
+        assert!(texts[8].starts_with("9: trailing"), "{}", texts[8]);
+        assert_eq!(texts[9..], ["the last has no line end"]);
+        let not_utf8 = documents("a.jsonl", b"{\"text\": \"caf\xe9\"}\n", 100).expect("readable");
+        assert!(not_utf8[0].starts_with("1: "), "{}", not_utf8[0]);
+    }
+
+    #[test]
+    fn compressed_files_are_as_good_as_others_and_broken_ones_are_named() {
+        let lines = b"{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
+        let gzip = |bytes: &[u8]| {
+            let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+            to.write_all(bytes).expect("memory");
+            to.finish().expect("memory")
+        };
+        // Files that were put together are one file.
+        let two = [gzip(&lines[..16]), gzip(&lines[16..])].concat();
+        let zstandard = zstd::encode_all(&lines[..], 1).expect("memory");
+        for (name, bytes) in [("a.jsonl.gz", &two), ("a.jsonl.zst", &zstandard)] {
+            assert_eq!(documents(name, bytes, 100).expect("readable"), ["one", "two"]);
+            let cut = &bytes[..bytes.len() - 5];
+            assert!(matches!(documents(name, cut, 100), Err(SourceError::Unreadable { .. })));
+            assert!(matches!(documents(name, b"nonsense", 100), Err(SourceError::Unreadable { .. })));
+        }
+        assert_eq!(documents("a.txt.gz", &gzip(b"plain"), 100).expect("readable"), ["plain"]);
+    }
+
+    #[test]
+    fn what_promises_no_text_may_be_none() {
+        assert_eq!(documents("a.bin", b"text, then \0", 100).expect("readable"), ["no text"]);
+        assert_eq!(
+            documents("a.bin", &[vec![b'a'; 150], vec![0xff]].concat(), 100).expect("readable"),
+            ["no text"]
+        );
+        let error = documents("a.txt", &[vec![b'a'; 150], vec![0xff]].concat(), 100).expect_err("promised");
+        assert!(matches!(error, SourceError::NotText { valid_bytes: 150, .. }));
+        // The last character is cut by the end of the file, not by the end of a part.
+        let error = documents("a.txt", "aä".as_bytes().split_last().expect("long").1, 100).expect_err("cut");
+        assert!(matches!(error, SourceError::NotText { valid_bytes: 1, .. }));
+    }
+
+    proptest! {
+        #[test]
+        fn parts_are_the_text_and_reading_a_file_gives_them(
+            text in "[aä\u{1f600}\n]{0,200}", part_bytes in 4usize..50,
+        ) {
+            let parts: Vec<&str> = pieces(&text, part_bytes).collect();
+            prop_assert_eq!(parts.concat(), text.clone());
+            prop_assert!(parts.iter().all(|part| (1..=part_bytes).contains(&part.len())));
+            prop_assert_eq!(documents("a.txt", text.as_bytes(), part_bytes).expect("readable"), parts);
+        }
+    }
+}

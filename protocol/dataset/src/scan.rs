@@ -1,0 +1,388 @@
+//! The first reading of the text: what is there, without keeping any of it.
+//!
+//! Of every document a record of fixed size goes into a file, in order: a hash of its contents, and how long it is. All
+//! that is decided later (what is a duplicate, what is held out, how much of a source is wanted) is decided by these
+//! records, in memory that does not grow with the text; and the second reading is held against them, so that a file that
+//! changes in between is noticed.
+//!
+//! A line in a log says which files are done. Whoever goes on after a crash reads only the others.
+
+use crate::{
+    documents::Batch,
+    pipeline,
+    prepare::{PrepareError, Progress, unwritable},
+    source::{Source, SourceError, TextFile},
+};
+use protocol::Digest;
+use serde::{Deserialize, Serialize};
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, BufReader, BufWriter, Read, Seek as _, SeekFrom, Write as _},
+    path::{Path, PathBuf},
+    time::UNIX_EPOCH,
+};
+
+const RECORD_BYTES: u64 = 36;
+
+/// What is remembered of a document. No bytes: no text was there, and it is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Record {
+    pub key: Key,
+    pub bytes: u32,
+}
+
+/// A hash of a document's contents. The order of keys is an order by lot, the same everywhere.
+pub(crate) type Key = [u8; 32];
+
+/// All documents of all sources.
+#[derive(Debug)]
+pub(crate) struct Scan {
+    pub sources: Vec<ScannedSource>,
+    records: PathBuf,
+}
+
+#[derive(Debug)]
+pub(crate) struct ScannedSource {
+    pub field: String,
+    pub files: Vec<ScannedFile>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ScannedFile {
+    pub file: TextFile,
+    /// The number of its first item among all items of all sources.
+    pub first: u64,
+    /// Of its items, in order.
+    pub log: FileLog,
+}
+
+/// What the log says of a file that was read to its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FileLog {
+    source: usize,
+    path: String,
+    /// Length and time of the last change, seconds and nanoseconds: if they are the same, it is not read again.
+    bytes: u64,
+    modified: Option<(u64, u32)>,
+    part_bytes: usize,
+    /// False if it was passed over.
+    pub text: bool,
+    pub items: u64,
+    /// Items with text.
+    pub documents: u64,
+    /// Of all its records.
+    pub digest: Digest,
+}
+
+impl Record {
+    pub fn of(text: &str) -> Record {
+        let mut hasher = blake3::Hasher::new_derive_key("mettle/2 document");
+        hasher.update(text.as_bytes());
+        let bytes = u32::try_from(text.len()).expect("no document is longer than its bound");
+        Record { key: *hasher.finalize().as_bytes(), bytes }
+    }
+
+    fn to_bytes(self) -> [u8; RECORD_BYTES as usize] {
+        let mut bytes = [0; RECORD_BYTES as usize];
+        bytes[..32].copy_from_slice(&self.key);
+        bytes[32..].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes
+    }
+
+    fn from_bytes(bytes: [u8; RECORD_BYTES as usize]) -> Record {
+        let (key, length) = bytes.split_at(32);
+        Record {
+            key: key.try_into().expect("32 bytes"),
+            bytes: u32::from_le_bytes(length.try_into().expect("4 bytes")),
+        }
+    }
+}
+
+impl Scan {
+    /// Reads of each part's `files` what no earlier attempt in `partial` has read.
+    pub fn make(
+        source: &Source,
+        files: Vec<Vec<TextFile>>,
+        partial: &Path,
+        threads: usize,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Scan, PrepareError> {
+        let all: Vec<(usize, &TextFile)> = files
+            .iter()
+            .enumerate()
+            .flat_map(|(at, files)| files.iter().map(move |file| (at, file)))
+            .collect();
+        let of: u64 = all.iter().map(|(_, file)| file.bytes).sum();
+        let expected: Vec<FileLog> =
+            all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
+
+        // What an earlier attempt has done.
+        let mut log = Log::open(partial, &expected)?;
+        let done = log.files.len();
+        let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
+        progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
+
+        // The rest.
+        let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
+            let documents = file.documents(&source.parts[*part].field);
+            let batches: Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send> = match documents {
+                Ok(documents) => Box::new(documents),
+                Err(error) => Box::new(std::iter::once(Err(error))),
+            };
+            batches.map(move |batch| Ok((done + at, batch?)))
+        });
+        let record = |(at, batch): (usize, Batch)| {
+            let (part, file) = all[at];
+            let mut records = Vec::with_capacity(batch.items.len());
+            for (number, item) in (batch.first + 1..).zip(batch.items) {
+                let text = item.text(&source.parts[part].field).map_err(|reason| SourceError::Item {
+                    path: file.path.clone(),
+                    number,
+                    reason,
+                })?;
+                records.push(Record::of(&text));
+            }
+            Ok((at, records, batch.last, batch.not_text, batch.file_bytes))
+        };
+        pipeline::ordered(threads, batches, record, |(at, records, last, not_text, file_bytes)| {
+            for record in &records {
+                log.push(*record)?;
+            }
+            if last {
+                log.end(&expected[at], not_text)?;
+                bytes_done += expected[at].bytes;
+            }
+            let within = if last { 0 } else { file_bytes.min(expected[at].bytes) };
+            progress(Progress::Reading { files: log.files.len() as u64, bytes: bytes_done + within, of });
+            Ok::<_, PrepareError>(())
+        })?;
+
+        let logs = log.finish()?;
+        let (mut first, mut logs) = (0, logs.into_iter());
+        let sources = source.parts.iter().zip(files).map(|(part, files)| {
+            let scanned = |file: TextFile| {
+                let log = logs.next().expect("every file was logged");
+                let scanned = ScannedFile { file, first, log };
+                first += scanned.log.items;
+                scanned
+            };
+            let files = files.into_iter().map(scanned).collect();
+            ScannedSource { field: part.field.clone(), files }
+        });
+        let sources = sources.collect();
+        Ok(Scan { sources, records: records_path(partial) })
+    }
+
+    /// Items, documents or not, of all sources.
+    pub fn items(&self) -> u64 {
+        self.logs().map(|log| log.items).sum()
+    }
+
+    pub fn documents(&self) -> u64 {
+        self.logs().map(|log| log.documents).sum()
+    }
+
+    /// Files that were no text.
+    pub fn skipped(&self) -> u64 {
+        self.logs().filter(|log| !log.text).count() as u64
+    }
+
+    pub fn logs(&self) -> impl Iterator<Item = &FileLog> {
+        self.sources.iter().flat_map(|source| source.files.iter().map(|file| &file.log))
+    }
+
+    /// The records from item `first` on.
+    pub fn records(&self, first: u64) -> Result<Records, PrepareError> {
+        let open = || {
+            let mut file = File::open(&self.records)?;
+            file.seek(SeekFrom::Start(first * RECORD_BYTES))?;
+            Ok(Records { path: self.records.clone(), reader: BufReader::with_capacity(1 << 18, file) })
+        };
+        open().map_err(|source| PrepareError::Unreadable { directory: self.records.clone(), source })
+    }
+
+    /// Calls `each` with every record, its number and its source.
+    pub fn for_each(&self, mut each: impl FnMut(u64, usize, Record)) -> Result<(), PrepareError> {
+        let mut records = self.records(0)?;
+        let mut number = 0;
+        for (at, source) in self.sources.iter().enumerate() {
+            for _ in 0..source.files.iter().map(|file| file.log.items).sum() {
+                each(number, at, records.next()?);
+                number += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Reads records in order.
+pub(crate) struct Records {
+    path: PathBuf,
+    reader: BufReader<File>,
+}
+
+impl Records {
+    pub fn next(&mut self) -> Result<Record, PrepareError> {
+        let mut bytes = [0; RECORD_BYTES as usize];
+        self.reader
+            .read_exact(&mut bytes)
+            .map_err(|source| PrepareError::Unreadable { directory: self.path.clone(), source })?;
+        Ok(Record::from_bytes(bytes))
+    }
+}
+
+impl FileLog {
+    /// A file as it is before it is read.
+    fn before(source: usize, file: &TextFile) -> Result<FileLog, SourceError> {
+        let unreadable = |source| SourceError::Unreadable { path: file.path.clone(), source };
+        let metadata = fs::metadata(&file.path).map_err(unreadable)?;
+        let since = metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        Ok(FileLog {
+            source,
+            path: file.path.to_string_lossy().into_owned(),
+            bytes: metadata.len(),
+            modified: since.map(|since| (since.as_secs(), since.subsec_nanos())),
+            part_bytes: file.part_bytes,
+            text: true,
+            items: 0,
+            documents: 0,
+            digest: Digest::default(),
+        })
+    }
+
+    fn is_of(&self, before: &FileLog) -> bool {
+        let FileLog { source, path, bytes, modified, part_bytes, .. } = before;
+        let told = (&self.source, &self.path, &self.bytes, &self.modified, &self.part_bytes);
+        told == (source, path, bytes, modified, part_bytes)
+    }
+}
+
+/// Records and log while they are being written.
+struct Log {
+    path: PathBuf,
+    records: BufWriter<File>,
+    log: File,
+    files: Vec<FileLog>,
+    /// The file being read: what came of it so far.
+    items: u64,
+    documents: u64,
+    hasher: blake3::Hasher,
+}
+
+fn records_path(partial: &Path) -> PathBuf {
+    partial.join("documents")
+}
+
+impl Log {
+    /// Keeps of an earlier attempt what it says of the first of these files, and nothing else.
+    fn open(partial: &Path, expected: &[FileLog]) -> Result<Log, PrepareError> {
+        let path = records_path(partial);
+        let log_path = partial.join("documents.log");
+        let open = || -> io::Result<Log> {
+            let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+            let (mut log, mut records) = (options().open(&log_path)?, options().open(&path)?);
+            let mut text = String::new();
+            // What is no text was not written by us to its end.
+            let _ = log.read_to_string(&mut text);
+            let available = records.metadata()?.len();
+            let (mut files, mut kept, mut items) = (Vec::new(), 0, 0);
+            for (line, expected) in text.split_inclusive('\n').zip(expected) {
+                let Ok(file) = serde_json::from_str::<FileLog>(line) else { break };
+                let whole = line.ends_with('\n') && (items + file.items) * RECORD_BYTES <= available;
+                if !whole || !file.is_of(expected) {
+                    break;
+                }
+                kept += line.len() as u64;
+                items += file.items;
+                files.push(file);
+            }
+            log.set_len(kept)?;
+            log.seek(SeekFrom::Start(kept))?;
+            records.set_len(items * RECORD_BYTES)?;
+            records.seek(SeekFrom::Start(items * RECORD_BYTES))?;
+            Ok(Log {
+                path: path.clone(),
+                records: BufWriter::with_capacity(1 << 18, records),
+                log,
+                files,
+                items: 0,
+                documents: 0,
+                hasher: blake3::Hasher::new(),
+            })
+        };
+        open().map_err(|source| unwritable(&path, source))
+    }
+
+    fn push(&mut self, record: Record) -> Result<(), PrepareError> {
+        let bytes = record.to_bytes();
+        self.records.write_all(&bytes).map_err(|source| unwritable(&self.path, source))?;
+        self.hasher.update(&bytes);
+        self.items += 1;
+        self.documents += u64::from(record.bytes > 0);
+        Ok(())
+    }
+
+    /// The file that began as `before` has ended.
+    fn end(&mut self, before: &FileLog, not_text: bool) -> Result<(), PrepareError> {
+        let mut write = || -> io::Result<()> {
+            self.records.flush()?;
+            if not_text {
+                let records = self.records.get_mut();
+                let end = records.stream_position()? - self.items * RECORD_BYTES;
+                records.set_len(end)?;
+                records.seek(SeekFrom::Start(end))?;
+                (self.items, self.documents) = (0, 0);
+                self.hasher.reset();
+            }
+            let file = FileLog {
+                text: !not_text,
+                items: self.items,
+                documents: self.documents,
+                digest: Digest(*self.hasher.finalize().as_bytes()),
+                ..before.clone()
+            };
+            let mut line = serde_json::to_vec(&file).expect("numbers and strings are always JSON");
+            line.push(b'\n');
+            self.log.write_all(&line)?;
+            self.files.push(file);
+            Ok(())
+        };
+        write().map_err(|source| unwritable(&self.path, source))?;
+        (self.items, self.documents) = (0, 0);
+        self.hasher.reset();
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<FileLog>, PrepareError> {
+        let mut finish = || {
+            self.records.flush()?;
+            self.records.get_ref().sync_all()?;
+            self.log.sync_all()
+        };
+        finish().map_err(|source| unwritable(&self.path, source))?;
+        Ok(self.files)
+    }
+}
+
+/// A file's batches in the second reading. The file's items must be as many as they were.
+pub(crate) fn read_again(
+    file: &ScannedFile,
+    field: &str,
+) -> impl Iterator<Item = Result<Batch, SourceError>> + use<> {
+    let (items, path) = (file.log.items, file.file.path.clone());
+    let (documents, failed) = match file.file.documents(field) {
+        // Most files without any item are no text.
+        Ok(documents) => (Some(documents).filter(|_| items > 0), None),
+        Err(error) => (None, Some(Err(error))),
+    };
+    let checked = documents.into_iter().flatten().map(move |batch| {
+        let batch = batch?;
+        let end = batch.first + batch.items.len() as u64;
+        if batch.not_text || end > items || (batch.last && end != items) {
+            return Err(SourceError::Changed { path: path.clone() });
+        }
+        Ok(batch)
+    });
+    failed.into_iter().chain(checked)
+}

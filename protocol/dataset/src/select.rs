@@ -1,0 +1,392 @@
+//! Which documents are taken, how often, and which of them are held out: decided by the records of the first reading,
+//! so by contents alone.
+//!
+//! **Duplicates.** Of documents with equal contents the first is taken. Finding them goes over the records several
+//! times, each time keeping the keys of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the
+//! result is one bit an item.
+//!
+//! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U / w` is
+//! least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times. The whole part
+//! of that number are whole readings, one after the other; in the last one documents are taken evenly (as a line is
+//! drawn in pixels), so that the share is kept to within a document everywhere in it.
+//!
+//! **Held out** are the documents with the lowest keys, which is a draw by lot, until there are enough; of a source as much
+//! less as its part in the mixture is, and each once. Since a key is a hash of the contents, no text is in both splits. The
+//! tokenizer learns from the next ones.
+
+use crate::{
+    prepare::PrepareError,
+    scan::{Key, Record, Scan},
+};
+use std::collections::HashSet;
+
+/// Keys in memory at once; about 40 bytes each.
+const KEYS_AT_ONCE: u64 = 1 << 19;
+/// One reading of a source.
+pub(crate) const ONE: u64 = 1 << 32;
+
+/// What the records decide.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Selection {
+    duplicate: Bits,
+    pub duplicates: u64,
+    /// How often each source is read, in units of [`ONE`].
+    pub rates: Vec<u64>,
+    /// How often the scarcest is, so that its held-out documents are taken once.
+    epochs: u64,
+    /// Held out is what has at most this key.
+    held_out_to: Option<Key>,
+    /// The tokenizer learns from what is not held out and has at most this key.
+    sample_to: Option<Key>,
+    /// Bytes that will be taken of each source, held out or not, to within a document or so where its rate is not whole.
+    pub bytes: Vec<u64>,
+}
+
+/// How much is wanted.
+pub(crate) struct Wanted<'a> {
+    /// Of each source; none where everything is taken.
+    pub weights: &'a [Option<u64>],
+    pub epochs: u32,
+    /// Hold out at least this much, or one byte in so many.
+    pub held_out_bytes: u64,
+    pub held_out_share: u64,
+    pub sample_bytes: u64,
+    pub keys_at_once: u64,
+}
+
+impl Default for Wanted<'_> {
+    fn default() -> Self {
+        Wanted {
+            weights: &[],
+            epochs: 1,
+            held_out_bytes: 0,
+            held_out_share: 40,
+            sample_bytes: 0,
+            keys_at_once: KEYS_AT_ONCE,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Split {
+    Training,
+    HeldOut,
+}
+
+/// What is taken out of one reading of one source, kept even by carrying what is owed from document to document.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Owed {
+    training: i64,
+    held_out: i64,
+}
+
+impl Selection {
+    pub fn of(scan: &Scan, wanted: &Wanted<'_>) -> Result<Selection, PrepareError> {
+        let mut selection = Selection {
+            duplicate: Bits::new(scan.items()),
+            duplicates: 0,
+            rates: Vec::new(),
+            epochs: u64::from(wanted.epochs),
+            held_out_to: None,
+            sample_to: None,
+            bytes: vec![0; scan.sources.len()],
+        };
+        let ranges = Ranges(scan.documents().div_ceil(wanted.keys_at_once).max(1));
+
+        // Each document once.
+        for range in 0..ranges.0 {
+            let mut seen: HashSet<Key> = HashSet::new();
+            scan.for_each(|item, source, record| {
+                if record.bytes > 0 && ranges.of(&record.key) == range {
+                    if seen.insert(record.key) {
+                        selection.bytes[source] += u64::from(record.bytes);
+                    } else {
+                        selection.duplicate.set(item);
+                        selection.duplicates += 1;
+                    }
+                }
+            })?;
+        }
+
+        // How often.
+        selection.rates = rates(&selection.bytes, wanted.weights, wanted.epochs);
+        let held_out_rates: Vec<u64> = selection.rates.iter().map(|rate| rate / selection.epochs).collect();
+        let total: u64 =
+            selection.bytes.iter().zip(&held_out_rates).map(|(bytes, rate)| times(*bytes, *rate)).sum();
+
+        // What is held out, and what the tokenizer learns from.
+        let held_out_bytes = wanted.held_out_bytes.max(total / wanted.held_out_share);
+        let (mut held_out, mut sample) = (0, 0);
+        let mut held_out_of = vec![0; scan.sources.len()];
+        for range in 0..ranges.0 {
+            let mut keys: Vec<(Key, u32, usize)> = Vec::new();
+            scan.for_each(|item, source, record| {
+                let wanted = record.bytes > 0 && ranges.of(&record.key) == range;
+                if wanted && !selection.duplicate.get(item) && selection.rates[source] > 0 {
+                    keys.push((record.key, record.bytes, source));
+                }
+            })?;
+            keys.sort_unstable();
+            for (key, bytes, source) in keys {
+                if held_out < held_out_bytes {
+                    held_out += times(u64::from(bytes), held_out_rates[source]);
+                    held_out_of[source] += u64::from(bytes);
+                    selection.held_out_to = Some(key);
+                } else if sample < wanted.sample_bytes {
+                    sample += u64::from(bytes);
+                    selection.sample_to = Some(key);
+                }
+            }
+            if held_out_bytes <= held_out && wanted.sample_bytes <= sample {
+                break;
+            }
+        }
+        for (at, bytes) in selection.bytes.iter_mut().enumerate() {
+            let rate = selection.rates[at];
+            *bytes = times(*bytes - held_out_of[at], rate) + times(held_out_of[at], held_out_rates[at]);
+        }
+        Ok(selection)
+    }
+
+    /// Readings of sources, in order: the source, and which reading of it.
+    pub fn readings(&self) -> Vec<(usize, u32)> {
+        let readings = |rate: u64| u32::try_from(rate.div_ceil(ONE)).expect("epochs are that few");
+        self.rates
+            .iter()
+            .enumerate()
+            .flat_map(|(at, &rate)| (0..readings(rate)).map(move |n| (at, n)))
+            .collect()
+    }
+
+    /// Where a document goes in the `reading`-th reading of its source, or `None` if it is not taken. To be asked in order.
+    pub fn split(
+        &self,
+        item: u64,
+        record: &Record,
+        (source, reading): (usize, u32),
+        owed: &mut Owed,
+    ) -> Option<Split> {
+        if record.bytes == 0 || self.duplicate.get(item) {
+            return None;
+        }
+        let held_out = self.held_out_to.is_some_and(|last| record.key <= last);
+        let (split, rate, owed) = if held_out {
+            // A second time it would count twice.
+            let rate = if reading == 0 { self.rates[source] / self.epochs } else { 0 };
+            (Split::HeldOut, rate, &mut owed.held_out)
+        } else {
+            let rate = self.rates[source].saturating_sub(u64::from(reading) * ONE).min(ONE);
+            (Split::Training, rate, &mut owed.training)
+        };
+        // At most 2^26 bytes times 2^32.
+        let whole = i64::from(record.bytes) << 32;
+        *owed += i64::from(record.bytes) * i64::try_from(rate).expect("at most 2^32");
+        if rate == 0 || *owed < whole / 2 {
+            return None;
+        }
+        *owed -= whole;
+        Some(split)
+    }
+
+    /// Whether the tokenizer learns from a document.
+    pub fn in_sample(&self, item: u64, record: &Record, source: usize) -> bool {
+        let (Some(from), Some(to)) = (self.held_out_to, self.sample_to) else { return false };
+        let wanted = record.bytes > 0 && self.rates[source] > 0 && !self.duplicate.get(item);
+        wanted && from < record.key && record.key <= to
+    }
+}
+
+/// How often each source is read.
+fn rates(bytes: &[u64], weights: &[Option<u64>], epochs: u32) -> Vec<u64> {
+    let weights: Option<Vec<u64>> = weights.iter().copied().collect();
+    let Some(weights) = weights.filter(|weights| weights.len() == bytes.len()) else {
+        return vec![u64::from(epochs) * ONE; bytes.len()];
+    };
+    // Whose bytes / weight is least; compared crosswise, without rounding.
+    let scarcest = (0..bytes.len()).min_by(|&a, &b| {
+        let product = |of: usize, by: usize| u128::from(bytes[of]) * u128::from(weights[by]);
+        product(a, b).cmp(&product(b, a))
+    });
+    let Some(scarcest) = scarcest else { return Vec::new() };
+    let rate = |at: usize| {
+        if bytes[at] == 0 {
+            return 0;
+        }
+        let share = u128::from(bytes[scarcest]) * u128::from(weights[at]);
+        let scale = u128::from(weights[scarcest]) * u128::from(bytes[at]);
+        let whole = share / scale;
+        let rest = share % scale;
+        // A weight is below 2^40 and a length below 2^64, so what is left may be shifted by 20 bits, and again by 12.
+        let high = (rest << 20) / scale;
+        let low = (((rest << 20) % scale) << 12) / scale;
+        let one = (whole << 32) + (high << 12) + low;
+        u64::try_from(one * u128::from(epochs)).unwrap_or(u64::MAX)
+    };
+    (0..bytes.len()).map(rate).collect()
+}
+
+fn times(bytes: u64, rate: u64) -> u64 {
+    u64::try_from((u128::from(bytes) * u128::from(rate)) >> 32).unwrap_or(u64::MAX)
+}
+
+/// Keys in so many ranges, in order.
+struct Ranges(u64);
+
+impl Ranges {
+    fn of(&self, key: &Key) -> u64 {
+        let first = u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes"));
+        ((u128::from(first) * u128::from(self.0)) >> 64) as u64
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Bits(Vec<u64>);
+
+impl Bits {
+    fn new(bits: u64) -> Bits {
+        Bits(vec![0; usize::try_from(bits.div_ceil(64)).expect("a bit an item fits an address space")])
+    }
+
+    fn set(&mut self, at: u64) {
+        self.0[(at / 64) as usize] |= 1 << (at % 64);
+    }
+
+    fn get(&self, at: u64) -> bool {
+        self.0[(at / 64) as usize] & (1 << (at % 64)) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::Source;
+    use proptest::prelude::*;
+    use std::path::Path;
+
+    fn scan(root: &Path, texts: &[&[String]]) -> Scan {
+        let mut parts = Vec::new();
+        for (at, texts) in texts.iter().enumerate() {
+            let lines: String =
+                texts.iter().map(|text| serde_json::json!({ "text": text }).to_string() + "\n").collect();
+            let path = root.join(format!("{at}.jsonl"));
+            std::fs::write(&path, lines).expect("writable");
+            parts.push((at.to_string(), 1.0, Source::directory(path)));
+        }
+        let source = Source::mixture(parts, 1).expect("weights of one");
+        Scan::make(&source, source.files().expect("readable"), root, 2, &mut |_| {}).expect("readable")
+    }
+
+    fn texts(from: usize, to: usize) -> Vec<String> {
+        (from..to).map(|number| format!("{number} ").repeat(1 + number % 17)).collect()
+    }
+
+    /// Bytes taken in training and held out, of each source.
+    fn taken(scan: &Scan, selection: &Selection) -> Vec<(u64, u64)> {
+        let mut taken = vec![(0, 0); scan.sources.len()];
+        for reading in selection.readings() {
+            let mut owed = Owed::default();
+            scan.for_each(|item, source, record| {
+                if source == reading.0 {
+                    match selection.split(item, &record, reading, &mut owed) {
+                        Some(Split::Training) => taken[source].0 += u64::from(record.bytes),
+                        Some(Split::HeldOut) => taken[source].1 += u64::from(record.bytes),
+                        None => {}
+                    }
+                }
+            })
+            .expect("readable");
+        }
+        taken
+    }
+
+    #[test]
+    fn of_equal_documents_the_first_is_taken_however_few_keys_are_kept() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let (first, mut second) = (texts(0, 50), texts(30, 80));
+        second.push(String::new());
+        second.extend(texts(70, 75));
+        let scan = scan(root.path(), &[&first, &second]);
+        let wanted = |keys_at_once| Wanted { keys_at_once, sample_bytes: 200, ..Wanted::default() };
+        let selection = Selection::of(&scan, &wanted(1000)).expect("readable");
+        assert_eq!(selection.duplicates, 20 + 5);
+        let bytes = |texts: &[String]| texts.iter().map(|text| text.len() as u64).sum::<u64>();
+        assert_eq!(selection.bytes, [bytes(&first), bytes(&texts(50, 80))]);
+        for keys_at_once in [1, 3, 20] {
+            assert_eq!(Selection::of(&scan, &wanted(keys_at_once)).expect("readable"), selection);
+        }
+    }
+
+    #[test]
+    fn a_mixture_keeps_its_proportions_and_repeats_only_what_it_may() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let (large, small) = (texts(0, 3000), texts(5000, 5400));
+        let scan = scan(root.path(), &[&large, &small]);
+        for (weights, epochs) in [([1, 1], 1), ([3, 1], 1), ([1, 3], 1), ([1, 1], 4), ([5, 7], 3)] {
+            let wanted = Wanted {
+                weights: &weights.map(Some),
+                epochs,
+                held_out_share: 10,
+                sample_bytes: 100,
+                ..Wanted::default()
+            };
+            let selection = Selection::of(&scan, &wanted).expect("readable");
+            assert_eq!(
+                selection.rates.iter().max(),
+                Some(&(u64::from(epochs) * ONE)),
+                "the scarcest is read whole"
+            );
+            let taken = taken(&scan, &selection);
+            let longest = 5 * 17;
+            for split in 0..2 {
+                let of = |source: usize| [taken[source].0, taken[source].1][split] as f64;
+                let (expected, found) = (weights[0] as f64 / weights[1] as f64, of(0) / of(1));
+                // By lot, a split has a little more of one source; by drawing, a document more or less.
+                let slack = if split == 0 { 0.05 } else { 0.6 };
+                assert!((found / expected - 1.0).abs() < slack, "{weights:?} {epochs} {split}: {found}");
+            }
+            for (source, &(training, held_out)) in taken.iter().enumerate() {
+                let difference = (training + held_out).abs_diff(selection.bytes[source]);
+                assert!(difference <= 2 * longest, "{difference} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn rates_are_exact_fractions() {
+        assert_eq!(rates(&[100, 300], &[Some(1), Some(1)], 1), [ONE, ONE / 3]);
+        assert_eq!(rates(&[100, 300], &[Some(2), Some(1)], 4), [4 * ONE, 4 * (ONE / 6)]);
+        assert_eq!(rates(&[100, 300], &[None, None], 1), [ONE, ONE]);
+        assert_eq!(rates(&[1 << 62, 1], &[Some(1), Some(1 << 40)], 1)[1], ONE);
+        assert_eq!(rates(&[0, 5], &[Some(1), Some(1)], 1), [0, 0], "nothing can be mixed with no text");
+    }
+
+    proptest! {
+        #[test]
+        fn a_part_of_a_source_is_taken_evenly(
+            bytes in proptest::collection::vec(1u32..5000, 1..200), rate in 0..=ONE,
+        ) {
+            let selection = Selection {
+                duplicate: Bits::new(bytes.len() as u64),
+                duplicates: 0,
+                rates: vec![rate],
+                epochs: 1,
+                held_out_to: None,
+                sample_to: None,
+                bytes: vec![0],
+            };
+            let (mut owed, mut taken, mut all) = (Owed::default(), 0i64, 0i64);
+            for (item, &bytes) in (0..).zip(&bytes) {
+                let record = Record { key: [1; 32], bytes };
+                let split = selection.split(item, &record, (0, 0), &mut owed);
+                taken += i64::from(split.map_or(0, |_| bytes));
+                all += i64::from(bytes);
+                let expected = ((i128::from(all) * i128::from(rate)) >> 32) as i64;
+                prop_assert!((taken - expected).abs() <= 5000, "{taken} of {expected}");
+            }
+            if rate == ONE {
+                prop_assert_eq!(taken, all);
+            }
+        }
+    }
+}
