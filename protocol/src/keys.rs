@@ -48,6 +48,11 @@ pub fn is_receipt(key: &ObjectKey) -> bool {
     key.0.contains("/receipts/")
 }
 
+/// Whether an object is the list of a checkpoint's pieces.
+pub fn is_checkpoint(key: &ObjectKey) -> bool {
+    key.0.contains("/checkpoints/")
+}
+
 /// A piece of a checkpoint. Checkpoints share the pieces in which they do not differ.
 pub fn piece(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("pieces/{digest}"))
@@ -68,6 +73,11 @@ pub fn shard(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("shards/{digest}"))
 }
 
+/// The hashes of a shard's pieces, which are checked against the shard's digest: it is the root over them (PROT-4).
+pub fn shard_tree(shard: &Digest) -> ObjectKey {
+    ObjectKey(format!("trees/{shard}"))
+}
+
 /// A dataset's tokenizer (PROT-4).
 pub fn tokenizer(digest: &Digest) -> ObjectKey {
     ObjectKey(format!("tokenizers/{digest}"))
@@ -83,7 +93,7 @@ impl ObjectKey {
         &self.0
     }
 
-    /// The digest that the object's bytes must have: the name's last part.
+    /// The digest that the object's bytes must have, or be the leaves of: the name's last part.
     pub fn digest(&self) -> Digest {
         let last = self.0.rsplit('/').next().unwrap_or_default();
         last.parse().expect("every name ends in a digest")
@@ -118,6 +128,7 @@ fn parse(text: &str) -> Option<ObjectKey> {
         "specs" => spec(&parts.next()?.parse().ok()?),
         "manifests" => manifest(&parts.next()?.parse().ok()?),
         "shards" => shard(&parts.next()?.parse().ok()?),
+        "trees" => shard_tree(&parts.next()?.parse().ok()?),
         "tokenizers" => tokenizer(&parts.next()?.parse().ok()?),
         "runs" => {
             let run = RunId(parts.next()?.parse().ok()?);
@@ -173,12 +184,14 @@ mod tests {
             spec(&digest),
             manifest(&digest),
             shard(&digest),
+            shard_tree(&digest),
             tokenizer(&digest),
         ];
         for (index, name) in names.iter().enumerate() {
             assert_eq!(name.as_str().parse(), Ok(name.clone()));
             assert_eq!(name.digest(), digest);
             assert_eq!(is_receipt(name), *name == receipt(RUN, WINDOW, Uid(3), &digest));
+            assert_eq!(is_checkpoint(name), *name == checkpoint(RUN, WINDOW, &digest));
             assert!(names.iter().skip(index + 1).all(|other| other != name));
             let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '/' || c == '-';
             assert!(name.as_str().chars().all(plain));

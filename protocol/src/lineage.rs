@@ -59,6 +59,57 @@ pub fn weights_root(values: &[f32]) -> Digest {
     root_of_pieces(&piece_digests(values))
 }
 
+/// The root of a row of zeros: a merge buffer before the first merge.
+pub fn root_of_zeros(values: usize) -> Digest {
+    let of_piece = |values| Digest::of(&0f32.to_le_bytes().repeat(values));
+    let whole = of_piece(PIECE_VALUES);
+    let mut pieces = alloc::vec![whole; values / PIECE_VALUES];
+    if !values.is_multiple_of(PIECE_VALUES) {
+        pieces.push(of_piece(values % PIECE_VALUES));
+    }
+    root_of_pieces(&pieces)
+}
+
+/// The root of a row of values that comes block by block, and is never held whole.
+#[derive(Debug, Default)]
+pub struct RootOfBlocks {
+    piece: blake3::Hasher,
+    values_in_piece: usize,
+    pieces: Vec<Digest>,
+}
+
+impl RootOfBlocks {
+    /// The next values of the row.
+    pub fn update(&mut self, mut values: &[f32]) {
+        let mut bytes = Vec::with_capacity(4 * HASHED_AT_ONCE);
+        while !values.is_empty() {
+            let room = (PIECE_VALUES - self.values_in_piece).min(HASHED_AT_ONCE);
+            let (block, rest) = values.split_at(values.len().min(room));
+            bytes.clear();
+            bytes.extend(block.iter().flat_map(|value| value.to_le_bytes()));
+            self.piece.update(&bytes);
+            self.values_in_piece += block.len();
+            values = rest;
+            if self.values_in_piece == PIECE_VALUES {
+                self.end_piece();
+            }
+        }
+    }
+
+    pub fn finish(mut self) -> Digest {
+        if self.values_in_piece > 0 {
+            self.end_piece();
+        }
+        root_of_pieces(&self.pieces)
+    }
+
+    fn end_piece(&mut self) {
+        self.pieces.push(Digest(*self.piece.finalize().as_bytes()));
+        self.piece.reset();
+        self.values_in_piece = 0;
+    }
+}
+
 /// `blake3(weights root ‖ buffer root)`, what validators vote at a checkpoint. A miner needs only the first half, and
 /// can check it with the second at hand (PROT-20).
 pub fn state_root(weights: &Digest, buffer: &Digest) -> Digest {
@@ -106,6 +157,19 @@ mod tests {
         assert_eq!([positive[0], positive[2]], [pieces[0], pieces[2]]);
         assert_ne!(positive[1], negative[1]);
         assert_ne!(weights_root(&values), root);
+    }
+
+    #[test]
+    fn a_root_is_the_same_for_a_row_that_comes_in_blocks() {
+        for values in [0, 1, PIECE_VALUES - 1, PIECE_VALUES, 2 * PIECE_VALUES + 3] {
+            let row: Vec<f32> = (0..values).map(|i| i as f32).collect();
+            for block in [1000, HASHED_AT_ONCE + 1, 3 * PIECE_VALUES] {
+                let mut root = RootOfBlocks::default();
+                row.chunks(block).for_each(|block| root.update(block));
+                assert_eq!(root.finish(), weights_root(&row), "{values} in blocks of {block}");
+            }
+            assert_eq!(root_of_zeros(values), weights_root(&vec![0.0; values]));
+        }
     }
 
     #[test]

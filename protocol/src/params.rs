@@ -410,7 +410,8 @@ impl Default for RunParams {
             merge_density: Density(1024),
             merge_rule: MergeRule::MeanOverHits,
             error_feedback_decay: F32Bits::of(0.95),
-            outer_rate: F32Bits::of(1.0),
+            // A mean over hits is longer than a mean over all (docs/adr/0030).
+            outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,
             evaluation_wait_max: 10,

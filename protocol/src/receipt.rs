@@ -9,6 +9,8 @@
 //! object = "MTLR" ‖ receipt ‖ signature, 64 bytes
 //! ```
 //!
+//! Inside it are its validator's signatures under what it attested and voted, in the form in which the chain takes evidence.
+//!
 //! The receipt is in SCALE: fields in order, integers little-endian, lists after their compact length, fractions as the bits
 //! of an f64. The signature is over the receipt's digest; the digest on the chain is over the whole object. There is one
 //! spelling of each: what is read is written again and compared.
@@ -17,6 +19,8 @@ use crate::{
     Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
     identity::{self, Domain, Signature, SignatureError},
     select::Selected,
+    statement::{SignedStatement, Statement},
+    view::{Verdict, Vote},
 };
 use alloc::{string::String, vec::Vec};
 use codec::{Decode, DecodeAll as _, Encode, Error as CodecError, Input, Output};
@@ -64,6 +68,8 @@ pub struct Receipt {
     pub attested: Attested,
     /// What it merged and voted; `None` where it could not.
     pub merged: Option<Merged>,
+    /// Its signatures under both, which the chain takes as evidence (PROT-21).
+    pub stated: Stated,
     /// What it remembered of every seat when it judged.
     pub before: Standings,
     /// `None` where the window was void, or its turn did not come: then what it remembers is unchanged.
@@ -109,6 +115,14 @@ pub struct Merged {
     pub inputs: Vec<Selected>,
     pub update: Digest,
     pub state_root: Option<Digest>,
+}
+
+/// Signatures under what the receipt says was attested and voted, each as a [`Statement`] of its own: whoever told the chain something
+/// else has signed the proof of it. `None` of what the chain has not taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize)]
+pub struct Stated {
+    pub attestation: Option<Signature>,
+    pub vote: Option<Signature>,
 }
 
 /// What is remembered of every seat (PROT-23 to PROT-26).
@@ -325,6 +339,17 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
+impl Attested {
+    /// What the chain is told of it, in uid order.
+    pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
+        let valid = self.valid.iter().map(|uid| (*uid, Verdict::Valid));
+        let faulty = self.faulty.iter().map(|said| (said.uid, Verdict::Faulty));
+        let mut verdicts: Vec<_> = valid.chain(faulty).collect();
+        verdicts.sort_unstable_by_key(|(uid, _)| *uid);
+        verdicts
+    }
+}
+
 impl Receipt {
     /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it is
     /// sealed.
@@ -358,7 +383,48 @@ impl Receipt {
         }
         receipt.check(params)?;
         identity::verify(&receipt.hotkey, Domain::Receipt, &Digest::of(body).0, &Signature(*signature))?;
+        for signed in receipt.statements() {
+            signed.verify(&receipt.hotkey)?;
+        }
         Ok(receipt)
+    }
+
+    /// What the chain was told, as the receipt has it: in uid order.
+    pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
+        self.attested.verdicts()
+    }
+
+    /// What was voted, as the receipt has it.
+    pub fn vote(&self) -> Option<Vote> {
+        self.merged.as_ref().map(|merged| Vote { update: merged.update, state_root: merged.state_root })
+    }
+
+    /// Signs what the receipt says of those matters that the chain has taken (PROT-21).
+    pub fn state(&mut self, attestation: bool, vote: bool, key: &ed25519_dalek::SigningKey) {
+        let sign = |statement: Statement| statement.sign(key).signature;
+        self.stated = Stated {
+            attestation: attestation.then(|| sign(self.attestation_statement())),
+            vote: self.vote_statement().filter(|_| vote).map(sign),
+        };
+    }
+
+    /// The statements that it holds signatures under. Those are checked where the receipt is opened.
+    pub fn statements(&self) -> Vec<SignedStatement> {
+        let Stated { attestation, vote } = self.stated;
+        let attestation = attestation
+            .map(|signature| SignedStatement { statement: self.attestation_statement(), signature });
+        let vote = vote
+            .zip(self.vote_statement())
+            .map(|(signature, statement)| SignedStatement { statement, signature });
+        attestation.into_iter().chain(vote).collect()
+    }
+
+    fn attestation_statement(&self) -> Statement {
+        Statement::of_attestation(self.run, self.window, self.validator.uid, &self.verdicts())
+    }
+
+    fn vote_statement(&self) -> Option<Statement> {
+        Some(Statement::of_vote(self.run, self.window, self.validator.uid, &self.vote()?))
     }
 
     /// What the validator remembers after this window.
@@ -398,6 +464,9 @@ impl Receipt {
         }
         if let Some(merged) = &self.merged {
             ordered(&merged.inputs, |input| input.uid, "what was merged is not in order")?;
+        }
+        if self.merged.is_none() && self.stated.vote.is_some() {
+            return Err(ReceiptError::Disordered("a vote is signed that is not there"));
         }
         self.before.check(epoch)?;
         let Some(judgement) = &self.judgement else { return Ok(()) };
@@ -485,6 +554,7 @@ pub fn largest_bytes(params: &RunParams) -> usize {
         .saturating_add(2 + 4 + 4 + 6 + 32 + 32 + 37 + 32)
         .saturating_add(attested)
         .saturating_add(list(SEATS_MAX, 34).saturating_add(1 + 32 + 33))
+        .saturating_add(2 * (1 + SIGNATURE_BYTES))
         .saturating_add(standings.saturating_mul(2))
         .saturating_add(1 + 4)
         .saturating_add(list(SEATS_MAX, 2).saturating_mul(2))

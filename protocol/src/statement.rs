@@ -2,13 +2,15 @@
 //! (PROT-21).
 //!
 //! On the chain an attestation or a vote is taken once, so nobody can contradict itself there. Off the chain a validator
-//! signs what it shows to others: its receipts, and what it is about to vote or attest. Two such statements about the
-//! same matter with different digests are a proof that needs no judge; so is one that differs from what the chain holds.
+//! signs what it tells others: in a receipt, what it attested and voted. Two such statements about the same matter with
+//! different digests are a proof that needs no judge; so is one that differs from what the chain holds.
 
 use crate::{
     Digest, Hotkey, RunId, Uid, Window,
     identity::{self, Domain, Signature, SignatureError},
+    view::{Verdict, Vote},
 };
+use alloc::vec::Vec;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 
@@ -79,6 +81,15 @@ pub enum NoProof {
 }
 
 impl Statement {
+    /// Of an attestation: verdicts in uid order, as the chain takes them.
+    pub fn of_attestation(run: RunId, window: Window, uid: Uid, verdicts: &Vec<(Uid, Verdict)>) -> Statement {
+        Statement { run, window, uid, matter: Matter::Attestation, digest: Digest::of(&verdicts.encode()) }
+    }
+
+    pub fn of_vote(run: RunId, window: Window, uid: Uid, vote: &Vote) -> Statement {
+        Statement { run, window, uid, matter: Matter::Vote, digest: Digest::of(&vote.encode()) }
+    }
+
     /// Signs the statement with the validator's hotkey.
     pub fn sign(self, key: &ed25519_dalek::SigningKey) -> SignedStatement {
         SignedStatement { statement: self, signature: identity::sign(key, Domain::Statement, &self.encode()) }

@@ -12,7 +12,7 @@ use protocol::{
     receipt::{
         Attested, Baseline, Earned, Exact, FaultSaid, Judged, Judgement, LossPair, Measured, Merged,
         NotObserved, Observed, Outcome, OwnData, Penalty, PenaltyReason, Previous, Receipt, Remembered,
-        Standing, Standings, Twin,
+        Standing, Standings, Stated, Twin,
     },
     select::Selected,
     submission::{Expected, Header, Submission, seal},
@@ -200,7 +200,7 @@ fn receipt() -> Receipt {
     let twin = Twin { uid: Uid(2), window: Window(998), digest: Digest::of(b"twin"), alike: exact(0.96875) };
     let valid = |trained, measured, twin| Observed::Valid { trained, measured, twin };
     let common = |sequence, before| Baseline { sequence, before: exact(before) };
-    Receipt {
+    let mut receipt = Receipt {
         format: 1,
         run: RunId(3),
         window: Window(1000),
@@ -219,6 +219,7 @@ fn receipt() -> Receipt {
             update: Digest::of(b"update"),
             state_root: Some(Digest::of(b"root")),
         }),
+        stated: Stated::default(),
         before: standings(999, 26.5),
         judgement: Some(Judgement {
             held: vec![Uid(2), Uid(4)],
@@ -235,7 +236,9 @@ fn receipt() -> Receipt {
             after: standings(1000, 27.25),
             weights: vec![(Uid(2), 65535), (Uid(4), 1)],
         }),
-    }
+    };
+    receipt.state(true, true, &key());
+    receipt
 }
 
 /// What the vectors say is merged: a loud contribution, a quiet one, and one with ties.

@@ -1,14 +1,21 @@
 //! Checkpoints: a state cut into pieces that are named by their digests, under a root that validators voted (PROT-20).
 
-use crate::{mirrors::Mirrors, state::ModelState};
+use crate::{
+    files::FileError,
+    mirrors::Mirrors,
+    partial::{Layout, Partial},
+    pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
+    state::ModelState,
+};
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
-use store::{Fetch, Limits, Store, StoreError, fetch::NobodyHadIt};
+use std::path::{Path, PathBuf};
+use store::{Fetch, Limits, Store, StoreError};
 
-/// Pieces in flight at once.
-const PIECES_AT_ONCE: usize = 4;
+/// Pieces on their way into our bucket at once.
+const PIECES_UP_AT_ONCE: usize = 4;
 
 /// Names every piece of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -26,8 +33,10 @@ pub struct CheckpointManifest {
 
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    #[error("could not fetch a part of the checkpoint")]
-    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    Pieces(#[from] PiecesError),
+    #[error(transparent)]
+    File(#[from] FileError),
     #[error("could not fetch the checkpoint's manifest from any mirror; the last one said: {last}")]
     NoManifest { last: String },
     #[error("could not put a part of the checkpoint into our bucket")]
@@ -57,6 +66,13 @@ impl CheckpointManifest {
         lineage::state_root(&self.weights_root(), &lineage::root_of_pieces(&self.buffer))
     }
 
+    /// All pieces of the weights, then, if they are wanted, those of the buffer.
+    fn wanted(&self, with_buffer: bool) -> impl Iterator<Item = Wanted> {
+        let buffer = if with_buffer { &self.buffer[..] } else { &[] };
+        let digests = self.weights.iter().chain(buffer).copied();
+        digests.enumerate().map(|(index, digest)| Wanted { index, digest })
+    }
+
     /// The largest manifest of a model with so many values, in bytes.
     fn largest(values: usize) -> u64 {
         let pieces = values.saturating_mul(4).div_ceil(lineage::PIECE_BYTES);
@@ -84,18 +100,23 @@ pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
     let named =
         manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
-    for (digest, piece) in named {
-        let key = keys::piece(digest);
-        // Pieces are named by content: one that is there is right, and an unchanged one is not sent again.
-        match store.head(&key).await {
-            Ok(_) => {}
-            Err(error) if error.is_not_found() => store.put(&key, bytes_of(piece)).await?,
-            Err(error) => return Err(error.into()),
-        }
-    }
+    stream::iter(named.map(|(digest, piece)| publish_piece(store, digest, piece)))
+        .buffer_unordered(PIECES_UP_AT_ONCE)
+        .try_for_each(|()| std::future::ready(Ok(())))
+        .await?;
     let root = manifest.state_root();
     store.put(&keys::checkpoint(state.run, state.window, &root), Bytes::from(manifest.encode())).await?;
     Ok(Checkpoint { window: state.window, state_root: root, lineage: state.lineage })
+}
+
+async fn publish_piece(store: &dyn Store, digest: &Digest, piece: &[f32]) -> Result<(), StoreError> {
+    let key = keys::piece(digest);
+    // Pieces are named by content: one that is there is right, and an unchanged one is not sent again.
+    match store.head(&key).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_not_found() => store.put(&key, bytes_of(piece)).await,
+        Err(error) => Err(error),
+    }
 }
 
 /// The manifest of a voted checkpoint, from the first mirror that has the right one.
@@ -131,12 +152,100 @@ pub async fn fetch(
     with_buffer: bool,
 ) -> Result<ModelState, CheckpointError> {
     let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-    let theta = assemble(fetch, mirrors, &manifest.weights, values).await?;
-    let buffer = match with_buffer {
-        true => Some(assemble(fetch, mirrors, &manifest.buffer, values).await?),
-        false => None,
-    };
+    let mut theta = vec![0.0; values];
+    let mut buffer = with_buffer.then(|| vec![0.0; values]);
+    let mut place = InMemory { rows: vec![&mut theta] };
+    place.rows.extend(buffer.as_deref_mut());
+    let wanted: Vec<Wanted> = manifest.wanted(with_buffer).collect();
+    fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
     Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer })
+}
+
+/// As [`fetch`](fn@fetch), but by way of a file in `directory`: what is in it when the process is killed is not fetched again. The file
+/// stays, so that nothing is lost before the state is saved; see [`forget`].
+pub async fn fetch_by_way_of(
+    directory: &Path,
+    fetch: &dyn Fetch,
+    mirrors: &Mirrors,
+    run: RunId,
+    checkpoint: &Checkpoint,
+    values: usize,
+    with_buffer: bool,
+) -> Result<ModelState, CheckpointError> {
+    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
+    let path = partial_path(directory, checkpoint);
+    forget_but(directory, Some(&path));
+    loop {
+        let partial = fill(&path, fetch, mirrors, &manifest, values, with_buffer).await?;
+        let Some(theta) = partial.row(0, manifest.weights.clone()).await? else { continue };
+        let buffer = match with_buffer {
+            true => match partial.row(1, manifest.buffer.clone()).await? {
+                Some(buffer) => Some(buffer),
+                None => continue,
+            },
+            false => None,
+        };
+        return Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer });
+    }
+}
+
+/// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an earlier process left of
+/// it is not fetched again. No more than a few pieces are ever in memory.
+pub async fn fetch_weights_to(
+    path: &Path,
+    fetch: &dyn Fetch,
+    mirrors: &Mirrors,
+    run: RunId,
+    checkpoint: &Checkpoint,
+    values: usize,
+) -> Result<CheckpointManifest, CheckpointError> {
+    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
+    fill(path, fetch, mirrors, &manifest, values, false).await?;
+    Ok(manifest)
+}
+
+/// Has every piece of a checkpoint in the file.
+async fn fill(
+    path: &Path,
+    fetch: &dyn Fetch,
+    mirrors: &Mirrors,
+    manifest: &CheckpointManifest,
+    values: usize,
+    with_buffer: bool,
+) -> Result<Partial, CheckpointError> {
+    let all: Vec<Wanted> = manifest.wanted(with_buffer).collect();
+    let mut partial = Partial::open(path, Layout { values }).await?;
+    let missing = partial.missing(all.iter().map(|wanted| wanted.digest).collect()).await?;
+    let wanted: Vec<Wanted> = missing.into_iter().map(|index| all[index]).collect();
+    let (pieces, at_hand) = (wanted.len(), all.len() - wanted.len());
+    tracing::info!(window = manifest.window.0, pieces, at_hand, "fetching a checkpoint");
+    let report = fetch_pieces(fetch, mirrors, &wanted, &mut partial).await?;
+    Report { at_hand, ..report }.log();
+    partial.sync().await?;
+    Ok(partial)
+}
+
+const PARTIAL: &str = "joining-";
+
+fn partial_path(directory: &Path, checkpoint: &Checkpoint) -> PathBuf {
+    directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root))
+}
+
+/// Removes what [`fetch_by_way_of`] left in `directory`. To be called once the state is saved.
+pub fn forget(directory: &Path) {
+    forget_but(directory, None);
+}
+
+fn forget_but(directory: &Path, but: Option<&Path>) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
+    for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(PARTIAL)) {
+        let path = entry.path();
+        if but != Some(path.as_path())
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::warn!(path = %path.display(), %error, "could not remove a checkpoint that is not needed any more");
+        }
+    }
 }
 
 /// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns how many did.
@@ -146,63 +255,14 @@ pub async fn repair(
     state: &mut ModelState,
     manifest: &CheckpointManifest,
 ) -> Result<usize, CheckpointError> {
-    let mut repaired = repair_values(fetch, mirrors, &mut state.theta, &manifest.weights).await?;
-    if let Some(buffer) = &mut state.buffer {
-        repaired += repair_values(fetch, mirrors, buffer, &manifest.buffer).await?;
-    }
-    Ok(repaired)
-}
-
-async fn repair_values(
-    fetch: &dyn Fetch,
-    mirrors: &Mirrors,
-    values: &mut [f32],
-    expected: &[Digest],
-) -> Result<usize, CheckpointError> {
-    let held = lineage::piece_digests(values);
-    let per_piece = lineage::PIECE_BYTES / 4;
-    let mut repaired = 0;
-    for (index, piece) in values.chunks_mut(per_piece).enumerate() {
-        let Some(digest) = expected.get(index).filter(|digest| held.get(index) != Some(digest)) else {
-            continue;
-        };
-        let fresh = fetch_piece(fetch, mirrors, digest, piece.len()).await?;
-        piece.copy_from_slice(&fresh);
-        repaired += 1;
-    }
-    Ok(repaired)
-}
-
-async fn assemble(
-    fetch: &dyn Fetch,
-    mirrors: &Mirrors,
-    digests: &[Digest],
-    values: usize,
-) -> Result<Vec<f32>, CheckpointError> {
-    let per_piece = lineage::PIECE_BYTES / 4;
-    let lengths = (0..values).step_by(per_piece).map(|start| per_piece.min(values - start));
-    let wanted: Vec<(Digest, usize)> = digests.iter().copied().zip(lengths).collect();
-    let pieces = stream::iter(wanted)
-        .map(|(digest, length)| async move { fetch_piece(fetch, mirrors, &digest, length).await })
-        .buffered(PIECES_AT_ONCE);
-    let mut assembled = Vec::with_capacity(values);
-    let mut pieces = std::pin::pin!(pieces);
-    while let Some(piece) = pieces.try_next().await? {
-        assembled.extend_from_slice(&piece);
-    }
-    Ok(assembled)
-}
-
-async fn fetch_piece(
-    fetch: &dyn Fetch,
-    mirrors: &Mirrors,
-    digest: &Digest,
-    values: usize,
-) -> Result<Vec<f32>, CheckpointError> {
-    let bytes_max = u64::try_from(values.saturating_mul(4)).unwrap_or(u64::MAX);
-    let bytes = mirrors.get(fetch, &keys::piece(digest), digest, &Limits::for_bytes(bytes_max)).await?;
-    // The manifest's root fixes the digests, the digest fixes the bytes: what has the digest has the length.
-    Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    let mut held = lineage::piece_digests(&state.theta);
+    held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
+    let differs = |wanted: &Wanted| held.get(wanted.index) != Some(&wanted.digest);
+    let wanted: Vec<Wanted> = manifest.wanted(state.buffer.is_some()).filter(differs).collect();
+    let mut place = InMemory { rows: vec![&mut state.theta] };
+    place.rows.extend(state.buffer.as_deref_mut());
+    fetch_pieces(fetch, mirrors, &wanted, &mut place).await?.log();
+    Ok(wanted.len())
 }
 
 fn pieces(values: &[f32]) -> impl Iterator<Item = &[f32]> {

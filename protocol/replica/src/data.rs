@@ -1,22 +1,43 @@
 //! A run's dataset on its way between buckets: published under the digests in its manifest, fetched and checked against them (PROT-4).
+//! What fits into the space that is set aside for data is fetched whole, and then nobody else is needed any more; of what does not, pieces
+//! are fetched as they are wanted.
 
-use crate::mirrors::Mirrors;
+use crate::{causes, mirrors::Mirrors, shards::FetchedShards};
 use bytes::Bytes;
 use dataset::{
-    Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, manifest_path, shard_path, tokenizer_path,
+    Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, Mend, PiecesError, ShardTree, TreeBuilder,
+    manifest_path, shard_path, tokenizer_path,
 };
-use protocol::{Digest, keys, view::RunView};
+use protocol::{
+    Digest,
+    keys::{self, ObjectKey},
+    view::RunView,
+};
 use std::{
-    io,
+    fs::File,
+    io::{self, Read as _},
     path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
 };
-use store::{Fetch, Limits, Store, StoreError, fetch::NobodyHadIt};
+use store::{
+    Fetch, FetchError, FetchPlan, Limits, Store, StoreError,
+    fetch::{Failure, Mirror, NobodyHadIt},
+};
 
 /// Larger than any tokenizer in use, in bytes.
-const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+pub const TOKENIZER_BYTES_MAX: u64 = 64 << 20;
+
+/// Each mirror is asked so often for a shard that is damaged here, with a pause between.
+const ROUNDS: u32 = 6;
+const PAUSE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Duration::from_secs(5) };
 
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
+    #[error("shard {} is not what the manifest says; remove the dataset and prepare it again", path.display())]
+    NotItsShard { path: PathBuf, source: dataset::NotItsTree },
+    #[error("could not keep data in {}", directory.display())]
+    Cache { directory: PathBuf, source: io::Error },
     #[error("could not open the dataset in {}", directory.display())]
     Open { directory: PathBuf, source: dataset::OpenError },
     #[error("the run's manifest cannot be used")]
@@ -35,30 +56,99 @@ pub enum DataError {
 
 /// Puts a prepared dataset into our bucket: shards and tokenizer first, the manifest last. Returns the manifest.
 pub async fn publish_dataset(store: &dyn Store, directory: &Path) -> Result<Manifest, DataError> {
-    let opened = open(directory, None).await?;
+    let opened = open(directory, None, None).await?;
     let manifest = opened.manifest().clone();
     for shard in manifest.training.iter().chain(&manifest.held_out) {
-        store.put_file(&keys::shard(&shard.digest), &shard_path(directory, &shard.digest)).await?;
+        let path = shard_path(directory, &shard.digest);
+        let (length, digest) = (manifest.shard_bytes(shard), shard.digest);
+        let tree = {
+            let path = path.clone();
+            tokio::task::spawn_blocking(move || tree(&path, digest, length)).await??
+        };
+        store.put_file(&keys::shard(&shard.digest), &path).await?;
+        store.put(&keys::shard_tree(&shard.digest), Bytes::from(tree.to_bytes())).await?;
     }
     store.put_file(&keys::tokenizer(&manifest.tokenizer), &tokenizer_path(directory)).await?;
     store.put(&keys::manifest(&manifest.digest()), Bytes::from(manifest.to_bytes())).await?;
     Ok(manifest)
 }
 
-/// The run's dataset in `directory`: opened if it is there, fetched from the run's origin if not. Shards that an interrupted fetch left
-/// are kept; nothing is used before its digest is right.
-pub async fn fetch_dataset(fetch: &dyn Fetch, run: &RunView, directory: &Path) -> Result<Dataset, DataError> {
-    if manifest_path(directory).exists() {
-        return open(directory, Some(run.manifest)).await;
+/// The tree of a shard on disk.
+fn tree(path: &Path, shard: Digest, bytes: u64) -> Result<ShardTree, DataError> {
+    let read = || {
+        let mut builder = TreeBuilder::new(bytes);
+        let (mut file, mut buffer) = (File::open(path)?, vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(builder),
+                read => builder.push(&buffer[..read]),
+            }
+        }
+    };
+    let builder = read().map_err(|source| DataError::Read { path: path.to_owned(), source })?;
+    builder.finish(shard).map_err(|source| DataError::NotItsShard { path: path.to_owned(), source })
+}
+
+/// Where a run's data may be had, and how much room there is for it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Supply {
+    /// Base URLs of others who have it, to be asked before the run's origin.
+    pub mirrors: Vec<String>,
+    /// A dataset that has more bytes is not kept whole; then this much of it is. In bytes.
+    pub cache_bytes: u64,
+}
+
+/// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces. Shards that an
+/// interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is named and fetched again: at once what
+/// can be told from names and lengths, and a shard with wrong bytes when it is first used.
+pub async fn fetch_dataset(
+    fetch: Arc<dyn Fetch>,
+    run: &RunView,
+    directory: &Path,
+    supply: &Supply,
+) -> Result<Dataset, DataError> {
+    let mirrors = supply.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
+    let mirrors = mirrors.and(Mirrors::one(&run.origin));
+    let again = || -> Option<Arc<dyn Mend>> {
+        let runtime = tokio::runtime::Handle::current();
+        Some(Arc::new(Again { fetch: fetch.clone(), mirrors: mirrors.clone(), runtime }))
+    };
+    let cache = directory.join("pieces-of").join(run.manifest.to_string());
+    let shards = directory.join("shards");
+    for place in [directory, &shards, &cache, &cache.join("trees")] {
+        crate::files::sweep(place);
     }
-    let mirrors = Mirrors::one(&run.origin);
+    if manifest_path(directory).exists() {
+        match open(directory, Some(run.manifest), again()).await {
+            Err(DataError::Open { source, .. }) if source.is_damage() => {
+                let error = causes(&source);
+                tracing::warn!(
+                    error,
+                    "the run's data is damaged on this disk; what is wrong is fetched again"
+                );
+            }
+            opened => return opened,
+        }
+    }
+    if let Some((manifest, tokenizer)) = kept(&cache, run.manifest) {
+        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, supply).await;
+    }
+    let (fetch_whole, plan) = (&*fetch, mirrors.plan());
     let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
-    let bytes = mirrors.get(fetch, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
+    let bytes = get(fetch_whole, &plan, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
     let manifest = Manifest::from_bytes(&bytes)?;
 
     let key = keys::tokenizer(&manifest.tokenizer);
     let limits = Limits::for_bytes(TOKENIZER_BYTES_MAX);
-    let tokenizer = mirrors.get(fetch, &key, &manifest.tokenizer, &limits).await?;
+    let tokenizer = get(fetch_whole, &plan, &key, &manifest.tokenizer, &limits).await?;
+
+    // More than there is room for?
+    let shards = manifest.training.iter().chain(&manifest.held_out);
+    if supply.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
+        crate::files::write_atomic(&tokenizer_path(&cache), &tokenizer)?;
+        crate::files::write_atomic(&manifest_path(&cache), &bytes)?;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, supply).await;
+    }
     crate::files::write_atomic(&tokenizer_path(directory), &tokenizer)?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
         let path = shard_path(directory, &shard.digest);
@@ -66,18 +156,94 @@ pub async fn fetch_dataset(fetch: &dyn Fetch, run: &RunView, directory: &Path) -
             continue;
         }
         let limits = Limits::for_bytes(manifest.shard_bytes(shard));
-        let contents = mirrors.get(fetch, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
+        let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
         crate::files::write_atomic(&path, &contents)?;
     }
     // The manifest last: a directory with one is a whole dataset.
     crate::files::write_atomic(&manifest_path(directory), &bytes)?;
-    open(directory, Some(run.manifest)).await
+    open(directory, Some(run.manifest), again()).await
 }
 
-async fn open(directory: &Path, expected: Option<Digest>) -> Result<Dataset, DataError> {
+/// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
+async fn get(
+    fetch: &dyn Fetch,
+    plan: &FetchPlan,
+    key: &ObjectKey,
+    digest: &Digest,
+    limits: &Limits,
+) -> Result<Bytes, NobodyHadIt> {
+    let got = plan.fetch(fetch, key, digest, limits).await;
+    let failures = match &got {
+        Ok(fetched) => &fetched.failures,
+        Err(nobody) => &nobody.failures,
+    };
+    for Failure { mirror: Mirror { base_url, .. }, error } in failures {
+        match error {
+            FetchError::WrongDigest { .. } => {
+                tracing::warn!(mirror = base_url, object = %key, "this mirror gave wrong data: {error}");
+            }
+            error => tracing::warn!(mirror = base_url, object = %key, %error, "a mirror did not give data"),
+        }
+    }
+    Ok(got?.bytes)
+}
+
+/// Fetches a shard again that is damaged on disk.
+struct Again {
+    fetch: Arc<dyn Fetch>,
+    mirrors: Mirrors,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Mend for Again {
+    fn mend(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PiecesError> {
+        tracing::warn!(path = %path.display(), "a shard is damaged on this disk, and is fetched again");
+        let limits = Limits::for_bytes(bytes);
+        let key = keys::shard(&shard);
+        let plan = self.mirrors.plan().rounds(ROUNDS, PAUSE);
+        let contents = self.runtime.block_on(get(&*self.fetch, &plan, &key, &shard, &limits))?;
+        Ok(crate::files::write_atomic(path, &contents)?)
+    }
+}
+
+/// What an earlier start has fetched of a dataset that is not kept whole.
+fn kept(cache: &Path, digest: Digest) -> Option<(Manifest, Vec<u8>)> {
+    let whole = |path: PathBuf, digest: Digest| {
+        let bytes = std::fs::read(&path).ok()?;
+        let whole = Digest::of(&bytes) == digest;
+        if !whole {
+            tracing::warn!(path = %path.display(), "this is damaged on this disk, and is fetched again");
+        }
+        whole.then_some(bytes)
+    };
+    let manifest = Manifest::from_bytes(&whole(manifest_path(cache), digest)?).ok()?;
+    let tokenizer = whole(tokenizer_path(cache), manifest.tokenizer)?;
+    Some((manifest, tokenizer))
+}
+
+async fn in_pieces(
+    fetch: Arc<dyn Fetch>,
+    mirrors: &Mirrors,
+    manifest: Manifest,
+    tokenizer: Vec<u8>,
+    directory: PathBuf,
+    supply: &Supply,
+) -> Result<Dataset, DataError> {
+    let shards = FetchedShards::open(fetch, mirrors, &manifest, &directory, supply.cache_bytes)
+        .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
+    Dataset::elsewhere(directory.clone(), manifest, tokenizer, Arc::new(shards))
+        .map_err(|source| DataError::Open { directory, source })
+}
+
+async fn open(
+    directory: &Path,
+    expected: Option<Digest>,
+    mend: Option<Arc<dyn Mend>>,
+) -> Result<Dataset, DataError> {
     let directory = directory.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
-        Dataset::open(&directory, expected).map_err(|source| DataError::Open { directory, source })
+        Dataset::open_mended(&directory, expected, mend)
+            .map_err(|source| DataError::Open { directory, source })
     });
     opened.await?
 }
@@ -87,5 +253,232 @@ fn holds(path: &Path, digest: &Digest) -> Result<bool, DataError> {
         Ok(bytes) => Ok(Digest::of(&bytes) == *digest),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(source) => Err(DataError::Read { path: path.to_owned(), source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataset::{Place, PrepareOptions, Source, TokenizerChoice};
+    use protocol::{RunId, RunParams};
+    use std::{
+        fs,
+        sync::atomic::{AtomicU32, Ordering::SeqCst},
+    };
+    use store::{MemoryStore, memory::InProcess};
+    use tokio::runtime::Handle;
+
+    const ORIGIN: &str = "http://origin/data";
+
+    /// A run whose data is in a bucket, and a node's directory.
+    struct Scene {
+        root: tempfile::TempDir,
+        prepared: Dataset,
+        bucket: Arc<MemoryStore>,
+        fetch: Arc<InProcess>,
+        run: RunView,
+    }
+
+    impl Scene {
+        async fn new() -> Scene {
+            let root = tempfile::tempdir().unwrap();
+            let text = root.path().join("text.jsonl");
+            let line = |at: u32| format!("{{\"text\": \"{} lines and {at} more\"}}\n", at * 7919);
+            fs::write(&text, (0..3000).map(line).collect::<String>()).unwrap();
+            let options = PrepareOptions {
+                tokenizer: TokenizerChoice::Train { vocab: 300 },
+                seq_len: 100,
+                shard_bytes: 30_000,
+                held_out_sequences_min: 10,
+                ..PrepareOptions::new(Source::directory(text), Place::Directory(root.path().join("prepared")))
+            };
+            let directory = dataset::prepare(options, &mut |_| {}).unwrap().directory;
+            let prepared = Dataset::open(&directory, None).unwrap();
+            let (bucket, fetch) = (Arc::new(MemoryStore::new()), Arc::new(InProcess::new()));
+            publish_dataset(&*bucket, &directory).await.unwrap();
+            fetch.serve(ORIGIN, bucket.clone());
+            let run = RunView {
+                id: RunId(0),
+                owner: [0; 32],
+                params: RunParams::default(),
+                terms: Default::default(),
+                spec: Digest::default(),
+                manifest: prepared.digest(),
+                theta0: Digest::default(),
+                origin: ORIGIN.into(),
+                treasury: 0,
+                checkpoint: None,
+                paused: false,
+            };
+            Scene { root, prepared, bucket, fetch, run }
+        }
+
+        fn data(&self) -> PathBuf {
+            self.root.path().join("node/dataset")
+        }
+
+        async fn open(&self, cache_bytes: u64) -> Result<Dataset, DataError> {
+            let supply = Supply { mirrors: vec![], cache_bytes };
+            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &supply).await
+        }
+
+        /// Reads everything, as a trainer would: on a thread of its own.
+        async fn read(&self, data: &Dataset) -> Result<Vec<Vec<u32>>, String> {
+            let data = data.clone();
+            let read = move || data.sequences(&(0..data.training_sequences()).collect::<Vec<_>>());
+            tokio::task::spawn_blocking(read).await.unwrap().map_err(|error| causes(&error))
+        }
+
+        async fn check(&self, data: &Dataset) {
+            assert!(self.read(data).await.unwrap() == self.read(&self.prepared).await.unwrap());
+        }
+
+        /// The files of the node's copy, and what came down since `before`.
+        fn files(&self) -> Vec<PathBuf> {
+            let data = self.data();
+            let shards = fs::read_dir(data.join("shards")).unwrap().map(|entry| entry.unwrap().path());
+            [manifest_path(&data), tokenizer_path(&data)].into_iter().chain(shards).collect()
+        }
+
+        fn came_down(&self) -> u64 {
+            self.fetch.traffic().down_bytes
+        }
+    }
+
+    fn flip(path: &Path) -> Vec<u8> {
+        let whole = fs::read(path).unwrap();
+        let mut damaged = whole.clone();
+        let middle = damaged.len() / 2;
+        damaged[middle] ^= 1;
+        fs::write(path, damaged).unwrap();
+        whole
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_damaged_of_a_whole_copy_is_fetched_again_and_nothing_else() {
+        let scene = Scene::new().await;
+        scene.check(&scene.open(1 << 30).await.unwrap()).await;
+        let files = scene.files();
+        assert!(4 < files.len(), "several shards: {files:?}");
+        let before = scene.came_down();
+        scene.check(&scene.open(1 << 30).await.unwrap()).await;
+        assert_eq!(scene.came_down(), before, "a whole copy needs nobody");
+
+        let small: u64 = files[..2].iter().map(|path| fs::metadata(path).unwrap().len()).sum();
+        for path in &files {
+            let length = fs::metadata(path).unwrap().len();
+            for damage in ["flipped", "cut", "gone"] {
+                let whole = match damage {
+                    "flipped" => flip(path),
+                    _ => fs::read(path).unwrap(),
+                };
+                match damage {
+                    "cut" => fs::write(path, &whole[..whole.len() - 1]).unwrap(),
+                    "gone" => fs::remove_file(path).unwrap(),
+                    _ => {}
+                }
+                let before = scene.came_down();
+                scene.check(&scene.open(1 << 30).await.unwrap()).await;
+                // Held-out shards are not read here, so they are not found out either.
+                if fs::read(path).unwrap() != whole {
+                    assert!(damage == "flipped", "{} is still {damage}", path.display());
+                    fs::write(path, &whole).unwrap();
+                    continue;
+                }
+                let came = scene.came_down() - before;
+                assert!(came <= length + small, "{came} bytes for {length} {damage}: {}", path.display());
+            }
+        }
+        scene.check(&scene.open(1 << 30).await.unwrap()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_shard_damaged_between_opening_and_use_is_brought_once_however_many_read() {
+        let scene = Scene::new().await;
+        let data = scene.open(1 << 30).await.unwrap();
+        let shard = data.manifest().training[0].clone();
+        let path = shard_path(&scene.data(), &shard.digest);
+        flip(&path);
+        let before = scene.came_down();
+        let reading = std::array::from_fn::<_, 4, _>(|_| scene.read(&data));
+        for read in futures::future::join_all(reading).await {
+            assert!(read.unwrap() == scene.read(&scene.prepared).await.unwrap());
+        }
+        assert_eq!(scene.came_down() - before, data.manifest().shard_bytes(&shard));
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_damaged_here_and_nowhere_to_be_had_is_refused_by_name_until_somebody_has_it() {
+        let scene = Scene::new().await;
+        let shard = scene.open(1 << 30).await.unwrap().manifest().training[0].digest;
+        let path = shard_path(&scene.data(), &shard);
+        flip(&path);
+        scene.fetch.vanish(ORIGIN);
+        let data = scene.open(1 << 30).await.unwrap();
+        let error = scene.read(&data).await.unwrap_err();
+        assert!(error.contains(path.to_str().unwrap()) && error.contains(ORIGIN), "{error}");
+
+        // A mirror whose own copy is damaged is not believed either.
+        let lie = bytes::Bytes::from(fs::read(&path).unwrap());
+        let truth = scene.bucket.get(&keys::shard(&shard), u64::MAX).await.unwrap();
+        scene.bucket.put(&keys::shard(&shard), lie).await.unwrap();
+        scene.fetch.serve(ORIGIN, scene.bucket.clone());
+        let error = scene.read(&data).await.unwrap_err();
+        assert!(error.contains("digest"), "{error}");
+        scene.bucket.put(&keys::shard(&shard), truth).await.unwrap();
+        scene.check(&data).await;
+        scene.check(&scene.open(1 << 30).await.unwrap()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_shard_that_cannot_be_had_for_a_moment_is_asked_for_again() {
+        let scene = Scene::new().await;
+        let data = scene.open(1 << 30).await.unwrap();
+        let shard = data.manifest().training[0].digest;
+        flip(&shard_path(&scene.data(), &shard));
+        let fetch = Arc::new(Away { inner: scene.fetch.clone(), rounds: ROUNDS.into(), asked: 0.into() });
+        let again = Again { fetch: fetch.clone(), mirrors: Mirrors::one(ORIGIN), runtime: Handle::current() };
+        let directory = scene.data();
+        let opened = open(&directory, Some(scene.run.manifest), Some(Arc::new(again))).await.unwrap();
+        assert!(scene.read(&opened).await.is_err());
+        assert_eq!(fetch.asked.swap(0, SeqCst), ROUNDS, "all rounds, and no more");
+        fetch.rounds.store(ROUNDS - 1, SeqCst);
+        scene.check(&opened).await;
+        assert_eq!(fetch.asked.load(SeqCst), ROUNDS);
+    }
+
+    /// Does not answer the first so many times that it is asked.
+    struct Away {
+        inner: Arc<InProcess>,
+        rounds: AtomicU32,
+        asked: AtomicU32,
+    }
+
+    #[async_trait::async_trait]
+    impl Fetch for Away {
+        async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+            if self.asked.fetch_add(1, SeqCst) < self.rounds.load(SeqCst) {
+                return Err(FetchError::Unavailable { status: 503 });
+            }
+            self.inner.fetch(base_url, key, limits).await
+        }
+
+        fn traffic(&self) -> store::TrafficTotals {
+            self.inner.traffic()
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn what_is_damaged_of_data_that_is_kept_in_pieces_is_fetched_again() {
+        let scene = Scene::new().await;
+        scene.check(&scene.open(50_000).await.unwrap()).await;
+        let cache = scene.data().join("pieces-of").join(scene.run.manifest.to_string());
+        let tree = fs::read_dir(cache.join("trees")).unwrap().next().unwrap().unwrap().path();
+        for path in [manifest_path(&cache), tokenizer_path(&cache), tree, cache.join("pieces")] {
+            let whole = flip(&path);
+            scene.check(&scene.open(50_000).await.unwrap()).await;
+            // Which pieces are kept changes with every reading; the others are as they were.
+            assert!(path.ends_with("pieces") || fs::read(&path).unwrap() == whole, "{}", path.display());
+        }
     }
 }

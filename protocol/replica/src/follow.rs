@@ -20,7 +20,7 @@ use protocol::{
     submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use store::{Fetch, Limits, fetch::NobodyHadIt};
 
 /// Brings a [`ModelState`] forward.
@@ -37,6 +37,8 @@ pub struct Follower {
     pub keeps_buffer: bool,
     /// Where among the mirrors to begin, so that nodes spread over them.
     pub turn: usize,
+    /// Where a checkpoint is kept while it comes, so that a killed process need not begin again; in memory where absent.
+    pub directory: Option<PathBuf>,
 }
 
 /// What a validator made of a window itself, waiting for the window to be fixed.
@@ -104,25 +106,55 @@ impl Follower {
     pub async fn join(&self) -> Result<ModelState, FollowError> {
         // Read afresh: the run's checkpoint moves.
         let run = self.chain.run(self.run.id).await?;
-        let Some(checkpoint) = run.checkpoint else { return self.genesis() };
-        let seats = self.chain.seats(run.id).await?;
-        let mirrors = Mirrors::validators(&seats, &[], &run.origin, self.turn);
-        let values = self.schema().values();
-        Ok(checkpoint::fetch(&*self.fetch, &mirrors, run.id, &checkpoint, values, self.keeps_buffer).await?)
+        match run.checkpoint {
+            Some(checkpoint) => self.fetch_checkpoint(&checkpoint).await,
+            None => self.genesis().await,
+        }
     }
 
-    /// `θ_0`, made from the run's seed and checked against the root on the chain.
-    fn genesis(&self) -> Result<ModelState, FollowError> {
-        let theta = model::init_flat(&self.spec.model, self.spec.seed)?;
-        let made = lineage::weights_root(&theta);
-        if made != self.run.theta0 {
-            return Err(FollowError::Genesis { made, expected: self.run.theta0 });
-        }
-        let mut state = ModelState::genesis(self.run.id, &self.run.params, &self.run.manifest, theta);
-        if !self.keeps_buffer {
-            state.buffer = None;
-        }
+    /// `θ_0`, as the run's specification says it is had, and checked against the root on the chain (PROT-19).
+    pub async fn genesis(&self) -> Result<ModelState, FollowError> {
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors =
+            Mirrors::one(&self.run.origin).and(Mirrors::validators(&seats, &[], &self.run.origin, self.turn));
+        let mut state = match &self.spec.weights {
+            None => genesis_of_seed(&self.run, &self.spec)?,
+            Some(_) => {
+                let (checkpoint, values) = (first_checkpoint(&self.run, &self.spec)?, self.schema().values());
+                self.fetch_from(&mirrors, &checkpoint, values, false).await?
+            }
+        };
+        state.buffer = self.keeps_buffer.then(|| vec![0.0; state.theta.len()]);
         Ok(state)
+    }
+
+    /// The state of a voted checkpoint, from whoever has its pieces.
+    async fn fetch_checkpoint(&self, checkpoint: &Checkpoint) -> Result<ModelState, FollowError> {
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
+        Ok(self.fetch_from(&mirrors, checkpoint, self.schema().values(), self.keeps_buffer).await?)
+    }
+
+    async fn fetch_from(
+        &self,
+        mirrors: &Mirrors,
+        checkpoint: &Checkpoint,
+        values: usize,
+        with_buffer: bool,
+    ) -> Result<ModelState, CheckpointError> {
+        let (fetch, run) = (&*self.fetch, self.run.id);
+        match &self.directory {
+            Some(directory) => {
+                checkpoint::fetch_by_way_of(directory, fetch, mirrors, run, checkpoint, values, with_buffer)
+                    .await
+            }
+            None => checkpoint::fetch(fetch, mirrors, run, checkpoint, values, with_buffer).await,
+        }
+    }
+
+    /// A state that was fetched is saved: what was kept of it on the way is not needed any more.
+    pub fn saved(&self) {
+        self.directory.as_deref().into_iter().for_each(checkpoint::forget);
     }
 
     /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
@@ -170,9 +202,7 @@ impl Follower {
         if manifest.weights_root() == *held && !buffer_is_lost {
             return Ok(0);
         }
-        let whole =
-            checkpoint::fetch(&*self.fetch, &mirrors, self.run.id, checkpoint, values, self.keeps_buffer)
-                .await?;
+        let whole = self.fetch_from(&mirrors, checkpoint, values, self.keeps_buffer).await?;
         let pieces = manifest.weights.len();
         *state = whole;
         Ok(pieces)
@@ -379,6 +409,26 @@ impl Follower {
         *state = self.join().await?;
         Ok(Followed::Rejoined)
     }
+}
+
+/// `θ_0`, made from the run's seed and checked against the root on the chain.
+pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, FollowError> {
+    let theta = model::init_flat(&spec.model, spec.seed)?;
+    let made = lineage::weights_root(&theta);
+    if made != run.theta0 {
+        return Err(FollowError::Genesis { made, expected: run.theta0 });
+    }
+    Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
+}
+
+/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. Nobody voted it, and nobody needs to.
+pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
+    let empty = lineage::root_of_zeros(spec.schema()?.values());
+    Ok(Checkpoint {
+        window: Window::FIRST,
+        state_root: lineage::state_root(&run.theta0, &empty),
+        lineage: lineage::genesis(&run.params, &run.manifest, &run.theta0),
+    })
 }
 
 #[derive(Debug, thiserror::Error)]

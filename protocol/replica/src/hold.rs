@@ -1,13 +1,19 @@
 //! Keeps a node's model on disk and up to the window that is open. The loop that both miners and validators turn.
 
 use crate::{
+    files::FileError,
     follow::{FollowError, Followed, Follower, OwnMerge},
     journal::{Entry, Journal},
+    room::Room,
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
 use protocol::{Block, Digest, Window, view::Checkpoint};
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 use tokio::sync::watch;
 
 /// Between two looks at an outcome that is due, or two tries of a mirror.
@@ -39,14 +45,21 @@ impl Holder {
         path: PathBuf,
         journal: &mut Journal,
     ) -> Result<(Holder, bool), HoldError> {
-        let saved = ModelState::load(&path, follower.run.id, follower.schema().values())?;
+        let saved = match ModelState::load(&path, follower.run.id, follower.schema().values()) {
+            // What everyone holds can be fetched again.
+            Err(StateError::File(error @ FileError::Damaged { .. })) => {
+                tracing::error!(%error, "fetching the model from a checkpoint");
+                None
+            }
+            saved => saved?,
+        };
         let resumed = saved.is_some();
         let state = match saved {
             Some(state) => state,
             None => loop {
                 match follower.join().await {
                     Ok(state) => {
-                        state.save(&path)?;
+                        save(&state, &path).await?;
                         break state;
                     }
                     Err(error) if may_pass(&error) => {
@@ -57,6 +70,7 @@ impl Holder {
                 }
             },
         };
+        follower.saved();
         journal.write(&Entry::Started { window: state.window, resumed });
         journal.write(&Entry::Holds { window: state.window, lineage: state.lineage, outcome_before: None });
         Ok((Holder { follower, state, path, unchecked: None }, resumed))
@@ -85,14 +99,15 @@ impl Holder {
             match self.follower.step(&mut self.state, own).await {
                 Ok(Followed::Advanced { outcome }) => {
                     self.note_checkpoint().await?;
-                    self.state.save(&self.path)?;
+                    save(&self.state, &self.path).await?;
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
                     tracing::info!(window = window.0, %lineage, ?outcome, "holds the model");
                     journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
                 }
                 Ok(Followed::Rejoined) => {
-                    self.state.save(&self.path)?;
+                    save(&self.state, &self.path).await?;
+                    self.follower.saved();
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
                     journal.write(&Entry::Holds { window, lineage, outcome_before: None });
@@ -137,13 +152,31 @@ impl Holder {
                 "our model differed from the checkpoint and was repaired"
             );
             journal.write(&Entry::Repaired { window: checkpoint.window, pieces: repaired });
-            self.state.save(&self.path)?;
+            save(&self.state, &self.path).await?;
+            self.follower.saved();
         }
         Ok(())
     }
 
     pub fn window(&self) -> Window {
         self.state.window
+    }
+}
+
+/// Saves a state. Where there is no room for it, that is waited for: nothing is followed meanwhile, and all of it afterwards.
+async fn save(state: &ModelState, path: &Path) -> Result<(), StateError> {
+    let mut room = Room::default();
+    loop {
+        match state.save(path) {
+            Err(StateError::File(error)) if error.is_full() => {
+                tokio::time::sleep(room.refused(&error)).await;
+            }
+            Ok(()) => {
+                room.found();
+                return Ok(());
+            }
+            refused => return refused,
+        }
     }
 }
 

@@ -21,8 +21,22 @@ pub enum Entry {
     Started { window: Window, resumed: bool },
     /// The model of `window` is held.
     Holds { window: Window, lineage: Digest, outcome_before: Option<Outcome> },
-    /// A miner trained.
-    Trained { window: Window, sequences: u32, loss_first: f64, loss_last: f64, train_seconds: f64 },
+    /// A miner trained; `data_seconds` of the time it waited for data.
+    Trained {
+        window: Window,
+        sequences: u32,
+        loss_first: f64,
+        loss_last: f64,
+        train_seconds: f64,
+        #[serde(default)]
+        data_seconds: f64,
+    },
+    /// A miner went on with a window that a predecessor had begun: so many of its sequences and steps were done.
+    Resumed { window: Window, sequences: u32, steps: u32 },
+    /// A miner ran a step again from the same state, because its loss was no number or exploded. `found` says what that showed.
+    Repeated { window: Window, step: u32, found: String },
+    /// The newest of a file was damaged or missing, and the one before it is used.
+    FellBack { file: String },
     /// A miner's commitment is in a finalised block.
     Committed { window: Window, digest: Digest, bytes: u64 },
     /// A miner's bytes are up.
@@ -186,6 +200,7 @@ mod tests {
                 loss_first: 6.5,
                 loss_last: 6.0,
                 train_seconds: 1.5,
+                data_seconds: 0.25,
             },
         ];
         let mut journal = Journal::open(&path).unwrap();
@@ -218,7 +233,17 @@ mod tests {
                 lineage: digest,
                 outcome_before: Some(Outcome::Void(protocol::view::VoidReason::NoAgreement)),
             },
-            Entry::Trained { window, sequences: 4, loss_first: 7.6, loss_last: 5.25, train_seconds: 1.5 },
+            Entry::Trained {
+                window,
+                sequences: 4,
+                loss_first: 7.6,
+                loss_last: 5.25,
+                train_seconds: 1.5,
+                data_seconds: 0.0,
+            },
+            Entry::Resumed { window, sequences: 3, steps: 2 },
+            Entry::Repeated { window, step: 4, found: "the device".into() },
+            Entry::FellBack { file: "miner.snapshot".into() },
             Entry::Committed { window, digest, bytes: 9 },
             Entry::Uploaded { window, bytes: 9 },
             Entry::Missed { window, reason: "late".into() },

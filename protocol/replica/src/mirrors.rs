@@ -69,7 +69,7 @@ impl Mirrors {
         self.plan().fetch_into(fetch, key, digest, limits, to).await.map(|_| ())
     }
 
-    fn plan(&self) -> FetchPlan {
+    pub(crate) fn plan(&self) -> FetchPlan {
         self.bases.iter().fold(FetchPlan::new(), |plan, base| plan.then(None, base))
     }
 

@@ -2,9 +2,10 @@
 
 use crate::{
     codec::Update,
-    files::{self, FileError},
+    files::FileError,
+    kept::{self, Kept},
 };
-use codec::{Decode, DecodeAll as _, Encode};
+use codec::{Decode as _, Encode as _, IoReader};
 use protocol::{Digest, RunId, RunParams, Window, lineage};
 use std::path::Path;
 
@@ -39,19 +40,9 @@ pub enum StateError {
     OtherShape { found: usize, expected: usize },
 }
 
-/// The version of the form on disk. A change of the form is a new one.
+/// The version of the form on disk: itself, run, window and lineage, then the values as a SCALE vector of their bits, so that a NaN survives
+/// to be found, and the buffer's as an `Option` of one. A change of the form is a new version.
 const VERSION: u16 = 1;
-
-/// The form on disk. `f32`s travel as bits, so that a NaN would survive to be found.
-#[derive(Encode, Decode)]
-struct Saved {
-    version: u16,
-    run: RunId,
-    window: Window,
-    lineage: Digest,
-    theta: Vec<u32>,
-    buffer: Option<Vec<u32>>,
-}
 
 impl ModelState {
     /// `θ_0`, with an empty buffer (PROT-19).
@@ -90,47 +81,53 @@ impl ModelState {
         Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer)))
     }
 
-    /// Writes the state so that a crash at any moment leaves a whole one.
+    /// Writes the state so that a crash at any moment leaves a whole one, and keeps the one before. Values go to disk in pieces.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<u32>>();
-        let saved = Saved {
-            version: VERSION,
-            run: self.run,
-            window: self.window,
-            lineage: self.lineage,
-            theta: bits(&self.theta),
-            buffer: self.buffer.as_deref().map(bits),
-        };
-        Ok(files::write_sealed(path, saved.encode())?)
+        Kept::new(path).write(|sink| {
+            sink.write_all(&(VERSION, self.run, self.window, self.lineage).encode())?;
+            kept::write_vector(sink, &self.theta)?;
+            match &self.buffer {
+                None => sink.write_all(&[0]),
+                Some(buffer) => sink.write_all(&[1]).and_then(|()| kept::write_vector(sink, buffer)),
+            }
+        })?;
+        Ok(())
     }
 
-    /// Reads a saved state; `None` if there is none.
+    /// Reads a saved state; `None` if there is none. Where the newest is damaged, it is the one before: a window behind, and no harm done.
     pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
-        let Some(bytes) = files::read_sealed(path)? else { return Ok(None) };
-        // The version first: the rest of another one may mean anything.
-        let found = u16::decode(&mut &bytes[..]).map_err(StateError::Format)?;
-        if found != VERSION {
-            return Err(StateError::Version { found });
-        }
-        let saved = Saved::decode_all(&mut &bytes[..]).map_err(StateError::Format)?;
-        if saved.run != run {
-            return Err(StateError::OtherRun { found: saved.run, expected: run });
-        }
-        let buffer_values = saved.buffer.as_ref().map_or(values, Vec::len);
-        for found in [saved.theta.len(), buffer_values] {
-            if found != values {
-                return Err(StateError::OtherShape { found, expected: values });
+        let found = Kept::new(path).read(|reader| {
+            let mut source = IoReader(reader);
+            // The version first: the rest of another one may mean anything.
+            let found = u16::decode(&mut source).map_err(StateError::Format)?;
+            if found != VERSION {
+                return Err(StateError::Version { found });
             }
-        }
-        let floats = |bits: Vec<u32>| bits.into_iter().map(f32::from_bits).collect::<Vec<f32>>();
-        Ok(Some(ModelState {
-            run,
-            window: saved.window,
-            lineage: saved.lineage,
-            theta: floats(saved.theta),
-            buffer: saved.buffer.map(floats),
-        }))
+            let found = RunId::decode(&mut source).map_err(StateError::Format)?;
+            if found != run {
+                return Err(StateError::OtherRun { found, expected: run });
+            }
+            let window = Window::decode(&mut source).map_err(StateError::Format)?;
+            let lineage = Digest::decode(&mut source).map_err(StateError::Format)?;
+            let theta = values_of(&mut source, values)?;
+            let buffer = match u8::decode(&mut source).map_err(StateError::Format)? {
+                0 => None,
+                1 => Some(values_of(&mut source, values)?),
+                _ => return Err(StateError::Format("neither a buffer nor none".into())),
+            };
+            if 0 < source.0.left() {
+                return Err(StateError::Format("more follows than belongs there".into()));
+            }
+            Ok(ModelState { run, window, lineage, theta, buffer })
+        })?;
+        Ok(found.map(|found| found.value))
     }
+}
+
+fn values_of(source: &mut IoReader<&mut kept::Reader>, expected: usize) -> Result<Vec<f32>, StateError> {
+    kept::read_vector(source, expected)
+        .map_err(StateError::Format)?
+        .map_err(|found| StateError::OtherShape { found, expected })
 }
 
 #[cfg(test)]
@@ -187,8 +184,15 @@ mod tests {
         assert!(matches!(ModelState::load(&path, RunId(4), 64), Err(StateError::OtherRun { .. })));
         assert!(matches!(ModelState::load(&path, RunId(3), 65), Err(StateError::OtherShape { .. })));
 
-        files::write_sealed(&path, (VERSION + 1).encode()).unwrap();
+        Kept::new(&path).write(|sink| sink.write_all(&(VERSION + 1).encode())).unwrap();
         let newer = ModelState::load(&path, RunId(3), 64);
         assert!(matches!(newer, Err(StateError::Version { found }) if found == VERSION + 1));
+        // A window later it is damaged: the one before is a window behind, and no harm done.
+        state.save(&path).unwrap();
+        let mut later = state.clone();
+        later.void();
+        later.save(&path).unwrap();
+        std::fs::write(&path, "damaged").unwrap();
+        assert_eq!(ModelState::load(&path, RunId(3), 64).unwrap().unwrap(), state);
     }
 }

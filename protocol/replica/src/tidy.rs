@@ -22,8 +22,13 @@ pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
     if !now.0.is_multiple_of(EVERY) {
         return;
     }
-    drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| !keys::is_receipt(key)).await;
-    drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |_| true).await;
+    // The first model of a run may have been trained before, and is then nowhere else.
+    let first = |key: &ObjectKey| {
+        key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
+    };
+    drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| !keys::is_receipt(key) && !first(key))
+        .await;
+    drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |key| !first(key)).await;
 }
 
 /// Removes what is `old` of the windows just before `end`.
@@ -60,6 +65,21 @@ mod tests {
         tidy(&store, RunId(0), Window(72)).await;
         assert!(store.head(&old).await.unwrap_err().is_not_found());
         assert!(store.head(&recent).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_first_model_of_a_run_stays_and_later_checkpoints_leave() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let checkpoint = |window| keys::checkpoint(RunId(0), Window(window), &digest);
+        for window in [0, 4] {
+            store.put(&checkpoint(window), b"bytes".to_vec().into()).await.unwrap();
+        }
+        for now in [64, 72, 192, 200] {
+            tidy(&store, RunId(0), Window(now)).await;
+        }
+        assert!(store.head(&checkpoint(0)).await.is_ok());
+        assert!(store.head(&checkpoint(4)).await.unwrap_err().is_not_found());
     }
 
     #[tokio::test]

@@ -14,8 +14,8 @@ use chain_client::{
     terms,
 };
 use dataset::Dataset;
-use model::{ModelConfig, Recipe};
-use protocol::{Block, RunId, RunParams, Terms, keys, lineage, view::RunView};
+use model::{ModelConfig, Recipe, hugging_face::Import};
+use protocol::{Block, Digest, RunId, RunParams, Terms, keys, lineage, view::RunView};
 use replica::{ModelState, RunSpec, checkpoint};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -54,6 +54,10 @@ pub struct CreateRun {
     /// The model's shape: a preset's name, or a JSON file.
     #[arg(long, value_name = "PRESET|FILE", default_value = "6m")]
     pub model: String,
+    /// Start from this model instead of a fresh one: a directory in Hugging Face's form, with config.json and safetensors of a
+    /// LlamaForCausalLM. The data must be tokenised with its own tokenizer. `miner model import DIR` says whether it can be used.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "seed"])]
+    pub weights: Option<PathBuf>,
     /// The inner recipe as JSON; a sensible one where absent.
     #[arg(long, value_name = "FILE")]
     pub recipe: Option<PathBuf>,
@@ -73,6 +77,8 @@ pub struct CreateRun {
 /// What a new run is made of.
 pub struct NewRun<'a> {
     pub spec: RunSpec,
+    /// `θ_0` where the specification says that it is not its seed's.
+    pub weights: Option<Vec<f32>>,
     /// A prepared dataset.
     pub dataset: &'a Path,
     /// With the first block at 0, it is set to a few blocks from now.
@@ -114,21 +120,42 @@ pub async fn run(create: CreateRun, paper: &mut Paper<'_>) -> anyhow::Result<()>
         let json = read_json(path)?;
         terms::lay_over(&mut terms, &json).with_context(|| format!("{} holds no terms", path.display()))?;
     }
-    let model = match ModelConfig::preset(&create.model) {
-        Ok(config) => config,
-        Err(_) if Path::new(&create.model).exists() => read_json(Path::new(&create.model))?,
-        Err(error) => return Err(error.into()),
-    };
     let recipe = match &create.recipe {
         Some(path) => read_json(path)?,
         None => Recipe::default(),
     };
-    let spec = RunSpec { version: 1, name: create.name.clone(), model, seed: create.seed, recipe };
+    let (model, weights) = match &create.weights {
+        Some(from) => {
+            let (model, values) = imported(from, directory)?;
+            (model, Some(values))
+        }
+        None => (shape(&create.model)?, None),
+    };
+    let said = |from: &PathBuf| {
+        let name = from.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        name.chars().take(64).collect::<String>()
+    };
+    let spec = RunSpec {
+        version: 1,
+        name: create.name.clone(),
+        model,
+        seed: create.seed,
+        weights: create.weights.as_ref().map(said),
+        recipe,
+    };
 
     let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
-    let new = NewRun { spec, dataset: directory, params, terms, origin: &create.origin, fund: create.fund };
-    let ready = prepare(&new).await?;
+    let mut new = NewRun {
+        spec,
+        weights,
+        dataset: directory,
+        params,
+        terms,
+        origin: &create.origin,
+        fund: create.fund,
+    };
+    let ready = prepare(&mut new).await?;
     let mut desk = Desk::open(&settings.chain).await?;
     let signer = Signer {
         source: settings.key.clone(),
@@ -145,6 +172,37 @@ pub async fn run(create: CreateRun, paper: &mut Paper<'_>) -> anyhow::Result<()>
         json!({ "run": run.id, "start": run.params.schedule.start }),
     )?;
     Ok(())
+}
+
+fn shape(wanted: &str) -> anyhow::Result<ModelConfig> {
+    match ModelConfig::preset(wanted) {
+        Ok(config) => Ok(config),
+        Err(_) if Path::new(wanted).exists() => read_json(Path::new(wanted)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A model that was trained before, to be trained on with sequences of the dataset's length.
+fn imported(from: &Path, dataset: &Path) -> anyhow::Result<(ModelConfig, Vec<f32>)> {
+    let cannot = || format!("{} cannot be imported", from.display());
+    let mut import = Import::open(from).with_context(cannot)?;
+    let data = Dataset::open(dataset, None)
+        .with_context(|| format!("could not open the dataset in {}", dataset.display()))?;
+    import.limit_sequence(data.manifest().seq_len()).context("the dataset does not suit the model")?;
+    // Tokens are numbers: with another tokenizer's, everything that the model has learned means something else.
+    match std::fs::read(from.join("tokenizer.json")) {
+        Ok(json) => ensure!(
+            Digest::of(&json) == data.manifest().tokenizer,
+            "the dataset was not tokenised with the model's tokenizer: prepare it with `miner dataset prepare --tokenizer {}`",
+            from.join("tokenizer.json").display()
+        ),
+        Err(error) => tracing::warn!(
+            %error,
+            "the model comes without a tokenizer.json: make sure that the dataset was tokenised with its own"
+        ),
+    }
+    let values = import.to_flat().with_context(cannot)?;
+    Ok((import.config, values))
 }
 
 /// What the owner is asked to sign.
@@ -208,7 +266,7 @@ impl Ready {
 }
 
 /// Looks at everything that a run is made of. Nothing is published yet.
-async fn prepare(new: &NewRun<'_>) -> anyhow::Result<Ready> {
+async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<Ready> {
     RunSpec::from_bytes(&new.spec.to_bytes()).context("the run's specification cannot be used")?;
     let directory = new.dataset.to_owned();
     let manifest = tokio::task::spawn_blocking(move || {
@@ -232,14 +290,18 @@ async fn prepare(new: &NewRun<'_>) -> anyhow::Result<Ready> {
     );
     new.params.validate().context("the run's parameters cannot be used")?;
     new.terms.validate().context("the run's terms cannot be used")?;
-    let theta = model::init_flat(&new.spec.model, new.spec.seed)?;
+    let theta = match (new.weights.take(), &new.spec.weights) {
+        (None, None) => model::init_flat(&new.spec.model, new.spec.seed)?,
+        (Some(weights), Some(_)) if weights.len() == new.spec.model.parameters() => weights,
+        _ => bail!("the first weights are not those that the specification speaks of"),
+    };
     let theta0 = lineage::weights_root(&theta);
     Ok(Ready { manifest: manifest.digest(), theta, theta0 })
 }
 
 /// Publishes everything and creates the run, signed by the chain client's key.
-pub async fn create(chain: &dyn Chain, store: &dyn Store, new: NewRun<'_>) -> anyhow::Result<RunView> {
-    let ready = prepare(&new).await?;
+pub async fn create(chain: &dyn Chain, store: &dyn Store, mut new: NewRun<'_>) -> anyhow::Result<RunView> {
+    let ready = prepare(&mut new).await?;
     publish(chain, store, new, ready).await
 }
 

@@ -13,6 +13,6 @@ pub mod time;
 pub mod verbs;
 
 pub use metrics::Metrics;
-pub use open::{Opened, Reader, open, open_to_read};
+pub use open::{Opened, Published, Reader, open, open_published, open_to_read};
 pub use settings::{Flags, Reading, Settings};
 pub use verbs::Verb;

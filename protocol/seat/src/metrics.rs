@@ -97,6 +97,8 @@ struct Numbers {
     verdicts: Family<Labels, Counter>,
     trained_sequences: Counter,
     train_seconds: Counter<f64, AtomicU64>,
+    data_seconds: Counter<f64, AtomicU64>,
+    data_wait: Gauge<f64, AtomicU64>,
     evaluate_seconds: Counter<f64, AtomicU64>,
     train_loss: Gauge<f64, AtomicU64>,
     held_out_loss: Gauge<f64, AtomicU64>,
@@ -232,6 +234,12 @@ impl Numbers {
             verdicts: add(r, "verdicts", "Contributions by what was said of them"),
             trained_sequences: add(r, "trained_sequences", "Sequences trained on"),
             train_seconds: add_in(r, "training", "Time spent training", Unit::Seconds),
+            data_seconds: add_in(r, "data_wait", "Time of training spent waiting for data", Unit::Seconds),
+            data_wait: add(
+                r,
+                "data_wait_ratio",
+                "Share of the last window's training time that was spent waiting for data",
+            ),
             evaluate_seconds: add_in(r, "evaluation", "Time spent evaluating", Unit::Seconds),
             train_loss: add(r, "train_loss", "Loss of the last batch of the last window, nats per token"),
             held_out_loss: add(
@@ -328,14 +336,23 @@ impl Shared {
     fn take(&self, entry: &Entry) {
         let numbers = &self.numbers;
         match entry {
-            Entry::Started { .. } | Entry::Traffic { .. } => {}
+            Entry::Started { .. } | Entry::Traffic { .. } | Entry::Resumed { .. } => {}
+            Entry::Repeated { window, found, .. } => self.wrong(*window, found),
+            Entry::FellBack { file } => {
+                let held = self.following().held.unwrap_or_default();
+                self.wrong(held, &format!("{file} was damaged, and the one before it is used"));
+            }
             Entry::Holds { window, .. } => {
                 self.following().held = Some(*window);
                 numbers.held_window.set(i64::from(window.0));
             }
-            Entry::Trained { sequences, loss_last, train_seconds, .. } => {
+            Entry::Trained { sequences, loss_last, train_seconds, data_seconds, .. } => {
                 numbers.trained_sequences.inc_by(u64::from(*sequences));
                 numbers.train_seconds.inc_by(train_seconds.max(0.0));
+                numbers.data_seconds.inc_by(data_seconds.max(0.0));
+                if 0.0 < *train_seconds {
+                    numbers.data_wait.set(data_seconds / train_seconds);
+                }
                 numbers.train_loss.set(*loss_last);
             }
             Entry::Committed { bytes, .. } => {
@@ -598,7 +615,22 @@ mod tests {
         for entry in [
             Entry::Started { window, resumed: true },
             holds(1),
-            Entry::Trained { window, sequences: 64, loss_first: 6.0, loss_last: 5.5, train_seconds: 1.5 },
+            Entry::Trained {
+                window,
+                sequences: 64,
+                loss_first: 6.0,
+                loss_last: 5.5,
+                train_seconds: 1.5,
+                data_seconds: 0.375,
+            },
+            Entry::Trained {
+                window,
+                sequences: 0,
+                loss_first: 6.0,
+                loss_last: 5.5,
+                train_seconds: 0.0,
+                data_seconds: 0.0,
+            },
             Entry::Committed { window, digest, bytes: 9 },
             Entry::Uploaded { window, bytes: 9 },
             Entry::Attested {
@@ -639,6 +671,8 @@ mod tests {
             "mettle_verdicts_total{verdict=\"faulty\"} 1",
             "mettle_trained_sequences_total 64",
             "mettle_training_seconds_total 1.5",
+            "mettle_data_wait_seconds_total 0.375",
+            "mettle_data_wait_ratio 0.25",
             "mettle_train_loss 5.5",
             "mettle_held_out_loss 4.25",
             "mettle_sent_bytes 11",

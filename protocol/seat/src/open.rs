@@ -8,12 +8,15 @@ use chain_client::{
 };
 use dataset::Dataset;
 use protocol::{
-    Role,
+    Role, RunId,
     view::{RunView, SeatView},
 };
-use replica::{Codec, Follower, Journal, RunSpec};
+use replica::{Codec, Follower, Journal, RunSpec, data::Supply};
 use std::{path::Path, sync::Arc};
-use store::{Credentials, Fetch, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
+use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
+
+/// What a node keeps its run's specification under, in its directory.
+pub const SPEC_FILE: &str = "spec.json";
 
 pub struct Opened {
     pub key: Key,
@@ -90,9 +93,13 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     let store: Arc<dyn Store> = Arc::new(store);
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
-    let dataset = data(&*fetch, &run, settings.dataset.as_deref(), &settings.directory).await?;
+    // Beside the model, so that whoever has the directory can read the model without a chain.
+    replica::files::write_atomic(&settings.directory.join(SPEC_FILE), &spec.to_bytes())?;
+    let dataset =
+        data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply).await?;
     let turn = usize::from(seat.id.uid.0);
-    let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn)?;
+    let directory = Some(settings.directory.as_path());
+    let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
     let journal_path = settings.directory.join("journal.jsonl");
     let journal = Journal::open(&journal_path)
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
@@ -113,9 +120,25 @@ pub async fn open_to_read(reading: &Reading) -> anyhow::Result<Reader> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
-    let dataset = data(&*fetch, &run, reading.dataset.as_deref(), &reading.directory).await?;
-    let follower = follower(&chain, &fetch, run, &spec, true, 0)?;
+    let dataset = data(&fetch, &run, reading.dataset.as_deref(), &reading.directory, &reading.supply).await?;
+    let follower = follower(&chain, &fetch, run, &spec, true, 0, None)?;
     Ok(Reader { chain, spec, dataset, follower })
+}
+
+/// A run and what it says of itself, for whoever wants only its model.
+pub struct Published {
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<HttpFetcher>,
+    pub run: RunView,
+    pub spec: RunSpec,
+}
+
+/// Opens chain and specification. No data is fetched.
+pub async fn open_published(chain: &str, run: RunId) -> anyhow::Result<Published> {
+    let chain = self::chain(chain, None).await?;
+    let run = chain.run(run).await?;
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    Ok(Published { chain, fetch, run, spec })
 }
 
 /// A fetcher as the run wants it, and what the run says of itself.
@@ -126,19 +149,20 @@ async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<Http
     Ok((fetch, run, spec))
 }
 
-/// The run's data: at hand, or fetched below `directory`.
+/// The run's data: at hand, or fetched below `directory`, whole or in pieces.
 async fn data(
-    fetch: &dyn Fetch,
+    fetch: &Arc<HttpFetcher>,
     run: &RunView,
     at_hand: Option<&Path>,
     directory: &Path,
+    supply: &Supply,
 ) -> anyhow::Result<Arc<Dataset>> {
     let dataset = match at_hand {
         Some(directory) => {
             let (directory, manifest) = (directory.to_owned(), run.manifest);
             tokio::task::spawn_blocking(move || Dataset::open(&directory, Some(manifest))).await??
         }
-        None => replica::data::fetch_dataset(fetch, run, &directory.join("dataset")).await?,
+        None => replica::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply).await?,
     };
     Ok(Arc::new(dataset))
 }
@@ -150,11 +174,13 @@ fn follower(
     spec: &RunSpec,
     keeps_buffer: bool,
     turn: usize,
+    directory: Option<&Path>,
 ) -> anyhow::Result<Arc<Follower>> {
     let schema = spec.schema()?;
     let codec =
         |density| Codec::new(&schema, density).map(Arc::new).context("the run has an impossible density");
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
     let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
-    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn }))
+    let directory = directory.map(Path::to_owned);
+    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn, directory }))
 }

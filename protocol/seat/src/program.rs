@@ -2,8 +2,9 @@
 
 use crate::sign::{self, Paper};
 use std::{
+    fmt,
     future::Future,
-    io::{self, IsTerminal as _, Read as _},
+    io::{self, IsTerminal as _, Read as _, Write as _},
     process::ExitCode,
 };
 
@@ -34,11 +35,37 @@ pub async fn on_paper(
     json: bool,
     work: impl AsyncFnOnce(&mut Paper<'_>) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    let (mut out, mut aside, mut ask) = (io::stdout(), io::stderr(), sign::ask_terminal);
+    let (mut out, mut aside, mut ask) = (Out, io::stderr(), sign::ask_terminal);
     let mut paper = Paper::new(json, &mut out, &mut aside, &mut ask);
     let done = work(&mut paper).await;
     paper.finish(&done)?;
     done
+}
+
+/// Standard output. That nobody reads it any more, as behind `… | head`, is no error: what is to be done is done, and the rest is said to nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Out;
+
+impl io::Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unread(io::stdout().write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unread(io::stdout().flush(), ())
+    }
+}
+
+fn unread<T>(written: io::Result<T>, all: T) -> io::Result<T> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(all),
+        written => written,
+    }
+}
+
+/// Prints a line to standard output, by way of [`Out`].
+pub fn say(line: impl fmt::Display) -> io::Result<()> {
+    writeln!(Out, "{line}")
 }
 
 /// Sends log lines to standard error: for people on a terminal, plain elsewhere. `RUST_LOG` chooses what is said.

@@ -3,6 +3,7 @@
 use anyhow::{Context as _, bail};
 use chain_client::keys::KeySource;
 use protocol::RunId;
+use replica::data::Supply;
 use serde::{Deserialize, Serialize};
 use std::{
     net::SocketAddr,
@@ -24,6 +25,7 @@ pub struct File {
     pub dataset: Option<PathBuf>,
     pub device: Option<String>,
     pub store: Option<StoreFile>,
+    pub data: Option<DataFile>,
     pub train: Option<TrainFile>,
     pub serve: Option<ServeFile>,
 }
@@ -40,6 +42,28 @@ pub struct StoreFile {
     pub secret_key_file: Option<PathBuf>,
 }
 
+/// How the run's data is had, where it is not on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataFile {
+    /// Data that has more bytes than this is fetched in pieces as they are wanted, and so much of it is kept.
+    pub cache_bytes: Option<u64>,
+    /// Base URLs of buckets that have the data too; they are asked before the run's origin.
+    pub mirrors: Option<Vec<String>>,
+}
+
+impl DataFile {
+    fn checked(self) -> Supply {
+        Supply {
+            cache_bytes: self.cache_bytes.unwrap_or(DATA_CACHE_BYTES),
+            mirrors: self.mirrors.unwrap_or_default(),
+        }
+    }
+}
+
+/// Room for data where nothing is said: 16 GiB.
+const DATA_CACHE_BYTES: u64 = 16 << 30;
+
 /// A miner's own choices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -47,8 +71,18 @@ pub struct TrainFile {
     /// Sequences in one step; the run's recipe where absent.
     pub batch_sequences: Option<usize>,
     pub learning_rate: Option<f64>,
+    /// What turns gradients into steps: "adamw" or "muon". The run's recipe where absent.
+    pub optimiser: Option<model::Optimiser>,
+    /// Sequences on the device at once; a larger step is added up from several. The run's recipe where absent.
+    pub micro_batch_sequences: Option<usize>,
     /// Blocks before the commit deadline at which training stops.
     pub commit_margin_blocks: Option<u32>,
+    /// Seconds between two snapshots inside a window: what a killed miner trains again at most.
+    pub snapshot_every_seconds: Option<u64>,
+    /// Steps between two snapshots, instead of seconds.
+    pub snapshot_every_steps: Option<u32>,
+    /// A step whose loss is above so many nats per token is not taken, and the window given up.
+    pub loss_max: Option<f64>,
 }
 
 /// A validator's own choices.
@@ -178,6 +212,7 @@ pub struct Settings {
     pub dataset: Option<PathBuf>,
     pub device: String,
     pub store: Option<StoreFile>,
+    pub supply: Supply,
     pub train: TrainFile,
     pub serve: ServeFile,
 }
@@ -189,6 +224,7 @@ pub struct Reading {
     pub run: RunId,
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
+    pub supply: Supply,
     pub device: String,
 }
 
@@ -202,6 +238,7 @@ impl Reading {
             run: RunId(flags.run.or(file.run).unwrap_or(0)),
             directory: directory.unwrap_or_else(|| PathBuf::from("mettle-data")),
             dataset: flags.dataset.clone().or(file.dataset),
+            supply: file.data.unwrap_or_default().checked(),
             device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
         })
     }
@@ -235,6 +272,7 @@ impl Settings {
             dataset: flags.dataset.clone().or(file.dataset),
             device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
             store: file.store,
+            supply: file.data.unwrap_or_default().checked(),
             train: file.train.unwrap_or_default(),
             serve: file.serve.unwrap_or_default(),
         })
@@ -278,6 +316,13 @@ mod tests {
         let settings = Settings::checked(file, &flags).unwrap();
         assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
         assert_eq!(settings.device, "cpu");
+
+        assert_eq!(settings.supply, Supply { mirrors: Vec::new(), cache_bytes: 16 << 30 });
+        let file =
+            toml::from_str::<File>("key = \"//Alice\"\n[data]\ncache_bytes = 5\nmirrors = [\"https://a/b\"]")
+                .unwrap();
+        let settings = Settings::checked(file, &Flags::default()).unwrap();
+        assert_eq!(settings.supply, Supply { mirrors: vec!["https://a/b".into()], cache_bytes: 5 });
 
         assert!(toml::from_str::<File>("chian = \"ws://a\"").is_err());
         assert!(toml::from_str::<File>("[train]\nbatch = 3").is_err());

@@ -161,27 +161,39 @@ fn attested() -> impl Strategy<Value = Attested> {
 fn receipt() -> impl Strategy<Value = Receipt> {
     let judgement = proptest::option::of(judgement());
     (any::<u32>(), attested(), standings(), judgement, any::<[u8; 32]>()).prop_map(
-        |(window, attested, before, judgement, salt)| Receipt {
-            format: FORMAT,
-            run: RunId(1),
-            window: Window(window),
-            validator: seat(Uid(3)),
-            hotkey: Hotkey(key().verifying_key().to_bytes()),
-            base: Digest(salt),
-            previous: window
-                .checked_sub(1)
-                .map(|before| Previous { window: Window(before), digest: Digest(salt) }),
-            salt,
-            merged: (window % 2 == 0).then(|| Merged {
-                inputs: vec![Selected { uid: Uid(4), digest: Digest(salt) }],
-                update: Digest(salt),
-                state_root: (window % 4 == 0).then_some(Digest(salt)),
-            }),
-            attested,
-            before,
-            judgement,
+        |(window, attested, before, judgement, salt)| {
+            stated(
+                window,
+                Receipt {
+                    format: FORMAT,
+                    run: RunId(1),
+                    window: Window(window),
+                    validator: seat(Uid(3)),
+                    hotkey: Hotkey(key().verifying_key().to_bytes()),
+                    base: Digest(salt),
+                    previous: window
+                        .checked_sub(1)
+                        .map(|before| Previous { window: Window(before), digest: Digest(salt) }),
+                    salt,
+                    merged: (window % 2 == 0).then(|| Merged {
+                        inputs: vec![Selected { uid: Uid(4), digest: Digest(salt) }],
+                        update: Digest(salt),
+                        state_root: (window % 4 == 0).then_some(Digest(salt)),
+                    }),
+                    stated: Stated::default(),
+                    attested,
+                    before,
+                    judgement,
+                },
+            )
         },
     )
+}
+
+/// With any of the two statements, as the window has it.
+fn stated(window: u32, mut receipt: Receipt) -> Receipt {
+    receipt.state(!window.is_multiple_of(3), !window.is_multiple_of(5), &key());
+    receipt
 }
 
 fn plain() -> Receipt {
@@ -196,6 +208,7 @@ fn plain() -> Receipt {
         salt: [5; 32],
         attested: Attested::default(),
         merged: None,
+        stated: Stated::default(),
         before: Standings::default(),
         judgement: None,
     }
@@ -373,4 +386,31 @@ fn what_is_remembered_after_a_window_without_a_judgement_is_what_was_before() {
     assert_eq!(receipt.after(), &after);
     assert_eq!(receipt.before.of(Uid(1)), Some(&remembered(1)));
     assert_eq!(receipt.of(Uid(1)), None);
+}
+
+#[test]
+fn what_was_attested_and_voted_is_signed_as_the_chain_takes_it() {
+    let fault = FaultSaid { uid: Uid(2), label: "late".into(), detail: "".into() };
+    let mut receipt = Receipt {
+        attested: Attested { valid: vec![Uid(1), Uid(4)], faulty: vec![fault], not_observed: vec![] },
+        merged: Some(Merged { inputs: vec![], update: Digest([6; 32]), state_root: None }),
+        ..plain()
+    };
+    assert_eq!(receipt.statements(), []);
+    receipt.state(true, true, &key());
+    let [attestation, vote] = receipt.statements()[..] else { panic!("two are signed") };
+    let verdicts = vec![(Uid(1), Verdict::Valid), (Uid(2), Verdict::Faulty), (Uid(4), Verdict::Valid)];
+    assert_eq!(receipt.verdicts(), verdicts);
+    assert_eq!(attestation.statement.digest, Digest::of(&verdicts.encode()));
+    let said = Vote { update: Digest([6; 32]), state_root: None };
+    assert_eq!(vote.statement.digest, Digest::of(&said.encode()));
+    assert!([attestation, vote].iter().all(|signed| signed.verify(&receipt.hotkey).is_ok()));
+    let open = |receipt: &Receipt| Receipt::open(&receipt.seal(&key()).bytes, &params());
+    assert_eq!(open(&receipt), Ok(receipt.clone()));
+
+    // A signature under something else convicts nobody, and so makes no receipt.
+    let other = Receipt { window: Window(9), ..receipt.clone() };
+    assert_eq!(open(&other), Err(ReceiptError::NotSigned(SignatureError::BadSignature)));
+    let nothing = Receipt { merged: None, ..receipt };
+    assert_eq!(open(&nothing), Err(ReceiptError::Disordered("a vote is signed that is not there")));
 }

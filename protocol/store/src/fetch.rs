@@ -10,6 +10,7 @@ pub mod address;
 pub mod http;
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -43,8 +44,29 @@ pub trait Fetch: Send + Sync {
         Ok(())
     }
 
+    /// Gets the bytes `range` of an object, and no others: an endpoint that answers with other ones is refused. Where
+    /// nothing better is said, the whole object comes.
+    async fn fetch_range(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Range<u64>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        let whole = self.fetch(base_url, key, &Limits { max_bytes: u64::MAX, ..*limits }).await?;
+        cut(&whole, &range)
+    }
+
     /// The bytes that came down since this fetcher was made, those of failed fetches included.
     fn traffic(&self) -> TrafficTotals;
+}
+
+/// These bytes of a whole object.
+fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError> {
+    let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let cut = (at(range.end) <= whole.len() && range.start <= range.end)
+        .then(|| whole.slice(at(range.start)..at(range.end)));
+    cut.ok_or(FetchError::CutShort { got: whole.len() as u64, expected: range.end })
 }
 
 #[async_trait]
@@ -60,6 +82,15 @@ impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
         to: &mut dyn Receive,
     ) -> Result<(), FetchError> {
         (**self).fetch_into(base_url, key, limits, to).await
+    }
+    async fn fetch_range(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Range<u64>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        (**self).fetch_range(base_url, key, range, limits).await
     }
     fn traffic(&self) -> TrafficTotals {
         (**self).traffic()
@@ -175,6 +206,8 @@ pub enum FetchError {
     Crawled { bytes: u64, window: Duration },
     #[error("the endpoint closed the connection after {got} of {expected} bytes")]
     CutShort { got: u64, expected: u64 },
+    #[error("the endpoint was asked for bytes {first} to {last}, and answered with {said}")]
+    OtherRange { first: u64, last: u64, said: String },
     #[error("the bytes have the digest {got}, and should have {expected}")]
     WrongDigest { expected: Digest, got: Digest },
 
@@ -207,6 +240,7 @@ impl FetchError {
             | FetchError::Stalled { .. }
             | FetchError::Crawled { .. }
             | FetchError::CutShort { .. }
+            | FetchError::OtherRange { .. }
             | FetchError::WrongDigest { .. } => true,
             FetchError::Unresolved { .. }
             | FetchError::Unreachable { .. }
@@ -246,6 +280,7 @@ impl FetchError {
             FetchError::Stalled { .. } => "stalled",
             FetchError::Crawled { .. } => "crawled",
             FetchError::CutShort { .. } => "cut-short",
+            FetchError::OtherRange { .. } => "other-range",
             FetchError::WrongDigest { .. } => "wrong-digest",
             FetchError::Unresolved { .. } => "unresolved",
             FetchError::Unreachable { .. } => "unreachable",

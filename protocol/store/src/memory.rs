@@ -137,20 +137,17 @@ impl InProcess {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).insert(base_url.into(), store);
     }
 
-    /// From now on nobody answers at `base_url`.
-    pub fn vanish(&self, base_url: &str) {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner).remove(base_url);
-    }
-}
-
-#[async_trait]
-impl Fetch for InProcess {
-    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+    fn at(&self, base_url: &str) -> Result<Arc<dyn Store>, FetchError> {
         let store = self.stores.lock().unwrap_or_else(PoisonError::into_inner).get(base_url).cloned();
-        let Some(store) = store else {
-            return Err(FetchError::Unreachable { what: format!("nobody answers at {base_url}") });
-        };
-        let bytes = match tokio::time::timeout(limits.deadline, store.get(key, limits.max_bytes)).await {
+        store.ok_or_else(|| FetchError::Unreachable { what: format!("nobody answers at {base_url}") })
+    }
+
+    async fn answer(
+        &self,
+        limits: &Limits,
+        read: impl Future<Output = Result<Bytes, StoreError>> + Send,
+    ) -> Result<Bytes, FetchError> {
+        let bytes = match tokio::time::timeout(limits.deadline, read).await {
             Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
             Ok(Ok(bytes)) => Ok(bytes),
             Ok(Err(StoreError::NotFound { .. })) => Err(FetchError::Missing),
@@ -167,6 +164,33 @@ impl Fetch for InProcess {
         }?;
         self.traffic.came_down(bytes.len() as u64);
         Ok(bytes)
+    }
+
+    /// From now on nobody answers at `base_url`.
+    pub fn vanish(&self, base_url: &str) {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner).remove(base_url);
+    }
+}
+
+#[async_trait]
+impl Fetch for InProcess {
+    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let store = self.at(base_url)?;
+        self.answer(limits, store.get(key, limits.max_bytes)).await
+    }
+
+    async fn fetch_range(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Range<u64>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        let expected = range.end.saturating_sub(range.start);
+        let store = self.at(base_url)?;
+        let bytes = self.answer(limits, store.get_range(key, range)).await?;
+        let got = bytes.len() as u64;
+        if got == expected { Ok(bytes) } else { Err(FetchError::CutShort { got, expected }) }
     }
 
     fn traffic(&self) -> TrafficTotals {

@@ -326,6 +326,74 @@ async fn the_wrong_bytes_are_theirs() {
     assert_eq!(streamed, Err(error));
 }
 
+/// The bytes 3 to 7 of an object, as an endpoint gives them.
+async fn range_of(base: &str) -> Result<Vec<u8>, FetchError> {
+    fetcher().fetch_range(base, &a_key(), 3..8, &limits()).await.map(|bytes| bytes.to_vec())
+}
+
+#[tokio::test]
+async fn exactly_the_bytes_that_were_asked_for_are_taken() {
+    let (said, asked) = std::sync::mpsc::sync_channel(4);
+    let base = endpoint(move |mut stream, head| {
+        let _ = said.send(head);
+        async move {
+            let answer = "HTTP/1.1 206 OK\r\ncontent-length: 5\r\ncontent-range: bytes 3-7/10\r\n\r\n34567";
+            stream.write_all(answer.as_bytes()).await?;
+            stream.shutdown().await
+        }
+    })
+    .await;
+    assert_eq!(range_of(&base).await.expect("honest"), b"34567");
+    assert!(asked.recv().expect("asked").to_lowercase().contains("\r\nrange: bytes=3-7\r\n"));
+    let nothing = fetcher().fetch_range(&base, &a_key(), 3..3, &limits()).await;
+    assert_eq!(nothing.expect("no bytes are no request").len(), 0);
+    assert!(asked.try_recv().is_err(), "nobody was asked for nothing");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_answers_with_another_range_is_refused_before_it_is_read() {
+    for (answer, what) in [
+        // It ignores what it was asked, and sends everything.
+        ("200 OK\r\ncontent-length: 10\r\n\r\n0123456789", "the whole object"),
+        // Rightly long, from another place; and of which nobody knows the place.
+        ("206 OK\r\ncontent-length: 5\r\ncontent-range: bytes 0-4/10\r\n\r\n01234", "bytes 0-4/10"),
+        ("206 OK\r\ncontent-length: 5\r\n\r\n34567", "no word"),
+        ("206 OK\r\ncontent-length: 5\r\ncontent-range: lines 3-7/10\r\n\r\n34567", "lines"),
+        // Fewer, and more.
+        ("206 OK\r\ncontent-length: 3\r\ncontent-range: bytes 3-5/6\r\n\r\n345", "bytes 3-5/6"),
+        ("206 OK\r\ncontent-length: 7\r\ncontent-range: bytes 3-9/10\r\n\r\n3456789", "bytes 3-9/10"),
+        ("416 No\r\ncontent-length: 0\r\ncontent-range: bytes */2\r\n\r\n", "no such bytes"),
+    ] {
+        let base = saying(format!("HTTP/1.1 {answer}").leak()).await;
+        let error = range_of(&base).await.expect_err(what);
+        let as_asked =
+            matches!(&error, FetchError::OtherRange { first: 3, last: 7, said } if said.contains(what));
+        assert!(as_asked && error.is_theirs(), "{what}: {error:?}");
+    }
+    let long =
+        format!("HTTP/1.1 206 OK\r\ncontent-length: 5\r\ncontent-range: {}\r\n\r\n34567", "x".repeat(5000));
+    let error = range_of(&saying(long.leak()).await).await.expect_err("no range");
+    assert!(error.to_string().len() < 200, "what an endpoint says is cut: {error}");
+}
+
+#[tokio::test]
+async fn a_range_that_is_not_as_long_as_it_says_is_bounded_all_the_same() {
+    let claimed = "content-range: bytes 3-7/10\r\n";
+    for (length, body, expected) in [
+        ("content-length: 7\r\n", "3456789", "too-large"),
+        ("content-length: 3\r\n", "345", "cut-short"),
+        ("content-length: 5\r\n", "345", "cut-short"),
+        ("", "34567", "no-length"),
+    ] {
+        let base = saying(format!("HTTP/1.1 206 OK\r\n{length}{claimed}\r\n{body}").leak()).await;
+        let error = range_of(&base).await.expect_err(expected);
+        assert!(error.label() == expected && error.is_theirs(), "{expected}: {error:?}");
+    }
+    // Bytes behind what was promised are not read.
+    let base = saying(format!("HTTP/1.1 206 OK\r\ncontent-length: 5\r\n{claimed}\r\n3456789").leak()).await;
+    assert_eq!(range_of(&base).await.expect("the five"), b"34567");
+}
+
 #[tokio::test]
 async fn an_object_is_handed_on_while_it_comes() {
     // The second half leaves only once the first has been handed on.
@@ -552,6 +620,7 @@ fn every_error_has_a_label_of_its_own() {
         FetchError::Stalled { after: second },
         FetchError::Crawled { bytes: 1, window: second },
         FetchError::CutShort { got: 1, expected: 2 },
+        FetchError::OtherRange { first: 1, last: 2, said: text() },
         FetchError::WrongDigest { expected: digest, got: digest },
         FetchError::Unresolved { what: text() },
         FetchError::Unreachable { what: text() },
@@ -563,6 +632,6 @@ fn every_error_has_a_label_of_its_own() {
     let labels: std::collections::BTreeSet<_> = errors.iter().map(FetchError::label).collect();
     assert_eq!(labels.len(), errors.len());
     assert!(
-        errors[..12].iter().all(FetchError::is_theirs) && !errors[12..].iter().any(FetchError::is_theirs)
+        errors[..13].iter().all(FetchError::is_theirs) && !errors[13..].iter().any(FetchError::is_theirs)
     );
 }

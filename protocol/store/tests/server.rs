@@ -173,6 +173,39 @@ async fn ranges_and_conditions_on_reads_are_served() {
 }
 
 #[tokio::test]
+async fn a_range_of_an_object_is_fetched_to_the_byte_and_nothing_beyond_it() {
+    let server = in_memory().await;
+    let (key, _, body) = large(4, 300_000);
+    store(&server).put(&key, body.clone()).await.expect("put");
+    let (fetcher, base) = (fetcher(), server.base_url("miner-0"));
+    let fetch = async |range: std::ops::Range<u64>| {
+        fetcher.fetch_range(&base, &key, range, &Limits::for_bytes(300_000)).await
+    };
+    let mut expected = 0;
+    for (start, end) in [(0, 1), (16_384, 49_152), (299_999, 300_000), (0, 300_000), (7, 7)] {
+        let got = fetch(start..end).await.expect("a range of it");
+        assert!(got == body[start as usize..end as usize], "{start}..{end}");
+        expected += end - start;
+        assert_eq!(fetcher.traffic().down_bytes, expected, "no other byte comes down");
+    }
+    // Beyond its end, in part or altogether.
+    for (start, end) in [(299_999, 300_001), (300_000, 300_010)] {
+        let error = fetch(start..end).await.expect_err("it has no such bytes");
+        assert!(matches!(error, FetchError::OtherRange { first, .. } if first == start), "{error:?}");
+    }
+    let other = object("not there").0;
+    let error = fetcher.fetch_range(&base, &other, 0..4, &Limits::for_bytes(4)).await;
+    assert_eq!(error, Err(FetchError::Missing));
+    for (faults, label) in [
+        (Faults { truncated: 1, ..Faults::default() }, "cut-short"),
+        (Faults { unavailable: 1, ..Faults::default() }, "unavailable"),
+    ] {
+        server.order("miner-0", faults).expect("a bucket");
+        assert_eq!(fetch(10..200_000).await.expect_err(label).label(), label);
+    }
+}
+
+#[tokio::test]
 async fn lists_go_on_where_they_stopped() {
     let server = in_memory().await;
     let store = store(&server);

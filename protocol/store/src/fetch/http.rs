@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,15 +124,38 @@ impl HttpFetcher {
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
 
-    /// The whole exchange, without the total deadline.
-    async fn exchange(&self, url: Url, limits: &Limits, to: &mut dyn Receive) -> Result<(), FetchError> {
+    /// An object, or a range of it, within the limits.
+    async fn get(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Option<&Range<u64>>,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), FetchError> {
+        let url = object_url(base_url, key, self.policy.allow_private)?;
+        let ended = timeout(limits.deadline, self.exchange(url, range, limits, to)).await;
+        ended.unwrap_or(Err(FetchError::Deadline { after: limits.deadline }))
+    }
+
+    /// The whole exchange, without the total deadline. Of a range, which is asked for, exactly its bytes may come.
+    async fn exchange(
+        &self,
+        url: Url,
+        range: Option<&Range<u64>>,
+        limits: &Limits,
+        to: &mut dyn Receive,
+    ) -> Result<(), FetchError> {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
 
         // Ask. Connecting has its own limit and ends before this one, so what times out here has been connected. If we
         // were not running when the time was up, nobody else can be blamed for it, and there is a little more.
-        let mut request =
-            std::pin::pin!(self.client.get(url).header(header::ACCEPT_ENCODING, "identity").send());
+        let mut request = self.client.get(url).header(header::ACCEPT_ENCODING, "identity");
+        if let Some(range) = range {
+            request = request.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
+        }
+        let mut request = std::pin::pin!(request.send());
         let mut patience = self.policy.connect_timeout + limits.first_byte;
         let mut response = loop {
             let asked = Instant::now();
@@ -145,12 +169,12 @@ impl HttpFetcher {
 
         // Judge the answer before reading any of it.
         let status = response.status().as_u16();
-        match status {
-            200 => {}
-            404 | 410 => return Err(FetchError::Missing),
-            300..=399 => return Err(FetchError::Redirected { status }),
-            408 | 425 | 429 | 500..=599 => return Err(FetchError::Unavailable { status }),
-            _ => return Err(FetchError::Refused { status }),
+        match (status, range) {
+            (200, None) => {}
+            (206, Some(range)) => is_this_range(range, response.headers().get(header::CONTENT_RANGE))?,
+            (200, Some(range)) => return Err(other_range(range, "the whole object")),
+            (416, Some(range)) => return Err(other_range(range, "status 416: it has no such bytes")),
+            _ => return Err(refused(status)),
         }
         if let Some(encoding) = response.headers().get(header::CONTENT_ENCODING)
             && encoding.as_bytes() != b"identity"
@@ -162,6 +186,9 @@ impl HttpFetcher {
         let expected = response.content_length().ok_or(FetchError::NoLength)?;
         if expected > max_bytes {
             return Err(FetchError::TooLarge { bytes: expected, max_bytes });
+        }
+        if let Some(range) = range.filter(|range| expected < range.end - range.start) {
+            return Err(FetchError::CutShort { got: expected, expected: range.end - range.start });
         }
 
         // Read, and hand on.
@@ -211,16 +238,51 @@ impl Fetch for HttpFetcher {
         limits: &Limits,
         to: &mut dyn Receive,
     ) -> Result<(), FetchError> {
-        let url = object_url(base_url, key, self.policy.allow_private)?;
-        match timeout(limits.deadline, self.exchange(url, limits, to)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
+        self.get(base_url, key, None, limits, to).await
+    }
+
+    async fn fetch_range(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Range<u64>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        if range.is_empty() {
+            return Ok(Bytes::new());
         }
+        let limits = Limits { max_bytes: range.end - range.start, ..*limits };
+        let mut whole = Whole::default();
+        self.get(base_url, key, Some(&range), &limits, &mut whole).await?;
+        Ok(whole.into_bytes())
     }
 
     fn traffic(&self) -> TrafficTotals {
         self.traffic.totals()
     }
+}
+
+/// What any other status than the one that was hoped for means.
+fn refused(status: u16) -> FetchError {
+    match status {
+        404 | 410 => FetchError::Missing,
+        300..=399 => FetchError::Redirected { status },
+        408 | 425 | 429 | 500..=599 => FetchError::Unavailable { status },
+        _ => FetchError::Refused { status },
+    }
+}
+
+/// Whether an answer says that it has the bytes that were asked for: `bytes FIRST-LAST/LENGTH`, the length possibly `*`.
+fn is_this_range(range: &Range<u64>, said: Option<&header::HeaderValue>) -> Result<(), FetchError> {
+    let said =
+        said.map_or_else(|| "no word on which ones".into(), |said| String::from_utf8_lossy(said.as_bytes()));
+    let asked = format!("bytes {}-{}/", range.start, range.end - 1);
+    if said.starts_with(&asked) { Ok(()) } else { Err(other_range(range, &said)) }
+}
+
+fn other_range(range: &Range<u64>, said: &str) -> FetchError {
+    let said = said.chars().take(64).collect();
+    FetchError::OtherRange { first: range.start, last: range.end - 1, said }
 }
 
 /// A stretch of time in which enough must come.

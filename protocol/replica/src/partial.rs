@@ -1,0 +1,196 @@
+//! A checkpoint on its way, on disk: each piece at its place in the file, whatever the order in which they came.
+//!
+//! Which pieces are there is written down nowhere. A piece is there if its bytes have the digest that the voted manifest names, so a
+//! process that was killed, or a machine that lost its power, goes on with whatever of the file is right.
+
+use crate::{files::FileError, pieces::Place};
+use async_trait::async_trait;
+use bytes::Bytes;
+use protocol::{Digest, lineage};
+use std::{
+    fs,
+    io::{self, Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+};
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
+
+/// Where each piece of so many rows of `values` values lies, counted through all rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub values: usize,
+}
+
+impl Layout {
+    pub fn pieces_of_row(self) -> usize {
+        self.values.div_ceil(lineage::PIECE_VALUES)
+    }
+
+    /// The row of a piece, where in the row it begins, and how many values it has.
+    pub fn at(self, index: usize) -> (usize, usize, usize) {
+        let of_row = self.pieces_of_row().max(1);
+        let start = index % of_row * lineage::PIECE_VALUES;
+        (index / of_row, start, lineage::PIECE_VALUES.min(self.values - start))
+    }
+
+    /// Where a piece begins in a file of all rows, and how long it is, in bytes.
+    fn in_file(self, index: usize) -> (u64, usize) {
+        let (row, start, length) = self.at(index);
+        (4 * (row as u64 * self.values as u64 + start as u64), 4 * length)
+    }
+}
+
+/// A file that fills up with pieces.
+pub(crate) struct Partial {
+    path: PathBuf,
+    file: tokio::fs::File,
+    layout: Layout,
+}
+
+impl Partial {
+    /// Opens the file, with whatever an earlier process left in it.
+    pub async fn open(path: &Path, layout: Layout) -> Result<Partial, FileError> {
+        let failed = |source| FileError::Write { path: path.to_owned(), source };
+        if let Some(directory) = path.parent() {
+            tokio::fs::create_dir_all(directory).await.map_err(failed)?;
+        }
+        let mut options = tokio::fs::OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).open(path).await.map_err(failed)?;
+        Ok(Partial { path: path.to_owned(), file, layout })
+    }
+
+    /// Which of these pieces are not in the file. Reads all of it.
+    pub async fn missing(&self, digests: Vec<Digest>) -> Result<Vec<usize>, FileError> {
+        let (path, layout) = (self.path.clone(), self.layout);
+        on_a_thread(self.path.clone(), move || {
+            let mut file = fs::File::open(&path)?;
+            let mut bytes = Vec::new();
+            let mut missing = Vec::new();
+            for (index, digest) in digests.iter().enumerate() {
+                if !(read_piece(&mut file, layout, index, &mut bytes)? && Digest::of(&bytes) == *digest) {
+                    missing.push(index);
+                }
+            }
+            Ok(missing)
+        })
+        .await
+    }
+
+    /// Waits until everything is on disk, as far as the operating system says so.
+    pub async fn sync(&mut self) -> Result<(), FileError> {
+        let failed = |source| FileError::Write { path: self.path.clone(), source };
+        self.file.flush().await.map_err(failed)?;
+        self.file.sync_all().await.map_err(failed)
+    }
+
+    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was written.
+    pub async fn row(&self, row: usize, digests: Vec<Digest>) -> Result<Option<Vec<f32>>, FileError> {
+        let (path, layout) = (self.path.clone(), self.layout);
+        on_a_thread(self.path.clone(), move || {
+            let mut file = fs::File::open(&path)?;
+            let (mut values, mut bytes) = (Vec::with_capacity(layout.values), Vec::new());
+            for (index, digest) in digests.iter().enumerate() {
+                let index = row * layout.pieces_of_row() + index;
+                if !(read_piece(&mut file, layout, index, &mut bytes)? && Digest::of(&bytes) == *digest) {
+                    return Ok(None);
+                }
+                values.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
+            }
+            Ok(Some(values))
+        })
+        .await
+    }
+}
+
+#[async_trait]
+impl Place for Partial {
+    async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
+        let failed = |source| FileError::Write { path: self.path.clone(), source };
+        let (at, _) = self.layout.in_file(index);
+        self.file.seek(SeekFrom::Start(at)).await.map_err(failed)?;
+        self.file.write_all(bytes).await.map_err(failed)?;
+        // What is flushed outlives this process; what a power cut takes is fetched again.
+        self.file.flush().await.map_err(failed)
+    }
+}
+
+/// Reads a piece into `bytes`; false where the file ends before it does.
+fn read_piece(file: &mut fs::File, layout: Layout, index: usize, bytes: &mut Vec<u8>) -> io::Result<bool> {
+    let (at, length) = layout.in_file(index);
+    file.seek(SeekFrom::Start(at))?;
+    bytes.resize(length, 0);
+    match file.read_exact(bytes) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+async fn on_a_thread<T: Send + 'static>(
+    path: PathBuf,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> Result<T, FileError> {
+    let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|died| Err(io::Error::other(died)));
+    done.map_err(|source| FileError::Read { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const VALUES: usize = lineage::PIECE_VALUES + 5;
+
+    fn rows() -> (Vec<f32>, Vec<f32>) {
+        ((0..VALUES).map(|i| i as f32).collect(), (0..VALUES).map(|i| -(i as f32)).collect())
+    }
+
+    fn digests() -> Vec<Digest> {
+        let (one, other) = rows();
+        [lineage::piece_digests(&one), lineage::piece_digests(&other)].concat()
+    }
+
+    fn piece(index: usize) -> Bytes {
+        let (one, other) = rows();
+        let (row, start, length) = Layout { values: VALUES }.at(index);
+        let values = if row == 0 { &one } else { &other };
+        values[start..start + length].iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>().into()
+    }
+
+    #[tokio::test]
+    async fn pieces_come_in_any_order_and_are_there_after_the_process_is_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("deep").join("partial");
+        let layout = Layout { values: VALUES };
+        let mut partial = Partial::open(&path, layout).await.unwrap();
+        assert_eq!(partial.missing(digests()).await.unwrap(), [0, 1, 2, 3]);
+        for index in [3, 0] {
+            partial.put(index, &piece(index)).await.unwrap();
+        }
+        drop(partial);
+
+        let mut partial = Partial::open(&path, layout).await.unwrap();
+        assert_eq!(partial.missing(digests()).await.unwrap(), [1, 2]);
+        for index in [2, 1] {
+            partial.put(index, &piece(index)).await.unwrap();
+        }
+        partial.sync().await.unwrap();
+        let all = digests();
+        assert_eq!(partial.row(0, all[..2].to_vec()).await.unwrap().unwrap(), rows().0);
+        assert_eq!(partial.row(1, all[2..].to_vec()).await.unwrap().unwrap(), rows().1);
+
+        // A bit that the disk lost is missed, and nothing else.
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[4 * VALUES + 7] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(partial.missing(digests()).await.unwrap(), [2]);
+        assert_eq!(partial.row(1, all[2..].to_vec()).await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_made_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("file"), b"").unwrap();
+        let path = directory.path().join("file").join("partial");
+        let refused = Partial::open(&path, Layout { values: 1 }).await.err().unwrap();
+        assert!(refused.to_string().contains("is the disk full"), "{refused}");
+    }
+}

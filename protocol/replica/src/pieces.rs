@@ -1,0 +1,261 @@
+//! Fetches named pieces from all mirrors at once, and hands each on once it is known to be the right one.
+//!
+//! At most [`AT_ONCE`] pieces are in memory, whatever their number. Which mirror is asked for what is decided in `shares`; here is who
+//! waits. Near the end, when nothing is left to ask for, a piece that takes long is asked for a second time, from whoever should be faster:
+//! so the slowest mirror does not decide when everything is there.
+
+use crate::{
+    files::FileError,
+    mirrors::Mirrors,
+    partial::Layout,
+    shares::{Share, Shares},
+};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::{
+    StreamExt as _,
+    future::{AbortHandle, Abortable, Aborted},
+    stream::FuturesUnordered,
+};
+use protocol::{Digest, keys, lineage};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+use store::{
+    Fetch, Limits,
+    fetch::{Failure, Mirror, NobodyHadIt, fetch_verified},
+};
+use tokio::time::Instant;
+
+/// Pieces in flight at once, of a MiB each.
+pub const AT_ONCE: usize = 8;
+/// Between two looks at what is still missing, once nothing is left to ask for.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Between two lines in the log.
+const SAY_AGAIN: Duration = Duration::from_secs(5);
+
+/// One piece that is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Its place in the row.
+    pub index: usize,
+    pub digest: Digest,
+}
+
+/// Takes pieces as they come, in any order.
+#[async_trait]
+pub trait Place: Send {
+    /// Bytes that have the digest that was wanted for this index, and so its length.
+    async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum PiecesError {
+    #[error("could not fetch a part of the checkpoint")]
+    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// What it took.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Report {
+    /// Pieces that were there already.
+    pub at_hand: usize,
+    /// Pieces that came, each counted once although several places may want the same one.
+    pub fetched: usize,
+    pub mirrors: Vec<Share>,
+}
+
+impl Report {
+    /// Says who gave what.
+    pub fn log(&self) {
+        tracing::info!(at_hand = self.at_hand, fetched = self.fetched, "all pieces are there");
+        for share in &self.mirrors {
+            let last_failure = share.last_failure.as_ref().map(ToString::to_string);
+            tracing::info!(
+                mirror = share.base,
+                pieces = share.pieces,
+                bytes = share.bytes,
+                failures = share.failures,
+                lies = share.lies,
+                last_failure,
+                "gave"
+            );
+        }
+    }
+}
+
+/// A piece on its way.
+struct Flight {
+    /// Where it belongs; the same bytes may belong in several places.
+    indices: Vec<usize>,
+    /// Who was asked for it, ever.
+    asked: BTreeSet<usize>,
+    failures: Vec<Failure>,
+    /// Requests in flight: mirror, since when, and how to stop it.
+    requests: Vec<(usize, Duration, AbortHandle)>,
+}
+
+/// Fetches `wanted` into `place`. On an error, what has been handed on stays there, and need not be wanted again.
+pub async fn fetch_pieces(
+    fetch: &dyn Fetch,
+    mirrors: &Mirrors,
+    wanted: &[Wanted],
+    place: &mut dyn Place,
+) -> Result<Report, PiecesError> {
+    let mut shares = Shares::new(mirrors.bases());
+    let bases: Vec<&str> = mirrors.bases().collect();
+    let mut flights: BTreeMap<Digest, Flight> = BTreeMap::new();
+    let mut queue = VecDeque::new();
+    for Wanted { index, digest } in wanted {
+        let flight = flights.entry(*digest).or_insert_with(|| {
+            queue.push_back(*digest);
+            Flight { indices: Vec::new(), asked: BTreeSet::new(), failures: Vec::new(), requests: Vec::new() }
+        });
+        flight.indices.push(*index);
+    }
+    let (all, begun) = (flights.len(), Instant::now());
+    let (mut fetched, mut bytes_fetched, mut said) = (0, 0, begun);
+    let mut answers = FuturesUnordered::new();
+    let ask = |digest: Digest, mirror: usize| {
+        let (handle, registration) = AbortHandle::new_pair();
+        let base = bases[mirror];
+        let asked = async move {
+            let limits = Limits::for_bytes(lineage::PIECE_BYTES as u64);
+            fetch_verified(fetch, base, &keys::piece(&digest), &digest, &limits).await
+        };
+        let answer = Abortable::new(asked, registration);
+        (handle, async move { (digest, mirror, answer.await) })
+    };
+    while !flights.is_empty() {
+        // Ask for what nobody has been asked for yet, or for what somebody did not give.
+        while answers.len() < AT_ONCE
+            && let Some(digest) = queue.pop_front()
+        {
+            let Some(flight) = flights.get_mut(&digest) else { continue };
+            let Some(mirror) = shares.choose(&flight.asked) else {
+                let failures = std::mem::take(&mut flight.failures);
+                return Err(NobodyHadIt {
+                    key: keys::piece(&digest).to_string(),
+                    asked: bases.len(),
+                    failures,
+                }
+                .into());
+            };
+            let now = begun.elapsed();
+            let (handle, answer) = ask(digest, mirror);
+            shares.asked(mirror, now);
+            flight.asked.insert(mirror);
+            flight.requests.push((mirror, now, handle));
+            answers.push(answer);
+        }
+
+        // Wait for an answer; near the end, not for long.
+        let answer = match queue.is_empty() {
+            false => answers.next().await,
+            true => match tokio::time::timeout(LOOK_AGAIN, answers.next()).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    let room = AT_ONCE.saturating_sub(answers.len());
+                    for (digest, mirror) in again(&flights, &shares, begun.elapsed(), room) {
+                        let Some(flight) = flights.get_mut(&digest) else { continue };
+                        let now = begun.elapsed();
+                        let (handle, answer) = ask(digest, mirror);
+                        shares.asked(mirror, now);
+                        flight.asked.insert(mirror);
+                        flight.requests.push((mirror, now, handle));
+                        answers.push(answer);
+                    }
+                    continue;
+                }
+            },
+        };
+        let Some((digest, mirror, answer)) = answer else { continue };
+        let now = begun.elapsed();
+        match answer {
+            Err(Aborted) => {}
+            Ok(Ok(bytes)) => {
+                shares.gave(mirror, bytes.len() as u64, now);
+                let Some(flight) = flights.remove(&digest) else { continue };
+                for (other, _, handle) in flight.requests.into_iter().filter(|request| request.0 != mirror) {
+                    handle.abort();
+                    shares.given_up(other, now);
+                }
+                for index in flight.indices {
+                    place.put(index, &bytes).await?;
+                }
+                fetched += 1;
+                bytes_fetched += bytes.len() as u64;
+            }
+            Ok(Err(error)) => {
+                shares.failed(mirror, error.clone(), now);
+                let Some(flight) = flights.get_mut(&digest) else { continue };
+                tracing::debug!(piece = %digest, mirror = bases[mirror], %error, "a mirror failed");
+                flight.requests.retain(|request| request.0 != mirror);
+                let mirror = Mirror { uid: None, base_url: bases[mirror].to_owned() };
+                flight.failures.push(Failure { mirror, error });
+                if flight.requests.is_empty() {
+                    queue.push_front(digest);
+                }
+            }
+        }
+        if SAY_AGAIN <= said.elapsed() {
+            said = Instant::now();
+            let rate = bytes_fetched as f64 / now.as_secs_f64() / 1e6;
+            tracing::info!(
+                pieces = fetched,
+                of = all,
+                mb_per_second = format!("{rate:.1}"),
+                "fetching the checkpoint"
+            );
+        }
+    }
+    Ok(Report { at_hand: 0, fetched, mirrors: shares.mirrors().to_vec() })
+}
+
+/// Pieces to be asked for a second time, and of whom: those that are out for longer than twice what another mirror should need.
+fn again(
+    flights: &BTreeMap<Digest, Flight>,
+    shares: &Shares,
+    now: Duration,
+    room: usize,
+) -> Vec<(Digest, usize)> {
+    let mut late = Vec::new();
+    for (digest, flight) in flights {
+        let [(_, since, _)] = flight.requests[..] else { continue };
+        let Some(other) = shares.choose(&flight.asked).filter(|other| shares.mirrors()[*other].lies == 0)
+        else {
+            continue;
+        };
+        let waited = now.saturating_sub(since);
+        // Without a measured rate the expectation is no time; then a second of waiting is patience enough.
+        let patience =
+            if shares.is_measured() { 2.0 * shares.seconds_for(other, lineage::PIECE_BYTES) } else { 1.0 };
+        if patience < waited.as_secs_f64() {
+            late.push((waited, *digest, other));
+        }
+    }
+    late.sort_by_key(|one| std::cmp::Reverse(one.0));
+    late.truncate(room);
+    late.into_iter().map(|(_, digest, mirror)| (digest, mirror)).collect()
+}
+
+/// Pieces as values in memory: rows of equal length, one behind the other.
+pub(crate) struct InMemory<'a> {
+    pub rows: Vec<&'a mut [f32]>,
+}
+
+#[async_trait]
+impl Place for InMemory<'_> {
+    async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
+        let layout = Layout { values: self.rows.first().map_or(0, |row| row.len()) };
+        let (row, start, length) = layout.at(index);
+        // The manifest's root fixes the digests, the digest fixes the bytes: what has the digest has the length.
+        for (value, bytes) in self.rows[row][start..start + length].iter_mut().zip(bytes.as_chunks::<4>().0) {
+            *value = f32::from_le_bytes(*bytes);
+        }
+        Ok(())
+    }
+}

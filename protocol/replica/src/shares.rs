@@ -1,0 +1,243 @@
+//! Which mirror is asked for the next piece: plain arithmetic over what each has given so far. Who waits for the answers is in `pieces`.
+//!
+//! A piece goes where it should be there soonest: the mirror's pieces in flight, and one more, over the rate at which it has been giving
+//! them. A mirror that nobody has measured is taken to be as fast as the fastest, so each is tried. Each failure in a row halves what is
+//! expected of a mirror. One that gave wrong bytes is asked only where nobody else is left: not because its next piece would be believed,
+//! but because it costs a download to find out.
+
+use std::{collections::BTreeSet, time::Duration};
+use store::FetchError;
+
+/// How much of the past stays in a mirror's measured rate with each new piece.
+const MEMORY: f64 = 0.8;
+/// Failures in a row that are counted.
+const IN_A_ROW_MAX: u32 = 20;
+
+/// What one mirror has given, and what is expected of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Share {
+    pub base: String,
+    /// Pieces that came from it and were right.
+    pub pieces: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Requests that came to nothing.
+    pub failures: u64,
+    /// Of these, the ones whose bytes were wrong.
+    pub lies: u64,
+    /// Why the last one failed.
+    pub last_failure: Option<FetchError>,
+    in_flight: u32,
+    in_a_row: u32,
+    /// Bytes given, and seconds in which something was asked of it, both fading.
+    recent_bytes: f64,
+    recent_seconds: f64,
+    /// Since when its time counts: it was idle before, or gave something then.
+    busy_since: Duration,
+}
+
+impl Share {
+    fn new(base: &str) -> Share {
+        Share {
+            base: base.to_owned(),
+            pieces: 0,
+            bytes: 0,
+            failures: 0,
+            lies: 0,
+            last_failure: None,
+            in_flight: 0,
+            in_a_row: 0,
+            recent_bytes: 0.0,
+            recent_seconds: 0.0,
+            busy_since: Duration::ZERO,
+        }
+    }
+
+    /// Bytes a second, where any have come.
+    fn rate(&self) -> Option<f64> {
+        (self.recent_bytes > 0.0).then(|| self.recent_bytes / self.recent_seconds.max(1e-6))
+    }
+}
+
+/// All mirrors, in the order in which they are preferred where nothing is known. Times are since the beginning.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shares {
+    mirrors: Vec<Share>,
+}
+
+impl Shares {
+    pub fn new<'a>(bases: impl IntoIterator<Item = &'a str>) -> Shares {
+        Shares { mirrors: bases.into_iter().map(Share::new).collect() }
+    }
+
+    pub fn mirrors(&self) -> &[Share] {
+        &self.mirrors
+    }
+
+    /// Whom to ask for a piece that these have been asked for already; `None` if that is everybody.
+    pub fn choose(&self, asked: &BTreeSet<usize>) -> Option<usize> {
+        let left = || (0..self.mirrors.len()).filter(|mirror| !asked.contains(mirror));
+        let honest = left().any(|mirror| self.mirrors[mirror].lies == 0);
+        left()
+            .filter(|mirror| !honest || self.mirrors[*mirror].lies == 0)
+            .min_by(|one, other| self.expected(*one).total_cmp(&self.expected(*other)))
+    }
+
+    /// In how many seconds a mirror would have given one more piece, up to a factor that is the same for all.
+    pub fn expected(&self, mirror: usize) -> f64 {
+        let share = &self.mirrors[mirror];
+        let fastest = self.mirrors.iter().filter_map(Share::rate).fold(1e-6, f64::max);
+        let rate = share.rate().unwrap_or(fastest);
+        f64::from(share.in_flight + 1) / rate * f64::from(1u32 << share.in_a_row)
+    }
+
+    /// The same in seconds, where anybody has been measured.
+    pub fn seconds_for(&self, mirror: usize, bytes: usize) -> f64 {
+        self.expected(mirror) * bytes as f64
+    }
+
+    pub fn is_measured(&self) -> bool {
+        self.mirrors.iter().any(|share| share.rate().is_some())
+    }
+
+    pub fn asked(&mut self, mirror: usize, now: Duration) {
+        let share = &mut self.mirrors[mirror];
+        if share.in_flight == 0 {
+            share.busy_since = now;
+        }
+        share.in_flight += 1;
+    }
+
+    /// It gave a piece, and the piece was right.
+    pub fn gave(&mut self, mirror: usize, bytes: u64, now: Duration) {
+        let share = self.answered(mirror, now);
+        share.pieces += 1;
+        share.bytes += bytes;
+        share.in_a_row = 0;
+        share.recent_bytes += bytes as f64;
+    }
+
+    pub fn failed(&mut self, mirror: usize, error: FetchError, now: Duration) {
+        let share = self.answered(mirror, now);
+        share.failures += 1;
+        share.lies +=
+            u64::from(matches!(error, FetchError::WrongDigest { .. } | FetchError::TooLarge { .. }));
+        share.in_a_row = (share.in_a_row + 1).min(IN_A_ROW_MAX);
+        share.last_failure = Some(error);
+    }
+
+    /// Nobody waits for its answer any longer: another was faster. That says something of its rate, and is no failure.
+    pub fn given_up(&mut self, mirror: usize, now: Duration) {
+        let share = self.answered(mirror, now);
+        // Unmeasured, it would be taken for one of the fastest again.
+        share.recent_bytes = share.recent_bytes.max(1.0);
+    }
+
+    fn answered(&mut self, mirror: usize, now: Duration) -> &mut Share {
+        let share = &mut self.mirrors[mirror];
+        share.in_flight = share.in_flight.saturating_sub(1);
+        share.recent_bytes *= MEMORY;
+        share.recent_seconds =
+            share.recent_seconds * MEMORY + now.saturating_sub(share.busy_since).as_secs_f64();
+        share.busy_since = now;
+        share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::Digest;
+
+    const PIECE: u64 = 1 << 20;
+
+    fn lie() -> FetchError {
+        FetchError::WrongDigest { expected: Digest([0; 32]), got: Digest([1; 32]) }
+    }
+
+    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after the other, each in as
+    /// many seconds as `seconds` says; a negative number means that it lies, after so long.
+    fn download(seconds: &[f64], pieces: u64, at_once: usize) -> Shares {
+        let names: Vec<String> = (0..seconds.len()).map(|index| index.to_string()).collect();
+        let mut shares = Shares::new(names.iter().map(String::as_str));
+        let mut free_at = vec![0.0f64; seconds.len()];
+        let mut flying: Vec<(f64, usize, BTreeSet<usize>)> = Vec::new();
+        let mut waiting: Vec<BTreeSet<usize>> = (0..pieces).map(|_| BTreeSet::new()).collect();
+        let mut now = 0.0;
+        loop {
+            while flying.len() < at_once
+                && let Some(asked) = waiting.pop()
+            {
+                let mirror = shares.choose(&asked).expect("not all of them lie");
+                shares.asked(mirror, Duration::from_secs_f64(now));
+                free_at[mirror] = free_at[mirror].max(now) + seconds[mirror].abs();
+                flying.push((free_at[mirror], mirror, asked));
+            }
+            flying.sort_by(|one, other| other.0.total_cmp(&one.0));
+            let Some((at, mirror, mut asked)) = flying.pop() else { return shares };
+            now = at;
+            let at = Duration::from_secs_f64(at);
+            if seconds[mirror] > 0.0 {
+                shares.gave(mirror, PIECE, at);
+            } else {
+                shares.failed(mirror, lie(), at);
+                asked.insert(mirror);
+                waiting.push(asked);
+            }
+        }
+    }
+
+    #[test]
+    fn equal_mirrors_get_equal_shares() {
+        let shares = download(&[0.1, 0.1, 0.1], 300, 9);
+        for mirror in shares.mirrors() {
+            assert!((90..=110).contains(&mirror.pieces), "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn a_faster_mirror_gives_more_in_proportion() {
+        let shares = download(&[0.1, 0.4], 500, 10);
+        assert!((360..=440).contains(&shares.mirrors()[0].pieces), "{shares:?}");
+    }
+
+    #[test]
+    fn a_mirror_a_hundred_times_slower_is_tried_and_left() {
+        let shares = download(&[0.1, 10.0, 0.1], 1000, 8);
+        assert!((1..=20).contains(&shares.mirrors()[1].pieces), "{shares:?}");
+    }
+
+    #[test]
+    fn a_liar_loses_its_share_with_what_was_in_flight() {
+        let shares = download(&[0.1, -0.01, 0.1], 1000, 8);
+        let liar = &shares.mirrors()[1];
+        assert_eq!(liar.pieces, 0);
+        assert!((1..=8).contains(&liar.lies), "{shares:?}");
+        assert_eq!(shares.mirrors()[0].pieces + shares.mirrors()[2].pieces, 1000);
+    }
+
+    #[test]
+    fn where_nobody_else_is_left_even_a_liar_is_asked_and_then_nobody() {
+        let mut shares = Shares::new(["a", "b"]);
+        shares.asked(0, Duration::ZERO);
+        shares.failed(0, lie(), Duration::from_secs(1));
+        assert_eq!(shares.choose(&BTreeSet::new()), Some(1));
+        assert_eq!(shares.choose(&BTreeSet::from([1])), Some(0));
+        assert_eq!(shares.choose(&BTreeSet::from([0, 1])), None);
+        assert_eq!(Shares::new([]).choose(&BTreeSet::new()), None);
+    }
+
+    #[test]
+    fn a_mirror_that_failed_comes_back_with_its_first_piece() {
+        let mut shares = Shares::new(["a", "b"]);
+        for _ in 0..40 {
+            shares.asked(0, Duration::ZERO);
+            shares.failed(0, FetchError::Missing, Duration::from_millis(1));
+        }
+        assert!(shares.expected(1) * 1000.0 < shares.expected(0));
+        shares.asked(0, Duration::from_secs(1));
+        shares.gave(0, PIECE, Duration::from_millis(1001));
+        assert!(shares.expected(0) < shares.expected(1) * 1000.0);
+        assert_eq!((shares.mirrors()[0].failures, shares.mirrors()[0].lies), (40, 0));
+    }
+}
