@@ -1,16 +1,18 @@
 //! The command line: settings in, a running miner out.
 
 use crate::conduct::{Conduct, Honest};
+use crate::model::{self as model_verbs, ModelCommand};
 use crate::prepare::{self, Prepare};
+use crate::progress::Every;
 use crate::receipts::{self, Receipts};
-use crate::run::Miner;
+use crate::run::{Leaving, Miner};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Trainer};
 use protocol::Role;
 use replica::Holder;
-use seat::{Flags, Metrics, Opened, Settings, Verb, metrics::MetricsFlag, program};
-use std::process::ExitCode;
+use seat::{Flags, Metrics, Opened, Settings, Verb, metrics::MetricsFlag, program, settings::TrainFile};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
 /// Trains on the data that the chain assigns, and is paid by what the work was worth.
 #[derive(Debug, Parser)]
@@ -27,6 +29,9 @@ enum Command {
     /// Mine window after window, until Ctrl-C.
     Start(Start),
     Receipts(Receipts),
+    /// Take the model to other programs, or one of theirs into a run.
+    #[command(subcommand)]
+    Model(ModelCommand),
     /// Prepare training data.
     #[command(subcommand)]
     Dataset(DatasetCommand),
@@ -34,7 +39,6 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum DatasetCommand {
-    /// Turn text into tokenised shards and a manifest.
     Prepare(Prepare),
 }
 
@@ -69,10 +73,8 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Seat(verb) => seat::verbs::run(Role::Miner, verb).await,
-        Command::Dataset(DatasetCommand::Prepare(prepare)) => {
-            tokio::task::spawn_blocking(move || prepare::run(prepare)).await??;
-            Ok(())
-        }
+        Command::Dataset(DatasetCommand::Prepare(prepare)) => prepare::run(prepare).await,
+        Command::Model(command) => model_verbs::run(command).await,
         Command::Receipts(receipts) => {
             program::on_paper(receipts.json, async |paper| receipts::act(receipts, paper).await).await
         }
@@ -89,19 +91,36 @@ pub async fn start(
         program::end_with_parent();
     }
     let settings = Settings::read(&start.flags)?;
+    let leaving = Arc::new(Leaving::default());
+    let mut stop = program::StopSignal::listen();
     tokio::select! {
-        done = mine(settings, start, changed) => done,
-        () = program::told_to_stop() => {
-            tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
-            Ok(())
+        done = mine(settings, start, changed, leaving.clone()) => return done,
+        () = stop.told() => {}
+    }
+    if leaving.ask() {
+        tracing::info!("stopping after this step, with a snapshot; once more, and it stops at once");
+        let left = async {
+            while !leaving.has_left() {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        tokio::select! {
+            () = left => {}
+            () = stop.told() => {}
         }
     }
+    tracing::info!("stopped; what is on disk is whole, and the next start goes on from it");
+    Ok(())
 }
+
+/// Between two looks whether the trainer has left.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 async fn mine(
     settings: Settings,
     start: Start,
     changed: impl FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>,
+    leaving: Arc<Leaving>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
     let mut metrics = match start.metrics.metrics {
@@ -116,11 +135,15 @@ async fn mine(
     let mut recipe = opened.spec.recipe.clone();
     recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);
     recipe.learning_rate = settings.train.learning_rate.unwrap_or(recipe.learning_rate);
+    recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
+    recipe.micro_batch =
+        settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
     let device = DeviceChoice::parse(&settings.device)?;
     let path = settings.directory.join("model.state");
     let (holder, _) = Holder::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let trainer = Trainer::new(&opened.spec.model, &recipe, device, &holder.state.theta)
-        .context("could not make the trainer")?;
+    let mut trainer = Trainer::new(&opened.spec.model, &recipe, device, &holder.state.theta)
+        .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
+    trainer.refuse_loss_above(settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab)));
     tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "mining");
 
     let miner = Miner {
@@ -130,13 +153,31 @@ async fn mine(
         trainer: Some(trainer),
         key: opened.key.signing_key().clone(),
         seat: opened.seat,
-        directory: settings.directory,
+        directory: settings.directory.clone(),
         journal: opened.journal,
         conduct,
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
+        snapshot_every: every(&settings.train),
         traffic,
         windows_max: start.windows,
+        leaving,
     };
     Ok(miner.run().await?)
+}
+
+/// How often a snapshot is written inside a window, as the settings say. Five minutes lost is little where a window takes hours, and a snapshot
+/// of 12 bytes a parameter is a second or two of them for a billion.
+fn every(train: &TrainFile) -> Every {
+    match (train.snapshot_every_steps, train.snapshot_every_seconds) {
+        (Some(steps), _) => Every::Steps(steps),
+        (None, Some(0)) => Every::Never,
+        (None, seconds) => Every::Time(Duration::from_secs(seconds.unwrap_or(300))),
+    }
+}
+
+/// The loss that no sound training gets to, in nats per token: twice what it costs to know nothing at all, `ln vocab`. A fresh model is there or
+/// a little above, a trained one far below, and hard data does not double it; a model that is confidently wrong does.
+fn loss_max(vocab: usize) -> f64 {
+    2.0 * (vocab.max(2) as f64).ln()
 }

@@ -9,14 +9,21 @@
 //! more, to the same bytes. Once the body has left the residual, a file that is lost is lost for good, and so is the window.
 
 use crate::{
-    snapshot::{Pending, Snapshot, SnapshotError},
+    snapshot::{Optimiser, Pending, Snapshot, SnapshotError},
     spool::{Spool, SpoolError},
 };
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
+use model::StateError;
 use protocol::{RunId, SeatId, submission::Header};
-use replica::Codec;
-use std::path::{Path, PathBuf};
+use replica::{
+    Codec,
+    kept::{Found, Kept},
+};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// Where a seat keeps what is on its way, and what it takes to make it.
 pub struct Outbox<'a> {
@@ -36,13 +43,53 @@ pub enum OutboxError {
     Spool(#[from] SpoolError),
 }
 
+impl OutboxError {
+    /// Whether the disk took no more. What was kept before stands, and what was to be kept is to be made again from it.
+    pub fn is_full(&self) -> bool {
+        match self {
+            OutboxError::Snapshot(SnapshotError::File(error)) => error.is_full(),
+            OutboxError::Snapshot(_) => false,
+            OutboxError::Spool(error) => error.is_full(),
+        }
+    }
+}
+
+/// Passes over an optimiser that is on disk.
+struct PassedOver;
+
+impl Optimiser for PassedOver {
+    fn write(&self, _: &mut dyn io::Write) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn read(&mut self, source: &mut dyn io::Read) -> Result<(), StateError> {
+        let passed = io::copy(source, &mut io::sink());
+        passed.map(drop).map_err(|error| StateError::Unreadable { kind: error.kind() })
+    }
+}
+
 impl Outbox<'_> {
-    /// The seat's snapshot, or `None` if it has none yet; and away with what a killed predecessor left unfinished.
-    pub fn open(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        let values = self.codec.schema().values();
-        let snapshot = Snapshot::load(&self.snapshot_path(), self.run, self.seat, values)?;
-        self.tidy(snapshot.as_ref());
-        Ok(snapshot)
+    /// The seat's snapshot, with its optimiser, or `None` if it has none yet; and away with what a killed predecessor left unfinished.
+    pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+        let found = self.load(optimiser)?;
+        self.tidy(found.as_ref().map(|found| &found.value));
+        Ok(found)
+    }
+
+    /// Writes a seat's first snapshot. A disk that has no room for it is found now, and not when a window's work is done.
+    pub fn begin(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
+        self.save(snapshot, optimiser)
+    }
+
+    /// Puts the optimiser where the snapshot has it: where the last window left it that was not given up.
+    pub fn take_back(&self, optimiser: &mut dyn Optimiser) -> Result<(), SnapshotError> {
+        self.load(optimiser).map(drop)
+    }
+
+    /// What is on disk of the residual and of what is on its way, for an error that left the copy in memory half changed; the optimiser at work
+    /// goes on. `None` if nothing is there, which cannot be after [`begin`](Self::begin).
+    pub fn as_kept(&self) -> Result<Option<Snapshot>, SnapshotError> {
+        Ok(self.load(&mut PassedOver)?.map(|found| found.value))
     }
 
     /// Compresses the window's work into a file, and then names it in the snapshot.
@@ -53,7 +100,7 @@ impl Outbox<'_> {
         snapshot: &mut Snapshot,
         header: &Header,
         source: Source<'_>,
-        optimiser: Vec<u8>,
+        optimiser: &dyn Optimiser,
     ) -> Result<Pending, OutboxError> {
         let sealed = self.spool().write(self.codec, header, self.key, &mut snapshot.residual, source)?;
         let pending = Pending {
@@ -64,9 +111,8 @@ impl Outbox<'_> {
             committed: false,
         };
         snapshot.residual_for = header.window.next();
-        snapshot.optimiser = optimiser;
         snapshot.pending = Some(pending.clone());
-        self.save(snapshot)?;
+        self.save(snapshot, optimiser)?;
         self.tidy(Some(snapshot));
         Ok(pending)
     }
@@ -78,23 +124,28 @@ impl Outbox<'_> {
         snapshot: &mut Snapshot,
         pending: Pending,
         header: &Header,
+        optimiser: &dyn Optimiser,
     ) -> Result<Result<Pending, SpoolError>, OutboxError> {
         let Err(lost) = self.check(&pending) else { return Ok(Ok(pending)) };
         if pending.committed {
             return Ok(Err(lost));
         }
         tracing::warn!(window = pending.window.0, error = %lost, "writing the contribution once more");
-        let optimiser = std::mem::take(&mut snapshot.optimiser);
         self.make(snapshot, header, Source::Nothing, optimiser).map(Ok)
     }
 
     /// The commitment is in a finalised block: the body leaves the residual, merged or not (PROT-10).
     ///
     /// On an error the residual in memory may be half spent: what is on disk counts.
-    pub fn committed(&self, snapshot: &mut Snapshot, pending: &Pending) -> Result<(), OutboxError> {
+    pub fn committed(
+        &self,
+        snapshot: &mut Snapshot,
+        pending: &Pending,
+        optimiser: &dyn Optimiser,
+    ) -> Result<(), OutboxError> {
         self.spool().spend(self.codec, &pending.sealed(), &mut snapshot.residual)?;
         snapshot.pending = Some(Pending { committed: true, ..pending.clone() });
-        self.save(snapshot)?;
+        self.save(snapshot, optimiser)?;
         Ok(())
     }
 
@@ -117,12 +168,16 @@ impl Outbox<'_> {
         self.spool().tidy(pending.map(|pending| &pending.digest));
     }
 
-    fn save(&self, snapshot: &Snapshot) -> Result<(), SnapshotError> {
-        snapshot.save(&self.snapshot_path(), self.run, self.seat)
+    fn load(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+        Snapshot::load(&self.kept(), self.run, self.seat, self.codec.schema().values(), optimiser)
     }
 
-    fn snapshot_path(&self) -> PathBuf {
-        self.directory.join("miner.snapshot")
+    fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
+        snapshot.save(&self.kept(), self.run, self.seat, optimiser).map(drop)
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::new(self.directory.join("miner.snapshot"))
     }
 }
 
@@ -134,6 +189,7 @@ mod tests {
     use std::fs;
 
     const VALUES: usize = 5003;
+    const OPTIMISER: [u8; 3] = [1, 2, 3];
 
     struct Home {
         directory: tempfile::TempDir,
@@ -165,17 +221,28 @@ mod tests {
             let theta = vec![0.0; VALUES];
             let trained: Vec<f32> = (0..VALUES).map(|at| ((at * 37 % 101) as f32 - 50.0) * 1e-3).collect();
             let source = Source::Difference { decay: 0.5, before: &theta, after: &trained };
-            self.outbox().make(snapshot, &self.header(), source, vec![1, 2, 3]).unwrap()
+            self.outbox().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
         }
 
         /// What a process finds that is started after the one before it was killed.
         fn restarted(&self) -> Snapshot {
-            self.outbox().open().unwrap().unwrap_or_else(|| Snapshot::fresh(Window(9), VALUES))
+            let mut optimiser = Vec::new();
+            match self.outbox().open(&mut optimiser).unwrap() {
+                Some(found) => {
+                    assert_eq!(optimiser, OPTIMISER);
+                    found.value
+                }
+                None => Snapshot::fresh(Window(9), VALUES),
+            }
         }
 
         fn take_up(&self, snapshot: &mut Snapshot) -> Result<Pending, SpoolError> {
             let pending = snapshot.pending.clone().unwrap();
-            self.outbox().take_up(snapshot, pending, &self.header()).unwrap()
+            self.outbox().take_up(snapshot, pending, &self.header(), &OPTIMISER.to_vec()).unwrap()
+        }
+
+        fn committed(&self, snapshot: &mut Snapshot, pending: &Pending) -> Result<(), OutboxError> {
+            self.outbox().committed(snapshot, pending, &OPTIMISER.to_vec())
         }
 
         fn files(&self) -> usize {
@@ -187,7 +254,7 @@ mod tests {
             let home = Home::new();
             let mut snapshot = home.restarted();
             let pending = home.train(&mut snapshot);
-            home.outbox().committed(&mut snapshot, &pending).unwrap();
+            home.committed(&mut snapshot, &pending).unwrap();
             home.ends_like(None, snapshot)
         }
 
@@ -226,14 +293,14 @@ mod tests {
         let mut snapshot = home.restarted();
         home.train(&mut snapshot);
         // As if the snapshot had not come to be: the file is there, and nothing names it.
-        fs::remove_file(home.outbox().snapshot_path()).unwrap();
+        fs::remove_file(home.outbox().kept().path()).unwrap();
         fs::write(home.directory.path().join("contributions/.unfinished-1"), "half of one").unwrap();
 
         let mut snapshot = home.restarted();
         assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));
         assert_eq!(home.files(), 0, "what nothing names is removed");
         let pending = home.train(&mut snapshot);
-        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.committed(&mut snapshot, &pending).unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
@@ -246,7 +313,7 @@ mod tests {
         let pending = home.take_up(&mut snapshot).unwrap();
         assert_eq!(pending, made);
         assert_eq!(snapshot.residual_for, Window(10));
-        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.committed(&mut snapshot, &pending).unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
@@ -268,8 +335,7 @@ mod tests {
             let mut snapshot = home.restarted();
             let pending = home.take_up(&mut snapshot).unwrap();
             assert_eq!(pending, made);
-            assert_eq!(snapshot.optimiser, [1, 2, 3]);
-            home.outbox().committed(&mut snapshot, &pending).unwrap();
+            home.committed(&mut snapshot, &pending).unwrap();
             home.ends_like(Some(Home::undisturbed()), snapshot);
         }
     }
@@ -281,7 +347,7 @@ mod tests {
         home.train(&mut home.restarted());
         let mut snapshot = home.restarted();
         let pending = home.take_up(&mut snapshot).unwrap();
-        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.committed(&mut snapshot, &pending).unwrap();
 
         // Now it says so.
         let mut snapshot = home.restarted();
@@ -295,7 +361,7 @@ mod tests {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
-        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.committed(&mut snapshot, &pending).unwrap();
         fs::remove_file(home.outbox().path(&pending)).unwrap();
 
         let mut again = home.restarted();
@@ -313,12 +379,53 @@ mod tests {
         let last = bytes.len() - 70;
         bytes[last] ^= 1;
         fs::write(&path, bytes).unwrap();
-        let refused = home.outbox().committed(&mut snapshot, &pending);
+        let refused = home.committed(&mut snapshot, &pending);
         assert!(matches!(refused, Err(OutboxError::Spool(SpoolError::Digest { .. }))));
 
         let mut snapshot = home.restarted();
         let pending = home.take_up(&mut snapshot).unwrap();
-        home.outbox().committed(&mut snapshot, &pending).unwrap();
+        home.committed(&mut snapshot, &pending).unwrap();
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    /// No room for the file, or for the note of the commitment: the residual in memory is half changed then.
+    #[test]
+    fn what_an_error_left_half_changed_is_taken_as_kept_and_the_window_ends_alike() {
+        let half = |snapshot: &mut Snapshot| {
+            snapshot.residual[..VALUES / 2].iter_mut().for_each(|value| *value = 0.5 * *value + 7e-3);
+            snapshot.residual_for = Window(77);
+            snapshot.pending = None;
+        };
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        home.outbox().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
+        half(&mut snapshot);
+        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));
+
+        let pending = home.train(&mut snapshot);
+        half(&mut snapshot);
+        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        assert_eq!(snapshot.pending.as_ref(), Some(&pending));
+        home.committed(&mut snapshot, &pending).unwrap();
+        half(&mut snapshot);
+        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        home.ends_like(Some(Home::undisturbed()), snapshot);
+    }
+
+    #[test]
+    fn a_damaged_snapshot_falls_back_to_the_one_before_and_the_window_ends_alike() {
+        let home = Home::new();
+        let mut snapshot = home.restarted();
+        let pending = home.train(&mut snapshot);
+        home.committed(&mut snapshot, &pending).unwrap();
+        fs::write(home.outbox().kept().path(), "damaged").unwrap();
+
+        // It says that nothing is committed yet; the chain will say that it is.
+        let mut snapshot = home.restarted();
+        let pending = home.take_up(&mut snapshot).unwrap();
+        assert!(!pending.committed);
+        home.committed(&mut snapshot, &pending).unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
@@ -327,9 +434,10 @@ mod tests {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let first = home.train(&mut snapshot);
-        home.outbox().committed(&mut snapshot, &first).unwrap();
+        home.committed(&mut snapshot, &first).unwrap();
         let header = Header { window: Window(10), ..home.header() };
-        let second = home.outbox().make(&mut snapshot, &header, Source::Nothing, Vec::new()).unwrap();
+        let second =
+            home.outbox().make(&mut snapshot, &header, Source::Nothing, &OPTIMISER.to_vec()).unwrap();
         assert_ne!(first.digest, second.digest);
         assert!(!home.outbox().path(&first).exists() && home.outbox().path(&second).exists());
     }

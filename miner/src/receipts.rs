@@ -335,7 +335,7 @@ mod tests {
         Block, Digest, Hotkey, RunId, RunParams, SeatId,
         receipt::{
             Baseline, Earned, Exact, FORMAT, FaultSaid, Judgement, LossPair, Measured, OwnData, Penalty,
-            PenaltyReason, Sealed, Standings,
+            PenaltyReason, Sealed, Standings, Stated,
         },
         view::Standing as ChainStanding,
     };
@@ -399,6 +399,7 @@ mod tests {
             salt: [0; 32],
             attested: Attested { valid: vec![Uid(4)], ..Attested::default() },
             merged: None,
+            stated: Stated::default(),
             before: Standings { judged: Some(Window(4)), seats: vec![standing(25.0, 0.1)] },
             judgement: Some(Judgement {
                 held: vec![Uid(4)],

@@ -4,23 +4,24 @@ use crate::{
     compress,
     conduct::Conduct,
     outbox::{Outbox, OutboxError},
+    progress::{self, Every, Of, Progress},
     publish,
     snapshot::{Pending, Snapshot, SnapshotError},
     spool::SpoolError,
-    train::{self, Trained, TrainingError},
+    train::{self, Beside, Trained, TrainingError},
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
-use model::Trainer;
+use model::{ModelError, Trainer};
 use protocol::{
     Block, Window,
     assign::Assignment,
     submission::Header,
     view::{SeatView, WindowView},
 };
-use replica::{Entry, Follower, HoldError, Holder, Journal, causes, wait_past};
+use replica::{Entry, Follower, HoldError, Holder, Journal, causes, room::Room, wait_past};
 use std::{
     path::PathBuf,
     sync::{
@@ -48,10 +49,33 @@ pub struct Miner {
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
     pub batch_sequences: usize,
+    /// How often a snapshot is written inside a window.
+    pub snapshot_every: Every,
     /// Bytes moved, up and down, so far.
     pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
     /// Stop after so many windows; `None`: never.
     pub windows_max: Option<u32>,
+    pub leaving: Arc<Leaving>,
+}
+
+/// How a process that is told to stop leaves the middle of a window: with a snapshot of where it is.
+#[derive(Debug, Default)]
+pub struct Leaving {
+    asked: AtomicBool,
+    training: AtomicBool,
+}
+
+impl Leaving {
+    /// Asks for a snapshot after the step that is running. False if nothing is being trained.
+    pub fn ask(&self) -> bool {
+        self.asked.store(true, Ordering::SeqCst);
+        self.training.load(Ordering::SeqCst)
+    }
+
+    /// Whether the trainer has stopped, its snapshot written.
+    pub fn has_left(&self) -> bool {
+        !self.training.load(Ordering::SeqCst)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -62,17 +86,17 @@ pub enum RunError {
     Hold(#[from] HoldError),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    #[error("training failed")]
-    Training(#[from] TrainingError),
     #[error("the trainer could not take the model")]
     Trainer(#[from] model::ModelError),
-    #[error("the snapshot's optimiser does not fit the model; remove the snapshot to start with a fresh one")]
-    Optimiser(#[from] model::StateError),
-    #[error("could not keep the contribution")]
+    #[error("could not keep the contribution; start again, and the miner goes on from what is on the disk")]
     Outbox(#[from] OutboxError),
+    #[error("the snapshot is gone from the disk: start again, and it begins with an empty residual")]
+    SnapshotGone,
     #[error("the trainer is gone: its thread died in an earlier window")]
     TrainerLost,
-    #[error("the thread that trains died")]
+    #[error(
+        "the thread that trains died. If its device was out of memory, lower train.micro_batch_sequences: the next start goes on where this one was"
+    )]
     TrainerDied(#[source] tokio::task::JoinError),
     #[error("this seat was given to somebody else at block {registered_at}; register again")]
     SeatLost { registered_at: Block },
@@ -82,7 +106,11 @@ pub enum RunError {
 enum Missed {
     NotASlot,
     TooLate,
+    PassedBy,
     NoData,
+    /// The disk was full until it was too late.
+    NoRoom(OutboxError),
+    GivenUp(TrainingError),
     Refused(ChainError),
     Lost(SpoolError),
     NotUploaded(publish::PublishError),
@@ -99,6 +127,7 @@ impl Miner {
             // Follow.
             self.holder.to_open_window(&mut heads, done, &mut None, &mut self.journal).await?;
             let window = self.holder.window();
+            self.passed_by(done, window);
             self.traffic_entry(window);
             if self.windows_max.is_some_and(|max| max <= mined) {
                 return Ok(());
@@ -119,16 +148,35 @@ impl Miner {
         }
     }
 
-    fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
-        match self.outbox().open()? {
-            Some(snapshot) => {
-                if !snapshot.optimiser.is_empty() {
-                    self.trainer()?.restore(&snapshot.optimiser)?;
-                }
-                Ok(snapshot)
-            }
-            None => Ok(Snapshot::fresh(self.holder.window(), self.follower().schema().values())),
+    /// Says of each window after `done` that it was over before this node held the model of `open`.
+    fn passed_by(&mut self, done: Option<Window>, open: Window) {
+        let Some(done) = done else { return };
+        let passed = (done.0.saturating_add(1)..open.0).map(Window);
+        for window in passed {
+            let reason = Missed::PassedBy.to_string();
+            tracing::warn!(window = window.0, reason, "no contribution");
+            self.journal.write(&Entry::Missed { window, reason });
         }
+    }
+
+    fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
+        let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
+        let found = self.outbox().open(&mut trainer)?;
+        let snapshot = match found {
+            Some(found) => {
+                if found.is_before {
+                    self.journal.write(&Entry::FellBack { file: "miner.snapshot".into() });
+                }
+                found.value
+            }
+            None => {
+                let fresh = Snapshot::fresh(self.holder.window(), self.follower().schema().values());
+                self.outbox().begin(&fresh, &trainer)?;
+                fresh
+            }
+        };
+        self.trainer = Some(trainer);
+        Ok(snapshot)
     }
 
     /// One window, from the model that everyone holds to the bytes that everyone can fetch.
@@ -148,15 +196,22 @@ impl Miner {
             return Ok(Err(Missed::NotASlot));
         }
 
-        self.settle(snapshot).await?;
+        if let Err(missed) = self.settle(snapshot, heads).await? {
+            return Ok(Err(missed));
+        }
 
         // Train, unless a killed predecessor already has.
         let pending = match snapshot.pending.clone().filter(|pending| pending.window == window) {
             Some(pending) => {
-                let header = self.header(pending.trained);
-                match self.outbox().take_up(snapshot, pending, &header)? {
-                    Ok(pending) => pending,
-                    Err(lost) => return Ok(Err(Missed::Lost(lost))),
+                let (header, until) = (self.header(pending.trained), schedule.commit_deadline(window));
+                let taken_up = self.with_room(snapshot, until, heads, |miner, snapshot| {
+                    let optimiser = miner.optimiser()?;
+                    Ok(miner.outbox().take_up(snapshot, pending.clone(), &header, optimiser)?)
+                });
+                match taken_up.await? {
+                    Ok(Ok(pending)) => pending,
+                    Ok(Err(lost)) => return Ok(Err(Missed::Lost(lost))),
+                    Err(full) => return Ok(Err(Missed::NoRoom(full))),
                 }
             }
             None => match self.make(snapshot, &view, heads).await? {
@@ -166,7 +221,7 @@ impl Miner {
         };
 
         // Commit. Sent again after a crash, it is the same commitment.
-        if let Err(missed) = self.commit(snapshot, &pending).await? {
+        if let Err(missed) = self.commit(snapshot, &pending, heads).await? {
             return Ok(Err(missed));
         }
 
@@ -187,26 +242,64 @@ impl Miner {
         }
     }
 
-    /// A predecessor may have been killed when its commitment was on its way, and its window be over by now. If it was included, its body
-    /// leaves the residual all the same (PROT-10).
-    async fn settle(&mut self, snapshot: &mut Snapshot) -> Result<(), RunError> {
+    /// A predecessor may have been killed when its commitment was on its way, and its window be over by now; or there was no room to note it.
+    /// If it was included, its body leaves the residual all the same (PROT-10).
+    async fn settle(
+        &mut self,
+        snapshot: &mut Snapshot,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<Result<(), Missed>, RunError> {
         let open = self.holder.window();
         let Some(pending) =
             snapshot.pending.clone().filter(|pending| pending.window < open && !pending.committed)
         else {
-            return Ok(());
+            return Ok(Ok(()));
         };
         let view = self.window_view(pending.window).await?;
-        if view.is_some_and(|view| view.commitments.contains(&(self.seat.id.uid, pending.digest))) {
-            match self.outbox().check(&pending) {
-                Ok(()) => self.outbox().committed(snapshot, &pending)?,
-                Err(error) => {
-                    let window = pending.window.0;
-                    tracing::warn!(window, %error, "what was committed stays in the residual, and will be sent again");
+        if view.is_none_or(|view| !view.commitments.contains(&(self.seat.id.uid, pending.digest))) {
+            return Ok(Ok(()));
+        }
+        if let Err(error) = self.outbox().check(&pending) {
+            let window = pending.window.0;
+            tracing::warn!(window, %error, "what was committed stays in the residual, and will be sent again");
+            return Ok(Ok(()));
+        }
+        let until = self.schedule().commit_deadline(open);
+        let settled = self.with_room(snapshot, until, heads, |miner, snapshot| {
+            Ok(miner.outbox().committed(snapshot, &pending, miner.optimiser()?)?)
+        });
+        Ok(settled.await?.map_err(Missed::NoRoom))
+    }
+
+    /// Does what changes the snapshot. Where the disk has no room for it, the snapshot becomes what it was on disk, and it is done again, as soon as
+    /// there is room, until the chain reaches `until`; then the `Err` inside is what was said last.
+    async fn with_room<T>(
+        &mut self,
+        snapshot: &mut Snapshot,
+        until: Block,
+        heads: &mut watch::Receiver<Head>,
+        mut act: impl FnMut(&Miner, &mut Snapshot) -> Result<T, RunError>,
+    ) -> Result<Result<T, OutboxError>, RunError> {
+        let mut room = Room::default();
+        loop {
+            let full = match act(self, snapshot) {
+                Err(RunError::Outbox(error)) if error.is_full() => error,
+                done => {
+                    room.found();
+                    return done.map(Ok);
                 }
+            };
+            // Not both at once: it is as large as the model.
+            snapshot.residual = Vec::new();
+            *snapshot = self.outbox().as_kept()?.ok_or(RunError::SnapshotGone)?;
+            if until <= heads.borrow().block {
+                return Ok(Err(full));
+            }
+            let there = tokio::time::timeout(room.refused(&full), heads.wait_for(|head| until <= head.block));
+            if let Ok(Err(_)) = there.await {
+                return Err(ChainError::Stopped { part: "head follower" }.into());
             }
         }
-        Ok(())
     }
 
     /// Train and compress: the contribution, saved before anything is said about it.
@@ -235,10 +328,16 @@ impl Miner {
 
         let commit_by = self.schedule().commit_deadline(window);
         let stop_at = Block(commit_by.0.saturating_sub(self.commit_margin_blocks));
-        if stop_at <= heads.borrow().block {
+        if commit_by <= heads.borrow().block {
             return Ok(Err(Missed::TooLate));
         }
-        let (trained, theta) = self.train_until(sequences, stop_at, heads).await?;
+        let (trained, theta) = match self.train_until(sequences, stop_at, heads).await? {
+            Ok(done) => done,
+            Err(error) => {
+                self.forget_training()?;
+                return Ok(Err(Missed::GivenUp(error)));
+            }
+        };
         let declared = self.conduct.declares(trained.sequences, assigned);
         if declared == 0 {
             return Ok(Err(Missed::NoData));
@@ -257,18 +356,40 @@ impl Miner {
             loss_first: trained.loss_first,
             loss_last: trained.loss_last,
             train_seconds: trained.seconds,
+            data_seconds: trained.data_seconds,
         });
 
         // Compress: e ← decay^away·e, then e ← decay·e + Δ, and the largest entries of e into a file.
         let decay = self.follower().run.params.error_feedback_decay.get();
-        let away = window.0.saturating_sub(snapshot.residual_for.0);
-        compress::fade(&mut snapshot.residual, decay, away);
-        let optimiser = self.trainer()?.state();
         let header = self.header(declared);
         let (follower, before) = (&self.holder.follower, &self.holder.state.theta);
         let theta = self.conduct.outcome(follower, view, before, theta).await;
-        let source = Source::Difference { decay, before: &self.holder.state.theta, after: &theta };
-        Ok(Ok(self.outbox().make(snapshot, &header, source, optimiser)?))
+        let made = self.with_room(snapshot, commit_by, heads, |miner, snapshot| {
+            let away = window.0.saturating_sub(snapshot.residual_for.0);
+            compress::fade(&mut snapshot.residual, decay, away);
+            let source = Source::Difference { decay, before: &miner.holder.state.theta, after: &theta };
+            Ok(miner.outbox().make(snapshot, &header, source, miner.optimiser()?)?)
+        });
+        match made.await? {
+            Ok(pending) => {
+                progress::kept(&self.directory).remove();
+                Ok(Ok(pending))
+            }
+            Err(full) => {
+                self.forget_training()?;
+                Ok(Err(Missed::NoRoom(full)))
+            }
+        }
+    }
+
+    /// The window's training is worth nothing. What there was before it stays: the residual, which nothing was folded into, and the optimiser,
+    /// which is read back.
+    fn forget_training(&mut self) -> Result<(), RunError> {
+        let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
+        self.outbox().take_back(&mut trainer)?;
+        self.trainer = Some(trainer);
+        progress::kept(&self.directory).remove();
+        Ok(())
     }
 
     /// What our contribution to the window that we hold is bound to.
@@ -286,22 +407,46 @@ impl Miner {
         }
     }
 
-    /// Runs the inner loop on a thread of its own, and stops it when the chain reaches `stop_at`.
+    /// Runs the inner loop on a thread of its own, from where a predecessor was killed if one was, and stops it when the chain reaches
+    /// `stop_at`. The `Err` inside says why the window is given up.
     async fn train_until(
         &mut self,
         sequences: Vec<u64>,
         stop_at: Block,
         heads: &mut watch::Receiver<Head>,
-    ) -> Result<(Trained, Vec<f32>), RunError> {
+    ) -> Result<Result<(Trained, Vec<f32>), TrainingError>, RunError> {
+        let window = self.holder.window();
+        let of = Of {
+            run: self.follower().run.id,
+            seat: self.seat.id,
+            window,
+            lineage: self.holder.state.lineage,
+            weights: self.holder.state.weights_root(),
+            sequences: progress::digest_of(&sequences),
+        };
+        let mut progress = Progress::new(&self.directory, of, self.snapshot_every);
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
-        trainer.load(&self.holder.state.theta)?;
-        let stop = Arc::new(AtomicBool::new(false));
+        let trained = self.go_on_from(&mut progress, &mut trainer)?;
+        let stop = Arc::new(AtomicBool::new(stop_at <= heads.borrow().block));
         let (dataset, batch) = (self.dataset.clone(), self.batch_sequences);
         let work = {
-            let stop = stop.clone();
+            let (stop, leaving) = (stop.clone(), self.leaving.clone());
+            leaving.training.store(true, Ordering::SeqCst);
             tokio::task::spawn_blocking(move || {
-                let trained = train::train(&mut trainer, &dataset, &sequences, batch, &stop);
-                (trainer, trained)
+                let mut watched = Watched {
+                    window,
+                    progress,
+                    repeated: Vec::new(),
+                    leaving: leaving.clone(),
+                    stop: stop.clone(),
+                };
+                let trained =
+                    train::train(&mut trainer, &dataset, &sequences, batch, trained, &stop, &mut watched);
+                if let Ok(trained) = &trained {
+                    watched.left(&trainer, trained);
+                }
+                leaving.training.store(false, Ordering::SeqCst);
+                (trainer, trained, watched)
             })
         };
         let mut work = std::pin::pin!(work);
@@ -316,16 +461,53 @@ impl Miner {
                 }
             }
         };
-        let (trainer, trained) = done.map_err(RunError::TrainerDied)?;
-        let theta = trainer.weights_flat();
+        let (trainer, trained, watched) = done.map_err(RunError::TrainerDied)?;
+        watched.repeated.iter().for_each(|entry| self.journal.write(entry));
+        let written = watched.progress.written;
+        if 0 < written.snapshots {
+            let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
+            tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
+        }
+        let done = trained.and_then(|trained| {
+            let weights = trainer.try_weights_flat().map_err(TrainingError::Weights)?;
+            Ok((trained, weights))
+        });
+        if let Err(TrainingError::GivenUp { step, cause, .. }) = &done {
+            self.journal.write(&Entry::Repeated { window, step: *step, found: cause.to_string() });
+        }
         self.trainer = Some(trainer);
-        Ok((trained?, theta))
+        Ok(done)
+    }
+
+    /// Puts the trainer where a predecessor was in this window, or else at the window's model. What cannot be used costs time and nothing
+    /// else: it is said, and the window is trained from its beginning.
+    fn go_on_from(&mut self, progress: &mut Progress, trainer: &mut Trainer) -> Result<Trained, RunError> {
+        let window = self.holder.window();
+        match progress.take_up(trainer) {
+            Ok(Some(found)) => {
+                let Trained { sequences, steps, .. } = found.value;
+                if found.is_before {
+                    self.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
+                }
+                tracing::info!(window = window.0, sequences, steps, "going on inside the window");
+                self.journal.write(&Entry::Resumed { window, sequences, steps });
+                return Ok(found.value);
+            }
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(window = window.0, error = %causes(&error), "training the window from its beginning");
+                self.outbox().take_back(trainer)?;
+            }
+        }
+        trainer.load(&self.holder.state.theta)?;
+        Ok(Trained::default())
     }
 
     async fn commit(
         &mut self,
         snapshot: &mut Snapshot,
         pending: &Pending,
+        heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
         if pending.committed {
             return Ok(Ok(()));
@@ -343,7 +525,19 @@ impl Miner {
             }
         }
         // What was committed leaves the residual, merged or not (PROT-10).
-        self.outbox().committed(snapshot, pending)?;
+        let until = self.schedule().commit_deadline(window);
+        let noted = self.with_room(snapshot, until, heads, |miner, snapshot| {
+            Ok(miner.outbox().committed(snapshot, pending, miner.optimiser()?)?)
+        });
+        if let Err(full) = noted.await? {
+            // The bytes are there, and the chain knows of them: the next window begins with the note.
+            let error = causes(&full);
+            tracing::warn!(
+                window = window.0,
+                error,
+                "committed, and uploaded all the same; noted once there is room"
+            );
+        }
         let bytes = pending.length;
         tracing::info!(window = window.0, %digest, bytes, "committed");
         self.journal.write(&Entry::Committed { window, digest, bytes });
@@ -372,8 +566,8 @@ impl Miner {
         self.journal.write(&Entry::Traffic { window, bytes_up, bytes_down });
     }
 
-    fn trainer(&mut self) -> Result<&mut Trainer, RunError> {
-        self.trainer.as_mut().ok_or(RunError::TrainerLost)
+    fn optimiser(&self) -> Result<&Trainer, RunError> {
+        self.trainer.as_ref().ok_or(RunError::TrainerLost)
     }
 
     fn follower(&self) -> &Follower {
@@ -395,6 +589,60 @@ impl Miner {
     }
 }
 
+/// What goes on beside the steps of one window.
+struct Watched {
+    window: Window,
+    progress: Progress,
+    /// For the journal.
+    repeated: Vec<Entry>,
+    leaving: Arc<Leaving>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watched {
+    /// Where the process was told to stop while no step was running, but data awaited: the snapshot that a step would have ended with.
+    fn left(&mut self, trainer: &Trainer, trained: &Trained) {
+        if self.is_leaving() && !self.stop.load(Ordering::Relaxed) && 0 < trained.steps {
+            self.stepped(trainer, trained);
+        }
+    }
+}
+
+impl Beside for Watched {
+    fn is_leaving(&self) -> bool {
+        self.leaving.asked.load(Ordering::SeqCst)
+    }
+
+    fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
+        let written = if self.is_leaving() {
+            // The process ends with this step, and nothing is made of the window now.
+            self.stop.store(true, Ordering::Relaxed);
+            self.progress.write(trainer, trained)
+        } else {
+            self.progress.stepped(trainer, trained)
+        };
+        if let Err(error) = written {
+            let window = self.window.0;
+            tracing::error!(
+                window,
+                error = %causes(&error),
+                "no snapshot inside the window: the last one stands, and training goes on; make room, or a miner killed now trains again what \
+                 came after it"
+            );
+        }
+    }
+
+    fn repeated(&mut self, step: u32, error: &ModelError) {
+        let window = self.window;
+        tracing::warn!(window = window.0, step, %error, "{DEVICE_FAULT}");
+        self.repeated.push(Entry::Repeated { window, step, found: format!("{error}; {DEVICE_FAULT}") });
+    }
+}
+
+/// What a step shows that was fine the second time.
+const DEVICE_FAULT: &str = "run again from the same state the step was fine: the device had computed wrongly, and the work goes on; \
+                            if it happens again, check its memory, temperature and clock";
+
 impl std::fmt::Display for Missed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -402,7 +650,18 @@ impl std::fmt::Display for Missed {
                 f.write_str("the seat is not active yet: it takes part from the next window on")
             }
             Missed::TooLate => f.write_str("too little of the window was left"),
+            Missed::PassedBy => f.write_str(
+                "it was over before this node held its model: the log says whether that was for want of room on the disk, of mirrors, or of the chain",
+            ),
+            Missed::NoRoom(error) => write!(
+                f,
+                "there was no room on the disk, and everything is as it was before: {}",
+                causes(error)
+            ),
             Missed::NoData => f.write_str("not one step was finished before the commit deadline"),
+            Missed::GivenUp(error) => {
+                write!(f, "given up, and everything kept as it was before: {}", causes(error))
+            }
             Missed::Refused(error) => write!(f, "the chain refused the commitment: {}", causes(error)),
             Missed::Lost(error) => write!(f, "what was committed cannot be uploaded: {}", causes(error)),
             Missed::NotUploaded(error) => write!(f, "{}", causes(error)),

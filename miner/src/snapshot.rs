@@ -1,29 +1,36 @@
-//! What a miner must not lose: its residual, its optimiser, and which contribution is made but not yet through.
+//! What a miner must not lose from one window to the next: its residual, its optimiser, and which contribution is made but not yet through.
 //!
 //! Written whole at two moments of a window: before the commitment is sent, and once it is in a finalised block. The contribution's bytes
-//! are in a file beside it ([`crate::spool`]), which is there before the first moment. A miner killed before that trains the window again
-//! and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed later it has only the
-//! upload to finish.
+//! are in a file beside it ([`crate::spool`]), which is there before the first moment. A miner killed before that goes on inside the window
+//! ([`crate::progress`]) and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed
+//! later it has only the upload to finish.
+//!
+//! The one before is kept ([`replica::kept`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
+//! in it: what a miner trains on is dealt by the chain, and neither the model nor the optimiser draws a number.
 
 use crate::compress::Sealed;
-use codec::{Decode, DecodeAll as _, Encode};
+use codec::{Decode, Encode, IoReader};
+use model::{StateError, Trainer};
 use protocol::{Digest, RunId, SeatId, Window};
-use replica::files::{self, FileError};
-use std::path::Path;
+use replica::{
+    files::FileError,
+    kept::{self, Found, Kept},
+};
+use std::io::{self, Read, Write};
 
+/// A miner's own state, but for the optimiser, which stays where it works.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
     /// The window that `residual` is ready for: all earlier ones are folded in or faded.
     pub residual_for: Window,
     /// The error-feedback buffer `e` (PROT-10).
     pub residual: Vec<f32>,
-    /// The optimiser's moments and step count, as the trainer writes them. Empty before the first step.
-    pub optimiser: Vec<u8>,
     pub pending: Option<Pending>,
 }
 
-/// The version of the form on disk. A change of the form is a new one.
-const VERSION: u16 = 3;
+/// The version of the form on disk: itself, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its bits, and to the end
+/// the optimiser as it writes itself. A change of the form is a new one.
+const VERSION: u16 = 4;
 
 /// A contribution on its way. Its bytes are in the spool, under the digest's name.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
@@ -44,15 +51,21 @@ impl Pending {
     }
 }
 
-#[derive(Encode, Decode)]
-struct Saved {
-    version: u16,
-    run: RunId,
-    seat: SeatId,
-    residual_for: Window,
-    residual: Vec<u32>,
-    optimiser: Vec<u8>,
-    pending: Option<Pending>,
+/// An optimiser that writes and reads itself, in a form of its own.
+pub trait Optimiser {
+    fn write(&self, sink: &mut dyn Write) -> io::Result<()>;
+    /// Goes on from what [`write`](Self::write) wrote. On an error it is as it was.
+    fn read(&mut self, source: &mut dyn Read) -> Result<(), StateError>;
+}
+
+impl Optimiser for Trainer {
+    fn write(&self, sink: &mut dyn Write) -> io::Result<()> {
+        self.write_state(sink)
+    }
+
+    fn read(&mut self, source: &mut dyn Read) -> Result<(), StateError> {
+        self.read_state(source)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +73,7 @@ pub enum SnapshotError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
-        "the snapshot is of version {found}, and this release reads version {VERSION}: let the release that wrote it finish, or remove it to start with an empty residual"
+        "the snapshot is of version {found}, and this release reads version {VERSION}: let the release that wrote it finish its window, or remove it to start with an empty residual"
     )]
     Version { found: u16 },
     #[error("the snapshot is not in the form this release writes; remove it to start with an empty residual")]
@@ -69,72 +82,107 @@ pub enum SnapshotError {
     OtherSeat,
     #[error("the snapshot has {found} values, the run's model has {expected}; use another directory")]
     OtherShape { found: usize, expected: usize },
+    #[error(
+        "the snapshot's optimiser is not one of this model; remove the snapshot to start with a fresh one"
+    )]
+    Optimiser(#[source] StateError),
 }
 
 impl Snapshot {
     /// A miner's first: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {
-        Snapshot { residual_for: window, residual: vec![0.0; values], optimiser: Vec::new(), pending: None }
+        Snapshot { residual_for: window, residual: vec![0.0; values], pending: None }
     }
 
-    pub fn save(&self, path: &Path, run: RunId, seat: SeatId) -> Result<(), SnapshotError> {
-        let saved = Saved {
-            version: VERSION,
-            run,
-            seat,
-            residual_for: self.residual_for,
-            residual: self.residual.iter().map(|value| value.to_bits()).collect(),
-            optimiser: self.optimiser.clone(),
-            pending: self.pending.clone(),
-        };
-        Ok(files::write_sealed(path, saved.encode())?)
+    /// Writes the snapshot and the optimiser, in pieces; the one that was there becomes the one before. Returns the file's length.
+    pub fn save(
+        &self,
+        to: &Kept,
+        run: RunId,
+        seat: SeatId,
+        optimiser: &dyn Optimiser,
+    ) -> Result<u64, SnapshotError> {
+        let head = (VERSION, run, seat, self.residual_for, &self.pending).encode();
+        Ok(to.write(|sink| {
+            sink.write_all(&head)?;
+            kept::write_vector(sink, &self.residual)?;
+            optimiser.write(sink)
+        })?)
     }
 
-    /// Reads a snapshot; `None` if there is none.
+    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is as it was. On an error the optimiser may
+    /// be a damaged file's, whole in itself but not to be gone on from.
     pub fn load(
-        path: &Path,
+        from: &Kept,
         run: RunId,
         seat: SeatId,
         values: usize,
-    ) -> Result<Option<Snapshot>, SnapshotError> {
-        let Some(bytes) = files::read_sealed(path)? else { return Ok(None) };
-        // The version first: the rest of another one may mean anything.
-        let found = u16::decode(&mut &bytes[..]).map_err(SnapshotError::Format)?;
-        if found != VERSION {
-            return Err(SnapshotError::Version { found });
-        }
-        let saved = Saved::decode_all(&mut &bytes[..]).map_err(SnapshotError::Format)?;
-        if (saved.run, saved.seat) != (run, seat) {
-            return Err(SnapshotError::OtherSeat);
-        }
-        if saved.residual.len() != values {
-            return Err(SnapshotError::OtherShape { found: saved.residual.len(), expected: values });
-        }
-        Ok(Some(Snapshot {
-            residual_for: saved.residual_for,
-            residual: saved.residual.into_iter().map(f32::from_bits).collect(),
-            optimiser: saved.optimiser,
-            pending: saved.pending,
-        }))
+        optimiser: &mut dyn Optimiser,
+    ) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+        from.read(|reader| {
+            let mut source = IoReader(reader);
+            // The version first: the rest of another one may mean anything.
+            let found = u16::decode(&mut source).map_err(SnapshotError::Format)?;
+            if found != VERSION {
+                return Err(SnapshotError::Version { found });
+            }
+            let whose = <(RunId, SeatId)>::decode(&mut source).map_err(SnapshotError::Format)?;
+            if whose != (run, seat) {
+                return Err(SnapshotError::OtherSeat);
+            }
+            let residual_for = Window::decode(&mut source).map_err(SnapshotError::Format)?;
+            let pending = Option::<Pending>::decode(&mut source).map_err(SnapshotError::Format)?;
+            let residual = kept::read_vector(&mut source, values)
+                .map_err(SnapshotError::Format)?
+                .map_err(|found| SnapshotError::OtherShape { found, expected: values })?;
+            optimiser.read(source.0).map_err(SnapshotError::Optimiser)?;
+            if 0 < source.0.left() {
+                return Err(SnapshotError::Format("more follows than belongs there".into()));
+            }
+            Ok(Snapshot { residual_for, residual, pending })
+        })
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use proptest::prelude::*;
     use protocol::{Block, Uid};
+    use std::{fs, path::Path};
 
-    #[test]
-    fn a_snapshot_reads_back_whole_and_only_for_its_seat() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("snapshot");
-        let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-        assert!(Snapshot::load(&path, RunId(0), seat, 3).unwrap().is_none());
+    /// An optimiser of a few bytes.
+    impl Optimiser for Vec<u8> {
+        fn write(&self, sink: &mut dyn Write) -> io::Result<()> {
+            sink.write_all(&(self.len() as u64).to_le_bytes())?;
+            sink.write_all(self)
+        }
 
-        let snapshot = Snapshot {
+        fn read(&mut self, source: &mut dyn Read) -> Result<(), StateError> {
+            let damaged = |_| StateError::Damaged { len: 0 };
+            let mut length = [0; 8];
+            source.read_exact(&mut length).map_err(damaged)?;
+            let mut bytes = vec![0; u64::from_le_bytes(length).min(1 << 20) as usize];
+            source.read_exact(&mut bytes).map_err(damaged)?;
+            *self = bytes;
+            Ok(())
+        }
+    }
+
+    /// A snapshot and its optimiser.
+    type Loaded = (Found<Snapshot>, Vec<u8>);
+
+    const SEAT: SeatId = SeatId { uid: Uid(4), registered_at: Block(9) };
+
+    fn load(from: &Kept, seat: SeatId, run: u32, values: usize) -> Result<Option<Loaded>, SnapshotError> {
+        let mut optimiser = Vec::new();
+        Ok(Snapshot::load(from, RunId(run), seat, values, &mut optimiser)?.map(|found| (found, optimiser)))
+    }
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
             residual_for: Window(7),
             residual: vec![0.5, -0.0, f32::MIN_POSITIVE],
-            optimiser: vec![1, 2, 3],
             pending: Some(Pending {
                 window: Window(6),
                 digest: Digest::of(b"bytes"),
@@ -142,41 +190,113 @@ mod tests {
                 trained: 512,
                 committed: true,
             }),
-        };
-        snapshot.save(&path, RunId(0), seat).unwrap();
-        assert_eq!(Snapshot::load(&path, RunId(0), seat, 3).unwrap().unwrap(), snapshot);
+        }
+    }
 
-        let other = SeatId { registered_at: Block(10), ..seat };
-        assert!(matches!(Snapshot::load(&path, RunId(0), other, 3), Err(SnapshotError::OtherSeat)));
-        assert!(matches!(Snapshot::load(&path, RunId(1), seat, 3), Err(SnapshotError::OtherSeat)));
-        assert!(matches!(Snapshot::load(&path, RunId(0), seat, 4), Err(SnapshotError::OtherShape { .. })));
+    #[test]
+    fn a_snapshot_reads_back_whole_and_only_for_its_seat() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = Kept::new(directory.path().join("snapshot"));
+        assert!(load(&kept, SEAT, 0, 3).unwrap().is_none());
+
+        let snapshot = snapshot();
+        let bytes = snapshot.save(&kept, RunId(0), SEAT, &vec![1, 2, 3]).unwrap();
+        assert_eq!(bytes, fs::metadata(kept.path()).unwrap().len());
+        let (found, optimiser) = load(&kept, SEAT, 0, 3).unwrap().unwrap();
+        assert_eq!((found, optimiser), (Found { value: snapshot, is_before: false }, vec![1, 2, 3]));
+
+        let other = SeatId { registered_at: Block(10), ..SEAT };
+        assert!(matches!(load(&kept, other, 0, 3), Err(SnapshotError::OtherSeat)));
+        assert!(matches!(load(&kept, SEAT, 1, 3), Err(SnapshotError::OtherSeat)));
+        assert!(matches!(load(&kept, SEAT, 0, 4), Err(SnapshotError::OtherShape { found: 3, expected: 4 })));
+        assert!(load(&kept, SEAT, 0, 3).unwrap().is_some(), "nothing was moved aside for that");
     }
 
     #[test]
     fn a_snapshot_of_another_release_or_a_broken_one_is_told_apart() {
         let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("snapshot");
-        let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-        let load = |bytes: Vec<u8>| {
-            files::write_sealed(&path, bytes).unwrap();
-            Snapshot::load(&path, RunId(0), seat, 3).unwrap_err()
+        let kept = Kept::new(directory.path().join("snapshot"));
+        let refused = |bytes: &[u8]| {
+            kept.write(|sink| sink.write_all(bytes)).unwrap();
+            load(&kept, SEAT, 0, 3).unwrap_err()
         };
-        Snapshot::fresh(Window(0), 3).save(&path, RunId(0), seat).unwrap();
-        let good = files::read_sealed(&path).unwrap().unwrap();
-        for found in [2u16, 4] {
-            let error = load([&found.to_le_bytes()[..], &good[2..]].concat());
+        Snapshot::fresh(Window(0), 3).save(&kept, RunId(0), SEAT, &vec![1]).unwrap();
+        let good = fs::read(kept.path()).unwrap();
+        let good = &good[..good.len() - 32];
+        for found in [3u16, 5] {
+            let error = refused(&[&found.to_le_bytes()[..], &good[2..]].concat());
             assert!(matches!(error, SnapshotError::Version { found: read } if read == found), "{error:?}");
-            assert!(error.to_string().contains(&found.to_string()) && error.to_string().contains('3'));
+            assert!(error.to_string().contains(&found.to_string()) && error.to_string().contains('4'));
         }
-        assert!(matches!(load(good[..good.len() - 1].to_vec()), SnapshotError::Format(_)));
-        assert!(matches!(load(vec![3]), SnapshotError::Format(_)));
-        damage(&path);
-        assert!(matches!(Snapshot::load(&path, RunId(0), seat, 3), Err(SnapshotError::File(_))));
+        assert!(matches!(refused(&good[..good.len() - 1]), SnapshotError::Optimiser(_)));
+        assert!(matches!(refused(&good[..20]), SnapshotError::Format(_)));
+        assert!(matches!(refused(&[good, b"!"].concat()), SnapshotError::Format(_)));
+        assert!(matches!(refused(&[4]), SnapshotError::Format(_)));
     }
 
-    fn damage(path: &Path) {
-        let mut bytes = std::fs::read(path).unwrap();
-        bytes[0] ^= 1;
-        std::fs::write(path, bytes).unwrap();
+    #[test]
+    fn damage_to_the_newest_costs_no_more_than_the_newest() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = Kept::new(directory.path().join("snapshot"));
+        let first = Snapshot::fresh(Window(0), 3);
+        first.save(&kept, RunId(0), SEAT, &vec![1]).unwrap();
+        snapshot().save(&kept, RunId(0), SEAT, &vec![2]).unwrap();
+        // A byte of the optimiser: whole in itself, and the file's digest says that it is not what was written.
+        let mut bytes = fs::read(kept.path()).unwrap();
+        let at = bytes.len() - 33;
+        bytes[at] ^= 1;
+        fs::write(kept.path(), bytes).unwrap();
+        let (found, optimiser) = load(&kept, SEAT, 0, 3).unwrap().unwrap();
+        assert_eq!((found, optimiser), (Found { value: first, is_before: true }, vec![1]));
+        assert!(directory.path().join("snapshot.damaged").exists());
+
+        fs::write(kept.before(), "x").unwrap();
+        let error = load(&kept, SEAT, 0, 3).unwrap_err();
+        assert!(matches!(error, SnapshotError::File(FileError::Damaged { .. })));
+        assert!(error.to_string().contains("snapshot.before.damaged"), "{error}");
+    }
+
+    /// `golden/miner.snapshot.v4` is of this release. Whoever changes the form makes a new version, and decides here what becomes of this one.
+    #[test]
+    fn the_golden_snapshot_is_read_and_written_to_the_byte_and_the_one_of_an_older_release_is_refused() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+        let directory = tempfile::tempdir().unwrap();
+        let kept = Kept::new(directory.path().join("snapshot"));
+        snapshot().save(&kept, RunId(0), SEAT, &vec![1, 2, 3]).unwrap();
+        let version_4 = golden.join("miner.snapshot.v4");
+        assert_eq!(fs::read(kept.path()).unwrap(), fs::read(&version_4).unwrap());
+        assert_eq!(load(&Kept::new(&version_4), SEAT, 0, 3).unwrap().unwrap().0.value, snapshot());
+
+        let version_3 = load(&Kept::new(golden.join("miner.snapshot.v3")), SEAT, 0, 3).unwrap_err();
+        assert!(matches!(version_3, SnapshotError::Version { found: 3 }));
+        assert!(version_3.to_string().contains("let the release that wrote it finish"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn saved_loaded_and_saved_again_it_is_the_same_to_the_bit(
+            mut bits in prop::collection::vec(any::<u32>(), 0..200),
+            optimiser in prop::collection::vec(any::<u8>(), 0..200),
+            window in any::<u32>(),
+            pending in any::<Option<(u32, [u8; 32], u64, u32, bool)>>(),
+        ) {
+            // NaNs with payloads, −0, subnormals: the residual is kept as it is, whatever it is.
+            bits.extend([0x7fc0_0001, 0xffc1_2345, 0x7f80_0001, 0x8000_0000, 1, 0x807f_ffff]);
+            let pending = pending.map(|(window, digest, length, trained, committed)| Pending {
+                window: Window(window), digest: Digest(digest), length, trained, committed,
+            });
+            let residual: Vec<f32> = bits.iter().copied().map(f32::from_bits).collect();
+            let snapshot = Snapshot { residual_for: Window(window), residual, pending };
+            let directory = tempfile::tempdir().unwrap();
+            let (one, two) = (Kept::new(directory.path().join("one")), Kept::new(directory.path().join("two")));
+            snapshot.save(&one, RunId(1), SEAT, &optimiser).unwrap();
+            let (found, read) = load(&one, SEAT, 1, bits.len()).unwrap().unwrap();
+            prop_assert!(found.value.residual.iter().map(|value| value.to_bits()).eq(bits.iter().copied()));
+            prop_assert_eq!(&read, &optimiser);
+            found.value.save(&two, RunId(1), SEAT, &read).unwrap();
+            prop_assert!(fs::read(one.path()).unwrap() == fs::read(two.path()).unwrap());
+        }
     }
 }

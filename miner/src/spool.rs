@@ -48,6 +48,13 @@ pub enum SpoolError {
     Encode(#[source] EncodeError),
 }
 
+impl SpoolError {
+    /// Whether the disk took no more: with room on it, the same would do.
+    pub fn is_full(&self) -> bool {
+        matches!(self, SpoolError::Write { source, .. } if replica::files::is_full(source))
+    }
+}
+
 impl Spool {
     /// The spool of the seat whose files are in `directory`.
     pub fn new(directory: &Path) -> Spool {
@@ -81,7 +88,7 @@ impl Spool {
         let path = self.path(&sealed.digest);
         file.persist(&path).map_err(|refused| SpoolError::Write { path, source: refused.error })?;
         // The rename itself is durable only once the directory is synced.
-        File::open(&self.directory).and_then(|directory| directory.sync_all()).map_err(failed)?;
+        replica::files::sync_directory(&self.directory).map_err(failed)?;
         Ok(sealed)
     }
 

@@ -1,14 +1,22 @@
 //! The inner loop: what a miner does with its sequences between the opening of a window and the commit deadline.
+//!
+//! A step whose loss is no number, or above the bound that the trainer was given, is not taken. It is run once more from the same state: where
+//! it is fine then, the device had computed wrongly, and the work goes on; where it is not, the window is given up, with what that showed.
 
-use dataset::{Dataset, ReadError};
-use model::{ModelError, Trainer};
+use codec::{Decode, Encode, EncodeLike, Input, Output};
+use dataset::{Dataset, Prefetch, ReadError};
+use model::{ModelError, Step, Trainer};
 use std::{
+    fmt,
     sync::atomic::{AtomicBool, Ordering},
     time::Instant,
 };
 
-/// What came out of one window's training.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// Batches that are read before they are wanted.
+const BATCHES_AHEAD: usize = 4;
+
+/// What came out of one window's training so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trained {
     /// `t`: sequences finished, a prefix of those assigned (PROT-6).
     pub sequences: u32,
@@ -16,55 +24,274 @@ pub struct Trained {
     /// Mean loss of the first and the last step, nats per token.
     pub loss_first: f64,
     pub loss_last: f64,
+    /// Of all processes that trained in this window.
     pub seconds: f64,
+    /// Of these, spent waiting for data.
+    pub data_seconds: f64,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
     #[error("could not read the assigned data")]
     Data(#[from] ReadError),
-    #[error("a training step failed")]
-    Step(#[from] ModelError),
-    #[error("the loss is no longer a number after {steps} steps; lower the learning rate")]
-    Diverged { steps: u32 },
+    #[error("could not start the thread that reads data")]
+    NoReader(#[source] std::io::Error),
+    #[error("the weights that were trained could not be read from the device")]
+    Weights(#[source] ModelError),
+    #[error("sequences {first_sequence} to {last_sequence}, step {step}: {cause}")]
+    GivenUp {
+        step: u32,
+        /// The first and the last sequence of the step, as the dataset counts them.
+        first_sequence: u64,
+        last_sequence: u64,
+        cause: Cause,
+        #[source]
+        error: ModelError,
+    },
 }
 
-/// Trains on `sequences` in the order given, `batch` at a time, until they are done or `stop` is set. Whatever was done by then counts:
-/// slow hardware is paid for what it did (PROT-6).
+/// What repeating a step showed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// From the same state it came out otherwise, or the device could not take the step at all.
+    Device,
+    /// The weights, or what the optimiser remembers, are no numbers any more: no step can be.
+    State,
+    /// From a sound state it came out the same twice, or the data does not fit the model at all.
+    Data,
+}
+
+/// What happens beside the steps.
+pub trait Beside {
+    /// A step was taken: the place for a snapshot.
+    fn stepped(&mut self, trainer: &Trainer, trained: &Trained);
+    /// Step `step`, counted from 1, gave `error`, and was fine when it was repeated.
+    fn repeated(&mut self, step: u32, error: &ModelError);
+    /// Whether nothing that is still to come is to be waited for.
+    fn is_leaving(&self) -> bool {
+        false
+    }
+}
+
+/// Nothing does.
+impl Beside for () {
+    fn stepped(&mut self, _: &Trainer, _: &Trained) {}
+    fn repeated(&mut self, _: u32, _: &ModelError) {}
+}
+
+/// Trains on `sequences` in the order given, `batch` at a time, until they are done or `stop` is set, going on after those that `trained` says
+/// are done already. Whatever was done by then counts: slow hardware is paid for what it did (PROT-6).
+///
+/// # Errors
+/// If the data cannot be read, or a step cannot be taken. The trainer is then where the last good step left it.
 pub fn train(
     trainer: &mut Trainer,
     dataset: &Dataset,
     sequences: &[u64],
     batch: usize,
+    mut trained: Trained,
     stop: &AtomicBool,
+    beside: &mut dyn Beside,
 ) -> Result<Trained, TrainingError> {
-    let started = Instant::now();
-    let mut trained = Trained { sequences: 0, steps: 0, loss_first: 0.0, loss_last: 0.0, seconds: 0.0 };
+    let (started, before) = (Instant::now(), trained.seconds);
+    let done = usize::try_from(trained.sequences).unwrap_or(usize::MAX).min(sequences.len());
+
+    let waited_before = trained.data_seconds;
+    let sequences = &sequences[done..];
+    let mut batches =
+        Prefetch::new(dataset, sequences, batch, BATCHES_AHEAD).map_err(TrainingError::NoReader)?;
 
     for indices in sequences.chunks(batch.max(1)) {
         if stop.load(Ordering::Relaxed) {
             break;
         }
 
-        // Read.
-        let tokens = indices.iter().map(|index| dataset.sequence(*index)).collect::<Result<Vec<_>, _>>()?;
+        // Read: as a rule it is there already. What is damaged and comes again may take long.
+        let over = || stop.load(Ordering::Relaxed) || beside.is_leaving();
+        let tokens = batches.next_unless(over).transpose()?;
+        trained.data_seconds = waited_before + batches.waited().as_secs_f64();
+        let Some(tokens) = tokens else { break };
 
         // Step.
-        let loss = trainer.step(&tokens)?.loss;
+        let step = trained.steps.saturating_add(1);
+        let taken = self::step(trainer, &tokens, |error| beside.repeated(step, error));
+        let stepped = taken.map_err(|(cause, error)| {
+            let (first_sequence, last_sequence) = (indices[0], indices[indices.len() - 1]);
+            TrainingError::GivenUp { step, first_sequence, last_sequence, cause, error }
+        })?;
 
         // Log.
-        trained.steps += 1;
+        trained.steps = step;
         trained.sequences += u32::try_from(indices.len()).expect("a batch is far below 2^32 sequences");
-        if !loss.is_finite() {
-            return Err(TrainingError::Diverged { steps: trained.steps });
-        }
         if trained.steps == 1 {
-            trained.loss_first = loss;
+            trained.loss_first = stepped.loss;
         }
-        trained.loss_last = loss;
-        tracing::debug!(step = trained.steps, loss, "step");
+        trained.loss_last = stepped.loss;
+        trained.seconds = before + started.elapsed().as_secs_f64();
+        tracing::debug!(step, loss = stepped.loss, "step");
+        beside.stepped(trainer, &trained);
+    }
+    trained.seconds = before + started.elapsed().as_secs_f64();
+    Ok(trained)
+}
+
+/// Takes a step. One that is refused is run once more from the same state: where it is fine then, it is taken, and `repeated` told what the first
+/// was refused for.
+///
+/// # Errors
+/// What the step was refused for first, and what the second showed. The trainer is as it was.
+pub fn step<S: AsRef<[u32]>>(
+    trainer: &mut Trainer,
+    sequences: &[S],
+    repeated: impl FnOnce(&ModelError),
+) -> Result<Step, (Cause, ModelError)> {
+    let first = match trainer.step(sequences) {
+        Ok(step) => return Ok(step),
+        Err(first) => first,
+    };
+    let again = trainer.step(sequences);
+    match judge(&first, again, || trainer.is_finite()) {
+        Ok(step) => {
+            repeated(&first);
+            Ok(step)
+        }
+        Err(cause) => Err((cause, first)),
+    }
+}
+
+/// A step failed with `first`, and was run `again` from the same state. Where it was fine then, that is the step that was taken.
+fn judge(
+    first: &ModelError,
+    again: Result<Step, ModelError>,
+    is_finite: impl FnOnce() -> bool,
+) -> Result<Step, Cause> {
+    let second = match again {
+        Ok(step) => return Ok(step),
+        Err(second) => second,
+    };
+    match (measured(first), measured(&second)) {
+        (Some(_), Some(_)) if !is_finite() => Err(Cause::State),
+        (Some(first), Some(second)) if !std::iter::zip(first, second).all(alike) => Err(Cause::Device),
+        (None, None) if [first, &second].into_iter().any(of_device) => Err(Cause::Device),
+        (Some(_), Some(_)) | (None, None) => Err(Cause::Data),
+        (Some(_), None) | (None, Some(_)) => Err(Cause::Device),
+    }
+}
+
+/// Whether it is the device that failed, or that has no memory for the step.
+fn of_device(error: &ModelError) -> bool {
+    matches!(error, ModelError::Device(_) | ModelError::Memory(_))
+}
+
+/// What a step measured before it was refused for that; `None` for other errors.
+fn measured(error: &ModelError) -> Option<[f64; 2]> {
+    match error {
+        ModelError::NotFinite { loss, gradient_norm } | ModelError::Exploded { loss, gradient_norm, .. } => {
+            Some([*loss, *gradient_norm])
+        }
+        _ => None,
+    }
+}
+
+/// Whether two computations from the same state came to the same. A sound GPU adds up in an order of its own, which moves the last few digits;
+/// an unsound one is wrong by more.
+fn alike((one, other): (f64, f64)) -> bool {
+    match (one.is_finite(), other.is_finite()) {
+        (true, true) => (one - other).abs() <= 1e-3 * one.abs().max(other.abs()),
+        (false, false) => true,
+        _ => false,
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Cause::Device => {
+                "run again from the same state it came out otherwise, or the device failed again, so it is the device: check its memory, temperature and clock, or use another"
+            }
+            Cause::State => {
+                "the weights or the optimiser hold something that is no number, so it is neither this step's data nor the device now: they are loaded afresh for the next window"
+            }
+            Cause::Data => {
+                "run again from the same state it came out the same, so it is not the device: it is these sequences, or a learning rate that is too high (train.learning_rate)"
+            }
+        })
+    }
+}
+
+/// Fractions as their bits.
+impl Encode for Trained {
+    fn encode_to<T: Output + ?Sized>(&self, to: &mut T) {
+        let bits = [self.loss_first, self.loss_last, self.seconds, self.data_seconds].map(f64::to_bits);
+        (self.sequences, self.steps, bits).encode_to(to);
+    }
+}
+
+impl EncodeLike for Trained {}
+
+impl Decode for Trained {
+    fn decode<I: Input>(from: &mut I) -> Result<Trained, codec::Error> {
+        let (sequences, steps, bits) = <(u32, u32, [u64; 4])>::decode(from)?;
+        let [loss_first, loss_last, seconds, data_seconds] = bits.map(f64::from_bits);
+        Ok(Trained { sequences, steps, loss_first, loss_last, seconds, data_seconds })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::DeviceError;
+
+    const NAN: ModelError = ModelError::NotFinite { loss: f64::NAN, gradient_norm: f64::NAN };
+
+    fn exploded(loss: f64) -> ModelError {
+        ModelError::Exploded { loss, gradient_norm: 3.0, loss_max: 20.0 }
     }
 
-    trained.seconds = started.elapsed().as_secs_f64();
-    Ok(trained)
+    #[test]
+    fn what_is_fine_the_second_time_is_taken_and_the_device_is_to_blame() {
+        let fine = Step { loss: 2.0, gradient_norm: 1.0, learning_rate: 1e-3 };
+        assert_eq!(judge(&NAN, Ok(fine), || unreachable!()), Ok(fine));
+        assert_eq!(judge(&exploded(30.0), Ok(fine), || unreachable!()), Ok(fine));
+    }
+
+    #[test]
+    fn what_fails_twice_alike_is_the_data_and_otherwise_the_device() {
+        let judge = |first, second| judge(&first, Err(second), || true).unwrap_err();
+        assert_eq!(judge(NAN, NAN), Cause::Data);
+        assert_eq!(judge(exploded(30.0), exploded(30.01)), Cause::Data, "a GPU's last digits");
+        assert_eq!(judge(exploded(30.0), exploded(40.0)), Cause::Device);
+        assert_eq!(judge(NAN, exploded(40.0)), Cause::Device);
+        assert_eq!(judge(exploded(40.0), NAN), Cause::Device);
+        let infinite = ModelError::NotFinite { loss: 2.0, gradient_norm: f64::INFINITY };
+        assert_eq!(judge(infinite.clone(), infinite.clone()), Cause::Data);
+        assert_eq!(judge(infinite, NAN), Cause::Device);
+        let length = ModelError::FlatLength { expected: 1, got: 2 };
+        assert_eq!(judge(length.clone(), length.clone()), Cause::Data);
+        assert_eq!(judge(length.clone(), NAN), Cause::Device);
+        let failed = ModelError::Device(DeviceError::Failed { device: "cuda:0".into(), why: "gone".into() });
+        assert_eq!(judge(failed.clone(), failed.clone()), Cause::Device);
+        assert_eq!(judge(length, failed), Cause::Device);
+    }
+
+    #[test]
+    fn where_the_state_is_no_number_no_step_can_be() {
+        assert_eq!(judge(&NAN, Err(NAN), || false), Err(Cause::State));
+        assert_eq!(judge(&exploded(30.0), Err(NAN), || false), Err(Cause::State));
+    }
+
+    #[test]
+    fn what_was_trained_is_kept_to_the_bit() {
+        let trained = Trained {
+            sequences: 3,
+            steps: 2,
+            loss_first: -0.0,
+            loss_last: f64::MIN_POSITIVE / 2.0,
+            seconds: 0.1,
+            data_seconds: 0.01,
+        };
+        let bytes = trained.encode();
+        assert_eq!(Trained::decode(&mut &bytes[..]).unwrap().encode(), bytes);
+        assert_eq!(Trained::decode(&mut &bytes[..]).unwrap(), trained);
+    }
 }

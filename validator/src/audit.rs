@@ -8,6 +8,7 @@
 
 pub mod difference;
 pub mod gather;
+pub mod report;
 pub mod verb;
 
 #[cfg(test)]
@@ -23,7 +24,8 @@ use protocol::{
     Block, Digest, RunParams, SeatId, Uid, Window,
     assign::{self, Assignment},
     receipt::{Judgement, LossPair, Observed, Previous, Receipt, Standings},
-    view::{Outcome, SeatView, WindowView},
+    statement::{Matter, SignedStatement},
+    view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,6 +33,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// By how much a loss that is measured again may differ, in nats per token. On one build and machine the same comes out to the last
 /// bit; other instruction sets, thread counts and devices add up in another order. `docs/receipts.md` has what was measured.
 pub const TOLERANCE: f64 = 1e-5;
+
+/// Shares of a ballot that are no further apart are not told: they follow from other seats' weights.
+const SHARE_ALIKE: f64 = 1e-3;
 
 /// All that is held against a receipt.
 #[derive(Clone, Debug)]
@@ -45,6 +50,8 @@ pub struct Facts {
     pub uid: Uid,
     /// It has the digest that the chain anchored, and is signed by the hotkey that it names: it would not be here otherwise.
     pub receipt: Receipt,
+    /// What the chain took as its attestation; `None` where it took none.
+    pub attestation: Option<Vec<(Uid, Verdict)>>,
     /// The validator's latest anchored receipt before this one, as far back as the chain remembers.
     pub earlier: Option<Previous>,
     /// The oldest window that the chain remembers.
@@ -102,10 +109,11 @@ pub fn audit(facts: &Facts) -> Vec<Difference> {
     let mut found = Vec::new();
     identity(facts, &mut found);
     history(facts, &mut found);
+    statements(facts, &mut found);
     attestation(facts, &mut found);
     merge(facts, &mut found);
     if let Some(judgement) = &facts.receipt.judgement {
-        evidence(facts, judgement, &mut found);
+        observations(facts, judgement, &mut found);
         turns(facts, judgement, &mut found);
         sequences(facts, judgement, &mut found);
         losses(facts, judgement, &mut found);
@@ -114,6 +122,20 @@ pub fn audit(facts: &Facts) -> Vec<Difference> {
     }
     ballot(facts, &mut found);
     found
+}
+
+/// What the receipt's own signatures prove (PROT-21): statements on what was attested and voted that differ from what the chain took.
+pub fn evidence(
+    receipt: &Receipt,
+    attestation: Option<&[(Uid, Verdict)]>,
+    vote: Option<Vote>,
+) -> Vec<SignedStatement> {
+    let contradicts = |signed: &SignedStatement| match signed.statement.matter {
+        Matter::Attestation => attestation.is_some_and(|taken| taken != receipt.verdicts()),
+        Matter::Vote => vote.is_some_and(|taken| Some(taken) != receipt.vote()),
+        Matter::Receipts => false,
+    };
+    receipt.statements().into_iter().filter(contradicts).collect()
 }
 
 /// What could not be checked with these facts.
@@ -127,6 +149,17 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
             "whether its standings are those of its last receipt",
             "the receipt before this one is in no bucket",
             "ask the validator for it: receipts are kept for 192 windows",
+        );
+    }
+    if facts
+        .seats
+        .iter()
+        .any(|seat| seat.id == facts.receipt.validator && seat.hotkey != facts.receipt.hotkey)
+    {
+        add(
+            "whether the key that signed it was the seat's",
+            "the seat has another hotkey now, and the chain does not tell which it had",
+            "ask the validator when it changed its key; `validator report` has the chain look at a key of then",
         );
     }
     let measured_any = facts.receipt.judgement.as_ref().is_some_and(|judgement| {
@@ -199,21 +232,44 @@ fn history(facts: &Facts, found: &mut Vec<Difference>) {
     }
 }
 
+/// Whether the receipt says of attestation and vote what the chain was told, and signs it (PROT-21).
+fn statements(facts: &Facts, found: &mut Vec<Difference>) {
+    let Facts { receipt, .. } = facts;
+    let said: BTreeMap<Uid, Verdict> = receipt.verdicts().into_iter().collect();
+    if let Some(attestation) = &facts.attestation {
+        let taken: BTreeMap<Uid, Verdict> = attestation.iter().copied().collect();
+        let uids: BTreeSet<Uid> = said.keys().chain(taken.keys()).copied().collect();
+        for uid in uids {
+            let (said, taken) = (said.get(&uid).copied(), taken.get(&uid).copied());
+            if said != taken {
+                found.push(Difference::AttestedOther { uid, said, taken });
+            }
+        }
+        if receipt.stated.attestation.is_none() {
+            found.push(Difference::NotStated { what: "attestation" });
+        }
+    }
+    if facts.vote().is_some() && receipt.stated.vote.is_none() {
+        found.push(Difference::NotStated { what: "vote" });
+    }
+}
+
 /// Whether each attested seat is as was attested (PROT-14).
 fn attestation(facts: &Facts, found: &mut Vec<Difference>) {
     let Facts { receipt, view, .. } = facts;
     let committed = |uid: &Uid| view.commitments.iter().any(|(of, _)| of == uid);
-    let attested = &receipt.attested;
-    let all = attested.valid.iter().copied().chain(attested.faulty.iter().map(|said| said.uid));
-    for uid in all.filter(|uid| !committed(uid)) {
-        found.push(Difference::AttestedNothing { uid });
-    }
-    for uid in &attested.valid {
-        if let Some(Found::Faulty { label, detail }) = facts.found.get(uid) {
+    let said = receipt.verdicts();
+    // What the chain took counts, whatever the receipt says of it.
+    let verdicts = facts.attestation.as_ref().unwrap_or(&said);
+    for (uid, verdict) in verdicts {
+        if !committed(uid) {
+            found.push(Difference::AttestedNothing { uid: *uid });
+        }
+        if let (Verdict::Valid, Some(Found::Faulty { label, detail })) = (verdict, facts.found.get(uid)) {
             found.push(Difference::SkippedFault { uid: *uid, label: label.clone(), detail: detail.clone() });
         }
     }
-    for said in &attested.faulty {
+    for said in &receipt.attested.faulty {
         // That bytes were missing, late or slow then, bytes that are there now do not refute.
         let refutable = !matches!(said.label.as_str(), "missing" | "late" | "wrong-digest" | "too-large");
         if refutable && matches!(facts.found.get(&said.uid), Some(Found::Valid { .. })) {
@@ -224,8 +280,8 @@ fn attestation(facts: &Facts, found: &mut Vec<Difference>) {
 
 /// Whether it merged what was selected, and voted what that comes to (PROT-16, PROT-17, PROT-19).
 fn merge(facts: &Facts, found: &mut Vec<Difference>) {
-    let Facts { receipt, view, uid, .. } = facts;
-    let voted = view.votes.iter().find(|(of, _)| of == uid).map(|(_, vote)| vote.update);
+    let Facts { receipt, view, .. } = facts;
+    let voted = facts.vote().map(|vote| vote.update);
     if let Some(merged) = &receipt.merged {
         let selected = view.selection.as_ref().map(|selection| &selection.selected[..]).unwrap_or_default();
         if merged.inputs != selected {
@@ -243,15 +299,22 @@ fn merge(facts: &Facts, found: &mut Vec<Difference>) {
     {
         found.push(Difference::WrongMerge { said, ours });
     }
-    if let (Some(voted), Some(Outcome::Merged(fixed))) = (voted, view.outcome)
-        && voted != fixed.update
-    {
-        found.push(Difference::Dissent { voted, fixed: fixed.update });
+    found.extend(dissent(view, facts.uid));
+}
+
+/// A vote for another update than the one that two thirds fixed: for that no receipt is needed (PROT-19).
+pub fn dissent(view: &WindowView, uid: Uid) -> Option<Difference> {
+    let (_, vote) = view.votes.iter().find(|(of, _)| *of == uid)?;
+    match view.outcome {
+        Some(Outcome::Merged(fixed)) if fixed.update != vote.update => {
+            Some(Difference::Dissent { voted: vote.update, fixed: fixed.update })
+        }
+        _ => None,
     }
 }
 
 /// Whether every seat was seen as the chain saw it (PROT-6, PROT-14).
-fn evidence(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let view = &facts.view;
     if !matches!(view.outcome, Some(Outcome::Merged(_))) {
         found.push(Difference::JudgedVoid);
@@ -470,9 +533,30 @@ fn ballot(facts: &Facts, found: &mut Vec<Difference>) {
     if earned.iter().any(|(_, weights)| weights == posted) {
         return;
     }
-    compare_weights(posted, latest, |uid, posted, earned| {
-        found.push(Difference::WrongBallot { epoch: *epoch, uid, posted, earned });
-    });
+    // The highest weight is 65535, whoever has it: what a friend was given more shows in what all others have less, and in its share.
+    let share = |weights: &[(Uid, u16)], uid: Uid| {
+        let all: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let own = weights.iter().find(|(of, _)| *of == uid).map_or(0.0, |(_, weight)| f64::from(*weight));
+        if 0.0 < all { own / all } else { 0.0 }
+    };
+    let uids: BTreeSet<Uid> = posted.iter().chain(latest).map(|(uid, _)| *uid).collect();
+    for uid in uids {
+        let of = |weights: &[(Uid, u16)]| {
+            weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)
+        };
+        let (weight, worth) = (of(posted), of(latest));
+        let (posted_share, earned_share) = (share(posted, uid), share(latest, uid));
+        if weight != worth || SHARE_ALIKE < posted_share - earned_share {
+            found.push(Difference::WrongBallot {
+                epoch: *epoch,
+                uid,
+                posted: weight,
+                earned: worth,
+                posted_share,
+                earned_share,
+            });
+        }
+    }
 }
 
 fn compare_weights(said: &[(Uid, u16)], ours: &[(Uid, u16)], mut differs: impl FnMut(Uid, u16, u16)) {
@@ -557,6 +641,11 @@ fn measured_of(observed: &Observed) -> Option<&protocol::receipt::Measured> {
 }
 
 impl Facts {
+    /// What the chain took as the validator's vote.
+    pub fn vote(&self) -> Option<Vote> {
+        self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
+    }
+
     /// What chose the validator's sequences (PROT-2).
     pub fn seed(&self) -> Option<Digest> {
         let hash = self.view.evaluation_hash?;

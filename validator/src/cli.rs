@@ -1,7 +1,10 @@
 //! The command line: settings in, a serving validator out.
 
 use crate::{
-    audit::verb::{self, Audit},
+    audit::{
+        report::{self, Report},
+        verb::{self, Audit},
+    },
     ballot::{Ballots, Found},
     conduct::{Conduct, Honest},
     gauntlet::Sketches,
@@ -41,6 +44,7 @@ enum Command {
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
     Audit(Audit),
+    Report(Report),
     /// Start a run, fund it, and do what its owner may.
     #[command(subcommand)]
     Run(RunVerb),
@@ -85,6 +89,9 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Audit(audit) => {
             program::on_paper(audit.json, async |paper| verb::act(audit, paper).await).await
+        }
+        Command::Report(verb) => {
+            program::on_paper(verb.consent.json, async |paper| report::act(verb, paper).await).await
         }
         Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(Honest)))).await,
     }

@@ -1,9 +1,9 @@
 //! Where one validator may say otherwise than another.
 //!
-//! What a validator attests, votes and posts comes from what it measured; these are the points at which a dishonest one says something
+//! What a validator attests, votes, posts and tells comes from what it measured; these are the points at which a dishonest one says something
 //! else. The program is [`Honest`]. Whoever tries what a dishonest validator would gain puts another conduct here.
 
-use crate::evaluate::Measurements;
+use crate::{evaluate::Measurements, receipts::Said};
 use protocol::{
     Uid, Window,
     view::{Verdict, Vote, WindowView},
@@ -25,6 +25,11 @@ pub trait Conduct: Send {
 
     /// What to say was measured: receipts, ratings and weights follow from it (PROT-22).
     fn measured(&mut self, _window: Window, own: Measurements) -> Measurements {
+        own
+    }
+
+    /// What to tell in the window's receipt of what was attested and voted (PROT-27).
+    fn tells(&mut self, _window: Window, own: Said) -> Said {
         own
     }
 

@@ -71,8 +71,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Draws the sequences: own ones from the prefix each seat trained on, common ones from what nobody was handed (PROT-22).
-    #[allow(clippy::too_many_arguments, reason = "each is one thing that the job consists of")]
+    /// Draws the sequences: own ones from the prefix each seat trained on, common ones from what nobody was handed (PROT-22). Nothing is
+    /// reported on held-out sequences, and nothing known of earlier windows, unless the job is told.
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
@@ -80,14 +80,12 @@ impl Job {
         order: Vec<Uid>,
         assignment: &Assignment<'_>,
         seed: protocol::Digest,
-        held_out: u64,
-        earlier: Sketches,
     ) -> Job {
         let (params, codec) = (follower.run.params, follower.sent.clone());
         let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
         let common = assign::common_sequences(&seed, assignment, count);
         let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
-        let window = assignment.window;
+        let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
         Job { window, theta, params, codec, contributions, order, assigned, common, seed, held_out, earlier }
     }
 }
@@ -116,11 +114,10 @@ pub fn measure(
     let rate = job.params.evaluation_rate();
 
     // The model as it is: on the held-out split, and on the common sequences.
-    let held_out = (0..job.held_out.min(dataset.held_out_sequences()))
-        .map(|index| dataset.held_out(index))
-        .collect::<Result<Vec<_>, _>>()?;
+    let held_out: Vec<u64> = (0..job.held_out.min(dataset.held_out_sequences())).collect();
+    let held_out = dataset.held_out_sequences_at(&held_out)?;
     let held_out_losses = evaluator.losses(&held_out)?;
-    let common = read(dataset, &job.common)?;
+    let common = dataset.sequences(&job.common)?;
     let common_before = evaluator.losses(&common)?;
 
     // Scaled as the merge would scale them: a huge norm is judged by what it would do, not by its size (PROT-17).
@@ -143,7 +140,7 @@ pub fn measure(
                 continue;
             };
             let sequences = job.own_sequences(*uid, held, assigned);
-            own.push((*uid, held, read(dataset, &sequences)?, sequences));
+            own.push((*uid, held, dataset.sequences(&sequences)?, sequences));
         }
         let tokens: Vec<&[u32]> =
             own.iter().flat_map(|(_, _, tokens, _)| tokens.iter().map(|tokens| &tokens[..])).collect();
@@ -239,10 +236,6 @@ fn pairs(sequences: &[u64], before: &[f64], after: &[f64]) -> Vec<LossPair> {
         .zip(before.iter().zip(after))
         .map(|(sequence, (before, after))| LossPair::new(*sequence, *before, *after))
         .collect()
-}
-
-fn read(dataset: &Dataset, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
-    indices.iter().map(|index| dataset.sequence(*index)).collect()
 }
 
 /// `fl(scale · level)` for every entry, one rounding each, as the merge does it.

@@ -1,7 +1,7 @@
 //! Fetches and checks what miners committed to. One seat's trouble never touches another's (PROT-13, PROT-14).
 
 use chain_client::Head;
-use futures::{StreamExt as _, stream};
+use futures::{StreamExt as _, stream::FuturesUnordered};
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     keys::{self, ObjectKey},
@@ -11,9 +11,9 @@ use protocol::{
 use replica::{Contribution, Follower, causes, wait_past};
 use std::{collections::BTreeMap, time::Duration};
 use store::{Fetch, FetchError, Limits, Receive, fetch_verified_into};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
-/// Fetches in flight at once.
+/// Fetches that have a place at once: so many share the link as long as all goes well.
 const AT_ONCE: usize = 16;
 /// Between two tries of one seat.
 const RETRY: Duration = Duration::from_millis(400);
@@ -54,7 +54,8 @@ impl Until {
 }
 
 /// Looks at every commitment of the window until it is there or the time for it is past. A look that still goes on when no time is left to
-/// wait ends with it: who crawls costs its own seat, and not the attestation of all others (PROT-13).
+/// wait ends with it: who crawls costs its own seat, and not the attestation of all others (PROT-13). Nor does it cost the others their
+/// turn, however many they are (`Places`).
 pub async fn gather(
     follower: &Follower,
     view: &WindowView,
@@ -62,10 +63,11 @@ pub async fn gather(
     heads: &watch::Receiver<Head>,
     until: Until,
 ) -> Gathered {
-    let looks = view.commitments.iter().map(|(uid, digest)| async move {
-        (*uid, look(follower, view, seats, *uid, digest, heads, until).await)
-    });
-    let mut looks = stream::iter(looks).buffer_unordered(AT_ONCE);
+    let places = Places::until(until.reveal_by, heads.borrow().block, view.commitments.len());
+    let watch = &Watch { follower, view, seats, heads, until, places };
+    let looks =
+        view.commitments.iter().map(|(uid, digest)| async move { (*uid, watch.look(*uid, digest).await) });
+    let mut looks: FuturesUnordered<_> = looks.collect();
     let mut gathered = Gathered::default();
     let mut slow = BTreeMap::new();
     while let Some((uid, seen)) = looks.next().await {
@@ -110,36 +112,57 @@ impl Gathered {
     }
 }
 
-/// Looks at one seat. Trouble that may pass is tried again until the deadline; what it was then decides whose fault it is.
-async fn look(
-    follower: &Follower,
-    view: &WindowView,
-    seats: &[SeatView],
-    uid: Uid,
-    digest: &Digest,
-    heads: &watch::Receiver<Head>,
+/// Places for fetches. One is had for a single try, and waited for in turn, so that who is tried again comes after all others. A try that
+/// takes longer than its share of the time gives its place to the next, and goes on without one: so everyone's first try begins before the
+/// deadline, though all others crawl, and who is slow for a good reason loses nothing of what has come.
+struct Places {
+    free: Semaphore,
+    /// Blocks for which a try keeps its place.
+    share: u32,
+}
+
+impl Places {
+    /// For so many seats, from block `now` to the deadline. Each [`AT_ONCE`] of them have an equal part of the time.
+    fn until(deadline: Block, now: Block, seats: usize) -> Places {
+        let turns = u32::try_from(seats.div_ceil(AT_ONCE)).unwrap_or(u32::MAX).max(1);
+        let share = (deadline.0.saturating_sub(now.0) / turns).max(1);
+        Places { free: Semaphore::new(AT_ONCE), share }
+    }
+}
+
+/// A window whose commitments are looked at, and what that takes.
+struct Watch<'a> {
+    follower: &'a Follower,
+    view: &'a WindowView,
+    seats: &'a [SeatView],
+    heads: &'a watch::Receiver<Head>,
     until: Until,
-) -> Seen {
-    let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid) else {
-        return Seen::NotObserved("the seat is gone from the chain".into());
-    };
-    if until.give_up < heads.borrow().block {
-        return Seen::NotObserved("no time was left to look".into());
-    }
-    let key = keys::contribution(follower.run.id, view.window, digest);
-    let limits = follower.contribution_limits();
-    let mut incoming = follower.incoming_contribution();
-    let wanted = Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until };
-    match fetch_by(&*follower.fetch, &wanted, &mut incoming, heads, RETRY).await {
-        Ok(()) => {}
-        Err(NotHad::Failed(error)) => return seen_by(&error),
-        Err(NotHad::StillComing) => {
-            return Seen::Slow("its bytes were still coming when it was time to attest".into());
+    places: Places,
+}
+
+impl Watch<'_> {
+    /// Looks at one seat. Trouble that may pass is tried again until the deadline; what it was then decides whose fault it is.
+    async fn look(&self, uid: Uid, digest: &Digest) -> Seen {
+        let Some(seat) = self.seats.iter().find(|seat| seat.id.uid == uid) else {
+            return Seen::NotObserved("the seat is gone from the chain".into());
+        };
+        let key = keys::contribution(self.follower.run.id, self.view.window, digest);
+        let limits = self.follower.contribution_limits();
+        let mut incoming = self.follower.incoming_contribution();
+        let wanted =
+            Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until: self.until };
+        match fetch_by(&*self.follower.fetch, &wanted, &mut incoming, self.heads, &self.places, RETRY).await {
+            Ok(()) => {}
+            Err(NotHad::NoTurn) => return Seen::NotObserved("no time was left to look".into()),
+            Err(NotHad::Failed(error)) => return seen_by(&error),
+            Err(NotHad::StillComing) => {
+                return Seen::Slow("its bytes were still coming when it was time to attest".into());
+            }
         }
-    }
-    match follower.verify(view, seat, digest, incoming.finish()) {
-        Ok(contribution) => Seen::Valid(contribution),
-        Err(fault) => Seen::Faulty(fault),
+        match self.follower.verify(self.view, seat, digest, incoming.finish()) {
+            Ok(contribution) => Seen::Valid(contribution),
+            Err(fault) => Seen::Faulty(fault),
+        }
     }
 }
 
@@ -159,6 +182,8 @@ enum NotHad {
     Failed(FetchError),
     /// Nothing went wrong but the time.
     StillComing,
+    /// It was not asked for: there was no place, and then no time.
+    NoTurn,
 }
 
 /// Asks again and again until the bytes are there or their time is over; the last failure then counts.
@@ -167,18 +192,36 @@ async fn fetch_by(
     wanted: &Wanted<'_>,
     to: &mut dyn Receive,
     heads: &watch::Receiver<Head>,
+    places: &Places,
     retry: Duration,
 ) -> Result<(), NotHad> {
     let Wanted { endpoint, key, digest, limits, until } = *wanted;
-    let mut past_heads = heads.clone();
+    let (mut past_heads, mut share_heads) = (heads.clone(), heads.clone());
     let mut no_time_left = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
     let mut last = None;
     loop {
+        // A chain that is gone, which ends both waits too, is said elsewhere.
+        let place = tokio::select! {
+            biased;
+            _ = &mut no_time_left => return Err(last.map_or(NotHad::NoTurn, NotHad::Failed)),
+            place = places.free.acquire() => place,
+        };
+        let kept_until = Block(heads.borrow().block.0.saturating_add(places.share - 1));
+        let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
         let fetched = tokio::select! {
             biased;
-            fetched = fetch_verified_into(fetch, endpoint, key, digest, limits, to) => fetched,
-            // A chain that is gone is said elsewhere.
+            fetched = &mut fetching => Some(fetched),
             _ = &mut no_time_left => return Err(last.map_or(NotHad::StillComing, NotHad::Failed)),
+            _ = wait_past(&mut share_heads, kept_until) => None,
+        };
+        drop(place);
+        let fetched = match fetched {
+            Some(fetched) => fetched,
+            None => tokio::select! {
+                biased;
+                fetched = &mut fetching => fetched,
+                _ = &mut no_time_left => return Err(last.map_or(NotHad::StillComing, NotHad::Failed)),
+            },
         };
         match fetched {
             Err(error) if until.reveal_by < heads.borrow().block => return Err(NotHad::Failed(error)),
@@ -287,6 +330,11 @@ mod tests {
         }
     }
 
+    /// Places for one seat alone.
+    fn enough() -> Places {
+        Places::until(Block(5), Block(0), 1)
+    }
+
     fn bytes_of(seat: u64) -> bytes::Bytes {
         seat.to_le_bytes().to_vec().into()
     }
@@ -304,13 +352,13 @@ mod tests {
             let until = Until { reveal_by: Block(5), give_up: Block(7) };
             let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
             let mut whole = Whole::default();
-            match fetch_by(&network, &wanted, &mut whole, &heads, Duration::ZERO).await {
+            match fetch_by(&network, &wanted, &mut whole, &heads, &enough(), Duration::ZERO).await {
                 Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
                 Err(NotHad::Failed(error)) => {
                     assert!(matches!(seen_by(&error), Seen::NotObserved(_)), "{error}");
                     unseen += 1;
                 }
-                Err(NotHad::StillComing) => panic!("this network fails at once"),
+                Err(NotHad::StillComing | NotHad::NoTurn) => panic!("this network fails at once"),
             }
             errors += network.errors.load(Ordering::Relaxed);
         }
@@ -327,7 +375,8 @@ mod tests {
         let limits = Limits::for_bytes(100);
         let until = Until { reveal_by: Block(5), give_up: Block(9) };
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
-        let error = fetch_by(&network, &wanted, &mut Whole::default(), &heads, Duration::ZERO).await;
+        let error =
+            fetch_by(&network, &wanted, &mut Whole::default(), &heads, &enough(), Duration::ZERO).await;
         assert!(error.is_err());
         assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
     }
@@ -374,9 +423,99 @@ mod tests {
         let until = Until { reveal_by: Block(5), give_up: Block(7) };
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let crawler = Crawler(sender);
-        let ended = fetch_by(&crawler, &wanted, &mut Whole::default(), &heads, Duration::ZERO).await;
+        let ended =
+            fetch_by(&crawler, &wanted, &mut Whole::default(), &heads, &enough(), Duration::ZERO).await;
         assert!(matches!(ended, Err(NotHad::StillComing)));
         assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
+    }
+
+    /// Endpoints by their names: some have their bytes once a block is past, some never have them, and the others send for ever.
+    struct Many {
+        heads: watch::Receiver<Head>,
+        /// When those appear that are looked for last.
+        uploaded: Block,
+    }
+
+    #[async_trait]
+    impl Fetch for Many {
+        async fn fetch(&self, who: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            // An answer takes a while, and others are served meanwhile.
+            tokio::task::yield_now().await;
+            match who {
+                "honest" if self.uploaded <= self.heads.borrow().block => Ok(bytes_of(1)),
+                "honest" | "withholds" => Err(FetchError::Missing),
+                _ => std::future::pending().await,
+            }
+        }
+
+        fn traffic(&self) -> TrafficTotals {
+            TrafficTotals::default()
+        }
+    }
+
+    /// How each look ends, where all of `seats` are looked at in this order, with 40 blocks until the deadline and then 10 more.
+    async fn looked_at(seats: &[&str], uploaded: Block, places: Places) -> Vec<Result<(), NotHad>> {
+        let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
+        let network = Many { heads: heads.clone(), uploaded };
+        let digest = Digest::of(&bytes_of(1));
+        let key = keys::contribution(RunId(0), Window(1), &digest);
+        let limits = Limits::for_bytes(100);
+        let until = Until { reveal_by: Block(40), give_up: Block(50) };
+        let looks = seats.iter().map(|who| {
+            let (network, heads, key, digest, limits) = (&network, &heads, &key, &digest, &limits);
+            let places = &places;
+            async move {
+                let wanted = Wanted { endpoint: who, key, digest, limits, until };
+                fetch_by(network, &wanted, &mut Whole::default(), heads, places, Duration::ZERO).await
+            }
+        });
+        let looks = futures::future::join_all(looks);
+        let blocks = async {
+            for block in 1..60 {
+                // Everyone has had many chances to be polled in a block.
+                for _ in 0..seats.len() * 4 {
+                    tokio::task::yield_now().await;
+                }
+                sender.send_modify(|head| head.block = Block(block));
+            }
+        };
+        futures::future::join(looks, blocks).await.0
+    }
+
+    /// 60 seats that are no good, and 4 honest ones that come after all of them.
+    fn crowd(bad: &'static str) -> Vec<&'static str> {
+        [vec![bad; 60], vec!["honest"; 4]].concat()
+    }
+
+    #[tokio::test]
+    async fn honest_seats_behind_sixty_that_crawl_are_looked_at_in_time() {
+        let seats = crowd("crawls");
+        let ended = looked_at(&seats, Block(0), Places::until(Block(40), Block(0), seats.len())).await;
+        assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
+        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotHad::StillComing))));
+
+        // Without a share, whoever has a place keeps it, and nobody else has a turn.
+        let keeps = Places { free: Semaphore::new(AT_ONCE), share: 1_000 };
+        let ended = looked_at(&seats, Block(0), keeps).await;
+        assert!(ended[AT_ONCE..].iter().all(|ended| matches!(ended, Err(NotHad::NoTurn))), "{ended:?}");
+    }
+
+    #[tokio::test]
+    async fn honest_seats_behind_sixty_that_show_nothing_are_looked_at_until_they_show() {
+        let seats = crowd("withholds");
+        let places = Places::until(Block(40), Block(0), seats.len());
+        let ended = looked_at(&seats, Block(30), places).await;
+        assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
+        let missing = |ended: &Result<(), NotHad>| matches!(ended, Err(NotHad::Failed(FetchError::Missing)));
+        assert!(ended[..60].iter().all(missing), "{:?}", &ended[..60]);
+    }
+
+    #[test]
+    fn the_first_tries_of_all_begin_before_the_deadline() {
+        let share = |seats| Places::until(Block(140), Block(100), seats).share;
+        assert_eq!((share(0), share(1), share(AT_ONCE)), (40, 40, 40));
+        assert_eq!((share(AT_ONCE + 1), share(4 * AT_ONCE), share(1000)), (20, 10, 1));
+        assert_eq!(Places::until(Block(100), Block(140), 20).share, 1, "past the deadline");
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! What this validator says of each window under its signature: kept, published, anchored (PROT-27).
 //!
 //! What was attested and voted is on disk before it is on the chain, and a receipt before its digest is: a validator that is
-//! killed in between shows what its predecessor bound itself to, and never signs two receipts for one window (PROT-21).
+//! killed in between shows what its predecessor bound itself to, and never signs two receipts for one window. What it attested and
+//! voted it signs once more in the receipt, in the form that convicts it if the chain was told something else (PROT-21).
 //! What could not be published is tried again with every window, oldest first, and holds nothing up.
 
 pub mod form;
@@ -11,6 +12,7 @@ use ed25519_dalek::SigningKey;
 use protocol::{
     Digest, RunId, RunParams, Uid, Window, keys,
     receipt::{Attested, Merged, Previous, Receipt, ReceiptError, Sealed, Standings},
+    view::{Verdict, Vote},
 };
 use replica::{
     causes,
@@ -36,6 +38,26 @@ pub struct Said {
     pub base: Digest,
     pub attested: Option<Attested>,
     pub merged: Option<Merged>,
+}
+
+/// Of what was said in a window, what the chain has taken, and as it was said: that is signed as statements (PROT-21). What the chain has
+/// not, or otherwise, because another process had this seat's key, is not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    pub attestation: bool,
+    pub vote: bool,
+}
+
+impl Said {
+    /// Of this, what the chain has taken, given what it has of ours.
+    pub fn taken(&self, attestation: Option<&[(Uid, Verdict)]>, vote: Option<Vote>) -> Taken {
+        let said = self.merged.as_ref().map(|said| Vote { update: said.update, state_root: said.state_root });
+        Taken {
+            attestation: attestation.is_some()
+                && attestation == self.attested.as_ref().map(Attested::verdicts).as_deref(),
+            vote: vote.is_some() && vote == said,
+        }
+    }
 }
 
 /// The receipts of one validator.
@@ -169,6 +191,7 @@ impl Receipts {
     pub fn seal(
         &mut self,
         window: Window,
+        taken: Taken,
         write: impl FnOnce(Option<Previous>, Said) -> Receipt,
     ) -> Result<Option<Digest>, ReceiptsError> {
         if self.sealed_until() >= Some(window) {
@@ -176,7 +199,8 @@ impl Receipts {
         }
         let said = self.said.get(&window).cloned().unwrap_or_default();
         let previous = self.latest.as_ref().map(|(latest, _)| *latest);
-        let receipt = write(previous, said);
+        let mut receipt = write(previous, said);
+        receipt.state(taken.attestation, taken.vote, &self.key);
         let sealed = receipt.seal(&self.key);
         let digest = sealed.digest;
         files::write_atomic(&self.path(window, false), &sealed.bytes)?;

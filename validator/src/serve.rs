@@ -9,7 +9,7 @@ use crate::{
     gather::{self, Gathered, Until},
     gauntlet::{self, Sketches, Standings},
     hidden::{Hidden, HiddenError},
-    receipts::{self, Published, Receipts, ReceiptsError, Said, form, form::Plan},
+    receipts::{self, Published, Receipts, ReceiptsError, Said, Taken, form, form::Plan},
     salt::Salts,
 };
 use chain_client::{Call, ChainError, Head};
@@ -18,7 +18,7 @@ use model::Evaluator;
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     assign::{self, Assignment},
-    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt},
+    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt, Stated},
     submission::Fault,
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
@@ -222,7 +222,7 @@ impl Validator {
         let Some(verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
         let attested = attested(&verdicts, gathered, &not_observed);
         let attested = self.receipts.attest(window, view.lineage, attested)?;
-        let mut verdicts = verdicts_of(&attested);
+        let mut verdicts = attested.verdicts();
 
         let run = self.follower().run.id;
         let next_salt = self.salts.commitment(run, window.next());
@@ -448,16 +448,11 @@ impl Validator {
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
         let theta = self.holder.state.theta.clone();
-        let job = Job::new(
-            theta,
-            self.follower(),
-            contributions,
-            order,
-            &assignment,
-            seed,
-            self.held_out_sequences,
-            self.sketches.clone(),
-        );
+        let job = Job {
+            held_out: self.held_out_sequences,
+            earlier: self.sketches.clone(),
+            ..Job::new(theta, self.follower(), contributions, order, &assignment, seed)
+        };
         let dataset = self.dataset.clone();
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();
@@ -495,12 +490,19 @@ impl Validator {
         };
         let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
         self.evaluator = Some(evaluator);
-        let measured = self.conduct.measured(evaluation.view.window, measured?);
+        let measured = match measured {
+            Err(EvaluateError::Data(error)) => {
+                let (window, error) = (evaluation.view.window.0, causes(&error));
+                tracing::error!(window, error, "the window is not judged: its data is not to be had");
+                return Ok(None);
+            }
+            measured => self.conduct.measured(evaluation.view.window, measured?),
+        };
         self.sketches = measured.sketches.clone();
         if let Some(fixed) = self.fixed(evaluation.view.window, heads).await? {
             evaluation.view = fixed;
         }
-        self.conclude(&evaluation, measured)?;
+        self.conclude(&evaluation, measured).await?;
         Ok(None)
     }
 
@@ -523,20 +525,22 @@ impl Validator {
     }
 
     /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
-    fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+    async fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
         let view = &evaluation.view;
         let window = view.window;
         // Windows whose turn to be measured did not come have their receipts first: each names the one before.
         for earlier in self.receipts.unsealed_before(window) {
             let base = self.receipts.said(earlier).map(|said| said.base).unwrap_or_default();
-            self.seal(earlier, base, None)?;
+            let taken = self.taken(earlier).await?;
+            self.seal(earlier, base, taken, None)?;
         }
+        let taken = self.taken(window).await?;
         // Once is enough: a predecessor of ours may have judged it before it was killed.
         let judged = Some(window) <= self.standings.judged.max(self.receipts.sealed_until());
         if matches!(view.outcome, Some(Outcome::Merged(_))) && !judged && self.sat_in(window) {
-            return self.judge(evaluation, measured);
+            return self.judge(evaluation, taken, measured);
         }
-        self.seal(window, view.lineage, None)?;
+        self.seal(window, view.lineage, taken, None)?;
         self.journal.write(&Entry::Judged {
             window,
             held_out_loss: measured.held_out_loss,
@@ -547,11 +551,17 @@ impl Validator {
     }
 
     /// Evidence in, standings and weights out; both on disk before anything is said about them.
-    fn judge(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+    fn judge(
+        &mut self,
+        evaluation: &Evaluation,
+        taken: Taken,
+        measured: Measurements,
+    ) -> Result<(), ServeError> {
         let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
         let evidence = evaluate::evidence(view, seats, trained, faults, &measured);
         let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
-        self.seal(view.window, view.lineage, Some(form::judgement(plan.clone(), &evidence, &verdict)))?;
+        let judgement = form::judgement(plan.clone(), &evidence, &verdict);
+        self.seal(view.window, view.lineage, taken, Some(judgement))?;
         self.standings = verdict.standings;
         files::write_atomic(&self.directory.join("standings.json"), &serde_json::to_vec(&self.standings)?)?;
 
@@ -572,8 +582,24 @@ impl Validator {
         Ok(())
     }
 
+    /// What the chain has taken of what we said in a window, as we said it: that alone is stated again (PROT-21).
+    async fn taken(&self, window: Window) -> Result<Taken, ServeError> {
+        let (chain, run, uid) = (&*self.follower().chain, self.follower().run.id, self.seat.id.uid);
+        let Some(said) = self.receipts.said(window) else { return Ok(Taken::default()) };
+        let Some(view) = chain.window(run, window).await? else { return Ok(Taken::default()) };
+        let attestation = chain.attestation(run, window, uid).await?;
+        let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
+        Ok(said.taken(attestation.as_deref(), vote))
+    }
+
     /// Signs the window's receipt, once (PROT-27).
-    fn seal(&mut self, window: Window, base: Digest, judgement: Option<Judgement>) -> Result<(), ServeError> {
+    fn seal(
+        &mut self,
+        window: Window,
+        base: Digest,
+        taken: Taken,
+        judgement: Option<Judgement>,
+    ) -> Result<(), ServeError> {
         // For a window that had opened before it had its seat, the chain takes no receipt, and the next one could not name it.
         if !self.sat_in(window) {
             return Ok(());
@@ -581,21 +607,26 @@ impl Validator {
         let run = self.follower().run.id;
         let (salt, validator, hotkey) = (self.salts.salt(run, window), self.seat.id, self.seat.hotkey);
         let before = form::standings(&self.standings);
-        let write = |previous, said: Said| Receipt {
-            format: receipt::FORMAT,
-            run,
-            window,
-            validator,
-            hotkey,
-            base,
-            previous,
-            salt,
-            attested: said.attested.unwrap_or_default(),
-            merged: said.merged,
-            before,
-            judgement,
+        let conduct = &mut self.conduct;
+        let write = |previous, said: Said| {
+            let said = conduct.tells(window, said);
+            Receipt {
+                format: receipt::FORMAT,
+                run,
+                window,
+                validator,
+                hotkey,
+                base,
+                previous,
+                salt,
+                attested: said.attested.unwrap_or_default(),
+                merged: said.merged,
+                stated: Stated::default(),
+                before,
+                judgement,
+            }
         };
-        if let Some(digest) = self.receipts.seal(window, write)? {
+        if let Some(digest) = self.receipts.seal(window, taken, write)? {
             tracing::debug!(window = window.0, receipt = %digest, "sealed the receipt");
         }
         Ok(())
@@ -788,15 +819,6 @@ fn attested(
     let unseen = unseen.map(|(uid, reason)| NotObserved { uid: *uid, reason: receipt::text(reason) });
     attested.not_observed = unseen.collect();
     attested
-}
-
-/// What the chain is told of it, in uid order.
-fn verdicts_of(attested: &Attested) -> Vec<(Uid, Verdict)> {
-    let valid = attested.valid.iter().map(|uid| (*uid, Verdict::Valid));
-    let faulty = attested.faulty.iter().map(|said| (said.uid, Verdict::Faulty));
-    let mut verdicts: Vec<_> = valid.chain(faulty).collect();
-    verdicts.sort_unstable_by_key(|(uid, _)| *uid);
-    verdicts
 }
 
 /// A report of the gauntlet's, as the journal keeps it.

@@ -24,7 +24,7 @@ pub use online::{Expectations, SubxtChain, Timing};
 use async_trait::async_trait;
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::time::Duration;
 use tokio::sync::watch;
@@ -120,6 +120,17 @@ pub trait Chain: Send + Sync {
         _epoch: u32,
         _hotkey: &Hotkey,
     ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
+        Ok(None)
+    }
+
+    /// What a validator attested in a window, as it was taken and revealed (PROT-14): in uid order. `None` where it did not, and once the
+    /// window is forgotten. A client that does not read the chain's storage knows of none.
+    async fn attestation(
+        &self,
+        _run: RunId,
+        _window: Window,
+        _validator: Uid,
+    ) -> Result<Option<Vec<(Uid, Verdict)>>, ChainError> {
         Ok(None)
     }
 

@@ -9,7 +9,10 @@ use crate::{
     keys::Key,
 };
 use codec::{Compact, DecodeAll, Encode};
-use protocol::{Block, Digest, view::Account};
+use protocol::{
+    Block, Digest, RunId, Uid, Window,
+    view::{Account, Verdict},
+};
 use sp_core::{Blake2Hasher, Hasher as _};
 use std::{future::Future, sync::Arc, time::Duration};
 use subxt::{
@@ -20,7 +23,10 @@ use subxt::{
     dynamic::{self, Value},
     error::DispatchError,
     events::Phase,
-    ext::frame_decode::storage::encode_storage_key_prefix,
+    ext::frame_decode::{
+        helpers::IntoEncodableValues,
+        storage::{IntoDecodableValues, encode_storage_key_prefix},
+    },
     rpcs::{
         Error as RpcError, LegacyRpcMethods, RpcClient, client::RpcSubscription, methods::legacy::NumberOrHex,
     },
@@ -176,12 +182,36 @@ impl Link {
         account: &Account,
         at: &Head,
     ) -> Result<Option<T>, LinkError> {
+        self.stored("System", "Account", (AccountId32(*account),), at).await
+    }
+
+    /// What a validator attested in a window, as of `at`; `None` if nothing.
+    pub(crate) async fn attestation(
+        &self,
+        run: RunId,
+        window: Window,
+        validator: Uid,
+        at: &Head,
+    ) -> Result<Option<Vec<(Uid, Verdict)>>, LinkError> {
+        let window = Value::unnamed_composite([run.0, window.0].map(|part| Value::u128(part.into())));
+        let keys = (window, Value::u128(validator.0.into()));
+        self.stored("Windows", "Attestations", keys, at).await
+    }
+
+    /// What stands in the chain's state under `keys`.
+    async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
+        &self,
+        pallet: &str,
+        entry: &str,
+        keys: K,
+        at: &Head,
+    ) -> Result<Option<T>, LinkError> {
         let garbled = |error: &dyn std::error::Error| {
-            LinkError::Garbled(format!("System.Account: {}", chain_of(error)))
+            LinkError::Garbled(format!("{pallet}.{entry}: {}", chain_of(error)))
         };
-        let item = dynamic::storage::<(AccountId32,), Value>("System", "Account");
+        let item = dynamic::storage::<K, Value>(pallet, entry);
         let item = self.runtime.storage().entry(item).map_err(|error| garbled(&error))?;
-        let key = item.fetch_key((AccountId32(*account),)).map_err(|error| garbled(&error))?;
+        let key = item.fetch_key(keys).map_err(|error| garbled(&error))?;
         let bytes = self.ask(self.methods.state_get_storage(&key, Some(hash(at)))).await?;
         let decode = |bytes: Vec<u8>| T::decode_all(&mut bytes.as_slice());
         bytes.map(decode).transpose().map_err(|error| garbled(&error))

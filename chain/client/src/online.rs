@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window,
-    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
+    view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
 };
 use std::{
     sync::Arc,
@@ -293,6 +293,18 @@ impl Chain for SubxtChain {
             }
         }
         Ok(None)
+    }
+
+    async fn attestation(
+        &self,
+        run: RunId,
+        window: Window,
+        validator: Uid,
+    ) -> Result<Option<Vec<(Uid, Verdict)>>, ChainError> {
+        let doing = format!("reading what uid {validator} attested in window {} of run {run}", window.0);
+        let read =
+            |link: Arc<Link>| async move { link.attestation(run, window, validator, &link.head()).await };
+        self.inner.line.read(&doing, read).await
     }
 
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {

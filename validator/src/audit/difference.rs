@@ -3,6 +3,7 @@
 use protocol::{
     Block, Digest, Uid,
     receipt::{Observed, Previous},
+    view::Verdict,
 };
 use serde::Serialize;
 use std::fmt;
@@ -21,6 +22,10 @@ pub enum Difference {
     OtherPrevious { said: Option<Previous>, chain: Option<Previous> },
     /// What is remembered of a seat changed between two receipts.
     StandingChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
+    /// The receipt says that a seat was attested otherwise than the chain was told.
+    AttestedOther { uid: Uid, said: Option<Verdict>, taken: Option<Verdict> },
+    /// The chain has taken an attestation or a vote that the receipt does not sign.
+    NotStated { what: &'static str },
     /// A seat was attested that committed to nothing.
     AttestedNothing { uid: Uid },
     /// A faulty contribution was attested as valid.
@@ -66,7 +71,7 @@ pub enum Difference {
     /// A weight does not follow from the scores.
     WrongWeight { uid: Uid, said: u16, ours: u16 },
     /// A weight was posted that the scores do not come to.
-    WrongBallot { epoch: u32, uid: Uid, posted: u16, earned: u16 },
+    WrongBallot { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
 }
 
 /// Before a contribution is applied, or after.
@@ -115,6 +120,9 @@ impl Difference {
         match self {
             Difference::OtherSubject { .. } | Difference::OtherPrevious { .. } => "PROT-27",
             Difference::WrongSalt { .. } => "PROT-2",
+            Difference::AttestedOther { .. }
+            | Difference::NotStated { .. }
+            | Difference::VotedOther { .. } => "PROT-21",
             Difference::WrongTrained { .. } => "PROT-6",
             Difference::AttestedNothing { .. }
             | Difference::SkippedFault { .. }
@@ -125,10 +133,7 @@ impl Difference {
             | Difference::OtherHolder { .. } => "PROT-14",
             Difference::MergedOthers { .. } => "PROT-16",
             Difference::WrongMerge { .. } => "PROT-17",
-            Difference::WrongBase { .. }
-            | Difference::VotedOther { .. }
-            | Difference::Dissent { .. }
-            | Difference::JudgedVoid => "PROT-19",
+            Difference::WrongBase { .. } | Difference::Dissent { .. } | Difference::JudgedVoid => "PROT-19",
             Difference::WrongSequences { .. } | Difference::WrongLosses { .. } => "PROT-22",
             Difference::StandingChanged { .. }
             | Difference::Misjudged { .. }
@@ -174,6 +179,15 @@ impl fmt::Display for Difference {
                 "between two receipts it changed what it remembers{}: {field} was {was}, and is {is}",
                 Of(uid)
             ),
+            Difference::AttestedOther { uid, said, taken } => write!(
+                f,
+                "the receipt says that it attested uid {uid} as {}; the chain was told {}",
+                name(*said),
+                name(*taken)
+            ),
+            Difference::NotStated { what } => {
+                write!(f, "the receipt has no signature under its {what}, which the chain has taken")
+            }
             Difference::AttestedNothing { uid } => {
                 write!(f, "it attested uid {uid}, which had committed to nothing")
             }
@@ -248,11 +262,21 @@ impl fmt::Display for Difference {
             Difference::WrongWeight { uid, said, ours } => {
                 write!(f, "its scores give uid {uid} a weight of {ours}, it says {said}")
             }
-            Difference::WrongBallot { epoch, uid, posted, earned } => write!(
+            Difference::WrongBallot { epoch, uid, posted, earned, posted_share, earned_share } => write!(
                 f,
-                "for epoch {epoch} it posted a weight of {posted} for uid {uid}, whose scores come to {earned}"
+                "for epoch {epoch} it posted a weight of {posted} for uid {uid}, {:.1} % of all; its scores come to {earned}, {:.1} %",
+                posted_share * 100.0,
+                earned_share * 100.0
             ),
         }
+    }
+}
+
+fn name(verdict: Option<Verdict>) -> &'static str {
+    match verdict {
+        Some(Verdict::Valid) => "valid",
+        Some(Verdict::Faulty) => "faulty",
+        None => "nothing",
     }
 }
 

@@ -6,16 +6,16 @@
 use super::{Ballot, Facts, Found, TOLERANCE};
 use crate::{
     evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
-    gauntlet::{Measured, Sketch, Sketches},
+    gauntlet::{Measured, Sketch},
 };
 use chain_client::ChainError;
 use dataset::Dataset;
 use model::Evaluator;
 use protocol::{
-    Digest, Role, Uid, Window, keys, lineage,
+    Digest, Role, Uid, Window, keys,
     receipt::{self, Judgement, Observed, Previous, Receipt, ReceiptError},
     submission::Fault,
-    view::{Checkpoint, Outcome, SeatView, WindowView},
+    view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
 };
 use replica::{
     Contribution, Followed, Follower, ModelState, causes, checkpoint,
@@ -23,7 +23,7 @@ use replica::{
     mirrors::Mirrors,
 };
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
-use store::{Limits, fetch::NobodyHadIt};
+use store::{Fetch, Limits, fetch::NobodyHadIt};
 
 /// Windows looked back through for the two judged before a ballot was bound.
 const BALLOT_WINDOWS: u32 = 16;
@@ -55,7 +55,8 @@ pub enum AuditError {
     #[error("uid {uid} is no validator now, so nobody knows where its receipts are")]
     NoValidator { uid: Uid },
     #[error(
-        "uid {uid} has put no receipt for window {} on the chain. Try again in a window or two: a validator publishes after it has judged",
+        "uid {uid} has put no receipt for window {} on the chain. A validator does within a window or two, after it has judged; of one that \
+         never does, nobody can check anything",
         window.0
     )]
     NotAnchored { uid: Uid, window: Window },
@@ -86,7 +87,8 @@ impl Auditor {
         let Some(seat) = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator) else {
             return Err(AuditError::NoValidator { uid });
         };
-        let receipt = receipt_of(&self.follower, view, seat).await?;
+        let receipt = receipt_of(&*self.follower.fetch, &run, view, seat).await?;
+        let attestation = self.follower.chain.attestation(run.id, view.window, uid).await?;
         let (earlier, kept_from) = self.earlier(view.window, uid).await?;
         let remembered = match receipt.previous {
             Some(previous) => self.receipt_named(seat, previous).await.map(|receipt| receipt.after().clone()),
@@ -103,6 +105,7 @@ impl Auditor {
             view: view.clone(),
             training_sequences: self.dataset.training_sequences(),
             uid,
+            attestation,
             earlier,
             kept_from,
             remembered,
@@ -141,7 +144,7 @@ impl Auditor {
 
     async fn receipt_named(&self, seat: &SeatView, named: Previous) -> Option<Receipt> {
         let Previous { window, digest } = named;
-        fetch_receipt(&self.follower, seat, window, digest).await.ok()?.ok()
+        fetch_receipt(&*self.follower.fetch, &self.follower.run, seat, window, digest).await.ok()?.ok()
     }
 
     /// Every contribution of the window that can still be had, and what is to be said of each.
@@ -256,7 +259,7 @@ impl Auditor {
         let mut at = window;
         loop {
             let Some(view) = self.view(at).await? else { return Ok(None) };
-            let Some(before) = at.previous() else { return self.genesis(&view) };
+            let Some(before) = at.previous() else { return self.genesis(&view).await };
             let Some(fixed_by) = self.view(before).await? else { return Ok(None) };
             if let Some(Outcome::Merged(vote)) = fixed_by.outcome
                 && let Some(state_root) = vote.state_root
@@ -274,15 +277,13 @@ impl Auditor {
         }
     }
 
-    /// `θ_0`, if it is what the chain's first lineage begins with.
-    fn genesis(&self, first: &WindowView) -> Result<Option<ModelState>, FollowError> {
-        let run = &self.follower.run;
-        let theta = model::init_flat(&self.follower.spec.model, self.follower.spec.seed)?;
-        let root = lineage::weights_root(&theta);
-        if root != run.theta0 || lineage::genesis(&run.params, &run.manifest, &root) != first.lineage {
-            return Ok(None);
+    /// `θ_0`, if it can be had, and is what the chain's first lineage begins with.
+    async fn genesis(&self, first: &WindowView) -> Result<Option<ModelState>, FollowError> {
+        match self.follower.genesis().await {
+            Ok(state) => Ok((state.lineage == first.lineage).then_some(state)),
+            Err(FollowError::Genesis { .. } | FollowError::Checkpoint(_)) => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(Some(ModelState::genesis(run.id, &run.params, &run.manifest, theta)))
     }
 
     /// What the selected contributions come to.
@@ -332,16 +333,7 @@ impl Auditor {
             .map_or(0, |last| last + 1);
         let mut asked = reached + reached.div_ceil(SEATS_TOGETHER);
         let order = judgement.order.clone();
-        let job = Job::new(
-            state.theta.clone(),
-            &self.follower,
-            held,
-            order,
-            &assignment,
-            seed,
-            0,
-            Sketches::default(),
-        );
+        let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
             let time_left = || {
@@ -370,7 +362,7 @@ impl Auditor {
             let Some(before) = at.previous().filter(|_| earned.len() < 2) else { break };
             at = before;
             let Some(view) = self.view(at).await? else { break };
-            let Ok(receipt) = receipt_of(&self.follower, &view, seat).await else { continue };
+            let Ok(receipt) = receipt_of(&*self.follower.fetch, run, &view, seat).await else { continue };
             if let Some(judgement) = receipt.judgement {
                 earned.insert(0, (at, judgement.weights));
             }
@@ -393,14 +385,15 @@ fn found_by(error: &ContributionError) -> Found {
 
 /// The receipt that a validator anchored for a window.
 pub async fn receipt_of(
-    follower: &Follower,
+    fetch: &dyn Fetch,
+    run: &RunView,
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, AuditError> {
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
-    match fetch_receipt(follower, seat, window, *digest).await {
+    match fetch_receipt(fetch, run, seat, window, *digest).await {
         Ok(Ok(receipt)) => Ok(receipt),
         Ok(Err(source)) => Err(AuditError::NoReceipt { uid, window, source }),
         Err(source) => Err(AuditError::NotPublished { uid, window, source }),
@@ -408,17 +401,17 @@ pub async fn receipt_of(
 }
 
 async fn fetch_receipt(
-    follower: &Follower,
+    fetch: &dyn Fetch,
+    run: &RunView,
     seat: &SeatView,
     window: Window,
     digest: Digest,
 ) -> Result<Result<Receipt, ReceiptError>, NobodyHadIt> {
-    let params = &follower.run.params;
-    let key = keys::receipt(follower.run.id, window, seat.id.uid, &digest);
-    let largest = u64::try_from(receipt::largest_bytes(params)).unwrap_or(u64::MAX);
+    let key = keys::receipt(run.id, window, seat.id.uid, &digest);
+    let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
     let mirrors = Mirrors::one(&seat.endpoint);
-    let bytes = mirrors.get(&*follower.fetch, &key, &digest, &Limits::for_bytes(largest)).await?;
-    Ok(Receipt::open(&bytes, params))
+    let bytes = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await?;
+    Ok(Receipt::open(&bytes, &run.params))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::{
 };
 use protocol::{
     Hotkey, Role, RunId,
-    receipt::{Attested, Exact, FORMAT, FaultSaid, Merged},
+    receipt::{Attested, Exact, FORMAT, FaultSaid, Merged, Stated},
     select::Selected,
     view::{Selection, Vote},
 };
@@ -20,6 +20,10 @@ fn params() -> RunParams {
     RunParams { evaluation_sequences: 6, sequences_per_seat: 20, epoch_windows: 2, ..RunParams::default() }
 }
 
+fn key() -> ed25519_dalek::SigningKey {
+    ed25519_dalek::SigningKey::from_bytes(&[9; 32])
+}
+
 fn digest(of: u16) -> Digest {
     Digest::of(&of.to_le_bytes())
 }
@@ -28,7 +32,7 @@ fn seat(uid: Uid, role: Role) -> SeatView {
     SeatView {
         id: SeatId { uid, registered_at: Block(0) },
         role,
-        hotkey: Hotkey([uid.0 as u8; 32]),
+        hotkey: if uid == UID { Hotkey(key().verifying_key().to_bytes()) } else { Hotkey([uid.0 as u8; 32]) },
         coldkey: [0; 32],
         endpoint: String::new(),
         stake: 1,
@@ -106,12 +110,12 @@ fn honest_with(budget: u32) -> Facts {
     let before = form::standings(&before);
     let previous = Previous { window: Window(5), digest: digest(105) };
     let fault = FaultSaid { uid: Uid(9), label: "undecodable".into(), detail: "it cannot be decoded".into() };
-    let receipt = Receipt {
+    let mut receipt = Receipt {
         format: FORMAT,
         run: RunId(1),
         window: NOW,
         validator: seat(UID, Role::Validator).id,
-        hotkey: Hotkey([9; 32]),
+        hotkey: seat(UID, Role::Validator).hotkey,
         base: view.lineage,
         previous: Some(previous),
         salt: SALT,
@@ -121,9 +125,11 @@ fn honest_with(budget: u32) -> Facts {
             update: digest(103),
             state_root: None,
         }),
+        stated: Stated::default(),
         before: before.clone(),
         judgement: Some(form::judgement(plan, &evidence, &verdict)),
     };
+    receipt.state(true, true, &key());
     let measured = evidence.iter().filter_map(|evidence| match &evidence.observed {
         gauntlet::Observed::Valid { measured: Some(measured), .. } => {
             Some((evidence.seat.uid, measured.clone()))
@@ -143,6 +149,7 @@ fn honest_with(budget: u32) -> Facts {
             .collect(),
         training_sequences: 5000,
         uid: UID,
+        attestation: Some(receipt.verdicts()),
         earlier: Some(previous),
         kept_from: Window(0),
         remembered: Some(before),
@@ -196,10 +203,12 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
     view.slots.iter().map(of).collect()
 }
 
-/// The honest receipt with a lie in it.
+/// The honest receipt with a lie in it, which the chain was told as well.
 fn lied(lie: impl FnOnce(&mut Receipt)) -> Facts {
     let mut facts = honest();
     lie(&mut facts.receipt);
+    facts.receipt.state(true, true, &key());
+    facts.attestation = Some(facts.receipt.verdicts());
     facts
 }
 
@@ -374,8 +383,62 @@ fn a_model_that_was_merged_falsely_is_found() {
     found(&facts, |d| matches!(d, Difference::WrongMerge { said, .. } if *said == digest(201)));
     found(&facts, |d| matches!(d, Difference::Dissent { .. }));
     found(&facts, |d| matches!(d, Difference::VotedOther { .. }));
+    // That shows without a receipt.
+    let fixed = Vote { update: digest(103), state_root: None };
+    let merged = WindowView { outcome: Some(Outcome::Merged(fixed)), ..facts.view.clone() };
+    let (voted, fixed) = (digest(201), digest(103));
+    assert_eq!(dissent(&merged, UID), Some(Difference::Dissent { voted, fixed }));
+    assert_eq!(dissent(&merged, Uid(1)), None);
+    assert_eq!(dissent(&WindowView { outcome: None, ..merged }, UID), None);
     let facts = lied(|receipt| receipt.merged.as_mut().unwrap().inputs.truncate(2));
     found(&facts, |d| matches!(d, Difference::MergedOthers { .. }));
+}
+
+/// What the signatures of the receipt prove.
+fn proven(facts: &Facts) -> Vec<Matter> {
+    let proofs = evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote());
+    assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey).is_ok()));
+    proofs.iter().map(|proof| proof.statement.matter).collect()
+}
+
+#[test]
+fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
+    assert_eq!(proven(&honest()), []);
+    // The chain was told that a fault is none, and the receipt tells of it.
+    let mut facts = honest();
+    facts.attestation.as_mut().unwrap().last_mut().unwrap().1 = Verdict::Valid;
+    let (said, taken) = (Some(Verdict::Faulty), Some(Verdict::Valid));
+    found(&facts, |d| *d == Difference::AttestedOther { uid: Uid(9), said, taken });
+    found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(9), .. }));
+    assert_eq!(proven(&facts), [Matter::Attestation]);
+    let mut facts = honest();
+    facts.attestation.as_mut().unwrap().pop();
+    found(&facts, |d| *d == Difference::AttestedOther { uid: Uid(9), said, taken: None });
+    let mut facts = honest();
+    facts.view.votes = vec![(UID, Vote { update: digest(201), state_root: None })];
+    assert_eq!(proven(&facts), [Matter::Vote]);
+    // Another state root is another vote.
+    facts.view.votes[0].1 = Vote { update: digest(103), state_root: Some(digest(1)) };
+    assert_eq!(proven(&facts), [Matter::Vote]);
+    // What it did not tell the chain contradicts nothing.
+    facts.view.votes.clear();
+    facts.attestation = None;
+    assert_eq!((proven(&facts), audit(&facts)), (vec![], vec![]));
+}
+
+#[test]
+fn who_signs_nothing_to_be_convicted_by_is_found() {
+    let mut facts = honest();
+    facts.receipt.stated.attestation = None;
+    assert_eq!(audit(&facts), [Difference::NotStated { what: "attestation" }]);
+    facts.receipt.stated = Stated::default();
+    facts.view.votes = vec![(UID, facts.receipt.vote().unwrap())];
+    assert_eq!(audit(&facts).len(), 2);
+    assert_eq!(proven(&facts), []);
+    // By another key than the seat's nobody is convicted; it may have been the seat's then.
+    let mut facts = honest();
+    facts.seats.last_mut().unwrap().hotkey = Hotkey([1; 32]);
+    assert_eq!((audit(&facts).len(), unchecked(&facts).len()), (0, 1));
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! `validator audit`: what a validator, or every one, says of a window beside what is so.
 
 use super::{
-    Difference, Unchecked, audit,
+    Difference, Unchecked, audit, dissent, evidence,
     gather::{AuditError, Auditor},
     unchecked,
 };
 use anyhow::Context as _;
+use codec::Encode as _;
 use model::{DeviceChoice, Evaluator};
 use protocol::{
     Role, Uid, Window,
     receipt::{Observed, Receipt},
+    statement::SignedStatement,
 };
 use replica::causes;
 use seat::{
@@ -50,13 +52,18 @@ pub struct Audit {
 /// What came of one validator's audit.
 struct Audited {
     uid: Uid,
+    /// Whether the chain has its attestation, and its vote.
+    took_part: (bool, bool),
+    /// Without a receipt, those that the chain shows by itself.
+    differences: Vec<Difference>,
     result: Result<Checked, AuditError>,
 }
 
 struct Checked {
     receipt: Receipt,
-    differences: Vec<Difference>,
     unchecked: Vec<Unchecked>,
+    /// What its own signatures prove against it.
+    evidence: Vec<SignedStatement>,
     checks: Value,
 }
 
@@ -89,12 +96,16 @@ pub async fn act(verb: Audit, paper: &mut Paper<'_>) -> anyhow::Result<()> {
     };
     let mut all = Vec::new();
     for uid in uids {
+        let voted = view.votes.iter().any(|(of, _)| *of == uid);
+        let took_part = (view.attested.contains(&uid), voted);
+        let mut differences: Vec<Difference> = dissent(&view, uid).into_iter().collect();
         let result = match auditor.facts(&view, uid).await {
             Ok(mut facts) => {
                 facts.tolerance = verb.tolerance;
+                differences = audit(&facts);
                 Ok(Checked {
-                    differences: audit(&facts),
                     unchecked: unchecked(&facts),
+                    evidence: evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote()),
                     checks: json!({
                         "salt": facts.view.salts.iter().any(|(of, _)| *of == uid),
                         "history": facts.remembered.is_some() || facts.receipt.previous.is_none(),
@@ -108,12 +119,11 @@ pub async fn act(verb: Audit, paper: &mut Paper<'_>) -> anyhow::Result<()> {
             Err(AuditError::Chain(error)) => return Err(error.into()),
             Err(error) => Err(error),
         };
-        all.push(Audited { uid, result });
+        all.push(Audited { uid, took_part, differences, result });
     }
     let list: Vec<Value> = all.iter().map(Audited::json).collect();
     paper.result(&text(window, &all), json!({ "window": window, "validators": list }))?;
-    let differences: usize =
-        all.iter().filter_map(|one| Some(one.result.as_ref().ok()?.differences.len())).sum();
+    let differences: usize = all.iter().map(|one| one.differences.len()).sum();
     let missing =
         all.iter().filter(|one| !one.result.as_ref().is_ok_and(|checked| checked.unchecked.is_empty()));
     let missing = missing.count();
@@ -140,27 +150,45 @@ fn not_audited(error: AuditError) -> anyhow::Error {
 }
 
 fn text(window: Window, all: &[Audited]) -> String {
+    // Writing to a text does not fail.
     let mut text = format!("window {}\n", window.0);
-    for Audited { uid, result } in all {
-        // Writing to a text does not fail.
+    for Audited { uid, took_part, differences, result } in all {
+        let found = match differences.len() {
+            0 => "no difference".to_owned(),
+            1 => "1 difference".to_owned(),
+            count => format!("{count} differences"),
+        };
         let _ = match result {
-            Err(error) => writeln!(text, "uid {uid}: not audited: {}", causes(error)),
-            Ok(Checked { receipt, differences, unchecked, checks }) => {
-                let found = match differences.len() {
-                    0 => "no difference".to_owned(),
-                    1 => "1 difference".to_owned(),
-                    count => format!("{count} differences"),
-                };
-                let _ = writeln!(text, "uid {uid}: {found}; {}", about(receipt, checks));
-                for difference in differences {
-                    let _ = writeln!(text, "  {}: {difference}", difference.rule());
-                }
-                for Unchecked { what, why, to_do } in unchecked {
-                    let _ = writeln!(text, "  not checked: {what}, since {why}; {to_do}");
-                }
-                Ok(())
+            Err(error) if differences.is_empty() => {
+                writeln!(text, "uid {uid}: not audited: {}", causes(error))
+            }
+            Err(error) => writeln!(text, "uid {uid}: {found}; the rest was not audited: {}", causes(error)),
+            Ok(checked) => {
+                writeln!(text, "uid {uid}: {found}; {}", about(&checked.receipt, &checked.checks))
             }
         };
+        let _ = match took_part {
+            _ if matches!(result, Err(AuditError::NoValidator { .. })) => Ok(()),
+            (true, true) => Ok(()),
+            (true, false) => writeln!(text, "  it did not vote in this window"),
+            (false, true) => writeln!(text, "  it did not attest in this window"),
+            (false, false) => writeln!(text, "  it neither attested nor voted in this window"),
+        };
+        for difference in differences {
+            let _ = writeln!(text, "  {}: {difference}", difference.rule());
+        }
+        let Ok(Checked { unchecked, evidence, .. }) = result else { continue };
+        if !evidence.is_empty() {
+            let _ = writeln!(
+                text,
+                "  it signed what it did not tell the chain, and whoever shows that is paid: \
+                 validator report --window {} --validator {uid}",
+                window.0
+            );
+        }
+        for Unchecked { what, why, to_do } in unchecked {
+            let _ = writeln!(text, "  not checked: {what}, since {why}; {to_do}");
+        }
     }
     text
 }
@@ -178,7 +206,7 @@ fn about(receipt: &Receipt, checks: &Value) -> String {
     let ballot = if checks["ballot"] == true {
         "its epoch's weights too"
     } else {
-        "its epoch's weights are not revealed"
+        "no weights of its for the epoch are on the chain"
     };
     format!(
         "it judged {} seats, {measured} of them measured, of which {} were measured again; {ballot}",
@@ -189,19 +217,34 @@ fn about(receipt: &Receipt, checks: &Value) -> String {
 
 impl Audited {
     fn json(&self) -> Value {
-        match &self.result {
-            Err(error) => json!({ "uid": self.uid, "audited": false, "why": causes(error) }),
-            Ok(Checked { receipt: _, differences, unchecked, checks }) => {
-                let difference = |difference: &Difference| {
+        let difference = |difference: &Difference| {
+            json!({
+                "rule": difference.rule(), "message": difference.to_string(), "difference": difference,
+            })
+        };
+        let (attested, voted) = self.took_part;
+        let mut value = json!({
+            "uid": self.uid, "attested": attested, "voted": voted,
+            "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
+        });
+        let more = match &self.result {
+            Err(error) => json!({ "audited": false, "why": causes(error) }),
+            Ok(Checked { receipt, unchecked, evidence, checks }) => {
+                let proof = |signed: &SignedStatement| {
                     json!({
-                        "rule": difference.rule(), "message": difference.to_string(), "difference": difference,
+                        "call": "Windows.report_contradiction", "hotkey": receipt.hotkey,
+                        "statement": format!("0x{}", hex::encode(signed.encode())),
                     })
                 };
                 json!({
-                    "uid": self.uid, "audited": true, "checks": checks, "unchecked": unchecked,
-                    "differences": differences.iter().map(difference).collect::<Vec<_>>(),
+                    "audited": true, "checks": checks, "unchecked": unchecked,
+                    "evidence": evidence.iter().map(proof).collect::<Vec<_>>(),
                 })
             }
+        };
+        if let (Value::Object(value), Value::Object(more)) = (&mut value, more) {
+            value.extend(more);
         }
+        value
     }
 }

@@ -2,9 +2,10 @@ use super::*;
 use crate::gauntlet::{self, Evidence, LossPair, Measured, Observed};
 use async_trait::async_trait;
 use chain_client::{Amount, Balance, ChainError, Draft, Head, Included};
+use codec::Encode as _;
 use protocol::{
     Block, Hotkey, SeatId,
-    receipt::{FORMAT, FaultSaid},
+    receipt::{FORMAT, FaultSaid, Stated},
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{sync::Mutex, time::Duration};
@@ -34,6 +35,7 @@ fn receipt(window: Window, previous: Option<Previous>, said: Said) -> Receipt {
         salt: [4; 32],
         attested: said.attested.unwrap_or_default(),
         merged: said.merged,
+        stated: Stated::default(),
         before: Standings { judged: window.previous(), seats: vec![] },
         judgement: None,
     }
@@ -41,7 +43,7 @@ fn receipt(window: Window, previous: Option<Previous>, said: Said) -> Receipt {
 
 fn seal(receipts: &mut Receipts, window: u32) -> Option<Digest> {
     let window = Window(window);
-    receipts.seal(window, |previous, said| receipt(window, previous, said)).unwrap()
+    receipts.seal(window, Taken::default(), |previous, said| receipt(window, previous, said)).unwrap()
 }
 
 fn valid(uids: &[u16]) -> Attested {
@@ -67,6 +69,31 @@ fn whoever_is_killed_says_of_a_window_what_it_said_before() {
     assert_eq!(receipts.attest(Window(3), base, valid(&[3])).unwrap(), valid(&[3]));
     assert_eq!(receipts.unsealed_before(Window(3)), [Window(2)]);
     assert_eq!(receipts.said(Window(2)).unwrap().base, base);
+}
+
+#[test]
+fn only_what_the_chain_took_as_it_was_said_is_stated_again() {
+    let said = Said { attested: Some(valid(&[1, 2])), merged: Some(merged(1)), ..Said::default() };
+    let told = valid(&[1, 2]).verdicts();
+    let vote = |byte| Some(Vote { update: Digest([byte; 32]), state_root: None });
+    let taken = |attestation, vote| said.taken(attestation, vote);
+    assert_eq!(taken(Some(&told[..]), vote(1)), Taken { attestation: true, vote: true });
+    // Refused, or never sent.
+    assert_eq!(taken(None, None), Taken::default());
+    // Another process had the seat's key, and was first.
+    assert_eq!(taken(Some(&told[..1]), vote(2)), Taken::default());
+    // A lost disk remembers nothing.
+    assert_eq!(Said::default().taken(Some(&told[..]), vote(1)), Taken::default());
+
+    let directory = tempfile::tempdir().unwrap();
+    let mut receipts = load(directory.path());
+    receipts.attest(Window(2), Digest([1; 32]), valid(&[1, 2])).unwrap();
+    let taken = Taken { attestation: true, vote: true };
+    receipts.seal(Window(2), taken, |previous, said| receipt(Window(2), previous, said)).unwrap();
+    let (_, Sealed { bytes, .. }) = receipts.pending().remove(0);
+    let statements = Receipt::open(&bytes, &RunParams::default()).unwrap().statements();
+    assert_eq!(statements.len(), 1, "there was no vote");
+    assert_eq!(statements[0].statement.digest, Digest::of(&told.encode()));
 }
 
 #[test]

@@ -1,0 +1,287 @@
+//! What cannot be trained on is told apart, and a window that is given up leaves everything as it was before it.
+
+mod support;
+
+use dataset::{Dataset, Pieces, PiecesError, ShardRange};
+use ed25519_dalek::SigningKey;
+use miner::{
+    outbox::Outbox,
+    snapshot::Snapshot,
+    train::{self, Beside, Cause, Trained, TrainingError},
+};
+use model::{DeviceChoice, ModelError, Recipe, Trainer};
+use protocol::{Block, RunId, SeatId, Uid, Window, params::Density};
+use replica::{Codec, causes};
+use std::{
+    cell::Cell,
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+};
+
+const BATCH: usize = 4;
+
+struct Scene {
+    directory: tempfile::TempDir,
+    data: PathBuf,
+    dataset: Dataset,
+    theta: Vec<f32>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let directory = tempfile::tempdir().unwrap();
+        let data = support::prepare(directory.path());
+        let dataset = Dataset::open(&data, None).unwrap();
+        let theta = model::init_flat(&support::config(&dataset), 11).unwrap();
+        Scene { directory, data, dataset, theta }
+    }
+
+    fn trainer(&self, learning_rate: f64) -> Trainer {
+        let recipe = Recipe { batch: BATCH, micro_batch: BATCH, learning_rate, ..Recipe::default() };
+        let config = support::config(&self.dataset);
+        Trainer::new(&config, &recipe, DeviceChoice::Cpu, &self.theta).unwrap()
+    }
+
+    fn train(&self, trainer: &mut Trainer, beside: &mut dyn Beside) -> Result<Trained, TrainingError> {
+        let sequences: Vec<u64> = (100..140).collect();
+        let go = AtomicBool::new(false);
+        train::train(trainer, &self.dataset, &sequences, BATCH, Trained::default(), &go, beside)
+    }
+}
+
+#[test]
+fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
+    let scene = Scene::new();
+    let mut trainer = scene.trainer(1e3);
+    let schema = support::config(&scene.dataset).schema().unwrap();
+    let (codec, key) = (Codec::new(&schema, Density(256)).unwrap(), SigningKey::from_bytes(&[7; 32]));
+    let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
+    let outbox = Outbox { directory: scene.directory.path(), run: RunId(1), seat, key: &key, codec: &codec };
+    // A window was trained well before.
+    trainer.step(&[scene.dataset.sequence(1).unwrap()]).unwrap();
+    let before = trainer.state();
+    let kept =
+        Snapshot { residual: vec![0.25; schema.values()], ..Snapshot::fresh(Window(3), schema.values()) };
+    outbox.begin(&kept, &trainer).unwrap();
+
+    trainer.refuse_loss_above(2.0 * f64::from(scene.dataset.vocab()).ln());
+    trainer.load(&scene.theta).unwrap();
+    let error = scene.train(&mut trainer, &mut ()).unwrap_err();
+    let TrainingError::GivenUp { step, first_sequence, last_sequence, cause, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(*cause, Cause::Data);
+    let first = 100 + u64::from(step - 1) * BATCH as u64;
+    assert_eq!((*first_sequence, *last_sequence), (first, first + BATCH as u64 - 1));
+    let said = causes(&error);
+    assert!(said.contains("learning rate") && said.contains(&first.to_string()), "{said}");
+    assert_ne!(trainer.state(), before, "steps were taken");
+
+    outbox.take_back(&mut trainer).unwrap();
+    assert_eq!(trainer.state(), before);
+    assert_eq!(outbox.open(&mut trainer).unwrap().unwrap().value, kept);
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_not_called_bad_data() {
+    let scene = Scene::new();
+    let mut trainer = scene.trainer(1e-3);
+    let mut theta = scene.theta.clone();
+    theta.iter_mut().for_each(|weight| *weight = f32::NAN);
+    trainer.load(&theta).unwrap();
+    let error = scene.train(&mut trainer, &mut ()).unwrap_err();
+    assert!(matches!(error, TrainingError::GivenUp { step: 1, cause: Cause::State, .. }), "{error:?}");
+}
+
+/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so many steps are done.
+struct Withheld {
+    directory: PathBuf,
+    reads: AtomicUsize,
+    given: usize,
+    steps: Mutex<mpsc::Receiver<u32>>,
+    asked: Box<dyn Fn() + Send + Sync>,
+    over: Mutex<mpsc::Receiver<()>>,
+}
+
+impl Pieces for Withheld {
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError> {
+        if self.reads.fetch_add(1, SeqCst) == self.given {
+            let steps = self.steps.lock().unwrap();
+            while steps.recv()? < self.given as u32 {}
+            (self.asked)();
+            let _ = self.over.lock().unwrap().recv();
+            return Err("it is over".into());
+        }
+        let read = |wanted: &ShardRange| {
+            let shard = fs::read(dataset::shard_path(&self.directory, &wanted.shard))?;
+            Ok(shard[wanted.range.start as usize..wanted.range.end as usize].to_vec())
+        };
+        wanted.iter().map(read).collect()
+    }
+}
+
+/// Says how many steps are done, and leaves when it is told to.
+struct Leaves {
+    steps: mpsc::SyncSender<u32>,
+    leaving: Arc<AtomicBool>,
+}
+
+impl Beside for Leaves {
+    fn stepped(&mut self, _: &Trainer, trained: &Trained) {
+        self.steps.send(trained.steps).unwrap();
+    }
+    fn repeated(&mut self, _: u32, error: &ModelError) {
+        panic!("{error}");
+    }
+    fn is_leaving(&self) -> bool {
+        self.leaving.load(SeqCst)
+    }
+}
+
+#[test]
+fn a_deadline_or_a_stop_that_comes_while_data_is_awaited_keeps_the_steps_that_are_done() {
+    let scene = Scene::new();
+    let tokenizer = fs::read(dataset::tokenizer_path(&scene.data)).unwrap();
+    for deadline in [true, false] {
+        let told = Arc::new(AtomicBool::new(false));
+        let (steps, seen) = mpsc::sync_channel(BATCH);
+        let (over, until) = mpsc::sync_channel::<()>(1);
+        let tell = told.clone();
+        let withheld = Withheld {
+            directory: scene.data.clone(),
+            reads: 0.into(),
+            given: 3,
+            steps: Mutex::new(seen),
+            asked: Box::new(move || tell.store(true, SeqCst)),
+            over: Mutex::new(until),
+        };
+        let manifest = scene.dataset.manifest().clone();
+        let withheld =
+            Dataset::elsewhere(scene.data.clone(), manifest, tokenizer.clone(), Arc::new(withheld)).unwrap();
+        let never = Arc::new(AtomicBool::new(false));
+        let (stop, leaving) = if deadline { (told, never) } else { (never, told) };
+        let sequences: Vec<u64> = (100..140).collect();
+        let mut trainer = scene.trainer(1e-3);
+        let mut beside = Leaves { steps, leaving };
+        let trained =
+            train::train(&mut trainer, &withheld, &sequences, BATCH, Trained::default(), &stop, &mut beside)
+                .unwrap();
+        assert_eq!((trained.steps, trained.sequences), (3, 3 * BATCH as u32));
+        assert!(0.0 < trained.data_seconds, "what was waited for counts");
+        drop(over);
+
+        let mut undisturbed = scene.trainer(1e-3);
+        for indices in sequences.chunks(BATCH).take(3) {
+            undisturbed.step(&scene.dataset.sequences(indices).unwrap()).unwrap();
+        }
+        assert!(trainer.weights_flat() == undisturbed.weights_flat());
+    }
+}
+
+/// Tokens in memory that does not hold them: the first so many times that they are read they are others.
+struct Unsound {
+    others: Vec<u32>,
+    tokens: Vec<u32>,
+    wrong: Cell<u32>,
+    reads: Cell<u32>,
+}
+
+impl AsRef<[u32]> for Unsound {
+    fn as_ref(&self) -> &[u32] {
+        self.reads.set(self.reads.get() + 1);
+        match self.wrong.get().checked_sub(1) {
+            Some(left) => {
+                self.wrong.set(left);
+                &self.others
+            }
+            None => &self.tokens,
+        }
+    }
+}
+
+#[test]
+fn a_step_that_is_wrong_once_is_taken_as_if_nothing_had_been() {
+    let scene = Scene::new();
+    let known = scene.dataset.sequence(5).unwrap();
+    // Of what it was trained on it knows how it goes on, and not at all of the same backwards.
+    let trained = || {
+        let mut trainer = scene.trainer(1e-2);
+        for _ in 0..60 {
+            trainer.step(&[&known]).unwrap();
+        }
+        trainer
+    };
+    let unsound = |wrong: u32| Unsound {
+        others: known.iter().rev().copied().collect(),
+        tokens: known.clone(),
+        wrong: Cell::new(wrong),
+        reads: Cell::new(0),
+    };
+    let (mut undisturbed, sound) = (trained(), unsound(0));
+    let expected = train::step(&mut undisturbed, &[&sound], |error| panic!("{error}")).unwrap();
+    let backwards = trained().step(&[unsound(u32::MAX)]).unwrap().loss;
+    assert!(2.0 * expected.loss < backwards, "{} {backwards}", expected.loss);
+    let bound = (expected.loss + backwards) / 2.0;
+
+    let mut trainer = trained();
+    trainer.refuse_loss_above(bound);
+    let mut refused = Vec::new();
+    let once = unsound(sound.reads.get());
+    let step = train::step(&mut trainer, &[&once], |error| refused.push(error.clone())).unwrap();
+    assert_eq!(step, expected);
+    assert!(matches!(refused[..], [ModelError::Exploded { loss, .. }] if loss == backwards), "{refused:?}");
+    assert_eq!(trainer.state(), undisturbed.state());
+    assert!(trainer.weights_flat() == undisturbed.weights_flat());
+
+    // Wrong both times, it is not taken; and wrong in another way the second time, it is the device.
+    let mut trainer = trained();
+    trainer.refuse_loss_above(expected.loss / 2.0);
+    let (before, weights) = (trainer.state(), trainer.weights_flat());
+    for (wrong, cause) in [(u32::MAX, Cause::Data), (sound.reads.get(), Cause::Device)] {
+        let taken = train::step(&mut trainer, &[&unsound(wrong)], |error| panic!("{error}"));
+        assert_eq!(taken.unwrap_err().0, cause);
+        assert!(trainer.state() == before && trainer.weights_flat() == weights);
+    }
+}
+
+#[test]
+fn a_damaged_shard_is_named() {
+    let scene = Scene::new();
+    let shards: Vec<PathBuf> =
+        fs::read_dir(scene.data.join("shards")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    for path in &shards {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[7] ^= 1;
+        fs::write(path, bytes).unwrap();
+    }
+    let scene = Scene { dataset: Dataset::open(&scene.data, None).unwrap(), ..scene };
+    let error = scene.train(&mut scene.trainer(1e-3), &mut ()).unwrap_err();
+    let said = causes(&error);
+    assert!(matches!(error, TrainingError::Data(_)), "{said}");
+    assert!(shards.iter().any(|path| said.contains(path.to_str().unwrap())), "{said}");
+}
+
+#[test]
+fn what_goes_on_beside_the_steps_sees_each_of_them() {
+    #[derive(Default)]
+    struct Counting(Vec<u32>);
+    impl Beside for Counting {
+        fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
+            assert_eq!(trainer.steps(), u64::from(trained.steps));
+            self.0.push(trained.sequences);
+        }
+        fn repeated(&mut self, step: u32, error: &ModelError) {
+            panic!("step {step}: {error}");
+        }
+    }
+    let scene = Scene::new();
+    let mut seen = Counting::default();
+    let trained = scene.train(&mut scene.trainer(1e-3), &mut seen).unwrap();
+    assert_eq!(seen.0, (1..=10).map(|step| step * BATCH as u32).collect::<Vec<_>>());
+    assert_eq!((trained.sequences, trained.steps), (40, 10));
+}

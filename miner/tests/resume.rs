@@ -1,0 +1,434 @@
+//! A miner that is killed, at any moment, goes on to the bits that it would have come to.
+//!
+//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot, spool, spend. Only the chain
+//! is left out, so that a window takes as long as its steps: commitments are taken at once, and a window's model is the one before it with the
+//! miner's own contribution applied. What it would upload is kept. At the end everything on disk is compared, byte by byte, with what an
+//! undisturbed process leaves.
+
+#![cfg(unix)]
+
+mod support;
+
+use dataset::Dataset;
+use ed25519_dalek::SigningKey;
+use kernels::encode::Source as Feedback;
+use miner::{
+    compress,
+    outbox::Outbox,
+    progress::{self, Every, Of, Progress},
+    snapshot::Snapshot,
+    train::{self, Beside, Trained},
+};
+use model::{DeviceChoice, ModelError, Recipe, Trainer};
+use protocol::{
+    Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    contribution::{CODEC, Schema},
+    params::Density,
+    submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
+};
+use replica::{Codec, ModelState, codec::Update, files};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
+    time::{Duration, Instant},
+};
+
+/// Windows of an undisturbed process.
+const WINDOWS: u32 = 4;
+/// Sequences dealt in each.
+const SEQUENCES: u32 = 40;
+const BATCH: usize = 4;
+/// In every third window a deadline comes after so many.
+const CUT: u32 = 24;
+const KILLS: u32 = 50;
+const DECAY: f32 = 0.9;
+
+/// What tells a process that it is the one to be killed, and where it works.
+const HOME: &str = "METTLE_TEST_RESUME_HOME";
+const DATA: &str = "METTLE_TEST_RESUME_DATA";
+
+/// A process's main, where this test's own program is started once more. Otherwise nothing.
+#[test]
+fn the_process_that_is_killed() {
+    let (Some(home), Some(data)) = (std::env::var_os(HOME), std::env::var_os(DATA)) else { return };
+    if let Err(error) = mine(Path::new(&home), Path::new(&data)) {
+        eprintln!("Error: {}", replica::causes(&*error));
+        std::process::exit(3);
+    }
+}
+
+#[test]
+fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
+    let scene = Scene::new();
+    let started = Instant::now();
+    let undisturbed = scene.home("undisturbed");
+    let output = scene.run(&undisturbed, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let whole_run = started.elapsed();
+    let expected = left_behind(&undisturbed);
+    assert_eq!(expected.len(), 3 + WINDOWS as usize, "{:?}", expected.keys());
+
+    // To repeat the moments as nearly as a machine allows: the seed is the test's.
+    let mut dice = Dice(0x6d65_7474_6c65);
+    let mut hits: BTreeMap<String, u32> = BTreeMap::new();
+    let (mut kills, mut rounds) = (0, 0);
+    while kills < KILLS {
+        rounds += 1;
+        let home = scene.home(&format!("round-{rounds}"));
+        loop {
+            // Between no time at all and a third of a whole run, its start included.
+            let after = whole_run.mul_f64(dice.next() / 3.0);
+            if kills < KILLS && !scene.run_and_kill(&home, after) {
+                kills += 1;
+                *hits.entry(moment(&home)).or_default() += 1;
+                continue;
+            }
+            let output = scene.run(&home, &[]);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            break;
+        }
+        let found = left_behind(&home);
+        for (name, bytes) in &expected {
+            assert!(
+                found.get(name) == Some(bytes),
+                "round {rounds}: {name} differs from an undisturbed miner's"
+            );
+        }
+        assert_eq!(found.len(), expected.len());
+    }
+    println!(
+        "{kills} kills in {rounds} runs, each of them then like the undisturbed one of {whole_run:.1?}; hit:"
+    );
+    hits.iter().for_each(|(moment, count)| println!("{count:4}  {moment}"));
+    let amid_a_write: u32 =
+        hits.iter().filter(|(moment, _)| moment.contains("writing")).map(|(_, count)| count).sum();
+    assert!(0 < amid_a_write, "no kill came amid a write: {hits:?}");
+}
+
+/// The system refuses to write more than so much into a file: as a full disk does, at once and in the middle.
+#[test]
+fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
+    let scene = Scene::new();
+    let undisturbed = scene.home("undisturbed");
+    assert!(scene.run(&undisturbed, &[]).status.success());
+    let expected = left_behind(&undisturbed);
+
+    let home = scene.home("full");
+    // Somewhere in the second window.
+    assert!(!scene.run_and_kill_when(&home, || home.join("sent/0").exists()));
+    let before = fs::read(home.join("miner.snapshot")).unwrap();
+    for blocks in [0, 1, 64, 500] {
+        let output =
+            scene.run(&home, &["sh", "-c", &format!("trap '' XFSZ; ulimit -f {blocks}; exec \"$@\""), "sh"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains("Error: could not write") && said.contains("is the disk full"), "{said}");
+        assert!(!said.contains("panicked"), "{said}");
+        assert!(fs::read(home.join("miner.snapshot")).unwrap() == before, "the last good one stands");
+    }
+    let output = scene.run(&home, &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(left_behind(&home) == expected);
+}
+
+#[test]
+fn where_both_snapshots_inside_a_window_are_damaged_it_is_trained_from_its_beginning() {
+    let scene = Scene::new();
+    let undisturbed = scene.home("undisturbed");
+    assert!(scene.run(&undisturbed, &[]).status.success());
+
+    let home = scene.home("damaged");
+    let both = ["training.snapshot", "training.snapshot.before"].map(|name| home.join(name));
+    assert!(!scene.run_and_kill_when(&home, || both.iter().all(|path| path.exists())));
+    for path in &both {
+        // A kill between two renames leaves one of them.
+        if let Ok(mut bytes) = fs::read(path) {
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            fs::write(path, bytes).unwrap();
+        }
+    }
+    let output = scene.run(&home, &[]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("from its beginning"), "{said}");
+    assert!(
+        home.join("training.snapshot.damaged").exists()
+            || home.join("training.snapshot.before.damaged").exists()
+    );
+    let (found, expected) = (left_behind(&home), left_behind(&undisturbed));
+    assert!(expected.iter().all(|(name, bytes)| found.get(name) == Some(bytes)));
+}
+
+/// Mines [`WINDOWS`] windows in `home`, from wherever a predecessor was killed.
+fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
+    let dataset = Dataset::open(data, None)?;
+    let config = support::config(&dataset);
+    let schema = config.schema()?;
+    let (run, params) = (RunId(1), RunParams::default());
+    let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
+    let key = SigningKey::from_bytes(&[7; 32]);
+    let codec = Codec::new(&schema, Density(256))?;
+    let outbox = Outbox { directory: home, run, seat, key: &key, codec: &codec };
+
+    let model = home.join("model.state");
+    let mut state = match ModelState::load(&model, run, schema.values())? {
+        Some(state) => state,
+        None => {
+            let theta = model::init_flat(&config, 11)?;
+            let genesis = ModelState::genesis(run, &params, &dataset.digest(), theta);
+            let state = ModelState { buffer: None, ..genesis };
+            state.save(&model)?;
+            state
+        }
+    };
+    let recipe = Recipe { batch: BATCH, micro_batch: BATCH, warmup_steps: 20, ..Recipe::default() };
+    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &state.theta)?;
+    let mut snapshot = match outbox.open(&mut trainer)? {
+        Some(found) => found.value,
+        None => {
+            let fresh = Snapshot::fresh(state.window, schema.values());
+            outbox.begin(&fresh, &trainer)?;
+            fresh
+        }
+    };
+
+    while state.window < Window(WINDOWS) {
+        let window = state.window;
+        let pending = match snapshot.pending.clone().filter(|pending| pending.window == window) {
+            Some(pending) => {
+                say("taking up a contribution");
+                let header = header(&schema, &codec, &key, &state, pending.trained);
+                outbox.take_up(&mut snapshot, pending, &header, &trainer)??
+            }
+            None => {
+                say("training");
+                let trained = train(home, &dataset, run, seat, &state, &outbox, &mut trainer)?;
+                say("compressing");
+                let away = window.0 - snapshot.residual_for.0;
+                compress::fade(&mut snapshot.residual, DECAY, away);
+                let after = trainer.weights_flat();
+                let source = Feedback::Difference { decay: DECAY, before: &state.theta, after: &after };
+                let header = header(&schema, &codec, &key, &state, trained.sequences);
+                let pending = outbox.make(&mut snapshot, &header, source, &trainer)?;
+                progress::kept(home).remove();
+                pending
+            }
+        };
+        say("committing");
+        if !pending.committed {
+            outbox.committed(&mut snapshot, &pending, &trainer)?;
+        }
+        say("uploading");
+        let bytes = fs::read(outbox.path(&pending))?;
+        files::write_atomic(&home.join("sent").join(window.0.to_string()), &bytes)?;
+        say("following");
+        let body = &bytes[PREFIX_BYTES..bytes.len() - SIGNATURE_BYTES];
+        let update = Update::check(&codec, body, false)?;
+        state.merged(1.0, &Digest::of(&bytes), &update, None);
+        state.save(&model)?;
+    }
+    Ok(())
+}
+
+/// One window's training, a snapshot after every step.
+fn train(
+    home: &Path,
+    dataset: &Dataset,
+    run: RunId,
+    seat: SeatId,
+    state: &ModelState,
+    outbox: &Outbox<'_>,
+    trainer: &mut Trainer,
+) -> Result<Trained, Box<dyn std::error::Error>> {
+    let first = u64::from(state.window.0 * SEQUENCES);
+    let sequences: Vec<u64> =
+        (first..first + u64::from(SEQUENCES)).map(|index| index * 7 % dataset.training_sequences()).collect();
+    let (window, lineage, weights) = (state.window, state.lineage, state.weights_root());
+    let of = Of { run, seat, window, lineage, weights, sequences: progress::digest_of(&sequences) };
+    let mut progress = Progress::new(home, of, Every::Steps(1));
+    let begun = match progress.take_up(trainer) {
+        Ok(Some(found)) => found.value,
+        Ok(None) => {
+            trainer.load(&state.theta)?;
+            Trained::default()
+        }
+        Err(error) => {
+            eprintln!("training the window from its beginning: {}", replica::causes(&error));
+            outbox.take_back(trainer)?;
+            trainer.load(&state.theta)?;
+            Trained::default()
+        }
+    };
+    let deadline = if window.0 % 3 == 1 { CUT } else { u32::MAX };
+    let stop = AtomicBool::new(deadline <= begun.sequences);
+    let mut beside = Keeping { progress, stop: &stop, deadline };
+    Ok(train::train(trainer, dataset, &sequences, BATCH, begun, &stop, &mut beside)?)
+}
+
+struct Keeping<'a> {
+    progress: Progress,
+    stop: &'a AtomicBool,
+    /// The chain reaches it after so many sequences.
+    deadline: u32,
+}
+
+impl Beside for Keeping<'_> {
+    fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
+        if let Err(error) = self.progress.stepped(trainer, trained) {
+            eprintln!("no snapshot inside the window: {}", replica::causes(&error));
+        }
+        if self.deadline <= trained.sequences {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn repeated(&mut self, step: u32, error: &ModelError) {
+        panic!("step {step} failed: {error}");
+    }
+}
+
+fn header(schema: &Schema, codec: &Codec, key: &SigningKey, state: &ModelState, trained: u32) -> Header {
+    Header {
+        codec: CODEC,
+        run: state.run,
+        window: state.window,
+        uid: Uid(4),
+        hotkey: Hotkey(key.verifying_key().to_bytes()),
+        base: state.lineage,
+        schema: schema.digest(),
+        density: codec.density(),
+        trained,
+    }
+}
+
+/// Says what comes next to whoever will kill us.
+fn say(what: &str) {
+    println!("\nnow {what}");
+    std::io::stdout().flush().expect("the parent listens");
+}
+
+/// A prepared text, and homes of miners.
+struct Scene {
+    directory: tempfile::TempDir,
+    data: PathBuf,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let directory = tempfile::tempdir().unwrap();
+        let data = support::prepare(directory.path());
+        Scene { directory, data }
+    }
+
+    fn home(&self, name: &str) -> PathBuf {
+        let home = self.directory.path().join(name);
+        fs::create_dir(&home).unwrap();
+        home
+    }
+
+    /// The process, started by `by`.
+    fn command(&self, home: &Path, by: &[&str]) -> Command {
+        let program = std::env::current_exe().unwrap();
+        let mut command = match by {
+            [] => Command::new(program),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program);
+                command
+            }
+        };
+        command.args(["the_process_that_is_killed", "--exact", "--nocapture", "--test-threads", "1"]);
+        command.env(HOME, home).env(DATA, &self.data).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+        command
+    }
+
+    /// Runs the process to its end.
+    fn run(&self, home: &Path, by: &[&str]) -> Output {
+        self.command(home, by).output().unwrap()
+    }
+
+    /// Runs the process and kills it `after` so long. Whether it had come to its end before.
+    fn run_and_kill(&self, home: &Path, after: Duration) -> bool {
+        let started = Instant::now();
+        self.run_and_kill_when(home, || after <= started.elapsed())
+    }
+
+    /// The same, when `now` is true.
+    fn run_and_kill_when(&self, home: &Path, now: impl Fn() -> bool) -> bool {
+        let said = fs::File::create(home.join("said")).unwrap();
+        let mut child = self.command(home, &[]).stdout(said).stderr(Stdio::null()).spawn().unwrap();
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                assert!(status.success(), "{status}");
+                return true;
+            }
+            if now() {
+                // SIGKILL: nothing is caught, flushed or finished.
+                child.kill().unwrap();
+                // It may have come to its end just before.
+                return child.wait().unwrap().success();
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+/// What counts of what a process left behind, by its name.
+fn left_behind(home: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files: BTreeMap<String, Vec<u8>> = ["model.state", "model.state.before", "miner.snapshot"]
+        .map(|name| (name.into(), fs::read(home.join(name)).unwrap()))
+        .into();
+    for window in fs::read_dir(home.join("sent")).unwrap().flatten() {
+        let name = window.file_name().to_string_lossy().into_owned();
+        // What a kill amid an upload left counts for nothing: it was sent again, whole.
+        if !name.starts_with('.') {
+            files.insert(format!("sent/{name}"), fs::read(window.path()).unwrap());
+        }
+    }
+    files
+}
+
+/// What a killed process was at, by what it said last and by what it left half done.
+fn moment(home: &Path) -> String {
+    let said = fs::read_to_string(home.join("said")).unwrap_or_default();
+    let at = said.lines().rev().find_map(|line| line.strip_prefix("now ")).unwrap_or("starting").to_owned();
+    let names = |directory: PathBuf| -> Vec<String> {
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let unfinished =
+        |directory: PathBuf| names(directory).into_iter().find(|name| name.contains("unfinished"));
+    let half = ["", "contributions", "sent"].iter().find_map(|part| unfinished(home.join(part)));
+    let here = names(home.to_owned());
+    let renamed = here
+        .iter()
+        .filter_map(|name| name.strip_suffix(".before"))
+        .find(|name| !here.iter().any(|there| there == name));
+    match (half, renamed) {
+        (_, Some(name)) => format!("{at}, writing: between the renames of {name}"),
+        (Some(half), None) => {
+            let name = half.trim_start_matches('.').split(".unfinished").next().unwrap_or_default();
+            let name = if name.starts_with("unfinished") { "a contribution" } else { name };
+            format!("{at}, writing {name}")
+        }
+        (None, None) => at,
+    }
+}
+
+/// Numbers from 0 to 1, the same every time (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn next(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
