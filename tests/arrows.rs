@@ -128,7 +128,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "tests",
         ],
     ),
-    ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "tests"]), // Where there is a `main`. Below it, callers match.
+    ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "model", "tests"]), // Where there is a `main`. Below it, callers match.
 ];
 
 /// All that `protocol` is made of.

@@ -22,7 +22,8 @@ fn network(seed: u64, cheats: &[&str], failures_ppm: u32, windows: u32) -> Histo
         miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
     }
     let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
-    let cast = Cast { seed, miners, validators, same_evaluation: failures_ppm == 0, failures_ppm };
+    let cast =
+        Cast { seed, miners, validators, honest_stake: 1, same_evaluation: failures_ppm == 0, failures_ppm };
     let history = alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
     history.expect("nothing that a seat does stops a network")
 }

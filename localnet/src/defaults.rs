@@ -94,6 +94,7 @@ pub fn spec() -> RunSpec {
         name: "localnet".into(),
         model: ModelConfig::preset("localnet").expect("the preset is in the list"),
         seed: 0,
+        weights: None,
         recipe: Recipe::default(),
     }
 }

@@ -17,11 +17,22 @@ pub struct SeatSeen {
     pub attested: u32,
     /// Windows in which the contribution was selected; for a validator, windows it voted in.
     pub selected: u32,
+    /// Windows in which a validator voted another update than two thirds did.
+    pub dissents: u32,
     pub gains: Vec<f64>,
     pub score: Option<f64>,
     pub train_seconds: f64,
+    /// Of these, spent waiting for data.
+    pub data_seconds: f64,
     pub bytes_up: u64,
     pub bytes_down: u64,
+}
+
+impl SeatSeen {
+    /// The share of its training time in which a miner waited for data; `None` before it has trained.
+    pub fn data_wait_share(&self) -> Option<f64> {
+        (0.0 < self.train_seconds).then(|| self.data_seconds / self.train_seconds)
+    }
 }
 
 /// Something that was held against a seat.
@@ -62,6 +73,7 @@ pub struct Observer {
     pub held_out: BTreeMap<Window, BTreeMap<String, f64>>,
     pub seen: BTreeMap<Uid, SeatSeen>,
     pub faults: Vec<FaultSeen>,
+    /// What a node said that it could not do, or was seen to do otherwise than all others.
     pub missed: Vec<(Window, String, String)>,
     /// The last update's size in bytes and number of contributions.
     pub last_merge: Option<(Window, u64, usize)>,
@@ -147,8 +159,14 @@ impl Observer {
         for uid in &view.attested {
             self.seen.entry(*uid).or_default().attested += 1;
         }
-        for (uid, _) in &view.votes {
-            self.seen.entry(*uid).or_default().selected += 1;
+        for (uid, vote) in &view.votes {
+            let seen = self.seen.entry(*uid).or_default();
+            seen.selected += 1;
+            if matches!(outcome, Outcome::Merged(fixed) if fixed.update != vote.update) {
+                seen.dissents += 1;
+                let reason = "voted another update than two thirds of the stake".to_owned();
+                self.missed.push((view.window, self.name_of(*uid), reason));
+            }
         }
         let Some(selection) = &view.selection else { return };
         for uid in &selection.valid {
@@ -190,8 +208,10 @@ impl Observer {
             Entry::Holds { window, lineage, .. } => {
                 self.held.entry(name).or_default().insert(window, lineage);
             }
-            Entry::Trained { train_seconds, .. } => {
-                self.seen.entry(uid).or_default().train_seconds += train_seconds;
+            Entry::Trained { train_seconds, data_seconds, .. } => {
+                let seen = self.seen.entry(uid).or_default();
+                seen.train_seconds += train_seconds;
+                seen.data_seconds += data_seconds;
             }
             Entry::Attested { window, faulty, not_observed, .. } => {
                 for fault in faulty.into_iter().chain(not_observed) {
@@ -226,7 +246,10 @@ impl Observer {
             | Entry::Uploaded { .. }
             | Entry::Posted { .. }
             | Entry::Published { .. }
-            | Entry::Repaired { .. } => {}
+            | Entry::Repaired { .. }
+            | Entry::Resumed { .. }
+            | Entry::Repeated { .. }
+            | Entry::FellBack { .. } => {}
         }
     }
 
@@ -262,5 +285,17 @@ impl Observer {
     pub fn name_of(&self, uid: Uid) -> String {
         let found = self.uids.iter().find(|(_, other)| **other == uid);
         found.map_or_else(|| format!("uid {uid}"), |(name, _)| name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_of_waiting_is_of_the_time_that_was_trained() {
+        assert_eq!(SeatSeen::default().data_wait_share(), None, "nothing was trained yet");
+        let seen = SeatSeen { train_seconds: 8.0, data_seconds: 2.0, ..SeatSeen::default() };
+        assert_eq!(seen.data_wait_share(), Some(0.25));
     }
 }

@@ -30,6 +30,8 @@ pub struct Report {
     pub bytes_down: u64,
     /// The share of wall time, since the first window opened, in which a miner trained; the mean over the miners.
     pub compute_share: f64,
+    /// The share of that training time in which miners waited for data, over all of them.
+    pub data_wait_share: f64,
     /// What validators held against seats, or could not see.
     pub faults: Vec<FaultSeen>,
     /// Seconds of wall time since the first window opened, in this sitting.
@@ -49,8 +51,12 @@ pub struct SeatReport {
     pub attested: u32,
     /// Miners: windows in which it was selected. Validators: windows it voted in.
     pub selected: u32,
+    /// Validators: windows in which it voted another update than two thirds did.
+    pub dissents: u32,
     /// Mean loss taken away on common sequences, nats per token, over all judgements (miners).
     pub mean_common_gain: Option<f64>,
+    /// The share of its training time in which it waited for data (miners that trained).
+    pub data_wait_share: Option<f64>,
     /// Consensus weight at the end, of 65535.
     pub final_weight: u16,
     /// Pay credited so far, in the chain's smallest unit.
@@ -73,7 +79,9 @@ impl Report {
                 committed: seen.committed,
                 attested: seen.attested,
                 selected: seen.selected,
+                dissents: seen.dissents,
                 mean_common_gain: (!seen.gains.is_empty()).then_some(mean),
+                data_wait_share: seen.data_wait_share(),
                 final_weight: observer.weights.get(&uid).copied().unwrap_or(0),
                 paid: seat.earned,
             });
@@ -81,6 +89,7 @@ impl Report {
         seats.sort_by(|left, right| (left.role, &left.name).cmp(&(right.role, &right.name)));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
         let trained: f64 = observer.seen.values().map(|seen| seen.train_seconds).sum();
+        let waited: f64 = observer.seen.values().map(|seen| seen.data_seconds).sum();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
         Report {
             windows: observer.windows(),
@@ -103,6 +112,7 @@ impl Report {
             bytes_up: observer.seen.values().map(|seen| seen.bytes_up).sum(),
             bytes_down: observer.seen.values().map(|seen| seen.bytes_down).sum(),
             compute_share: if 0.0 < seconds { trained / miners / seconds } else { 0.0 },
+            data_wait_share: if 0.0 < trained { waited / trained } else { 0.0 },
             faults: observer.faults.clone(),
             seconds,
         }
@@ -127,7 +137,13 @@ impl Report {
                 seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.5}")).unwrap_or_default();
             let weight = match seat.role {
                 Role::Miner => format!(" weight {:>5},", seat.final_weight),
-                Role::Validator => String::new(),
+                Role::Validator if seat.dissents == 0 => {
+                    format!(" attested {}, voted {},", seat.attested, seat.selected)
+                }
+                Role::Validator => format!(
+                    " attested {}, voted {}, {} of them against two thirds,",
+                    seat.attested, seat.selected, seat.dissents
+                ),
             };
             let paid = chain_client::Amount(seat.paid);
             let name = match seat.conduct.as_str() {
@@ -137,10 +153,11 @@ impl Report {
             lines.push(format!("{name:<12}{weight} paid {paid}{gain}"));
         }
         lines.push(format!(
-            "{:.1} MB up, {:.1} MB down, miners trained {:.0} % of the time, {} faults",
+            "{:.1} MB up, {:.1} MB down, miners trained {:.0} % of the time ({:.1} % of it waiting for data), {} faults",
             self.bytes_up as f64 / 1e6,
             self.bytes_down as f64 / 1e6,
             self.compute_share * 100.0,
+            self.data_wait_share * 100.0,
             self.faults.len()
         ));
         lines.join("\n")

@@ -117,6 +117,7 @@ pub async fn establish(
             let now = owner_chain.heads().borrow().block.0;
             params.schedule.start = Block(now.saturating_add(BLOCKS_BEFORE_START).saturating_add(steps));
             let new = NewRun {
+                weights: None,
                 spec: work.spec,
                 dataset: work.dataset,
                 params,
@@ -216,6 +217,7 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
             secret_key: Some(seat.secret_key.clone()),
             secret_key_file: None,
         }),
+        data: None,
         train: (seat.role == Role::Miner)
             .then(|| TrainFile { commit_margin_blocks: Some(2 + plan.finality_lag), ..TrainFile::default() }),
         serve: (seat.role == Role::Validator).then(ServeFile::default),

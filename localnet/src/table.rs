@@ -208,7 +208,8 @@ impl Curve {
 }
 
 fn grid(observer: &Observer) -> Grid<'static> {
-    let header = ["seat", "conduct", "committed", "attested", "selected", "score", "weight", "paid", "now"];
+    let header =
+        ["seat", "conduct", "committed", "attested", "selected", "score", "weight", "waits", "paid", "now"];
     let mut seats: Vec<_> = observer.seats.iter().collect();
     seats.sort_by_key(|seat| (seat.role, observer.name_of(seat.id.uid)));
     let rows = seats.into_iter().map(|seat| {
@@ -220,6 +221,8 @@ fn grid(observer: &Observer) -> Grid<'static> {
             Some(weight) if miner => weight.to_string(),
             _ => "-".into(),
         };
+        // For data, of the time that it trained.
+        let waits = seen.data_wait_share().map_or("-".into(), |share| format!("{:.1} %", share * 100.0));
         let committed = if miner { seen.committed.to_string() } else { "-".into() };
         Row::new(vec![
             Cell::from(observer.name_of(uid)),
@@ -229,6 +232,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
             Cell::from(seen.selected.to_string()),
             Cell::from(score),
             Cell::from(weight),
+            Cell::from(waits),
             Cell::from(observer.paid(uid).to_string()),
             Cell::from(doing_now(observer, uid, miner)),
         ])
@@ -241,6 +245,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
         Constraint::Length(14),
         Constraint::Length(8),
         Constraint::Length(6),
+        Constraint::Length(7),
         Constraint::Length(20),
         Constraint::Min(10),
     ];

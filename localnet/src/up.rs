@@ -190,9 +190,10 @@ async fn live(
         Some(_) => format!("kept in {}", claimed.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
     };
+    let mut observer = network.observer(&plan, &*chain).await?;
+    // From here on the processes are watched, and a death is said before anything that follows from it.
     println!("network up: chain {}, store {}; {place}", plan.chain_urls().join(" "), plan.store_url());
 
-    let mut observer = network.observer(&plan, &*chain).await?;
     let display = Display::open(up.plain, plan.seats.len())?;
     let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss, stop).await;
 

@@ -9,15 +9,19 @@ mod support;
 use chain_client::keys::Key;
 use chain_client::{Expectations, SubxtChain};
 use localnet::{
-    layout::Claimed,
+    layout::{Claimed, ORIGIN},
+    network::Network,
     observe::{Observer, SeatSeen},
+    process::{Program, last_lines},
+    seats::Seats,
     setup,
 };
 use protocol::{
-    Role, Uid, Window,
+    Role, RunId, RunParams, Schedule, Uid, Window,
     view::{Outcome, VoidReason},
 };
-use std::time::Duration;
+use replica::Entry;
+use std::{path::Path, time::Duration};
 use store::server::{ALWAYS, Faults};
 use support::{Net, Sitting, one_at_a_time};
 
@@ -348,6 +352,279 @@ async fn a_run_that_hides_attestations_and_votes_trains_like_any_other() {
     net.down().await;
 }
 
+/// A miner that is killed inside a window, one whose disk is full, and a new run from what they trained.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_miner_loses_nothing_to_a_kill_or_a_full_disk_and_its_model_starts_another_run() {
+    let _alone = one_at_a_time().await;
+    let chain = setup::ChainWanted::Embedded { block_millis: 200 };
+    let mut net = Net::sit(chain, Seats::honest(1, 1), long_params(), 2).await;
+    net.until("a window is merged", |seen| 1 <= merged_since(seen, 0)).await;
+
+    a_miner_killed_inside_a_window_contributes_it_and_is_paid(&mut net).await;
+    a_full_disk_is_waited_for(&mut net).await;
+    let mut base = a_published_model_starts_another_run(&mut net).await;
+
+    net.network.stop().await;
+    base.stop().await;
+}
+
+/// Windows with enough time to train that a miner which is started again in the middle of one still ends it.
+fn long_params() -> RunParams {
+    let mut params = support::params(2);
+    let Schedule { blocks_per_window, commit_by, reveal_by, attest_by, vote_by, .. } = &mut params.schedule;
+    for block in [blocks_per_window, commit_by, reveal_by, attest_by, vote_by] {
+        *block += 40;
+    }
+    RunParams { sequences_per_seat: 96, ..params }
+}
+
+/// What a miner's journal says from `offset` on.
+fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
+    let path = net.directory().join(name).join("data").join("journal.jsonl");
+    replica::journal::read_from(&path, offset).expect("a journal")
+}
+
+/// Has a miner whose home this is train in small steps, with room before the deadline for a busy machine, and whatever is said beside it.
+fn set_training(home: &Path, beside: &str) {
+    let path = home.join("settings.toml");
+    let text = std::fs::read_to_string(&path).expect("its settings");
+    let (before, _) = text.split_once("[train]").expect("a miner's settings");
+    let train = format!("{before}[train]\nbatch_sequences = 4\ncommit_margin_blocks = 20\n{beside}\n");
+    std::fs::write(&path, train).expect("its settings");
+}
+
+/// Killed by its supervisor with the window half trained, and started again at once, it goes on from the snapshot inside the window.
+async fn a_miner_killed_inside_a_window_contributes_it_and_is_paid(net: &mut Net) {
+    let (name, uid) = ("miner-0", net.uid("miner-0"));
+    set_training(&net.directory().join(name), "snapshot_every_steps = 1");
+    net.network.kill(name).await.expect("the miner ran");
+    net.start(name);
+
+    let inside = net.directory().join(name).join("data").join("training.snapshot");
+    let all_earned = |seen: &Observer| seen.seats_of(Role::Miner).map(|seat| seat.earned).sum::<u128>();
+    let mut earned = 0;
+    for attempt in 0.. {
+        assert!(attempt < 10, "no killed window was ended{}", net.last_lines());
+        // Right after a snapshot inside the window, while there is more to train.
+        let began = std::time::Instant::now();
+        while !inside.exists() {
+            assert!(began.elapsed() < Duration::from_secs(240), "it does not train{}", net.last_lines());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let (_, offset) = journal(net, name, 0);
+        earned = all_earned(&net.observer);
+        net.network.kill(name).await.expect("the miner ran");
+        net.start(name);
+
+        let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
+        let open = open.expect("the run has started");
+        net.until("the window is fixed", |seen| open.0 <= last_fixed(seen)).await;
+        // It went on with some of the sequences done, ended it, and was chosen. Where the kill came too late, another window is tried.
+        let resumed = journal(net, name, offset).0.into_iter().find_map(|entry| match entry {
+            Entry::Resumed { window, sequences, .. } if 0 < sequences => Some((window, sequences)),
+            _ => None,
+        });
+        let Some((window, before)) = resumed else { continue };
+        let trained = journal(net, name, offset).0.into_iter().find_map(|entry| match entry {
+            Entry::Trained { window: of, sequences, .. } if of == window => Some(sequences),
+            _ => None,
+        });
+        net.until("that window is fixed", |seen| window.0 <= last_fixed(seen)).await;
+        let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
+        let selection = view.and_then(|view| view.selection);
+        let selected = selection.is_some_and(|all| all.selected.iter().any(|one| one.uid == uid));
+        println!("window {}: killed after {before} sequences, {trained:?} in the end", window.0);
+        if selected && trained.is_some_and(|trained| before < trained) {
+            break;
+        }
+    }
+    net.until("it is paid", |seen| earned < all_earned(seen)).await;
+}
+
+/// First there is no room for the snapshot that a contribution needs, then not even for the model; then there is again. The process is the same
+/// from beginning to end.
+async fn a_full_disk_is_waited_for(net: &mut Net) {
+    let (name, uid) = ("miner-0", net.uid("miner-0"));
+    let home = net.directory().join(name);
+    net.network.kill(name).await.expect("the miner ran");
+    // Killed between two renames, it has only the one before.
+    let length = |file: &str| {
+        let path = home.join("data").join(file);
+        let before = home.join("data").join(format!("{file}.before"));
+        std::fs::metadata(&path).or_else(|_| std::fs::metadata(&before)).expect(file).len()
+    };
+    let (model, snapshot) = (length("model.state"), length("miner.snapshot"));
+    assert!(2 * model < snapshot, "{model} {snapshot}");
+
+    // A limit on the length of files is to the process what a full disk is, but that it would be ended by a signal.
+    let log = net.directory().join("full.txt");
+    let mut arguments: Vec<std::ffi::OsString> =
+        vec!["-c".into(), "trap '' XFSZ; exec \"$@\"".into(), "sh".into(), support::PROGRAM.into()];
+    arguments.extend(["role", "miner", "start", "--with-parent", "--config"].map(Into::into));
+    arguments.push(home.join("settings.toml").into());
+    let program = Program {
+        name: "full".into(),
+        executable: "/bin/sh".into(),
+        arguments,
+        environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
+        log: log.clone(),
+        has_children: false,
+    };
+    let mut miner = program.start().expect("it starts");
+    let id = miner.id().expect("it runs");
+    let room = |bytes: &str| {
+        let done = std::process::Command::new("prlimit")
+            .args(["--pid", &id.to_string(), &format!("--fsize={bytes}:")])
+            .status();
+        assert!(done.expect("prlimit is part of every Linux").success(), "{bytes}");
+    };
+    let from = last_fixed(&net.observer) + 1;
+    let committed = |seen: &Observer| seen.seen.get(&uid).map_or(0, |seat| seat.committed);
+    let before = committed(&net.observer);
+    net.until("it mines", |seen| before < committed(seen) && from <= last_fixed(seen)).await;
+
+    room(&(snapshot - 1).to_string());
+    net.until("a window passes in which the contribution cannot be kept", |seen| {
+        seen.missed.iter().any(|(_, by, reason)| by == name && reason.contains("no room on the disk"))
+    })
+    .await;
+    room(&(model / 2).to_string());
+    // By the chain's own clock: what the observer saw last may be a window ago.
+    let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
+    let open = open.expect("the run has started").0;
+    net.until("two windows pass, and the model cannot be kept", |seen| open + 2 <= last_fixed(seen)).await;
+    let held = |seen: &Observer| seen.held.get(name).and_then(|held| held.keys().next_back().copied());
+    assert!(held(&net.observer).is_some_and(|held| held.0 <= open + 1), "{:?}", held(&net.observer));
+    assert!(miner.ended().expect("our child can be watched").is_none(), "{}", last_lines(&log, 8));
+
+    room("unlimited");
+    let now = last_fixed(&net.observer);
+    net.until("it holds the model again, and commits", |seen| {
+        let current = seen.current.as_ref().filter(|view| now < view.window.0);
+        holds_since(seen, name, now)
+            && current.is_some_and(|view| view.commitments.iter().any(|(of, _)| *of == uid))
+    })
+    .await;
+    let now = last_fixed(&net.observer);
+    net.until("a window is merged", |seen| 0 < merged_since(seen, now + 1)).await;
+    assert!(miner.ended().expect("our child can be watched").is_none(), "{}", last_lines(&log, 8));
+    assert!(net.observer.lineage_agreed());
+    let said = std::fs::read_to_string(&log).expect("its log");
+    let times = |words: &str| said.lines().filter(|line| line.contains(words)).count();
+    assert!(
+        (1..20).contains(&times("no room on the disk: make room")),
+        "it says so, and not all the time:\n{said}"
+    );
+    assert!(0 < times("there is room on the disk again"), "{said}");
+    assert!(!said.contains("panicked"), "{said}");
+    miner.kill().await.expect("our child");
+}
+
+/// What validators voted goes out in Hugging Face's form, without a seat or a key, and comes in as the first model of another run on the same
+/// chain, where it is trained on. Returns the processes that the first run was on.
+async fn a_published_model_starts_another_run(net: &mut Net) -> Network {
+    net.until("a checkpoint is voted, and its model judged", |seen| {
+        seen.run.checkpoint.is_some_and(|checkpoint| seen.held_out.contains_key(&checkpoint.window))
+    })
+    .await;
+    let window = net.observer.run.checkpoint.expect("just seen").window;
+    let loss = |seen: &Observer, window: Window| {
+        seen.held_out.get(&window).and_then(|by| by.values().next().copied())
+    };
+    let loss_before = loss(&net.observer, window).expect("just seen");
+    let (model, url) = (net.directory().join("model"), net.plan.chain_url());
+    let run_to_end = async |arguments: Vec<String>| {
+        let ended = tokio::task::spawn_blocking(move || support::localnet(arguments)).await.expect("it ends");
+        assert!(ended.success, "{}", ended.all());
+        ended.out
+    };
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let export = format!(
+        "role miner model export --published --chain {url} --run 0 --window {} --out {}",
+        window.0,
+        model.display()
+    );
+    let said = run_to_end(words(&export)).await;
+    let root = said.lines().find_map(|line| line.strip_prefix("weights root ")).expect("it says").to_owned();
+
+    // Who owns the second run publishes in the same bucket as the first one's owner.
+    let second = net.directory().join("second");
+    std::fs::create_dir(&second).expect("a directory");
+    let file = |name: &str, text: String| {
+        let path = second.join(name);
+        std::fs::write(&path, text).expect("a file");
+        path.display().to_string()
+    };
+    let (access_key, secret_key) = net.plan.origin_keys.clone();
+    let owner = file(
+        "owner.toml",
+        format!(
+            "chain = \"{url}\"\nkey = \"//Alice\"\n[store]\nendpoint = \"{}\"\nbucket = \"{ORIGIN}\"\naccess_key = \"{access_key}\"\nsecret_key = \"{secret_key}\"\n",
+            net.plan.store_url()
+        ),
+    );
+    let params = file("params.json", serde_json::to_string(&long_params()).expect("plain data"));
+    let terms = r#"{ "electorate_max": 16, "absence_windows": 6, "validator_stake_min": "100", "miner_stake_min": "1" }"#;
+    let terms = file("terms.json", terms.into());
+    let data = net.plan.dataset.clone().expect("it is on this machine");
+    let create = format!(
+        "role validator run create --yes --config {owner} --name again --weights {} --dataset {} --params {params} --terms {terms} --origin {}",
+        model.display(),
+        data.display(),
+        net.plan.bucket_url(ORIGIN)
+    );
+    let said = run_to_end(words(&create)).await;
+    let run = RunId(1);
+    assert!(said.contains("run 1, first window at block"), "{said}");
+    assert_eq!(net.chain.run(run).await.expect("our chain answers").theta0.to_string(), root);
+
+    // The seats move over: from now on `net` is the new run's network.
+    for seat in net.plan.seats.clone() {
+        // One of them ended with the step before.
+        let _ = net.network.kill(&seat.name).await;
+    }
+    net.plan.run = run.0;
+    let owner = Key::dev("//Alice").expect("a development key");
+    let owner =
+        SubxtChain::connect(&url, Some(owner), Expectations::default()).await.expect("our chain answers");
+    let mut network = Network::new(&second, support::PROGRAM.into());
+    for at in 0..net.plan.seats.len() {
+        let seat = net.plan.seats[at].clone();
+        net.plan.seats[at].uid = setup::add_seat(&second, &net.plan, &owner, &seat).await.expect("a seat");
+        if seat.role == Role::Miner {
+            set_training(&second.join(&seat.name), "");
+        }
+        network.start_seat(&net.plan, &net.plan.seats[at]).expect("it starts");
+    }
+    net.observer = network.observer(&net.plan, &*net.chain).await.expect("our chain answers");
+    let base = std::mem::replace(&mut net.network, network);
+    net.until("a window of the new run is merged, and the model that it opened with is judged", |seen| {
+        0 < merged_since(seen, 0) && !seen.held_out.is_empty()
+    })
+    .await;
+    assert!(net.observer.lineage_agreed());
+    // The same weights on the same text: windows in which nobody was in time change nothing. A busy machine may judge none before the first
+    // merge, which then goes on from there.
+    let judged = *net.observer.held_out.keys().next().expect("just seen");
+    let loss_now = loss(&net.observer, judged).expect("just seen");
+    let lineages = &net.observer.lineages;
+    if lineages.get(&judged) == lineages.values().next() {
+        assert!((loss_now - loss_before).abs() < 1e-6, "{loss_before} {loss_now}");
+    } else {
+        assert!(loss_now < loss_before + 0.5, "{loss_before} {loss_now}");
+    }
+
+    // And it can be had back, from the new run, as what it was.
+    let back = net.directory().join("back");
+    let export = format!(
+        "role miner model export --published --chain {url} --run 1 --window 0 --out {}",
+        back.display()
+    );
+    let said = run_to_end(words(&export)).await;
+    assert!(said.contains(&format!("weights root {root}")), "{said}");
+    base
+}
+
 /// The same order as a person types it: up, something dies, up again.
 #[tokio::test(flavor = "multi_thread")]
 async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
@@ -381,9 +658,20 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
     for field in ["held_out_loss", "lineage", "void_windows", "seats", "faults"] {
         assert!(report[field].is_array(), "{field}: {report}");
     }
-    for field in ["unigram_loss", "bytes_up", "bytes_down", "compute_share"] {
+    for field in ["unigram_loss", "bytes_up", "bytes_down", "compute_share", "data_wait_share"] {
         assert!(report[field].is_number(), "{field}: {report}");
     }
+    // Who trains may wait for some of its data, and not all the time; validators do not train.
+    let waits = |role: &str| -> Vec<Option<f64>> {
+        let seats = report["seats"].as_array().expect("a list").iter().filter(|seat| seat["role"] == role);
+        seats.map(|seat| seat["data_wait_share"].as_f64()).collect()
+    };
+    let miners = waits("miner");
+    assert!(miners.iter().any(Option::is_some), "{report}");
+    assert!(miners.iter().flatten().all(|share| (0.0..1.0).contains(share)), "{report}");
+    assert!(report["data_wait_share"].as_f64().is_some_and(|share| (0.0..1.0).contains(&share)), "{report}");
+    assert!(waits("validator").iter().all(Option::is_none), "{report}");
+    assert!(ended.out.contains("% of it waiting for data"), "{}", ended.all());
     assert!(Claimed::claim(&directory).expect("free again").plan.is_some());
 
     // The chain's death ends it as well.

@@ -1,13 +1,26 @@
 #![doc = include_str!("../README.md")]
 
+pub mod learning;
 pub mod sim;
 pub mod study;
 
 use std::{
+    error::Error,
     fs,
     path::{Path, PathBuf},
     process::Command,
 };
+
+/// An error and its causes, a line each, as our programs tell them.
+pub fn explained(error: &dyn Error) -> String {
+    let mut text = format!("error: {error}");
+    let mut cause = error.source();
+    while let Some(because) = cause {
+        text += &format!("\n  because: {because}");
+        cause = because.source();
+    }
+    text
+}
 
 /// The directory of the workspace.
 pub fn root() -> PathBuf {

@@ -85,6 +85,7 @@ pub fn take_over(
         merged: follower.merged.clone(),
         keeps_buffer: follower.keeps_buffer,
         turn: follower.turn,
+        directory: follower.directory.clone(),
     });
     opened.chain = chain;
     opened.store = Arc::new(ActingStore { inner: opened.store.clone(), act: act.clone() });

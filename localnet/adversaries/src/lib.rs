@@ -25,7 +25,7 @@ pub struct Setup {
     pub index: u16,
     /// Validators in the run.
     pub validators: u16,
-    /// Windows of honest work before those begin that need a good standing.
+    /// Windows of honest work before the one begins that needs a good standing.
     pub good_windows: u32,
     /// Where colluding miners meet.
     pub den: Den,
@@ -80,17 +80,19 @@ pub const KINDS: &[Kind] = &[
     miner_kind("freeloader-zeros", "does not train, and sends nothing but zeros", &[14]),
     miner_kind("freeloader-random", "does not train, and sends noise of the usual size", &[22, 24]),
     miner_kind("freeloader-tiny", "trains for one step, and enlarges it to the usual size", &[22, 24]),
-    miner_kind("freeloader-replay", "trains for two windows, and sends that work ever after", &[22, 24]),
+    miner_kind("freeloader-replay", "trains for one window, and sends that work ever after", &[22, 24]),
     miner_kind("wrong-data", "trains on sequences of its own choice", &[24]),
     miner_kind("partial-data", "trains on a tenth of its sequences, and declares all", &[24]),
-    miner_kind("noise", "adds as much noise to its work as there is work", &[22, 23]),
+    miner_kind("half-data", "trains on half of its sequences, and declares all", &[24]),
+    miner_kind("noise", "adds as much noise to its work as there is work", &[22, 23, 24]),
+    miner_kind("noise-loud", "adds four times as much noise to its work as there is work", &[22, 23, 24]),
     miner_kind("poison-sign", "sends its work backwards", &[22, 25]),
-    miner_kind("poison-norm", "sends its work a thousand times as large", &[14, 17]),
+    miner_kind("poison-norm", "sends its work backwards, and a thousand times as large", &[14, 17, 25]),
     miner_kind("poison-one-shot", "works honestly for a while, and then poisons once", &[17, 25]),
     miner_kind("late", "commits late in even windows, and uploads late in odd ones", &[11, 14]),
     with_door(miner_kind(
         "withholder",
-        "works for a while, then no more, and shows its bytes to some validators only",
+        "trains for one step, and shows its bytes to some validators only",
         &[14, 15, 23],
     )),
     miner_kind("equivocator", "commits twice, and shows what it committed to first", &[11, 14]),
@@ -108,6 +110,8 @@ pub const KINDS: &[Kind] = &[
         &[14, 30, 31],
     ),
     validator_kind("false-merge", "votes another model than the selection gives", &[17, 19]),
+    validator_kind("whitewasher", "attests every faulty contribution as valid", &[14, 27]),
+    validator_kind("two-faced", "attests faults as valid, and tells of them in its receipts", &[21]),
 ];
 
 /// The kind of this name.
@@ -119,20 +123,22 @@ pub fn kind(name: &str) -> Option<&'static Kind> {
 pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     Some(match name {
         "copycat" => Box::new(copycat::Copycat),
-        "copycat-last" => Box::new(copycat_last::CopycatLast),
-        "copycat-mixture" => Box::new(copycat_mixture::CopycatMixture),
+        "copycat-last" => Box::new(copycat_last::CopycatLast { mixed: 1 }),
+        "copycat-mixture" => Box::new(copycat_last::CopycatLast { mixed: copycat_last::MIXTURE }),
         "freeloader-zeros" => Box::new(freeloader::Freeloader::Zeros),
         "freeloader-random" => Box::new(freeloader::Freeloader::Random),
         "freeloader-tiny" => Box::new(freeloader::Freeloader::TinySteps),
         "freeloader-replay" => Box::new(freeloader::Freeloader::replay()),
         "wrong-data" => Box::new(wrong_data::WrongData),
-        "partial-data" => Box::new(partial_data::PartialData),
-        "noise" => Box::new(noise::Noise),
+        "partial-data" => Box::new(partial_data::PartialData { parts: 10 }),
+        "half-data" => Box::new(partial_data::PartialData { parts: 2 }),
+        "noise" => Box::new(noise::Noise { times: 1.0 }),
+        "noise-loud" => Box::new(noise::Noise { times: noise::LOUD }),
         "poison-sign" => Box::new(poison::Poison::SignFlip),
         "poison-norm" => Box::new(poison::Poison::HugeNorm),
         "poison-one-shot" => Box::new(poison::Poison::one_shot(setup.good_windows)),
         "late" => Box::new(late::Late),
-        "withholder" => Box::new(withholder::Withholder::new(setup.validators, setup.good_windows)),
+        "withholder" => Box::new(withholder::Withholder { validators: setup.validators }),
         "equivocator" => Box::new(equivocator::Equivocator),
         "malformed" => Box::new(malformed::Malformed::default()),
         "sybil" => Box::new(sybil::Sybil::new(setup.index, setup.den.clone())),
@@ -151,6 +157,8 @@ pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Conduct>> {
         "absentee" => Box::new(absentee::Absentee),
         "lazy-voter" => Box::new(lazy_voter::LazyVoter),
         "false-merge" => Box::new(false_merge::FalseMerge),
+        "whitewasher" => Box::new(whitewasher::Whitewasher),
+        "two-faced" => Box::new(two_faced::TwoFaced::default()),
         _ => return None,
     })
 }
@@ -174,7 +182,7 @@ mod tests {
     #[test]
     fn who_needs_a_door_has_a_port_for_it() {
         for kind in KINDS.iter().filter(|kind| kind.role == Role::Miner) {
-            let mut adversary = miner(kind.name, &Setup { good_windows: 0, ..Setup::default() }).unwrap();
+            let mut adversary = miner(kind.name, &Setup::default()).unwrap();
             let opens = miners::tests::after_a_window(&mut *adversary) != Door::Store;
             assert_eq!(opens, kind.has_door, "{}", kind.name);
         }

@@ -7,6 +7,7 @@ use localnet::{
     network::Network,
     observe::Observer,
     process::last_lines,
+    seats::Seats,
     setup::{ChainWanted, Wanted, set_up},
 };
 use protocol::{Block, RunParams, Schedule, Uid};
@@ -45,7 +46,7 @@ pub struct Net {
 }
 
 /// Quick windows with little work, and room for everyone's steps on a busy machine.
-fn params(finality_lag: u32) -> RunParams {
+pub fn params(finality_lag: u32) -> RunParams {
     let (commit_by, step) = (10 + finality_lag, 5 + finality_lag);
     RunParams {
         schedule: Schedule {
@@ -87,6 +88,12 @@ impl Net {
         Net::on(ChainWanted::Embedded { block_millis: 200 }, miners, validators, params(2), 2).await
     }
 
+    /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
+    pub async fn up_of(seats: &str, block_millis: u64, params: RunParams) -> Net {
+        let seats = seats.parse().expect("a list of seats");
+        Net::sit(ChainWanted::Embedded { block_millis }, seats, params, 0).await
+    }
+
     /// The same on four real nodes.
     pub async fn on_nodes(binary: PathBuf, miners: u16, validators: u16) -> Net {
         let lag = defaults::NODE_FINALITY_LAG;
@@ -103,11 +110,16 @@ impl Net {
         params: RunParams,
         finality_lag: u32,
     ) -> Net {
+        Net::sit(chain, Seats::honest(miners, validators), params, finality_lag).await
+    }
+
+    /// The same, with all of it to be chosen.
+    pub async fn sit(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Net {
         let home = tempfile::tempdir().expect("a directory");
         let mut claimed = Claimed::claim(&home.path().join("net")).expect("a new directory");
         let mut network = Network::new(claimed.path(), PROGRAM.into());
         let wanted = Wanted {
-            seats: localnet::seats::Seats::honest(miners, validators),
+            seats,
             chain,
             finality_lag,
             chain_port: None,
@@ -200,6 +212,8 @@ impl Net {
 /// How a program ended, and what it said.
 pub struct Ended {
     pub success: bool,
+    /// The exit code, unless a signal ended it.
+    pub code: Option<i32>,
     pub out: String,
     pub err: String,
 }
@@ -219,6 +233,7 @@ pub fn localnet(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended
         .expect("the program is built and starts");
     Ended {
         success: output.status.success(),
+        code: output.status.code(),
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
@@ -311,8 +326,10 @@ impl Sitting {
         for reader in self.readers {
             reader.await.expect("the reader does not panic");
         }
+        let status = status.expect("our child can be watched");
         Ended {
-            success: status.expect("our child can be watched").success(),
+            success: status.success(),
+            code: status.code(),
             out: text(&self.said),
             err: text(&self.complained),
         }

@@ -56,12 +56,7 @@ fn main() -> ExitCode {
     match run(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut source = error.source();
-            while let Some(cause) = source {
-                eprintln!("  because: {cause}");
-                source = cause.source();
-            }
+            eprintln!("{}", tests::explained(&*error));
             ExitCode::FAILURE
         }
     }

@@ -3,7 +3,12 @@
 
 use clap::Parser as _;
 use std::{error::Error, num::NonZeroUsize, path::PathBuf, process::ExitCode, time::Instant};
-use tests::sim::{experiment, table::Table, world::World};
+use tests::sim::{
+    bounds::{self, Bound},
+    experiment,
+    table::Table,
+    world::World,
+};
 
 /// Puts every adversary into a network of honest ones and tells what it is paid, by our rules and by the published ones.
 #[derive(clap::Parser)]
@@ -17,7 +22,7 @@ struct Settings {
     first_seed: u64,
     #[arg(long, value_name = "W", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
     windows: u32,
-    /// Only networks in which these adversaries sit, and the honest one.
+    /// Only these networks, or those in which these adversaries sit, and the honest one.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
     /// Networks at once; as many as there are cores where nothing is said.
@@ -32,6 +37,9 @@ struct Settings {
     /// JSON instead of tables.
     #[arg(long)]
     json: bool,
+    /// Fail if a cheat is paid above its bound, an honest seat is punished, or a loss is harmed.
+    #[arg(long)]
+    check: bool,
     /// Also write every window of every network there, as JSON.
     #[arg(long, value_name = "FILE")]
     histories: Option<PathBuf>,
@@ -41,12 +49,7 @@ fn main() -> ExitCode {
     match run(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut source = error.source();
-            while let Some(cause) = source {
-                eprintln!("  because: {cause}");
-                source = cause.source();
-            }
+            eprintln!("{}", tests::explained(&*error));
             ExitCode::FAILURE
         }
     }
@@ -54,10 +57,12 @@ fn main() -> ExitCode {
 
 fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     if let Some(unknown) =
-        settings.only.iter().find(|name| experiment::tried().all(|(tried, _)| tried != *name))
+        settings.only.iter().find(|name| experiment::names().all(|known| known != name.as_str()))
     {
-        let names: Vec<&str> = experiment::tried().map(|(name, _)| name).collect();
-        return Err(format!("there is no adversary {unknown:?}; there are: {}", names.join(", ")).into());
+        let names: Vec<&str> = experiment::names().collect();
+        return Err(
+            format!("there is no adversary or network {unknown:?}; there are: {}", names.join(", ")).into()
+        );
     }
     let world = match &settings.data {
         Some(directory) => World::of(directory)?,
@@ -81,6 +86,22 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
         println!("{}", serde_json::to_string_pretty(&table)?);
     } else {
         println!("{}", table.text());
+    }
+    if settings.check {
+        let bounds = bounds::bounds(&table);
+        let broken: Vec<_> = bounds.iter().filter(|bound| !bound.holds()).collect();
+        for Bound { of, number, most } in &broken {
+            eprintln!("broken: {of}: {number:.4}, at most {most:.4}");
+        }
+        let seats = table.honest.get("seat_windows").copied().unwrap_or_default();
+        let (tried, count) = (table.adversaries.len(), bounds.len());
+        eprintln!(
+            "{tried} adversaries, {seats} honest seat-windows, {count} bounds, {} broken",
+            broken.len()
+        );
+        if !broken.is_empty() {
+            return Err("not every bound holds: see above".into());
+        }
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::{
     network::{Cast, History, MinerSeat, Network, SimError, ValidatorSeat},
     world::{BATCH, World},
 };
-use adversaries::{Den, Setup};
+use adversaries::{Adversary, Den, Moment, Setup};
 use protocol::Role;
 use std::{
     collections::BTreeMap,
@@ -29,7 +29,7 @@ pub const FULL: usize = 8;
 const SLOW_SHARE: f64 = 0.5;
 const SMALL_BATCH: usize = BATCH * 3 / 4;
 /// Validators, where it is not they who are tried.
-const VALIDATORS: u16 = 3;
+const VALIDATORS: u16 = 4;
 /// Honest validators where the others are tried: with those that vote like them they are two thirds.
 const VALIDATORS_AMONG_CHEATS: usize = 4;
 
@@ -40,36 +40,49 @@ pub struct Plan {
     /// Who sits there besides the ten honest miners.
     pub miners: &'static [&'static str],
     pub validators: &'static [&'static str],
+    /// How many times the stake of one that cheats an honest validator has.
+    pub honest_stake: u128,
+    /// Whether attestations and votes are hidden before they are shown (PROT-30).
+    pub hiding: bool,
     /// Percent of validators' fetches that fail.
     pub failing: u32,
 }
 
 const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
-    Plan { name, miners, validators: &[], failing: 0 }
+    Plan { name, miners, validators: &[], honest_stake: 1, hiding: false, failing: 0 }
+}
+
+const fn validators(name: &'static str, honest_stake: u128, hiding: bool) -> Plan {
+    const CHEATS: &[&str] =
+        &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
+    Plan { name, miners: &[], validators: CHEATS, honest_stake, hiding, failing: 0 }
 }
 
 /// Ten honest miners, and nobody else.
 pub const BASELINE: &str = "honest";
-/// The same with one more honest one, for comparison with [`ONE_SHOT`].
+/// The same with one more honest one: up to the poison it is [`ONE_SHOT`] to the last bit.
 pub const ELEVEN: &str = "eleven";
+/// The same, and the eleventh stays away in the window of the poison: what this differs by from [`ELEVEN`] is chance.
+pub const ONE_AWAY: &str = "one-away";
 /// The same whose eleventh poisons once.
 pub const ONE_SHOT: &str = "one-shot";
 /// The baseline with five cheats of different kinds who know of each other.
 pub const COLLUDERS: &str = "colluders";
 /// The baseline with storage that fails.
 pub const FAILING: &str = "failing-storage";
-/// The validators who are tried.
+/// The validators who are tried: with six parts of twenty-two of the stake, and what can be hidden is.
 pub const CHEATING_VALIDATORS: &str = "validators";
+/// The same where everything is posted in the open.
+pub const IN_THE_OPEN: &str = "validators-in-the-open";
+/// The same, and with six parts of ten of the stake.
+pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
 /// All of them.
 pub const PLANS: &[Plan] = &[
-    Plan {
-        name: CHEATING_VALIDATORS,
-        miners: &[],
-        validators: &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"],
-        failing: 0,
-    },
-    Plan { name: FAILING, miners: &[], validators: &[], failing: 5 },
+    validators(CHEATING_VALIDATORS, 4, true),
+    validators(IN_THE_OPEN, 4, false),
+    validators(MOST_OF_THE_STAKE, 1, false),
+    Plan { failing: 5, ..miners(FAILING, &[]) },
     miners(BASELINE, &[]),
     miners(
         "delivery",
@@ -78,19 +91,36 @@ pub const PLANS: &[Plan] = &[
     miners(COLLUDERS, &["sybil", "sybil", "freeloader-random", "poison-sign", "copycat-mixture"]),
     miners("copiers", &["copycat", "copycat-last", "copycat-mixture", "sybil", "sybil"]),
     miners("idlers", &["freeloader-random", "freeloader-tiny", "freeloader-replay"]),
-    miners("other-work", &["wrong-data", "partial-data", "noise"]),
+    miners("other-work", &["wrong-data", "partial-data", "half-data", "noise", "noise-loud"]),
     miners("poison", &["poison-sign", "poison-norm"]),
     miners(ONE_SHOT, &["poison-one-shot"]),
     miners(ELEVEN, &["honest"]),
+    miners(ONE_AWAY, &[AWAY]),
 ];
 
+/// An honest seat that stays away once.
+const AWAY: &str = "away-once";
+
+/// Sends nothing in the window in which another would poison.
+#[derive(Default)]
+struct AwayOnce {
+    windows: u32,
+}
+
+impl Adversary for AwayOnce {
+    fn declares(&mut self, _at: &Moment<'_>, trained: u32, _assigned: u32) -> u32 {
+        self.windows += 1;
+        if self.windows == adversaries::GOOD_WINDOWS + 1 { 0 } else { trained }
+    }
+}
+
 impl Plan {
-    /// Whether it has to do with one of these adversaries; what is compared with always has.
+    /// Whether it is one of these networks, or has to do with one of these adversaries; what is compared with always has.
     fn concerns(&self, only: &[String]) -> bool {
         let seated = self.miners.iter().chain(self.validators);
         only.is_empty()
             || self.name == BASELINE
-            || seated.into_iter().any(|name| only.iter().any(|only| only == name))
+            || only.iter().any(|only| only == self.name || seated.clone().any(|name| only == name))
     }
 
     /// The seats, filled.
@@ -110,6 +140,7 @@ impl Plan {
             let setup = Setup { index, validators: all_validators, den: den.clone(), ..Setup::default() };
             let seat = match adversaries::miner(name, &setup) {
                 Some(adversary) => MinerSeat::Adversary(adversary),
+                None if *name == AWAY => MinerSeat::Adversary(Box::new(AwayOnce::default())),
                 None => honest(1.0, BATCH),
             };
             // Of a pair only the seat that does not train is anything but honest.
@@ -133,8 +164,9 @@ impl Plan {
             seed,
             miners,
             validators,
+            honest_stake: self.honest_stake,
             // Where it is miners that are tried, one evaluation stands for all validators'.
-            same_evaluation: self.validators.is_empty() && self.failing == 0,
+            same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing * 10_000,
         }
     }
@@ -145,6 +177,11 @@ pub fn tried() -> impl Iterator<Item = (&'static str, Role)> {
     adversaries::KINDS.iter().map(|kind| (kind.name, kind.role)).filter(|(name, _)| {
         PLANS.iter().any(|plan| plan.miners.contains(name) || plan.validators.contains(name))
     })
+}
+
+/// What can be run alone: adversaries, and networks by name.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    tried().map(|(name, _)| name).chain(PLANS.iter().map(|plan| plan.name))
 }
 
 /// Histories by network and seed.
@@ -167,12 +204,14 @@ pub fn run(
         .filter(|plan| plan.concerns(only))
         .flat_map(|plan| seeds.iter().map(move |seed| (plan, *seed)))
         .collect();
+    let hiding = world.hiding();
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
                 while let Some((plan, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let world = if plan.hiding { &hiding } else { world };
                     let history = alone(|| Network::new(world, plan.cast(*seed))?.run(windows));
                     said(plan, *seed);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((plan.name, *seed, history));

@@ -11,8 +11,10 @@
 //! - [`network`]: one window, top to bottom;
 //! - [`published`]: the published rules, judging the same evidence on the side;
 //! - [`experiment`]: which networks answer the questions of the table;
-//! - [`table`]: what came of them, for people and as JSON.
+//! - [`table`]: what came of them, for people and as JSON;
+//! - [`bounds`]: what of it must not be above what.
 
+pub mod bounds;
 pub mod buckets;
 pub mod chain;
 pub mod experiment;

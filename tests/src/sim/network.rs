@@ -12,7 +12,10 @@ use chain_client::Chain as _;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
 use mettle_runtime::{AccountId, RuntimeCall};
-use miner::{compress, train};
+use miner::{
+    compress,
+    train::{self, Trained},
+};
 use model::{DeviceChoice, Evaluator, ModelError, Trainer, init_flat};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
@@ -70,7 +73,10 @@ pub struct Cast {
     /// Names are for the record; seats get their uids in this order, miners first.
     pub miners: Vec<(String, MinerSeat)>,
     pub validators: Vec<(String, ValidatorSeat)>,
-    /// Whether validators draw the same evaluation: then it is computed once. Their salts are equal, and nothing else is different.
+    /// How many times the stake of one that cheats an honest validator has.
+    pub honest_stake: u128,
+    /// Whether honest validators draw the same evaluation: then it is computed once. Their salts are equal, and nothing else is different.
+    /// One that cheats always draws what the first honest one does.
     pub same_evaluation: bool,
     /// How many of a million of a validator's fetches fail by nobody's fault.
     pub failures_ppm: u32,
@@ -118,6 +124,8 @@ pub struct History {
     /// Names by uid, miners first.
     pub seats: Vec<String>,
     pub miners: usize,
+    /// By uid, in MTL.
+    pub stakes: Vec<f64>,
     pub windows: Vec<WindowRecord>,
     /// After the last window.
     pub held_out_loss: f64,
@@ -196,12 +204,14 @@ struct Made {
     bytes: Bytes,
 }
 
+/// Calls and who signs them.
+type Calls = Vec<(SigningKey, RuntimeCall)>;
+
 /// A running network.
 pub struct Network<'a> {
     world: &'a World,
     seed: Digest,
     cast_seed: u64,
-    same_evaluation: bool,
     chain: SharedChain,
     buckets: Arc<Buckets>,
     waits: tokio::runtime::Runtime,
@@ -267,7 +277,12 @@ impl<'a> Network<'a> {
         let miners = cast.miners.len();
         let register = |index: usize| {
             let role = if index < miners { Role::Miner } else { Role::Validator };
-            let stake = if index < miners { MTL } else { VALIDATOR_STAKE };
+            let honest = |place: usize| matches!(cast.validators[place].1, ValidatorSeat::Honest);
+            let stake = match index.checked_sub(miners) {
+                None => MTL,
+                Some(place) if honest(place) => VALIDATOR_STAKE * cast.honest_stake,
+                Some(_) => VALIDATOR_STAKE,
+            };
             let (hotkey, endpoint) = (account(&key(index)), bounded(&url(index)));
             let call = pallet_registry::Call::register {
                 run: RUN,
@@ -298,6 +313,7 @@ impl<'a> Network<'a> {
                 merged: merged.clone(),
                 keeps_buffer,
                 turn: place.unwrap_or(0),
+                directory: None,
             }
         };
         let genesis = ModelState::genesis(RUN, &params, &world.dataset.digest(), theta.clone());
@@ -323,7 +339,8 @@ impl<'a> Network<'a> {
         let mut validating = Vec::new();
         for (place, (name, seat)) in cast.validators.into_iter().enumerate() {
             let index = miners + place;
-            let secret = if cast.same_evaluation { seed } else { Digest::of(&key(index).to_bytes()) };
+            let alike = cast.same_evaluation || !matches!(seat, ValidatorSeat::Honest);
+            let secret = Digest::of(&key(if alike { miners } else { index }).to_bytes());
             let (conduct, honest, holds): (Box<dyn conduct::Conduct>, _, _) = match seat {
                 ValidatorSeat::Honest => (Box::new(conduct::Honest), true, true),
                 ValidatorSeat::Adversary(conduct) => (conduct, false, true),
@@ -348,7 +365,6 @@ impl<'a> Network<'a> {
             world,
             seed,
             cast_seed: cast.seed,
-            same_evaluation: cast.same_evaluation,
             follower: follower(None, false),
             chain,
             buckets,
@@ -379,7 +395,9 @@ impl<'a> Network<'a> {
         let held_out_loss = self.held_out_loss()?;
         let names = self.miners.iter().map(|miner| &miner.name);
         let names = names.chain(self.validators.iter().map(|validator| &validator.name));
+        let stakes = self.chain.seats_now(RUN).iter().map(|seat| seat.stake as f64 / MTL as f64).collect();
         Ok(History {
+            stakes,
             seed: self.cast_seed,
             seats: names.cloned().collect(),
             miners: self.miners.len(),
@@ -463,21 +481,34 @@ impl<'a> Network<'a> {
         }
         self.upload(&shown, When::Late)?;
 
-        // They attest: those who may want to see what others attested, last.
+        // They attest: those who may want to see what others attested, last. Where that is hidden they show it after the deadline.
+        let hidden_blocks = world.params.hidden_blocks;
+        let mut shows = Vec::new();
+        let mut seen = Vec::new();
         for honest in [true, false] {
-            self.attest(&gathered, honest)?;
+            shows.extend(self.attest(&gathered, honest, &mut seen)?);
         }
-        self.chain.lock().go_to(Block(schedule.attest_deadline(window).0 + 1));
+        self.chain.lock().go_to(schedule.attest_deadline(window));
+        self.mirror(&gathered)?;
+        if !shows.is_empty() {
+            self.send(shows);
+        }
+        self.chain.lock().go_to(Block(schedule.attest_deadline(window).0 + hidden_blocks + 1));
 
         // They merge and vote.
         let mut own: Vec<Option<OwnMerge>> = vec![None; self.validators.len()];
+        let mut shows = Vec::new();
         for honest in [true, false] {
-            self.vote(&gathered, &seats, honest, &mut own)?;
+            shows.extend(self.vote(&gathered, &seats, honest, &mut own)?);
+        }
+        if !shows.is_empty() {
+            self.chain.lock().go_to(schedule.vote_deadline(window));
+            self.send(shows);
         }
 
         // They commit to what everyone's work was worth up to here, and measure this window's.
         self.commit_weights()?;
-        self.chain.lock().go_to(Block(schedule.vote_deadline(window).0 + 1));
+        self.chain.lock().go_to(Block(schedule.vote_deadline(window).0 + hidden_blocks + 1));
         let view = self.view()?;
         let Some(outcome) = view.outcome else { return Err(SimError::NotFixed { window: window.0 }) };
         let held_out_loss = self.held_out_loss()?;
@@ -566,7 +597,9 @@ impl<'a> Network<'a> {
             };
             miner.trainer.load(&self.model.theta)?;
             let stop = AtomicBool::new(false);
-            let trained = train::train(&mut miner.trainer, &world.dataset, &sequences, batch, &stop)?;
+            let fresh = Trained::default();
+            let trained =
+                train::train(&mut miner.trainer, &world.dataset, &sequences, batch, fresh, &stop, &mut ())?;
             let after = miner.trainer.weights_flat();
             let (declared, outcome) = match &mut miner.conduct {
                 Way::Honest { .. } => (trained.sequences, Some(after.clone())),
@@ -656,41 +689,72 @@ impl<'a> Network<'a> {
         Ok(())
     }
 
-    /// What `validator::serve` says of what was seen, after making sure that others can see it too (PROT-14, PROT-15).
-    fn attest(&mut self, gathered: &[Gathered], honest: bool) -> Result<(), SimError> {
-        let (view, window) = (self.view()?, self.window);
-        let mut calls = Vec::new();
+    /// What `validator::serve` says of what was seen (PROT-14), and what is left to show of it where it is hidden at first (PROT-30).
+    /// `seen` is what the first to attest said in the open, for those who copy it.
+    fn attest(
+        &mut self,
+        gathered: &[Gathered],
+        honest: bool,
+        seen: &mut Vec<(Uid, Verdict)>,
+    ) -> Result<Calls, SimError> {
+        let (view, window, hidden) = (self.view()?, self.window, 0 < self.world.params.hidden_blocks);
+        let (mut calls, mut shows) = (Vec::new(), Vec::new());
         for (validator, found) in self.validators.iter_mut().zip(gathered) {
             if validator.honest != honest {
                 continue;
             }
-            let mirroring = aggregator::mirror(&*validator.store, &validator.follower, window, &found.valid);
-            self.waits.block_on(mirroring)?;
             let mut verdicts: Vec<(Uid, Verdict)> =
                 found.valid.keys().map(|uid| (*uid, Verdict::Valid)).collect();
             verdicts.extend(found.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
             verdicts.sort_by_key(|(uid, _)| *uid);
+            if validator.state.is_none() {
+                // Whom others attest as valid shows in their buckets, where it is not hidden.
+                verdicts.clone_from(seen);
+            }
             let Some(verdicts) = validator.conduct.verdicts(&view, verdicts) else { continue };
             let next_salt = validator.salts.commitment(RUN, window.next());
+            let key = &validator.key;
+            let salt = hiding_salt(&self.seed, b"attestation", validator.id.uid, window);
+            let hash = reveal::commitment(&verdicts, &salt, &hotkey(key));
+            if !hidden && seen.is_empty() {
+                seen.clone_from(&verdicts);
+            }
             let verdicts = verdicts.try_into().expect("there are no more seats than the chain has room for");
-            let call = pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt };
-            calls.push((validator.key.clone(), call.into()));
+            if hidden {
+                let hide = pallet_windows::Call::attest_hidden { run: RUN, window, hash, next_salt };
+                calls.push((key.clone(), hide.into()));
+                let show = pallet_windows::Call::reveal_attestation { run: RUN, window, verdicts, salt };
+                shows.push((key.clone(), show.into()));
+            } else {
+                let call = pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt };
+                calls.push((key.clone(), call.into()));
+            }
         }
         self.send(calls);
+        Ok(shows)
+    }
+
+    /// Who attests bytes as valid makes sure that others can have them (PROT-15).
+    fn mirror(&self, gathered: &[Gathered]) -> Result<(), SimError> {
+        for (validator, found) in self.validators.iter().zip(gathered) {
+            let mirroring =
+                aggregator::mirror(&*validator.store, &validator.follower, self.window, &found.valid);
+            self.waits.block_on(mirroring)?;
+        }
         Ok(())
     }
 
-    /// Merges what the chain selected, publishes it, and votes (PROT-16 to PROT-20).
+    /// Merges what the chain selected, publishes it, and votes (PROT-16 to PROT-20). What is left to show of it where votes are hidden.
     fn vote(
         &mut self,
         gathered: &[Gathered],
         seats: &[SeatView],
         honest: bool,
         own: &mut [Option<OwnMerge>],
-    ) -> Result<(), SimError> {
-        let (view, window) = (self.view()?, self.window);
+    ) -> Result<Calls, SimError> {
+        let (view, window, hidden) = (self.view()?, self.window, 0 < self.world.params.hidden_blocks);
         let selected = view.selection.as_ref().is_some_and(|selection| !selection.selected.is_empty());
-        let mut calls = Vec::new();
+        let (mut calls, mut shows) = (Vec::new(), Vec::new());
         for (place, validator) in self.validators.iter_mut().enumerate() {
             if validator.honest != honest {
                 continue;
@@ -715,11 +779,21 @@ impl<'a> Network<'a> {
                 continue;
             }
             let Some(vote): Option<Vote> = validator.conduct.vote(&view, vote) else { continue };
-            let call = pallet_windows::Call::vote { run: RUN, window, vote };
-            calls.push((validator.key.clone(), call.into()));
+            let key = &validator.key;
+            if hidden {
+                let salt = hiding_salt(&self.seed, b"vote", validator.id.uid, window);
+                let hash = reveal::commitment(&vote, &salt, &hotkey(key));
+                let hide = pallet_windows::Call::vote_hidden { run: RUN, window, hash };
+                calls.push((key.clone(), hide.into()));
+                let show = pallet_windows::Call::reveal_vote { run: RUN, window, vote, salt };
+                shows.push((key.clone(), show.into()));
+            } else {
+                let call = pallet_windows::Call::vote { run: RUN, window, vote };
+                calls.push((key.clone(), call.into()));
+            }
         }
         self.send(calls);
-        Ok(())
+        Ok(shows)
     }
 
     /// In the last window of an epoch (PROT-26, PROT-30).
@@ -794,22 +868,13 @@ impl<'a> Network<'a> {
             );
             let order: Vec<Uid> = order.into_iter().map(|seat| seat.uid).collect();
             let digests: Vec<Digest> = found.valid.values().map(|held| held.digest).collect();
-            let known = measured_already
-                .iter()
-                .find(|(of, among, _)| self.same_evaluation && *of == seed && *among == digests);
+            let known = measured_already.iter().find(|(of, among, _)| *of == seed && *among == digests);
             let measured = match known {
                 Some((_, _, measured)) => measured.clone(),
                 None => {
-                    let job = Job::new(
-                        state.theta.clone(),
-                        &validator.follower,
-                        found.valid.clone(),
-                        order,
-                        assignment,
-                        seed,
-                        1,
-                        validator.sketches.clone(),
-                    );
+                    let (theta, valid) = (state.theta.clone(), found.valid.clone());
+                    let job = Job::new(theta, &validator.follower, valid, order, assignment, seed);
+                    let job = Job { held_out: 1, earlier: validator.sketches.clone(), ..job };
                     let measured = evaluate::measure(&mut self.evaluator, &world.dataset, &job, || true)?;
                     measured_already.push((seed, digests, measured.clone()));
                     measured
@@ -940,6 +1005,11 @@ fn body_of(bytes: &Bytes) -> &[u8] {
 
 fn commit_call(window: Window, digest: Digest) -> RuntimeCall {
     pallet_windows::Call::commit { run: RUN, window, digest }.into()
+}
+
+/// Salts are drawn from the seed, as all is; nobody in the network looks there.
+fn hiding_salt(seed: &Digest, what: &[u8], uid: Uid, window: Window) -> reveal::Salt {
+    Digest::of_parts(&[&seed.0, what, &uid.0.to_le_bytes(), &window.0.to_le_bytes()]).0
 }
 
 fn ballot_salt(seed: &Digest, uid: Uid, epoch: u32) -> Digest {

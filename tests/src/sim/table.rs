@@ -2,8 +2,8 @@
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, FULL, HONEST, Histories, ONE_SHOT,
-        OTHER_BATCH, SLOW, tried,
+        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, FULL, HONEST, Histories, IN_THE_OPEN,
+        MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, SLOW, tried,
     },
     network::{History, WindowRecord},
 };
@@ -24,8 +24,11 @@ pub struct Table {
     pub seeds: Vec<u64>,
     pub windows: usize,
     pub parameters: usize,
-    /// By name: `pay_share_10` and so on (`_max`: the worst seed), `published_10` and so on, and what concerns only some.
+    /// By name: `pay_share_10` and so on (`_max`: the worst seed), `pay_share_since_cheating`, `worth`, `published_10` and so on, and what
+    /// concerns only some. Validators': for the same stake.
     pub adversaries: BTreeMap<String, BTreeMap<String, f64>>,
+    /// Cheating validators in other networks than [`CHEATING_VALIDATORS`], by network and name.
+    pub validators: BTreeMap<String, BTreeMap<String, BTreeMap<String, f64>>>,
     /// Networks: final loss, and how much higher it is than the baseline's, as a share of it.
     pub networks: BTreeMap<String, BTreeMap<String, f64>>,
     /// False positives, and how evenly equal work is paid.
@@ -43,15 +46,30 @@ impl Table {
             ..Table::default()
         };
         for (name, role) in tried() {
-            if let Some(numbers) = adversary(histories, name, role, windows) {
+            let network = |network: &&str| match role {
+                // Its own network tells; the colluders' one is about the loss.
+                Role::Miner => *network != COLLUDERS,
+                Role::Validator => *network == CHEATING_VALIDATORS,
+            };
+            let among = histories.iter().filter(|(name, _)| network(name)).flat_map(|(_, all)| all);
+            if let Some(numbers) = adversary(among, name, role, windows) {
                 table.adversaries.insert(name.to_owned(), numbers);
+            }
+            for network in [IN_THE_OPEN, MOST_OF_THE_STAKE] {
+                if let Some(numbers) = adversary(of(network).iter(), name, role, windows)
+                    && role == Role::Validator
+                {
+                    let theirs = table.validators.entry(network.to_owned()).or_default();
+                    theirs.insert(name.to_owned(), numbers);
+                }
             }
         }
         for (name, histories) in histories {
             let mut numbers = BTreeMap::new();
             numbers.insert("held_out_loss".to_owned(), mean(histories.iter().map(final_loss)));
-            // The one-shot's network has a miner more, and is compared with one that has as well.
-            let compared = of(if *name == ONE_SHOT { ELEVEN } else { BASELINE });
+            // These have an honest miner more, and are compared with one that has as well, where it was played.
+            let more = [ONE_SHOT, ONE_AWAY].contains(name) && !of(ELEVEN).is_empty();
+            let compared = of(if more { ELEVEN } else { BASELINE });
             let harms = histories
                 .iter()
                 .zip(compared)
@@ -62,7 +80,7 @@ impl Table {
             table.networks.insert((*name).to_owned(), numbers);
         }
         if let Some(numbers) = table.adversaries.get_mut("poison-one-shot") {
-            one_shot(of(ONE_SHOT), of(ELEVEN), numbers);
+            one_shot(of(ONE_SHOT), of(ELEVEN), of(ONE_AWAY), numbers);
         }
         table.honest = honest(histories, of(BASELINE));
         table
@@ -79,24 +97,46 @@ impl Table {
             self.windows,
             self.parameters
         );
-        let heads: Vec<String> = after.iter().map(|after| format!("after {after}")).collect();
-        let published: Vec<String> =
-            after.iter().map(|after| format!("published rules, after {after}")).collect();
+        let heads = |prefix: &str| -> String {
+            after.iter().map(|after| format!(" {prefix}after {after} |")).collect()
+        };
+        let pay = |numbers: &BTreeMap<String, f64>, by: &str| -> String {
+            let both = |key: String| {
+                format!(" {} ({}) |", cell(numbers, &key), cell(numbers, &format!("{key}_max")))
+            };
+            after.iter().map(|after| both(format!("{by}_{after}"))).collect()
+        };
+        let role = |name: &str| adversaries::kind(name).map(|kind| kind.role);
+        let _ = writeln!(
+            text,
+            "| miner | honest work | worth |{} since it cheats |{}\n|---|---|---|---|{}",
+            heads(""),
+            heads("published rules, "),
+            "---|".repeat(2 * after.len())
+        );
+        for (name, numbers) in self.adversaries.iter().filter(|(name, _)| role(name) == Some(Role::Miner)) {
+            let _ = writeln!(
+                text,
+                "| `{name}` | {} | {} |{} {} ({}) |{}",
+                cell(numbers, "honest_work"),
+                cell(numbers, "worth"),
+                pay(numbers, "pay_share"),
+                cell(numbers, "pay_share_since_cheating"),
+                cell(numbers, "pay_share_since_cheating_max"),
+                pay(numbers, "published"),
+            );
+        }
         let _ =
-            writeln!(text, "| adversary | honest work | {} | {} |", heads.join(" | "), published.join(" | "));
-        let _ = writeln!(text, "|---|---|{}", "---|".repeat(2 * after.len()));
-        for (name, numbers) in &self.adversaries {
-            let share = |key: String| numbers.get(&key).map_or("".to_owned(), |share| percent(*share));
-            let ours = after.iter().map(|after| {
-                format!(
-                    "{} ({})",
-                    share(format!("pay_share_{after}")),
-                    share(format!("pay_share_{after}_max"))
-                )
-            });
-            let theirs = after.iter().map(|after| share(format!("published_{after}")));
-            let cells: Vec<String> = ours.chain(theirs).collect();
-            let _ = writeln!(text, "| {name} | {} | {} |", share("honest_work".into()), cells.join(" | "));
+            writeln!(text, "\n| validator | network |{}\n|---|---|{}", heads(""), "---|".repeat(after.len()));
+        let hidden = self
+            .adversaries
+            .iter()
+            .filter(|(name, _)| role(name) == Some(Role::Validator))
+            .map(|row| (CHEATING_VALIDATORS, row));
+        let others =
+            self.validators.iter().flat_map(|(network, rows)| rows.iter().map(|row| (&network[..], row)));
+        for (network, (name, numbers)) in hidden.chain(others) {
+            let _ = writeln!(text, "| `{name}` | {network} |{}", pay(numbers, "pay_share"));
         }
         let _ = writeln!(
             text,
@@ -106,7 +146,7 @@ impl Table {
             let number = |key: &str| numbers.get(key).copied().unwrap_or(f64::NAN);
             let _ = writeln!(
                 text,
-                "| {name} | {:.4} | {:+.2} % | {} |",
+                "| `{name}` | {:.4} | {:+.2} % | {} |",
                 number("held_out_loss"),
                 100.0 * number("harm"),
                 number("void_windows")
@@ -127,32 +167,61 @@ impl Table {
 }
 
 /// Pay of the seats of that name over the mean of honest ones of the same role in the same network.
-fn adversary(histories: &Histories, name: &str, role: Role, windows: usize) -> Option<BTreeMap<String, f64>> {
-    // Its own network tells; the colluders' one is about the loss.
-    let network = histories.iter().filter(|(network, _)| **network != COLLUDERS);
-    let found: Vec<&History> = network
-        .flat_map(|(_, histories)| histories)
-        .filter(|history| history.seats.iter().any(|seat| seat == name))
-        .collect();
+fn adversary<'a>(
+    among: impl Iterator<Item = &'a History>,
+    name: &str,
+    role: Role,
+    windows: usize,
+) -> Option<BTreeMap<String, f64>> {
+    let found: Vec<&History> =
+        among.filter(|history| history.seats.iter().any(|seat| seat == name)).collect();
     if found.is_empty() {
         return None;
     }
-    let mut numbers = BTreeMap::new();
-    for after in AFTER.into_iter().filter(|after| *after <= windows) {
-        let share = |history: &&History, pay: fn(&WindowRecord, usize) -> f64| {
-            let record = &history.windows[after - 1];
-            let of = |name: &str| mean(seats(history, name, role).map(|uid| pay(record, uid)));
+    // For the same stake: it is what a validator's part is by.
+    let stake = |history: &History, uid: usize| match role {
+        Role::Miner => 1.0,
+        Role::Validator => history.stakes[uid],
+    };
+    let shares_of = |of: &dyn Fn(&History, usize) -> f64| -> Vec<f64> {
+        let share = |history: &&History| {
+            let of = |name: &str| {
+                mean(seats(history, name, role).map(|uid| of(history, uid) / stake(history, uid)))
+            };
             ratio(of(name), of(HONEST))
         };
-        let shares: Vec<f64> =
-            found.iter().map(|history| share(history, |record, uid| record.seats[uid].earned)).collect();
-        numbers.insert(format!("pay_share_{after}"), mean(shares.iter().copied()));
-        numbers.insert(format!("pay_share_{after}_max"), shares.into_iter().fold(0.0, f64::max));
+        found.iter().map(share).collect()
+    };
+    let mut numbers = BTreeMap::new();
+    let mut tell = |name: String, shares: Vec<f64>| {
+        numbers.insert(name.clone(), mean(shares.iter().copied()));
+        numbers.insert(format!("{name}_max"), shares.into_iter().fold(f64::NEG_INFINITY, f64::max));
+    };
+    for after in AFTER.into_iter().filter(|after| *after <= windows) {
+        let record = |history: &'_ History| after.min(history.windows.len()) - 1;
+        tell(
+            format!("pay_share_{after}"),
+            shares_of(&|history, uid| history.windows[record(history)].seats[uid].earned),
+        );
         if role == Role::Miner {
             let published =
-                found.iter().map(|history| share(history, |record, uid| record.seats[uid].earned_published));
-            numbers.insert(format!("published_{after}"), mean(published));
+                shares_of(&|history, uid| history.windows[record(history)].seats[uid].earned_published);
+            tell(format!("published_{after}"), published);
         }
+    }
+    if role == Role::Miner {
+        let before = last_paid_before(cheats_from(name));
+        let since = shares_of(&|history, uid| {
+            let earned = |window: usize| history.windows.get(window).map_or(0.0, |w| w.seats[uid].earned);
+            let whole = earned(history.windows.len() - 1);
+            if cheats_from(name) == 0 { whole } else { whole - earned(before) }
+        });
+        tell("pay_share_since_cheating".to_owned(), since);
+        // What came of no window was worth nothing.
+        let worth = shares_of(&|history, uid| {
+            history.windows.iter().filter_map(|window| window.seats[uid].common_gain).sum()
+        });
+        tell("worth".to_owned(), worth);
     }
     if let Some(work) = honest_work(name, windows) {
         numbers.insert("honest_work".to_owned(), work);
@@ -160,24 +229,44 @@ fn adversary(histories: &Histories, name: &str, role: Role, windows: usize) -> O
     Some(numbers)
 }
 
+/// The first window in which it does anything but what an honest seat does.
+fn cheats_from(name: &str) -> usize {
+    match name {
+        "poison-one-shot" => GOOD_WINDOWS,
+        "freeloader-replay" => adversaries::miners::freeloader::BEGINNING as usize,
+        _ => 0,
+    }
+}
+
+/// The last window in which nothing is credited that `window` has a part in. An epoch's weights are committed to before its last window is
+/// judged, and paid when they were shown.
+fn last_paid_before(window: usize) -> usize {
+    let params = localnet::defaults::params(0);
+    let (epoch, shown) = (params.epoch_windows as usize, params.reveal_windows as usize);
+    let first = (window + 2).saturating_sub(epoch).div_ceil(epoch);
+    (first + 1) * epoch + shown - 1
+}
+
 /// How much of the window's honest work a cheat does, where it is neither all nor nothing.
 fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
         "partial-data" => Some(0.1),
-        "freeloader-tiny" => Some(8.0 / 96.0),
-        "freeloader-replay" => Some(2.0 / windows),
-        "withholder" => Some(GOOD_WINDOWS as f64 / windows),
+        "freeloader-tiny" | "withholder" => Some(8.0 / 96.0),
+        "half-data" => Some(0.5),
+        "freeloader-replay" | "poison-one-shot" if windows <= cheats_from(name) as f64 => Some(1.0),
+        "freeloader-replay" => Some(cheats_from(name) as f64 / windows),
         "poison-one-shot" => Some(1.0 - 1.0 / windows),
         _ => None,
     }
 }
 
-/// What the one poisoned window did: to the loss, against a network in which that seat stayed honest, and to the seat's pay.
-fn one_shot(with: &[History], without: &[History], numbers: &mut BTreeMap<String, f64>) {
+/// What the one poisoned window did: to the loss, against a network in which that seat stayed honest, and to the seat's pay. Beside it what
+/// it does to the loss, either way, that the seat stays away for that window.
+fn one_shot(with: &[History], without: &[History], away: &[History], numbers: &mut BTreeMap<String, f64>) {
     for later in 1..=4 {
         // The record of a window holds the loss that it opened with.
-        let harm = |(with, without): (&History, &History)| {
+        let change = |(with, without): (&History, &History)| {
             let loss = |history: &History| {
                 history
                     .windows
@@ -186,8 +275,14 @@ fn one_shot(with: &[History], without: &[History], numbers: &mut BTreeMap<String
             };
             loss(with) / loss(without) - 1.0
         };
-        let harms: Vec<f64> = with.iter().zip(without).map(harm).collect();
-        numbers.insert(format!("one_shot_harm_{later}_windows_later"), mean(harms.iter().copied()));
+        let harms: Vec<f64> = with.iter().zip(without).map(change).collect();
+        if !harms.is_empty() {
+            numbers.insert(format!("one_shot_harm_{later}_windows_later"), mean(harms.into_iter()));
+        }
+        let chances: Vec<f64> = away.iter().zip(without).map(change).map(f64::abs).collect();
+        if !chances.is_empty() {
+            numbers.insert(format!("one_shot_chance_{later}_windows_later"), mean(chances.into_iter()));
+        }
     }
     let below_half = with.iter().filter_map(|history| {
         let seat = seats(history, "poison-one-shot", Role::Miner).next()?;
@@ -200,6 +295,13 @@ fn one_shot(with: &[History], without: &[History], numbers: &mut BTreeMap<String
             0.0 < honest && gained(seat) < honest / 2.0
         })
     });
+    let merged = with.iter().filter(|history| {
+        let poisoned = history.windows.get(GOOD_WINDOWS);
+        let seat = seats(history, "poison-one-shot", Role::Miner).next();
+        poisoned.zip(seat).is_some_and(|(window, seat)| window.seats[seat].selected)
+    });
+    numbers.insert("one_shot_seats_merged_in_that_window".to_owned(), merged.count() as f64);
+    numbers.insert("one_shot_seats".to_owned(), with.len() as f64);
     let windows: Vec<f64> = below_half.map(|window| (window - GOOD_WINDOWS) as f64).collect();
     numbers.insert(
         "one_shot_windows_until_paid_below_half".to_owned(),
@@ -229,7 +331,7 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
         numbers.insert(format!("{prefix}seat_windows_at_fault"), faults as f64);
         numbers.insert(format!("{prefix}attested_as_faulty"), attested as f64);
     };
-    let special = [FAILING, CHEATING_VALIDATORS];
+    let special = [FAILING, CHEATING_VALIDATORS, IN_THE_OPEN, MOST_OF_THE_STAKE];
     count("", &mut histories.iter().filter(|(name, _)| !special.contains(name)).flat_map(|(_, all)| all));
     count("failing_storage_", &mut histories.get(FAILING).into_iter().flatten());
 
@@ -288,6 +390,10 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 /// Of nothing there is no share.
 fn ratio(of: f64, over: f64) -> f64 {
     if 0.0 < over { of / over } else { 0.0 }
+}
+
+fn cell(numbers: &BTreeMap<String, f64>, key: &str) -> String {
+    numbers.get(key).map_or(String::new(), |share| percent(*share))
 }
 
 fn percent(share: f64) -> String {

@@ -2,10 +2,7 @@
 
 use dataset::{Dataset, Place, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use model::{ConfigError, ModelConfig, Recipe};
-use protocol::{
-    Block, RunParams, Schedule, Terms,
-    params::{Density, F32Bits, MergeRule, PayShares, Permille},
-};
+use protocol::{Block, RunParams, Schedule, Terms};
 use replica::RunSpec;
 use std::{
     path::{Path, PathBuf},
@@ -81,6 +78,13 @@ impl World {
         Ok(cache.ok_or(WorldError::NoCache)?.join("mettle").join("datasets"))
     }
 
+    /// The same world where attestations and votes are hidden before they are shown (PROT-30): its windows have blocks for that.
+    pub fn hiding(&self) -> World {
+        let schedule = Schedule { blocks_per_window: 18, vote_by: 13, ..self.params.schedule };
+        let params = RunParams { schedule, hidden_blocks: 2, ..self.params };
+        World { params, ..self.clone() }
+    }
+
     fn on(dataset: Dataset) -> Result<World, WorldError> {
         let model = ModelConfig {
             vocab: dataset.vocab() as usize,
@@ -95,12 +99,13 @@ impl World {
         };
         model.validate()?;
         let recipe = Recipe { batch: BATCH, micro_batch: BATCH, ..Recipe::default() };
-        let spec = RunSpec { version: 1, name: "simulation".into(), model, seed: 0, recipe };
+        let spec = RunSpec { version: 1, name: "simulation".into(), model, seed: 0, weights: None, recipe };
         Ok(World { dataset: Arc::new(dataset), spec, params: params(), terms: terms() })
     }
 }
 
-/// As a localnet's, but for what a window's blocks are for: here one does one thing.
+/// As a localnet's, but for what a window's blocks are for, here one does one thing, for what makes it small and many-seated, and for
+/// newcomers, whose places a localnet keeps open.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -111,40 +116,19 @@ fn params() -> RunParams {
             attest_by: 7,
             vote_by: 10,
         },
-        epoch_windows: 2,
-        reveal_windows: 1,
-        hidden_blocks: 0,
         sequences_per_seat: 96,
-        density: Density(512),
-        merge_density: Density(1695),
-        merge_rule: MergeRule::MeanOverHits,
-        error_feedback_decay: F32Bits::of(0.5),
-        outer_rate: F32Bits::of(1.0),
-        evaluation_fraction: F32Bits::of(0.2),
-        evaluation_sequences: 64,
-        evaluation_wait_max: 4,
         places: 8,
-        reserve_places: 2,
-        newcomer_windows: 1_000,
-        min_contributions: 1,
+        // Two epochs: by then whoever works has a weight, and whoever has none is merged no more.
+        newcomer_windows: 4,
         checkpoint_windows: 10,
-        localnet: true,
+        ..localnet::defaults::params(0)
     }
 }
 
 fn terms() -> Terms {
     Terms {
-        electorate_max: 16,
+        absence_windows: Terms::default().absence_windows,
         validator_stake_min: MTL,
-        miner_stake_min: MTL,
-        seat_price_min: 0,
-        emission_per_epoch: 100 * MTL,
-        shares: PayShares {
-            miners: Permille(500),
-            validators: Permille(400),
-            owner: Permille(100),
-            burn: Permille(0),
-        },
-        ..Terms::default()
+        ..localnet::defaults::terms()
     }
 }

@@ -15,7 +15,7 @@ pub enum Freeloader {
     Random,
     /// One step's work, made as large as what others send.
     TinySteps,
-    /// What it once trained, in the first windows, again and again.
+    /// What it once trained, in its first window, again and again.
     Replay {
         trains_until: Option<Window>,
         work: Vec<f32>,
@@ -25,7 +25,7 @@ pub enum Freeloader {
 /// Sequences of the one step.
 const STEP: usize = 8;
 /// Windows in which an honest beginning is made, to have something to replay.
-const BEGINNING: u32 = 2;
+pub const BEGINNING: u32 = 1;
 /// How large the values of noise are where nothing was seen to measure by.
 const RMS: f64 = 1e-3;
 

@@ -3,7 +3,6 @@
 pub mod clock_liar;
 pub mod copycat;
 pub mod copycat_last;
-pub mod copycat_mixture;
 pub mod equivocator;
 pub mod freeloader;
 pub mod late;

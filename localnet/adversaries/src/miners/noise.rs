@@ -1,4 +1,4 @@
-//! Its own honest work, with noise as large on top.
+//! Its own honest work, with noise on top: as large as the work, or four times as large.
 //!
 //! Sees: its own work.
 //! Ends at: PROT-22 and PROT-23, it helps less than those it is compared with, and PROT-25 where it harms.
@@ -6,7 +6,13 @@
 use crate::adversary::{Adversary, Moment, delta, moved, norm};
 use replica::Contribution;
 
-pub struct Noise;
+pub struct Noise {
+    /// How much larger the noise is than the work.
+    pub times: f64,
+}
+
+/// Of the louder one.
+pub const LOUD: f64 = 4.0;
 
 impl Adversary for Noise {
     fn outcome(
@@ -18,7 +24,7 @@ impl Adversary for Noise {
     ) -> Option<Vec<f32>> {
         let mut work = delta(before, after);
         let mut dice = at.dice("noise");
-        let rms = norm(&work) / libm::sqrt(work.len().max(1) as f64);
+        let rms = self.times * norm(&work) / libm::sqrt(work.len().max(1) as f64);
         for value in &mut work {
             *value += (dice.normal() * rms) as f32;
         }

@@ -12,7 +12,7 @@ use replica::Contribution;
 pub enum Poison {
     /// Its own work backwards.
     SignFlip,
-    /// Its own work, so large that it would drown everybody else's.
+    /// The same, so large that it would drown everybody else's.
     HugeNorm,
     /// So many windows of honest work, and then one that is both.
     OneShot { good_windows: u32, worked: u32 },
@@ -37,7 +37,7 @@ impl Adversary for Poison {
     ) -> Option<Vec<f32>> {
         let factor = match self {
             Poison::SignFlip => -1.0,
-            Poison::HugeNorm => HUGE,
+            Poison::HugeNorm => -HUGE,
             Poison::OneShot { good_windows, worked } => {
                 *worked = worked.saturating_add(1);
                 if *worked == good_windows.saturating_add(1) { -HUGE } else { 1.0 }

@@ -6,7 +6,9 @@ pub mod false_merge;
 pub mod favourer;
 pub mod inventor;
 pub mod lazy_voter;
+pub mod two_faced;
 pub mod weight_copier;
+pub mod whitewasher;
 
 #[cfg(test)]
 mod tests;

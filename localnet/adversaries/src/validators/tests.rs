@@ -2,6 +2,7 @@ use super::favourer::{FAVOUR, Favourer};
 use crate::{Setup, validator};
 use protocol::{
     Digest, Uid, Window,
+    receipt::Attested,
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use validator::{
     conduct::Conduct,
     evaluate::Measurements,
     gauntlet::{LossPair, Measured},
+    receipts::Said,
 };
 
 fn view() -> WindowView {
@@ -111,6 +113,22 @@ fn the_lazy_voter_says_what_most_of_the_stake_says_and_nothing_before_anybody_ha
     let votes = vec![(Uid(0), vote(1)), (Uid(2), vote(2)), (Uid(1), vote(2))];
     assert_eq!(lazy.vote(&WindowView { votes, ..view() }, None), Some(vote(2)));
     assert_eq!(lazy.weights(&view(), vec![]), [(Uid(3), 65535), (Uid(4), 100)]);
+}
+
+#[test]
+fn the_whitewasher_sees_no_fault_and_the_two_faced_tells_of_it_afterwards() {
+    let seen = vec![(Uid(3), Verdict::Faulty), (Uid(5), Verdict::Valid)];
+    let washed = Some(vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)]);
+    assert_eq!(conduct("whitewasher").verdicts(&view(), seen.clone()), washed);
+
+    let mut two_faced = conduct("two-faced");
+    assert_eq!(two_faced.verdicts(&view(), seen), washed);
+    let attested = Attested { valid: vec![Uid(3), Uid(5)], ..Attested::default() };
+    let said = Said { attested: Some(attested), ..Said::default() };
+    let told = two_faced.tells(Window(3), said.clone()).attested.unwrap();
+    assert_eq!((told.valid, told.faulty[0].uid), (vec![Uid(5)], Uid(3)));
+    assert_eq!(two_faced.tells(Window(3), said.clone()), said, "once a window");
+    assert_eq!(conduct("whitewasher").tells(Window(3), said.clone()), said);
 }
 
 #[test]

@@ -1,0 +1,218 @@
+//! Validators that lie, beside honest ones, and what anybody finds out about them: `validator audit` and `validator report` as a person
+//! runs them, against a network of real processes.
+//!
+//! Each lie must be named with the seat that it is about, and every honest validator must come out without a difference. Nothing here
+//! measures time: windows are fixed until one is found in which everybody had the chance to lie.
+
+#[allow(dead_code, reason = "shared with the other tests of whole networks")]
+mod support;
+
+use protocol::{
+    Role, RunParams, Uid, Window,
+    view::{Outcome, WindowView},
+};
+use serde_json::Value;
+use support::{Ended, Net, one_at_a_time};
+
+/// Two thirds vote as they should: nine of eleven.
+const SEATS: &str = "honest:2,freeloader-zeros:1,poison-norm:1,\
+    validator:3,inventor:1,favourer:1,weight-copier:1,whitewasher:1,two-faced:1,false-merge:1,absentee:1,lazy-voter:1";
+
+/// Windows that may pass until everybody has had the chance to lie in one of them.
+const WINDOWS_MAX: u32 = 16;
+
+fn params(finality_lag: u32) -> RunParams {
+    RunParams { sequences_per_seat: 32, evaluation_sequences: 4, ..support::params(finality_lag) }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
+    let _alone = one_at_a_time().await;
+    let mut net = Net::up_of(SEATS, 400, params(0)).await;
+    let view = a_window_full_of_lies(&mut net).await;
+    let window = view.window;
+
+    let ended = audit(&net, window, &["--json"]).await;
+    let report: Value = serde_json::from_str(&ended.out).expect("one JSON object");
+    println!("{}", audit(&net, window, &[]).await.all());
+    assert_eq!(ended.code, Some(1), "lies were found: {}", ended.all());
+    let of = |conduct: &str| of(&net, &report, conduct);
+    let differences = |conduct: &str| differences_of(&of(conduct));
+
+    for uid in uids(&net, "honest", Role::Validator) {
+        let honest = audited(&report, uid);
+        assert_eq!(differences_of(&honest), Vec::<String>::new(), "{honest}");
+        assert_eq!(honest["unchecked"], serde_json::json!([]), "{honest}");
+        assert!(honest["checks"]["losses"].as_u64() > Some(0), "{honest}");
+        assert!(honest["checks"]["merge"] == true && honest["checks"]["ballot"] == true, "{honest}");
+        let alone = audit(&net, window, &["--validator", &uid.to_string()]).await;
+        assert_eq!(alone.code, Some(0), "{}", alone.all());
+    }
+
+    // Invented scores: the losses come out otherwise, and nothing else is wrong, as all of it follows from them.
+    assert!(differences("inventor").iter().all(|what| what == "wrong-losses"), "{:?}", of("inventor"));
+    assert!(!differences("inventor").is_empty(), "{:?}", of("inventor"));
+    // A favoured friend: it has more than its scores come to.
+    assert!(differences("favourer").contains(&"wrong-ballot".to_owned()), "{:?}", of("favourer"));
+    let friend = *view.slots.last().expect("miners");
+    let (posted, earned) = shares_of(&of("favourer"), friend).expect("it is about the friend");
+    assert!(earned < posted, "of uid {friend}: {posted} {earned}");
+    // Weights that it did not work out.
+    assert!(
+        differences("weight-copier").iter().all(|what| what == "wrong-ballot"),
+        "{:?}",
+        of("weight-copier")
+    );
+    assert!(!differences("weight-copier").is_empty(), "{:?}", of("weight-copier"));
+    // A different merge, told by what the contributions come to and by what two thirds fixed.
+    assert_eq!(differences("false-merge"), ["wrong-merge", "dissent"], "{:?}", of("false-merge"));
+    // A skipped fault, with the seat and the fault.
+    let faulty = uids(&net, "freeloader-zeros", Role::Miner);
+    for conduct in ["whitewasher", "two-faced"] {
+        let skipped = of(conduct)["differences"].as_array().expect("a list").clone();
+        let skipped: Vec<u64> =
+            skipped.iter().filter_map(|one| one["difference"]["skipped-fault"]["uid"].as_u64()).collect();
+        assert!(skipped.contains(&faulty[0].0.into()), "{conduct}: {:?}", of(conduct));
+    }
+    // What the two-faced tells of it is not what it told the chain.
+    assert!(differences("two-faced").contains(&"attested-other".to_owned()), "{:?}", of("two-faced"));
+    // Who says nothing does not lie, and that it says nothing is said.
+    let absent = of("absentee");
+    assert_eq!(differences("absentee"), Vec::<String>::new(), "{absent}");
+    assert_eq!((&absent["attested"], &absent["voted"]), (&false.into(), &false.into()), "{absent}");
+    // Who publishes no receipt cannot be audited.
+    assert_eq!(of("lazy-voter")["audited"], false);
+    let lazy = uids(&net, "lazy-voter", Role::Validator)[0].to_string();
+    let alone = audit(&net, window, &["--validator", &lazy]).await;
+    assert_eq!(alone.code, Some(2), "{}", alone.all());
+
+    two_faces_cost_stake(&mut net, window, &report).await;
+    assert!(net.observer.lineage_agreed());
+    net.down().await;
+}
+
+/// Of all lies this one is signed twice over: whoever shows that to the chain is paid from the liar's stake, once.
+async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
+    for one in report["result"]["validators"].as_array().expect("a list") {
+        let proofs = one["evidence"].as_array().map_or(0, Vec::len);
+        let two_faced = uids(net, "two-faced", Role::Validator).iter().any(|uid| one["uid"] == uid.0);
+        assert_eq!(proofs, usize::from(two_faced), "{one}");
+    }
+    let uid = uids(net, "two-faced", Role::Validator)[0];
+    let stake =
+        |net: &Net| net.observer.seats.iter().find(|seat| seat.id.uid == uid).expect("its seat").stake;
+    let before = stake(net);
+    let by = net.claimed.path().join("miner-0").join("settings.toml").display().to_string();
+    let at = window.to_string();
+    let report = |who: Uid, more: &'static str| {
+        let (by, at, who) = (by.clone(), at.clone(), who.to_string());
+        run(move || {
+            let wanted = ["--config", &by, "--window", &at, "--validator", &who, more];
+            support::localnet(["role", "validator", "report"].into_iter().chain(wanted))
+        })
+    };
+    let shown = report(uid, "--dry-run").await;
+    assert!(shown.success && shown.out.contains("Windows.report_contradiction"), "{}", shown.all());
+    let done = report(uid, "--yes").await;
+    assert!(done.success && done.out.contains("reported"), "{}", done.all());
+    net.observer.look(&*net.chain).await.expect("our chain answers");
+    assert_eq!(stake(net), before - before / 10, "a tenth of its stake");
+    let again = report(uid, "--yes").await;
+    assert_eq!(again.code, Some(5), "once a matter, seat and window: {}", again.all());
+    let nothing = report(uids(net, "honest", Role::Validator)[0], "--yes").await;
+    assert!(nothing.success && nothing.out.contains("nothing to report"), "{}", nothing.all());
+}
+
+/// A merged window in which whoever publishes receipts has published one, and each liar has lied; whose weights are on the chain.
+async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
+    let of = |net: &Net, conduct: &str| uids(net, conduct, Role::Validator);
+    let silent = of(net, "lazy-voter");
+    let receipts: Vec<Uid> = net
+        .observer
+        .seats_of(Role::Validator)
+        .map(|seat| seat.id.uid)
+        .filter(|uid| !silent.contains(uid))
+        .collect();
+    let attest = [of(net, "whitewasher"), of(net, "two-faced"), of(net, "honest")].concat();
+    let vote = [of(net, "false-merge"), of(net, "honest")].concat();
+    let ballots = [of(net, "favourer"), of(net, "weight-copier"), of(net, "honest")].concat();
+    let faulty = uids(net, "freeloader-zeros", Role::Miner);
+    let mut seen = 0;
+    loop {
+        net.until("another window is fixed", |seen_now| seen < seen_now.windows()).await;
+        seen = net.observer.windows();
+        assert!(seen < WINDOWS_MAX, "nobody lies, or nobody is in time{}", net.last_lines());
+        // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to make weights of.
+        for window in (3..seen.saturating_sub(3)).rev().map(Window) {
+            let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
+            let view = view.expect("the window is kept");
+            let all = receipts.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid))
+                && attest.iter().all(|uid| view.attested.contains(uid))
+                && vote.iter().all(|uid| view.votes.iter().any(|(of, _)| of == uid))
+                && view.selection.as_ref().is_some_and(|made| made.faulty.contains(&faulty[0]))
+                && matches!(view.outcome, Some(Outcome::Merged(_)));
+            if all && posted(net, &ballots, window).await {
+                return view;
+            }
+        }
+    }
+}
+
+/// Whether all of them have shown their weights for the window's epoch.
+async fn posted(net: &Net, validators: &[Uid], window: Window) -> bool {
+    let run = &net.observer.run;
+    let epoch = window.epoch(run.params.epoch_windows);
+    for seat in net.observer.seats.iter().filter(|seat| validators.contains(&seat.id.uid)) {
+        let ballot = net.chain.ballot(run.id, epoch, &seat.hotkey).await.expect("our chain answers");
+        if ballot.is_none() {
+            return false;
+        }
+    }
+    true
+}
+
+async fn audit(net: &Net, window: Window, more: &[&str]) -> Ended {
+    let config = net.directory().join("validator-0").join("settings.toml").display().to_string();
+    let mut words: Vec<String> =
+        ["role", "validator", "audit", "--config", &config, "--window", &window.to_string()]
+            .map(str::to_owned)
+            .to_vec();
+    words.extend(more.iter().map(|word| (*word).to_owned()));
+    run(move || support::localnet(words)).await
+}
+
+async fn run(command: impl FnOnce() -> Ended + Send + 'static) -> Ended {
+    tokio::task::spawn_blocking(command).await.expect("it ends")
+}
+
+/// Seats of one conduct and role.
+fn uids(net: &Net, conduct: &str, role: Role) -> Vec<Uid> {
+    let seats = net.observer.seats_of(role).map(|seat| seat.id.uid);
+    seats.filter(|uid| net.observer.conduct_of(*uid) == conduct).collect()
+}
+
+fn audited(report: &Value, uid: Uid) -> Value {
+    let all = report["result"]["validators"].as_array().expect("a list");
+    all.iter().find(|one| one["uid"] == uid.0).expect("every validator is there").clone()
+}
+
+fn of(net: &Net, report: &Value, conduct: &str) -> Value {
+    audited(report, uids(net, conduct, Role::Validator)[0])
+}
+
+/// The kinds of what was found.
+fn differences_of(audited: &Value) -> Vec<String> {
+    let list = audited["differences"].as_array().expect("a list of differences");
+    let kind = |one: &Value| {
+        let what = &one["difference"];
+        what.as_str().map(str::to_owned).or_else(|| what.as_object()?.keys().next().cloned())
+    };
+    list.iter().map(|one| kind(one).expect("each has a name")).collect()
+}
+
+/// The share of a seat in what was posted, and in what was earned, where these differ.
+fn shares_of(audited: &Value, uid: Uid) -> Option<(f64, f64)> {
+    let list = audited["differences"].as_array()?;
+    let found = list.iter().map(|one| &one["difference"]["wrong-ballot"]).find(|one| one["uid"] == uid.0)?;
+    Some((found["posted_share"].as_f64()?, found["earned_share"].as_f64()?))
+}

@@ -1,0 +1,303 @@
+//! Who joins at window 1,000 fetches one checkpoint and the updates since, and nothing else: counted name by name and byte by byte, on the
+//! real chain after a thousand windows that were all merged.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use chain_client::Chain as _;
+use codec::Encode as _;
+use ed25519_dalek::SigningKey;
+use mettle_runtime::{AccountId, RuntimeCall};
+use model::{ModelConfig, Recipe, init_flat};
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
+    keys::ObjectKey,
+    lineage,
+    params::Density,
+    submission::{self, Header},
+    view::{Outcome, Verdict, Vote},
+};
+use replica::{Codec, Followed, Follower, ModelState, RunSpec, checkpoint};
+use sp_keyring::Sr25519Keyring;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
+use tests::sim::{
+    buckets::{Buckets, Reader},
+    chain::{SharedChain, SimChain},
+};
+
+const RUN: RunId = RunId(0);
+const MTL: u128 = 1_000_000_000_000;
+const CHECKPOINT: u32 = 1_000;
+const NOW: u32 = 1_007;
+
+/// Remembers what was fetched, and how large it was.
+struct Watched {
+    inner: Reader,
+    fetched: Mutex<Vec<(ObjectKey, usize)>>,
+}
+
+#[async_trait]
+impl Fetch for Watched {
+    async fn fetch(&self, base: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        let bytes = self.inner.fetch(base, key, limits).await?;
+        let mut fetched = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
+        fetched.push((key.clone(), bytes.len()));
+        Ok(bytes)
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.inner.traffic()
+    }
+}
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule {
+            start: Block(6),
+            blocks_per_window: 12,
+            commit_by: 3,
+            reveal_by: 5,
+            attest_by: 7,
+            vote_by: 10,
+        },
+        epoch_windows: 10,
+        reveal_windows: 1,
+        hidden_blocks: 0,
+        density: Density(512),
+        merge_density: Density(512),
+        min_contributions: 1,
+        checkpoint_windows: 20,
+        localnet: true,
+        ..RunParams::default()
+    }
+}
+
+fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+fn hotkey(key: &SigningKey) -> Hotkey {
+    Hotkey(key.verifying_key().to_bytes())
+}
+
+fn url(name: &str) -> pallet_registry::Url {
+    format!("https://{name}.invalid").into_bytes().try_into().expect("these URLs are short")
+}
+
+/// A run with one miner and one validator, and what the validator holds.
+struct Small {
+    chain: SharedChain,
+    buckets: Arc<Buckets>,
+    spec: RunSpec,
+    codec: Arc<Codec>,
+    validator: Follower,
+    state: ModelState,
+    store: Arc<dyn Store>,
+    miner: Arc<dyn Store>,
+}
+
+impl Small {
+    fn new() -> Small {
+        let model = ModelConfig {
+            vocab: 32,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            kv_heads: 2,
+            d_ff: 32,
+            seq_len: 8,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        };
+        let name = "small".to_owned();
+        let spec = RunSpec { version: 1, name, model, seed: 0, weights: None, recipe: Recipe::default() };
+        let theta = init_flat(&spec.model, 0).unwrap();
+        let (params, manifest) = (params(), Digest::of(b"a manifest"));
+        let mut chain = SimChain::new(Digest::of(b"catch up"));
+        let create = pallet_registry::Call::create_run {
+            params,
+            terms: Terms {
+                validator_stake_min: MTL,
+                miner_stake_min: MTL,
+                seat_price_min: 0,
+                ..Terms::default()
+            },
+            spec: spec.digest(),
+            manifest,
+            theta0: lineage::weights_root(&theta),
+            published_at: url("origin"),
+        };
+        accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
+        let register = |role, hotkey: Hotkey, endpoint, stake| {
+            let hotkey = AccountId::from(hotkey.0);
+            let call = pallet_registry::Call::register {
+                run: RUN,
+                role,
+                hotkey,
+                endpoint,
+                stake,
+                price_max: u128::MAX,
+            };
+            (Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(call))
+        };
+        accepted(chain.block(vec![
+            register(Role::Miner, hotkey(&key(1)), url("miner"), MTL),
+            register(Role::Validator, hotkey(&key(2)), url("validator"), 1_000 * MTL),
+        ]));
+        let chain = SharedChain::new(chain);
+        let buckets = Arc::new(Buckets::default());
+        let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());
+        let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
+        let reader = Reader::new(buckets.clone(), None, Digest::of(b"validator"), 0);
+        Small {
+            validator: follower(&chain, &spec, &codec, Arc::new(reader), true),
+            state: ModelState::genesis(RUN, &params, &manifest, theta),
+            chain,
+            buckets,
+            spec,
+            codec,
+            store,
+            miner,
+        }
+    }
+
+    fn send(&self, key: &SigningKey, call: impl Into<RuntimeCall>) {
+        accepted(self.chain.lock().block(vec![(AccountId::from(hotkey(key).0), call.into())]));
+    }
+
+    fn go_to(&self, block: u32) {
+        self.chain.lock().go_to(Block(block));
+    }
+
+    /// One window: a contribution, one look at it, one vote.
+    async fn play(&mut self) {
+        let (window, schedule) = (self.state.window, params().schedule);
+        let opens = schedule.opens_at(window).0;
+        self.go_to(opens + 1);
+        let seats = self.chain.seats_now(RUN);
+        let (miner, validator) = (&seats[0], &seats[1]);
+
+        let values = self.state.theta.iter().enumerate();
+        let wish: Vec<f32> =
+            values.map(|(i, value)| value * 0.01 + (i as f32 + window.0 as f32).sin() * 1e-3).collect();
+        let schema = self.spec.schema().unwrap();
+        let body = contribution::encode(&schema, params().density, &wish).unwrap();
+        let header = Header {
+            codec: protocol::PROTOCOL_VERSION,
+            run: RUN,
+            window,
+            uid: miner.id.uid,
+            hotkey: miner.hotkey,
+            base: self.state.lineage,
+            schema: schema.digest(),
+            density: params().density,
+            trained: 1,
+        };
+        let sealed = submission::seal(&header, &body, &key(1));
+        let digest = Digest::of(&sealed);
+        self.send(&key(1), pallet_windows::Call::commit { run: RUN, window, digest });
+        self.miner.put(&keys::contribution(RUN, window, &digest), sealed.into()).await.unwrap();
+
+        self.go_to(schedule.reveal_deadline(window).0);
+        let verdicts = vec![(miner.id.uid, Verdict::Valid)].try_into().expect("one fits");
+        let next_salt = Digest::of(&window.0.to_le_bytes());
+        self.send(&key(2), pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt });
+
+        self.go_to(schedule.attest_deadline(window).0 + 1);
+        let view = self.chain.window_now(RUN, window).unwrap();
+        let contribution =
+            self.validator.fetch_contribution(&view, &seats, miner.id.uid, &digest).await.unwrap();
+        let own = self
+            .validator
+            .merge(&self.state, &view, &BTreeMap::from([(miner.id.uid, contribution)]))
+            .unwrap_or_else(|error| panic!("window {window}: {error}; uid {}", validator.id.uid));
+        self.store.put(&keys::update(RUN, window, &own.digest), own.bytes.clone()).await.unwrap();
+        let state_root = params().is_checkpoint(window).then(|| {
+            lineage::state_root(&lineage::weights_root(&own.theta), &lineage::weights_root(&own.buffer))
+        });
+        let vote = Vote { update: own.digest, state_root };
+        self.send(&key(2), pallet_windows::Call::vote { run: RUN, window, vote });
+
+        self.go_to(schedule.vote_deadline(window).0 + 1);
+        let followed = self.validator.step(&mut self.state, Some(own)).await.unwrap();
+        assert!(
+            matches!(followed, Followed::Advanced { outcome: Outcome::Merged(_) }),
+            "{window}: {followed:?}"
+        );
+        if self.state.window.0.is_multiple_of(20) {
+            checkpoint::publish(&*self.store, &self.state).await.unwrap();
+        }
+    }
+}
+
+fn follower(
+    chain: &SharedChain,
+    spec: &RunSpec,
+    codec: &Arc<Codec>,
+    fetch: Arc<dyn Fetch>,
+    keeps_buffer: bool,
+) -> Follower {
+    Follower {
+        chain: Arc::new(chain.clone()),
+        fetch,
+        run: chain.run_now(RUN).expect("it was created"),
+        spec: spec.clone(),
+        sent: codec.clone(),
+        merged: codec.clone(),
+        keeps_buffer,
+        turn: 0,
+        directory: None,
+    }
+}
+
+fn accepted(results: Vec<Result<(), String>>) {
+    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+}
+
+#[tokio::test]
+async fn who_joins_at_window_1000_fetches_one_checkpoint_and_the_updates_since() {
+    let mut small = Small::new();
+    let mut updates = BTreeMap::new();
+    while small.state.window < Window(NOW) {
+        let window = small.state.window;
+        small.play().await;
+        let view = small.chain.window_now(RUN, window).unwrap();
+        let Some(Outcome::Merged(vote)) = view.outcome else { panic!("{window} is merged") };
+        let key = keys::update(RUN, window, &vote.update);
+        let bytes = small.store.head(&key).await.unwrap();
+        updates.insert(window.0, (key, bytes as usize));
+    }
+    let checkpoint =
+        small.chain.run(RUN).await.unwrap().checkpoint.expect("one is voted every twenty windows");
+    assert_eq!(checkpoint.window, Window(CHECKPOINT));
+
+    let inner = Reader::new(small.buckets.clone(), None, Digest::of(b"joiner"), 0);
+    let watched = Arc::new(Watched { inner, fetched: Mutex::default() });
+    let joiner = follower(&small.chain, &small.spec, &small.codec, watched.clone(), false);
+    let mut state = joiner.join().await.unwrap();
+    let pieces = lineage::piece_digests(&state.theta);
+    while state.window < small.state.window {
+        let followed = joiner.step(&mut state, None).await.unwrap();
+        assert!(matches!(followed, Followed::Advanced { .. }));
+    }
+    assert_eq!(state, ModelState { buffer: None, ..small.state.clone() });
+
+    // Exactly this was fetched: the list of pieces, the pieces of the weights, seven updates.
+    let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
+    let manifest_bytes = small.store.head(&manifest).await.unwrap() as usize;
+    let mut expected = vec![(manifest, manifest_bytes)];
+    expected.extend(pieces.iter().map(|digest| (keys::piece(digest), 4 * state.theta.len())));
+    expected.extend((CHECKPOINT..NOW).map(|window| updates[&window].clone()));
+    assert_eq!(expected.len(), 1 + 1 + 7, "the model is of one piece");
+    let mut fetched = watched.fetched.lock().unwrap().clone();
+    fetched.sort();
+    expected.sort();
+    assert_eq!(fetched, expected);
+    let bytes: usize = fetched.iter().map(|(_, bytes)| bytes).sum();
+    let all: usize = updates.values().map(|(_, bytes)| bytes).sum();
+    println!("{bytes} bytes for {NOW} windows; all updates have {all}, and no contribution was read");
+    assert_eq!(manifest_bytes, checkpoint::CheckpointManifest::of(&small.state).unwrap().encode().len());
+}

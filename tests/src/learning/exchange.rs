@@ -1,0 +1,339 @@
+//! What happens between two windows: from what each worker learned to the weights of the next window.
+
+use super::published::Published;
+use protocol::{
+    Uid,
+    contribution::{self, Schema, Sparse},
+    merge::{self, Input},
+    params::{Density, MergeRule},
+};
+use serde::{Deserialize, Serialize};
+
+/// How workers learn from each other.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheme {
+    /// One worker takes every step, on the whole batch. There is nothing to pass on.
+    Alone,
+    /// The mean of all pseudo-gradients, every value as it is. With Nesterov's momentum it is DiLoCo.
+    Dense { outer: Outer },
+    /// SparseLoCo as it was published: top-k in tiles, two bits a value, error feedback, a mean, an outer step.
+    Published { density: u16, decay: f32, over: Over, outer: Outer },
+    /// This protocol: PROT-7, PROT-10, PROT-17, PROT-18, by the code that validators run.
+    Ours { density: u16, merge_density: u16, decay: f32, over: Over, outer: Outer },
+}
+
+/// What a sum at a coordinate is divided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Over {
+    /// All workers.
+    All,
+    /// Those that sent the coordinate.
+    Hits,
+}
+
+/// The outer optimiser: `v ← μ·v + u`, `θ ← θ − α·(u + μ·v)`. Without momentum that is plain SGD.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outer {
+    /// `α`.
+    pub rate: f32,
+    /// `μ`; 0 for plain SGD.
+    pub momentum: f32,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExchangeError {
+    #[error("what a worker learned cannot be encoded")]
+    Encode(#[from] contribution::EncodeError),
+    #[error("the protocol cannot decode what it encoded")]
+    Decode(#[from] contribution::DecodeError),
+    #[error("the protocol cannot merge")]
+    Merge(#[from] merge::MergeError),
+}
+
+/// What workers and merge remember from window to window, and what was sent so far.
+pub struct Exchange<'a> {
+    schema: &'a Schema,
+    scheme: &'a Scheme,
+    /// One row a worker: what was held back.
+    residuals: Vec<Vec<f32>>,
+    /// What the merge held back (PROT-18).
+    buffer: Vec<f32>,
+    velocity: Vec<f32>,
+    /// The update, dense.
+    update: Vec<f32>,
+    hits: Vec<u32>,
+    published: Option<Published>,
+    pub traffic: Traffic,
+}
+
+/// Sums over the windows so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    pub windows: u64,
+    /// Bytes that all workers sent.
+    pub sent: u64,
+    /// Bytes of the updates: what one worker fetches.
+    pub updates: u64,
+    /// Shares of coordinates that some worker sent.
+    pub union: f64,
+}
+
+impl<'a> Exchange<'a> {
+    pub fn new(schema: &'a Schema, scheme: &'a Scheme, workers: usize) -> Exchange<'a> {
+        let values = schema.values();
+        let sparse = matches!(scheme, Scheme::Published { .. } | Scheme::Ours { .. });
+        let published = match scheme {
+            Scheme::Published { density, .. } => Some(Published::new(schema, Density(*density))),
+            _ => None,
+        };
+        Exchange {
+            schema,
+            scheme,
+            residuals: if sparse { vec![vec![0.0; values]; workers] } else { Vec::new() },
+            buffer: vec![0.0; values],
+            velocity: vec![0.0; values],
+            update: vec![0.0; values],
+            hits: vec![0; values],
+            published,
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// From the weights `after` that each worker ended the window with to `theta` of the next window.
+    ///
+    /// # Errors
+    /// If a worker's difference is not finite, or the protocol refuses its own bytes.
+    pub fn window(&mut self, after: &[Vec<f32>], theta: &mut [f32]) -> Result<(), ExchangeError> {
+        self.traffic.windows += 1;
+        match *self.scheme {
+            Scheme::Alone => theta.copy_from_slice(&after[0]),
+            Scheme::Dense { outer } => {
+                let count = after.len() as f32;
+                for (at, update) in self.update.iter_mut().enumerate() {
+                    *update = after.iter().map(|after| theta[at] - after[at]).sum::<f32>() / count;
+                }
+                let bytes = 4 * theta.len() as u64;
+                self.traffic.sent += bytes * after.len() as u64;
+                self.traffic.updates += bytes;
+                self.traffic.union += 1.0;
+                self.step(outer, theta);
+            }
+            Scheme::Published { decay, over, outer, .. } => {
+                self.remember(decay, after, theta);
+                let sent = self.publish();
+                self.union_of(&sent);
+                self.mean(over, &sent);
+                self.step(outer, theta);
+            }
+            Scheme::Ours { density, merge_density, decay, over, outer } => {
+                self.remember(decay, after, theta);
+                let mut sent = Vec::with_capacity(after.len());
+                for residual in &mut self.residuals {
+                    let body = contribution::encode_with_feedback(self.schema, Density(density), residual)?;
+                    self.traffic.sent += body.len() as u64;
+                    sent.push(contribution::decode(self.schema, Density(density), &body)?);
+                }
+                self.union_of(&sent);
+                let inputs: Vec<Input<'_>> =
+                    (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
+                let density = Density(merge_density);
+                let rule = match over {
+                    Over::Hits => MergeRule::MeanOverHits,
+                    Over::All => MergeRule::MeanOverAll,
+                };
+                let body = merge::merge(self.schema, rule, density, &inputs, &mut self.buffer)?;
+                self.traffic.updates += body.len() as u64;
+                let update = contribution::decode(self.schema, density, &body)?;
+                if outer.momentum == 0.0 {
+                    merge::apply(self.schema, theta, &update, outer.rate);
+                } else {
+                    self.update.fill(0.0);
+                    add(self.schema, &update, &mut self.update);
+                    self.step(outer, theta);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `e ← decay·e + (θ − θ_after)`, worker by worker (PROT-10).
+    fn remember(&mut self, decay: f32, after: &[Vec<f32>], theta: &[f32]) {
+        for (residual, after) in self.residuals.iter_mut().zip(after) {
+            for ((entry, before), after) in residual.iter_mut().zip(theta).zip(after) {
+                *entry = decay * *entry + (before - after);
+            }
+        }
+    }
+
+    /// Each worker's contribution in the published format, and what was sent taken out of its residual.
+    fn publish(&mut self) -> Vec<Sparse> {
+        let published = self.published.as_ref().expect("made with the scheme");
+        let mut sent = Vec::with_capacity(self.residuals.len());
+        for residual in &mut self.residuals {
+            let (update, bits) = published.encode(residual);
+            for (range, tensor) in self.schema.ranges().zip(&update.tensors) {
+                let residual = &mut residual[range];
+                for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+                    residual[*position as usize] -= value;
+                }
+            }
+            self.traffic.sent += bits.div_ceil(8);
+            // Every worker fetches what every worker sent.
+            self.traffic.updates += bits.div_ceil(8);
+            sent.push(update);
+        }
+        sent
+    }
+
+    /// Counts how many sent each coordinate.
+    fn union_of(&mut self, sent: &[Sparse]) {
+        self.hits.fill(0);
+        for update in sent {
+            for (range, tensor) in self.schema.ranges().zip(&update.tensors) {
+                let hits = &mut self.hits[range];
+                tensor.positions.iter().for_each(|position| hits[*position as usize] += 1);
+            }
+        }
+        let some = self.hits.iter().filter(|hits| **hits > 0).count();
+        self.traffic.union += some as f64 / self.hits.len() as f64;
+    }
+
+    /// The update is the mean of `sent`, each scaled down to the median norm of its tensor.
+    fn mean(&mut self, over: Over, sent: &[Sparse]) {
+        let scales = merge::clip_scales(&sent.iter().collect::<Vec<_>>());
+        self.update.fill(0.0);
+        for (which, update) in sent.iter().enumerate() {
+            for ((range, tensor), scales) in self.schema.ranges().zip(&update.tensors).zip(&scales) {
+                let sums = &mut self.update[range];
+                for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+                    sums[*position as usize] += scales[which] * value;
+                }
+            }
+        }
+        for (sum, hits) in self.update.iter_mut().zip(&self.hits) {
+            *sum /= match over {
+                Over::All => sent.len() as f32,
+                Over::Hits => (*hits).max(1) as f32,
+            };
+        }
+    }
+
+    fn step(&mut self, outer: Outer, theta: &mut [f32]) {
+        for ((value, velocity), update) in theta.iter_mut().zip(&mut self.velocity).zip(&self.update) {
+            *velocity = outer.momentum * *velocity + update;
+            *value -= outer.rate * (update + outer.momentum * *velocity);
+        }
+    }
+}
+
+fn add(schema: &Schema, update: &Sparse, dense: &mut [f32]) {
+    for (range, tensor) in schema.ranges().zip(&update.tensors) {
+        let dense = &mut dense[range];
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            dense[*position as usize] += value;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::contribution::TensorSpec;
+
+    const PLAIN: Outer = Outer { rate: 1.0, momentum: 0.0 };
+
+    fn schema() -> Schema {
+        Schema::new(vec![
+            TensorSpec { name: "matrix".into(), shape: vec![12, 32] },
+            TensorSpec { name: "gain".into(), shape: vec![32] },
+        ])
+        .unwrap()
+    }
+
+    /// What three workers end with, from `theta`, window after window.
+    fn ends(theta: &[f32], window: usize) -> Vec<Vec<f32>> {
+        let moved = |worker: usize| {
+            let step =
+                |(at, value): (usize, &f32)| value - ((at * 7 + worker * 3 + window) as f32).sin() * 0.01;
+            theta.iter().enumerate().map(step).collect()
+        };
+        (0..3).map(moved).collect()
+    }
+
+    fn after(scheme: &Scheme, windows: usize) -> (Vec<f32>, Traffic) {
+        let schema = schema();
+        let mut theta = vec![0.5; schema.values()];
+        let mut exchange = Exchange::new(&schema, scheme, 3);
+        for window in 0..windows {
+            let ends = ends(&theta, window);
+            exchange.window(&ends, &mut theta).unwrap();
+        }
+        (theta, exchange.traffic)
+    }
+
+    fn distance(one: &[f32], other: &[f32]) -> f32 {
+        one.iter().zip(other).map(|(one, other)| (one - other).powi(2)).sum::<f32>().sqrt()
+    }
+
+    #[test]
+    fn a_dense_mean_at_rate_one_is_the_mean_of_what_the_workers_ended_with() {
+        let (theta, traffic) = after(&Scheme::Dense { outer: PLAIN }, 1);
+        let ends = ends(&vec![0.5; theta.len()], 0);
+        for (at, value) in theta.iter().enumerate() {
+            let mean = ends.iter().map(|end| end[at]).sum::<f32>() / 3.0;
+            assert!((value - mean).abs() < 1e-6);
+        }
+        assert_eq!(traffic, Traffic { windows: 1, sent: 3 * 4 * 416, updates: 4 * 416, union: 1.0 });
+    }
+
+    #[test]
+    fn nesterov_looks_ahead() {
+        let schema = schema();
+        let scheme = Scheme::Dense { outer: Outer { rate: 0.5, momentum: 0.9 } };
+        let mut exchange = Exchange::new(&schema, &scheme, 1);
+        let mut theta = vec![0.0; schema.values()];
+        exchange.window(&[vec![-1.0; schema.values()]], &mut theta).unwrap();
+        assert!((theta[0] + 0.5 * 1.9).abs() < 1e-6, "u + μ·u: {}", theta[0]);
+        let before = theta[0];
+        let still = theta.clone();
+        exchange.window(&[still], &mut theta).unwrap();
+        assert!((theta[0] - before + 0.5 * 0.81).abs() < 1e-6, "only the velocity pulls: {}", theta[0]);
+    }
+
+    #[test]
+    fn what_is_held_back_is_sent_later_in_either_sparse_scheme() {
+        // Without forgetting, everything arrives: sparse schemes stay near the dense mean however long they go on. Theirs is
+        // the mean over all; ours steps too far where one worker alone sent a coordinate, but not ever further.
+        let (dense, _) = after(&Scheme::Dense { outer: PLAIN }, 60);
+        let start = vec![0.5; dense.len()];
+        let moved = distance(&start, &dense);
+        let published = Scheme::Published { density: 1024, decay: 1.0, over: Over::All, outer: PLAIN };
+        let (theirs, traffic) = after(&published, 60);
+        assert!(distance(&theirs, &dense) < 0.5 * moved.max(0.3), "{} of {moved}", distance(&theirs, &dense));
+        assert!(traffic.union / 60.0 > 0.25 && traffic.union / 60.0 < 0.8, "{}", traffic.union / 60.0);
+        assert!(traffic.sent > 0 && traffic.sent == traffic.updates);
+
+        let (over, outer) = (Over::Hits, PLAIN);
+        let ours = Scheme::Ours { density: 1024, merge_density: 2048, decay: 1.0, over, outer };
+        let (ours, traffic) = after(&ours, 60);
+        assert!(ours.iter().all(|value| value.is_finite()));
+        assert!(traffic.updates < traffic.sent, "one object instead of three");
+    }
+
+    #[test]
+    fn ours_with_no_momentum_is_what_validators_do() {
+        let scheme = |momentum| Scheme::Ours {
+            density: 512,
+            merge_density: 1024,
+            decay: 0.95,
+            over: Over::Hits,
+            outer: Outer { rate: 1.0, momentum },
+        };
+        let (plain, _) = after(&scheme(0.0), 5);
+        let (nearly, _) = after(&scheme(1e-6), 5);
+        assert!(distance(&plain, &nearly) < 1e-4);
+        assert_ne!(plain, vec![0.5; plain.len()]);
+    }
+}

@@ -1,0 +1,361 @@
+//! What is asked, and the runs that answer it: one factor at a time around eight workers of fifteen steps.
+
+use super::{
+    exchange::{Outer, Over, Scheme},
+    train::Run,
+};
+use clap::ValueEnum;
+use model::{Optimiser, RateSchedule};
+
+/// What a study asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Question {
+    /// Ours beside the dense mean, DiLoCo, SparseLoCo as published and one worker: 1/8, 160 windows.
+    Schemes,
+    /// One, four, eight, sixteen workers.
+    Workers,
+    /// Five, fifteen, thirty inner steps a window.
+    Steps,
+    /// 1/8, 1/32, 1/64 in a run that is short for the sparser ones.
+    Density,
+    /// The merge at half, once and twice the density of the expected union.
+    MergeDensity,
+    /// The outer step.
+    OuterRate,
+    /// How much of what was held back a worker keeps.
+    Feedback,
+    /// AdamW or Muon inside the window.
+    Inner,
+    /// Plain SGD or Nesterov's momentum outside.
+    Outer,
+    /// Cosine, constant, WSD.
+    Schedule,
+    /// 1/64 for twenty times sixty-four windows, in the smallest model.
+    Long,
+    /// Learning rates, before all else.
+    LearningRate,
+}
+
+/// One line of a table.
+pub struct Variant {
+    pub name: String,
+    pub run: Run,
+}
+
+const PLAIN: Outer = Outer { rate: 1.0, momentum: 0.0 };
+const LOWER: Outer = Outer { rate: 0.7, momentum: 0.0 };
+/// As DiLoCo was published.
+const NESTEROV: Outer = Outer { rate: 0.7, momentum: 0.9 };
+/// As long a path in the end, 1 / (1 − μ) of each update, and a shorter way to forget.
+const SHORT_NESTEROV: Outer = Outer { rate: 0.5, momentum: 0.5 };
+/// Momentum as long as DiLoCo's, for means over hits: one and two times the path of a plain step.
+const SLOW_NESTEROV: Outer = Outer { rate: 0.1, momentum: 0.9 };
+const HALF_NESTEROV: Outer = Outer { rate: 0.35, momentum: 0.9 };
+const TWICE_SLOW_NESTEROV: Outer = Outer { rate: 0.2, momentum: 0.9 };
+const DECAY: f32 = 0.95;
+const EIGHTH: u16 = 512;
+
+impl Question {
+    /// In the order in which a study without a wish asks them: the most telling first.
+    pub const EACH: [Question; 11] = [
+        Question::Schemes,
+        Question::OuterRate,
+        Question::Workers,
+        Question::Steps,
+        Question::Feedback,
+        Question::MergeDensity,
+        Question::Inner,
+        Question::Schedule,
+        Question::Outer,
+        Question::Density,
+        Question::Long,
+    ];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Question::Schemes => "Which scheme?",
+            Question::Workers => "How many workers?",
+            Question::Steps => "How many inner steps?",
+            Question::Density => "Which density, in a short run?",
+            Question::MergeDensity => "Which density of the merge?",
+            Question::OuterRate => "Which outer rate?",
+            Question::Feedback => "Which decay of the error feedback?",
+            Question::Inner => "Which inner optimiser?",
+            Question::Outer => "Which outer optimiser?",
+            Question::Schedule => "Which schedule?",
+            Question::Long => "Which scheme, in a long and sparse run?",
+            Question::LearningRate => "Which learning rate?",
+        }
+    }
+
+    /// File name of its plot.
+    pub fn slug(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// The first is what the others are compared with.
+    pub fn variants(self, seed: u64) -> Vec<Variant> {
+        let base = base(seed);
+        let with =
+            |name: &str, scheme: Scheme| Variant { name: name.into(), run: Run { scheme, ..base.clone() } };
+        let outer = |rate: f32, momentum: f32| Outer { rate, momentum };
+        match self {
+            Question::Schemes => vec![
+                with("dense mean", Scheme::Dense { outer: PLAIN }),
+                with("ours", ours(EIGHTH, 8)),
+                with("published, mean over hits", published(EIGHTH, Over::Hits)),
+                with("published, mean over all", published(EIGHTH, Over::All)),
+                Variant { name: "one worker, the whole batch".into(), run: alone(&base) },
+                with("DiLoCo (Nesterov 0.9, 0.7)", Scheme::Dense { outer: NESTEROV }),
+                Variant {
+                    name: "one worker, eight times the steps".into(),
+                    run: Run { steps: 8 * base.steps, batch: base.batch / 8, ..alone(&base) },
+                },
+            ],
+            Question::Workers => [8, 1, 4, 16]
+                .into_iter()
+                .flat_map(|workers| {
+                    let run = |name: &str, scheme| Variant {
+                        name: format!("{name}, R = {workers}"),
+                        run: Run { workers, scheme, ..base.clone() },
+                    };
+                    [run("dense mean", Scheme::Dense { outer: PLAIN }), run("ours", ours(EIGHTH, workers))]
+                })
+                .collect(),
+            Question::Steps => [15, 5, 30]
+                .into_iter()
+                .flat_map(|steps| {
+                    let windows = base.windows * base.steps / steps;
+                    let run = |name: &str, scheme| Variant {
+                        name: format!("{name}, H = {steps}"),
+                        run: Run { steps, windows, scheme, ..base.clone() },
+                    };
+                    [run("dense mean", Scheme::Dense { outer: PLAIN }), run("ours", ours(EIGHTH, 8))]
+                })
+                .collect(),
+            Question::Density => {
+                let mut variants = vec![with("dense mean", Scheme::Dense { outer: PLAIN })];
+                for (name, density) in [("1/8", EIGHTH), ("1/32", 128), ("1/64", 64)] {
+                    variants.push(with(&format!("ours, {name}"), ours(density, 8)));
+                }
+                variants.push(with("published, mean over hits, 1/32", published(128, Over::Hits)));
+                variants.push(with("published, mean over hits, 1/64", published(64, Over::Hits)));
+                variants
+            }
+            Question::MergeDensity => {
+                let union = union(EIGHTH, 8);
+                [
+                    ("ours, the union's density", union),
+                    ("half", union / 2),
+                    ("three quarters", union * 3 / 4),
+                    ("all there is", 4096),
+                ]
+                .into_iter()
+                .map(|(name, merge_density)| with(name, ours_with(EIGHTH, merge_density, DECAY, PLAIN)))
+                .collect()
+            }
+            Question::OuterRate => {
+                let mut variants = vec![with("ours, α = 1", ours(EIGHTH, 8))];
+                for rate in [0.5, 0.7, 1.4] {
+                    let scheme = ours_with(EIGHTH, union(EIGHTH, 8), DECAY, outer(rate, 0.0));
+                    variants.push(with(&format!("ours, α = {rate}"), scheme));
+                }
+                for rate in [1.0, 0.7, 1.4, 2.0] {
+                    let scheme = Scheme::Dense { outer: outer(rate, 0.0) };
+                    variants.push(with(&format!("dense mean, α = {rate}"), scheme));
+                }
+                variants.push(with("published, mean over hits, α = 1", published(EIGHTH, Over::Hits)));
+                let lower =
+                    Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::Hits, outer: LOWER };
+                variants.push(with("published, mean over hits, α = 0.7", lower));
+                variants
+            }
+            Question::Feedback => [DECAY, 0.0, 0.5, 0.8, 0.9, 0.99]
+                .into_iter()
+                .map(|decay| {
+                    with(&format!("ours, {decay}"), ours_with(EIGHTH, union(EIGHTH, 8), decay, PLAIN))
+                })
+                .collect(),
+            Question::Inner => [Optimiser::AdamW, Optimiser::Muon]
+                .into_iter()
+                .flat_map(|optimiser| {
+                    let run = |name: &str, run: Run| Variant {
+                        name: format!("{name}, {optimiser:?}"),
+                        run: Run { optimiser, ..run },
+                    };
+                    [
+                        run("dense mean", Run { scheme: Scheme::Dense { outer: PLAIN }, ..base.clone() }),
+                        run("ours", base.clone()),
+                        run("one worker", alone(&base)),
+                    ]
+                })
+                .collect(),
+            Question::Outer => {
+                let mut variants: Vec<Variant> =
+                    [("plain", PLAIN), ("μ = 0.5, α = 0.5", SHORT_NESTEROV), ("μ = 0.9, α = 0.7", NESTEROV)]
+                        .into_iter()
+                        .flat_map(|(name, outer)| {
+                            let ours = ours_with(EIGHTH, union(EIGHTH, 8), DECAY, outer);
+                            [
+                                with(&format!("dense mean, {name}"), Scheme::Dense { outer }),
+                                with(&format!("ours, {name}"), ours),
+                            ]
+                        })
+                        .collect();
+                for (name, outer) in
+                    [("μ = 0.9, α = 0.1", SLOW_NESTEROV), ("μ = 0.9, α = 0.2", TWICE_SLOW_NESTEROV)]
+                {
+                    let ours = ours_with(EIGHTH, union(EIGHTH, 8), DECAY, outer);
+                    variants.push(with(&format!("ours, {name}"), ours));
+                    let published =
+                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::Hits, outer };
+                    variants.push(with(&format!("published, mean over hits, {name}"), published));
+                }
+                for (name, outer) in [
+                    ("α = 2", Outer { rate: 2.0, momentum: 0.0 }),
+                    ("μ = 0.9, α = 0.7", NESTEROV),
+                    ("μ = 0.9, α = 0.35", HALF_NESTEROV),
+                ] {
+                    let ours = Scheme::Ours {
+                        density: EIGHTH,
+                        merge_density: union(EIGHTH, 8),
+                        decay: DECAY,
+                        over: Over::All,
+                        outer,
+                    };
+                    variants.push(with(&format!("ours over all, {name}"), ours));
+                    let published =
+                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::All, outer };
+                    variants.push(with(&format!("published, mean over all, {name}"), published));
+                }
+                variants
+            }
+            Question::Schedule => [RateSchedule::Cosine, RateSchedule::Constant, RateSchedule::Wsd]
+                .into_iter()
+                .flat_map(|schedule| {
+                    let run = |name: &str, scheme| Variant {
+                        name: format!("{name}, {schedule:?}"),
+                        run: Run { schedule, scheme, ..base.clone() },
+                    };
+                    [run("dense mean", Scheme::Dense { outer: PLAIN }), run("ours", ours(EIGHTH, 8))]
+                })
+                .collect(),
+            Question::Long => {
+                let base = Run { width: 16, windows: 1280, ..base };
+                let run =
+                    |name: &str, scheme| Variant { name: name.into(), run: Run { scheme, ..base.clone() } };
+                vec![
+                    run("dense mean", Scheme::Dense { outer: PLAIN }),
+                    run("ours, 1/64", ours(64, 8)),
+                    run("ours, 1/64, α = 0.7", ours_with(64, union(64, 8), DECAY, LOWER)),
+                    run(
+                        "published over hits, 1/64, α = 0.7",
+                        Scheme::Published { density: 64, decay: DECAY, over: Over::Hits, outer: LOWER },
+                    ),
+                    run("published, mean over hits, 1/64", published(64, Over::Hits)),
+                    run("ours, 1/32", ours(128, 8)),
+                    run("ours, 1/8", ours(EIGHTH, 8)),
+                ]
+            }
+            Question::LearningRate => [4e-3, 2e-3, 8e-3, 16e-3]
+                .into_iter()
+                .flat_map(|learning_rate| {
+                    let run = |name: &str, run: Run| Variant {
+                        name: format!("{name}, {learning_rate}"),
+                        run: Run { learning_rate, ..run },
+                    };
+                    [
+                        run("dense mean", Run { scheme: Scheme::Dense { outer: PLAIN }, ..base.clone() }),
+                        run("ours", base.clone()),
+                        run(
+                            "published, mean over hits",
+                            Run { scheme: published(EIGHTH, Over::Hits), ..base.clone() },
+                        ),
+                        run("DiLoCo", Run { scheme: Scheme::Dense { outer: NESTEROV }, ..base.clone() }),
+                        run("one worker", alone(&base)),
+                    ]
+                })
+                .collect(),
+        }
+    }
+}
+
+/// Eight workers of fifteen steps, twenty times as many windows as 1/8 lags behind.
+fn base(seed: u64) -> Run {
+    Run {
+        scheme: ours(EIGHTH, 8),
+        workers: 8,
+        steps: 15,
+        windows: 160,
+        batch: 16,
+        optimiser: Optimiser::AdamW,
+        schedule: RateSchedule::Cosine,
+        learning_rate: 4e-3,
+        width: 32,
+        seq_len: 32,
+        seed,
+    }
+}
+
+fn alone(base: &Run) -> Run {
+    Run { scheme: Scheme::Alone, workers: 1, ..base.clone() }
+}
+
+fn ours(density: u16, workers: usize) -> Scheme {
+    ours_with(density, union(density, workers), DECAY, PLAIN)
+}
+
+fn ours_with(density: u16, merge_density: u16, decay: f32, outer: Outer) -> Scheme {
+    Scheme::Ours { density, merge_density, decay, over: Over::Hits, outer }
+}
+
+fn published(density: u16, over: Over) -> Scheme {
+    Scheme::Published { density, decay: DECAY, over, outer: PLAIN }
+}
+
+/// The share of coordinates that some worker sends, if they choose independently.
+fn union(density: u16, workers: usize) -> u16 {
+    let nobody = (1.0 - f64::from(density) / 4096.0).powi(workers as i32);
+    ((1.0 - nobody) * 4096.0).round() as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variants_of_a_question_see_as_many_tokens_in_as_many_steps() {
+        for question in Question::EACH {
+            let variants = question.variants(1);
+            let first = &variants[0].run;
+            for Variant { name, run } in &variants {
+                let tokens = |run: &Run| run.window_tokens() * run.windows as u64;
+                assert_eq!(tokens(run), tokens(first), "{question:?}, {name}");
+                let serial = name.contains("eight times the steps");
+                assert_eq!(run.inner_steps() == first.inner_steps(), !serial, "{question:?}, {name}");
+                assert!(run.batch.is_multiple_of(run.workers), "{question:?}, {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_a_question_are_different_and_so_are_their_runs() {
+        for question in Question::EACH.into_iter().chain([Question::LearningRate]) {
+            let variants = question.variants(1);
+            for (at, one) in variants.iter().enumerate() {
+                for other in &variants[at + 1..] {
+                    assert_ne!(one.name, other.name, "{question:?}");
+                    assert_ne!(one.run, other.run, "{question:?}, {} and {}", one.name, other.name);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_union_is_less_than_the_sum() {
+        assert_eq!(union(4096, 3), 4096);
+        assert_eq!(union(512, 1), 512);
+        assert_eq!(union(512, 8), 2689);
+        assert_eq!(union(64, 8), 485);
+    }
+}

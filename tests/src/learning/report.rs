@@ -1,0 +1,205 @@
+//! Finished runs, one JSON object a line, and tables of them as they stand in `docs/log.md`.
+
+use super::{
+    plan::Question,
+    train::{Outcome, Run},
+};
+use serde_json::{Value, json};
+use std::{
+    fmt::Write as _,
+    fs::{self, OpenOptions},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ResultsError {
+    #[error("cannot read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("line {line} of {} is no result of this study; move the file away, or mend it", path.display())]
+    Line { path: PathBuf, line: usize, source: serde_json::Error },
+    #[error("cannot write to {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+}
+
+/// All results of a file. One that is not there has none, and a last line that was cut off as it was written is none.
+///
+/// # Errors
+/// If the file cannot be read, or another line is no result.
+pub fn read(path: &Path) -> Result<Vec<Outcome>, ResultsError> {
+    let text = match fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(ResultsError::Read { path: path.into(), source }),
+    };
+    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let line = |(at, line): (usize, &str)| {
+        serde_json::from_str(line).map_err(|source| ResultsError::Line {
+            path: path.into(),
+            line: at + 1,
+            source,
+        })
+    };
+    whole.lines().enumerate().map(line).collect()
+}
+
+/// Adds a result as a line of its own, in one write, so that several programs may share a file.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn append(path: &Path, outcome: &Outcome) -> Result<(), ResultsError> {
+    let failed = |source| ResultsError::Write { path: path.into(), source };
+    let mut line = serde_json::to_string(outcome).map_err(|error| failed(error.into()))?;
+    line.push('\n');
+    let mut file = OpenOptions::new().read(true).append(true).create(true).open(path).map_err(failed)?;
+    file.write_all(line.as_bytes()).and_then(|()| file.sync_data()).map_err(failed)
+}
+
+/// The result of exactly this run.
+pub fn find<'a>(outcomes: &'a [Outcome], run: &Run) -> Option<&'a Outcome> {
+    outcomes.iter().find(|outcome| outcome.run == *run)
+}
+
+/// One variant under the seeds that are finished.
+pub struct Row<'a> {
+    pub name: String,
+    pub outcomes: Vec<&'a Outcome>,
+}
+
+impl Row<'_> {
+    /// Mean over the seeds; none if one diverged or none is finished.
+    pub fn loss(&self) -> Option<f64> {
+        let sum = self.outcomes.iter().map(|outcome| outcome.final_loss).sum::<Option<f64>>()?;
+        (!self.outcomes.is_empty()).then(|| sum / self.outcomes.len() as f64)
+    }
+
+    /// Mean over the seeds after each measured window, against tokens.
+    pub fn path(&self) -> Vec<(f64, f64)> {
+        let Some(first) = self.outcomes.first() else { return Vec::new() };
+        let count = self.outcomes.len() as f64;
+        let points = first.losses.iter().enumerate().map_while(|(at, (window, _))| {
+            let sum: Option<f64> = self.outcomes.iter().map(|outcome| Some(outcome.losses.get(at)?.1)).sum();
+            Some(((*window as u64 * first.run.window_tokens()) as f64, sum? / count))
+        });
+        points.collect()
+    }
+}
+
+/// The question's variants, each with what is finished of it.
+pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> Vec<Row<'a>> {
+    let mut rows: Vec<Row<'a>> = Vec::new();
+    for &seed in seeds {
+        for (at, variant) in question.variants(seed).into_iter().enumerate() {
+            if rows.len() <= at {
+                rows.push(Row { name: variant.name, outcomes: Vec::new() });
+            }
+            rows[at].outcomes.extend(find(outcomes, &variant.run));
+        }
+    }
+    rows
+}
+
+/// The first row is what the others are compared with, seed by seed.
+pub fn table(rows: &[Row<'_>]) -> String {
+    let mut table = String::from(
+        "| | held-out loss | less the first, seed by seed | of the first | bits a parameter and window: sent, fetched | union |\n|---|---|---|---|---|---|\n",
+    );
+    for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
+        let of_seed = |seed| {
+            let first = rows[0].outcomes.iter().find(|first| first.run.seed == seed)?;
+            Some(first.final_loss)
+        };
+        let (mut differences, mut shares) = (Vec::new(), Vec::new());
+        for outcome in &row.outcomes {
+            match (of_seed(outcome.run.seed), outcome.final_loss) {
+                (Some(Some(first)), Some(loss)) => {
+                    differences.push(format!("{:+.4}", loss - first));
+                    shares.push(loss / first - 1.0);
+                }
+                (None, Some(_)) => differences.push("?".into()),
+                _ => differences.push("diverged".into()),
+            }
+        }
+        let mean = |shares: &[f64]| shares.iter().sum::<f64>() / shares.len() as f64;
+        let is_first = std::ptr::eq(row, &rows[0]);
+        let outcome = row.outcomes[0];
+        let passes_on = outcome.traffic.sent > 0;
+        let when = |is: bool, text: String| if is { text } else { "–".into() };
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {} | {} | {} |",
+            row.name,
+            row.loss().map_or("diverged".into(), |loss| format!("{loss:.4}")),
+            when(!is_first, differences.join(", ")),
+            when(!is_first && !shares.is_empty(), format!("{:+.2} %", 100.0 * mean(&shares))),
+            when(
+                passes_on,
+                format!("{:.3}, {:.3}", outcome.sent_per_parameter(), outcome.fetched_per_parameter())
+            ),
+            when(passes_on, format!("{:.3}", outcome.union())),
+        );
+    }
+    table
+}
+
+pub fn json(question: Question, rows: &[Row<'_>]) -> Value {
+    let row = |row: &Row<'_>| json!({ "variant": row.name, "loss": row.loss(), "seeds": row.outcomes });
+    json!({ "question": question.title(), "variants": rows.iter().map(row).collect::<Vec<_>>() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::learning::exchange::Traffic;
+
+    fn outcome(run: Run, loss: Option<f64>) -> Outcome {
+        let losses = vec![(80, 3.0), (160, loss.unwrap_or(2.0))];
+        Outcome { run, parameters: 100, losses, final_loss: loss, traffic: Traffic::default(), seconds: 1.5 }
+    }
+
+    fn file(name: &str) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("learning-study-{name}-{}", std::process::id()));
+        let _ = fs::remove_file(&path);
+        path
+    }
+
+    #[test]
+    fn what_was_written_is_found_again_and_a_torn_line_is_run_again() {
+        let path = file("torn");
+        assert_eq!(read(&path).unwrap(), []);
+        let runs: Vec<Run> = Question::Schemes.variants(1).into_iter().map(|variant| variant.run).collect();
+        append(&path, &outcome(runs[0].clone(), Some(2.25))).unwrap();
+        append(&path, &outcome(runs[1].clone(), None)).unwrap();
+        let all = read(&path).unwrap();
+        assert_eq!(find(&all, &runs[1]).unwrap().final_loss, None);
+        assert!(find(&all, &runs[2]).is_none());
+
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, &text[..text.len() - 9]).unwrap();
+        assert_eq!(read(&path).unwrap().len(), 1);
+        fs::write(&path, format!("{{}}\n{text}")).unwrap();
+        let refused = read(&path).unwrap_err();
+        assert!(matches!(refused, ResultsError::Line { line: 1, .. }), "{refused}");
+        fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_table_compares_with_the_first_seed_by_seed() {
+        let mut outcomes = Vec::new();
+        for (seed, dense, ours) in [(1, 2.0, Some(2.02)), (2, 2.1, Some(2.1)), (3, 2.2, None)] {
+            let variants = Question::Schemes.variants(seed);
+            outcomes.push(outcome(variants[0].run.clone(), Some(dense)));
+            outcomes.push(outcome(variants[1].run.clone(), ours));
+        }
+        let table_of = |seeds: &[u64]| table(&rows(Question::Schemes, seeds, &outcomes));
+        assert!(
+            table_of(&[1, 2]).contains("| ours | 2.0600 | +0.0200, +0.0000 | +0.50 % |"),
+            "{}",
+            table_of(&[1, 2])
+        );
+        assert!(table_of(&[1, 2, 3]).contains("| ours | diverged | +0.0200, +0.0000, diverged |"));
+        let rows = rows(Question::Schemes, &[1, 2], &outcomes);
+        assert_eq!(rows[0].path(), [(80.0 * 7680.0, 3.0), (160.0 * 7680.0, 2.05)]);
+        assert!(rows[2].outcomes.is_empty());
+    }
+}

@@ -1,0 +1,228 @@
+//! One run of the study, from first weights to held-out loss.
+
+use super::exchange::{Exchange, ExchangeError, Scheme, Traffic};
+use crate::study::random::Random;
+use dataset::{Dataset, ReadError};
+use model::{
+    ConfigError, DeviceChoice, Evaluator, ModelConfig, ModelError, Optimiser, RateSchedule, Recipe, Trainer,
+    init_flat,
+};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+const ON: DeviceChoice = DeviceChoice::Cpu;
+/// Held-out loss is measured after so many parts of a run, evenly spaced, …
+const STAGES: usize = 16;
+/// … and after each of the last windows, whose mean is the final loss: one window's loss has noise of its own.
+const LAST_WINDOWS: usize = 4;
+/// Share of all inner steps in which the rate rises.
+const WARM_UP: f64 = 0.04;
+/// Share of all inner steps in which [`RateSchedule::Wsd`] falls.
+const WSD_DECAY: f64 = 0.2;
+
+/// Everything that decides what a run gives. Two runs that are equal here end alike, on one machine to the last bit.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    pub scheme: Scheme,
+    /// `R`.
+    pub workers: usize,
+    /// `H`: inner steps a window.
+    pub steps: usize,
+    pub windows: usize,
+    /// Sequences of a step, of all workers together.
+    pub batch: usize,
+    pub optimiser: Optimiser,
+    pub schedule: RateSchedule,
+    pub learning_rate: f64,
+    /// Of the model: one layer, two heads.
+    pub width: usize,
+    pub seq_len: usize,
+    /// First weights and the order of the data.
+    pub seed: u64,
+}
+
+/// What came of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Outcome {
+    pub run: Run,
+    pub parameters: usize,
+    /// Windows, and held-out loss after them in nats per token.
+    pub losses: Vec<(usize, f64)>,
+    /// Mean over the last windows; none if training diverged.
+    pub final_loss: Option<f64>,
+    pub traffic: Traffic,
+    /// On the wall, beside whatever else the machine did.
+    pub seconds: f64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("{workers} workers cannot share {batch} sequences of a step evenly")]
+    Uneven { workers: usize, batch: usize },
+    #[error("the text has {got} sequences, but the run needs {needed}")]
+    TooLittleData { got: u64, needed: u64 },
+    #[error("could not train")]
+    Model(#[from] ModelError),
+    #[error("the model's shape cannot be used")]
+    Config(#[from] ConfigError),
+    #[error("could not read the data")]
+    Data(#[from] ReadError),
+    #[error("could not pass on what was learned")]
+    Exchange(#[from] ExchangeError),
+}
+
+impl Run {
+    pub fn config(&self, vocab: u32) -> ModelConfig {
+        ModelConfig {
+            vocab: vocab as usize,
+            d_model: self.width,
+            layers: 1,
+            heads: 2,
+            kv_heads: 2,
+            d_ff: self.width * 11 / 4,
+            seq_len: self.seq_len,
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        }
+    }
+
+    /// Inner steps of one worker.
+    pub fn inner_steps(&self) -> u64 {
+        (self.windows * self.steps) as u64
+    }
+
+    /// Tokens that all workers together train on in one window.
+    pub fn window_tokens(&self) -> u64 {
+        (self.steps * self.batch * self.seq_len) as u64
+    }
+
+    fn recipe(&self) -> Recipe {
+        let steps = self.inner_steps();
+        let share = |of: f64| (steps as f64 * of).round() as u64;
+        let warmup_steps = share(WARM_UP);
+        let (stable_steps, decay_steps) = match self.schedule {
+            RateSchedule::Wsd => (steps - warmup_steps - share(WSD_DECAY), share(WSD_DECAY)),
+            RateSchedule::Cosine | RateSchedule::Constant => (0, steps - warmup_steps),
+        };
+        let batch = self.batch / self.workers;
+        Recipe {
+            batch,
+            micro_batch: batch,
+            learning_rate: self.learning_rate,
+            warmup_steps,
+            stable_steps,
+            decay_steps,
+            final_fraction: 0.1,
+            optimiser: self.optimiser,
+            schedule: self.schedule,
+            ..Recipe::default()
+        }
+    }
+
+    /// Trains, and measures on `held_out`.
+    ///
+    /// # Errors
+    /// If the data does not suffice for one pass, or cannot be read, or the shape is none. Divergence is an outcome.
+    pub fn train(&self, dataset: &Dataset, held_out: &[Vec<u32>]) -> Result<Outcome, RunError> {
+        let started = Instant::now();
+        let &Run { workers, steps, windows, batch, seed, .. } = self;
+        if workers == 0 || !batch.is_multiple_of(workers) {
+            return Err(RunError::Uneven { workers, batch });
+        }
+        let (needed, got) = ((windows * steps * batch) as u64, dataset.training_sequences());
+        if got < needed {
+            return Err(RunError::TooLittleData { got, needed });
+        }
+        let order = Random::new(seed).order(got);
+
+        let config = self.config(dataset.vocab());
+        let recipe = self.recipe();
+        let schema = config.schema()?;
+        let mut theta = init_flat(&config, seed)?;
+        let mut trainers = (0..workers)
+            .map(|_| Trainer::new(&config, &recipe, ON, &theta))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut evaluator = Evaluator::new(&config, ON, &theta)?;
+        let mut exchange = Exchange::new(&schema, &self.scheme, workers);
+        let mut outcome = Outcome {
+            run: self.clone(),
+            parameters: theta.len(),
+            losses: Vec::new(),
+            final_loss: None,
+            traffic: Traffic::default(),
+            seconds: 0.0,
+        };
+
+        for window in 0..windows {
+            let mut after = Vec::with_capacity(workers);
+            for (worker, trainer) in trainers.iter_mut().enumerate() {
+                // One worker alone goes on from its own weights.
+                if window > 0 && self.scheme != Scheme::Alone {
+                    trainer.load(&theta)?;
+                }
+                for step in 0..steps {
+                    // Whoever the workers are, the same step has the same sequences.
+                    let first = (window * steps + step) * batch + worker * recipe.batch;
+                    let sequences = order[first..][..recipe.batch]
+                        .iter()
+                        .map(|index| dataset.sequence(*index))
+                        .collect::<Result<Vec<_>, _>>()?;
+                    match trainer.step(&sequences) {
+                        Ok(_) => {}
+                        Err(ModelError::NotFinite { .. }) => return Ok(outcome.diverged(started)),
+                        Err(error) => return Err(error.into()),
+                    }
+                }
+                after.push(trainer.weights_flat());
+            }
+            exchange.window(&after, &mut theta)?;
+
+            if self.is_measured(window + 1) {
+                evaluator.load(&theta)?;
+                let losses = evaluator.losses(held_out)?;
+                let loss = losses.iter().sum::<f64>() / losses.len() as f64;
+                if !loss.is_finite() {
+                    return Ok(outcome.diverged(started));
+                }
+                outcome.losses.push((window + 1, loss));
+            }
+        }
+        let last: Vec<f64> = outcome.losses.iter().rev().take(LAST_WINDOWS).map(|(_, loss)| *loss).collect();
+        outcome.final_loss = Some(last.iter().sum::<f64>() / last.len() as f64);
+        outcome.traffic = exchange.traffic;
+        outcome.seconds = started.elapsed().as_secs_f64();
+        Ok(outcome)
+    }
+
+    fn is_measured(&self, after: usize) -> bool {
+        let stage = |part: usize| part * self.windows / STAGES;
+        after + LAST_WINDOWS > self.windows || (1..STAGES).any(|part| after == stage(part))
+    }
+}
+
+impl Outcome {
+    fn diverged(mut self, started: Instant) -> Outcome {
+        self.seconds = started.elapsed().as_secs_f64();
+        self
+    }
+
+    /// Bits of one contribution, per parameter of the model.
+    pub fn sent_per_parameter(&self) -> f64 {
+        self.per_parameter(self.traffic.sent) / self.run.workers as f64
+    }
+
+    /// Bits of what one worker fetches in a window, per parameter of the model.
+    pub fn fetched_per_parameter(&self) -> f64 {
+        self.per_parameter(self.traffic.updates)
+    }
+
+    /// Share of coordinates that some worker sent, on the average.
+    pub fn union(&self) -> f64 {
+        self.traffic.union / self.traffic.windows.max(1) as f64
+    }
+
+    fn per_parameter(&self, bytes: u64) -> f64 {
+        8.0 * bytes as f64 / (self.traffic.windows.max(1) as f64 * self.parameters as f64)
+    }
+}
