@@ -7,8 +7,7 @@ use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
 use std::{error::Error, fs, path::PathBuf, process::ExitCode};
 use tests::learning::{
     plan::{Question, Variant},
-    plot::{self, Line},
-    report,
+    plot, report,
 };
 
 /// Trains the project's own model by this protocol and by what it is measured against, with equal tokens, and compares
@@ -16,7 +15,7 @@ use tests::learning::{
 #[derive(clap::Parser)]
 #[command(name = "learning-study")]
 struct Settings {
-    /// What to ask; several may be named. Without it, everything but the learning rate.
+    /// What to ask; several may be named. Without it, everything but the learning rates.
     #[arg(long, value_enum, value_delimiter = ',')]
     question: Vec<Question>,
     /// How many times everything is run, each time with other weights and other data.
@@ -37,7 +36,7 @@ struct Settings {
     /// Runs nothing, and reports what is finished.
     #[arg(long, conflicts_with = "list")]
     report: bool,
-    /// Also draws each question's losses against tokens, as QUESTION.svg in this directory.
+    /// Also draws each question's losses against tokens, or against learning rates where it asks for them, as QUESTION.svg in this directory.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
     /// A prepared dataset. Without it, the default text is prepared and kept in the user's cache.
@@ -92,17 +91,22 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     for question in questions {
         let rows = report::rows(question, &seeds, &outcomes);
         if let Some(directory) = &settings.plots {
-            let lines: Vec<Line> =
-                rows.iter().map(|row| Line { name: row.name.clone(), points: row.path() }).collect();
+            let svg = if question.asks_for_rates() {
+                plot::rates_svg(question.title(), &report::rates(&rows))
+            } else {
+                plot::svg(question.title(), &report::lines(&rows))
+            };
             let path = directory.join(format!("{}.svg", question.slug()));
             fs::create_dir_all(directory)?;
-            fs::write(&path, plot::svg(question.title(), &lines))
-                .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+            fs::write(&path, svg).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         }
         if settings.json {
             all.push(report::json(question, &rows));
         } else {
             println!("## {}\n\n{}", question.title(), report::table(&rows));
+            if question.asks_for_rates() {
+                println!("Each at its best rate:\n\n{}", report::table(&report::best(&rows)));
+            }
         }
     }
     if settings.json {

@@ -34,6 +34,8 @@ pub enum Question {
     Long,
     /// Learning rates, before all else.
     LearningRate,
+    /// Learning rates where it is long and sparse.
+    LongLearningRate,
 }
 
 /// One line of a table.
@@ -85,12 +87,18 @@ impl Question {
             Question::Schedule => "Which schedule?",
             Question::Long => "Which scheme, in a long and sparse run?",
             Question::LearningRate => "Which learning rate?",
+            Question::LongLearningRate => "Which learning rate, in a long and sparse run?",
         }
     }
 
     /// File name of its plot.
     pub fn slug(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Whether its variants are schemes at several learning rates, named after the scheme and then the rate.
+    pub fn asks_for_rates(self) -> bool {
+        matches!(self, Question::LearningRate | Question::LongLearningRate)
     }
 
     /// The first is what the others are compared with.
@@ -241,17 +249,14 @@ impl Question {
                 })
                 .collect(),
             Question::Long => {
-                let base = Run { width: 16, windows: 1280, ..base };
+                let base = long(base);
                 let run =
                     |name: &str, scheme| Variant { name: name.into(), run: Run { scheme, ..base.clone() } };
                 vec![
                     run("dense mean", Scheme::Dense { outer: PLAIN }),
                     run("ours, 1/64", ours(64, 8)),
-                    run("ours, 1/64, α = 0.7", ours_with(64, union(64, 8), DECAY, LOWER)),
-                    run(
-                        "published over hits, 1/64, α = 0.7",
-                        Scheme::Published { density: 64, decay: DECAY, over: Over::Hits, outer: LOWER },
-                    ),
+                    run("ours, 1/64, α = 0.7", sparse_ours()),
+                    run("published over hits, 1/64, α = 0.7", sparse_published()),
                     run("published, mean over hits, 1/64", published(64, Over::Hits)),
                     run("ours, 1/32", ours(128, 8)),
                     run("ours, 1/8", ours(EIGHTH, 8)),
@@ -276,8 +281,42 @@ impl Question {
                     ]
                 })
                 .collect(),
+            Question::LongLearningRate => {
+                let base = long(base);
+                let at = |name: &str, scheme: &Scheme, learning_rate: f64| Variant {
+                    name: format!("{name}, {learning_rate}"),
+                    run: Run { scheme: scheme.clone(), learning_rate, ..base.clone() },
+                };
+                let schemes = [
+                    ("dense mean", Scheme::Dense { outer: PLAIN }),
+                    ("ours, 1/64, α = 0.7", sparse_ours()),
+                    ("published over hits, 1/64, α = 0.7", sparse_published()),
+                ];
+                let mut variants: Vec<Variant> = LONG_RATES
+                    .iter()
+                    .flat_map(|rate| schemes.iter().map(|(name, scheme)| at(name, scheme, *rate)))
+                    .collect();
+                let diloco = Scheme::Dense { outer: NESTEROV };
+                variants.extend(LONG_RATES.iter().map(|rate| at("DiLoCo", &diloco, *rate)));
+                variants
+            }
         }
     }
+}
+
+const LONG_RATES: [f64; 4] = [16e-3, 8e-3, 4e-3, 2e-3];
+
+/// Twenty times as many windows as 1/64 lags behind, in the smallest model.
+fn long(base: Run) -> Run {
+    Run { width: 16, windows: 1280, ..base }
+}
+
+fn sparse_ours() -> Scheme {
+    ours_with(64, union(64, 8), DECAY, LOWER)
+}
+
+fn sparse_published() -> Scheme {
+    Scheme::Published { density: 64, decay: DECAY, over: Over::Hits, outer: LOWER }
 }
 
 /// Eight workers of fifteen steps, twenty times as many windows as 1/8 lags behind.
@@ -323,9 +362,13 @@ fn union(density: u16, workers: usize) -> u16 {
 mod tests {
     use super::*;
 
+    fn all() -> impl Iterator<Item = Question> {
+        Question::value_variants().iter().copied()
+    }
+
     #[test]
     fn variants_of_a_question_see_as_many_tokens_in_as_many_steps() {
-        for question in Question::EACH {
+        for question in all() {
             let variants = question.variants(1);
             let first = &variants[0].run;
             for Variant { name, run } in &variants {
@@ -340,7 +383,7 @@ mod tests {
 
     #[test]
     fn names_of_a_question_are_different_and_so_are_their_runs() {
-        for question in Question::EACH.into_iter().chain([Question::LearningRate]) {
+        for question in all() {
             let variants = question.variants(1);
             for (at, one) in variants.iter().enumerate() {
                 for other in &variants[at + 1..] {
@@ -349,6 +392,19 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_was_run_for_a_long_run_serves_its_learning_rates_too() {
+        let long = Question::Long.variants(2);
+        let shared = Question::LongLearningRate
+            .variants(2)
+            .iter()
+            .filter(|variant| long.iter().any(|other| other.run == variant.run))
+            .map(|variant| variant.name.clone())
+            .collect::<Vec<_>>();
+        let names = ["dense mean", "ours, 1/64, α = 0.7", "published over hits, 1/64, α = 0.7"];
+        assert_eq!(shared, names.map(|name| format!("{name}, 0.004")));
     }
 
     #[test]

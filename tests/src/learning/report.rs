@@ -2,10 +2,13 @@
 
 use super::{
     plan::Question,
+    plot::{Line, Rates},
     train::{Outcome, Run},
 };
 use serde_json::{Value, json};
 use std::{
+    cmp::Ordering,
+    collections::BTreeMap,
     fmt::Write as _,
     fs::{self, OpenOptions},
     io::{self, Write as _},
@@ -61,6 +64,7 @@ pub fn find<'a>(outcomes: &'a [Outcome], run: &Run) -> Option<&'a Outcome> {
 }
 
 /// One variant under the seeds that are finished.
+#[derive(Clone)]
 pub struct Row<'a> {
     pub name: String,
     pub outcomes: Vec<&'a Outcome>,
@@ -83,6 +87,20 @@ impl Row<'_> {
         });
         points.collect()
     }
+
+    /// What is left of the name without the learning rate, where it ends with one.
+    fn scheme(&self) -> &str {
+        self.name.rsplit_once(", ").map_or(&self.name, |(scheme, _)| scheme)
+    }
+
+    fn is_better_than(&self, other: &Row<'_>) -> bool {
+        let loss = |row: &Row<'_>| row.loss().unwrap_or(f64::INFINITY);
+        match self.outcomes.len().cmp(&other.outcomes.len()) {
+            Ordering::Greater => true,
+            Ordering::Less => false,
+            Ordering::Equal => loss(self) < loss(other),
+        }
+    }
 }
 
 /// The question's variants, each with what is finished of it.
@@ -97,6 +115,49 @@ pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> V
         }
     }
     rows
+}
+
+/// Of rows that are schemes at several learning rates, the best of each scheme: of those rates that most seeds are finished at, the one with the
+/// lowest loss.
+pub fn best<'a>(rows: &[Row<'a>]) -> Vec<Row<'a>> {
+    let mut best: Vec<Row<'a>> = Vec::new();
+    for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
+        match best.iter_mut().find(|other| other.scheme() == row.scheme()) {
+            None => best.push(row.clone()),
+            Some(other) if row.is_better_than(other) => *other = row.clone(),
+            Some(_) => {}
+        }
+    }
+    best
+}
+
+/// A line for each row that is finished anywhere.
+pub fn lines(rows: &[Row<'_>]) -> Vec<Line> {
+    rows.iter().map(|row| Line { name: row.name.clone(), points: row.path() }).collect()
+}
+
+/// Learning rates and final losses, by seed.
+type BySeed = BTreeMap<u64, Vec<(f64, f64)>>;
+
+/// The same rows as [`best`] takes, each scheme's runs in order of their rates. What diverged has no place in a plot.
+pub fn rates(rows: &[Row<'_>]) -> Vec<Rates> {
+    let mut schemes: BTreeMap<&str, BySeed> = BTreeMap::new();
+    for row in rows {
+        let seeds = schemes.entry(row.scheme()).or_default();
+        for outcome in &row.outcomes {
+            let point = outcome.final_loss.map(|loss| (outcome.run.learning_rate, loss));
+            seeds.entry(outcome.run.seed).or_default().extend(point);
+        }
+    }
+    let sorted = |mut points: Vec<(f64, f64)>| {
+        points.sort_by(|one, other| one.0.total_cmp(&other.0));
+        points
+    };
+    let of_scheme = |(name, seeds): (&str, BySeed)| Rates {
+        name: name.to_owned(),
+        seeds: seeds.into_values().map(sorted).collect(),
+    };
+    schemes.into_iter().map(of_scheme).collect()
 }
 
 /// The first row is what the others are compared with, seed by seed.
@@ -201,5 +262,32 @@ mod tests {
         let rows = rows(Question::Schemes, &[1, 2], &outcomes);
         assert_eq!(rows[0].path(), [(80.0 * 7680.0, 3.0), (160.0 * 7680.0, 2.05)]);
         assert!(rows[2].outcomes.is_empty());
+    }
+
+    #[test]
+    fn a_scheme_is_best_where_most_seeds_are_finished_and_their_mean_is_lowest() {
+        let mut outcomes = Vec::new();
+        for (seed, name, loss) in [
+            (1, "dense mean, 0.004", Some(2.3)),
+            (1, "dense mean, 0.016", Some(2.1)),
+            (1, "dense mean, 0.008", Some(2.0)),
+            (2, "dense mean, 0.016", Some(2.2)),
+            (2, "dense mean, 0.008", Some(2.4)),
+            (1, "DiLoCo, 0.008", None),
+            (1, "DiLoCo, 0.004", Some(2.5)),
+        ] {
+            let variants = Question::LongLearningRate.variants(seed);
+            let run = variants.into_iter().find(|variant| variant.name == name).unwrap().run;
+            outcomes.push(outcome(run, loss));
+        }
+        let rows = rows(Question::LongLearningRate, &[1, 2], &outcomes);
+        let best: Vec<String> = best(&rows).into_iter().map(|row| row.name).collect();
+        assert_eq!(best, ["dense mean, 0.016", "DiLoCo, 0.004"]);
+
+        let rates = rates(&rows);
+        let of = |name: &str| rates.iter().find(|rates| rates.name == name).unwrap().seeds.clone();
+        let dense = [vec![(0.004, 2.3), (0.008, 2.0), (0.016, 2.1)], vec![(0.008, 2.4), (0.016, 2.2)]];
+        assert_eq!(of("dense mean"), dense);
+        assert_eq!(of("DiLoCo"), [vec![(0.004, 2.5)]]);
     }
 }

@@ -33,6 +33,21 @@ pub struct Table {
     pub networks: BTreeMap<String, BTreeMap<String, f64>>,
     /// False positives, and how evenly equal work is paid.
     pub honest: BTreeMap<String, f64>,
+    /// How evenly ten honest miners alone were paid, for each seed.
+    pub evenness: Vec<Evenness>,
+}
+
+/// What a seed's equal seats were paid, from the first window to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Evenness {
+    pub seed: u64,
+    /// Pay of the best paid over that of the worst.
+    pub largest_over_smallest: f64,
+    /// How far from the mean of all the seat is paid that is furthest from it, as a share of that mean.
+    pub furthest_from_mean: f64,
+    /// Of that mean: the slow one's pay, and that of the one whose steps are smaller.
+    pub slow: f64,
+    pub other_batch: f64,
 }
 
 impl Table {
@@ -83,6 +98,7 @@ impl Table {
             one_shot(of(ONE_SHOT), of(ELEVEN), of(ONE_AWAY), numbers);
         }
         table.honest = honest(histories, of(BASELINE));
+        table.evenness = of(BASELINE).iter().filter_map(evenness).collect();
         table
     }
 
@@ -155,6 +171,16 @@ impl Table {
         let _ = writeln!(text, "\n| honest seats | |\n|---|---|");
         for (name, number) in &self.honest {
             let _ = writeln!(text, "| {} | {} |", name.replace('_', " "), rounded(*number));
+        }
+        let _ = writeln!(
+            text,
+            "\n| seed | best paid of eight equals over the worst | furthest from their mean | slow | other batch |\n|---|---|---|---|---|"
+        );
+        for Evenness { seed, largest_over_smallest, furthest_from_mean, slow, other_batch } in &self.evenness
+        {
+            let [furthest, slow, other] =
+                [furthest_from_mean, slow, other_batch].map(|share| percent(*share));
+            let _ = writeln!(text, "| {seed} | {largest_over_smallest:.4} | {furthest} | {slow} | {other} |");
         }
         if let Some(numbers) = self.adversaries.get("poison-one-shot") {
             let _ = writeln!(text, "\n| one-shot poison | |\n|---|---|");
@@ -368,6 +394,21 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
     numbers
 }
 
+/// None where no window was played, or nobody paid.
+fn evenness(history: &History) -> Option<Evenness> {
+    let last = history.windows.last()?;
+    let pay = |name| seats(history, name, Role::Miner).map(|uid| last.seats[uid].earned);
+    let average = mean(pay(HONEST));
+    let most = |values: &mut dyn Iterator<Item = f64>| values.fold(0.0, f64::max);
+    (0.0 < average).then(|| Evenness {
+        seed: history.seed,
+        largest_over_smallest: ratio(most(&mut pay(HONEST)), pay(HONEST).fold(f64::INFINITY, f64::min)),
+        furthest_from_mean: most(&mut pay(HONEST).map(|pay| (pay / average - 1.0).abs())),
+        slow: mean(pay(SLOW)) / average,
+        other_batch: mean(pay(OTHER_BATCH)) / average,
+    })
+}
+
 /// The seats of a name and role.
 fn seats<'a>(history: &'a History, name: &'a str, role: Role) -> impl Iterator<Item = usize> + 'a {
     let of_role = match role {
@@ -402,4 +443,40 @@ fn percent(share: f64) -> String {
 
 fn rounded(number: f64) -> String {
     if number.fract() == 0.0 { format!("{number}") } else { format!("{number:.4}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::network::SeatRecord;
+
+    /// Eight equals, a slow one, one of another batch, and somebody else.
+    fn history(earned: [f64; 11]) -> History {
+        let names = [[HONEST; FULL].as_slice(), &[SLOW, OTHER_BATCH, "copycat"]].concat();
+        let seats = earned.map(|earned| SeatRecord { earned, ..SeatRecord::default() }).to_vec();
+        History {
+            seed: 3,
+            seats: names.into_iter().map(str::to_owned).collect(),
+            miners: 11,
+            stakes: vec![1.0; 11],
+            windows: vec![WindowRecord { window: 0, merged: true, held_out_loss: 3.0, seats }],
+            held_out_loss: 3.0,
+            lineage: String::new(),
+        }
+    }
+
+    #[test]
+    fn how_evenly_a_seed_was_paid_is_told_of_its_equals_alone() {
+        let found = evenness(&history([9.0, 10.0, 10.0, 10.0, 10.0, 10.0, 9.0, 12.0, 5.0, 11.0, 0.1]));
+        let Evenness { seed, largest_over_smallest, furthest_from_mean, slow, other_batch } =
+            found.expect("they were paid");
+        assert_eq!(seed, 3);
+        let of_mean = [furthest_from_mean, slow, other_batch];
+        for (number, expected) in of_mean.into_iter().zip([0.2, 0.5, 1.1]) {
+            assert!((number - expected).abs() < 1e-12, "{of_mean:?}");
+        }
+        assert!((largest_over_smallest - 12.0 / 9.0).abs() < 1e-12);
+
+        assert_eq!(evenness(&history([0.0; 11])), None);
+    }
 }
