@@ -441,8 +441,8 @@ async fn a_miner_killed_inside_a_window_contributes_it_and_is_paid(net: &mut Net
     net.until("it is paid", |seen| earned < all_earned(seen)).await;
 }
 
-/// First there is no room for the snapshot that a contribution needs, then not even for the model; then there is again. The process is the same
-/// from beginning to end.
+/// It starts afresh, without room for the model that it joins with, and then for its first snapshot. Later there is no room for the snapshot that a
+/// contribution needs, then not even for the model; then there is again. The process is the same from beginning to end.
 async fn a_full_disk_is_waited_for(net: &mut Net) {
     let (name, uid) = ("miner-0", net.uid("miner-0"));
     let home = net.directory().join(name);
@@ -455,11 +455,15 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
     };
     let (model, snapshot) = (length("model.state"), length("miner.snapshot"));
     assert!(2 * model < snapshot, "{model} {snapshot}");
+    for file in ["model.state", "miner.snapshot", "training.snapshot"] {
+        replica::kept::Kept::new(home.join("data").join(file)).remove();
+    }
 
     // A limit on the length of files is to the process what a full disk is, but that it would be ended by a signal.
     let log = net.directory().join("full.txt");
+    let limited = format!("trap '' XFSZ; exec prlimit --fsize={}: \"$@\"", model / 2);
     let mut arguments: Vec<std::ffi::OsString> =
-        vec!["-c".into(), "trap '' XFSZ; exec \"$@\"".into(), "sh".into(), support::PROGRAM.into()];
+        vec!["-c".into(), limited.into(), "sh".into(), support::PROGRAM.into()];
     arguments.extend(["role", "miner", "start", "--with-parent", "--config"].map(Into::into));
     arguments.push(home.join("settings.toml").into());
     let program = Program {
@@ -478,6 +482,19 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
             .status();
         assert!(done.expect("prlimit is part of every Linux").success(), "{bytes}");
     };
+    let says = |words: &str, of: &str| {
+        let said = std::fs::read_to_string(&log).unwrap_or_default();
+        said.lines()
+            .any(|line| line.contains(words) && line.contains(of) && line.contains("bytes are needed"))
+    };
+    let no_room = "no room on the disk: make room";
+    // From a checkpoint, if one is voted by now.
+    let joins = |_: &Observer| says(no_room, "joining-") || says(no_room, "model.state");
+    net.until("it finds no room for what it joins with", joins).await;
+    room(&model.to_string());
+    net.until("it has joined, and finds no room for its first snapshot", |_| says(no_room, "miner.snapshot"))
+        .await;
+    room("unlimited");
     let from = last_fixed(&net.observer) + 1;
     let committed = |seen: &Observer| seen.seen.get(&uid).map_or(0, |seat| seat.committed);
     let before = committed(&net.observer);

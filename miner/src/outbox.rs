@@ -47,8 +47,7 @@ impl OutboxError {
     /// Whether the disk took no more. What was kept before stands, and what was to be kept is to be made again from it.
     pub fn is_full(&self) -> bool {
         match self {
-            OutboxError::Snapshot(SnapshotError::File(error)) => error.is_full(),
-            OutboxError::Snapshot(_) => false,
+            OutboxError::Snapshot(error) => error.is_full(),
             OutboxError::Spool(error) => error.is_full(),
         }
     }
@@ -76,7 +75,7 @@ impl Outbox<'_> {
         Ok(found)
     }
 
-    /// Writes a seat's first snapshot. A disk that has no room for it is found now, and not when a window's work is done.
+    /// Writes a seat's first snapshot. That the disk has no room for it is found out now, and not when a window's work is done.
     pub fn begin(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
         self.save(snapshot, optimiser)
     }

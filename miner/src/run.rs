@@ -21,7 +21,11 @@ use protocol::{
     submission::Header,
     view::{SeatView, WindowView},
 };
-use replica::{Entry, Follower, HoldError, Holder, Journal, causes, room::Room, wait_past};
+use replica::{
+    Entry, Follower, HoldError, Holder, Journal, causes,
+    room::{self, Room},
+    wait_past,
+};
 use std::{
     path::PathBuf,
     sync::{
@@ -120,7 +124,7 @@ impl Miner {
     /// Mines window after window until the process is stopped or something is lost that it cannot go on without.
     pub async fn run(mut self) -> Result<(), RunError> {
         let mut heads = self.holder.follower.chain.heads();
-        let mut snapshot = self.take_up_snapshot()?;
+        let mut snapshot = self.take_up_snapshot().await?;
         let mut mined = 0;
         let mut done = None;
         loop {
@@ -159,7 +163,7 @@ impl Miner {
         }
     }
 
-    fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
+    async fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
         let found = self.outbox().open(&mut trainer)?;
         let snapshot = match found {
@@ -171,7 +175,7 @@ impl Miner {
             }
             None => {
                 let fresh = Snapshot::fresh(self.holder.window(), self.follower().schema().values());
-                self.outbox().begin(&fresh, &trainer)?;
+                room::wait(SnapshotError::is_full, || self.outbox().begin(&fresh, &trainer)).await?;
                 fresh
             }
         };
@@ -281,25 +285,16 @@ impl Miner {
         mut act: impl FnMut(&Miner, &mut Snapshot) -> Result<T, RunError>,
     ) -> Result<Result<T, OutboxError>, RunError> {
         let mut room = Room::default();
-        loop {
-            let full = match act(self, snapshot) {
-                Err(RunError::Outbox(error)) if error.is_full() => error,
-                done => {
-                    room.found();
-                    return done.map(Ok);
-                }
-            };
-            // Not both at once: it is as large as the model.
-            snapshot.residual = Vec::new();
-            *snapshot = self.outbox().as_kept()?.ok_or(RunError::SnapshotGone)?;
-            if until <= heads.borrow().block {
-                return Ok(Err(full));
+        let kept = room.wait_until(until, heads, || match act(self, snapshot) {
+            Err(RunError::Outbox(full)) if full.is_full() => {
+                // Not both at once: it is as large as the model.
+                snapshot.residual = Vec::new();
+                *snapshot = self.outbox().as_kept()?.ok_or(RunError::SnapshotGone)?;
+                Ok(Err(full))
             }
-            let there = tokio::time::timeout(room.refused(&full), heads.wait_for(|head| until <= head.block));
-            if let Ok(Err(_)) = there.await {
-                return Err(ChainError::Stopped { part: "head follower" }.into());
-            }
-        }
+            done => done.map(Ok),
+        });
+        kept.await
     }
 
     /// Train and compress: the contribution, saved before anything is said about it.

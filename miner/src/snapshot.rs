@@ -88,6 +88,13 @@ pub enum SnapshotError {
     Optimiser(#[source] StateError),
 }
 
+impl SnapshotError {
+    /// Whether the disk took no more. The last good one is as it was.
+    pub fn is_full(&self) -> bool {
+        matches!(self, SnapshotError::File(error) if error.is_full())
+    }
+}
+
 impl Snapshot {
     /// A miner's first: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {

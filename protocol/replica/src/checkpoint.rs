@@ -48,6 +48,18 @@ pub enum CheckpointError {
 impl CheckpointManifest {
     /// The manifest of a whole state; `None` without the buffer.
     pub fn of(state: &ModelState) -> Option<CheckpointManifest> {
+impl CheckpointError {
+    /// Whether the disk took no more of it. What has come stays there.
+    pub fn is_full(&self) -> bool {
+        match self {
+            CheckpointError::Pieces(PiecesError::File(error)) | CheckpointError::File(error) => {
+                error.is_full()
+            }
+            _ => false,
+        }
+    }
+}
+
         Some(CheckpointManifest {
             version: 1,
             run: state.run,
@@ -214,7 +226,8 @@ async fn fill(
     with_buffer: bool,
 ) -> Result<Partial, CheckpointError> {
     let all: Vec<Wanted> = manifest.wanted(with_buffer).collect();
-    let mut partial = Partial::open(path, Layout { values }).await?;
+    let rows = if with_buffer { 2 } else { 1 };
+    let mut partial = Partial::open(path, Layout { values }, rows).await?;
     let missing = partial.missing(all.iter().map(|wanted| wanted.digest).collect()).await?;
     let wanted: Vec<Wanted> = missing.into_iter().map(|index| all[index]).collect();
     let (pieces, at_hand) = (wanted.len(), all.len() - wanted.len());

@@ -2,7 +2,13 @@
 //! What fits into the space that is set aside for data is fetched whole, and then nobody else is needed any more; of what does not, pieces
 //! are fetched as they are wanted.
 
-use crate::{causes, mirrors::Mirrors, shards::FetchedShards};
+use crate::{
+    causes,
+    files::{self, FileError},
+    mirrors::Mirrors,
+    room,
+    shards::FetchedShards,
+};
 use bytes::Bytes;
 use dataset::{
     Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, Mend, PiecesError, ShardTree, TreeBuilder,
@@ -49,7 +55,7 @@ pub enum DataError {
     #[error("could not read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error(transparent)]
-    File(#[from] crate::files::FileError),
+    File(#[from] FileError),
     #[error("the task that opens the dataset died")]
     Died(#[from] tokio::task::JoinError),
 }
@@ -100,7 +106,7 @@ pub struct Supply {
 
 /// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces. Shards that an
 /// interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is named and fetched again: at once what
-/// can be told from names and lengths, and a shard with wrong bytes when it is first used.
+/// can be told from names and lengths, and a shard with wrong bytes when it is first used. What finds no room is kept once there is.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
@@ -116,7 +122,7 @@ pub async fn fetch_dataset(
     let cache = directory.join("pieces-of").join(run.manifest.to_string());
     let shards = directory.join("shards");
     for place in [directory, &shards, &cache, &cache.join("trees")] {
-        crate::files::sweep(place);
+        files::sweep(place);
     }
     if manifest_path(directory).exists() {
         match open(directory, Some(run.manifest), again()).await {
@@ -145,11 +151,11 @@ pub async fn fetch_dataset(
     // More than there is room for?
     let shards = manifest.training.iter().chain(&manifest.held_out);
     if supply.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
-        crate::files::write_atomic(&tokenizer_path(&cache), &tokenizer)?;
-        crate::files::write_atomic(&manifest_path(&cache), &bytes)?;
+        keep(&tokenizer_path(&cache), &tokenizer).await?;
+        keep(&manifest_path(&cache), &bytes).await?;
         return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, supply).await;
     }
-    crate::files::write_atomic(&tokenizer_path(directory), &tokenizer)?;
+    keep(&tokenizer_path(directory), &tokenizer).await?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
         let path = shard_path(directory, &shard.digest);
         if holds(&path, &shard.digest)? {
@@ -157,11 +163,16 @@ pub async fn fetch_dataset(
         }
         let limits = Limits::for_bytes(manifest.shard_bytes(shard));
         let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
-        crate::files::write_atomic(&path, &contents)?;
+        keep(&path, &contents).await?;
     }
     // The manifest last: a directory with one is a whole dataset.
-    crate::files::write_atomic(&manifest_path(directory), &bytes)?;
+    keep(&manifest_path(directory), &bytes).await?;
     open(directory, Some(run.manifest), again()).await
+}
+
+/// Writes a file of the dataset, as soon as there is room for it.
+async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    room::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
 }
 
 /// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
@@ -202,7 +213,7 @@ impl Mend for Again {
         let key = keys::shard(&shard);
         let plan = self.mirrors.plan().rounds(ROUNDS, PAUSE);
         let contents = self.runtime.block_on(get(&*self.fetch, &plan, &key, &shard, &limits))?;
-        Ok(crate::files::write_atomic(path, &contents)?)
+        Ok(files::write_atomic(path, &contents)?)
     }
 }
 
@@ -229,7 +240,9 @@ async fn in_pieces(
     directory: PathBuf,
     supply: &Supply,
 ) -> Result<Dataset, DataError> {
-    let shards = FetchedShards::open(fetch, mirrors, &manifest, &directory, supply.cache_bytes)
+    let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, supply.cache_bytes);
+    let shards = room::wait(files::is_full, open)
+        .await
         .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
     Dataset::elsewhere(directory.clone(), manifest, tokenizer, Arc::new(shards))
         .map_err(|source| DataError::Open { directory, source })

@@ -36,9 +36,25 @@ pub fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
+/// How much room a write takes that found none. The kind of error stays what it was.
+#[derive(Debug, thiserror::Error)]
+#[error("{bytes} bytes are needed")]
+struct Needs {
+    bytes: u64,
+    source: io::Error,
+}
+
+/// Says with an error that there was [no room](is_full) how much is needed.
+pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
+    if is_full(&error) { io::Error::new(error.kind(), Needs { bytes, source: error }) } else { error }
+}
+
 /// Replaces `path` by `bytes` so that a crash at any moment leaves either the old file or the new one.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    let failed = |source| FileError::Write { path: path.to_owned(), source };
+    let failed = |source| {
+        let source = with_need(source, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        FileError::Write { path: path.to_owned(), source }
+    };
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(directory).map_err(failed)?;
     // What a kill leaves of it is known by its name, and is never taken for a file.
@@ -114,6 +130,24 @@ mod tests {
         let left: Vec<&str> = names.into_iter().filter(there).collect();
         assert_eq!(left, names[1..]);
         sweep(&directory.path().join("nowhere"));
+    }
+
+    #[test]
+    fn who_finds_no_room_is_told_how_much_is_needed_and_nobody_else_is() {
+        let error = FileError::Write {
+            path: "state".into(),
+            source: with_need(io::ErrorKind::StorageFull.into(), 4711),
+        };
+        assert!(error.is_full());
+        let said = crate::causes(&error);
+        assert!(
+            said.contains("state")
+                && said.contains("4711 bytes are needed")
+                && said.contains("no storage space"),
+            "{said}"
+        );
+        let other = with_need(io::ErrorKind::PermissionDenied.into(), 4711);
+        assert_eq!(other.to_string(), io::Error::from(io::ErrorKind::PermissionDenied).to_string());
     }
 
     #[test]

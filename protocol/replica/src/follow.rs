@@ -86,6 +86,13 @@ pub enum FollowError {
     Diverged { window: Window, ours: Digest, chain: Digest },
 }
 
+impl FollowError {
+    /// Whether there was no room on the disk for what was fetched.
+    pub fn is_full(&self) -> bool {
+        matches!(self, FollowError::Checkpoint(error) if error.is_full())
+    }
+}
+
 /// Why a merge could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnMergeError {

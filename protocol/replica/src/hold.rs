@@ -4,7 +4,7 @@ use crate::{
     files::FileError,
     follow::{FollowError, Followed, Follower, OwnMerge},
     journal::{Entry, Journal},
-    room::Room,
+    room::{self, Room},
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
@@ -54,14 +54,18 @@ impl Holder {
             saved => saved?,
         };
         let resumed = saved.is_some();
+        let mut room = Room::default();
         let state = match saved {
             Some(state) => state,
             None => loop {
                 match follower.join().await {
                     Ok(state) => {
+                        room.found();
                         save(&state, &path).await?;
                         break state;
                     }
+                    // What has come is kept, and only the rest is asked for again.
+                    Err(error) if error.is_full() => tokio::time::sleep(room.refused(&error)).await,
                     Err(error) if may_pass(&error) => {
                         tracing::warn!(error = %causes(&error), "cannot join yet, trying again");
                         tokio::time::sleep(LOOK_AGAIN * 5).await;
@@ -87,6 +91,7 @@ impl Holder {
         journal: &mut Journal,
     ) -> Result<bool, HoldError> {
         let mut moved = false;
+        let mut room = Room::default();
         loop {
             let head = *heads.borrow_and_update();
             let open = self.follower.run.params.schedule.window_at(head.block);
@@ -106,6 +111,7 @@ impl Holder {
                     journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
                 }
                 Ok(Followed::Rejoined) => {
+                    room.found();
                     save(&self.state, &self.path).await?;
                     self.follower.saved();
                     moved = true;
@@ -113,6 +119,7 @@ impl Holder {
                     journal.write(&Entry::Holds { window, lineage, outcome_before: None });
                 }
                 Ok(Followed::Waiting) => wait_a_little(heads).await?,
+                Err(error) if error.is_full() => tokio::time::sleep(room.refused(&error)).await,
                 // No mirror has it yet, or the chain is away for a moment: nothing is skipped meanwhile.
                 Err(error) if may_pass(&error) => {
                     tracing::warn!(window = self.state.window.0, error = %causes(&error), "cannot follow yet, trying again");
@@ -138,6 +145,15 @@ impl Holder {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
             Ok(repaired) => repaired,
+            Err(error) if error.is_full() => {
+                let (window, error) = (checkpoint.window.0, causes(&error));
+                tracing::error!(
+                    window,
+                    error,
+                    "no room on the disk for the checkpoint that our model is compared with: make room. It is fetched in the next window"
+                );
+                return Ok(());
+            }
             Err(error) if may_pass(&error) => {
                 tracing::debug!(window = checkpoint.window.0, error = %causes(&error), "the checkpoint is not to be had yet");
                 return Ok(());
@@ -165,19 +181,7 @@ impl Holder {
 
 /// Saves a state. Where there is no room for it, that is waited for: nothing is followed meanwhile, and all of it afterwards.
 async fn save(state: &ModelState, path: &Path) -> Result<(), StateError> {
-    let mut room = Room::default();
-    loop {
-        match state.save(path) {
-            Err(StateError::File(error)) if error.is_full() => {
-                tokio::time::sleep(room.refused(&error)).await;
-            }
-            Ok(()) => {
-                room.found();
-                return Ok(());
-            }
-            refused => return refused,
-        }
-    }
+    room::wait(StateError::is_full, || state.save(path)).await
 }
 
 fn may_pass(error: &FollowError) -> bool {

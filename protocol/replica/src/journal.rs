@@ -91,6 +91,8 @@ pub struct SeatJudged {
 pub struct Journal {
     path: PathBuf,
     file: fs::File,
+    /// What was written last may end in the middle of a line.
+    is_torn: bool,
     watcher: Option<Watcher>,
 }
 
@@ -108,8 +110,9 @@ impl Journal {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let file = fs::OpenOptions::new().create(true).append(true).open(path)?;
-        Ok(Journal { path: path.to_owned(), file, watcher: None })
+        let mut file = fs::OpenOptions::new().create(true).read(true).append(true).open(path)?;
+        let is_torn = ends_in_a_line(&mut file)?;
+        Ok(Journal { path: path.to_owned(), file, is_torn, watcher: None })
     }
 
     /// From now on `watcher` is told of every entry. It should be quick: the node waits for it.
@@ -122,12 +125,29 @@ impl Journal {
         if let Some(watcher) = &self.watcher {
             watcher(entry);
         }
-        let mut line = serde_json::to_vec(entry).expect("an entry is plain data");
+        // What a full disk or a kill left of a line is a line of its own, which readers pass over: it spoils no other.
+        let mut line = if self.is_torn { vec![b'\n'] } else { Vec::new() };
+        serde_json::to_writer(&mut line, entry).expect("an entry is plain data");
         line.push(b'\n');
-        if let Err(error) = self.file.write_all(&line) {
+        let written = self.file.write_all(&line);
+        self.is_torn = written.is_err();
+        if let Err(error) = written {
             tracing::warn!(path = %self.path.display(), %error, "could not write to the journal");
         }
     }
+}
+
+/// Whether the file's last byte is amid a line.
+fn ends_in_a_line(file: &mut fs::File) -> io::Result<bool> {
+    use std::io::{Read as _, Seek as _};
+    let length = file.metadata()?.len();
+    if length == 0 {
+        return Ok(false);
+    }
+    file.seek(io::SeekFrom::Start(length - 1))?;
+    let mut last = [0];
+    file.read_exact(&mut last)?;
+    Ok(last != [b'\n'])
 }
 
 /// Entries of a journal from byte `offset` on, and the offset behind the last whole line. Lines that this release does not know
@@ -170,6 +190,25 @@ mod tests {
         journal.write(&entry);
         assert_eq!(read_from(&path, offset).unwrap().0, [entry], "an unknown line is passed over");
         assert_eq!(read_from(&directory.path().join("none"), 5).unwrap(), (vec![], 5));
+    }
+
+    #[test]
+    fn what_a_full_disk_left_of_a_line_spoils_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("journal.jsonl");
+        let entries: Vec<Entry> = (0..3).map(|bytes| Entry::Uploaded { window: Window(2), bytes }).collect();
+        let mut journal = Journal::open(&path).unwrap();
+        journal.write(&entries[0]);
+        // Killed amid a line; and then the system's own full disk, in the place of the file.
+        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"upl").unwrap();
+        let mut journal = Journal::open(&path).unwrap();
+        journal.write(&entries[1]);
+        let to_disk = std::mem::replace(&mut journal.file, fs::File::create("/dev/full").unwrap());
+        journal.write(&entries[1]);
+        journal.file = to_disk;
+        journal.file.write_all(b"{\"uploaded\":").unwrap();
+        journal.write(&entries[2]);
+        assert_eq!(read_from(&path, 0).unwrap().0, entries);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! Killed anywhere on the way, a node finds a whole file under one of the two names. A file that is damaged, whatever did it, is moved to
 //! `NAME.damaged`, said, and the one before it is read instead: never both silently and never a part of either.
 
-use crate::files::{FileError, sync_directory};
+use crate::files::{FileError, is_full, sync_directory, with_need};
 use codec::{Compact, Decode as _, Encode as _, IoReader};
 use protocol::Digest;
 use std::{
@@ -49,13 +49,21 @@ impl Kept {
         with(&self.path, ".before")
     }
 
-    /// Writes a new file by `fill`, and the digest of what that wrote. Returns its length.
+    /// Writes a new file by `fill`, and the digest of what that wrote. Returns its length. Where there is no room, `fill` is called once more,
+    /// to say how much is needed.
     ///
     /// # Errors
     /// If `fill` fails or the disk does. The files that were there are as they were, but where only the last sync failed: that error is
     /// never one that [`FileError::is_full`] is true of.
-    pub fn write(&self, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
-        let failed = |source| FileError::Write { path: self.path.clone(), source };
+    pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
+        let failed = |source: io::Error| {
+            let bytes = if is_full(&source) { length_of(&fill) } else { None };
+            let source = match bytes {
+                Some(bytes) => with_need(source, bytes),
+                None => source,
+            };
+            FileError::Write { path: self.path.clone(), source }
+        };
         let directory = self.directory();
         fs::create_dir_all(directory).map_err(failed)?;
         self.remove_unfinished();
@@ -155,6 +163,27 @@ fn with(path: &Path, extension: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(extension);
     PathBuf::from(name)
+}
+
+/// How long a file is that `fill` writes.
+fn length_of(fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Option<u64> {
+    let mut counting = Counting(0);
+    fill(&mut counting).ok()?;
+    Some(counting.0 + DIGEST as u64)
+}
+
+/// Counts what passes.
+struct Counting(u64);
+
+impl Write for Counting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Counts and hashes what passes.

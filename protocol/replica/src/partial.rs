@@ -3,7 +3,10 @@
 //! Which pieces are there is written down nowhere. A piece is there if its bytes have the digest that the voted manifest names, so a
 //! process that was killed, or a machine that lost its power, goes on with whatever of the file is right.
 
-use crate::{files::FileError, pieces::Place};
+use crate::{
+    files::{FileError, with_need},
+    pieces::Place,
+};
 use async_trait::async_trait;
 use bytes::Bytes;
 use protocol::{Digest, lineage};
@@ -44,18 +47,21 @@ pub(crate) struct Partial {
     path: PathBuf,
     file: tokio::fs::File,
     layout: Layout,
+    /// Of the whole file.
+    bytes: u64,
 }
 
 impl Partial {
-    /// Opens the file, with whatever an earlier process left in it.
-    pub async fn open(path: &Path, layout: Layout) -> Result<Partial, FileError> {
-        let failed = |source| FileError::Write { path: path.to_owned(), source };
+    /// Opens the file of so many rows, with whatever an earlier process left in it.
+    pub async fn open(path: &Path, layout: Layout, rows: u64) -> Result<Partial, FileError> {
+        let bytes = (layout.values as u64).saturating_mul(4).saturating_mul(rows);
+        let failed = |source| not_written(path, bytes, source);
         if let Some(directory) = path.parent() {
             tokio::fs::create_dir_all(directory).await.map_err(failed)?;
         }
         let mut options = tokio::fs::OpenOptions::new();
         let file = options.create(true).truncate(false).write(true).open(path).await.map_err(failed)?;
-        Ok(Partial { path: path.to_owned(), file, layout })
+        Ok(Partial { path: path.to_owned(), file, layout, bytes })
     }
 
     /// Which of these pieces are not in the file. Reads all of it.
@@ -77,7 +83,7 @@ impl Partial {
 
     /// Waits until everything is on disk, as far as the operating system says so.
     pub async fn sync(&mut self) -> Result<(), FileError> {
-        let failed = |source| FileError::Write { path: self.path.clone(), source };
+        let failed = |source| not_written(&self.path, self.bytes, source);
         self.file.flush().await.map_err(failed)?;
         self.file.sync_all().await.map_err(failed)
     }
@@ -104,13 +110,18 @@ impl Partial {
 #[async_trait]
 impl Place for Partial {
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
-        let failed = |source| FileError::Write { path: self.path.clone(), source };
+        let failed = |source| not_written(&self.path, self.bytes, source);
         let (at, _) = self.layout.in_file(index);
         self.file.seek(SeekFrom::Start(at)).await.map_err(failed)?;
         self.file.write_all(bytes).await.map_err(failed)?;
         // What is flushed outlives this process; what a power cut takes is fetched again.
         self.file.flush().await.map_err(failed)
     }
+}
+
+/// The file is `bytes` long once it is whole.
+fn not_written(path: &Path, bytes: u64, source: io::Error) -> FileError {
+    FileError::Write { path: path.to_owned(), source: with_need(source, bytes) }
 }
 
 /// Reads a piece into `bytes`; false where the file ends before it does.
@@ -160,14 +171,14 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("deep").join("partial");
         let layout = Layout { values: VALUES };
-        let mut partial = Partial::open(&path, layout).await.unwrap();
+        let mut partial = Partial::open(&path, layout, 2).await.unwrap();
         assert_eq!(partial.missing(digests()).await.unwrap(), [0, 1, 2, 3]);
         for index in [3, 0] {
             partial.put(index, &piece(index)).await.unwrap();
         }
         drop(partial);
 
-        let mut partial = Partial::open(&path, layout).await.unwrap();
+        let mut partial = Partial::open(&path, layout, 2).await.unwrap();
         assert_eq!(partial.missing(digests()).await.unwrap(), [1, 2]);
         for index in [2, 1] {
             partial.put(index, &piece(index)).await.unwrap();
@@ -190,7 +201,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("file"), b"").unwrap();
         let path = directory.path().join("file").join("partial");
-        let refused = Partial::open(&path, Layout { values: 1 }).await.err().unwrap();
+        let refused = Partial::open(&path, Layout { values: 1 }, 1).await.err().unwrap();
         assert!(refused.to_string().contains("is the disk full"), "{refused}");
+        assert!(!refused.is_full(), "room would not help");
+    }
+
+    /// The system's own full disk.
+    #[cfg(target_os = "linux")]
+    #[tokio::test]
+    async fn a_full_disk_is_called_full_with_what_the_whole_file_needs() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("partial");
+        std::os::unix::fs::symlink("/dev/full", &path).unwrap();
+        let mut partial = Partial::open(&path, Layout { values: VALUES }, 2).await.unwrap();
+        let refused = partial.put(1, &piece(1)).await.unwrap_err();
+        assert!(refused.is_full());
+        let said = crate::causes(&refused);
+        let needs = format!("{} bytes are needed", 8 * VALUES);
+        assert!(said.contains(path.to_str().unwrap()) && said.contains(&needs), "{said}");
     }
 }

@@ -1,10 +1,13 @@
 //! Waiting for room on a disk that is full: a node that stands still for an hour has lost an hour, one that ends may be found days later.
 
 use crate::hold::causes;
+use chain_client::{ChainError, Head};
+use protocol::Block;
 use std::{
     error::Error,
     time::{Duration, Instant},
 };
+use tokio::sync::watch;
 
 /// The first pause; each next one is twice as long, up to the longest. What is tried may write a whole model, so it is not tried often.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -13,9 +16,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const SAY_AGAIN: Duration = Duration::from_secs(300);
 
 /// One wait for room, from the first refusal to the end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Room {
     waiting: Option<Waiting>,
+    first_pause: Duration,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { waiting: None, first_pause: FIRST_PAUSE }
+    }
 }
 
 #[derive(Debug)]
@@ -35,8 +45,8 @@ impl Room {
                 error,
                 "no room on the disk: make room. Nothing is lost; this node waits, and goes on once there is"
             );
-            self.waiting = Some(Waiting { since: now, said: now, pause: FIRST_PAUSE });
-            return FIRST_PAUSE;
+            self.waiting = Some(Waiting { since: now, said: now, pause: self.first_pause });
+            return self.first_pause;
         };
         if SAY_AGAIN <= now - waiting.said {
             waiting.said = now;
@@ -48,26 +58,209 @@ impl Room {
     }
 
     /// What was tried went well.
-    pub fn found(self) {
-        if let Some(waiting) = self.waiting {
+    pub fn found(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
             let seconds = waiting.since.elapsed().as_secs();
             tracing::info!(seconds, "there is room on the disk again: going on");
         }
     }
+
+    /// Tries until there is room for it. What `is_full` does not call a want of room is no reason to try again.
+    pub async fn wait<T, E: Error>(
+        &mut self,
+        is_full: impl Fn(&E) -> bool,
+        mut act: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        loop {
+            match act() {
+                Err(full) if is_full(&full) => tokio::time::sleep(self.refused(&full)).await,
+                done => {
+                    self.found();
+                    return done;
+                }
+            }
+        }
+    }
+
+    /// Tries until there is room for it, but no longer than until the chain reaches `until`: it is tried once more then, and the `Err` inside is
+    /// what was said last. `act` says by that `Err` that there was no room.
+    ///
+    /// # Errors
+    /// What `act` says of anything else, or that the chain is gone.
+    pub async fn wait_until<T, F: Error, E: From<ChainError>>(
+        &mut self,
+        until: Block,
+        heads: &mut watch::Receiver<Head>,
+        mut act: impl FnMut() -> Result<Result<T, F>, E>,
+    ) -> Result<Result<T, F>, E> {
+        loop {
+            // Before it is tried: what the chain does meanwhile makes for one try more, not for one less.
+            let is_over = until <= heads.borrow().block;
+            let full = match act()? {
+                Err(full) => full,
+                done => {
+                    self.found();
+                    return Ok(done);
+                }
+            };
+            let pause = self.refused(&full);
+            if is_over {
+                return Ok(Err(full));
+            }
+            let there = tokio::time::timeout(pause, heads.wait_for(|head| until <= head.block));
+            if let Ok(Err(_)) = there.await {
+                return Err(ChainError::Stopped { part: "head follower" }.into());
+            }
+        }
+    }
+}
+
+/// Writes something, again and again until there is room for it.
+pub async fn wait<T, E: Error>(
+    is_full: impl Fn(&E) -> bool,
+    act: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
+    Room::default().wait(is_full, act).await
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
+    use protocol::Digest;
+    use std::{cell::Cell, io};
+
+    fn full() -> io::Error {
+        io::ErrorKind::StorageFull.into()
+    }
+
+    /// Tries again at once.
+    fn hasty() -> Room {
+        Room { first_pause: Duration::ZERO, ..Room::default() }
+    }
+
+    /// A disk that has no room the first so many times, and counts how often it was tried.
+    struct Disk {
+        full: u32,
+        tried: Cell<u32>,
+    }
+
+    impl Disk {
+        fn full_for(full: u32) -> Disk {
+            Disk { full, tried: Cell::new(0) }
+        }
+
+        fn write(&self) -> io::Result<&'static str> {
+            self.tried.set(self.tried.get() + 1);
+            if self.tried.get() <= self.full { Err(full()) } else { Ok("written") }
+        }
+    }
 
     #[test]
     fn pauses_grow_and_have_a_bound() {
-        let error = io::Error::from(io::ErrorKind::StorageFull);
+        let error = full();
         let mut room = Room::default();
         let pauses: Vec<u64> = (0..7).map(|_| room.refused(&error).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
         room.found();
-        assert_eq!(Room::default().refused(&error), FIRST_PAUSE);
+        assert_eq!(room.refused(&error), FIRST_PAUSE, "the next wait begins anew");
+    }
+
+    #[tokio::test]
+    async fn what_has_no_room_is_tried_until_it_has_and_never_after() {
+        for times in [0, 1, 20] {
+            let disk = Disk::full_for(times);
+            let mut room = hasty();
+            assert_eq!(room.wait(crate::files::is_full, || disk.write()).await.unwrap(), "written");
+            assert_eq!(disk.tried.get(), times + 1);
+            assert!(room.waiting.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_is_told_to_stop_while_it_waits_stops() {
+        let disk = Disk::full_for(u32::MAX);
+        let (tell, told) = tokio::sync::oneshot::channel();
+        let mut tell = Some(tell);
+        let mut room = hasty();
+        let waiting = room.wait(crate::files::is_full, || {
+            if disk.tried.get() == 5 {
+                tell.take().into_iter().for_each(|tell| tell.send(()).unwrap());
+            }
+            disk.write()
+        });
+        tokio::select! {
+            done = waiting => panic!("{done:?}"),
+            told = told => told.unwrap(),
+        }
+        assert!(5 < disk.tried.get());
+    }
+
+    #[tokio::test]
+    async fn what_is_no_want_of_room_is_not_waited_for() {
+        let tried = Cell::new(0);
+        let refused = wait(crate::files::is_full, || -> io::Result<()> {
+            tried.set(tried.get() + 1);
+            Err(io::ErrorKind::PermissionDenied.into())
+        });
+        assert_eq!(refused.await.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(tried.get(), 1);
+    }
+
+    const UNTIL: Block = Block(9);
+
+    fn head(block: u32) -> Head {
+        Head { block: Block(block), hash: Digest::default() }
+    }
+
+    type Waited = Result<Result<&'static str, io::Error>, ChainError>;
+
+    #[tokio::test]
+    async fn with_a_deadline_room_is_waited_for_until_then() {
+        for times in [0, 1, 20] {
+            let (_chain, mut heads) = watch::channel(head(3));
+            let disk = Disk::full_for(times);
+            let done: Waited = hasty().wait_until(UNTIL, &mut heads, || Ok(disk.write())).await;
+            assert_eq!(done.unwrap().unwrap(), "written");
+            assert_eq!(disk.tried.get(), times + 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn at_the_deadline_it_is_tried_once_more_and_then_given_up() {
+        // The chain gets there while the fourth try is made.
+        for (times, written) in [(u32::MAX, false), (4, true)] {
+            let (chain, mut heads) = watch::channel(head(3));
+            let disk = Disk::full_for(times);
+            let act = || {
+                if disk.tried.get() == 3 {
+                    chain.send(head(UNTIL.0)).unwrap();
+                }
+                Ok(disk.write())
+            };
+            let done: Waited = hasty().wait_until(UNTIL, &mut heads, act).await;
+            assert_eq!(done.unwrap().is_ok(), written);
+            assert_eq!(disk.tried.get(), 5);
+        }
+        // And once where it is over before it begins.
+        let (_chain, mut heads) = watch::channel(head(UNTIL.0 + 1));
+        for (times, written) in [(u32::MAX, false), (0, true)] {
+            let disk = Disk::full_for(times);
+            let done: Waited = hasty().wait_until(UNTIL, &mut heads, || Ok(disk.write())).await;
+            assert_eq!(done.unwrap().is_ok(), written);
+            assert_eq!(disk.tried.get(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wait_with_a_deadline_ends_with_the_chain_and_with_whatever_else_goes_wrong() {
+        let (chain, mut heads) = watch::channel(head(3));
+        drop(chain);
+        let gone: Waited = Room::default().wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
+        assert!(matches!(gone, Err(ChainError::Stopped { .. })), "{gone:?}");
+
+        let (_chain, mut heads) = watch::channel(head(3));
+        let wrong = || Err(ChainError::Stopped { part: "test" });
+        let ended: Waited = Room::default().wait_until(UNTIL, &mut heads, wrong).await;
+        assert!(matches!(ended, Err(ChainError::Stopped { part: "test" })), "{ended:?}");
     }
 }

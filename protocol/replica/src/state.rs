@@ -40,6 +40,13 @@ pub enum StateError {
     OtherShape { found: usize, expected: usize },
 }
 
+impl StateError {
+    /// Whether the disk took no more.
+    pub fn is_full(&self) -> bool {
+        matches!(self, StateError::File(error) if error.is_full())
+    }
+}
+
 /// The version of the form on disk: itself, run, window and lineage, then the values as a SCALE vector of their bits, so that a NaN survives
 /// to be found, and the buffer's as an `Option` of one. A change of the form is a new version.
 const VERSION: u16 = 1;

@@ -11,7 +11,12 @@ use protocol::{
     Role, RunId,
     view::{RunView, SeatView},
 };
-use replica::{Codec, Follower, Journal, RunSpec, data::Supply};
+use replica::{
+    Codec, Follower, Journal, RunSpec,
+    data::Supply,
+    files::{self, FileError},
+    room,
+};
 use std::{path::Path, sync::Arc};
 use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
@@ -63,7 +68,8 @@ pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>
 
 /// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
 pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
-    std::fs::create_dir_all(&settings.directory)
+    room::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
+        .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
     let key = key(settings)?;
     let hotkey = key.hotkey();
@@ -94,16 +100,25 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
     // Beside the model, so that whoever has the directory can read the model without a chain.
-    replica::files::write_atomic(&settings.directory.join(SPEC_FILE), &spec.to_bytes())?;
+    keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
     let dataset =
         data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply).await?;
     let turn = usize::from(seat.id.uid.0);
     let directory = Some(settings.directory.as_path());
     let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
     let journal_path = settings.directory.join("journal.jsonl");
-    let journal = Journal::open(&journal_path)
+    let journal = room::wait(files::is_full, || Journal::open(&journal_path))
+        .await
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
     Ok(Opened { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+}
+
+/// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
+async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
+        return Ok(());
+    }
+    room::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
 }
 
 /// What somebody has in hand who only reads a run: no key, no seat, no bucket.
