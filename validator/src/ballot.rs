@@ -53,6 +53,13 @@ pub enum BallotError {
     Damaged { path: PathBuf, source: serde_json::Error },
 }
 
+impl BallotError {
+    /// Whether the disk took no more. What was kept before is kept, and nothing else.
+    pub fn is_full(&self) -> bool {
+        matches!(self, BallotError::File(error) if error.is_full())
+    }
+}
+
 /// What a start finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
@@ -71,31 +78,32 @@ impl Ballots {
     ) -> Result<(Ballots, Found), BallotError> {
         let path = directory.join("ballots.json");
         let secret = blake3::derive_key("mettle 1 validator ballot salts", hotkey_seed);
-        let (kept, found) = match std::fs::read(&path) {
+        match std::fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(kept) => (kept, Found::All),
-                Err(source) => return Err(BallotError::Damaged { path, source }),
+                Ok(kept) => Ok((Ballots { path, secret, kept }, Found::All)),
+                Err(source) => Err(BallotError::Damaged { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                (Vec::new(), if served_before { Found::Lost } else { Found::All })
+                let ballots = Ballots { path, secret, kept: Vec::new() };
+                ballots.write(&ballots.kept)?;
+                Ok((ballots, if served_before { Found::Lost } else { Found::All }))
             }
-            Err(source) => return Err(FileError::Read { path, source }.into()),
-        };
-        let ballots = Ballots { path, secret, kept };
-        ballots.save()?;
-        Ok((ballots, found))
+            Err(source) => Err(FileError::Read { path, source }.into()),
+        }
     }
 
     /// The ballot to commit to in `epoch`, on disk when this returns. A second time it is the same one, whatever `weights`
-    /// are by then: the first may be on the chain already.
+    /// are by then: the first may be on the chain already. On an error there is none, on disk or here: nothing may be committed to.
     pub fn seal(&mut self, run: RunId, epoch: u32, weights: Vec<(Uid, u16)>) -> Result<Kept, BallotError> {
         if let Some(kept) = self.of(run, epoch) {
             return Ok(kept.clone());
         }
         let salt = self.salt(run, epoch, &weights);
         let kept = Kept { run, epoch, weights, salt };
-        self.kept.push(kept.clone());
-        self.save()?;
+        let mut with_it = self.kept.clone();
+        with_it.push(kept.clone());
+        self.write(&with_it)?;
+        self.kept = with_it;
         Ok(kept)
     }
 
@@ -112,10 +120,11 @@ impl Ballots {
         due
     }
 
-    /// Forgets a ballot that the chain has, or will never take.
+    /// Forgets a ballot that the chain has, or will never take. On an error it is forgotten here, and not on disk before the next one is
+    /// written: should a successor find it there, the chain tells it what became of it.
     pub fn forget(&mut self, run: RunId, epoch: u32) -> Result<(), BallotError> {
         self.kept.retain(|kept| kept.run != run || kept.epoch != epoch);
-        self.save()
+        self.write(&self.kept)
     }
 
     /// Nobody can guess it who does not know the secret, also where the same run and epoch come again on a new chain:
@@ -131,8 +140,8 @@ impl Ballots {
         Digest(*hasher.finalize().as_bytes())
     }
 
-    fn save(&self) -> Result<(), BallotError> {
-        let bytes = serde_json::to_vec(&self.kept).expect("a ballot is plain data");
+    fn write(&self, kept: &[Kept]) -> Result<(), BallotError> {
+        let bytes = serde_json::to_vec(kept).expect("a ballot is plain data");
         Ok(files::write_atomic(&self.path, &bytes)?)
     }
 }
@@ -216,6 +225,14 @@ mod tests {
         // A directory in the way of the file.
         std::fs::remove_file(directory.path().join("ballots.json")).unwrap();
         std::fs::create_dir(directory.path().join("ballots.json")).unwrap();
-        assert!(matches!(ballots.seal(RUN, 4, weights(&[(1, 1)])), Err(BallotError::File(_))));
+        for _ in 0..2 {
+            assert!(matches!(ballots.seal(RUN, 4, weights(&[(1, 1)])), Err(BallotError::File(_))));
+            assert_eq!(ballots.of(RUN, 4), None);
+        }
+        // Once it can be, it is another one: nobody was told of the first.
+        std::fs::remove_dir(directory.path().join("ballots.json")).unwrap();
+        let sealed = ballots.seal(RUN, 4, weights(&[(2, 1)])).unwrap();
+        assert_eq!(sealed.weights, weights(&[(2, 1)]));
+        assert_eq!(load(directory.path(), true).0.of(RUN, 4), Some(&sealed));
     }
 }

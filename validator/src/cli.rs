@@ -5,7 +5,7 @@ use crate::{
         report::{self, Report},
         verb::{self, Audit},
     },
-    ballot::{Ballots, Found},
+    ballot::{BallotError, Ballots, Found},
     conduct::{Conduct, Honest},
     gauntlet::Sketches,
     hidden::Hidden,
@@ -17,7 +17,10 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use model::{DeviceChoice, Evaluator};
 use protocol::Role;
-use replica::Holder;
+use replica::{
+    Holder,
+    room::{self, Room},
+};
 use seat::{
     Flags, Metrics, Opened, Settings, Verb,
     metrics::MetricsFlag,
@@ -138,7 +141,8 @@ async fn serve(
         .context("could not make the evaluator")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
     let secret = opened.key.signing_key().to_bytes();
-    let (ballots, found) = Ballots::load(&settings.directory, &secret, standings.judged.is_some())?;
+    let load = || Ballots::load(&settings.directory, &secret, standings.judged.is_some());
+    let (ballots, found) = room::wait(BallotError::is_full, load).await?;
     if found == Found::Lost {
         tracing::warn!(
             directory = %settings.directory.display(),
@@ -171,6 +175,7 @@ async fn serve(
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
         traffic,
         windows_max: serve.windows,
+        room: Room::default(),
     };
     Ok(validator.serve().await?)
 }

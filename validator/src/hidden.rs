@@ -45,6 +45,13 @@ pub enum HiddenError {
     Damaged { path: PathBuf, source: serde_json::Error },
 }
 
+impl HiddenError {
+    /// Whether the disk took no more. What was bound before is bound, and nothing else.
+    pub fn is_full(&self) -> bool {
+        matches!(self, HiddenError::File(error) if error.is_full())
+    }
+}
+
 impl Hidden {
     /// Reads what a predecessor left in `directory`, which may be nothing.
     pub fn load(directory: &Path, hotkey_seed: &[u8; 32]) -> Result<Hidden, HiddenError> {
@@ -59,30 +66,28 @@ impl Hidden {
     }
 
     /// The verdicts to bind oneself to, on disk when this returns. Asked again it says the same, whatever `verdicts` are by
-    /// then: the first may be on the chain already.
+    /// then: the first may be on the chain already. On an error nothing is bound, on disk or here: nothing may be committed to.
     pub fn seal_verdicts(
         &mut self,
         run: RunId,
         window: Window,
         verdicts: Vec<(Uid, Verdict)>,
     ) -> Result<Vec<(Uid, Verdict)>, HiddenError> {
-        self.turn_to(run, window);
-        if let Some(sealed) = &self.kept.verdicts {
-            return Ok(sealed.clone());
+        let kept = self.kept_of(run, window);
+        if let Some(sealed) = kept.verdicts {
+            return Ok(sealed);
         }
-        self.kept.verdicts = Some(verdicts.clone());
-        self.save()?;
+        self.save(Kept { verdicts: Some(verdicts.clone()), ..kept })?;
         Ok(verdicts)
     }
 
     /// The vote to bind oneself to. As [`Hidden::seal_verdicts`].
     pub fn seal_vote(&mut self, run: RunId, window: Window, vote: Vote) -> Result<Vote, HiddenError> {
-        self.turn_to(run, window);
-        if let Some(sealed) = self.kept.vote {
+        let kept = self.kept_of(run, window);
+        if let Some(sealed) = kept.vote {
             return Ok(sealed);
         }
-        self.kept.vote = Some(vote);
-        self.save()?;
+        self.save(Kept { vote: Some(vote), ..kept })?;
         Ok(vote)
     }
 
@@ -121,16 +126,16 @@ impl Hidden {
         (self.kept.run, self.kept.window) == (run, window)
     }
 
-    /// Forgets what belonged to another window: it was shown, or is too late.
-    fn turn_to(&mut self, run: RunId, window: Window) {
-        if !self.is_at(run, window) {
-            self.kept = Kept { run, window, ..Kept::default() };
-        }
+    /// What is kept of a window. What belonged to another is forgotten with the next that is kept: it was shown, or is too late.
+    fn kept_of(&self, run: RunId, window: Window) -> Kept {
+        if self.is_at(run, window) { self.kept.clone() } else { Kept { run, window, ..Kept::default() } }
     }
 
-    fn save(&self) -> Result<(), HiddenError> {
-        let bytes = serde_json::to_vec(&self.kept).expect("verdicts and a vote are plain data");
-        Ok(files::write_atomic(&self.path, &bytes)?)
+    fn save(&mut self, kept: Kept) -> Result<(), HiddenError> {
+        let bytes = serde_json::to_vec(&kept).expect("verdicts and a vote are plain data");
+        files::write_atomic(&self.path, &bytes)?;
+        self.kept = kept;
+        Ok(())
     }
 }
 
@@ -194,6 +199,28 @@ mod tests {
         assert_ne!(hidden.salt(RunId(4), NOW, &vote(1)), salt);
         let stranger = Hidden::load(directory.path(), &[8; 32]).unwrap();
         assert_ne!(stranger.salt(RUN, NOW, &vote(1)), salt);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_binds_nobody() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("hidden.json");
+        let mut hidden = load(directory.path());
+        hidden.seal_vote(RUN, NOW, vote(1)).unwrap();
+        // A directory in the way of the file.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        for _ in 0..2 {
+            assert!(hidden.seal_verdicts(RUN, NOW, seen(&[1])).is_err());
+            assert_eq!((hidden.verdicts(RUN, NOW), hidden.vote(RUN, NOW)), (None, Some(vote(1))));
+            assert!(hidden.seal_vote(RUN, NOW.next(), vote(2)).is_err());
+            assert_eq!(hidden.vote(RUN, NOW.next()), None);
+        }
+        // Once it can be, it is what is seen by then.
+        std::fs::remove_dir(&path).unwrap();
+        assert_eq!(hidden.seal_verdicts(RUN, NOW, seen(&[1, 2])).unwrap(), seen(&[1, 2]));
+        let hidden = load(directory.path());
+        assert_eq!((hidden.verdicts(RUN, NOW), hidden.vote(RUN, NOW)), (Some(seen(&[1, 2])), Some(vote(1))));
     }
 
     #[test]

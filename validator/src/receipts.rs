@@ -101,6 +101,13 @@ pub enum ReceiptsError {
     DamagedReceipt { path: PathBuf, source: ReceiptError },
 }
 
+impl ReceiptsError {
+    /// Whether the disk took no more. What was said or sealed before stands, and nothing else.
+    pub fn is_full(&self) -> bool {
+        matches!(self, ReceiptsError::File(error) if error.is_full())
+    }
+}
+
 impl Receipts {
     /// Reads what a predecessor left below `directory`, which may be nothing.
     pub fn load(
@@ -133,6 +140,7 @@ impl Receipts {
             let receipt = Receipt::open(&bytes, params)
                 .map_err(|source| ReceiptsError::DamagedReceipt { path, source })?;
             receipts.latest = Some((Previous { window: *window, digest }, receipt.after().clone()));
+            receipts.said.retain(|said, _| window < said);
         }
         Ok(receipts)
     }
@@ -149,7 +157,7 @@ impl Receipts {
     }
 
     /// What is to be attested, on disk when this returns. Asked again it says the same, whatever `attested` is by then: the
-    /// first may be on the chain already.
+    /// first may be on the chain already. On an error nothing is said, on disk or here: nothing may be attested.
     pub fn attest(
         &mut self,
         window: Window,
@@ -157,22 +165,20 @@ impl Receipts {
         attested: Attested,
     ) -> Result<Attested, ReceiptsError> {
         let said = self.said_in(window, base);
-        if let Some(attested) = &said.attested {
-            return Ok(attested.clone());
+        if let Some(attested) = said.attested {
+            return Ok(attested);
         }
-        said.attested = Some(attested.clone());
-        self.save()?;
+        self.say(window, Said { attested: Some(attested.clone()), ..said })?;
         Ok(attested)
     }
 
     /// What is to be voted, on disk when this returns. As [`Receipts::attest`].
     pub fn vote(&mut self, window: Window, base: Digest, merged: Merged) -> Result<Merged, ReceiptsError> {
         let said = self.said_in(window, base);
-        if let Some(merged) = &said.merged {
-            return Ok(merged.clone());
+        if let Some(merged) = said.merged {
+            return Ok(merged);
         }
-        said.merged = Some(merged.clone());
-        self.save()?;
+        self.say(window, Said { merged: Some(merged.clone()), ..said })?;
         Ok(merged)
     }
 
@@ -207,8 +213,19 @@ impl Receipts {
         self.latest = Some((Previous { window, digest }, receipt.after().clone()));
         self.pending.insert(window, sealed);
         self.said.retain(|said, _| *said > window);
-        self.save()?;
         self.forget_old(window);
+        // It is sealed. That what it was made of is still on disk does no harm: a window with a receipt gets no other.
+        match self.write(&self.said) {
+            Err(error) if error.is_full() => {
+                let error = causes(&error);
+                tracing::warn!(
+                    window = window.0,
+                    error,
+                    "the receipt is sealed; what it was made of is still on disk"
+                );
+            }
+            written => written?,
+        }
         Ok(Some(digest))
     }
 
@@ -217,7 +234,8 @@ impl Receipts {
         self.pending.iter().map(|(window, sealed)| (*window, sealed.clone())).collect()
     }
 
-    /// Takes note of what became of a receipt: what is anchored, or never will be, is not tried again.
+    /// Takes note of what became of a receipt: what is anchored, or never will be, is not tried again. On an error a successor tries it once
+    /// more, and the chain tells it what became of it.
     pub fn note(&mut self, published: &Published) -> Result<(), ReceiptsError> {
         let over = published.anchored.as_ref().map_or_else(|not| not.for_good, |()| true);
         if over && self.pending.remove(&published.window).is_some() {
@@ -227,17 +245,23 @@ impl Receipts {
         Ok(())
     }
 
-    fn said_in(&mut self, window: Window, base: Digest) -> &mut Said {
-        while SAID_MAX <= self.said.len() && !self.said.contains_key(&window) {
-            self.said.pop_first();
-        }
-        let said = self.said.entry(window).or_default();
-        said.base = base;
-        said
+    fn said_in(&self, window: Window, base: Digest) -> Said {
+        Said { base, ..self.said.get(&window).cloned().unwrap_or_default() }
     }
 
-    fn save(&self) -> Result<(), ReceiptsError> {
-        let said: Vec<_> = self.said.iter().collect();
+    fn say(&mut self, window: Window, what: Said) -> Result<(), ReceiptsError> {
+        let mut said = self.said.clone();
+        said.insert(window, what);
+        while SAID_MAX < said.len() {
+            said.pop_first();
+        }
+        self.write(&said)?;
+        self.said = said;
+        Ok(())
+    }
+
+    fn write(&self, said: &BTreeMap<Window, Said>) -> Result<(), ReceiptsError> {
+        let said: Vec<_> = said.iter().collect();
         let bytes = serde_json::to_vec(&said).expect("uids, digests and texts are plain data");
         Ok(files::write_atomic(&self.directory.join("said.json"), &bytes)?)
     }

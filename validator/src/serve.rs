@@ -27,6 +27,7 @@ use replica::{
     files::{self, FileError},
     follow::OwnMerge,
     journal::{SeatFault, SeatJudged},
+    room::Room,
     wait_past,
 };
 use std::{
@@ -72,6 +73,8 @@ pub struct Validator {
     pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
     /// Stop after so many windows; `None`: never.
     pub windows_max: Option<u32>,
+    /// What is waited for while the disk is full.
+    pub room: Room,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +105,18 @@ pub enum ServeError {
     SeatLost { registered_at: Block },
 }
 
+impl ServeError {
+    /// Whether there was no room on the disk for what is to be there before it is said.
+    pub fn is_full(&self) -> bool {
+        match self {
+            ServeError::Ballots(error) => error.is_full(),
+            ServeError::Hidden(error) => error.is_full(),
+            ServeError::Receipts(error) => error.is_full(),
+            _ => false,
+        }
+    }
+}
+
 /// An evaluation on its way.
 struct Evaluation {
     view: WindowView,
@@ -114,6 +129,8 @@ struct Evaluation {
     time_is_up: Arc<AtomicBool>,
     plan: Plan,
     handle: JoinHandle<(Evaluator, Result<Measurements, EvaluateError>)>,
+    /// What came of it, where there was no room yet for the receipt.
+    measured: Option<Measurements>,
 }
 
 impl Validator {
@@ -159,19 +176,20 @@ impl Validator {
             let gathered = self.gather(&view, &seats, &heads).await;
 
             // Attest.
-            self.attest(&view, &gathered).await?;
+            self.attest(&view, &gathered, &mut heads).await?;
 
             // Merge and vote.
             wait_past(&mut heads, schedule.attest_deadline(window)).await?;
             self.reveal_attestation(window, &gathered.valid).await?;
             let Some(view) = self.selection(window, &mut heads).await? else { continue };
-            if let Err(reason) = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own).await? {
+            let voted = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own, &mut heads).await?;
+            if let Err(reason) = voted {
                 tracing::warn!(window = window.0, reason, "no vote");
                 self.journal.write(&Entry::Abstained { window, reason });
             }
 
             // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
-            self.commit_weights_if_due(&view).await?;
+            self.commit_weights_if_due(&view, &mut heads).await?;
 
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
@@ -196,7 +214,12 @@ impl Validator {
 
     /// Says on the chain what was seen, after making sure that others can see it too (PROT-14, PROT-15): in a run that hides attestations,
     /// that is made sure of only before it is shown. The salt of the next window is committed with it (PROT-2).
-    async fn attest(&mut self, view: &WindowView, gathered: &Gathered) -> Result<(), ServeError> {
+    async fn attest(
+        &mut self,
+        view: &WindowView,
+        gathered: &Gathered,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<(), ServeError> {
         let window = view.window;
         if view.attested.contains(&self.seat.id.uid) {
             return Ok(());
@@ -221,13 +244,24 @@ impl Validator {
         verdicts.sort_by_key(|(uid, _)| *uid);
         let Some(verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
         let attested = attested(&verdicts, gathered, &not_observed);
-        let attested = self.receipts.attest(window, view.lineage, attested)?;
-        let mut verdicts = attested.verdicts();
+        let (run, hides) = (self.follower().run.id, self.hides());
+        let until = self.schedule().attest_deadline(window);
+        let kept = self.with_room(until, heads, |own| {
+            let verdicts = own.receipts.attest(window, view.lineage, attested.clone())?.verdicts();
+            Ok(if hides { own.hidden.seal_verdicts(run, window, verdicts)? } else { verdicts })
+        });
+        let verdicts = match kept.await? {
+            Ok(verdicts) => verdicts,
+            Err(full) => {
+                let reason = format!("nothing attested: {}", no_room(&full));
+                tracing::warn!(window = window.0, reason);
+                self.journal.write(&Entry::Abstained { window, reason });
+                return Ok(());
+            }
+        };
 
-        let run = self.follower().run.id;
         let next_salt = self.salts.commitment(run, window.next());
-        let call = if self.hides() {
-            verdicts = self.hidden.seal_verdicts(run, window, verdicts)?;
+        let call = if hides {
             let hash = self.hidden.hash(run, window, &verdicts, &self.seat.hotkey);
             Call::AttestHidden { run, window, hash, next_salt }
         } else {
@@ -330,6 +364,7 @@ impl Validator {
         seats: &[SeatView],
         at_hand: &BTreeMap<Uid, Contribution>,
         own: &mut Option<OwnMerge>,
+        heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), String>, ServeError> {
         let window = view.window;
         if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
@@ -364,11 +399,19 @@ impl Validator {
         let selected =
             view.selection.as_ref().map(|selection| selection.selected.clone()).unwrap_or_default();
         let merged = Merged { inputs: selected, update: vote.update, state_root: vote.state_root };
-        let Merged { update, state_root, .. } = self.receipts.vote(window, view.lineage, merged)?;
-        let vote = Vote { update, state_root };
-        let run = self.follower().run.id;
-        let call = if self.hides() {
-            let vote = self.hidden.seal_vote(run, window, vote)?;
+        let (run, hides) = (self.follower().run.id, self.hides());
+        let until = self.schedule().vote_deadline(window);
+        let kept = self.with_room(until, heads, |own| {
+            let Merged { update, state_root, .. } =
+                own.receipts.vote(window, view.lineage, merged.clone())?;
+            let vote = Vote { update, state_root };
+            Ok(if hides { own.hidden.seal_vote(run, window, vote)? } else { vote })
+        });
+        let vote = match kept.await? {
+            Ok(vote) => vote,
+            Err(full) => return Ok(Err(no_room(&full))),
+        };
+        let call = if hides {
             let hash = self.hidden.hash(run, window, &vote, &self.seat.hotkey);
             Call::VoteHidden { run, window, hash }
         } else {
@@ -469,40 +512,57 @@ impl Validator {
             plan,
             time_is_up,
             handle,
+            measured: None,
         }))
     }
 
-    /// Judges the evaluation if it is done before `last_call`; otherwise gives it back, still running.
+    /// Judges the evaluation if it is done before `last_call`, and there is room for the receipt by then; otherwise gives it back.
     async fn judge_by(
         &mut self,
         mut evaluation: Evaluation,
         heads: &mut watch::Receiver<Head>,
         last_call: Block,
     ) -> Result<Option<Evaluation>, ServeError> {
-        let done = tokio::select! {
-            done = &mut evaluation.handle => done,
-            waited = wait_past(heads, last_call) => {
-                waited?;
-                let window = evaluation.view.window.0;
-                tracing::debug!(window, "the evaluation goes on into the next window");
-                return Ok(Some(evaluation));
+        let window = evaluation.view.window;
+        let measured = match evaluation.measured.take() {
+            Some(measured) => measured,
+            None => {
+                let done = tokio::select! {
+                    done = &mut evaluation.handle => done,
+                    waited = wait_past(heads, last_call) => {
+                        waited?;
+                        tracing::debug!(window = window.0, "the evaluation goes on into the next window");
+                        return Ok(Some(evaluation));
+                    }
+                };
+                let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
+                self.evaluator = Some(evaluator);
+                match measured {
+                    Err(EvaluateError::Data(error)) => {
+                        let error = causes(&error);
+                        tracing::error!(
+                            window = window.0,
+                            error,
+                            "the window is not judged: its data is not to be had"
+                        );
+                        return Ok(None);
+                    }
+                    measured => {
+                        let measured = self.conduct.measured(window, measured?);
+                        self.sketches = measured.sketches.clone();
+                        measured
+                    }
+                }
             }
         };
-        let (evaluator, measured) = done.map_err(ServeError::EvaluatorDied)?;
-        self.evaluator = Some(evaluator);
-        let measured = match measured {
-            Err(EvaluateError::Data(error)) => {
-                let (window, error) = (evaluation.view.window.0, causes(&error));
-                tracing::error!(window, error, "the window is not judged: its data is not to be had");
-                return Ok(None);
-            }
-            measured => self.conduct.measured(evaluation.view.window, measured?),
-        };
-        self.sketches = measured.sketches.clone();
-        if let Some(fixed) = self.fixed(evaluation.view.window, heads).await? {
+        if let Some(fixed) = self.fixed(window, heads).await? {
             evaluation.view = fixed;
         }
-        self.conclude(&evaluation, measured).await?;
+        if let Err(full) = self.conclude(&evaluation, &measured, heads, last_call).await? {
+            tracing::warn!(window = window.0, reason = no_room(&full), "not judged yet");
+            evaluation.measured = Some(measured);
+            return Ok(Some(evaluation));
+        }
         Ok(None)
     }
 
@@ -524,62 +584,105 @@ impl Validator {
         }
     }
 
-    /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19).
-    async fn conclude(&mut self, evaluation: &Evaluation, measured: Measurements) -> Result<(), ServeError> {
+    /// Judges what was measured, unless the window was void: nobody is to lose by that (PROT-19). The `Err` inside says that there was no room
+    /// for it by `last_call`; nothing has changed then, and it is to be done again.
+    async fn conclude(
+        &mut self,
+        evaluation: &Evaluation,
+        measured: &Measurements,
+        heads: &mut watch::Receiver<Head>,
+        last_call: Block,
+    ) -> Result<Result<(), ServeError>, ServeError> {
         let view = &evaluation.view;
         let window = view.window;
         // Windows whose turn to be measured did not come have their receipts first: each names the one before.
         for earlier in self.receipts.unsealed_before(window) {
             let base = self.receipts.said(earlier).map(|said| said.base).unwrap_or_default();
             let taken = self.taken(earlier).await?;
-            self.seal(earlier, base, taken, None)?;
+            let sealed = self.with_room(last_call, heads, |own| own.seal(earlier, base, taken, None));
+            if let Err(full) = sealed.await? {
+                return Ok(Err(full));
+            }
         }
         let taken = self.taken(window).await?;
         // Once is enough: a predecessor of ours may have judged it before it was killed.
         let judged = Some(window) <= self.standings.judged.max(self.receipts.sealed_until());
-        if matches!(view.outcome, Some(Outcome::Merged(_))) && !judged && self.sat_in(window) {
-            return self.judge(evaluation, taken, measured);
+        let verdict = (matches!(view.outcome, Some(Outcome::Merged(_))) && !judged && self.sat_in(window))
+            .then(|| self.verdict(evaluation, measured));
+        let judgement = verdict.as_ref().map(|(judgement, _)| judgement);
+        let sealed =
+            self.with_room(last_call, heads, |own| own.seal(window, view.lineage, taken, judgement.cloned()));
+        if let Err(full) = sealed.await? {
+            return Ok(Err(full));
         }
-        self.seal(window, view.lineage, taken, None)?;
+        let seats = match verdict {
+            Some((_, verdict)) => self.remember(window, measured, verdict)?,
+            None => Vec::new(),
+        };
         self.journal.write(&Entry::Judged {
             window,
             held_out_loss: measured.held_out_loss,
-            seats: Vec::new(),
+            seats,
             evaluate_seconds: measured.seconds,
         });
-        Ok(())
+        Ok(Ok(()))
     }
 
-    /// Evidence in, standings and weights out; both on disk before anything is said about them.
-    fn judge(
-        &mut self,
-        evaluation: &Evaluation,
-        taken: Taken,
-        measured: Measurements,
-    ) -> Result<(), ServeError> {
+    /// Evidence in, standings and weights out.
+    fn verdict(&self, evaluation: &Evaluation, measured: &Measurements) -> (Judgement, gauntlet::Verdict) {
         let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
-        let evidence = evaluate::evidence(view, seats, trained, faults, &measured);
+        let evidence = evaluate::evidence(view, seats, trained, faults, measured);
         let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
-        let judgement = form::judgement(plan.clone(), &evidence, &verdict);
-        self.seal(view.window, view.lineage, taken, Some(judgement))?;
-        self.standings = verdict.standings;
-        files::write_atomic(&self.directory.join("standings.json"), &serde_json::to_vec(&self.standings)?)?;
+        (form::judgement(plan.clone(), &evidence, &verdict), verdict)
+    }
 
-        let seats = verdict.reports.iter().map(judged).collect();
+    /// Takes over the standings of a verdict whose receipt is sealed, and writes them before anything is said about them.
+    fn remember(
+        &mut self,
+        window: Window,
+        measured: &Measurements,
+        verdict: gauntlet::Verdict,
+    ) -> Result<Vec<SeatJudged>, ServeError> {
+        self.standings = verdict.standings;
+        let path = self.directory.join("standings.json");
+        match files::write_atomic(&path, &serde_json::to_vec(&self.standings)?) {
+            // The receipt has them too, and a successor takes the later of both.
+            Err(error) if error.is_full() => {
+                let error = causes(&error);
+                tracing::warn!(
+                    window = window.0,
+                    error,
+                    "the standings are not written; the receipt has them too"
+                );
+            }
+            written => written?,
+        }
         tracing::info!(
-            window = view.window.0,
+            window = window.0,
             held_out_loss = measured.held_out_loss,
             evaluated = measured.seats.len(),
             seconds = measured.seconds,
             "judged"
         );
-        self.journal.write(&Entry::Judged {
-            window: view.window,
-            held_out_loss: measured.held_out_loss,
-            seats,
-            evaluate_seconds: measured.seconds,
+        Ok(verdict.reports.iter().map(judged).collect())
+    }
+
+    /// Does what is to be on disk before it is said, and changes nothing where it is not. Where there is no room for it, it is done again, as
+    /// soon as there is, until the chain reaches `until`; then the `Err` inside is what was said last.
+    async fn with_room<T>(
+        &mut self,
+        until: Block,
+        heads: &mut watch::Receiver<Head>,
+        mut act: impl FnMut(&mut Validator) -> Result<T, ServeError>,
+    ) -> Result<Result<T, ServeError>, ServeError> {
+        let mut room = std::mem::take(&mut self.room);
+        let done = room.wait_until(until, heads, || match act(self) {
+            Err(full) if full.is_full() => Ok(Err(full)),
+            done => done.map(Ok),
         });
-        Ok(())
+        let done = done.await;
+        self.room = room;
+        done
     }
 
     /// What the chain has taken of what we said in a window, as we said it: that alone is stated again (PROT-21).
@@ -654,7 +757,17 @@ impl Validator {
                     }
                 };
                 self.journal.write(&entry);
-                self.receipts.note(&published)?;
+                match self.receipts.note(&published) {
+                    Err(error) if error.is_full() => {
+                        let error = causes(&error);
+                        tracing::warn!(
+                            window = window.0,
+                            error,
+                            "after a restart the chain is asked for this receipt again"
+                        );
+                    }
+                    noted => noted?,
+                }
             }
         }
         let pending = self.receipts.pending();
@@ -668,7 +781,11 @@ impl Validator {
 
     /// In the last window of an epoch, commits to what everyone's work was worth (PROT-26, PROT-30). It is on disk first: only who
     /// can show it in the next epoch is paid.
-    async fn commit_weights_if_due(&mut self, view: &WindowView) -> Result<(), ServeError> {
+    async fn commit_weights_if_due(
+        &mut self,
+        view: &WindowView,
+        heads: &mut watch::Receiver<Head>,
+    ) -> Result<(), ServeError> {
         let window = view.window;
         let run = &self.follower().run;
         let (run, epoch_windows) = (run.id, run.params.epoch_windows);
@@ -682,18 +799,38 @@ impl Validator {
         }
         // One that a predecessor of ours kept was perhaps committed to before it was killed.
         let again = self.ballots.of(run, epoch).is_some();
-        let kept = self.ballots.seal(run, epoch, weights)?;
+        let until = self.schedule().vote_deadline(window);
+        let kept = self.with_room(until, heads, |own| Ok(own.ballots.seal(run, epoch, weights.clone())?));
+        let kept = match kept.await? {
+            Ok(kept) => kept,
+            Err(full) => {
+                self.no_weights(window, epoch, &no_room(&full));
+                return Ok(());
+            }
+        };
         let hash = kept.hash(&self.seat.hotkey);
         match self.follower().chain.submit(Call::CommitWeights { run, epoch, hash }).await {
             Ok(_) => tracing::info!(epoch, seats = kept.weights.len(), "committed to weights"),
             Err(error) if again && error.is_refusal("Weights", "AlreadyCommitted") => {}
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
-                self.ballots.forget(run, epoch)?;
+                self.forget_ballot(epoch)?;
                 self.no_weights(window, epoch, &causes(&error));
             }
         }
         Ok(())
+    }
+
+    /// Forgets a ballot that the chain has, or will never take; on disk when there is room for that.
+    fn forget_ballot(&mut self, epoch: u32) -> Result<(), ServeError> {
+        let run = self.follower().run.id;
+        match self.ballots.forget(run, epoch) {
+            Err(error) if error.is_full() => {
+                tracing::warn!(epoch, error = causes(&error), "weights that are done with are still on disk");
+                Ok(())
+            }
+            done => Ok(done?),
+        }
     }
 
     /// As an epoch begins, shows what was committed to in the one before (PROT-30).
@@ -725,7 +862,7 @@ impl Validator {
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) => Err(causes(&error)),
             };
-            self.ballots.forget(run, *epoch)?;
+            self.forget_ballot(*epoch)?;
             match revealed {
                 Ok(()) => self.journal.write(&Entry::Posted { epoch: *epoch, weights: weights.clone() }),
                 Err(reason) => self.no_weights(window, *epoch, &reason),
@@ -793,6 +930,11 @@ impl Validator {
     fn schedule(&self) -> Schedule {
         self.holder.follower.run.params.schedule
     }
+}
+
+/// Why something was not said in time.
+fn no_room(full: &ServeError) -> String {
+    format!("there was no room on the disk: {}", causes(full))
 }
 
 /// What is attested, with the reasons that a receipt gives for it.

@@ -72,6 +72,39 @@ fn whoever_is_killed_says_of_a_window_what_it_said_before() {
 }
 
 #[test]
+fn what_cannot_be_kept_is_neither_said_nor_sealed() {
+    let home = tempfile::tempdir().unwrap();
+    let directory = home.path().join("receipts").join(RUN.to_string());
+    let (said, sealed) = (directory.join("said.json"), directory.join(format!("{}.pending", Window(2))));
+    // A directory in the way of each file.
+    let block = |path: &Path| std::fs::create_dir_all(path.join("child")).unwrap();
+    let clear = |path: &Path| std::fs::remove_dir_all(path).unwrap();
+    let base = Digest([1; 32]);
+    let mut receipts = load(home.path());
+    block(&said);
+    for _ in 0..2 {
+        assert!(receipts.attest(Window(2), base, valid(&[1])).is_err());
+        assert!(receipts.vote(Window(2), base, merged(1)).is_err());
+        assert_eq!(receipts.said(Window(2)), None);
+    }
+    clear(&said);
+    // Once it can be, it is what is seen by then.
+    assert_eq!(receipts.attest(Window(2), base, valid(&[1, 2])).unwrap(), valid(&[1, 2]));
+    assert_eq!(load(home.path()).said(Window(2)), receipts.said(Window(2)));
+
+    let write = |previous, said| receipt(Window(2), previous, said);
+    block(&sealed);
+    for _ in 0..2 {
+        assert!(receipts.seal(Window(2), Taken::default(), write).is_err());
+        assert_eq!((receipts.sealed_until(), receipts.pending()), (None, vec![]));
+        assert!(receipts.said(Window(2)).is_some());
+    }
+    clear(&sealed);
+    let digest = receipts.seal(Window(2), Taken::default(), write).unwrap();
+    assert_eq!(load(home.path()).pending().first().map(|(_, sealed)| sealed.digest), digest);
+}
+
+#[test]
 fn only_what_the_chain_took_as_it_was_said_is_stated_again() {
     let said = Said { attested: Some(valid(&[1, 2])), merged: Some(merged(1)), ..Said::default() };
     let told = valid(&[1, 2]).verdicts();

@@ -1,0 +1,738 @@
+//! What a validator can wait for, it waits for: room on its disk, and data. The real one, window after window, on the real chain, whose blocks
+//! this test makes.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use dataset::{Dataset, Pieces, PiecesError, Place, PrepareOptions, ShardRange, Source, TokenizerChoice};
+use ed25519_dalek::SigningKey;
+use mettle_runtime::{AccountId, RuntimeCall};
+use model::{DeviceChoice, Evaluator, ModelConfig, Recipe, Trainer, init_flat};
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    assign::Assignment,
+    contribution, keys,
+    keys::ObjectKey,
+    lineage,
+    params::Density,
+    submission::{self, Header},
+    view::{Outcome, SeatView, Verdict, Vote, WindowView},
+};
+use replica::{Codec, Entry, Followed, Follower, Holder, Journal, ModelState, RunSpec};
+use sp_keyring::Sr25519Keyring;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
+use tests::sim::{
+    buckets::{Buckets, Reader},
+    chain::{SharedChain, SimChain},
+};
+use validator::{
+    ballot::Ballots, conduct::Conduct, evaluate::Measurements, gauntlet::Sketches, hidden::Hidden,
+    receipts::Receipts, salt::Salts, serve::Validator,
+};
+
+const RUN: RunId = RunId(0);
+const MTL: u128 = 1_000_000_000_000;
+const EPOCH: u32 = 2;
+const TRAINED: usize = 16;
+/// How long something may take that must happen.
+const AT_LAST: Duration = Duration::from_secs(240);
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: Schedule {
+            start: Block(20),
+            blocks_per_window: 60,
+            commit_by: 20,
+            reveal_by: 30,
+            attest_by: 40,
+            vote_by: 50,
+        },
+        epoch_windows: EPOCH,
+        reveal_windows: 1,
+        hidden_blocks: 0,
+        sequences_per_seat: TRAINED as u32,
+        evaluation_sequences: 4,
+        density: Density(512),
+        merge_density: Density(512),
+        min_contributions: 1,
+        checkpoint_windows: 3,
+        localnet: true,
+        ..RunParams::default()
+    }
+}
+
+fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+fn hotkey(key: &SigningKey) -> Hotkey {
+    Hotkey(key.verifying_key().to_bytes())
+}
+
+fn account(key: &SigningKey) -> AccountId {
+    AccountId::from(hotkey(key).0)
+}
+
+fn url(name: &str) -> pallet_registry::Url {
+    format!("https://{name}.invalid").into_bytes().try_into().expect("these URLs are short")
+}
+
+fn accepted(results: Vec<Result<(), String>>) {
+    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+}
+
+fn prepare(directory: &Path) -> PathBuf {
+    let (text, data) = (directory.join("text"), directory.join("data"));
+    fs::create_dir(&text).unwrap();
+    let line = |at: u32| format!("Line {at}: {} and {} make {}.\n", at % 97, at % 61, at % 97 + at % 61);
+    fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>()).unwrap();
+    let options = PrepareOptions {
+        tokenizer: TokenizerChoice::Train { vocab: 300 },
+        seq_len: 16,
+        held_out_sequences_min: 8,
+        ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+    };
+    dataset::prepare(options, &mut |_| {}).unwrap();
+    data
+}
+
+/// A run with one validator, which is the program's own, and one miner, which this test plays.
+struct Scene {
+    home: tempfile::TempDir,
+    chain: SharedChain,
+    buckets: Arc<Buckets>,
+    spec: RunSpec,
+    codec: Arc<Codec>,
+    data: PathBuf,
+    dataset: Dataset,
+    store: Arc<dyn Store>,
+    miner: Arc<dyn Store>,
+    /// The miner's own copy of the model.
+    follower: Follower,
+    state: ModelState,
+    entries: Arc<Mutex<Vec<Entry>>>,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let home = tempfile::tempdir().unwrap();
+        let data = prepare(home.path());
+        let dataset = Dataset::open(&data, None).unwrap();
+        let model = ModelConfig {
+            vocab: dataset.vocab() as usize,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            kv_heads: 2,
+            d_ff: 32,
+            seq_len: dataset.seq_len(),
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        };
+        let recipe = Recipe { batch: 4, micro_batch: 4, learning_rate: 1e-2, ..Recipe::default() };
+        let spec = RunSpec { version: 1, name: "patience".into(), model, seed: 0, weights: None, recipe };
+        let theta = init_flat(&spec.model, 0).unwrap();
+        let mut chain = SimChain::new(Digest::of(b"patience"));
+        let create = pallet_registry::Call::create_run {
+            params: params(),
+            terms: Terms {
+                validator_stake_min: MTL,
+                miner_stake_min: MTL,
+                seat_price_min: 0,
+                ..Terms::default()
+            },
+            spec: spec.digest(),
+            manifest: dataset.digest(),
+            theta0: lineage::weights_root(&theta),
+            published_at: url("origin"),
+        };
+        accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
+        let register = |role, key: &SigningKey, endpoint, stake| {
+            let (hotkey, price_max) = (account(key), u128::MAX);
+            let call = pallet_registry::Call::register { run: RUN, role, hotkey, endpoint, stake, price_max };
+            (Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(call))
+        };
+        accepted(chain.block(vec![
+            register(Role::Miner, &key(1), url("miner"), MTL),
+            register(Role::Validator, &key(2), url("validator"), 1_000 * MTL),
+        ]));
+        let chain = SharedChain::new(chain);
+        let buckets = Arc::new(Buckets::default());
+        let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params().density).unwrap());
+        let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
+        let mut scene = Scene {
+            follower: follower(&chain, &spec, &codec, &buckets, false),
+            state: ModelState::genesis(RUN, &params(), &dataset.digest(), theta),
+            home,
+            chain,
+            buckets,
+            spec,
+            codec,
+            data,
+            dataset,
+            store,
+            miner,
+            entries: Arc::default(),
+        };
+        scene.state.buffer = None;
+        scene
+    }
+
+    fn directory(&self) -> PathBuf {
+        self.home.path().join("validator")
+    }
+
+    fn seat(&self, role: Role) -> SeatView {
+        self.chain.seats_now(RUN).into_iter().find(|seat| seat.role == role).unwrap()
+    }
+
+    /// The validator as the program makes it, but for where its data comes from, and its conduct.
+    async fn validator(&self, dataset: Dataset, conduct: Box<dyn Conduct>) -> Validator {
+        let chain = self.chain.signed_by(account(&key(2)));
+        let follower = Arc::new(follower(&chain, &self.spec, &self.codec, &self.buckets, true));
+        let directory = self.directory();
+        let mut journal = Journal::open(&directory.join("journal.jsonl")).unwrap();
+        let entries = self.entries.clone();
+        journal.watch(Box::new(move |entry| lock(&entries).push(entry.clone())));
+        let path = directory.join("model.state");
+        let (holder, _) = Holder::open(follower, path, &mut journal).await.unwrap();
+        let (secret, run) = (key(2).to_bytes(), self.chain.run_now(RUN).unwrap());
+        Validator {
+            evaluator: Some(
+                Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &holder.state.theta).unwrap(),
+            ),
+            holder,
+            store: self.store.clone(),
+            dataset: Arc::new(dataset),
+            salts: Salts::new(&secret),
+            ballots: Ballots::load(&directory, &secret, false).unwrap().0,
+            hidden: Hidden::load(&directory, &secret).unwrap(),
+            receipts: Receipts::load(&directory, RUN, &run.params, key(2)).unwrap(),
+            publishing: None,
+            seat: self.seat(Role::Validator),
+            standings: Default::default(),
+            sketches: Sketches::default(),
+            directory,
+            journal,
+            conduct,
+            evaluations_max: 8,
+            held_out_sequences: 4,
+            traffic: Box::new(|| (0, 0)),
+            windows_max: None,
+            room: Default::default(),
+        }
+    }
+
+    fn window(&self) -> Window {
+        self.state.window
+    }
+
+    fn view(&self, window: Window) -> WindowView {
+        self.chain.window_now(RUN, window).expect("the window is open")
+    }
+
+    fn go_past(&self, block: Block) {
+        self.chain.lock().go_to(Block(block.0 + 1));
+    }
+
+    /// Waits until the validator has written such an entry.
+    async fn until(&self, what: &str, is_it: impl Fn(&Entry) -> bool) {
+        eventually(what, || lock(&self.entries).iter().any(&is_it)).await;
+    }
+
+    fn count(&self, is_it: impl Fn(&Entry) -> bool) -> usize {
+        lock(&self.entries).iter().filter(|entry| is_it(entry)).count()
+    }
+
+    async fn until_held(&self, window: Window) {
+        let what = format!("the model of window {window} is held");
+        self.until(&what, |entry| matches!(entry, Entry::Holds { window: of, .. } if *of == window)).await;
+    }
+
+    async fn until_attested(&self) {
+        let now = self.window();
+        let what = format!("window {now} is attested");
+        self.until(&what, |entry| matches!(entry, Entry::Attested { window, .. } if *window == now)).await;
+    }
+
+    async fn until_voted(&self) {
+        let now = self.window();
+        let what = format!("window {now} is voted");
+        self.until(&what, |entry| matches!(entry, Entry::Voted { window, .. } if *window == now)).await;
+    }
+
+    async fn until_judged(&self, window: Window) {
+        let what = format!("window {window} is judged");
+        self.until(&what, |entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)).await;
+    }
+
+    /// The miner's part of the window that is open: trained, committed to, and there for everyone. Ends past the commit deadline.
+    async fn contribute(&mut self) {
+        let (window, schedule) = (self.window(), params().schedule);
+        self.until_held(window).await;
+        self.go_past(schedule.opens_at(window));
+        let (view, seat) = (self.view(window), self.seat(Role::Miner));
+        let assignment = Assignment {
+            run: RUN,
+            window,
+            opening_hash: view.opening_hash.unwrap(),
+            slots: &view.slots,
+            cursor: view.cursor,
+            sequences_per_seat: TRAINED as u32,
+            training_sequences: self.dataset.training_sequences(),
+        };
+        let sequences = assignment.of(seat.id.uid).unwrap();
+        let mut trainer =
+            Trainer::new(&self.spec.model, &self.spec.recipe, DeviceChoice::Cpu, &self.state.theta).unwrap();
+        for batch in sequences.chunks(4) {
+            trainer.step(&self.dataset.sequences(batch).unwrap()).unwrap();
+        }
+        let after = trainer.weights_flat();
+        let wish: Vec<f32> =
+            self.state.theta.iter().zip(&after).map(|(before, after)| before - after).collect();
+        let schema = self.spec.schema().unwrap();
+        let body = contribution::encode(&schema, params().density, &wish).unwrap();
+        let header = Header {
+            codec: protocol::PROTOCOL_VERSION,
+            run: RUN,
+            window,
+            uid: seat.id.uid,
+            hotkey: seat.hotkey,
+            base: self.state.lineage,
+            schema: schema.digest(),
+            density: params().density,
+            trained: TRAINED as u32,
+        };
+        let sealed = submission::seal(&header, &body, &key(1));
+        let digest = Digest::of(&sealed);
+        let commit = pallet_windows::Call::commit { run: RUN, window, digest };
+        accepted(self.chain.lock().block(vec![(account(&key(1)), commit.into())]));
+        self.miner.put(&keys::contribution(RUN, window, &digest), sealed.into()).await.unwrap();
+        self.go_past(schedule.commit_deadline(window));
+    }
+
+    /// The window is over; the miner follows too.
+    async fn follow(&mut self) -> Outcome {
+        let now = self.window();
+        self.go_past(params().schedule.vote_deadline(now));
+        match self.follower.step(&mut self.state, None).await.unwrap() {
+            Followed::Advanced { outcome } => outcome,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// A window in which nothing is in the way.
+    async fn play(&mut self) {
+        let now = self.window();
+        self.contribute().await;
+        self.until_attested().await;
+        self.go_past(params().schedule.attest_deadline(now));
+        self.until_voted().await;
+        assert!(matches!(self.follow().await, Outcome::Merged(_)));
+        self.until_judged(now).await;
+    }
+}
+
+fn follower(
+    chain: &SharedChain,
+    spec: &RunSpec,
+    codec: &Arc<Codec>,
+    buckets: &Arc<Buckets>,
+    keeps_buffer: bool,
+) -> Follower {
+    Follower {
+        chain: Arc::new(chain.clone()),
+        fetch: Arc::new(reader(buckets)),
+        run: chain.run_now(RUN).expect("it was created"),
+        spec: spec.clone(),
+        sent: codec.clone(),
+        merged: codec.clone(),
+        keeps_buffer,
+        turn: 0,
+        directory: None,
+    }
+}
+
+fn reader(buckets: &Arc<Buckets>) -> Reader {
+    Reader::new(buckets.clone(), None, Digest::of(b"reader"), 0)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn eventually(what: &str, is_so: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !is_so() {
+        assert!(started.elapsed() < AT_LAST, "it never came that {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// A step of a window, just before the validator writes down what it is bound to by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    Attest,
+    Vote,
+    Weigh,
+    Judge,
+}
+
+/// Honest, and tells when a step has come.
+struct Tells(Arc<dyn Fn(Step) + Send + Sync>);
+
+impl Conduct for Tells {
+    fn verdicts(&mut self, _: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
+        (self.0)(Step::Attest);
+        Some(own)
+    }
+
+    fn vote(&mut self, _: &WindowView, own: Option<Vote>) -> Option<Vote> {
+        (self.0)(Step::Vote);
+        own
+    }
+
+    fn measured(&mut self, _: Window, own: Measurements) -> Measurements {
+        (self.0)(Step::Judge);
+        own
+    }
+
+    /// Something in any case: what the first window's work was worth is a matter of chance.
+    fn weights(&mut self, view: &WindowView, _: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
+        (self.0)(Step::Weigh);
+        view.slots.iter().map(|uid| (*uid, u16::MAX)).collect()
+    }
+}
+
+/// Data that is not to be had for a while.
+struct Withheld {
+    directory: PathBuf,
+    withheld: AtomicBool,
+    refused: AtomicUsize,
+}
+
+impl Pieces for Withheld {
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError> {
+        if self.withheld.load(SeqCst) {
+            self.refused.fetch_add(1, SeqCst);
+            return Err("nobody has it".into());
+        }
+        let read = |wanted: &ShardRange| {
+            let shard = fs::read(dataset::shard_path(&self.directory, &wanted.shard))?;
+            Ok(shard[wanted.range.start as usize..wanted.range.end as usize].to_vec())
+        };
+        wanted.iter().map(read).collect()
+    }
+}
+
+#[tokio::test]
+async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
+    let mut scene = Scene::new();
+    let tokenizer = fs::read(dataset::tokenizer_path(&scene.data)).unwrap();
+    let withheld = Arc::new(Withheld {
+        directory: scene.data.clone(),
+        withheld: AtomicBool::new(false),
+        refused: AtomicUsize::new(0),
+    });
+    let manifest = scene.dataset.manifest().clone();
+    let data = Dataset::elsewhere(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
+    let validator = scene.validator(data, Box::new(Tells(Arc::new(|_| {})))).await;
+    let play = async {
+        scene.play().await;
+
+        // It attests and votes as ever: what it saw and merged needs no data.
+        withheld.withheld.store(true, SeqCst);
+        let without = scene.window();
+        scene.contribute().await;
+        scene.until_attested().await;
+        scene.go_past(params().schedule.attest_deadline(without));
+        scene.until_voted().await;
+        assert!(matches!(scene.follow().await, Outcome::Merged(_)));
+        eventually("the data is asked for", || 0 < withheld.refused.load(SeqCst)).await;
+        scene.until_held(without.next()).await;
+
+        withheld.withheld.store(false, SeqCst);
+        scene.play().await;
+        scene.play().await;
+        assert_eq!(
+            scene.count(|entry| matches!(entry, Entry::Judged { window, .. } if *window == without)),
+            0
+        );
+        // Each window has its receipt, the one that was not judged too.
+        for window in (0..3).map(Window) {
+            let what = format!("the receipt of window {window} is published");
+            scene
+                .until(&what, |entry| matches!(entry, Entry::Published { window: of, .. } if *of == window))
+                .await;
+        }
+    };
+    tokio::select! {
+        ended = validator.serve() => panic!("{ended:?}"),
+        () = play => {}
+    }
+}
+
+/// What tells a process that its disk is to be full now and then.
+const FULL: &str = "METTLE_TEST_PATIENCE_FULL";
+
+/// A limit on the length of files, which is to a process what a full disk is, is for all of it: so this is done by a process of its own.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_validator_on_a_full_disk_waits_for_room_at_each_step_and_loses_nothing() {
+    // Without this the system would end it by a signal, and not only refuse.
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "the_process_whose_disk_is_full", "--nocapture"])
+        .env(FULL, "1")
+        .output()
+        .unwrap();
+    let said = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+/// That process's main. Otherwise nothing.
+#[tokio::test]
+async fn the_process_whose_disk_is_full() {
+    if std::env::var_os(FULL).is_some() {
+        wait_for_room_at_each_step().await;
+    }
+}
+
+/// What is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        lock(&self.0).extend_from_slice(bytes);
+        io::Write::write(&mut io::stderr(), bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines(&self, of: &str) -> usize {
+        String::from_utf8_lossy(&lock(&self.0)).lines().filter(|line| line.contains(of)).count()
+    }
+
+    fn refusals(&self) -> usize {
+        self.lines("no room on the disk: make room")
+    }
+}
+
+/// No file of this process may become longer than this.
+fn room(bytes: &str) {
+    let id = std::process::id().to_string();
+    let limit = format!("--fsize={bytes}:");
+    let done = Command::new("prlimit").args(["--pid", &id, &limit]).status();
+    assert!(done.expect("prlimit is part of every Linux").success(), "{bytes}");
+}
+
+async fn wait_for_room_at_each_step() {
+    let log = Log::default();
+    let writer = log.clone();
+    tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
+    let mut scene = Scene::new();
+    let fill_at = Arc::new(Mutex::new(None));
+    let order = fill_at.clone();
+    let conduct = Tells(Arc::new(move |step| {
+        if lock(&order).take_if(|fill_at| *fill_at == step).is_some() {
+            room("0");
+        }
+    }));
+    let fill = |at: Step| *lock(&fill_at) = Some(at);
+    let validator = scene.validator(scene.dataset.clone(), Box::new(conduct)).await;
+    let schedule = params().schedule;
+    let play = async {
+        scene.play().await;
+
+        // At each step of a window it waits, has told the chain nothing, and goes on once there is room.
+        let window = scene.window();
+        let uid = scene.seat(Role::Validator).id.uid;
+        fill(Step::Attest);
+        scene.contribute().await;
+        eventually("there is no room to attest", || log.refusals() == 1).await;
+        assert!(!scene.view(window).attested.contains(&uid));
+        room("unlimited");
+        scene.until_attested().await;
+        assert!(scene.view(window).attested.contains(&uid));
+        let directory = scene.directory();
+        let kept = || Receipts::load(&directory, RUN, &params(), key(2)).unwrap();
+        assert!(kept().said(window).is_some_and(|said| said.attested.is_some() && said.merged.is_none()));
+
+        fill(Step::Vote);
+        scene.go_past(schedule.attest_deadline(window));
+        eventually("there is no room to vote", || log.refusals() == 2).await;
+        assert!(scene.view(window).votes.is_empty());
+        fill(Step::Weigh);
+        room("unlimited");
+        scene.until_voted().await;
+        assert!(kept().said(window).is_some_and(|said| said.merged.is_some()));
+
+        eventually("there is no room for the weights", || log.refusals() == 3).await;
+        assert_eq!(log.lines("committed to weights"), 0);
+        let ballots = || Ballots::load(&directory, &key(2).to_bytes(), true).unwrap().0;
+        assert!(ballots().of(RUN, 0).is_none());
+        fill(Step::Judge);
+        room("unlimited");
+        eventually("the weights are committed to", || log.lines("committed to weights") == 1).await;
+        assert!(ballots().of(RUN, 0).is_some());
+
+        assert!(matches!(scene.follow().await, Outcome::Merged(_)));
+        eventually("there is no room to judge", || log.refusals() == 4).await;
+        assert_eq!(
+            scene.count(|entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)),
+            0
+        );
+        room("unlimited");
+        scene.until_judged(window).await;
+        assert!(kept().sealed_until() == Some(window));
+        assert_eq!(log.lines("there is room on the disk again"), 4);
+
+        // Where there is none before a deadline, the window passes without it.
+        let window = scene.window();
+        let posted = |entry: &Entry| matches!(entry, Entry::Posted { epoch: 0, .. });
+        scene.until_held(window).await;
+        scene.go_past(schedule.opens_at(window));
+        scene.until("the weights are shown", posted).await;
+        fill(Step::Attest);
+        scene.contribute().await;
+        eventually("there is no room to attest", || log.refusals() == 5).await;
+        scene.go_past(schedule.attest_deadline(window));
+        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("no room on the disk"));
+        scene.until("it says why it attested nothing", no_room).await;
+        assert!(!scene.view(window).attested.contains(&uid));
+        fill(Step::Judge);
+        assert!(matches!(scene.follow().await, Outcome::Void(_)));
+        // Its receipt has to wait, and not even the next model can be kept. Then there is room, and all is as if there always had been.
+        eventually("the window is measured", || lock(&fill_at).is_none()).await;
+        scene.go_past(schedule.opens_at(window.next()));
+        let held = |entry: &Entry| matches!(entry, Entry::Holds { window: of, .. } if *of == window.next());
+        eventually("there is no room for the model", || log.refusals() == 6).await;
+        assert_eq!(log.lines("not judged yet"), 1);
+        assert_eq!(scene.count(held), 0);
+        room("unlimited");
+        scene.until_held(window.next()).await;
+        scene.until_judged(window).await;
+        scene.play().await;
+        scene.play().await;
+
+        let last = scene.window().0;
+        for window in (0..last - 1).map(Window) {
+            let what = format!("the receipt of window {window} is published");
+            scene
+                .until(&what, |entry| matches!(entry, Entry::Published { window: of, .. } if *of == window))
+                .await;
+            let twice = |entry: &Entry| matches!(entry, Entry::Published { window: of, .. } if *of == window);
+            assert_eq!(scene.count(twice), 1);
+        }
+        assert_eq!(scene.count(|entry| matches!(entry, Entry::Unpublished { .. })), 0);
+
+        // Told to stop while it waits, it stops: below, whatever it is at is dropped.
+        fill(Step::Attest);
+        let refusals = log.refusals();
+        scene.contribute().await;
+        eventually("there is no room to attest", || log.refusals() == refusals + 1).await;
+    };
+    tokio::select! {
+        ended = validator.serve() => panic!("{ended:?}"),
+        () = play => {}
+    }
+    // What is on disk is whole, and binds nobody to what the chain was not told.
+    room("unlimited");
+    let window = scene.window();
+    let receipts = Receipts::load(&scene.directory(), RUN, &params(), key(2)).unwrap();
+    assert_eq!(receipts.said(window), None);
+    assert!(receipts.sealed_until().is_some());
+    let ballots = Ballots::load(&scene.directory(), &key(2).to_bytes(), true).unwrap().0;
+    assert!(ballots.of(RUN, window.epoch(EPOCH)).is_none());
+    let state = ModelState::load(&scene.directory().join("model.state"), RUN, scene.state.theta.len());
+    assert_eq!(state.unwrap().unwrap().window, window);
+}
+
+/// A directory whose file for the checkpoint that is fetched is the system's own full disk, for a while.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
+    let mut scene = Scene::new();
+    let validator = scene.validator(scene.dataset.clone(), Box::new(Tells(Arc::new(|_| {})))).await;
+    let play = async {
+        while scene.chain.run_now(RUN).unwrap().checkpoint.is_none() {
+            scene.play().await;
+        }
+        scene.until_held(scene.window()).await;
+        let checkpoint = scene.chain.run_now(RUN).unwrap().checkpoint.unwrap();
+        let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
+        let started = Instant::now();
+        while scene.store.head(&manifest).await.is_err() {
+            assert!(started.elapsed() < AT_LAST, "the checkpoint is never published");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        checkpoint
+    };
+    let checkpoint = tokio::select! {
+        ended = validator.serve() => panic!("{ended:?}"),
+        checkpoint = play => checkpoint,
+    };
+
+    let directory = scene.home.path().join("joiner");
+    fs::create_dir(&directory).unwrap();
+    let partial = directory.join(format!("joining-{}-{}", checkpoint.window.0, checkpoint.state_root));
+    std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
+    let asked = Arc::new(Asked { inner: reader(&scene.buckets), pieces: AtomicUsize::new(0) });
+    let joiner = Follower {
+        directory: Some(directory.clone()),
+        fetch: asked.clone(),
+        ..follower(&scene.chain, &scene.spec, &scene.codec, &scene.buckets, false)
+    };
+    let mut journal = Journal::open(&directory.join("journal.jsonl")).unwrap();
+    let path = directory.join("model.state");
+    let joining = Holder::open(Arc::new(joiner), path.clone(), &mut journal);
+    let make_room = async {
+        eventually("it has tried twice", || asked.pieces.load(SeqCst) == 2).await;
+        assert!(!path.exists());
+        fs::remove_file(&partial).unwrap();
+        std::future::pending::<()>().await;
+    };
+    let holder = tokio::select! {
+        joined = joining => joined.unwrap().0,
+        () = make_room => unreachable!("it waits for ever"),
+    };
+    assert_eq!((holder.window(), holder.state.lineage), (checkpoint.window, checkpoint.lineage));
+    assert!(path.exists() && !partial.exists());
+    assert_eq!(asked.pieces.load(SeqCst), 3, "the model is of one piece");
+}
+
+/// Counts the pieces of checkpoints that are asked for.
+struct Asked {
+    inner: Reader,
+    pieces: AtomicUsize,
+}
+
+#[async_trait]
+impl Fetch for Asked {
+    async fn fetch(&self, base: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        if key.to_string().starts_with("pieces/") {
+            self.pieces.fetch_add(1, SeqCst);
+        }
+        self.inner.fetch(base, key, limits).await
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.inner.traffic()
+    }
+}
