@@ -11,7 +11,10 @@ use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 use store::{Fetch, Limits, Store, StoreError};
 
 /// Pieces on their way into our bucket at once.
@@ -45,9 +48,6 @@ pub enum CheckpointError {
     NoBuffer,
 }
 
-impl CheckpointManifest {
-    /// The manifest of a whole state; `None` without the buffer.
-    pub fn of(state: &ModelState) -> Option<CheckpointManifest> {
 impl CheckpointError {
     /// Whether the disk took no more of it. What has come stays there.
     pub fn is_full(&self) -> bool {
@@ -60,6 +60,9 @@ impl CheckpointError {
     }
 }
 
+impl CheckpointManifest {
+    /// The manifest of a whole state; `None` without the buffer.
+    pub fn of(state: &ModelState) -> Option<CheckpointManifest> {
         Some(CheckpointManifest {
             version: 1,
             run: state.run,
@@ -106,13 +109,16 @@ impl CheckpointError {
     }
 }
 
-/// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces.
+/// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
+/// is not sent again, unless the bucket has damaged it since.
 pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
     let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
     let named =
         manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
-    stream::iter(named.map(|(digest, piece)| publish_piece(store, digest, piece)))
+    // The same bytes may belong in several places.
+    let named: BTreeMap<&Digest, &[f32]> = named.collect();
+    stream::iter(named.into_iter().map(|(digest, piece)| publish_piece(store, digest, piece)))
         .buffer_unordered(PIECES_UP_AT_ONCE)
         .try_for_each(|()| std::future::ready(Ok(())))
         .await?;
@@ -123,12 +129,17 @@ pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint
 
 async fn publish_piece(store: &dyn Store, digest: &Digest, piece: &[f32]) -> Result<(), StoreError> {
     let key = keys::piece(digest);
-    // Pieces are named by content: one that is there is right, and an unchanged one is not sent again.
-    match store.head(&key).await {
-        Ok(_) => Ok(()),
-        Err(error) if error.is_not_found() => store.put(&key, bytes_of(piece)).await,
-        Err(error) => Err(error),
+    // What is there is read: most of a model changes from checkpoint to checkpoint, so that is little.
+    match store.get(&key, lineage::PIECE_BYTES as u64).await {
+        Ok(bytes) if Digest::of(&bytes) == *digest => return Ok(()),
+        Ok(_) | Err(StoreError::TooLarge { .. }) => {
+            let store = store.describe();
+            tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
+        }
+        Err(error) if error.is_not_found() => {}
+        Err(error) => return Err(error),
     }
+    store.put(&key, bytes_of(piece)).await
 }
 
 /// The manifest of a voted checkpoint, from the first mirror that has the right one.

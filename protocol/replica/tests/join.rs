@@ -305,6 +305,28 @@ async fn pieces_that_are_equal_are_fetched_once() {
 }
 
 #[tokio::test]
+async fn pieces_that_a_bucket_has_damaged_are_put_there_again_by_the_next_to_publish_them() {
+    let (fetch, stores, checkpoint) = mirrored(&["a"]).await;
+    let pieces = pieces_of(&state());
+    let damages: [fn(&mut Vec<u8>); 3] =
+        [|bytes| bytes[700] ^= 1, |bytes| bytes.truncate(99), |bytes| bytes.extend(b"more")];
+    for (piece, damage) in pieces.iter().zip(damages) {
+        let mut bytes = stores[0].get(&keys::piece(piece), u64::MAX).await.unwrap().to_vec();
+        damage(&mut bytes);
+        stores[0].put(&keys::piece(piece), bytes.into()).await.unwrap();
+    }
+    stores[0].delete(&keys::piece(&pieces[3])).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    assert!(join(directory.path(), &fetch, &all(&["a"]), &checkpoint).await.is_err());
+
+    let before = stores[0].traffic().up_bytes;
+    assert_eq!(checkpoint::publish(&*stores[0], &state()).await.unwrap(), checkpoint);
+    let manifest = CheckpointManifest::of(&state()).unwrap().encode().len();
+    assert_eq!(stores[0].traffic().up_bytes - before, (4 * lineage::PIECE_BYTES + manifest) as u64);
+    assert_eq!(join(directory.path(), &fetch, &all(&["a"]), &checkpoint).await.unwrap(), state());
+}
+
+#[tokio::test]
 async fn only_pieces_that_differ_are_repaired() {
     let (fetch, _, checkpoint) = mirrored(&["a"]).await;
     let mirrors = all(&["a"]);
