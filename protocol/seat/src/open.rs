@@ -8,7 +8,7 @@ use chain_client::{
 };
 use dataset::Dataset;
 use protocol::{
-    Role, RunId,
+    Digest, Role, RunId,
     view::{RunView, SeatView},
 };
 use replica::{
@@ -175,11 +175,22 @@ async fn data(
     let dataset = match at_hand {
         Some(directory) => {
             let (directory, manifest) = (directory.to_owned(), run.manifest);
-            tokio::task::spawn_blocking(move || Dataset::open(&directory, Some(manifest))).await??
+            tokio::task::spawn_blocking(move || at_hand_in(&directory, manifest)).await??
         }
         None => replica::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply).await?,
     };
     Ok(Arc::new(dataset))
+}
+
+/// The user's own copy, which is the user's to mend.
+fn at_hand_in(directory: &Path, manifest: Digest) -> anyhow::Result<Dataset> {
+    Dataset::open(directory, Some(manifest)).with_context(|| {
+        format!(
+            "the dataset in {} cannot be used. Prepare it again from the same texts with the same options, copy it again from where you \
+             have it, or name none (`--dataset`, or `dataset` in the settings file): then the run's own is fetched",
+            directory.display()
+        )
+    })
 }
 
 fn follower(
@@ -198,4 +209,56 @@ fn follower(
     let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
     let directory = directory.map(Path::to_owned);
     Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn, directory }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataset::{
+        Place, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
+    };
+    use std::fs;
+
+    #[test]
+    fn who_brings_a_damaged_dataset_is_told_which_file_why_and_what_to_do() {
+        let home = tempfile::tempdir().unwrap();
+        let (text, data) = (home.path().join("text.txt"), home.path().join("data"));
+        fs::write(&text, (0..3000).map(|at| format!("{} lines and more\n", at * 7919)).collect::<String>())
+            .unwrap();
+        let options = PrepareOptions {
+            tokenizer: TokenizerChoice::Train { vocab: 300 },
+            seq_len: 32,
+            held_out_sequences_min: 8,
+            ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+        };
+        let digest = dataset::prepare(options, &mut |_| {}).unwrap().digest;
+        let manifest = at_hand_in(&data, digest).unwrap().manifest().clone();
+        let said = |manifest| format!("{:#}", at_hand_in(&data, manifest).err().unwrap());
+        let what_to_do = ["Prepare it again", "copy it again", "`--dataset`"];
+
+        let cut = |bytes: &[u8]| bytes[..bytes.len() - 1].to_vec();
+        let shard = shard_path(&data, &manifest.training[0].digest);
+        for (path, why) in [
+            (manifest_path(&data), "no usable manifest"),
+            (tokenizer_path(&data), "not the tokenizer that the manifest names"),
+            (shard, "bytes instead of"),
+        ] {
+            let whole = fs::read(&path).unwrap();
+            fs::write(&path, cut(&whole)).unwrap();
+            let damaged = said(digest);
+            fs::remove_file(&path).unwrap();
+            let gone = said(digest);
+            fs::write(&path, whole).unwrap();
+            for (said, why) in [(damaged, why), (gone, "No such file")] {
+                assert!(said.contains(path.to_str().unwrap()) && said.contains(why), "{said}");
+                assert!(what_to_do.iter().all(|what| said.contains(what)), "{said}");
+            }
+        }
+        let other = said(Digest([7; 32]));
+        assert!(
+            other.contains("the run uses 0707") && what_to_do.iter().all(|what| other.contains(what)),
+            "{other}"
+        );
+        assert!(at_hand_in(&data, digest).is_ok());
+    }
 }
