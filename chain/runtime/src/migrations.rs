@@ -8,10 +8,10 @@ use frame::{
 
 /// In the order in which they are applied. Each knows from its pallet's storage version whether it still has to.
 #[cfg(not(feature = "rehearsal"))]
-pub type All = ToVersion1;
+pub type All = (ToVersion1, ToVersion2);
 
 #[cfg(feature = "rehearsal")]
-pub type All = (ToVersion1, rehearsal::Migration);
+pub type All = (ToVersion1, ToVersion2, rehearsal::Migration);
 
 /// From before runs had terms, and seats a history. Nothing was released with that layout, nor with this one yet: chains of
 /// version 0 were made from a checkout, and these migrations, each with its test, are what the next ones are made after.
@@ -22,6 +22,9 @@ type ToVersion1 = (
     VersionedMigration<0, 1, Nothing, Weights, DbWeight>,
     VersionedMigration<0, 1, Nothing, Nomination, DbWeight>,
 );
+
+/// From before a validator that never votes earned nothing: what is remembered of who left says of it since.
+type ToVersion2 = pallet_weights::migrations::ToVersion2<Runtime>;
 
 type DbWeight = <Runtime as crate::frame_system::Config>::DbWeight;
 

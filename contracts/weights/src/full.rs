@@ -22,7 +22,13 @@ pub(crate) fn hotkey<T: Config>(uid: Uid) -> T::AccountId {
 pub(crate) fn members(miners: u32, validators: u32) -> Vec<Member> {
     let stake = |place: u32| 1_000_000_000_000 + u128::from(place) * 7_777_777;
     (0..validators)
-        .map(|place| Member { uid: uid(miners + place), stake: stake(place), attested: true, dissents: 0 })
+        .map(|place| Member {
+            uid: uid(miners + place),
+            stake: stake(place),
+            attested: true,
+            dissents: 0,
+            silent: false,
+        })
         .collect()
 }
 

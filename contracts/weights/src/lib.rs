@@ -12,8 +12,8 @@
 //! As the window after the last one for reveals opens, the ballots of the electorate go through Yuma: the consensus weights are what
 //! selection draws by from then on, the shares are what the epoch pays, and the bonds are kept for the next time. A
 //! member of the electorate that revealed nothing is an empty ballot: its stake counts, for nobody, and it earns nothing. Nor does who was
-//! absent all epoch (PROT-3), or voted for another update than two thirds fixed (PROT-19). Without a
-//! consensus the last weights and bonds stay, and nothing is paid.
+//! absent all epoch (PROT-3), voted for another update than two thirds fixed (PROT-19), or never voted though windows were
+//! merged. Without a consensus the last weights and bonds stay, and nothing is paid.
 //!
 //! A seat may change hands between an epoch's end and its close. Who held it as the epoch ended is who is weighed, and whose
 //! ballot counts, if it was revealed by then: it is paid like everyone else (PROT-32). Selection never hears of it again, nor
@@ -34,6 +34,7 @@ use scale_info::TypeInfo;
 mod benchmarking;
 #[cfg(any(test, feature = "runtime-benchmarks"))]
 mod full;
+pub mod migrations;
 #[cfg(test)]
 mod mock;
 #[cfg(test)]
@@ -85,8 +86,9 @@ pub mod pallet {
         weights::is_canonical,
     };
 
-    /// 0 was the first layout, in which ballots were open from the start: what it stored reads the same in this one.
-    const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
+    /// 0 was the first layout, in which ballots were open from the start: what it stored reads the same in version 1, from
+    /// which [`crate::migrations`] leads to this one.
+    const STORAGE_VERSION: StorageVersion = StorageVersion::new(2);
 
     #[pallet::pallet]
     #[pallet::storage_version(STORAGE_VERSION)]
@@ -392,7 +394,7 @@ pub mod pallet {
                     stake: member.stake,
                     weights,
                     bonds: bonds.remove(&member.uid).unwrap_or_default(),
-                    earns: member.dissents == 0,
+                    earns: member.dissents == 0 && !member.silent,
                 });
             }
             // Who is outside the electorate has no say, and its bonds fade.

@@ -2,7 +2,10 @@
 
 use crate::{self as pallet_weights, Departed, Payroll, SeatWeights};
 use frame::{
-    deps::sp_runtime::{AccountId32, traits::IdentityLookup},
+    deps::{
+        sp_core::H256,
+        sp_runtime::{AccountId32, traits::IdentityLookup},
+    },
     prelude::fungible::Mutate as _,
     testing_prelude::*,
 };
@@ -198,8 +201,12 @@ pub fn check() {
     Registry::check_invariants().unwrap();
 }
 
+/// Makes blocks up to `number`, each with a hash: where its opening has none, a window is void.
 pub fn go_to_block(number: u64) {
-    System::run_to_block::<AllPalletsWithSystem>(number);
+    let hooks = RunToBlockHooks::default().before_initialize(|number: u64| {
+        frame_system::BlockHash::<Test>::insert(number - 1, H256::repeat_byte(number as u8 | 1))
+    });
+    System::run_to_block_with::<AllPalletsWithSystem>(number, hooks);
     check();
 }
 

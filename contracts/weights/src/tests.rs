@@ -4,7 +4,11 @@ use crate::{mock::*, *};
 use frame::{deps::frame_support::dispatch::CheckIfFeeless, testing_prelude::*};
 use pallet_windows::{Epochs as _, Member};
 use proptest::prelude::*;
-use protocol::{Digest, Role, RunParams, Window, consensus::ONE, view::Standing};
+use protocol::{
+    Digest, Role, RunParams, Window,
+    consensus::ONE,
+    view::{Outcome, Standing, Verdict, Vote},
+};
 
 /// The first blocks of what happens to the ballots of `epoch`.
 fn committing(epoch: u32) -> u64 {
@@ -180,13 +184,125 @@ fn a_validator_that_dissented_still_has_its_say_and_earns_nothing() {
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 0, &[(0, 1)]));
         }
-        let member = |uid, dissents| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents };
+        let member =
+            |uid, dissents| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents, silent: false };
         Weights::close(RUN, 0, &[member(3, 0), member(4, 2), member(5, 0)]);
         let consensus = &Paid::get()[0].2;
         assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
         assert_eq!(bonds(4), bonds(3));
         assert_eq!(Weights::standing(RUN, Uid(4)).trust, ONE);
     });
+}
+
+/// Both windows of epoch 0 are merged by the votes of `voters`, who vote one after the other; all validators attest, commit to a
+/// ballot and reveal it, and `before_the_close` happens once they have.
+fn merged_epoch(voters: &[u16], before_the_close: impl FnOnce()) -> Consensus {
+    let update = Vote { update: Digest([7; 32]), state_root: None };
+    with_params(RunParams { min_contributions: 1, ..params() }, || {
+        for window in [0, 1] {
+            let opens = u64::from(SCHEDULE.opens_at(Window(window)).0);
+            go_to_block(opens);
+            assert_ok!(Windows::commit(signed(0), RUN, Window(window), Digest([1; 32])));
+            go_to_block(opens + 2);
+            for uid in VALIDATORS {
+                let seen = vec![(Uid(0), Verdict::Valid)].try_into().unwrap();
+                assert_ok!(Windows::attest(signed(uid), RUN, Window(window), seen, Digest([0; 32])));
+            }
+            go_to_block(opens + 4);
+            for uid in voters {
+                assert_ok!(Windows::vote(signed(*uid), RUN, Window(window), update));
+            }
+        }
+        for uid in VALIDATORS {
+            assert_ok!(commit(uid, 0, &[(0, 1)]));
+        }
+        go_to_block(revealing(0));
+        let merged = |window| Windows::window_view(RUN, Window(window)).unwrap().outcome;
+        assert_eq!([merged(0), merged(1)], [Some(Outcome::Merged(update)); 2]);
+        for uid in VALIDATORS {
+            assert_ok!(reveal(uid, 0, &[(0, 1)]));
+        }
+        before_the_close();
+        go_to_block(closing(0));
+    });
+    Paid::get().pop().unwrap().2
+}
+
+#[test]
+fn a_validator_that_never_voted_earns_nothing_and_its_part_goes_to_the_others() {
+    let consensus = merged_epoch(&[3, 4], || {});
+    assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(4), ONE / 2)]);
+    // It still has its say, and its bonds.
+    let of = |uid| consensus.bonds.iter().find(|(validator, _)| *validator == Uid(uid)).unwrap().1.clone();
+    assert_eq!(of(5), of(3));
+    assert_eq!(consensus.standings().iter().find(|(uid, _)| *uid == Uid(5)).unwrap().1.trust, ONE);
+}
+
+#[test]
+fn a_validator_whose_vote_came_after_two_thirds_is_paid_like_the_others() {
+    assert_eq!(earners(&merged_epoch(&[3, 4, 5], || {})), VALIDATORS);
+}
+
+#[test]
+fn who_never_voted_and_leaves_before_the_close_earns_nothing_and_who_voted_is_paid() {
+    let leave = |uid| {
+        move || {
+            assert_ok!(Registry::leave(coldkey(), RUN, Uid(uid)));
+        }
+    };
+    assert_eq!(earners(&merged_epoch(&[3, 4], leave(5))), [3, 4]);
+    assert_eq!(Left::get()[0].member.map(|member| member.silent), Some(true));
+    assert_eq!(earners(&merged_epoch(&[3, 4], leave(4))), [3, 4]);
+    assert_eq!(Left::get()[0].member.map(|member| member.silent), Some(false));
+}
+
+#[test]
+fn who_left_is_remembered_across_the_upgrade_and_nobody_kept_silent_before_it() {
+    use crate::migrations::{ToVersion2, version_2};
+    use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
+    use pallet_registry::OnSeats as _;
+
+    let upgrade = || {
+        let ending = pallet_registry::Ending { window: Window(2), until: Window(9) };
+        for uid in [Uid(1), Uid(5)] {
+            let seat = pallet_registry::SeatsOf::<Test>::get(RUN, uid).unwrap();
+            let _ = Weights::vacated(RUN, uid, &seat, ending);
+        }
+        let before: Vec<_> = DepartedOf::<Test>::iter().collect();
+        assert_eq!(before.len(), 2);
+        for (epoch, uid, gone) in &before {
+            let Departed { seat, since, role, coldkey, stake, member } = gone.clone();
+            let member = member.map(|Member { uid, stake, attested, dissents, .. }| version_2::Member {
+                uid,
+                stake,
+                attested,
+                dissents,
+            });
+            let old = version_2::Departed { seat, since, role, coldkey, stake, member };
+            unhashed::put(&DepartedOf::<Test>::hashed_key_for(epoch, uid), &old);
+        }
+        StorageVersion::new(1).put::<Weights>();
+
+        let _ = ToVersion2::<Test>::on_runtime_upgrade();
+
+        assert_eq!(StorageVersion::get::<Weights>(), StorageVersion::new(2));
+        let expected: Vec<_> = before
+            .into_iter()
+            .map(|(epoch, uid, mut gone)| {
+                gone.member = gone.member.map(|member| Member { silent: false, ..member });
+                (epoch, uid, gone)
+            })
+            .collect();
+        assert_eq!(DepartedOf::<Test>::iter().collect::<Vec<_>>(), expected);
+        // A second time, it does nothing.
+        assert_storage_noop!({
+            let _ = ToVersion2::<Test>::on_runtime_upgrade();
+        });
+        for (epoch, uid, _) in expected {
+            DepartedOf::<Test>::remove(epoch, uid);
+        }
+    };
+    merged_epoch(&[3, 4], upgrade);
 }
 
 #[test]
@@ -517,7 +633,7 @@ fn a_validator_outside_the_electorate_keeps_its_bonds_and_they_fade() {
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 1, &[(0, 1)]));
         }
-        let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0 };
+        let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0, silent: false };
         Weights::close(RUN, 1, &[member(3), member(4)]);
         assert_eq!(Weights::bonds(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
         assert_eq!(earners(&Paid::get()[1].2), [3, 4]);
@@ -546,7 +662,7 @@ fn a_closed_epoch_of_nobody_is_no_consensus() {
         go_to_block(30);
         Weights::close(RUN, 0, &[]);
         assert!(standing_weights().is_empty());
-        let member = Member { uid: Uid(3), stake: 0, attested: true, dissents: 0 };
+        let member = Member { uid: Uid(3), stake: 0, attested: true, dissents: 0, silent: false };
         Weights::close(RUN, 1, &[member]);
         assert_eq!(Paid::get().len(), 0);
     });

@@ -100,6 +100,9 @@ pub struct Member {
     /// Votes in the epoch for another update than the one that two thirds fixed: who has any earns no dividends
     /// (PROT-19).
     pub dissents: u32,
+    /// Whether its seat was there for the whole epoch, it decided a window of it that was merged, and it voted in no such
+    /// window: who is silent earns no dividends (PROT-30).
+    pub silent: bool,
 }
 
 /// The consensus that selection draws by, made from what validators post once an epoch.
@@ -133,6 +136,11 @@ impl Presence {
     pub(crate) fn attested_in(&self, epoch: u32, epoch_windows: u32) -> bool {
         self.last_attested.is_some_and(|last| last.epoch(epoch_windows) == epoch)
             || self.epoch_before == Some(epoch)
+    }
+
+    /// Whether the validator was there for all of `epoch`: with its seat and stake as the epoch's first window opened.
+    pub(crate) fn there_all(&self, epoch: u32, epoch_windows: u32) -> bool {
+        self.since.0 <= epoch.saturating_mul(epoch_windows)
     }
 }
 
@@ -223,6 +231,9 @@ pub mod pallet {
     /// What a validator said of the seats it looked at, in uid order.
     pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as Config>::MaxSeats>;
 
+    /// Who decided, in uid order, and whether it voted.
+    pub type Turnout<T> = BoundedVec<(Uid, bool), <T as Config>::MaxSeats>;
+
     /// The runs that have a step to take at a block.
     #[pallet::storage]
     pub type Agenda<T: Config> =
@@ -284,6 +295,11 @@ pub mod pallet {
     pub type Dissents<T: Config> =
         StorageDoubleMap<_, Twox64Concat, (RunId, u32), Twox64Concat, Uid, u32, ValueQuery>;
 
+    /// Who decided a window of an epoch that was merged, in uid order, and whether it voted in any such window (PROT-30).
+    #[pallet::storage]
+    pub type Turnouts<T: Config> =
+        StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, u32, Turnout<T>, ValueQuery>;
+
     /// Digests of validators' receipts (PROT-27).
     #[pallet::storage]
     pub type Receipts<T: Config> =
@@ -334,6 +350,8 @@ pub mod pallet {
             reporter: T::AccountId,
             slashed: u128,
         },
+        /// An epoch closed in which a validator voted in none of the windows that were merged: it earns no dividends for it.
+        NeverVoted { run: RunId, epoch: u32, uid: Uid },
     }
 
     #[pallet::error]

@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use frame::prelude::*;
 use pallet_registry::Seats;
 use protocol::{
-    Digest, RunId, Terms, Uid, Window, lineage,
+    Digest, Role, RunId, Terms, Uid, Window, lineage,
     select::Selected,
     view::{Outcome, Position, Selection, Vote, WindowView},
 };
@@ -99,6 +99,19 @@ impl<T: Config> Pallet<T> {
                 id == run && epoch.saturating_add(2) < open.epoch(params.epoch_windows)
             }) {
                 return Err("dissents are kept that no epoch will ask for");
+            }
+            for (epoch, turnout) in Turnouts::<T>::iter_prefix(run) {
+                if epoch.saturating_add(2) < open.epoch(params.epoch_windows) {
+                    return Err("a turnout is kept that no epoch will ask for");
+                }
+                if !turnout.windows(2).all(|pair| pair[0].0 < pair[1].0) {
+                    return Err("a turnout is not in uid order");
+                }
+                let is_validator =
+                    |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
+                if !turnout.iter().all(|(uid, _)| is_validator(*uid)) {
+                    return Err("a turnout names somebody who is no validator");
+                }
             }
             let mut expected: Option<(u64, Digest)> = None;
             for window in kept.map(Window) {

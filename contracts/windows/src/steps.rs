@@ -142,17 +142,22 @@ impl<T: Config> Pallet<T> {
         let paused = stopped || !electorate.has_quorum(terms.quorum);
 
         if let Some(closed) = closed_epoch(window, &params) {
+            let turnout = Turnouts::<T>::take(run, closed);
             let members: Vec<Member> = electorate
                 .members
                 .iter()
                 .map(|&(uid, stake)| {
                     let bonded = bonded.iter().find(|validator| validator.uid == uid);
-                    member_of::<T>(run, closed, &params, uid, stake, bonded.map(|bonded| bonded.presence))
+                    let presence = bonded.map(|bonded| bonded.presence);
+                    member_of::<T>(run, closed, &params, uid, stake, presence, &turnout)
                 })
                 .collect();
-            weight.saturating_accrue(
-                T::DbWeight::get().reads_writes(members.len() as u64, members.len() as u64),
-            );
+            for Member { uid, .. } in members.iter().filter(|member| member.silent) {
+                Self::deposit_event(Event::NeverVoted { run, epoch: closed, uid: *uid });
+            }
+            // A count of dissents each, and the turnout.
+            let touched = (members.len() as u64).saturating_add(1);
+            weight.saturating_accrue(T::DbWeight::get().reads_writes(touched, touched));
             weight.saturating_accrue(T::Epochs::close(run, closed, &members));
             let _ = Dissents::<T>::clear_prefix((run, closed), T::MaxSeats::get(), None);
         }
@@ -328,6 +333,12 @@ impl<T: Config> Pallet<T> {
         if let Outcome::Merged(agreed) = outcome {
             progress.lineage = lineage::next(&progress.lineage, &agreed.update);
             Self::note_dissents(run, window, params, &votes, &agreed);
+            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |turnout| {
+                let voters = votes.iter().map(|(uid, ..)| *uid);
+                let now = tally::turnout(turnout, &record.electorate, voters);
+                // No list names more uids than there are seats: who leaves is taken out.
+                *turnout = Turnout::<T>::truncate_from(now);
+            });
         }
         Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
         if let Outcome::Merged(Vote { state_root: Some(state_root), .. }) = outcome {
@@ -423,9 +434,12 @@ fn member_of<T: Config>(
     uid: Uid,
     stake: u128,
     presence: Option<Presence>,
+    turnout: &[(Uid, bool)],
 ) -> Member {
     let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
-    Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid) }
+    let there_all = presence.is_some_and(|presence| presence.there_all(epoch, params.epoch_windows));
+    let silent = there_all && tally::never_voted(turnout, uid);
+    Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid), silent }
 }
 
 impl<T: Config> Members for Pallet<T> {
@@ -434,12 +448,14 @@ impl<T: Config> Members for Pallet<T> {
         let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
         let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
         let (_, stake) = *electorate.get(place)?;
-        Some(member_of::<T>(run, epoch, &params, uid, stake, PresenceOf::<T>::get(run, uid)))
+        let (presence, turnout) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
+        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &turnout))
     }
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// The next holder of the uid begins anew: it is not present or absent, has not dissented, and owes no salt.
+    /// The next holder of the uid begins anew: it is not present or absent, has not dissented or kept silent, and owes no
+    /// salt.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
         let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
@@ -449,11 +465,15 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         let next = progress.window.map_or(Window(0), |window| window.next());
         Salts::<T>::remove((run, next), uid);
         let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
-        Dissents::<T>::remove((run, epoch), uid);
-        if let Some(before) = epoch.checked_sub(1) {
-            Dissents::<T>::remove((run, before), uid);
+        for epoch in epoch.saturating_sub(1)..=epoch {
+            Dissents::<T>::remove((run, epoch), uid);
+            Turnouts::<T>::mutate_exists(run, epoch, |turnout| {
+                if let Some(turnout) = turnout {
+                    turnout.retain(|(other, _)| *other != uid);
+                }
+            });
         }
-        T::DbWeight::get().reads_writes(2, 4)
+        T::DbWeight::get().reads_writes(4, 6)
     }
 }
 

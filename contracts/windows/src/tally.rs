@@ -1,4 +1,5 @@
-//! Adds stake up: what two thirds of an electorate say of a contribution, and which update they voted (PROT-14, 19, 20).
+//! Adds stake up: what two thirds of an electorate say of a contribution, and which update they voted (PROT-14, 19, 20);
+//! and who never voted (PROT-30).
 
 use alloc::{collections::BTreeMap, vec::Vec};
 use protocol::{
@@ -69,6 +70,26 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
     })
 }
 
+/// Who decided a merged window of an epoch, in uid order, and whether it voted in any: `before`, and one such window more.
+pub(crate) fn turnout(
+    before: &[(Uid, bool)],
+    electorate: &[(Uid, u128)],
+    voters: impl Iterator<Item = Uid>,
+) -> Vec<(Uid, bool)> {
+    let mut now: BTreeMap<Uid, bool> = electorate.iter().map(|(uid, _)| (*uid, false)).collect();
+    now.extend(voters.map(|uid| (uid, true)));
+    for (uid, voted) in before {
+        *now.entry(*uid).or_default() |= voted;
+    }
+    now.into_iter().collect()
+}
+
+/// Whether `uid` could have voted in a merged window, and did in none.
+pub(crate) fn never_voted(turnout: &[(Uid, bool)], uid: Uid) -> bool {
+    let place = turnout.binary_search_by_key(&uid, |(member, _)| *member).ok();
+    place.and_then(|place| turnout.get(place)).is_some_and(|(_, voted)| !voted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -107,6 +128,19 @@ mod tests {
         assert_eq!(agreed(&votes, 300), Some(vote(1, None)));
         let votes = [(200, vote(1, Some(1))), (100, vote(1, Some(2)))];
         assert_eq!(agreed(&votes, 300), Some(vote(1, Some(1))));
+    }
+
+    #[test]
+    fn one_vote_of_an_epoch_is_enough_and_who_could_not_vote_is_not_silent() {
+        let electorate = |uids: &[u16]| uids.iter().map(|uid| (Uid(*uid), 1)).collect::<Vec<_>>();
+        let voters = |uids: &'static [u16]| uids.iter().map(|uid| Uid(*uid));
+        let first = turnout(&[], &electorate(&[1, 2, 5]), voters(&[2]));
+        assert_eq!(first, vec![(Uid(1), false), (Uid(2), true), (Uid(5), false)]);
+        let second = turnout(&first, &electorate(&[2, 3, 5]), voters(&[3, 5]));
+        let expected = vec![(Uid(1), false), (Uid(2), true), (Uid(3), true), (Uid(5), true)];
+        assert_eq!(second, expected);
+        let silent: Vec<u16> = (0..9).filter(|uid| never_voted(&second, Uid(*uid))).collect();
+        assert_eq!(silent, vec![1]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod late;
 mod layout;
 mod scale;
 mod seats;
+mod turnout;
 
 const VALID: Verdict = Verdict::Valid;
 const FAULTY: Verdict = Verdict::Faulty;
@@ -576,7 +577,11 @@ fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
         play(2, &[3, 4]);
         assert_eq!(Closed::get(), []);
         play(3, &[3]);
-        let member = |uid, attested| Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0 };
+        // Who was away from window 2, which was merged, did not vote in it either.
+        let member = |uid, attested: bool| {
+            let silent = !attested;
+            Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0, silent }
+        };
         let all = vec![member(3, true), member(4, true), member(5, true)];
         assert_eq!(Closed::get(), [(RUN, 0, all)]);
         play(4, &VALIDATORS);

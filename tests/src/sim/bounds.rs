@@ -62,8 +62,9 @@ pub fn bounds(table: &Table) -> Vec<Bound> {
             bound(format!("{name}: {of}"), since, most);
         }
         if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner) {
-            // What is copied is an epoch old; only the audit of receipts takes all from who copies (docs/gauntlet.md).
-            let named_by_the_chain = ["absentee", "false-merge"].contains(&name.as_str());
+            // What is copied is an epoch old; only the audit of receipts takes all from who copies (docs/gauntlet.md). The lazy voter
+            // is tried where votes are hidden: there is none to copy, and who never votes is paid nothing.
+            let named_by_the_chain = ["absentee", "false-merge", "lazy-voter"].contains(&name.as_str());
             let most = if named_by_the_chain { CHEAT_MAX } else { COPIED_MAX };
             bound(format!("{name}: dividends"), share, most);
         }
@@ -115,6 +116,19 @@ mod tests {
         assert!(broken("partial-data", worst, 0.11) && !broken("partial-data", worst, 0.09));
         assert!(broken("noise", mean, 0.2), "without worth");
         assert!(bounds(&table("favourer", "pay_share_since_cheating_max", 1.0)).is_empty());
+    }
+
+    #[test]
+    fn a_validator_that_the_chain_sees_do_nothing_may_have_next_to_no_dividends_and_who_copies_some() {
+        let holds = |name: &str, share: f64| {
+            let bounds = bounds(&table(name, "pay_share_30_max", share));
+            assert_eq!(bounds.len(), 1, "{name}");
+            bounds[0].holds()
+        };
+        for name in ["absentee", "false-merge", "lazy-voter"] {
+            assert!(holds(name, 0.04) && !holds(name, 0.06), "{name}");
+        }
+        assert!(holds("weight-copier", 0.85) && !holds("weight-copier", 0.95));
     }
 
     #[test]
