@@ -200,12 +200,35 @@ async fn a_join_that_is_dropped_goes_on_with_what_is_on_disk() {
 /// What the child of the next test reads its orders from.
 const CHILD: &str = "METTLE_TEST_JOIN";
 
+/// The network of a process that does not come to its end: after so many answers it waits, until it is killed.
+struct Waiting {
+    network: HttpFetcher,
+    left: AtomicUsize,
+}
+
+#[async_trait]
+impl Fetch for Waiting {
+    async fn fetch(&self, base: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
+        if self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_err() {
+            tokio::time::sleep(std::time::Duration::from_secs(600)).await;
+            panic!("it was not killed");
+        }
+        self.network.fetch(base, key, limits).await
+    }
+
+    fn traffic(&self) -> TrafficTotals {
+        self.network.traffic()
+    }
+}
+
 /// Joins as the next test's child, and does nothing otherwise.
 #[tokio::test(flavor = "multi_thread")]
 async fn child_that_is_killed() {
     let Ok(orders) = std::env::var(CHILD) else { return };
     let (directory, base) = orders.split_once(' ').unwrap();
-    let fetch = HttpFetcher::new(FetchPolicy::localnet()).unwrap();
+    // The manifest, and all pieces but two.
+    let left = AtomicUsize::new(1 + 2 * PIECES - 2);
+    let fetch = Waiting { network: HttpFetcher::new(FetchPolicy::localnet()).unwrap(), left };
     let mirrors = Mirrors::one(base);
     let manifest = CheckpointManifest::of(&state()).unwrap();
     let checkpoint =
@@ -215,7 +238,7 @@ async fn child_that_is_killed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_is_killed_fetches_no_piece_twice() {
-    // So slow that it is not done before it is killed.
+    // So slow that it is amid its work when it is killed.
     let slowly = Faults { dripped: ALWAYS, drip_bytes_per_second: 1 << 20, ..Faults::default() };
     let (server, mirrors, checkpoint) = served(&[("mirror", slowly)]).await;
     let directory = tempfile::tempdir().unwrap();
