@@ -50,6 +50,8 @@ const DECAY: f32 = 0.9;
 /// What tells a process that it is the one to be killed, and where it works.
 const HOME: &str = "METTLE_TEST_RESUME_HOME";
 const DATA: &str = "METTLE_TEST_RESUME_DATA";
+/// In which window and after how many of its sequences it stands still until it is killed, if anywhere: `1 8`.
+const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 
 /// A process's main, where this test's own program is started once more. Otherwise nothing.
 #[test]
@@ -118,8 +120,7 @@ fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
     let expected = left_behind(&undisturbed);
 
     let home = scene.home("full");
-    // Somewhere in the second window.
-    assert!(!scene.run_and_kill_when(&home, || home.join("sent/0").exists()));
+    scene.run_and_kill_at(&home, 1, 4);
     let before = fs::read(home.join("miner.snapshot")).unwrap();
     for blocks in [0, 1, 64, 500] {
         let output =
@@ -142,15 +143,12 @@ fn where_both_snapshots_inside_a_window_are_damaged_it_is_trained_from_its_begin
     assert!(scene.run(&undisturbed, &[]).status.success());
 
     let home = scene.home("damaged");
-    let both = ["training.snapshot", "training.snapshot.before"].map(|name| home.join(name));
-    assert!(!scene.run_and_kill_when(&home, || both.iter().all(|path| path.exists())));
-    for path in &both {
-        // A kill between two renames leaves one of them.
-        if let Ok(mut bytes) = fs::read(path) {
-            let middle = bytes.len() / 2;
-            bytes[middle] ^= 1;
-            fs::write(path, bytes).unwrap();
-        }
+    scene.run_and_kill_at(&home, 0, 8);
+    for path in ["training.snapshot", "training.snapshot.before"].map(|name| home.join(name)) {
+        let mut bytes = fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(path, bytes).unwrap();
     }
     let output = scene.run(&home, &[]);
     let said = String::from_utf8_lossy(&output.stderr);
@@ -266,7 +264,9 @@ fn train(
     };
     let deadline = if window.0 % 3 == 1 { CUT } else { u32::MAX };
     let stop = AtomicBool::new(deadline <= begun.sequences);
-    let mut beside = Keeping { progress, stop: &stop, deadline };
+    let hold = std::env::var(HOLD).ok().filter(|at| at.starts_with(&format!("{} ", window.0)));
+    let hold = hold.and_then(|at| at.split_once(' ')?.1.parse().ok());
+    let mut beside = Keeping { progress, stop: &stop, deadline, hold };
     Ok(train::train(trainer, dataset, &sequences, BATCH, begun, &stop, &mut beside)?)
 }
 
@@ -275,6 +275,8 @@ struct Keeping<'a> {
     stop: &'a AtomicBool,
     /// The chain reaches it after so many sequences.
     deadline: u32,
+    /// After so many it waits to be killed.
+    hold: Option<u32>,
 }
 
 impl Beside for Keeping<'_> {
@@ -284,6 +286,11 @@ impl Beside for Keeping<'_> {
         }
         if self.deadline <= trained.sequences {
             self.stop.store(true, Ordering::Relaxed);
+        }
+        if self.hold.is_some_and(|hold| hold <= trained.sequences) {
+            say(HOLDING);
+            std::thread::sleep(Duration::from_secs(600));
+            panic!("it was not killed");
         }
     }
 
@@ -305,6 +312,9 @@ fn header(schema: &Schema, codec: &Codec, key: &SigningKey, state: &ModelState, 
         trained,
     }
 }
+
+/// What a process says that waits to be killed.
+const HOLDING: &str = "holding";
 
 /// Says what comes next to whoever will kill us.
 fn say(what: &str) {
@@ -355,26 +365,34 @@ impl Scene {
     /// Runs the process and kills it `after` so long. Whether it had come to its end before.
     fn run_and_kill(&self, home: &Path, after: Duration) -> bool {
         let started = Instant::now();
-        self.run_and_kill_when(home, || after <= started.elapsed())
+        run_and_kill_when(self.command(home, &[]), home, || after <= started.elapsed())
     }
 
-    /// The same, when `now` is true.
-    fn run_and_kill_when(&self, home: &Path, now: impl Fn() -> bool) -> bool {
-        let said = fs::File::create(home.join("said")).unwrap();
-        let mut child = self.command(home, &[]).stdout(said).stderr(Stdio::null()).spawn().unwrap();
-        loop {
-            if let Some(status) = child.try_wait().unwrap() {
-                assert!(status.success(), "{status}");
-                return true;
-            }
-            if now() {
-                // SIGKILL: nothing is caught, flushed or finished.
-                child.kill().unwrap();
-                // It may have come to its end just before.
-                return child.wait().unwrap().success();
-            }
-            std::thread::sleep(Duration::from_micros(200));
+    /// The same, in this window after so many of its sequences. It does not get further, however late the kill comes.
+    fn run_and_kill_at(&self, home: &Path, window: u32, sequences: u32) {
+        let mut command = self.command(home, &[]);
+        command.env(HOLD, format!("{window} {sequences}"));
+        let holds = || fs::read_to_string(home.join("said")).unwrap().contains(HOLDING);
+        assert!(!run_and_kill_when(command, home, holds), "it did not wait to be killed");
+    }
+}
+
+/// Runs the process and kills it when `now` is true. Whether it had come to its end before.
+fn run_and_kill_when(mut command: Command, home: &Path, now: impl Fn() -> bool) -> bool {
+    let said = fs::File::create(home.join("said")).unwrap();
+    let mut child = command.stdout(said).stderr(Stdio::null()).spawn().unwrap();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            assert!(status.success(), "{status}");
+            return true;
         }
+        if now() {
+            // SIGKILL: nothing is caught, flushed or finished.
+            child.kill().unwrap();
+            // It may have come to its end just before.
+            return child.wait().unwrap().success();
+        }
+        std::thread::sleep(Duration::from_micros(200));
     }
 }
 
