@@ -215,7 +215,7 @@ async fn what_is_not_taken_is_refused_with_a_nodes_codes() {
 async fn calls_nested_too_deep_for_the_stack_are_refused() {
     let chain = start(by_hand()).await;
     let wire = Wire::to(&chain).await;
-    let nested = |depth: usize| (0..depth).fold(remark(b""), |call, _| sudo(&call));
+    let nested = |depth: usize| [sudo(&[]).repeat(depth), remark(b"")].concat();
     let extrinsic = |depth| signed(&alice(), 0, chain.genesis_hash(), &nested(depth));
     wire.submit(&extrinsic(40)).await;
     seal(&chain, 1).await;
