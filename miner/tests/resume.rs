@@ -78,13 +78,17 @@ fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
     let mut dice = Dice(0x6d65_7474_6c65);
     let mut hits: BTreeMap<String, u32> = BTreeMap::new();
     let (mut kills, mut rounds) = (0, 0);
-    while kills < KILLS {
+    // So many, and more of them on a machine that writes so quickly that none came amid a write.
+    let enough = |kills: u32, hits: &BTreeMap<String, u32>| {
+        KILLS <= kills && (hits.keys().any(|moment| moment.contains("writing")) || 4 * KILLS <= kills)
+    };
+    while !enough(kills, &hits) {
         rounds += 1;
         let home = scene.home(&format!("round-{rounds}"));
         loop {
             // Between no time at all and a third of a whole run, its start included.
             let after = whole_run.mul_f64(dice.next() / 3.0);
-            if kills < KILLS && !scene.run_and_kill(&home, after) {
+            if !enough(kills, &hits) && !scene.run_and_kill(&home, after) {
                 kills += 1;
                 *hits.entry(moment(&home)).or_default() += 1;
                 continue;
@@ -106,9 +110,7 @@ fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
         "{kills} kills in {rounds} runs, each of them then like the undisturbed one of {whole_run:.1?}; hit:"
     );
     hits.iter().for_each(|(moment, count)| println!("{count:4}  {moment}"));
-    let amid_a_write: u32 =
-        hits.iter().filter(|(moment, _)| moment.contains("writing")).map(|(_, count)| count).sum();
-    assert!(0 < amid_a_write, "no kill came amid a write: {hits:?}");
+    assert!(hits.keys().any(|moment| moment.contains("writing")), "no kill came amid a write: {hits:?}");
 }
 
 /// The system refuses to write more than so much into a file: as a full disk does, at once and in the middle.
