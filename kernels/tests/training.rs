@@ -158,7 +158,8 @@ proptest! {
 
         let of_mixed = noise(mixed.len(), seed ^ 1);
         let gradient = attend_back(&shape, &rows, &of_mixed);
-        assert_close(&gradient, &attention::backward_reference(&shape, &rows, &of_mixed), 1e-5);
+        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of this.
+        assert_close(&gradient, &attention::backward_reference(&shape, &rows, &of_mixed), 2e-5);
     }
 
     #[test]
