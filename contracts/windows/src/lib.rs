@@ -100,8 +100,8 @@ pub struct Member {
     /// Votes in the epoch for another update than the one that two thirds fixed: who has any earns no dividends
     /// (PROT-19).
     pub dissents: u32,
-    /// Whether its seat was there for the whole epoch, it decided a window of it that was merged, and it voted in no such
-    /// window: who is silent earns no dividends (PROT-30).
+    /// Whether its seat was there for the whole epoch, windows of it were merged, and it voted in none of those: who is
+    /// silent earns no dividends (PROT-30).
     pub silent: bool,
 }
 
@@ -351,6 +351,7 @@ pub mod pallet {
             slashed: u128,
         },
         /// An epoch closed in which a validator voted in none of the windows that were merged: it earns no dividends for it.
+        /// Told of whoever decides windows as it closes.
         NeverVoted { run: RunId, epoch: u32, uid: Uid },
     }
 
