@@ -385,6 +385,9 @@ fn long_sequences(device: &Device) {
     // Three blocks, the last of them short; a large one; and so many heads that sequences are worked on one at a time.
     check_attention(device, shape(1101, 2, 1, 32), 1);
     check_attention(device, shape(2048, 1, 1, 64), 1);
+    // Blocks of two sequences, the last of one.
+    let device = Device::open(device.name()).unwrap().with_scores(2 * 2 * 128 * 300);
+    check_attention(&device, shape(300, 2, 1, 32), 3);
 }
 
 fn extreme_scores(device: &Device) {

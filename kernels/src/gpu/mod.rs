@@ -39,6 +39,7 @@ use cubecl::{
     server::Handle,
 };
 use cubecl_environment::stream::{StreamPolicy, set_policy};
+use network::attention::SCORES;
 use parts::{Part, parts};
 use std::ops::Deref;
 
@@ -57,6 +58,8 @@ pub struct Device {
     hardware: bool,
     /// Whether products may go to tensor cores, if there are any.
     tensor_cores: bool,
+    /// Scores of a block of attention that are aimed at.
+    scores: usize,
     part_values: usize,
 }
 
@@ -171,8 +174,14 @@ impl Device {
         }
         let page = usize::try_from(properties.memory.max_page_size).unwrap_or(usize::MAX);
         let part_values = (page / 32).clamp(PART_VALUES_MIN, PART_VALUES_MAX);
-        let mut device =
-            Device { client, name: name.into(), hardware: false, tensor_cores: true, part_values };
+        let mut device = Device {
+            client,
+            name: name.into(),
+            hardware: false,
+            tensor_cores: true,
+            scores: SCORES,
+            part_values,
+        };
         device.hardware = device.adds_and_multiplies_alike().map_err(|why| broken(why.to_string()))?;
         Ok(device)
     }

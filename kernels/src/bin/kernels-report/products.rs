@@ -11,6 +11,7 @@ use kernels::{
         Device, GpuError,
         network::{
             Precision,
+            attention::SCORES,
             matmul::{View, Way, ways},
         },
     },
@@ -47,6 +48,10 @@ const SMALL: [Model; 1] = [Model {
     inner: 256,
     attention: Shape { seq_len: 128, heads: 4, kv_heads: 2, head_width: 32 },
 }];
+/// Attention is measured with a model's sequences, and with some so many times as long.
+const LENGTHS: [usize; 2] = [1, 4];
+/// Scores of a block that attention aims at: which is fastest is the card's to say.
+const AIMS: [usize; 5] = [SCORES / 8, SCORES / 4, SCORES / 2, SCORES, 2 * SCORES];
 /// From this `--mebivalues` on the shapes are those of models that are trained on GPUs.
 const LARGE: u64 = 16;
 /// Tokens of a product for each Mi of `--mebivalues`, and at most.
@@ -72,8 +77,11 @@ pub struct Rates {
 
 /// The rates of products, by the way that is chosen and by each that is there, and of attention.
 pub fn measure(options: &Options, device: &Device, precision: Precision) -> Rates {
-    let (models, vocab) = if options.mebivalues < LARGE { (&SMALL[..], 512) } else { (&MODELS[..], VOCAB) };
-    let tokens = (TOKENS * options.mebivalues as usize).min(TOKENS_MAX);
+    let (models, vocab, aims) = match options.mebivalues < LARGE {
+        true => (&SMALL[..], 512, &[SCORES][..]),
+        false => (&MODELS[..], VOCAB, &AIMS[..]),
+    };
+    let tokens = tokens_of(options);
     let mut rates = Rates::default();
     // Ways that nothing goes come last: one that fails may spoil the device.
     for used in [true, false] {
@@ -88,13 +96,19 @@ pub fn measure(options: &Options, device: &Device, precision: Precision) -> Rate
                 let done = products(options, device, precision, &name, sides, used, &mut rates);
                 rates.failed.extend(done.err().map(|error| format!("{name}: {error}")));
             }
-            if used {
-                let done = attention(options, device, precision, model, tokens, &mut rates);
-                rates.failed.extend(done.err().map(|error| format!("{}, attention: {error}", model.name)));
+            for length in LENGTHS.into_iter().filter(|_| used) {
+                let shape = Shape { seq_len: length * model.attention.seq_len, ..model.attention };
+                let name = format!("{}, attention", model.name);
+                let done = attention(options, device, precision, &name, &shape, aims, &mut rates);
+                rates.failed.extend(done.err().map(|error| format!("{name}: {error}")));
             }
         }
     }
     rates
+}
+
+fn tokens_of(options: &Options) -> usize {
+    (TOKENS * options.mebivalues as usize).min(TOKENS_MAX)
 }
 
 fn products(
@@ -147,12 +161,12 @@ fn attention(
     options: &Options,
     device: &Device,
     precision: Precision,
-    model: &Model,
-    tokens: usize,
+    what: &str,
+    shape: &Shape,
+    aims: &[usize],
     rates: &mut Rates,
 ) -> Result<(), GpuError> {
-    let shape = model.attention;
-    let sequences = (tokens / shape.seq_len).max(1);
+    let sequences = (tokens_of(options) / shape.seq_len).max(1);
     let count = sequences * shape.seq_len;
     let make = |len| device.array(len, precision).and_then(|array| device.fill(&array, 0.1).map(|()| array));
     let (rows, of_rows) = (make(count * shape.row_width())?, make(count * shape.row_width())?);
@@ -160,14 +174,16 @@ fn attention(
     let (mixed, of_mixed) = (make(mixes)?, make(mixes)?);
     let sums = device.array(count * shape.heads, Precision::F32)?;
     let pairs = (sequences * shape.heads * shape.seq_len * (shape.seq_len + 1) / 2) as f64;
-    let name = format!("{}, attention of {sequences} · {}", model.name, shape.seq_len);
-    for (way, products) in [("forward", 2.0), ("back", 5.0)] {
-        let operations = products * 2.0 * pairs * shape.head_width as f64;
-        let run: &dyn Fn() -> Result<(), GpuError> = match way {
-            "forward" => &|| device.attention(&shape, &rows, &mixed, &sums),
-            _ => &|| device.attention_backward(&shape, &rows, &mixed, &sums, &of_mixed, &of_rows),
+    for &scores in aims {
+        let aiming = Device::open(device.name()).map_err(|error| GpuError::Device(error.to_string()))?;
+        let aiming = aiming.with_scores(scores);
+        let name = format!("{what} of {sequences} · {}, {} Mi scores", shape.seq_len, scores >> 20);
+        let mut time = |way: &str, products: f64, run: &dyn Fn() -> Result<(), GpuError>| {
+            let operations = products * 2.0 * pairs * shape.head_width as f64;
+            rates.time(options, &aiming, format!("{name}, {way}"), operations, run);
         };
-        rates.time(options, device, format!("{name}, {way}"), operations, run);
+        time("forward", 2.0, &|| aiming.attention(shape, &rows, &mixed, &sums));
+        time("back", 5.0, &|| aiming.attention_backward(shape, &rows, &mixed, &sums, &of_mixed, &of_rows));
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ use crate::{
 use cubecl::{ir::ElemType, prelude::*};
 use std::ops::Range;
 
-/// Scores of a block that are aimed at: 128 MiB in f32.
+/// Scores of a block that are aimed at, if nothing else was said ([`Device::with_scores`]): 128 MiB in f32.
 pub const SCORES: usize = 1 << 25;
 /// Queries of a block, at least and at most, if the sequence has as many.
 pub const QUERIES: [usize; 2] = [128, 512];
@@ -34,19 +34,20 @@ const MATRICES: usize = 1 << 14;
 /// Units for a row of scores.
 const ROW_UNITS: usize = 128;
 
-/// How many sequences are worked on at a time, and how many queries of each.
-fn at_once(shape: &Shape, sequences: usize) -> [usize; 2] {
+/// How many sequences are worked on at a time, and how many queries of each, for so many scores.
+fn at_once(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
     let least = QUERIES[0].min(shape.seq_len);
     let most = sequences.min(MATRICES / shape.kv_heads).max(1);
-    let sequences = (SCORES / (shape.heads * least * shape.seq_len)).clamp(1, most);
-    let queries = SCORES / (sequences * shape.heads * shape.seq_len) / QUERIES[0] * QUERIES[0];
+    let sequences = (scores / (shape.heads * least * shape.seq_len)).clamp(1, most);
+    let queries = scores / (sequences * shape.heads * shape.seq_len) / QUERIES[0] * QUERIES[0];
     [sequences, queries.clamp(QUERIES[0], QUERIES[1]).min(shape.seq_len)]
 }
 
-/// Bytes that [`Device::attention_backward`] needs beside its arguments, for so many sequences. [`Device::attention`] needs less.
+/// Bytes that [`Device::attention_backward`] needs beside its arguments, for so many sequences, with [`SCORES`]. [`Device::attention`]
+/// needs less.
 pub fn room(shape: &Shape, sequences: usize, precision: Precision) -> usize {
     let Shape { seq_len, heads, kv_heads, head_width } = *shape;
-    let [sequences, queries] = at_once(shape, sequences);
+    let [sequences, queries] = at_once(SCORES, shape, sequences);
     let scores = sequences * heads * queries * seq_len;
     let of_queries = sequences * heads * queries * head_width;
     let of_keys = sequences * kv_heads * seq_len * head_width;
@@ -257,6 +258,13 @@ struct Block {
 }
 
 impl Device {
+    /// The same device, on which attention aims at so many scores of a block. Which number is fastest is the card's to say: fewer of
+    /// them may stay in its cache, more are fewer launches.
+    pub fn with_scores(mut self, scores: usize) -> Device {
+        self.scores = scores;
+        self
+    }
+
     /// For each query the softmax of its scores with the keys up to its own position, times the values. Queries carry the
     /// scale.
     ///
@@ -274,7 +282,7 @@ impl Device {
     ) -> Result<(), GpuError> {
         let all = check(shape, rows, mixed, log_sums)?;
         let precision = rows.precision();
-        let [sequences, queries] = at_once(shape, all);
+        let [sequences, queries] = at_once(self.scores, shape, all);
         let (heads, kv_heads, width) = (shape.heads, shape.kv_heads, shape.head_width);
         let [of_queries, of_keys] =
             [sequences * heads * queries * width, sequences * kv_heads * shape.seq_len * width];
@@ -342,7 +350,7 @@ impl Device {
         check(shape, of_rows, of_mixed, log_sums)?;
         same(rows, of_rows)?;
         let precision = rows.precision();
-        let [sequences, queries] = at_once(shape, all);
+        let [sequences, queries] = at_once(self.scores, shape, all);
         let (heads, kv_heads, width) = (shape.heads, shape.kv_heads, shape.head_width);
         let [of_queries, of_keys] =
             [sequences * heads * queries * width, sequences * kv_heads * shape.seq_len * width];
@@ -553,19 +561,23 @@ mod tests {
 
     #[test]
     fn blocks_stay_within_what_was_aimed_at() {
-        for seq_len in [1, 100, 128, 1000, 2048, 8192] {
-            for heads in [1, 12, 32] {
+        for seq_len in [1, 100, 128, 1000, 2048, 4096, 8192] {
+            for (heads, aimed) in
+                [(1, SCORES), (12, SCORES), (32, SCORES), (32, SCORES / 8), (32, 4 * SCORES)]
+            {
                 let shape = Shape { seq_len, heads, kv_heads: 1, head_width: 64 };
                 for all in [1, 3, 64, 1000, 100_000] {
-                    let [sequences, queries] = at_once(&shape, all);
+                    let [sequences, queries] = at_once(aimed, &shape, all);
                     assert!(sequences >= 1 && sequences <= all && queries >= 1 && queries <= seq_len);
                     let scores = sequences * heads * queries * seq_len;
                     assert!(
-                        scores <= SCORES || (sequences == 1 && queries <= QUERIES[0]),
+                        scores <= aimed || (sequences == 1 && queries <= QUERIES[0]),
                         "{shape:?}: {scores}"
                     );
+                    // What the presets for GPUs have stays within it.
+                    assert!(scores <= SCORES || aimed != SCORES, "{shape:?}: {scores}");
                     let least = heads * QUERIES[0].min(seq_len) * seq_len;
-                    assert!(sequences == all || sequences == MATRICES || (sequences + 1) * least > SCORES);
+                    assert!(sequences == all || sequences == MATRICES || (sequences + 1) * least > aimed);
                 }
             }
         }
