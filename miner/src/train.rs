@@ -163,17 +163,20 @@ pub fn step<S: AsRef<[u32]>>(
 fn judge(
     first: &ModelError,
     again: Result<Step, ModelError>,
-    is_finite: impl FnOnce() -> bool,
+    is_finite: impl FnOnce() -> Result<bool, ModelError>,
 ) -> Result<Step, Cause> {
     let second = match again {
         Ok(step) => return Ok(step),
         Err(second) => second,
     };
     match (measured(first), measured(&second)) {
-        (Some(_), Some(_)) if !is_finite() => Err(Cause::State),
-        (Some(first), Some(second)) if !std::iter::zip(first, second).all(alike) => Err(Cause::Device),
+        (Some(first), Some(second)) => match is_finite() {
+            Ok(false) => Err(Cause::State),
+            Ok(true) if std::iter::zip(first, second).all(alike) => Err(Cause::Data),
+            Ok(true) | Err(_) => Err(Cause::Device),
+        },
         (None, None) if [first, &second].into_iter().any(of_device) => Err(Cause::Device),
-        (Some(_), Some(_)) | (None, None) => Err(Cause::Data),
+        (None, None) => Err(Cause::Data),
         (Some(_), None) | (None, Some(_)) => Err(Cause::Device),
     }
 }
@@ -244,6 +247,10 @@ mod tests {
 
     const NAN: ModelError = ModelError::NotFinite { loss: f64::NAN, gradient_norm: f64::NAN };
 
+    fn gone() -> ModelError {
+        ModelError::Device(DeviceError::Failed { device: "cuda:0".into(), why: "gone".into() })
+    }
+
     fn exploded(loss: f64) -> ModelError {
         ModelError::Exploded { loss, gradient_norm: 3.0, loss_max: 20.0 }
     }
@@ -257,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_fails_twice_alike_is_the_data_and_otherwise_the_device() {
-        let judge = |first, second| judge(&first, Err(second), || true).unwrap_err();
+        let judge = |first, second| judge(&first, Err(second), || Ok(true)).unwrap_err();
         assert_eq!(judge(NAN, NAN), Cause::Data);
         assert_eq!(judge(exploded(30.0), exploded(30.01)), Cause::Data, "a GPU's last digits");
         assert_eq!(judge(exploded(30.0), exploded(40.0)), Cause::Device);
@@ -269,15 +276,20 @@ mod tests {
         let length = ModelError::FlatLength { expected: 1, got: 2 };
         assert_eq!(judge(length.clone(), length.clone()), Cause::Data);
         assert_eq!(judge(length.clone(), NAN), Cause::Device);
-        let failed = ModelError::Device(DeviceError::Failed { device: "cuda:0".into(), why: "gone".into() });
-        assert_eq!(judge(failed.clone(), failed.clone()), Cause::Device);
-        assert_eq!(judge(length, failed), Cause::Device);
+        assert_eq!(judge(gone(), gone()), Cause::Device);
+        assert_eq!(judge(length, gone()), Cause::Device);
     }
 
     #[test]
     fn where_the_state_is_no_number_no_step_can_be() {
-        assert_eq!(judge(&NAN, Err(NAN), || false), Err(Cause::State));
-        assert_eq!(judge(&exploded(30.0), Err(NAN), || false), Err(Cause::State));
+        assert_eq!(judge(&NAN, Err(NAN), || Ok(false)), Err(Cause::State));
+        assert_eq!(judge(&exploded(30.0), Err(NAN), || Ok(false)), Err(Cause::State));
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_asked_for_its_state_is_to_blame() {
+        assert_eq!(judge(&NAN, Err(NAN), || Err(gone())), Err(Cause::Device));
+        assert_eq!(judge(&exploded(30.0), Err(exploded(30.0)), || Err(gone())), Err(Cause::Device));
     }
 
     #[test]

@@ -842,13 +842,17 @@ impl Learner {
     }
 
     /// Whether every weight and both its moments are numbers.
-    pub fn is_finite(&self) -> bool {
-        let finite = |array: &Array| {
+    pub fn is_finite(&self) -> Result<bool, ModelError> {
+        let weights = self.weights.all().into_iter().map(|weight| &weight.values);
+        let moments = self.moments.all().into_iter().flat_map(|Moments { mean, square }| [mean, square]);
+        for array in weights.chain(moments) {
             let values = self.network.device.download_array(array);
-            values.is_ok_and(|values| values.iter().all(|value| value.is_finite()))
-        };
-        self.weights.all().into_iter().all(|weight| finite(&weight.values))
-            && self.moments.all().into_iter().all(|moments| finite(&moments.mean) && finite(&moments.square))
+            let values = values.map_err(|error| failed(self.network.on, &error))?;
+            if !values.iter().all(|value| value.is_finite()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -3,12 +3,10 @@
 //! Written out as a recipe, in the order of the textbook. A miner may do all of it another way: what is agreed on are the
 //! weights that a window starts from and the format of what comes out.
 
-#[cfg(not(feature = "gpu"))]
-use crate::device::DeviceError;
 use crate::{
     ModelError, batch,
     config::ModelConfig,
-    device::{DeviceChoice, Place},
+    device::{DeviceChoice, DeviceError, Place},
     host::{Host, Room},
     llama::{Constants, Llama},
     loss::{self, ids},
@@ -42,6 +40,7 @@ enum Engine {
 
 /// Weights and moments in tensors of Burn's.
 struct Learner {
+    on: DeviceChoice,
     device: Device,
     way: Way,
     model: Llama,
@@ -239,15 +238,12 @@ impl Trainer {
     }
 
     /// Whether every weight and all that the optimiser remembers is a number: if not, something other than a step's data is wrong.
-    pub fn is_finite(&self) -> bool {
-        let finite = |tensor: &Tensor<2>| {
-            let data = tensor.clone().into_data();
-            data.as_slice::<f32>().expect("weights are f32").iter().all(|value| value.is_finite())
-        };
+    ///
+    /// # Errors
+    /// If the device cannot be read: then nothing is known of what it holds.
+    pub fn is_finite(&self) -> Result<bool, ModelError> {
         match &self.engine {
-            Engine::Tensors(Learner { model, optimiser, .. }) => {
-                model.tensors().into_iter().all(finite) && optimiser.tensors().all(finite)
-            }
+            Engine::Tensors(learner) => learner.is_finite(),
             #[cfg(feature = "gpu")]
             Engine::Gpu(learner) => learner.is_finite(),
         }
@@ -313,7 +309,23 @@ impl Learner {
             optimiser: OptimiserState::new(recipe.optimiser, &model),
             model,
             device,
+            on,
         })
+    }
+
+    /// Whether every weight and moment is a number.
+    fn is_finite(&self) -> Result<bool, ModelError> {
+        for tensor in self.model.tensors().into_iter().chain(self.optimiser.tensors()) {
+            let data = tensor.try_to_data().map_err(|error| DeviceError::Failed {
+                device: self.on.to_string(),
+                why: error.to_string(),
+            })?;
+            let values = data.as_slice::<f32>().expect("weights and moments are f32 on every device");
+            if !values.iter().all(|value| value.is_finite()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     fn step<S: AsRef<[u32]>>(
