@@ -2,6 +2,7 @@
 
 use crate::{
     files::FileError,
+    hold::causes,
     mirrors::Mirrors,
     partial::{Layout, Partial},
     pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
@@ -110,7 +111,7 @@ impl CheckpointManifest {
 }
 
 /// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
-/// is not sent again, unless the bucket has damaged it since.
+/// is not sent again, unless the bucket has damaged it since, or does not give it.
 pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
     let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
@@ -129,15 +130,20 @@ pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint
 
 async fn publish_piece(store: &dyn Store, digest: &Digest, piece: &[f32]) -> Result<(), StoreError> {
     let key = keys::piece(digest);
-    // What is there is read: most of a model changes from checkpoint to checkpoint, so that is little.
+    // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void windows, or where we
+    // joined from this checkpoint, it may be all of it.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
         Ok(bytes) if Digest::of(&bytes) == *digest => return Ok(()),
-        Ok(_) | Err(StoreError::TooLarge { .. }) => {
+        Ok(_) => {
             let store = store.describe();
             tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
         }
         Err(error) if error.is_not_found() => {}
-        Err(error) => return Err(error),
+        // Whether the bucket still takes anything, it says when it is given it.
+        Err(error) => {
+            let error = causes(&error);
+            tracing::warn!(object = %key, error, "a piece of the model cannot be read in our bucket, and is put there again");
+        }
     }
     store.put(&key, bytes_of(piece)).await
 }

@@ -19,9 +19,9 @@ use std::{
         atomic::{AtomicUsize, Ordering},
     },
 };
-use store::{Credentials, S3Settings, S3Store};
+use store::{Credentials, FaultyStore, S3Settings, S3Store};
 use store::{
-    Fetch, FetchError, HttpFetcher, Limits, MemoryStore, Store, TrafficTotals,
+    Fetch, FetchError, HttpFetcher, Limits, MemoryStore, Store, StoreError, TrafficTotals,
     fetch::FetchPolicy,
     memory::InProcess,
     server::{ALWAYS, BucketConfig, Faults, S3Server, ServerConfig},
@@ -347,6 +347,29 @@ async fn pieces_that_a_bucket_has_damaged_are_put_there_again_by_the_next_to_pub
     let manifest = CheckpointManifest::of(&state()).unwrap().encode().len();
     assert_eq!(stores[0].traffic().up_bytes - before, (4 * lineage::PIECE_BYTES + manifest) as u64);
     assert_eq!(join(directory.path(), &fetch, &all(&["a"]), &checkpoint).await.unwrap(), state());
+}
+
+#[tokio::test]
+async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest_after_them() {
+    let cut_short = store::faulty::Faults { cut_short: 1.0, ..Default::default() };
+    let bucket = FaultyStore::new(MemoryStore::new(), 0, cut_short);
+    let checkpoint = checkpoint::publish(&bucket, &state()).await.unwrap();
+    let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
+    bucket.inner().delete(&manifest).await.unwrap();
+    let piece = keys::piece(&pieces_of(&state())[0]);
+    let cut = bucket.get(&piece, u64::MAX).await;
+    assert!(matches!(cut, Err(StoreError::CutShort { .. })), "{cut:?}");
+
+    let before = bucket.traffic().up_bytes;
+    assert_eq!(checkpoint::publish(&bucket, &state()).await.unwrap(), checkpoint);
+    assert!(before + (8 * VALUES) as u64 <= bucket.traffic().up_bytes);
+    bucket.inner().head(&manifest).await.unwrap();
+
+    // What takes nothing either says so.
+    bucket.set(store::faulty::Faults { unavailable: 1.0, ..Default::default() });
+    let refused = checkpoint::publish(&bucket, &state()).await.unwrap_err();
+    let CheckpointError::Put(StoreError::Unavailable { action, .. }) = refused else { panic!("{refused:?}") };
+    assert_eq!(action, store::Action::Write);
 }
 
 #[tokio::test]
