@@ -44,6 +44,10 @@ use tokio::{sync::watch, task::JoinHandle};
 /// Blocks before the end of a window at which an evaluation is no longer waited for.
 const LAST_CALL_BLOCKS: u32 = 2;
 
+/// Blocks before a deadline at which room on the disk is no longer waited for: as many as finality may be behind, and two in which the chain is
+/// told.
+const TOLD_BLOCKS: u32 = 5;
+
 /// Everything a validator is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Validator {
     pub holder: Holder,
@@ -188,13 +192,13 @@ impl Validator {
                 self.journal.write(&Entry::Abstained { window, reason });
             }
 
-            // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
-            self.commit_weights_if_due(&view, &mut heads).await?;
-
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
                 evaluation = self.start_evaluation(&view, &seats, gathered).await?;
             }
+
+            // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
+            self.commit_weights_if_due(&view, &mut heads).await?;
             wait_past(&mut heads, schedule.vote_deadline(window)).await?;
             self.reveal_vote(window).await?;
             let last_call = Block(schedule.opens_at(window.next()).0.saturating_sub(LAST_CALL_BLOCKS));
@@ -245,7 +249,7 @@ impl Validator {
         let Some(verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
         let attested = attested(&verdicts, gathered, &not_observed);
         let (run, hides) = (self.follower().run.id, self.hides());
-        let until = self.schedule().attest_deadline(window);
+        let until = to_be_told_by(self.schedule().attest_deadline(window));
         let kept = self.with_room(until, heads, |own| {
             let verdicts = own.receipts.attest(window, view.lineage, attested.clone())?.verdicts();
             Ok(if hides { own.hidden.seal_verdicts(run, window, verdicts)? } else { verdicts })
@@ -400,7 +404,7 @@ impl Validator {
             view.selection.as_ref().map(|selection| selection.selected.clone()).unwrap_or_default();
         let merged = Merged { inputs: selected, update: vote.update, state_root: vote.state_root };
         let (run, hides) = (self.follower().run.id, self.hides());
-        let until = self.schedule().vote_deadline(window);
+        let until = to_be_told_by(self.schedule().vote_deadline(window));
         let kept = self.with_room(until, heads, |own| {
             let Merged { update, state_root, .. } =
                 own.receipts.vote(window, view.lineage, merged.clone())?;
@@ -799,7 +803,7 @@ impl Validator {
         }
         // One that a predecessor of ours kept was perhaps committed to before it was killed.
         let again = self.ballots.of(run, epoch).is_some();
-        let until = self.schedule().vote_deadline(window);
+        let until = to_be_told_by(self.schedule().vote_deadline(window));
         let kept = self.with_room(until, heads, |own| Ok(own.ballots.seal(run, epoch, weights.clone())?));
         let kept = match kept.await? {
             Ok(kept) => kept,
@@ -930,6 +934,11 @@ impl Validator {
     fn schedule(&self) -> Schedule {
         self.holder.follower.run.params.schedule
     }
+}
+
+/// When it must be on disk at the latest, if the chain is to be told by `deadline`. Where that is over already, it is tried once all the same.
+fn to_be_told_by(deadline: Block) -> Block {
+    Block(deadline.0.saturating_sub(TOLD_BLOCKS))
 }
 
 /// Why something was not said in time.

@@ -6,7 +6,7 @@ use crate::{
     causes,
     files::{self, FileError},
     mirrors::Mirrors,
-    room,
+    room::IfFull,
     shards::FetchedShards,
 };
 use bytes::Bytes;
@@ -106,12 +106,13 @@ pub struct Supply {
 
 /// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces. Shards that an
 /// interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is named and fetched again: at once what
-/// can be told from names and lengths, and a shard with wrong bytes when it is first used. What finds no room is kept once there is.
+/// can be told from names and lengths, and a shard with wrong bytes when it is first used.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
     directory: &Path,
     supply: &Supply,
+    if_full: IfFull,
 ) -> Result<Dataset, DataError> {
     let mirrors = supply.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
     let mirrors = mirrors.and(Mirrors::one(&run.origin));
@@ -137,7 +138,7 @@ pub async fn fetch_dataset(
         }
     }
     if let Some((manifest, tokenizer)) = kept(&cache, run.manifest) {
-        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, supply).await;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, supply, if_full).await;
     }
     let (fetch_whole, plan) = (&*fetch, mirrors.plan());
     let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
@@ -151,11 +152,11 @@ pub async fn fetch_dataset(
     // More than there is room for?
     let shards = manifest.training.iter().chain(&manifest.held_out);
     if supply.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
-        keep(&tokenizer_path(&cache), &tokenizer).await?;
-        keep(&manifest_path(&cache), &bytes).await?;
-        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, supply).await;
+        keep(&tokenizer_path(&cache), &tokenizer, if_full).await?;
+        keep(&manifest_path(&cache), &bytes, if_full).await?;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, supply, if_full).await;
     }
-    keep(&tokenizer_path(directory), &tokenizer).await?;
+    keep(&tokenizer_path(directory), &tokenizer, if_full).await?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
         let path = shard_path(directory, &shard.digest);
         if holds(&path, &shard.digest)? {
@@ -163,16 +164,16 @@ pub async fn fetch_dataset(
         }
         let limits = Limits::for_bytes(manifest.shard_bytes(shard));
         let contents = get(fetch_whole, &plan, &keys::shard(&shard.digest), &shard.digest, &limits).await?;
-        keep(&path, &contents).await?;
+        keep(&path, &contents, if_full).await?;
     }
     // The manifest last: a directory with one is a whole dataset.
-    keep(&manifest_path(directory), &bytes).await?;
+    keep(&manifest_path(directory), &bytes, if_full).await?;
     open(directory, Some(run.manifest), again()).await
 }
 
-/// Writes a file of the dataset, as soon as there is room for it.
-async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
-    room::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
+/// Writes a file of the dataset.
+async fn keep(path: &Path, bytes: &[u8], if_full: IfFull) -> Result<(), FileError> {
+    if_full.write(FileError::is_full, || files::write_atomic(path, bytes)).await
 }
 
 /// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
@@ -239,9 +240,11 @@ async fn in_pieces(
     tokenizer: Vec<u8>,
     directory: PathBuf,
     supply: &Supply,
+    if_full: IfFull,
 ) -> Result<Dataset, DataError> {
     let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, supply.cache_bytes);
-    let shards = room::wait(files::is_full, open)
+    let shards = if_full
+        .write(files::is_full, open)
         .await
         .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
     Dataset::elsewhere(directory.clone(), manifest, tokenizer, Arc::new(shards))
@@ -332,7 +335,7 @@ mod tests {
 
         async fn open(&self, cache_bytes: u64) -> Result<Dataset, DataError> {
             let supply = Supply { mirrors: vec![], cache_bytes };
-            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &supply).await
+            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &supply, IfFull::Wait).await
         }
 
         /// Reads everything, as a trainer would: on a thread of its own.

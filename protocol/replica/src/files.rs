@@ -38,15 +38,24 @@ pub fn is_full(error: &io::Error) -> bool {
 
 /// How much room a write takes that found none. The kind of error stays what it was.
 #[derive(Debug, thiserror::Error)]
-#[error("{bytes} bytes are needed")]
+#[error("{bytes} bytes are needed: {what_to_do}")]
 struct Needs {
     bytes: u64,
+    what_to_do: &'static str,
     source: io::Error,
 }
 
 /// Says with an error that there was [no room](is_full) how much is needed.
 pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
-    if is_full(&error) { io::Error::new(error.kind(), Needs { bytes, source: error }) } else { error }
+    let what_to_do = match error.kind() {
+        io::ErrorKind::FileTooLarge => "make room, or raise the limit on a file's length",
+        _ => "make room",
+    };
+    if is_full(&error) {
+        io::Error::new(error.kind(), Needs { bytes, what_to_do, source: error })
+    } else {
+        error
+    }
 }
 
 /// Replaces `path` by `bytes` so that a crash at any moment leaves either the old file or the new one.
@@ -142,10 +151,12 @@ mod tests {
         let said = crate::causes(&error);
         assert!(
             said.contains("state")
-                && said.contains("4711 bytes are needed")
+                && said.contains("4711 bytes are needed: make room")
                 && said.contains("no storage space"),
             "{said}"
         );
+        let limited = with_need(io::ErrorKind::FileTooLarge.into(), 4711);
+        assert!(limited.to_string().contains("or raise the limit on a file's length"), "{limited}");
         let other = with_need(io::ErrorKind::PermissionDenied.into(), 4711);
         assert_eq!(other.to_string(), io::Error::from(io::ErrorKind::PermissionDenied).to_string());
     }

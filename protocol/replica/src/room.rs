@@ -32,6 +32,7 @@ impl Default for Room {
 struct Waiting {
     since: Instant,
     said: Instant,
+    /// How long to wait after the next refusal.
     pause: Duration,
 }
 
@@ -45,7 +46,7 @@ impl Room {
                 error,
                 "no room on the disk: make room. Nothing is lost; this node waits, and goes on once there is"
             );
-            self.waiting = Some(Waiting { since: now, said: now, pause: self.first_pause });
+            self.waiting = Some(Waiting { since: now, said: now, pause: 2 * self.first_pause });
             return self.first_pause;
         };
         if SAY_AGAIN <= now - waiting.said {
@@ -53,8 +54,9 @@ impl Room {
             let seconds = (now - waiting.since).as_secs();
             tracing::error!(error, seconds, "still no room on the disk");
         }
-        waiting.pause = LONGEST_PAUSE.min(2 * waiting.pause);
-        waiting.pause
+        let pause = LONGEST_PAUSE.min(waiting.pause);
+        waiting.pause = 2 * pause;
+        pause
     }
 
     /// What was tried went well.
@@ -83,7 +85,8 @@ impl Room {
     }
 
     /// Tries until there is room for it, but no longer than until the chain reaches `until`: it is tried once more then, and the `Err` inside is
-    /// what was said last. `act` says by that `Err` that there was no room.
+    /// what was said last. `act` says by that `Err` that there was no room. The pauses are short at first, however long there has been no room:
+    /// there may not be time for a long one.
     ///
     /// # Errors
     /// What `act` says of anything else, or that the chain is gone.
@@ -93,6 +96,9 @@ impl Room {
         heads: &mut watch::Receiver<Head>,
         mut act: impl FnMut() -> Result<Result<T, F>, E>,
     ) -> Result<Result<T, F>, E> {
+        if let Some(waiting) = &mut self.waiting {
+            waiting.pause = self.first_pause;
+        }
         loop {
             // Before it is tried: what the chain does meanwhile makes for one try more, not for one less.
             let is_over = until <= heads.borrow().block;
@@ -121,6 +127,29 @@ pub async fn wait<T, E: Error>(
     act: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
     Room::default().wait(is_full, act).await
+}
+
+/// What is done where there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfFull {
+    /// A node's way, which nobody may be looking at.
+    Wait,
+    /// The way of a command that somebody gave and looks at.
+    Fail,
+}
+
+impl IfFull {
+    /// Writes something; what `is_full` calls a want of room is waited for, or returned.
+    pub async fn write<T, E: Error>(
+        self,
+        is_full: impl Fn(&E) -> bool,
+        mut act: impl FnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match self {
+            IfFull::Wait => wait(is_full, act).await,
+            IfFull::Fail => act(),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -206,6 +235,15 @@ mod tests {
         assert_eq!(tried.get(), 1);
     }
 
+    #[tokio::test]
+    async fn who_only_reads_does_not_wait() {
+        let disk = Disk::full_for(1);
+        let refused = IfFull::Fail.write(crate::files::is_full, || disk.write()).await;
+        assert!(crate::files::is_full(&refused.unwrap_err()));
+        assert_eq!(disk.tried.get(), 1);
+        assert_eq!(IfFull::Wait.write(crate::files::is_full, || disk.write()).await.unwrap(), "written");
+    }
+
     const UNTIL: Block = Block(9);
 
     fn head(block: u32) -> Head {
@@ -249,6 +287,18 @@ mod tests {
             assert_eq!(done.unwrap().is_ok(), written);
             assert_eq!(disk.tried.get(), 1);
         }
+    }
+
+    #[tokio::test]
+    async fn what_waited_long_tries_often_again_where_there_is_a_deadline() {
+        let (_chain, mut heads) = watch::channel(head(UNTIL.0));
+        let mut room = Room::default();
+        for _ in 0..7 {
+            room.refused(&full());
+        }
+        let done: Waited = room.wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
+        assert!(done.unwrap().is_err());
+        assert_eq!(room.refused(&full()), 2 * FIRST_PAUSE, "the first one was waited for already");
     }
 
     #[tokio::test]

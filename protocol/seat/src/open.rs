@@ -15,7 +15,7 @@ use replica::{
     Codec, Follower, Journal, RunSpec,
     data::Supply,
     files::{self, FileError},
-    room,
+    room::{self, IfFull},
 };
 use std::{path::Path, sync::Arc};
 use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
@@ -102,7 +102,8 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     // Beside the model, so that whoever has the directory can read the model without a chain.
     keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
     let dataset =
-        data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply).await?;
+        data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply, IfFull::Wait)
+            .await?;
     let turn = usize::from(seat.id.uid.0);
     let directory = Some(settings.directory.as_path());
     let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
@@ -130,12 +131,14 @@ pub struct Reader {
     pub follower: Arc<Follower>,
 }
 
-/// Opens chain, specification and data to read them.
+/// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
 pub async fn open_to_read(reading: &Reading) -> anyhow::Result<Reader> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
-    let dataset = data(&fetch, &run, reading.dataset.as_deref(), &reading.directory, &reading.supply).await?;
+    let dataset =
+        data(&fetch, &run, reading.dataset.as_deref(), &reading.directory, &reading.supply, IfFull::Fail)
+            .await?;
     let follower = follower(&chain, &fetch, run, &spec, true, 0, None)?;
     Ok(Reader { chain, spec, dataset, follower })
 }
@@ -171,13 +174,17 @@ async fn data(
     at_hand: Option<&Path>,
     directory: &Path,
     supply: &Supply,
+    if_full: IfFull,
 ) -> anyhow::Result<Arc<Dataset>> {
     let dataset = match at_hand {
         Some(directory) => {
             let (directory, manifest) = (directory.to_owned(), run.manifest);
             tokio::task::spawn_blocking(move || at_hand_in(&directory, manifest)).await??
         }
-        None => replica::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply).await?,
+        None => {
+            replica::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply, if_full)
+                .await?
+        }
     };
     Ok(Arc::new(dataset))
 }
