@@ -260,17 +260,22 @@ async fn everyone_can_see_what_was_paid_and_why(net: &mut Net) {
     let run = net.observer.run.id;
     let validators: Vec<Uid> = net.observer.seats_of(Role::Validator).map(|seat| seat.id.uid).collect();
     let from = last_fixed(&net.observer) + 1;
-    // A window that all of them judged and published; who is killed for want of time may miss one.
+    let miner =
+        net.observer.seats_of(Role::Miner).find(|seat| net.observer.name_of(seat.id.uid) == "miner-0");
+    let miner = miner.expect("it has a seat").id.uid;
+    // A window that all of them judged and published, in an epoch that was paid: who has no time for it may miss either.
     let window = loop {
         let now = last_fixed(&net.observer);
         assert!(now < from + 20, "validators do not publish{}", net.last_lines());
         let mut complete = None;
+        let paid = net.chain.payslips(run, miner).await.expect("our chain answers");
         for window in from..=now {
             let view = net.chain.window(run, Window(window)).await.expect("our chain answers");
             let view = view.expect("the window is kept");
             let all = validators.iter().all(|uid| view.receipts.iter().any(|(of, _)| of == uid));
             // Its epoch is over and its weights are revealed, so that they are audited too.
-            let old = window + 4 <= now;
+            let epoch = Window(window).epoch(net.observer.run.params.epoch_windows);
+            let old = window + 4 <= now && paid.iter().any(|slip| slip.epoch == epoch);
             complete = complete
                 .or((all && old && view.outcome.is_some_and(|outcome| merged(&outcome))).then_some(window));
         }
