@@ -192,13 +192,13 @@ impl Validator {
                 self.journal.write(&Entry::Abstained { window, reason });
             }
 
+            // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
+            self.commit_weights_if_due(&view, &mut heads).await?;
+
             // Evaluate and judge, off everybody's critical path: an evaluation that needs longer than its window is judged in the next.
             if evaluation.is_none() {
                 evaluation = self.start_evaluation(&view, &seats, gathered).await?;
             }
-
-            // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
-            self.commit_weights_if_due(&view, &mut heads).await?;
             wait_past(&mut heads, schedule.vote_deadline(window)).await?;
             self.reveal_vote(window).await?;
             let last_call = Block(schedule.opens_at(window.next()).0.saturating_sub(LAST_CALL_BLOCKS));
