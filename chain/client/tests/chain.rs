@@ -302,13 +302,6 @@ async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
     chain.shutdown().await;
 }
 
-/// The chain says that its runtime is the one after ours, of which it is all the same.
-fn upgraded() -> Wire {
-    let said = |version: u32| &*format!("\"specVersion\":{version},").leak();
-    let ours = mettle_runtime::VERSION.spec_version;
-    Wire::Tampered { from: said(ours), to: said(ours + 1) }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_is_signed_for_the_old_one() {
     let chain = busy_chain().await;
@@ -318,7 +311,7 @@ async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_i
 
     // What the chain says of its version is not what its metadata were read for.
     let connections = proxy.connections();
-    proxy.set(upgraded());
+    proxy.set(Wire::Upgraded);
     let sender = alice.clone();
     let submitted =
         tokio::spawn(async move { sender.submit(Call::Transfer { to: receiver, amount: ONE }).await });
@@ -348,7 +341,7 @@ async fn what_was_signed_for_a_runtime_that_the_chain_no_longer_has_is_signed_an
     let old = until_pooled(&chain).await;
 
     // The chain forgets its pool, and says then that it was upgraded, for as long as it takes to be asked a few times.
-    proxy.set(upgraded());
+    proxy.set(Wire::Upgraded);
     let listen = chain.address();
     chain.shutdown().await;
     let chain = start(Config { listen, ..config }).await;

@@ -23,6 +23,8 @@ pub enum Wire {
         from: &'static str,
         to: &'static str,
     },
+    /// What the chain says of its runtime's version is another one.
+    Upgraded,
 }
 
 pub struct Proxy {
@@ -97,8 +99,10 @@ async fn carry(
             Err(_) => return,
         };
         let bytes = &mut buffer[..read];
-        if let (true, Wire::Tampered { from, to }) = (tamper, now) {
-            replace(bytes, from.as_bytes(), to.as_bytes());
+        match now {
+            Wire::Tampered { from, to } if tamper => replace(bytes, from.as_bytes(), to.as_bytes()),
+            Wire::Upgraded if tamper => upgrade(bytes),
+            _ => {}
         }
         if to.write_all(bytes).await.is_err() {
             return;
@@ -113,5 +117,17 @@ fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
         at += found;
         bytes[at..at + to.len()].copy_from_slice(to);
         at += to.len();
+    }
+}
+
+/// Another last digit of every version that is told.
+fn upgrade(bytes: &mut [u8]) {
+    const NAMED: &[u8] = b"\"specVersion\":";
+    let told: Vec<usize> = (NAMED.len()..bytes.len()).filter(|at| bytes[..*at].ends_with(NAMED)).collect();
+    for at in told {
+        let digits = bytes[at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
+        if let Some(last) = bytes[at..at + digits].last_mut() {
+            *last = b'0' + (*last - b'0' + 1) % 10;
+        }
     }
 }
