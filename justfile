@@ -55,7 +55,7 @@ asan:
 
 # How fast the normative codec and merge are, and the fast ones beside a copy of memory
 bench:
-    cargo bench -p protocol
+    cargo bench -p mettle-protocol
     cargo bench -p kernels
 
 # Every kernel on this machine beside a copy of memory, in one table

@@ -7,22 +7,24 @@ use tests::packages;
 type Arrows = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const ARROWS: &[Arrows] = &[
-    // What everybody agrees on knows nobody.
-    ("protocol", &[], &[]),
-    ("kernels", &[], &["protocol"]),
-    ("dataset", &["protocol"], &[]),
-    ("store", &["protocol"], &["store"]), // Itself, with its server.
-    ("model", &["protocol", "kernels"], &[]),
+    // What every participant agrees on, bit for bit.
+    ("mettle-protocol", &[], &[]),
+    ("mettle-model", &["mettle-protocol"], &[]),
+    ("mettle-dataset", &["mettle-protocol"], &[]),
+    ("mettle-store", &["mettle-protocol"], &["mettle-s3-server"]),
+    // The same answers, faster; and the engines that train and evaluate.
+    ("kernels", &[], &["mettle-protocol"]),
+    ("mettle-nn", &["mettle-protocol", "mettle-model", "kernels"], &[]),
     // The rules of the chain, and what runs them.
-    ("pallet-registry", &["protocol"], &[]),
-    ("pallet-windows", &["protocol", "pallet-registry"], &[]),
-    ("pallet-weights", &["protocol", "pallet-registry", "pallet-windows"], &[]),
-    ("pallet-nomination", &["protocol", "pallet-registry"], &[]),
-    ("pallet-rewards", &["protocol", "pallet-registry"], &["pallet-nomination"]),
+    ("pallet-registry", &["mettle-protocol"], &[]),
+    ("pallet-windows", &["mettle-protocol", "pallet-registry"], &[]),
+    ("pallet-weights", &["mettle-protocol", "pallet-registry", "pallet-windows"], &[]),
+    ("pallet-nomination", &["mettle-protocol", "pallet-registry"], &[]),
+    ("pallet-rewards", &["mettle-protocol", "pallet-registry"], &["pallet-nomination"]),
     (
         "mettle-runtime",
         &[
-            "protocol",
+            "mettle-protocol",
             "pallet-registry",
             "pallet-windows",
             "pallet-weights",
@@ -31,76 +33,112 @@ const ARROWS: &[Arrows] = &[
         ],
         &[],
     ),
-    // What it measures are calls of the contracts.
     (
-        "embedded-chain",
+        "mettle-embedded-chain",
         &["mettle-runtime"],
-        &["protocol", "chain-client", "pallet-registry", "pallet-windows"],
+        &["mettle-protocol", "mettle-chain-client", "pallet-registry", "pallet-windows"],
     ),
-    // The client knows the chain's types and no chain; its tests speak with a real one.
-    ("chain-client", &["protocol"], &["embedded-chain"]),
-    // What a miner and a validator share.
-    ("replica", &["protocol", "kernels", "dataset", "store", "model", "chain-client"], &[]),
-    // Its verbs are tried on a chain.
-    ("seat", &["protocol", "dataset", "store", "model", "chain-client", "replica"], &["embedded-chain"]),
-    // The roles, which never import each other, nor the chain's rules.
-    ("miner", ROLE, ROLE_TESTS),
-    ("validator", ROLE, ROLE_TESTS),
-    // Who cheats is a miner or validator otherwise.
-    ("adversaries", &["protocol", "store", "chain-client", "replica", "seat", "miner", "validator"], &[]),
+    // The client knows the chain's types and no chain; its tests run against the embedded one.
+    ("mettle-chain-client", &["mettle-protocol"], &["mettle-embedded-chain"]),
+    // What both daemons are made of. Below `protocol/`, this crate alone imports from `chain/`.
+    (
+        "mettle-node-kit",
+        &[
+            "mettle-protocol",
+            "kernels",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-chain-client",
+        ],
+        &["mettle-s3-server"],
+    ),
+    // The daemons, which never import each other, nor the chain's rules.
+    ("miner", DAEMON, DAEMON_TESTS),
+    ("validator", DAEMON, DAEMON_TESTS),
+    // The client program. An audit repeats a validator's work.
+    (
+        "mettle",
+        &[
+            "mettle-protocol",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-nn",
+            "mettle-chain-client",
+            "mettle-node-kit",
+            "validator",
+        ],
+        &["mettle-embedded-chain", "mettle-s3-server"],
+    ),
+    // An adversary is a miner or a validator with another strategy.
+    (
+        "mettle-adversaries",
+        &["mettle-protocol", "mettle-store", "mettle-chain-client", "mettle-node-kit", "miner", "validator"],
+        &[],
+    ),
+    ("mettle-s3-server", &["mettle-protocol", "mettle-store"], &[]),
     (
         "localnet",
         &[
-            "adversaries",
-            "protocol",
-            "dataset",
-            "store",
-            "model",
-            "chain-client",
-            "replica",
-            "seat",
-            "embedded-chain",
+            "mettle-adversaries",
+            "mettle-s3-server",
+            "mettle-protocol",
+            "mettle-dataset",
+            "mettle-store",
+            "mettle-model",
+            "mettle-chain-client",
+            "mettle-node-kit",
+            "mettle-embedded-chain",
             "miner",
             "validator",
         ],
-        &[],
+        &["mettle"],
     ),
-    // The codec study trains, and the simulation is a whole network.
+    // The studies train, and the simulation is a whole network.
     ("tests", ANY, &[]),
 ];
 
-const ROLE: &[&str] =
-    &["protocol", "kernels", "dataset", "store", "model", "chain-client", "replica", "seat"];
-const ROLE_TESTS: &[&str] = &["store"]; // With its server.
-const ANY: &[&str] = &[
-    "protocol",
+const DAEMON: &[&str] = &[
+    "mettle-protocol",
     "kernels",
-    "dataset",
-    "store",
-    "model",
-    "chain-client",
-    "replica",
-    "seat",
+    "mettle-nn",
+    "mettle-dataset",
+    "mettle-store",
+    "mettle-model",
+    "mettle-chain-client",
+    "mettle-node-kit",
+];
+const DAEMON_TESTS: &[&str] = &["mettle-s3-server"];
+const ANY: &[&str] = &[
+    "mettle-protocol",
+    "kernels",
+    "mettle-nn",
+    "mettle-dataset",
+    "mettle-store",
+    "mettle-model",
+    "mettle-chain-client",
+    "mettle-node-kit",
     "mettle-runtime",
-    "embedded-chain",
+    "mettle-embedded-chain",
     "miner",
     "validator",
     "localnet",
-    "adversaries",
+    "mettle-adversaries",
     "pallet-registry",
     "pallet-windows",
     "pallet-weights",
     "pallet-rewards",
 ];
 
-/// Foreign crates that decide how a room is built, and the rooms they may be in.
+/// Third-party crates that decide how a crate is built, and the crates that may use them.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("burn", &["model"]),
-    ("tokenizers", &["dataset"]),
-    ("object_store", &["store"]),
-    ("reqwest", &["store"]),
-    ("s3s", &["store"]),
-    ("subxt", &["chain-client"]),
+    ("burn", &["mettle-nn"]),
+    ("tokenizers", &["mettle-dataset"]),
+    ("object_store", &["mettle-store"]),
+    ("reqwest", &["mettle-store", "mettle-s3-server"]),
+    ("s3s", &["mettle-s3-server"]),
+    ("subxt", &["mettle-chain-client"]),
     (
         "polkadot-sdk-frame",
         &[
@@ -116,23 +154,28 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "tokio",
         &[
-            "store",
-            "embedded-chain",
-            "chain-client",
-            "replica",
-            "seat",
+            "mettle-store",
+            "mettle-embedded-chain",
+            "mettle-chain-client",
+            "mettle-node-kit",
+            "mettle-s3-server",
+            "mettle",
             "miner",
             "validator",
             "localnet",
-            "adversaries",
+            "mettle-adversaries",
             "tests",
         ],
     ),
-    ("anyhow", &["seat", "miner", "validator", "localnet", "kernels", "model", "tests"]), // Where there is a `main`. Below it, callers match.
+    // Where there is a `main`. Below it, callers match on errors.
+    (
+        "anyhow",
+        &["mettle-node-kit", "mettle", "miner", "validator", "localnet", "kernels", "mettle-nn", "tests"],
+    ),
 ];
 
-/// All that `protocol` is made of.
-const PROTOCOL_IS_MADE_OF: &[&str] =
+/// The dependencies of the protocol crate.
+const PROTOCOL_DEPENDENCIES: &[&str] =
     &["blake2", "blake3", "ed25519-dalek", "libm", "parity-scale-codec", "scale-info", "serde", "thiserror"];
 
 #[test]
@@ -161,6 +204,24 @@ fn nobody_depends_on_whom_it_should_not_know() {
 }
 
 #[test]
+fn below_protocol_only_the_node_kit_imports_from_chain() {
+    let packages = packages();
+    let directory: BTreeMap<&str, &str> =
+        packages.iter().map(|package| (package.name.as_str(), package.directory.as_str())).collect();
+    for package in &packages {
+        let below = package.directory == "protocol" || package.directory.starts_with("protocol/");
+        if !below || package.name == "mettle-node-kit" {
+            continue;
+        }
+        for dependency in package.dependencies.iter().filter(|dependency| !dependency.dev) {
+            let chain =
+                directory.get(dependency.name.as_str()).is_some_and(|path| path.starts_with("chain/"));
+            assert!(!chain, "{} imports {} from chain/", package.name, dependency.name);
+        }
+    }
+}
+
+#[test]
 fn the_arrows_lead_into_no_circle() {
     let mut left: BTreeMap<&str, BTreeSet<&str>> =
         ARROWS.iter().map(|(name, all, _)| (*name, all.iter().copied().collect())).collect();
@@ -180,10 +241,10 @@ fn the_arrows_lead_into_no_circle() {
 #[test]
 fn what_must_agree_bit_for_bit_is_made_of_little_and_compiles_without_a_system() {
     let packages = packages();
-    let protocol = packages.iter().find(|package| package.name == "protocol").expect("it is a member");
+    let protocol = packages.iter().find(|package| package.name == "mettle-protocol").expect("it is a member");
     for dependency in protocol.dependencies.iter().filter(|dependency| !dependency.dev) {
         let name = dependency.name.as_str();
-        assert!(PROTOCOL_IS_MADE_OF.contains(&name), "protocol uses {name}: the chain compiles it too");
+        assert!(PROTOCOL_DEPENDENCIES.contains(&name), "protocol uses {name}: the chain compiles it too");
         // libm has no standard library to leave out.
         assert!(
             !dependency.default_features || name == "libm",

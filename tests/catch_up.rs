@@ -7,7 +7,9 @@ use chain_client::Chain as _;
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
+use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
+use node::{Codec, Followed, Follower, ModelState, checkpoint};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
     keys::ObjectKey,
@@ -16,7 +18,6 @@ use protocol::{
     submission::{self, Header},
     view::{Outcome, Verdict, Vote},
 };
-use replica::{Codec, Followed, Follower, ModelState, RunSpec, checkpoint};
 use sp_keyring::Sr25519Keyring;
 use std::{
     collections::BTreeMap,

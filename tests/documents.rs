@@ -7,7 +7,7 @@ use tests::{packages, root, texts, tracked};
 const OF_THEIR_TIME: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
 
 /// Must be fast, so their integer arithmetic is not checked.
-const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "model"];
+const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "mettle-nn"];
 
 #[test]
 fn every_link_of_a_document_leads_to_a_file() {
@@ -46,6 +46,7 @@ fn started(text: &str) -> impl Iterator<Item = (&str, &str)> {
         let line = line.trim();
         [
             ("cargo run --release -p localnet -- ", "localnet"),
+            ("mettle ", "chain/wallet"),
             ("miner ", "miner"),
             ("validator ", "validator"),
         ]
@@ -62,7 +63,7 @@ fn every_flag_that_a_document_shows_is_one_of_the_program() {
         }
         for (program, arguments) in started(&text) {
             let sources = texts(&[".rs"]).into_iter().filter(|(source, _)| {
-                source.starts_with(&format!("{program}/src/")) || source.starts_with("protocol/seat/src/")
+                source.starts_with(&format!("{program}/src/")) || source.starts_with("protocol/node/src/")
             });
             let code: String = sources.map(|(_, code)| code).collect();
             let command = arguments.split('#').next().unwrap_or_default();
@@ -130,6 +131,12 @@ fn nothing_belongs_to_one_machine_or_is_left_to_do() {
 #[test]
 fn every_crate_says_what_it_is_and_keeps_the_common_rules() {
     let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("it is in the root");
+    let profile = workspace.split("[profile.release]\n").nth(1).unwrap_or_default();
+    let profile = profile.split("\n[").next().unwrap_or_default();
+    assert!(
+        profile.contains("overflow-checks = true") && profile.contains("debug-assertions = true"),
+        "{profile}"
+    );
     let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("it is in the root");
     for package in packages() {
         let (name, directory) = (&package.name, &package.directory);
@@ -144,11 +151,11 @@ fn every_crate_says_what_it_is_and_keeps_the_common_rules() {
         if UNCHECKED_ARITHMETIC.contains(&name.as_str()) {
             continue;
         }
-        let profile = format!("[profile.release.package.{name}]\n");
-        let (_, after) =
-            workspace.split_once(&profile).unwrap_or_else(|| panic!("Cargo.toml has no {profile}"));
-        let profile = after.split("\n[").next().unwrap_or_default();
-        assert!(profile.contains("overflow-checks = true"), "{name} is released with unchecked arithmetic");
-        assert!(profile.contains("debug-assertions = true"), "{name} is released without its assertions");
+        let own = workspace
+            .lines()
+            .find(|line| line.starts_with(&format!("{name} = {{")) && line.contains("opt-level"));
+        let unchecked =
+            own.is_some_and(|line| line.contains("overflow-checks") || line.contains("debug-assertions"));
+        assert!(!unchecked, "{name} is released with unchecked arithmetic or without its assertions");
     }
 }

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use dataset::{Dataset, Pieces, PiecesError, Place, PrepareOptions, ShardRange, Source, TokenizerChoice};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
-use model::{DeviceChoice, Evaluator, ModelConfig, Recipe, Trainer, init_flat};
+use model::RunSpec;
+use model::{ModelConfig, Recipe, init_flat};
+use nn::{DeviceChoice, Evaluator, Trainer};
+use node::{Codec, Entry, Followed, Follower, Holder, Journal, ModelState};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,
@@ -17,7 +20,6 @@ use protocol::{
     submission::{self, Header},
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
-use replica::{Codec, Entry, Followed, Follower, Holder, Journal, ModelState, RunSpec};
 use sp_keyring::Sr25519Keyring;
 use std::{
     fs, io,

@@ -1,6 +1,9 @@
 //! Every reader of bytes against the protocol's: the same bodies accepted, the same numbers found, at every width of
 //! vector unit and with any number of threads.
 
+// The shared checks use the name that the fuzz targets know the crate by.
+extern crate protocol as mettle_protocol;
+
 #[path = "../../protocol/fuzz/fast.rs"]
 mod fast;
 

@@ -2,7 +2,7 @@
 
 use crate::{roles, up};
 use clap::{Parser, Subcommand};
-use seat::program;
+use node::program;
 use std::process::ExitCode;
 
 /// The whole Mettle network on one machine.

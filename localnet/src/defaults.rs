@@ -1,11 +1,11 @@
 //! The network that `up` makes if nothing else is asked for: small enough for two cores, and learning in minutes.
 
+use model::RunSpec;
 use model::{ModelConfig, Recipe};
 use protocol::{
     Block, RunParams, Schedule, Terms,
     params::{Density, F32Bits, MergeRule},
 };
-use replica::RunSpec;
 
 pub const MINERS: u16 = 4;
 pub const VALIDATORS: u16 = 3;

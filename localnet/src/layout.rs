@@ -158,7 +158,7 @@ impl Claimed {
     }
 
     /// Declares the network whole.
-    pub fn write_plan(&mut self, plan: Plan) -> Result<(), replica::files::FileError> {
+    pub fn write_plan(&mut self, plan: Plan) -> Result<(), node::files::FileError> {
         plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
         Ok(())
@@ -191,9 +191,9 @@ impl Plan {
     }
 
     /// Replaces the file, which only this user can read, for it holds the buckets' secrets.
-    pub fn write(&self, file: &Path) -> Result<(), replica::files::FileError> {
+    pub fn write(&self, file: &Path) -> Result<(), node::files::FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
-        replica::files::write_atomic(file, &json)
+        node::files::write_atomic(file, &json)
     }
 
     /// Where each part of the chain answers.

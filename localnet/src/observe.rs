@@ -2,11 +2,11 @@
 
 use crate::{layout::SeatPlan, seats::HONEST};
 use chain_client::{Amount, Chain, ChainError};
+use node::{Entry, journal};
 use protocol::{
     Digest, Role, RunId, Uid, Window,
     view::{Outcome, RunView, SeatView, WindowView},
 };
-use replica::{Entry, journal};
 use std::{collections::BTreeMap, path::PathBuf};
 
 /// A seat, as far as it can be seen from outside.

@@ -8,7 +8,8 @@ use crate::{
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
-use seat::program;
+use node::program;
+use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 use serde::{Deserialize, Serialize};
 use std::{
     ffi::OsString,
@@ -18,7 +19,6 @@ use std::{
     process::Stdio,
     time::Duration,
 };
-use store::server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
 
 #[derive(Debug, Subcommand)]
 pub enum Role {
@@ -128,7 +128,7 @@ impl StoreSettings {
 
     /// Replaces the file, which only this user can read.
     pub fn write(&self, file: &Path) -> anyhow::Result<()> {
-        Ok(replica::files::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
+        Ok(node::files::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
     }
 }
 
@@ -165,7 +165,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     if name == LAZY {
         return lazy(start, &setup).await;
     }
-    let directory = seat::Settings::read(&start.flags)?.directory;
+    let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let door = door.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let changed = move |opened| Ok(adversaries::act::take_over(opened, adversary, &directory, door)?);
@@ -186,9 +186,9 @@ async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::R
     if start.with_parent {
         program::end_with_parent();
     }
-    let settings = seat::Settings::read(&start.flags)?;
+    let settings = node::Settings::read(&start.flags)?;
     let mut conduct = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
-    let opened = seat::open(&settings, protocol::Role::Validator).await?;
+    let opened = node::open(&settings, protocol::Role::Validator).await?;
     let secret = opened.key.signing_key().to_bytes();
     let served =
         adversaries::idle::serve(&opened.follower, &opened.seat, &secret, &settings.directory, &mut *conduct);

@@ -13,12 +13,11 @@ use chain_client::{
     account::{self, SeatWish},
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
+use model::RunSpec;
+use node::config::{File, ServeFile, StoreFile, TrainFile};
+use node::create::{self, NewRun};
+use node::files::write_atomic;
 use protocol::{Block, Role, RunId, RunParams, view::RunView};
-use replica::{RunSpec, files::write_atomic};
-use seat::{
-    create::{self, NewRun},
-    settings::{File, ServeFile, StoreFile, TrainFile},
-};
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},

@@ -14,8 +14,8 @@ use crate::{
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
 use dataset::{Dataset, Place, PrepareOptions, Progress, Source, TokenizerChoice};
+use node::program;
 use protocol::{Role, Window};
-use seat::program;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -200,7 +200,7 @@ async fn live(
     let report = Report::new(&observer, unigram_loss, since);
     println!("{}", report.summary());
     if let Some(path) = &up.report {
-        replica::files::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
+        node::files::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
         println!("report: {}", path.display());
     }
     ended

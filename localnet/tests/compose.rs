@@ -91,7 +91,8 @@ impl Stack {
         let beside = localnet.parent().expect("a program is in a directory");
         let asked = std::env::var_os("METTLE_NODE").map(|path| root().join(path));
         let node = nodes::find(asked.as_deref()).expect("METTLE_NODE names the node's program");
-        let programs = [localnet.clone(), beside.join("miner"), beside.join("validator"), node];
+        let programs =
+            [localnet.clone(), beside.join("miner"), beside.join("validator"), beside.join("mettle"), node];
         for program in &programs {
             let to = bin.join(program.file_name().expect("a program has a name"));
             fs::copy(program, &to).unwrap_or_else(|error| panic!("{}: {error}", program.display()));
@@ -99,7 +100,7 @@ impl Stack {
             let _ = Command::new("strip").arg(&to).status();
         }
         let dataset = context.join("image").join("dataset");
-        ok(Command::new(beside.join("miner"))
+        ok(Command::new(beside.join("mettle"))
             .args(["dataset", "prepare", "--sequence", "64", "--vocabulary", "2048"])
             .args(["--shard-bytes", "16777216", "--out"])
             .arg(&dataset));

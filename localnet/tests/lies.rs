@@ -1,4 +1,4 @@
-//! Validators that lie, beside honest ones, and what anybody finds out about them: `validator audit` and `validator report` as a person
+//! Validators that lie, beside honest ones, and what anybody finds out about them: `mettle audit` and `mettle report` as a person
 //! runs them, against a network of real processes.
 //!
 //! Each lie must be named with the seat that it is about, and every honest validator must come out without a difference. Nothing here
@@ -108,7 +108,7 @@ async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
         let (by, at, who) = (by.clone(), at.clone(), who.to_string());
         run(move || {
             let wanted = ["--config", &by, "--window", &at, "--validator", &who, more];
-            support::localnet(["role", "validator", "report"].into_iter().chain(wanted))
+            support::mettle(["report"].into_iter().chain(wanted))
         })
     };
     let shown = report(uid, "--dry-run").await;
@@ -174,11 +174,9 @@ async fn posted(net: &Net, validators: &[Uid], window: Window) -> bool {
 async fn audit(net: &Net, window: Window, more: &[&str]) -> Ended {
     let config = net.directory().join("validator-0").join("settings.toml").display().to_string();
     let mut words: Vec<String> =
-        ["role", "validator", "audit", "--config", &config, "--window", &window.to_string()]
-            .map(str::to_owned)
-            .to_vec();
+        ["audit", "--config", &config, "--window", &window.to_string()].map(str::to_owned).to_vec();
     words.extend(more.iter().map(|word| (*word).to_owned()));
-    run(move || support::localnet(words)).await
+    run(move || support::mettle(words)).await
 }
 
 async fn run(command: impl FnOnce() -> Ended + Send + 'static) -> Ended {

@@ -16,13 +16,13 @@ use localnet::{
     seats::Seats,
     setup,
 };
+use node::Entry;
 use protocol::{
     Role, RunId, RunParams, Schedule, Uid, Window,
     view::{Outcome, VoidReason},
 };
-use replica::Entry;
+use s3_server::{ALWAYS, Faults};
 use std::{path::Path, time::Duration};
-use store::server::{ALWAYS, Faults};
 use support::{Net, Sitting, one_at_a_time};
 
 fn merged(outcome: &Outcome) -> bool {
@@ -287,8 +287,8 @@ async fn everyone_can_see_what_was_paid_and_why(net: &mut Net) {
     let settings = |name: &str| net.directory().join(name).join("settings.toml").display().to_string();
     let (config, at) = (settings("validator-0"), window.to_string());
     let audit = move || {
-        let verb = ["role", "validator", "audit", "--json", "--window", &at, "--config", &config];
-        support::localnet(verb)
+        let verb = ["audit", "--json", "--window", &at, "--config", &config];
+        support::mettle(verb)
     };
     let ended = tokio::task::spawn_blocking(audit).await.expect("it ends");
     let report: serde_json::Value = serde_json::from_str(&ended.out).expect("one JSON object");
@@ -306,8 +306,8 @@ async fn everyone_can_see_what_was_paid_and_why(net: &mut Net) {
 
     let (config, at) = (settings("miner-0"), window.to_string());
     let receipts = move || {
-        let verb = ["role", "miner", "receipts", "--json", "--window", &at, "--config", &config];
-        support::localnet(verb)
+        let verb = ["receipts", "--json", "--window", &at, "--config", &config];
+        support::mettle(verb)
     };
     let ended = tokio::task::spawn_blocking(receipts).await.expect("it ends");
     assert!(ended.success, "{}", ended.all());
@@ -325,7 +325,7 @@ async fn pay_is_claimed(net: &mut Net) {
     let name = net.observer.name_of(seat.id.uid);
     let before = net.chain.balance(&seat.coldkey).await.expect("our chain answers").free;
     let settings = net.directory().join(&name).join("settings.toml").display().to_string();
-    let claim = move || support::localnet(["role", "miner", "claim", "--yes", "--config", &settings]);
+    let claim = move || support::mettle(["claim", "--yes", "--config", &settings]);
     let ended = tokio::task::spawn_blocking(claim).await.expect("it ends");
     assert!(ended.success, "{}", ended.all());
     assert!(ended.out.contains("MTL went to"), "{}", ended.all());
@@ -386,7 +386,7 @@ fn long_params() -> RunParams {
 /// What a miner's journal says from `offset` on.
 fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
     let path = net.directory().join(name).join("data").join("journal.jsonl");
-    replica::journal::read_from(&path, offset).expect("a journal")
+    node::journal::read_from(&path, offset).expect("a journal")
 }
 
 /// Has a miner whose home this is train in small steps, with room before the deadline for a busy machine, and whatever is said beside it.
@@ -461,7 +461,7 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
     let (model, snapshot) = (length("model.state"), length("miner.snapshot"));
     assert!(2 * model < snapshot, "{model} {snapshot}");
     for file in ["model.state", "miner.snapshot", "training.snapshot"] {
-        replica::kept::Kept::new(home.join("data").join(file)).remove();
+        node::kept::Kept::new(home.join("data").join(file)).remove();
     }
 
     // A limit on the length of files is to the process what a full disk is, but that it would be ended by a signal.
@@ -556,13 +556,13 @@ async fn a_published_model_starts_another_run(net: &mut Net) -> Network {
     let loss_before = loss(&net.observer, window).expect("just seen");
     let (model, url) = (net.directory().join("model"), net.plan.chain_url());
     let run_to_end = async |arguments: Vec<String>| {
-        let ended = tokio::task::spawn_blocking(move || support::localnet(arguments)).await.expect("it ends");
+        let ended = tokio::task::spawn_blocking(move || support::mettle(arguments)).await.expect("it ends");
         assert!(ended.success, "{}", ended.all());
         ended.out
     };
     let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     let export = format!(
-        "role miner model export --published --chain {url} --run 0 --window {} --out {}",
+        "model export --published --chain {url} --run 0 --window {} --out {}",
         window.0,
         model.display()
     );
@@ -590,7 +590,7 @@ async fn a_published_model_starts_another_run(net: &mut Net) -> Network {
     let terms = file("terms.json", terms.into());
     let data = net.plan.dataset.clone().expect("it is on this machine");
     let create = format!(
-        "role validator run create --yes --config {owner} --name again --weights {} --dataset {} --params {params} --terms {terms} --origin {}",
+        "run create --yes --config {owner} --name again --weights {} --dataset {} --params {params} --terms {terms} --origin {}",
         model.display(),
         data.display(),
         net.plan.bucket_url(ORIGIN)
@@ -638,10 +638,8 @@ async fn a_published_model_starts_another_run(net: &mut Net) -> Network {
 
     // And it can be had back, from the new run, as what it was.
     let back = net.directory().join("back");
-    let export = format!(
-        "role miner model export --published --chain {url} --run 1 --window 0 --out {}",
-        back.display()
-    );
+    let export =
+        format!("model export --published --chain {url} --run 1 --window 0 --out {}", back.display());
     let said = run_to_end(words(&export)).await;
     assert!(said.contains(&format!("weights root {root}")), "{said}");
     base

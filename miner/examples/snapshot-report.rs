@@ -11,9 +11,10 @@ use miner::{
     snapshot::{Optimiser as _, Snapshot},
     train::Trained,
 };
-use model::{DeviceChoice, ModelConfig, Recipe, Trainer};
+use model::{ModelConfig, Recipe};
+use nn::{DeviceChoice, Trainer};
+use node::kept::Kept;
 use protocol::{Block, Digest, RunId, SeatId, Uid, Window};
-use replica::kept::Kept;
 use std::{path::Path, time::Instant};
 
 const ROUNDS: usize = 5;

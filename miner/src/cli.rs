@@ -1,18 +1,15 @@
 //! The command line: settings in, a running miner out.
 
 use crate::conduct::{Conduct, Honest};
-use crate::model::{self as model_verbs, ModelCommand};
-use crate::prepare::{self, Prepare};
 use crate::progress::Every;
-use crate::receipts::{self, Receipts};
 use crate::run::{Leaving, Miner};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use model::{DeviceChoice, Trainer};
+use nn::{DeviceChoice, Trainer};
+use node::Holder;
+use node::{Flags, Metrics, Opened, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
 use protocol::Role;
-use replica::Holder;
-use seat::{Flags, Metrics, Opened, Settings, Verb, metrics::MetricsFlag, program, settings::TrainFile};
-use std::{process::ExitCode, sync::Arc, time::Duration};
+use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
 
 /// Trains on the data that the chain assigns, and is paid by what the work was worth.
 #[derive(Debug, Parser)]
@@ -24,22 +21,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(flatten)]
-    Seat(Verb),
     /// Mine window after window, until Ctrl-C.
     Start(Start),
-    Receipts(Receipts),
-    /// Take the model to other programs, or one of theirs into a run.
-    #[command(subcommand)]
-    Model(ModelCommand),
-    /// Prepare training data.
-    #[command(subcommand)]
-    Dataset(DatasetCommand),
-}
-
-#[derive(Debug, Subcommand)]
-enum DatasetCommand {
-    Prepare(Prepare),
+    /// A command that moved to `mettle`.
+    #[command(external_subcommand)]
+    Moved(Vec<OsString>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -62,7 +48,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
-pub fn main_with(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit(Cli::parse_from(arguments))
 }
 
@@ -72,12 +58,7 @@ fn exit(cli: Cli) -> ExitCode {
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        Command::Seat(verb) => seat::verbs::run(Role::Miner, verb).await,
-        Command::Dataset(DatasetCommand::Prepare(prepare)) => prepare::run(prepare).await,
-        Command::Model(command) => model_verbs::run(command).await,
-        Command::Receipts(receipts) => {
-            program::on_paper(receipts.json, async |paper| receipts::act(receipts, paper).await).await
-        }
+        Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
         Command::Start(start) => self::start(start, |opened| Ok((opened, Box::new(Honest)))).await,
     }
 }
@@ -127,7 +108,7 @@ async fn mine(
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
     };
-    let (mut opened, conduct) = changed(seat::open(&settings, Role::Miner).await?)?;
+    let (mut opened, conduct) = changed(node::open(&settings, Role::Miner).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }

@@ -3,12 +3,12 @@
 
 use ed25519_dalek::SigningKey;
 use kernels::encode::{self, Feedback, Source};
+use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,
     submission::{Header, SIGNATURE_BYTES, Sealer},
 };
-use replica::Codec;
 
 /// Why there is no contribution.
 #[derive(Debug, thiserror::Error)]

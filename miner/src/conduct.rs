@@ -4,8 +4,8 @@
 //! Whoever tries what a dishonest miner would gain puts another conduct here, and wraps store and chain, which are parameters already.
 
 use async_trait::async_trait;
+use node::Follower;
 use protocol::{Window, view::WindowView};
-use replica::Follower;
 
 /// The decisions of one miner. What is not written otherwise is as an honest one decides.
 #[async_trait]

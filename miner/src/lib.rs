@@ -3,13 +3,9 @@
 pub mod cli;
 pub mod compress;
 pub mod conduct;
-pub mod evaluation;
-pub mod model;
 pub mod outbox;
-pub mod prepare;
 pub mod progress;
 pub mod publish;
-pub mod receipts;
 pub mod run;
 pub mod snapshot;
 pub mod spool;

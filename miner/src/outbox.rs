@@ -14,12 +14,12 @@ use crate::{
 };
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
-use model::StateError;
-use protocol::{RunId, SeatId, submission::Header};
-use replica::{
+use nn::StateError;
+use node::{
     Codec,
     kept::{Found, Kept},
 };
+use protocol::{RunId, SeatId, submission::Header};
 use std::{
     io,
     path::{Path, PathBuf},

@@ -6,12 +6,12 @@
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
-use model::{ModelError, StateError, Trainer};
-use protocol::{Digest, RunId, SeatId, Window};
-use replica::{
+use nn::{ModelError, StateError, Trainer};
+use node::{
     files::FileError,
     kept::{self, Found, Kept},
 };
+use protocol::{Digest, RunId, SeatId, Window};
 use std::{
     path::Path,
     time::{Duration, Instant},

@@ -14,17 +14,17 @@ use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
-use model::{ModelError, Trainer};
+use nn::{ModelError, Trainer};
+use node::{
+    Entry, Follower, HoldError, Holder, Journal, causes,
+    room::{self, Room},
+    wait_past,
+};
 use protocol::{
     Block, Window,
     assign::Assignment,
     submission::Header,
     view::{SeatView, WindowView},
-};
-use replica::{
-    Entry, Follower, HoldError, Holder, Journal, causes,
-    room::{self, Room},
-    wait_past,
 };
 use std::{
     path::PathBuf,
@@ -91,7 +91,7 @@ pub enum RunError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error("the trainer could not take the model")]
-    Trainer(#[from] model::ModelError),
+    Trainer(#[from] nn::ModelError),
     #[error("could not keep the contribution; start again, and the miner goes on from what is on the disk")]
     Outbox(#[from] OutboxError),
     #[error("the snapshot is gone from the disk: start again, and it begins with an empty residual")]
@@ -144,7 +144,7 @@ impl Miner {
                 tracing::warn!(window = window.0, reason, "no contribution");
                 self.journal.write(&Entry::Missed { window, reason });
             }
-            replica::tidy(&*self.store, self.follower().run.id, window).await;
+            node::tidy(&*self.store, self.follower().run.id, window).await;
 
             // The window is fixed one block after the vote deadline.
             wait_past(&mut heads, self.schedule().vote_deadline(window)).await?;

@@ -5,17 +5,17 @@
 //! ([`crate::progress`]) and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed
 //! later it has only the upload to finish.
 //!
-//! The one before is kept ([`replica::kept`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
+//! The one before is kept ([`node::kept`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
 //! in it: what a miner trains on is dealt by the chain, and neither the model nor the optimiser draws a number.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
-use model::{StateError, Trainer};
-use protocol::{Digest, RunId, SeatId, Window};
-use replica::{
+use nn::{StateError, Trainer};
+use node::{
     files::FileError,
     kept::{self, Found, Kept},
 };
+use protocol::{Digest, RunId, SeatId, Window};
 use std::io::{self, Read, Write};
 
 /// A miner's own state, but for the optimiser, which stays where it works.

@@ -7,12 +7,12 @@
 use crate::compress::{self, CompressError, Sealed};
 use ed25519_dalek::SigningKey;
 use kernels::{decode::StreamDecoder, encode::Source};
+use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,
     submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
-use replica::Codec;
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Read as _, Write as _},
@@ -51,7 +51,7 @@ pub enum SpoolError {
 impl SpoolError {
     /// Whether the disk took no more: with room on it, the same would do.
     pub fn is_full(&self) -> bool {
-        matches!(self, SpoolError::Write { source, .. } if replica::files::is_full(source))
+        matches!(self, SpoolError::Write { source, .. } if node::files::is_full(source))
     }
 }
 
@@ -88,7 +88,7 @@ impl Spool {
         let path = self.path(&sealed.digest);
         file.persist(&path).map_err(|refused| SpoolError::Write { path, source: refused.error })?;
         // The rename itself is durable only once the directory is synced.
-        replica::files::sync_directory(&self.directory).map_err(failed)?;
+        node::files::sync_directory(&self.directory).map_err(failed)?;
         Ok(sealed)
     }
 

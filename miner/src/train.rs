@@ -5,7 +5,7 @@
 
 use codec::{Decode, Encode, EncodeLike, Input, Output};
 use dataset::{Dataset, Prefetch, ReadError};
-use model::{ModelError, Step, Trainer};
+use nn::{ModelError, Step, Trainer};
 use std::{
     fmt,
     sync::atomic::{AtomicBool, Ordering},
@@ -243,7 +243,7 @@ impl Decode for Trained {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use model::DeviceError;
+    use nn::DeviceError;
 
     const NAN: ModelError = ModelError::NotFinite { loss: f64::NAN, gradient_norm: f64::NAN };
 

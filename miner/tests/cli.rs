@@ -1,19 +1,10 @@
 //! What the program says to whoever types it, without a chain.
 
-use model::{
-    Dtype, ModelConfig,
-    hugging_face::{self, Export},
-};
 use std::{
-    collections::BTreeMap,
     ffi::OsStr,
     fs,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
 };
-
-fn miner(arguments: &[&dyn AsRef<OsStr>]) -> Output {
-    command(arguments).output().expect("the program is built and starts")
-}
 
 fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_miner"));
@@ -29,27 +20,13 @@ fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
 /// The program fails, and its complaint has all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
-    let output = miner(arguments);
+    let output = command(arguments).output().expect("the program is built and starts");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "it should have refused: {said}");
     for word in words {
         assert!(said.contains(word), "{word:?} is not in: {said}");
     }
     assert!(!said.contains("panicked"), "{said}");
-}
-
-#[test]
-fn a_key_is_made_once_shown_without_its_password_and_never_overwritten() {
-    let home = tempfile::tempdir().unwrap();
-    let key = home.path().join("hotkey.json");
-    let made = miner(&[&"keys", &"new", &"--key", &key]);
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let written = fs::read(&key).unwrap();
-    let shown = miner(&[&"keys", &"show", &"--key", &key]);
-    assert!(shown.status.success());
-    assert_eq!(shown.stdout, made.stdout, "both say the address");
-    refused(&[&"keys", &"new", &"--key", &key], &["exists already", "hotkey.json"]);
-    assert_eq!(fs::read(&key).unwrap(), written);
 }
 
 #[test]
@@ -72,46 +49,4 @@ fn a_typo_in_the_settings_is_found() {
     let settings = home.path().join("miner.toml");
     fs::write(&settings, "chian = \"ws://127.0.0.1:1\"\n").unwrap();
     refused(&[&"start", &"--config", &settings], &["miner.toml", "chian"]);
-}
-
-#[test]
-fn too_little_text_is_refused_with_how_much_is_needed() {
-    let home = tempfile::tempdir().unwrap();
-    fs::create_dir(home.path().join("text")).unwrap();
-    fs::write(home.path().join("text").join("poem.txt"), "Roses are red.\n").unwrap();
-    let (text, out) = (home.path().join("text"), home.path().join("out"));
-    refused(&[&"dataset", &"prepare", &"--text", &text, &"--out", &out], &["too little text", "at least"]);
-    assert!(!out.join("manifest").exists());
-}
-
-#[test]
-fn that_nobody_reads_what_is_said_is_no_error_and_the_work_is_done() {
-    let home = tempfile::tempdir().unwrap();
-    let (model, out, key) =
-        (home.path().join("model"), home.path().join("out"), home.path().join("key.json"));
-    let config = ModelConfig::preset("117k").unwrap();
-    let wish = Export {
-        config: &config,
-        metadata: BTreeMap::from([("format".into(), "pt".into())]),
-        dtype: Dtype::F32,
-        shard_bytes_max: u64::MAX,
-        tokenizer: None,
-    };
-    hugging_face::export(&model, &wish, |values| {
-        values.fill(0.5);
-        Ok(())
-    })
-    .unwrap();
-    let imports: [&dyn AsRef<OsStr>; 5] = [&"model", &"import", &model, &"--out", &out];
-    let makes_a_key: [&dyn AsRef<OsStr>; 4] = [&"keys", &"new", &"--key", &key];
-    for (arguments, made) in [(&imports[..], &out), (&makes_a_key[..], &key)] {
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let output = command(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
-        let output = output.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        let complains = ["panicked", "Error", "roken pipe"].into_iter().any(|word| said.contains(word));
-        assert!(output.status.success() && !complains, "{}: {said}", output.status);
-        assert!(made.exists(), "{}", made.display());
-    }
 }

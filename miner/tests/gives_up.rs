@@ -9,9 +9,10 @@ use miner::{
     snapshot::Snapshot,
     train::{self, Beside, Cause, Trained, TrainingError},
 };
-use model::{DeviceChoice, ModelError, Recipe, Trainer};
+use model::Recipe;
+use nn::{DeviceChoice, ModelError, Trainer};
+use node::{Codec, causes};
 use protocol::{Block, RunId, SeatId, Uid, Window, params::Density};
-use replica::{Codec, causes};
 use std::{
     cell::Cell,
     fs,

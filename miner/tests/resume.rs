@@ -19,14 +19,15 @@ use miner::{
     snapshot::Snapshot,
     train::{self, Beside, Trained},
 };
-use model::{DeviceChoice, ModelError, Recipe, Trainer};
+use model::Recipe;
+use nn::{DeviceChoice, ModelError, Trainer};
+use node::{Codec, ModelState, codec::Update, files};
 use protocol::{
     Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
     contribution::{CODEC, Schema},
     params::Density,
     submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
-use replica::{Codec, ModelState, codec::Update, files};
 use std::{
     collections::BTreeMap,
     fs,
@@ -58,7 +59,7 @@ const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 fn the_process_that_is_killed() {
     let (Some(home), Some(data)) = (std::env::var_os(HOME), std::env::var_os(DATA)) else { return };
     if let Err(error) = mine(Path::new(&home), Path::new(&data)) {
-        eprintln!("Error: {}", replica::causes(&*error));
+        eprintln!("Error: {}", node::causes(&*error));
         std::process::exit(3);
     }
 }
@@ -258,7 +259,7 @@ fn train(
             Trained::default()
         }
         Err(error) => {
-            eprintln!("training the window from its beginning: {}", replica::causes(&error));
+            eprintln!("training the window from its beginning: {}", node::causes(&error));
             outbox.take_back(trainer)?;
             trainer.load(&state.theta)?;
             Trained::default()
@@ -284,7 +285,7 @@ struct Keeping<'a> {
 impl Beside for Keeping<'_> {
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
         if let Err(error) = self.progress.stepped(trainer, trained) {
-            eprintln!("no snapshot inside the window: {}", replica::causes(&error));
+            eprintln!("no snapshot inside the window: {}", node::causes(&error));
         }
         if self.deadline <= trained.sequences {
             self.stop.store(true, Ordering::Relaxed);

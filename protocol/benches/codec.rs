@@ -1,9 +1,9 @@
 //! How fast the slow truth is: the normative codec and merge, on one thread.
 //!
-//!     cargo bench -p protocol
+//!     cargo bench -p mettle-protocol
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use protocol::{
+use mettle_protocol::{
     Uid,
     contribution::{Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     merge::{Input, apply, merge},

@@ -1,11 +1,11 @@
 //! Yuma where a run is fullest: 64 validators weigh 1,024 miners, each a little differently, and hold bonds of all.
 //!
 //! ```text
-//! cargo bench -p protocol --bench consensus
+//! cargo bench -p mettle-protocol --bench consensus
 //! ```
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use protocol::{
+use mettle_protocol::{
     Uid,
     consensus::{Ballot, yuma},
 };

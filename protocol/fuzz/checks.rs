@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "a fuzz target calls one of them")]
 
 use ed25519_dalek::SigningKey;
-use protocol::{
+use mettle_protocol::{
     Digest, Hotkey, RunId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode},
     identity::{self, Domain},

@@ -6,7 +6,7 @@ use kernels::{
     decode::{self, StreamDecoder},
     wire::Layout,
 };
-use protocol::{
+use mettle_protocol::{
     contribution::{Schema, TensorSpec, decode},
     params::Density,
 };

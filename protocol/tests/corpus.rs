@@ -41,7 +41,7 @@ fn no_receipt_of_the_corpus_breaks_a_rule() {
 #[test]
 #[ignore = "writes into fuzz/corpus; run it when the format changes"]
 fn write_the_seeds_of_the_corpus() {
-    use protocol::{contribution, params::Density};
+    use mettle_protocol::{contribution, params::Density};
     let schema = checks::schema();
     let spread = |index: usize| ((index * 2_654_435_769 % 10_007) as f32 - 5_003.0) / 1e6;
     let kinds: [(&str, Vec<f32>); 4] = [

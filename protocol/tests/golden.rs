@@ -3,7 +3,7 @@
 //! A vector is never changed. When a rule changes, its bytes go in a folder of the next version, and these stay as long
 //! as anything on a chain names them. A file that no test opens is a failure.
 
-use protocol::{
+use mettle_protocol::{
     Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     lineage,

@@ -5,9 +5,10 @@
 //!
 //! The second argument is the density of contributions, in 4096. Of each step the fastest of several is printed, as the machine has other work.
 
-use model::{DeviceChoice, Evaluator, ModelConfig, init_flat};
+use model::{ModelConfig, init_flat};
+use nn::{DeviceChoice, Evaluator};
+use node::Codec;
 use protocol::{contribution, params::Density};
-use replica::Codec;
 use std::{error::Error, time::Instant};
 use validator::gauntlet::Sketch;
 

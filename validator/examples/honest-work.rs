@@ -12,16 +12,17 @@
 
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
-use model::{DeviceChoice, Evaluator, ModelConfig, Recipe, Trainer, init_flat};
+use model::{ModelConfig, Recipe, init_flat};
+use nn::{DeviceChoice, Evaluator, Trainer};
+use node::{
+    Codec, Contribution,
+    codec::{self, Input, Update},
+};
 use protocol::{
     Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
     contribution::{self, CODEC, Sparse},
     params::{Density, F32Bits, MergeRule},
     submission::{self, Header},
-};
-use replica::{
-    Codec, Contribution,
-    codec::{self, Input, Update},
 };
 use std::{collections::BTreeMap, error::Error, sync::Arc};
 use validator::{

@@ -1,12 +1,12 @@
 //! From the selection to a vote: the selected contributions, merged, in our own bucket (PROT-15 to PROT-20).
 
+use node::{
+    Contribution, Follower, ModelState, causes, checkpoint,
+    follow::{ContributionError, OwnMerge, OwnMergeError},
+};
 use protocol::{
     Uid, Window, keys,
     view::{SeatView, Vote, WindowView},
-};
-use replica::{
-    Contribution, Follower, ModelState, causes, checkpoint,
-    follow::{ContributionError, OwnMerge, OwnMergeError},
 };
 use std::{collections::BTreeMap, sync::Arc};
 use store::{Store, StoreError};

@@ -8,8 +8,6 @@
 
 pub mod difference;
 pub mod gather;
-pub mod report;
-pub mod verb;
 
 #[cfg(test)]
 mod tests;
@@ -159,7 +157,7 @@ pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
         add(
             "whether the key that signed it was the seat's",
             "the seat has another hotkey now, and the chain does not tell which it had",
-            "ask the validator when it changed its key; `validator report` has the chain look at a key of then",
+            "ask the validator when it changed its key; `mettle report` has the chain look at a key of then",
         );
     }
     let measured_any = facts.receipt.judgement.as_ref().is_some_and(|judgement| {

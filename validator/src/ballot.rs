@@ -3,11 +3,11 @@
 //! A ballot is bound by its hash in one epoch and shown in the next; whoever cannot show it earns nothing for the epoch.
 //! So it is on disk before the hash is on the chain, and stays there until the chain has it.
 
+use node::files::{self, FileError};
 use protocol::{
     Digest, Hotkey, RunId, Uid,
     reveal::{self, Salt},
 };
-use replica::files::{self, FileError};
 use serde::{Deserialize, Serialize};
 use std::{
     io,

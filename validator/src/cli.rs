@@ -1,10 +1,6 @@
 //! The command line: settings in, a serving validator out.
 
 use crate::{
-    audit::{
-        report::{self, Report},
-        verb::{self, Audit},
-    },
     ballot::{BallotError, Ballots, Found},
     conduct::{Conduct, Honest},
     gauntlet::Sketches,
@@ -15,20 +11,14 @@ use crate::{
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use model::{DeviceChoice, Evaluator};
-use protocol::Role;
-use replica::{
+use nn::{DeviceChoice, Evaluator};
+use node::{Flags, Metrics, Opened, Settings, metrics::MetricsFlag, moved, program};
+use node::{
     Holder,
     room::{self, Room},
 };
-use seat::{
-    Flags, Metrics, Opened, Settings, Verb,
-    metrics::MetricsFlag,
-    nominate::{self, NominateVerb},
-    owner::{self, RunVerb},
-    program,
-};
-use std::process::ExitCode;
+use protocol::Role;
+use std::{ffi::OsString, process::ExitCode};
 
 /// Judges contributions by what they do to the loss, merges the best, and votes.
 #[derive(Debug, Parser)]
@@ -40,17 +30,11 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    #[command(flatten)]
-    Seat(Verb),
-    #[command(flatten)]
-    Nominate(NominateVerb),
     /// Serve window after window, until Ctrl-C.
     Serve(Serve),
-    Audit(Audit),
-    Report(Report),
-    /// Start a run, fund it, and do what its owner may.
-    #[command(subcommand)]
-    Run(RunVerb),
+    /// A command that moved to `mettle`.
+    #[command(external_subcommand)]
+    Moved(Vec<OsString>),
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -73,7 +57,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
-pub fn main_with(arguments: impl IntoIterator<Item = std::ffi::OsString>) -> ExitCode {
+pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit(Cli::parse_from(arguments))
 }
 
@@ -83,19 +67,7 @@ fn exit(cli: Cli) -> ExitCode {
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        Command::Seat(verb) => seat::verbs::run(Role::Validator, verb).await,
-        Command::Nominate(verb) => {
-            program::on_paper(verb.json(), async |paper| nominate::act(verb, paper).await).await
-        }
-        Command::Run(verb) => {
-            program::on_paper(verb.json(), async |paper| owner::act(verb, paper).await).await
-        }
-        Command::Audit(audit) => {
-            program::on_paper(audit.json, async |paper| verb::act(audit, paper).await).await
-        }
-        Command::Report(verb) => {
-            program::on_paper(verb.consent.json, async |paper| report::act(verb, paper).await).await
-        }
+        Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
         Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(Honest)))).await,
     }
 }
@@ -128,7 +100,7 @@ async fn serve(
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
-    let (mut opened, conduct) = changed(seat::open(&settings, Role::Validator).await?)?;
+    let (mut opened, conduct) = changed(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }

@@ -6,7 +6,8 @@
 
 use crate::gauntlet::{Evidence, LossPair, Measured, Observed, Sketch, Sketches, Twin, evidence::ATTESTED};
 use dataset::{Dataset, ReadError};
-use model::{Evaluator, ModelError};
+use nn::{Evaluator, ModelError};
+use node::{Codec, Contribution, Follower};
 use protocol::{
     Role, RunParams, Uid, Window,
     assign::{self, Assignment},
@@ -14,7 +15,6 @@ use protocol::{
     submission::Fault,
     view::{SeatView, WindowView},
 };
-use replica::{Codec, Contribution, Follower};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

@@ -2,13 +2,13 @@
 
 use chain_client::Head;
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use node::{Contribution, Follower, causes, wait_past};
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     keys::{self, ObjectKey},
     submission::Fault,
     view::{SeatView, WindowView},
 };
-use replica::{Contribution, Follower, causes, wait_past};
 use std::{collections::BTreeMap, time::Duration};
 use store::{Fetch, FetchError, Limits, Receive, fetch_verified_into};
 use tokio::sync::{Semaphore, watch};

@@ -5,12 +5,12 @@
 //! itself to, and nothing else. What is signed twice is the same both times.
 
 use codec::Encode;
+use node::files::{self, FileError};
 use protocol::{
     Digest, Hotkey, RunId, Uid, Window,
     reveal::{self, Salt},
     view::{Verdict, Vote},
 };
-use replica::files::{self, FileError};
 use serde::{Deserialize, Serialize};
 use std::{
     io,

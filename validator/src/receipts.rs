@@ -9,14 +9,14 @@ pub mod form;
 
 use chain_client::{Call, Chain};
 use ed25519_dalek::SigningKey;
+use node::{
+    causes,
+    files::{self, FileError},
+};
 use protocol::{
     Digest, RunId, RunParams, Uid, Window, keys,
     receipt::{Attested, Merged, Previous, Receipt, ReceiptError, Sealed, Standings},
     view::{Verdict, Vote},
-};
-use replica::{
-    causes,
-    files::{self, FileError},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -299,7 +299,7 @@ impl Receipts {
 
     /// Removes copies that are no longer in the bucket either. One that cannot be removed stays.
     fn forget_old(&self, now: Window) {
-        let Some(end) = now.0.checked_sub(replica::tidy::RECEIPT_WINDOWS_KEPT) else { return };
+        let Some(end) = now.0.checked_sub(node::tidy::RECEIPT_WINDOWS_KEPT) else { return };
         let _ = std::fs::remove_file(self.path(Window(end), true));
     }
 }

@@ -14,21 +14,21 @@ use crate::{
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
-use model::Evaluator;
-use protocol::{
-    Block, Digest, Schedule, Uid, Window,
-    assign::{self, Assignment},
-    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt, Stated},
-    submission::Fault,
-    view::{Outcome, SeatView, Verdict, Vote, WindowView},
-};
-use replica::{
+use nn::Evaluator;
+use node::{
     Contribution, Entry, Follower, HoldError, Holder, Journal, causes,
     files::{self, FileError},
     follow::OwnMerge,
     journal::{SeatFault, SeatJudged},
     room::Room,
     wait_past,
+};
+use protocol::{
+    Block, Digest, Schedule, Uid, Window,
+    assign::{self, Assignment},
+    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt, Stated},
+    submission::Fault,
+    view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
 use std::{
     collections::BTreeMap,
@@ -207,7 +207,7 @@ impl Validator {
             }
             self.publish_receipts().await?;
 
-            replica::tidy(&*self.store, self.follower().run.id, window).await;
+            node::tidy(&*self.store, self.follower().run.id, window).await;
         }
     }
 

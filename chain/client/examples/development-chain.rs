@@ -1,17 +1,17 @@
 //! A chain with a run on it, for whoever writes a wallet or a dashboard and wants something to connect to.
 //!
 //! ```text
-//! cargo run --release -p chain-client --example development-chain              # a chain of its own, on a free port
-//! cargo run --release -p chain-client --example development-chain 9944         # the same, on this port
-//! cargo run --release -p chain-client --example development-chain ws://HOST:PORT
+//! cargo run --release -p mettle-chain-client --example development-chain              # a chain of its own, on a free port
+//! cargo run --release -p mettle-chain-client --example development-chain 9944         # the same, on this port
+//! cargo run --release -p mettle-chain-client --example development-chain ws://HOST:PORT
 //! ```
 //!
 //! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks behind,
 //! until standard input ends. The third creates the run on a chain that runs already, if the development account `//Alice`
 //! does not have it there, and ends. Each prints one line of JSON once the run is final: `{"url":"ws://…","run":0}`.
 
-use chain_client::{Expectations, SubxtChain, account, keys::Key};
 use embedded_chain::{Config, EmbeddedChain};
+use mettle_chain_client::{Expectations, SubxtChain, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms};
 use std::{error::Error, io, net::Ipv4Addr, time::Duration};
 

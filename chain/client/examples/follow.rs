@@ -2,13 +2,13 @@
 //! that it asks.
 //!
 //! ```text
-//! cargo run --release -p chain-client --example follow -- ws://HOST:PORT //Bob
+//! cargo run --release -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
 //! ```
 //!
 //! One line of JSON for each thing that it sees: `{"final":12}`, a block; `{"included":14}`, a call in that block;
 //! `{"failed":"…"}`, a call that was given up, after which it makes the next. Runs until it is killed.
 
-use chain_client::{Amount, Call, Chain, Expectations, SubxtChain, keys::Key};
+use mettle_chain_client::{Amount, Call, Chain, Expectations, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};
 
 /// Between a call's inclusion and the next call.

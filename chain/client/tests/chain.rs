@@ -2,12 +2,12 @@
 
 mod support;
 
-use chain_client::{
+use embedded_chain::{Config, EmbeddedChain, Sealing};
+use mettle_chain_client::{
     Amount, Call, Chain, ChainError, Expectations, SubxtChain,
     account::{self, SeatWish},
     keys::Key,
 };
-use embedded_chain::{Config, EmbeddedChain, Sealing};
 use protocol::{Block, Digest, Role, RunId, Uid, Window};
 use std::{sync::Arc, time::Duration};
 use support::{
@@ -278,7 +278,7 @@ async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew
 async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
     let chain = busy_chain().await;
     let proxy = Proxy::to(chain.address().port()).await;
-    let timing = chain_client::Timing { request: Duration::from_secs(2), ..patient() };
+    let timing = mettle_chain_client::Timing { request: Duration::from_secs(2), ..patient() };
     let key = Some(dev("//Alice"));
     let alice = SubxtChain::connect_timed(&proxy.url(), key, Expectations::default(), timing).await.unwrap();
     let receiver = Key::generate().unwrap().account();
@@ -401,7 +401,7 @@ async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
     not_ours(connect(&proxy.url(), None).await, "`kettle`");
     // A server of another kind that speaks JSON-RPC.
     proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
-    let hasty = chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
+    let hasty = mettle_chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
     let other = SubxtChain::connect_timed(&proxy.url(), None, Expectations::default(), hasty).await;
     assert!(other.is_err());
     chain.shutdown().await;
@@ -440,7 +440,7 @@ async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn where_there_is_no_chain_the_client_says_so() {
-    let timing = chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
+    let timing = mettle_chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
     let connect = async |url: &str| {
         SubxtChain::connect_timed(url, None, Expectations::default(), timing).await.map(|_| ()).unwrap_err()
     };
@@ -459,7 +459,7 @@ async fn where_there_is_no_chain_the_client_says_so() {
         let error = connect(url).await;
         assert!(matches!(error, ChainError::Invalid { .. }), "{error}");
     }
-    let bad = chain_client::Timing { era_blocks: 65, ..timing };
+    let bad = mettle_chain_client::Timing { era_blocks: 65, ..timing };
     let error =
         SubxtChain::connect_timed("ws://127.0.0.1:1", None, Expectations::default(), bad).await.map(|_| ());
     assert!(matches!(error, Err(ChainError::Invalid { .. })));

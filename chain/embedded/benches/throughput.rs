@@ -1,11 +1,11 @@
 //! How many transactions of the protocol the chain takes and includes in a second, and how long the blocks take in which a
 //! window opens and is selected, in a run with as many miners as are asked of it and 64 validators.
 //!
-//! Not a criterion bench: a window can be filled once. `cargo bench -p embedded-chain --bench throughput` prints one line
+//! Not a criterion bench: a window can be filled once. `cargo bench -p mettle-embedded-chain --bench throughput` prints one line
 //! of JSON; `-- SEATS` for another number of miners.
 
 use codec::{Compact, Encode};
-use embedded_chain::{Config, EmbeddedChain, PoolLimits, Sealing};
+use mettle_embedded_chain::{Config, EmbeddedChain, PoolLimits, Sealing};
 use mettle_runtime::{RuntimeCall, UNIT, VERSION};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille, view::Verdict,

@@ -12,13 +12,13 @@ use bytes::Bytes;
 use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
 use ed25519_dalek::SigningKey;
 use miner::{conduct::Conduct, spool::Spool};
+use node::{Contribution, Follower, wait_past};
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window, keys,
     keys::ObjectKey,
     submission::Submission,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
-use replica::{Contribution, Follower, wait_past};
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
@@ -54,11 +54,11 @@ struct Act {
 /// Puts an adversary in the place of an honest miner's conduct, and its wrappers around chain and store. `directory` is the seat's, where
 /// its contributions are spooled. With `listen`, its readers are answered there.
 pub fn take_over(
-    mut opened: seat::Opened,
+    mut opened: node::Opened,
     adversary: Box<dyn Adversary>,
     directory: &Path,
     listen: Option<SocketAddr>,
-) -> Result<(seat::Opened, Box<dyn Conduct>), ActError> {
+) -> Result<(node::Opened, Box<dyn Conduct>), ActError> {
     let follower = opened.follower.clone();
     let act = Arc::new(Act {
         adversary: Mutex::new(adversary),

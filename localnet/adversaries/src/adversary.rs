@@ -4,11 +4,11 @@
 use crate::dice::Dice;
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
+use node::{Codec, Contribution};
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
     submission::{self, Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
-use replica::{Codec, Contribution};
 
 /// Where in the run a decision is made, and by which seat. All of it is public.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Where colluding seats leave things for each other, out of everybody's sight.
 
+use node::files::{self, FileError};
 use protocol::Window;
-use replica::files::{self, FileError};
 use std::{
     collections::BTreeMap,
     path::PathBuf,

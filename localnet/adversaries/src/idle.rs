@@ -5,11 +5,11 @@
 //! bucket before (PROT-15). So whoever asks there for each digest that was committed to knows the verdict without looking at one byte.
 
 use chain_client::{Call, Chain, ChainError, Head};
+use node::{Follower, causes, wait_past};
 use protocol::{
     Block, Digest, RunId, Uid, Window, keys,
     view::{RunView, SeatView, Verdict, WindowView},
 };
-use replica::{Follower, causes, wait_past};
 use std::path::Path;
 use tokio::sync::watch;
 use validator::{

@@ -1,6 +1,7 @@
 //! What the tests of whole networks share: a network in this process's hands, and the program as a person runs it.
 
 use chain_client::Chain;
+use clap::Parser as _;
 use localnet::{
     defaults,
     layout::{Claimed, Plan},
@@ -10,7 +11,9 @@ use localnet::{
     seats::Seats,
     setup::{ChainWanted, Wanted, set_up},
 };
+use node::output::{self, Output};
 use protocol::{Block, RunParams, Schedule, Uid};
+use s3_server::{Faults, admin};
 use std::{
     ffi::OsStr,
     fmt::Write as _,
@@ -20,7 +23,6 @@ use std::{
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
-use store::server::{Faults, admin};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
 /// How long something may take that must happen; far longer than it does, even on a busy machine.
@@ -237,6 +239,24 @@ pub fn localnet(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended
         out: String::from_utf8_lossy(&output.stdout).into_owned(),
         err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
+}
+
+/// Runs `mettle` with these arguments, in this process.
+pub fn mettle(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
+    let words = arguments.into_iter().map(|word| word.as_ref().to_owned());
+    let cli = mettle::cli::Cli::parse_from(std::iter::once("mettle".into()).chain(words));
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut ask = || Ok(None);
+    let mut output = Output::new(cli.json(), &mut out, &mut err, &mut ask);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let done = runtime.block_on(cli.execute(&mut output));
+    output.finish(&done).expect("memory takes what is written");
+    if let Err(error) = &done {
+        err.extend(format!("Error: {error:#}").into_bytes());
+    }
+    let code = done.as_ref().map_or_else(output::exit_code, |()| 0);
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ended { success: done.is_ok(), code: Some(code.into()), out: text(out), err: text(err) }
 }
 
 /// One `localnet up`, while it runs.

@@ -1,14 +1,14 @@
 //! How fast text becomes a dataset, beside the batch encoding of the `tokenizers` crate in the same run, and in how much memory.
 //!
-//!     cargo run --release -p dataset --example encode-report -- make TEXT FILE.jsonl MEGABYTES
-//!     cargo run --release -p dataset --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
+//!     cargo run --release -p mettle-dataset --example encode-report -- make TEXT FILE.jsonl MEGABYTES
+//!     cargo run --release -p mettle-dataset --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
 //!
 //! `make` writes documents of which no two are alike: pieces of the files below TEXT, in an order by lot, with some of their words
 //! exchanged. `measure` prepares the whole file (everything: reading, hashing, choosing, encoding, writing, reading back), and lets
 //! `tokenizers` encode its first MEGABYTES, which are in memory by then; then compares the tokens of those.
 //! Speeds are bytes of text per second of processor time, so that a busy machine does not matter much. Linux only.
 
-use dataset::{Place, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
+use mettle_dataset::{Place, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
 use std::{
     error::Error,
     fs::{self, File},

@@ -1,8 +1,8 @@
 //! Prepares the default text, or a directory of text, and prints what came of it.
 //!
-//!     cargo run --release -p dataset --example prepare -- DIRECTORY [TEXT]
+//!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT]
 
-use dataset::{Place, PrepareOptions, Source, cargo_homes, prepare};
+use mettle_dataset::{Place, PrepareOptions, Source, cargo_homes, prepare};
 use std::{error::Error, path::PathBuf};
 
 #[allow(clippy::disallowed_methods, reason = "the environment is read in `main`")]

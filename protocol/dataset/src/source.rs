@@ -70,7 +70,7 @@ pub enum SourceError {
     Parquet { path: PathBuf, reason: String },
     #[error("{} has no column {field:?}; it has {columns}", path.display())]
     NoColumn { path: PathBuf, field: String, columns: String },
-    #[error("{} is Parquet, which this program was built without; use `miner dataset prepare`", path.display())]
+    #[error("{} is Parquet, which this program was built without; use `mettle dataset prepare`", path.display())]
     NoParquet { path: PathBuf },
     #[error("{} changed while it was being read; run the same command again", path.display())]
     Changed { path: PathBuf },

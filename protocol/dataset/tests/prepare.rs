@@ -1,6 +1,6 @@
 //! A dataset from text to batches, and all that may go wrong with the text, the disk and the files.
 
-use dataset::{
+use mettle_dataset::{
     BatchStream, Dataset, OpenError, Place, PrepareError, PrepareOptions, Prepared, Progress, ReadError,
     Source, SourceError, StreamError, TokenizerChoice, TokenizerError, manifest_path, prepare, shard_path,
     tokenizer_path,
@@ -600,7 +600,7 @@ fn a_stream_goes_on_where_it_stopped() {
     let mut others = indices.clone();
     others.swap(0, 1);
     assert!(matches!(BatchStream::resume(&dataset, others, 4, &position), Err(StreamError::OtherStream)));
-    let behind = dataset::Position { sequences: 11, ..position };
+    let behind = mettle_dataset::Position { sequences: 11, ..position };
     assert!(matches!(
         BatchStream::resume(&dataset, indices.clone(), 4, &behind),
         Err(StreamError::BehindTheEnd { at: 11, sequences: 10 })

@@ -183,7 +183,7 @@ impl ModelConfig {
     }
 
     /// All tensors as matrices, in the order of the flat state. A vector is one row.
-    pub(crate) fn shapes(&self) -> Vec<(String, [usize; 2])> {
+    pub fn shapes(&self) -> Vec<(String, [usize; 2])> {
         let ModelConfig { vocab, d_model, layers, kv_heads, d_ff, .. } = *self;
         let d_kv = kv_heads * self.head_width();
 

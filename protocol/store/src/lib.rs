@@ -7,8 +7,6 @@ pub mod memory;
 mod object;
 pub mod probe;
 pub mod s3;
-#[cfg(feature = "server")]
-pub mod server;
 mod traffic;
 
 use std::path::Path;

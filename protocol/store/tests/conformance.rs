@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use mettle_store::faulty::{Faults, FaultyStore};
+use mettle_store::{DiskStore, MemoryStore, S3Settings, S3Store, Store, StoreError};
 use proptest::test_runner::{Config, TestRunner};
 use protocol::keys::{self, ObjectKey};
 use protocol::{Digest, RunId, Window};
-use store::faulty::{Faults, FaultyStore};
-use store::server::{BucketConfig, S3Server, ServerConfig};
-use store::{DiskStore, MemoryStore, S3Settings, S3Store, Store, StoreError};
+use s3_server::{BucketConfig, S3Server, ServerConfig};
 
 fn pattern(bytes: usize, seed: u8) -> Bytes {
     let mut out = vec![0; bytes];
@@ -140,7 +140,7 @@ async fn conforms(what: &str, store: &dyn Store) {
     assert_eq!(after.down_bytes - before.down_bytes, 1000, "{what}");
 
     // And the probe, which is for stores of strangers, finds nothing wrong here.
-    let report = store::probe(store).await;
+    let report = mettle_store::probe(store).await;
     assert!(report.is_usable(), "{what}: {report}");
 }
 

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use mettle_store::faulty::{Faults, FaultyStore};
+use mettle_store::fetch::{FetchPlan, Mirror};
+use mettle_store::memory::InProcess;
+use mettle_store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, fetch_verified};
 use protocol::keys::{self, ObjectKey};
 use protocol::{Digest, Uid};
-use store::faulty::{Faults, FaultyStore};
-use store::fetch::{FetchPlan, Mirror};
-use store::memory::InProcess;
-use store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, fetch_verified};
 
 fn object(text: &str) -> (ObjectKey, Digest, Bytes) {
     let bytes = Bytes::from(text.to_owned());

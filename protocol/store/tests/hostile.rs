@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use mettle_store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
+use mettle_store::{Fetch, FetchError, Limits, Receive, fetch_verified, fetch_verified_into};
 use protocol::Digest;
 use protocol::keys::{self, ObjectKey};
-use store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
-use store::{Fetch, FetchError, Limits, Receive, fetch_verified, fetch_verified_into};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 

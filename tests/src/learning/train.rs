@@ -3,10 +3,8 @@
 use super::exchange::{Exchange, ExchangeError, Scheme, Traffic};
 use crate::study::random::Random;
 use dataset::{Dataset, ReadError};
-use model::{
-    ConfigError, DeviceChoice, Evaluator, ModelConfig, ModelError, Optimiser, RateSchedule, Recipe, Trainer,
-    init_flat,
-};
+use model::{ConfigError, ModelConfig, Optimiser, RateSchedule, Recipe, init_flat};
+use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 

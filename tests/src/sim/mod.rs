@@ -1,7 +1,7 @@
 //! A whole network in one process: real training of a tiny model, the real chain, real validators, and no waiting.
 //!
 //! Everything that decides is the product's own code: the runtime with its pallets, `miner::train` and `miner::compress`, `validator::gather`,
-//! `evaluate`, `gauntlet` and `aggregator`, `replica::Follower`. What is replaced is time: a window's blocks are made by hand, as soon as
+//! `evaluate`, `gauntlet` and `aggregator`, `node::Follower`. What is replaced is time: a window's blocks are made by hand, as soon as
 //! everybody has done what is due, and all that is drawn follows from one seed. So a window takes a second, and the same seed gives the same
 //! network to the last bit on one machine.
 //!

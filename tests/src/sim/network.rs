@@ -16,7 +16,9 @@ use miner::{
     compress,
     train::{self, Trained},
 };
-use model::{DeviceChoice, Evaluator, ModelError, Trainer, init_flat};
+use model::init_flat;
+use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
+use node::{Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
     assign::{self, Assignment},
@@ -24,7 +26,6 @@ use protocol::{
     submission::{Header, PREFIX_BYTES, SIGNATURE_BYTES},
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
-use replica::{Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use serde::Serialize;
 use sp_keyring::Sr25519Keyring;
 use std::{
@@ -146,11 +147,11 @@ pub enum SimError {
     #[error("the data could not be read")]
     Data(#[from] dataset::ReadError),
     #[error("a node could not follow")]
-    Follow(#[from] replica::FollowError),
+    Follow(#[from] node::FollowError),
     #[error("a bucket did not take an object")]
     Store(#[from] store::StoreError),
     #[error("the codec cannot be made")]
-    Codec(#[from] replica::codec::LayoutError),
+    Codec(#[from] node::codec::LayoutError),
     #[error("no runtime for what waits")]
     Tokio(#[from] std::io::Error),
     #[error("the chain refused {what}: {refusal}")]
@@ -262,7 +263,7 @@ impl<'a> Network<'a> {
             text.as_bytes().to_vec().try_into().expect("these URLs are short")
         };
         let mut chain = SimChain::new(seed);
-        let spec = replica::RunSpec { seed: cast.seed, ..world.spec.clone() };
+        let spec = model::RunSpec { seed: cast.seed, ..world.spec.clone() };
         let create = pallet_registry::Call::create_run {
             params,
             terms: world.terms,
@@ -557,7 +558,7 @@ impl<'a> Network<'a> {
         for store in
             self.miners.iter().map(|miner| &miner.store).chain(self.validators.iter().map(|seat| &seat.store))
         {
-            self.waits.block_on(replica::tidy(&**store, RUN, window));
+            self.waits.block_on(node::tidy(&**store, RUN, window));
         }
         self.window = window.next();
         Ok(())

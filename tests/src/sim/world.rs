@@ -1,9 +1,9 @@
 //! What the networks of one experiment share: the data, the model's shape, the rules, the weights that training starts from.
 
 use dataset::{Dataset, Place, PrepareError, PrepareOptions, Source, TokenizerChoice};
+use model::RunSpec;
 use model::{ConfigError, ModelConfig, Recipe};
 use protocol::{Block, RunParams, Schedule, Terms};
-use replica::RunSpec;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,

@@ -6,7 +6,8 @@ use super::{
     random::Random,
 };
 use dataset::{Dataset, ReadError};
-use model::{ConfigError, DeviceChoice, Evaluator, ModelConfig, ModelError, Recipe, Trainer, init_flat};
+use model::{ConfigError, ModelConfig, Recipe, init_flat};
+use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
 use protocol::{
     Uid,
     contribution::{self, Schema, Sparse},

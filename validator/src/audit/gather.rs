@@ -10,17 +10,17 @@ use crate::{
 };
 use chain_client::ChainError;
 use dataset::Dataset;
-use model::Evaluator;
+use nn::Evaluator;
+use node::{
+    Contribution, Followed, Follower, ModelState, causes, checkpoint,
+    follow::{ContributionError, FollowError},
+    mirrors::Mirrors,
+};
 use protocol::{
     Digest, Role, Uid, Window, keys,
     receipt::{self, Judgement, Observed, Previous, Receipt, ReceiptError},
     submission::Fault,
     view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
-};
-use replica::{
-    Contribution, Followed, Follower, ModelState, causes, checkpoint,
-    follow::{ContributionError, FollowError},
-    mirrors::Mirrors,
 };
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use store::{Fetch, Limits, fetch::NobodyHadIt};

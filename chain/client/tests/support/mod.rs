@@ -2,8 +2,8 @@
 
 pub mod proxy;
 
-use chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
 use embedded_chain::{Config, EmbeddedChain, Sealing};
+use mettle_chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms, view::RunView};
 use std::{
     net::Ipv4Addr,

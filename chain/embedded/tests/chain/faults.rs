@@ -2,7 +2,7 @@
 
 use crate::{Wire, alice, by_hand, hex, remark, seal, signed, start, sudo, transfer};
 use codec::Encode;
-use embedded_chain::{Config, EmbeddedChain, SealError, Sealing, StartError};
+use mettle_embedded_chain::{Config, EmbeddedChain, SealError, Sealing, StartError};
 use serde_json::{Value, json};
 use std::{
     net::{Ipv4Addr, SocketAddr},

@@ -1,7 +1,7 @@
 //! What is on disk: the chain comes back as it was, after a clean end and after any other.
 
 use crate::{Wire, alice, by_hand, by_hand_in, hex, remark, seal, signed, start, transfer};
-use embedded_chain::{AccountId32, Config, EmbeddedChain, H256, SealError, StartError, StoreError};
+use mettle_embedded_chain::{AccountId32, Config, EmbeddedChain, H256, SealError, StartError, StoreError};
 use redb::{Database, TableDefinition};
 use serde_json::{Value, json};
 use std::{

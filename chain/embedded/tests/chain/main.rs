@@ -6,7 +6,7 @@ mod stock_client;
 mod wire;
 
 use codec::{Compact, Encode};
-use embedded_chain::{Config, EmbeddedChain, Head, Sealing};
+use mettle_embedded_chain::{Config, EmbeddedChain, Head, Sealing};
 use mettle_runtime::VERSION;
 use serde_json::Value;
 use sp_core::{Pair, sr25519};

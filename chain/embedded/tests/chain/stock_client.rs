@@ -1,7 +1,7 @@
 //! subxt, which nobody here wrote, against the chain: it connects, signs, submits, reads and follows, unmodified.
 
 use crate::{by_hand, seal, start};
-use embedded_chain::{Config, EmbeddedChain, Sealing};
+use mettle_embedded_chain::{Config, EmbeddedChain, Sealing};
 use sp_core::{Pair, ed25519, sr25519};
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 use subxt::{

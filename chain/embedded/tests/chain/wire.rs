@@ -1,7 +1,7 @@
 //! The JSON-RPC itself: what a client other than subxt would ask, and the words and codes it gets.
 
 use crate::{Wire, alice, by_hand, hex, hex_bytes, remark, seal, signed, start, sudo, tipped, transfer};
-use embedded_chain::{AccountId32, Config, H256, PoolLimits};
+use mettle_embedded_chain::{AccountId32, Config, H256, PoolLimits};
 use serde_json::{Value, json};
 use sp_keyring::Sr25519Keyring;
 use subxt::rpcs::rpc_params;

@@ -6,7 +6,7 @@
 //! three makes its common gain higher, not that on its own sequences.
 
 use crate::adversary::{Adversary, Moment, moved, values};
-use replica::Contribution;
+use node::Contribution;
 
 pub struct CopycatLast {
     /// The mean of so many is sent.

@@ -4,8 +4,8 @@
 //! Ends at: PROT-14, where it sends nothing (the norm is 0); else at PROT-22 and PROT-24: no gain, and none on its own sequences.
 
 use crate::adversary::{Adversary, Moment, delta, median_norm, moved, norm};
+use node::Contribution;
 use protocol::{Window, submission::RMS_MAX};
-use replica::Contribution;
 
 /// What it sends instead of a window's work.
 #[derive(Clone, Debug)]

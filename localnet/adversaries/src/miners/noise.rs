@@ -4,7 +4,7 @@
 //! Ends at: PROT-22 and PROT-23, it helps less than those it is compared with, and PROT-25 where it harms.
 
 use crate::adversary::{Adversary, Moment, delta, moved, norm};
-use replica::Contribution;
+use node::Contribution;
 
 pub struct Noise {
     /// How much larger the noise is than the work.

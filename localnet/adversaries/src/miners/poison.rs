@@ -5,8 +5,8 @@
 //! residual takes a huge one beyond every legal norm; PROT-22 and PROT-25, harm beyond doubt costs most of the score for ten evaluations.
 
 use crate::adversary::{Adversary, Moment, delta, moved};
+use node::Contribution;
 use protocol::submission::RMS_MAX;
-use replica::Contribution;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Poison {

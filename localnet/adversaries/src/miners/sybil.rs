@@ -7,7 +7,7 @@ use crate::{
     adversary::{Adversary, Moment, delta, moved},
     den::Den,
 };
-use replica::Contribution;
+use node::Contribution;
 
 pub struct Sybil {
     pair: u16,

@@ -9,13 +9,13 @@ use crate::{
 };
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
+use node::{Codec, Contribution, codec::Arrived};
 use protocol::{
     Digest, Hotkey, RunId, RunParams, Uid, Window,
     contribution::{CODEC, Schema, TensorSpec},
     params::Density,
     submission::{Expected, Fault, Header, Submission},
 };
-use replica::{Codec, Contribution, codec::Arrived};
 
 const RUN: RunId = RunId(1);
 const DENSITY: Density = Density(512);
@@ -83,7 +83,7 @@ fn verified(
         sequences_per_seat: ASSIGNED,
         digest,
     };
-    replica::codec::verify(codec, &expected, Arrived { bytes: bytes.clone(), square_norms: None })
+    node::codec::verify(codec, &expected, Arrived { bytes: bytes.clone(), square_norms: None })
 }
 
 fn contribution(codec: &Codec, uid: u16, window: Window) -> Contribution {

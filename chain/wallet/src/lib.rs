@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+
+pub mod audit;
+pub mod cli;
+pub mod create;
+pub mod evaluation;
+pub mod model;
+pub mod nominate;
+pub mod owner;
+pub mod prepare;
+pub mod receipts;
+pub mod report;
+pub mod sign;
+pub mod status;
+pub mod time;
+pub mod verbs;
+
+pub use verbs::Verb;

@@ -1,0 +1,887 @@
+//! What a person does with a seat, the same in both programs: keys, taking and giving up a seat, its stake, its keys, its pay.
+//!
+//! Every verb that changes something makes a [`Proposal`] and hands it to `sign`.
+
+use crate::{
+    sign::{Consent, Desk, OnBehalf, Proposal, Signer, units},
+    status::{self, Status},
+    time::Pace,
+};
+use anyhow::{Context as _, bail, ensure};
+use chain_client::{
+    Amount, Call, Chain, Payout, ProxyKind,
+    account::{self, HOTKEY_FUNDS_MIN, SeatWish},
+    keys::{Key, KeyFile, KeyPassword, KeySource, Prompt, address, parse_address},
+};
+use clap::Subcommand;
+use node::config::{ChainFlags, Place, SeatFlags};
+use node::output::{EXIT_CODES, Output};
+use protocol::{
+    Hotkey, Role, RunId, Uid,
+    view::{Account, RunStatus, SeatStatus, UnbondingView},
+};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Verb {
+    /// Make a key, or look at one.
+    #[command(subcommand)]
+    Keys(Keys),
+    /// Take a seat: the coldkey pays the price and holds the stake, the hotkey works.
+    #[command(after_help = EXIT_CODES)]
+    Register(Register),
+    /// Say how the seat is doing: what it has, what it is paid, and why.
+    #[command(after_help = EXIT_CODES)]
+    Status(Status),
+    /// Fetch the seat's pay: to its coldkey, or into its stake, as `set-payout` says.
+    #[command(after_help = EXIT_CODES)]
+    Claim(Claim),
+    /// Put more at stake.
+    #[command(after_help = EXIT_CODES)]
+    Stake(Stake),
+    /// Take stake out, or give the seat up. It stays held, and can be slashed, for as long as the run says.
+    #[command(after_help = EXIT_CODES)]
+    Unstake(Unstake),
+    /// Release the stake that has been out for long enough.
+    #[command(after_help = EXIT_CODES)]
+    Withdraw(Withdraw),
+    /// Change the seat's hotkey, from the next window on.
+    #[command(after_help = EXIT_CODES)]
+    RotateKey(RotateKey),
+    /// Say where the seat's pay goes when it is claimed.
+    #[command(after_help = EXIT_CODES)]
+    SetPayout(SetPayout),
+    /// Let another key act for the coldkey, which then can stay offline; or take that back.
+    #[command(subcommand)]
+    Proxy(ProxyVerb),
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum ProxyVerb {
+    /// Let another account act in the coldkey's name: it signs with --proxy-of. A small deposit is held for it.
+    #[command(after_help = EXIT_CODES)]
+    Add(Proxy),
+    /// No longer let it. Its deposit comes back.
+    #[command(after_help = EXIT_CODES)]
+    Remove(Proxy),
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Proxy {
+    #[command(flatten)]
+    pub place: ChainFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// The account that acts: an address.
+    #[arg(long, value_name = "ADDRESS")]
+    pub proxy: String,
+    /// What it may do.
+    #[arg(long, value_enum)]
+    pub may: May,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum May {
+    /// Everything, even send all the money away
+    Any,
+    /// Everything that cannot send money away
+    NonTransfer,
+    /// What concerns seats and the stake behind them
+    Staking,
+    /// Claim pay, into the coldkey's own account
+    Claims,
+}
+
+impl From<May> for ProxyKind {
+    fn from(may: May) -> ProxyKind {
+        match may {
+            May::Any => ProxyKind::Any,
+            May::NonTransfer => ProxyKind::NonTransfer,
+            May::Staking => ProxyKind::Staking,
+            May::Claims => ProxyKind::Claims,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Keys {
+    /// Make a new key and write it, encrypted, to a file that does not exist yet.
+    New {
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+        #[arg(long, value_name = "FILE")]
+        password_file: Option<PathBuf>,
+        /// Read the key's secret seed, 64 hex digits, from this file instead of making one.
+        #[arg(long, value_name = "FILE")]
+        seed_file: Option<PathBuf>,
+    },
+    /// Show a key's address. Needs no password.
+    Show {
+        #[arg(long, value_name = "KEY")]
+        key: String,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// The key that owns a seat.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ColdkeyFlags {
+    /// The account that owns the seat and its stake, or a proxy of it: a key file, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY", env = "METTLE_COLDKEY")]
+    pub coldkey: String,
+    /// A file whose first line is the coldkey's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    pub coldkey_password_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub behalf: OnBehalf,
+}
+
+/// The two kinds of seat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SeatRole {
+    Miner,
+    Validator,
+}
+
+impl From<SeatRole> for Role {
+    fn from(role: SeatRole) -> Role {
+        match role {
+            SeatRole::Miner => Role::Miner,
+            SeatRole::Validator => Role::Validator,
+        }
+    }
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Register {
+    /// What the seat is for.
+    #[arg(value_enum)]
+    pub role: SeatRole,
+    #[command(flatten)]
+    pub place: ChainFlags,
+    /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
+    #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
+    pub key: Option<String>,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// What to hold from the coldkey, such as 100 or "12.5 MTL".
+    #[arg(long, value_name = "AMOUNT")]
+    pub stake: Amount,
+    /// Base URL under which everyone can read the seat's bucket.
+    #[arg(long, value_name = "URL")]
+    pub endpoint: String,
+    /// The most that the seat may cost, burnt; twice its present price where nothing is said.
+    #[arg(long, value_name = "AMOUNT")]
+    pub price_max: Option<Amount>,
+    /// What the hotkey should have for fees, such as that of a new endpoint. Its daily work costs none.
+    #[arg(long, value_name = "AMOUNT", default_value = "0.1")]
+    pub hotkey_funds: Amount,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Claim {
+    #[command(flatten)]
+    pub seat: SeatFlags,
+    /// Sign with the coldkey instead of the hotkey: a key file, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY")]
+    pub coldkey: Option<String>,
+    /// Fetch what seats earned that the coldkey has no more.
+    #[arg(long, requires = "coldkey", conflicts_with = "uid")]
+    pub former: bool,
+    /// A file whose first line is the password of the key that signs. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub behalf: OnBehalf,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Stake {
+    #[command(flatten)]
+    pub seat: SeatFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// How much more, such as 100 or "12.5 MTL".
+    #[arg(long, value_name = "AMOUNT")]
+    pub amount: Amount,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+#[group(id = "how_much", required = true, multiple = false, args = ["amount", "all"])]
+pub struct Unstake {
+    #[command(flatten)]
+    pub seat: SeatFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// How much, such as 100 or "12.5 MTL". At least the run's minimum must stay.
+    #[arg(long, value_name = "AMOUNT")]
+    pub amount: Option<Amount>,
+    /// Everything: the seat is given up as the next window opens.
+    #[arg(long)]
+    pub all: bool,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct Withdraw {
+    #[command(flatten)]
+    pub place: ChainFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct RotateKey {
+    #[command(flatten)]
+    pub seat: SeatFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// The new hotkey: a key file, which is made if there is none yet, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY")]
+    pub new_key: String,
+    /// A file whose first line is the password of a new key file.
+    #[arg(long, value_name = "FILE")]
+    pub new_password_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Debug, clap::Args)]
+pub struct SetPayout {
+    #[command(flatten)]
+    pub seat: SeatFlags,
+    #[command(flatten)]
+    pub coldkey: ColdkeyFlags,
+    /// To the coldkey's account, or into the seat's stake.
+    #[arg(long, value_enum)]
+    pub to: PayoutTo,
+    #[command(flatten)]
+    pub consent: Consent,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PayoutTo {
+    Account,
+    Stake,
+}
+
+impl Verb {
+    /// Whether one JSON object is wanted.
+    pub fn json(&self) -> bool {
+        match self {
+            Verb::Keys(Keys::New { .. }) => false,
+            // It prints its own, which is not of the form of the others.
+            Verb::Keys(Keys::Show { .. }) => false,
+            Verb::Register(verb) => verb.consent.json,
+            Verb::Status(verb) => verb.json,
+            Verb::Claim(verb) => verb.consent.json,
+            Verb::Stake(verb) => verb.consent.json,
+            Verb::Unstake(verb) => verb.consent.json,
+            Verb::Withdraw(verb) => verb.consent.json,
+            Verb::RotateKey(verb) => verb.consent.json,
+            Verb::SetPayout(verb) => verb.consent.json,
+            Verb::Proxy(ProxyVerb::Add(verb) | ProxyVerb::Remove(verb)) => verb.consent.json,
+        }
+    }
+}
+
+/// Runs the command; prints its result and asks for consent through `output`.
+pub async fn act(verb: Verb, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match verb {
+        Verb::Keys(Keys::New { key, password_file, seed_file }) => {
+            let made = new_key(&key, password_file.as_deref(), seed_file.as_deref())?;
+            output.result(&made.address(), json!({ "address": made.address() }))?;
+            output.aside(&format!(
+                "Wrote {}. Without the file and its password the key is lost: keep a copy of both.",
+                key.display()
+            ))?;
+            Ok(())
+        }
+        Verb::Keys(Keys::Show { key, json }) => {
+            let source: KeySource = key.parse()?;
+            let public = source.public()?;
+            let address = address(&public.0);
+            let text = if json {
+                json!({ "address": address, "public": public }).to_string()
+            } else {
+                address.clone()
+            };
+            Ok(output.result(&text, json!({ "address": address, "public": public }))?)
+        }
+        Verb::Register(verb) => register(verb, output).await,
+        Verb::Status(verb) => status::status(verb, output).await,
+        Verb::Claim(verb) => claim(verb, output).await,
+        Verb::Stake(verb) => stake(verb, output).await,
+        Verb::Unstake(verb) => unstake(verb, output).await,
+        Verb::Withdraw(verb) => withdraw(verb, output).await,
+        Verb::RotateKey(verb) => rotate_key(verb, output).await,
+        Verb::SetPayout(verb) => set_payout(verb, output).await,
+        Verb::Proxy(verb) => proxy(verb, output).await,
+    }
+}
+
+fn new_key(path: &Path, password_file: Option<&Path>, seed_file: Option<&Path>) -> anyhow::Result<Key> {
+    let key = match seed_file {
+        Some(seed) => {
+            let text = std::fs::read_to_string(seed)
+                .with_context(|| format!("could not read the seed from {}", seed.display()))?;
+            Key::from_hex_seed(text.trim())?
+        }
+        None => Key::generate()?,
+    };
+    let password = KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Twice)?;
+    KeyFile::create(path, &key, &password)?;
+    Ok(key)
+}
+
+impl ColdkeyFlags {
+    pub(crate) fn signer(&self) -> anyhow::Result<Signer> {
+        Ok(Signer {
+            source: self.coldkey.parse()?,
+            password_file: self.coldkey_password_file.clone(),
+            whose: if self.behalf.proxy_of.is_some() { "a proxy of the coldkey" } else { "the coldkey" },
+        })
+    }
+
+    /// Whose seat it must be: the coldkey's, or that of whom it is a proxy.
+    pub(crate) fn owner(&self) -> anyhow::Result<Account> {
+        match self.behalf.account()? {
+            Some(real) => Ok(real),
+            None => self.signer()?.account(),
+        }
+    }
+}
+
+/// A seat that is there, with everything known of it.
+pub(crate) struct Seat {
+    pub run: RunId,
+    pub status: RunStatus,
+    pub seat: SeatStatus,
+    pub pace: Pace,
+}
+
+impl Seat {
+    pub(crate) fn uid(&self) -> Uid {
+        self.seat.seat.id.uid
+    }
+
+    /// Finds the seat by its number, or by its hotkey.
+    pub(crate) async fn find(desk: &Desk, flags: &SeatFlags, place: &Place) -> anyhow::Result<Seat> {
+        let chain = &*desk.chain;
+        let status = chain.status(place.run).await?;
+        let found = match flags.uid {
+            Some(uid) => seat_at(chain, place.run, Uid(uid)).await?,
+            None => {
+                let hotkey = hotkey_of(place)?;
+                match account::seat_of(chain, place.run, &hotkey).await? {
+                    Some(seat) => seat_at(chain, place.run, seat.id.uid).await?,
+                    None => bail!("{} has no seat in run {}", address(&hotkey.0), place.run),
+                }
+            }
+        };
+        let Some(seat) = found else {
+            bail!("there is no such seat in run {}", place.run);
+        };
+        let pace = Pace::read(chain, status.run.params.schedule).await?;
+        Ok(Seat { run: place.run, status, seat, pace })
+    }
+
+    /// Refuses a key that does not own the seat: better said here than paid for there.
+    pub(crate) fn owned_by(&self, coldkey: &ColdkeyFlags) -> anyhow::Result<()> {
+        let (owner, signer) = (self.seat.seat.coldkey, coldkey.owner()?);
+        ensure!(
+            owner == signer,
+            "uid {} of run {} belongs to {}, not to {}: sign with the coldkey that registered it, or with a proxy of it and \
+             --proxy-of {0}",
+            self.uid(),
+            self.run,
+            address(&owner),
+            address(&signer),
+        );
+        Ok(())
+    }
+}
+
+/// The hotkey that the settings name.
+pub(crate) fn hotkey_of(place: &Place) -> anyhow::Result<Hotkey> {
+    let Some(key) = &place.key else {
+        bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file, or --uid UID");
+    };
+    key.public().with_context(|| format!("could not read the key {key}"))
+}
+
+/// The seat with this uid.
+pub(crate) async fn seat_at(chain: &dyn Chain, run: RunId, uid: Uid) -> anyhow::Result<Option<SeatStatus>> {
+    let found = chain.seat_statuses(run, uid, 1).await?.into_iter().next();
+    Ok(found.filter(|found| found.seat.id.uid == uid))
+}
+
+async fn register(verb: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let role = verb.role.into();
+    let place = verb.place.read(verb.key.as_deref())?;
+    let Some(hotkey) = &place.key else {
+        bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file");
+    };
+    let hotkey = hotkey.public().with_context(|| format!("could not read the key {hotkey}"))?;
+    let (signer, owner) = (verb.coldkey.signer()?, verb.coldkey.owner()?);
+    let mut desk = Desk::open(&place.chain).await?;
+    let wish = SeatWish {
+        run: place.run,
+        role,
+        hotkey,
+        endpoint: verb.endpoint,
+        stake: verb.stake,
+        hotkey_funds: verb.hotkey_funds,
+        price_max: verb.price_max,
+    };
+    let plan = account::plan_seat(&*desk.chain, &owner, &wish).await?;
+    if let Some(seat) = plan.already.as_ref().filter(|_| plan.calls.is_empty()) {
+        output.aside("The hotkey has its seat already; stake and endpoint were left as they are.")?;
+        let uid = seat.id.uid;
+        return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
+    }
+    let status = desk.chain.status(place.run).await?;
+    let terms = status.run.terms;
+    let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
+    let seats = if role == Role::Miner { status.miners } else { status.validators };
+    let mut then = Vec::new();
+    if plan.already.is_none() {
+        then.push(format!(
+            "the seat costs {} now, which is burnt; its price rises with each registration",
+            plan.price
+        ));
+        then.push(format!(
+            "{} stays held as stake; once taken out it is free after {}",
+            wish.stake,
+            pace.windows(terms.unbonding_windows)
+        ));
+        let when = pace.until(pace.next_window());
+        then.push(if seats.taken < seats.max {
+            format!("the seat takes part from {when}, on")
+        } else {
+            format!(
+                "all {} {role}s' seats are taken: the one with the least pay that can be replaced gives way as {when}, opens",
+                seats.max
+            )
+        });
+        then.push(format!("for {} nobody can take its place", pace.windows(terms.immunity_windows)));
+    }
+    if plan.funded > Amount::ZERO {
+        then.push(format!("{} go to the hotkey for its fees", plan.funded));
+    }
+    let proposal = Proposal {
+        what: format!("register {} as a {role} of run {}", address(&hotkey.0), place.run),
+        calls: plan.calls,
+        signer,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then,
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    match account::seat_of(&*desk.chain, place.run, &hotkey).await? {
+        Some(seat) => {
+            let uid = seat.id.uid;
+            output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": plan.already.is_some() }))?;
+        }
+        None => {
+            let when = pace.until(pace.next_window());
+            output.result(
+                &format!("registered; the seat changes hands as {when}, opens"),
+                json!({ "uid": null, "already": false }),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+async fn claim(verb: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.seat.read()?;
+    let proxy_of = verb.behalf.account()?;
+    let (source, whose) = match (&verb.coldkey, &place.key) {
+        (Some(coldkey), _) if proxy_of.is_some() => (coldkey.parse()?, "a proxy of the coldkey"),
+        (Some(coldkey), _) => (coldkey.parse()?, "the coldkey"),
+        (None, Some(hotkey)) => (hotkey.clone(), "the seat's hotkey"),
+        (None, None) => bail!("nobody signs: add --key HOTKEY, or --coldkey KEY with --uid UID"),
+    };
+    // The settings file has the hotkey's password, if any.
+    let of_hotkey = place.password_file.clone().filter(|_| verb.coldkey.is_none());
+    let signer = Signer { source, password_file: verb.password_file.or(of_hotkey), whose };
+    let mut desk = Desk::open(&place.chain).await?;
+    if verb.former {
+        return claim_former(&mut desk, &place, signer, proxy_of, &verb.consent, output).await;
+    }
+    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    let (uid, seat) = (found.uid(), &found.seat);
+    let claimable = Amount(seat.seat.claimable);
+    if claimable == Amount::ZERO {
+        return Ok(output.result("nothing to claim", json!({ "uid": uid, "claimed": units(Amount::ZERO) }))?);
+    }
+    let coldkey = address(&seat.seat.coldkey);
+    let to =
+        if seat.pays_into_stake { format!("into the stake of uid {uid}") } else { format!("to {coldkey}") };
+    let proposal = Proposal {
+        what: format!("claim the pay of uid {uid} of run {}", place.run),
+        calls: vec![Call::Claim { run: place.run, uid }],
+        signer,
+        proxy_of,
+        then: vec![
+            format!("{claimable} go {to}, whoever signs"),
+            "once an epoch the hotkey claims without a fee".into(),
+        ],
+    };
+    let before = seat.seat.claimable;
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    // An epoch may have been paid meanwhile; what is there now was not claimed.
+    let left = seat_at(&*desk.chain, place.run, uid).await?.map_or(0, |seat| seat.seat.claimable);
+    let claimed = Amount(before.saturating_sub(left));
+    let claimed = if claimed == Amount::ZERO { claimable } else { claimed };
+    output.result(
+        &format!("{claimed} went {to}"),
+        json!({ "uid": uid, "claimed": units(claimed), "into_stake": found.seat.pays_into_stake, "coldkey": coldkey }),
+    )?;
+    Ok(())
+}
+
+/// Fetches what seats earned that are somebody else's by now, or nobody's.
+async fn claim_former(
+    desk: &mut Desk,
+    place: &Place,
+    signer: Signer,
+    proxy_of: Option<Account>,
+    consent: &Consent,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let coldkey = proxy_of.map_or_else(|| signer.account(), Ok)?;
+    let account = desk.chain.account_status(place.run, &coldkey).await?;
+    let seats = desk.chain.seats(place.run).await?;
+    let of_seats = seats
+        .iter()
+        .filter(|seat| seat.coldkey == coldkey)
+        .fold(0u128, |sum, seat| sum.saturating_add(seat.claimable));
+    let amount = Amount(account.claimable.saturating_sub(of_seats));
+    if amount == Amount::ZERO {
+        return Ok(output.result("nothing to claim", json!({ "claimed": units(amount) }))?);
+    }
+    let to = address(&coldkey);
+    let proposal = Proposal {
+        what: format!("claim what former seats of {to} earned in run {}", place.run),
+        calls: vec![Call::ClaimFormer { run: place.run }],
+        signer,
+        proxy_of,
+        then: vec![format!("{amount} go to {to}")],
+    };
+    if desk.sign(output, &proposal, consent).await?.is_none() {
+        return Ok(());
+    }
+    Ok(output
+        .result(&format!("{amount} went to {to}"), json!({ "claimed": units(amount), "coldkey": to }))?)
+}
+
+async fn stake(verb: Stake, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.seat.read()?;
+    let mut desk = Desk::open(&place.chain).await?;
+    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    found.owned_by(&verb.coldkey)?;
+    let uid = found.uid();
+    let (has, more) = (Amount(found.seat.seat.stake), verb.amount);
+    let proposal = Proposal {
+        what: format!("add {more} to the stake of uid {uid} of run {}", place.run),
+        calls: vec![Call::AddStake { run: place.run, uid, amount: more }],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then: vec![
+            format!(
+                "its stake rises from {has} to {}; it counts from the next window",
+                has.saturating_add(more)
+            ),
+            format!(
+                "once taken out it is free after {}",
+                found.pace.windows(found.status.run.terms.unbonding_windows)
+            ),
+        ],
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    let seat = seat_at(&*desk.chain, place.run, uid).await?;
+    let stake = Amount(seat.map_or(0, |seat| seat.seat.stake));
+    Ok(output
+        .result(&format!("uid {uid} has {stake} at stake"), json!({ "uid": uid, "stake": units(stake) }))?)
+}
+
+async fn unstake(verb: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.seat.read()?;
+    let mut desk = Desk::open(&place.chain).await?;
+    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    found.owned_by(&verb.coldkey)?;
+    let (uid, pace) = (found.uid(), &found.pace);
+    let has = Amount(found.seat.seat.stake);
+    let unbonding = pace.windows(found.status.run.terms.unbonding_windows);
+    let release = "`mettle withdraw` releases it";
+    let (what, call, then) = match verb.amount {
+        Some(amount) => {
+            let left = has.saturating_sub(amount);
+            let least = Amount(found.status.run.terms.stake_min(found.seat.seat.role));
+            ensure!(
+                amount <= has && least <= left,
+                "uid {uid} has {has} at stake, and {least} must stay: take out at most {}, or give the seat up with --all",
+                has.saturating_sub(least)
+            );
+            let then = vec![
+                format!("its stake falls from {has} to {left} at once"),
+                format!("{amount} stays held, and can be slashed, for {unbonding}; then {release}"),
+            ];
+            (
+                format!("take {amount} out of the stake of uid {uid} of run {}", place.run),
+                Call::Unstake { run: place.run, uid, amount },
+                then,
+            )
+        }
+        None => {
+            let next = pace.until(pace.next_window());
+            let mut then = vec![
+                format!("the seat is given up as {next}, opens; let its node run until then"),
+                format!(
+                    "its {has} stays held, and can be slashed, for {unbonding} after that; then {release}"
+                ),
+                "pay that was not claimed yet stays claimable: `mettle claim --former`".into(),
+                "its hotkey can never have a seat in this run again".into(),
+            ];
+            if found.seat.nominated > 0 {
+                let behind = Amount(found.seat.nominated);
+                then.push(format!("those who nominated it may withdraw their {behind} at once"));
+            }
+            (
+                format!("give up uid {uid} of run {} and take its whole stake out", place.run),
+                Call::Leave { run: place.run, uid },
+                then,
+            )
+        }
+    };
+    let proposal = Proposal {
+        what,
+        calls: vec![call],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then,
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    let owner = verb.coldkey.owner()?;
+    let unbonding = desk.chain.account_status(place.run, &owner).await?.unbonding;
+    let latest = unbonding.iter().filter(|chunk| chunk.uid == uid).map(|chunk| chunk.until).max();
+    match (verb.amount, latest) {
+        (Some(amount), Some(until)) => output.result(
+            &format!("{amount} is free in {}; fetch it then with `mettle withdraw`", pace.until(until)),
+            json!({ "uid": uid, "unbonding": units(amount), "until": until }),
+        )?,
+        _ => output.result(
+            &format!("uid {uid} is given up as {}, opens", pace.until(pace.next_window())),
+            json!({ "uid": uid, "leaves_at": pace.next_window() }),
+        )?,
+    }
+    Ok(())
+}
+
+/// What of it is free at the open window, and what is not, in MTL.
+fn freed(unbonding: &[UnbondingView], status: &RunStatus) -> (Amount, Amount) {
+    let is_free = |chunk: &&UnbondingView| status.window.is_some_and(|now| chunk.until <= now);
+    let sum = |amounts: &mut dyn Iterator<Item = &UnbondingView>| {
+        amounts.fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)))
+    };
+    (sum(&mut unbonding.iter().filter(is_free)), sum(&mut unbonding.iter().filter(|chunk| !is_free(chunk))))
+}
+
+async fn withdraw(verb: Withdraw, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.place.read(None)?;
+    let mut desk = Desk::open(&place.chain).await?;
+    let owner = verb.coldkey.owner()?;
+    let status = desk.chain.status(place.run).await?;
+    let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
+    let unbonding = desk.chain.account_status(place.run, &owner).await?.unbonding;
+    let (free, waiting) = freed(&unbonding, &status);
+    if free == Amount::ZERO {
+        let text = match unbonding.iter().map(|chunk| chunk.until).min() {
+            Some(first) => {
+                format!("nothing to withdraw yet: of {waiting} the first is free in {}", pace.until(first))
+            }
+            None => format!("{} has taken nothing out of run {}", address(&owner), place.run),
+        };
+        return Ok(
+            output.result(&text, json!({ "withdrawn": units(Amount::ZERO), "waiting": units(waiting) }))?
+        );
+    }
+    let mut then = vec![format!("{free} is no longer held, and {} may spend it", address(&owner))];
+    if waiting > Amount::ZERO {
+        then.push(format!("{waiting} stays held for now"));
+    }
+    let proposal = Proposal {
+        what: format!("withdraw what has unbonded in run {}", place.run),
+        calls: vec![Call::Withdraw { run: place.run }],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then,
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    Ok(output
+        .result(&format!("{free} is free"), json!({ "withdrawn": units(free), "waiting": units(waiting) }))?)
+}
+
+async fn rotate_key(verb: RotateKey, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.seat.read()?;
+    let mut desk = Desk::open(&place.chain).await?;
+    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    found.owned_by(&verb.coldkey)?;
+    let new_key: KeySource = verb.new_key.parse()?;
+    if let KeySource::File(path) = &new_key
+        && !path.exists()
+    {
+        ensure!(
+            !verb.consent.dry_run,
+            "there is no key file {} yet, and a dry run makes none: make it with `mettle keys new`",
+            path.display()
+        );
+        new_key_file(path, verb.new_password_file.as_deref(), output)?;
+    }
+    let hotkey = new_key.public().with_context(|| format!("could not read the key {new_key}"))?;
+    let uid = found.uid();
+    ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
+    let when = found.pace.until(found.pace.next_window());
+    let proposal = Proposal {
+        what: format!("change the hotkey of uid {uid} of run {}", place.run),
+        calls: vec![Call::RotateHotkey { run: place.run, uid, hotkey }],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then: vec![
+            format!("the new hotkey takes over as {when}, opens"),
+            "until then the node must run with the old one; then start it with the new one".into(),
+            format!(
+                "the old hotkey {} can never be used in this run again",
+                address(&found.seat.seat.hotkey.0)
+            ),
+            format!(
+                "the new hotkey needs about {HOTKEY_FUNDS_MIN} only for calls that cost a fee, such as a new endpoint"
+            ),
+        ],
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    let start = match found.seat.seat.role {
+        Role::Miner => "miner start",
+        Role::Validator => "validator serve",
+    };
+    output.result(
+        &format!(
+            "uid {uid} has the hotkey {} from {when}, on. Keep the node running as it is until then; then stop it, and start \
+             it with `{start} --key {new_key}`",
+            address(&hotkey.0)
+        ),
+        json!({ "uid": uid, "hotkey": address(&hotkey.0), "from_window": found.pace.next_window() }),
+    )?;
+    Ok(())
+}
+
+fn new_key_file(path: &Path, password_file: Option<&Path>, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let key = new_key(path, password_file, None)?;
+    output.aside(&format!(
+        "Made the key {} in {}. Without the file and its password it is lost: keep a copy of both.",
+        key.address(),
+        path.display()
+    ))?;
+    Ok(())
+}
+
+async fn set_payout(verb: SetPayout, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let place = verb.seat.read()?;
+    let mut desk = Desk::open(&place.chain).await?;
+    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    found.owned_by(&verb.coldkey)?;
+    let uid = found.uid();
+    let (payout, then) = match verb.to {
+        PayoutTo::Account => {
+            (Payout::Account, format!("what is claimed goes to {}", address(&found.seat.seat.coldkey)))
+        }
+        PayoutTo::Stake => (
+            Payout::Stake,
+            format!(
+                "what is claimed becomes stake of uid {uid}: it can be slashed, and takes its time to be taken out"
+            ),
+        ),
+    };
+    let proposal = Proposal {
+        what: format!("set where the pay of uid {uid} of run {} goes", place.run),
+        calls: vec![Call::SetPayout { run: place.run, uid, payout }],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then: vec![then],
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    Ok(output
+        .result(&format!("uid {uid} is paid into its {payout}"), json!({ "uid": uid, "payout": payout }))?)
+}
+
+async fn proxy(verb: ProxyVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let (verb, adds) = match verb {
+        ProxyVerb::Add(verb) => (verb, true),
+        ProxyVerb::Remove(verb) => (verb, false),
+    };
+    let place = verb.place.read(None)?;
+    let proxy = parse_address(&verb.proxy)?;
+    let may = ProxyKind::from(verb.may);
+    let (real, name) = (address(&verb.coldkey.owner()?), address(&proxy));
+    let allowed = match may {
+        ProxyKind::Any => "everything, even send all of its money away",
+        ProxyKind::NonTransfer => "everything that cannot send its money away",
+        ProxyKind::Staking => "what concerns seats and the stake behind them",
+        ProxyKind::Claims => "claim pay, into that account itself",
+    };
+    let (what, call, then) = if adds {
+        let then = vec![
+            format!("from then on {name} may do in the name of {real}: {allowed}"),
+            "a deposit is held for as long as this stands".into(),
+        ];
+        (format!("let {name} act for {real}"), Call::AddProxy { proxy, may }, then)
+    } else {
+        let then = vec!["its deposit comes back".into()];
+        (format!("no longer let {name} act for {real} ({may})"), Call::RemoveProxy { proxy, may }, then)
+    };
+    let mut desk = Desk::open(&place.chain).await?;
+    let proposal = Proposal {
+        what,
+        calls: vec![call],
+        signer: verb.coldkey.signer()?,
+        proxy_of: verb.coldkey.behalf.account()?,
+        then,
+    };
+    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+        return Ok(());
+    }
+    let text = if adds { "may act for" } else { "may no longer act for" };
+    output.result(
+        &format!("{name} {text} {real}"),
+        json!({ "proxy": name, "account": real, "may": may, "stands": adds }),
+    )?;
+    Ok(())
+}

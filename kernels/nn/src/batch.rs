@@ -1,0 +1,54 @@
+//! Token sequences on their way to the device, checked: an id outside the vocabulary would be read out of bounds there.
+
+use model::ModelConfig;
+
+/// Why sequences cannot be read by this model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BatchError {
+    #[error("there is no sequence to train on")]
+    Empty,
+    #[error("sequence {sequence} has {len} tokens, but this model takes {expected} (seq_len and one more)")]
+    Length { sequence: usize, len: usize, expected: usize },
+    #[error("there are {len} tokens, but this model reads from 1 to {max} at once")]
+    Text { len: usize, max: usize },
+    #[error("sequence {sequence} has token {token} at {position}, outside the vocabulary of {vocab}")]
+    Token { sequence: usize, position: usize, token: u32, vocab: usize },
+}
+
+/// Checks that every sequence has `seq_len + 1` tokens of the vocabulary.
+pub(crate) fn check<S: AsRef<[u32]>>(config: &ModelConfig, sequences: &[S]) -> Result<(), BatchError> {
+    for (sequence, tokens) in sequences.iter().map(AsRef::as_ref).enumerate() {
+        if tokens.len() != config.seq_len + 1 {
+            return Err(BatchError::Length { sequence, len: tokens.len(), expected: config.seq_len + 1 });
+        }
+        check_vocabulary(config, sequence, tokens)?;
+    }
+    Ok(())
+}
+
+/// Checks that `tokens` can be read as they are, with nothing to predict behind them: from one to `seq_len`, of the vocabulary.
+pub(crate) fn check_text(config: &ModelConfig, tokens: &[u32]) -> Result<(), BatchError> {
+    if !(1..=config.seq_len).contains(&tokens.len()) {
+        return Err(BatchError::Text { len: tokens.len(), max: config.seq_len });
+    }
+    check_vocabulary(config, 0, tokens)
+}
+
+fn check_vocabulary(config: &ModelConfig, sequence: usize, tokens: &[u32]) -> Result<(), BatchError> {
+    match tokens.iter().position(|&token| token as usize >= config.vocab) {
+        Some(position) => {
+            Err(BatchError::Token { sequence, position, token: tokens[position], vocab: config.vocab })
+        }
+        None => Ok(()),
+    }
+}
+
+/// What the model reads and the token that follows each, row after row.
+pub(crate) fn tokens_and_targets<S: AsRef<[u32]>>(sequences: &[S]) -> (Vec<u32>, Vec<u32>) {
+    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    for sequence in sequences.iter().map(AsRef::as_ref) {
+        tokens.extend_from_slice(&sequence[..sequence.len() - 1]);
+        targets.extend_from_slice(&sequence[1..]);
+    }
+    (tokens, targets)
+}

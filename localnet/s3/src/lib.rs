@@ -1,0 +1,370 @@
+//! An S3 server in the process, for a localnet and for tests.
+//!
+//! It speaks enough S3 for any client to put, get and list, checks every signature (SigV4), and gives each role one
+//! bucket that only its own key can write to. Anybody may read an object whose exact name they know, and nobody may
+//! list without the key: so a bucket is what a public one at a provider would be. Objects live in memory, or in a
+//! directory and survive a restart.
+//!
+//! And it can be ordered to misbehave, one bucket at a time, while it runs: see [`Faults`]. The orders come through
+//! [`S3Server::order`], or from another process through a small HTTP port of its own ([`admin`]).
+
+pub mod admin;
+mod faults;
+mod objects;
+mod service;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::GracefulShutdown;
+use s3s::service::S3Service;
+use serde::{Deserialize, Serialize};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::task::JoinHandle;
+
+pub use faults::{ALWAYS, BadOrder, Faults};
+
+use faults::FaultDesk;
+use objects::Objects;
+use store::Credentials;
+
+/// What to serve, and where.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Port 0 takes any free one: see [`S3Server::address`].
+    pub listen: SocketAddr,
+    /// Where the objects are kept; `None` keeps them in memory, and loses them with the server.
+    pub data_dir: Option<PathBuf>,
+    pub buckets: Vec<BucketConfig>,
+    /// For orders from other processes.
+    pub admin: Option<AdminConfig>,
+    /// All objects together may have this many bytes; `None` leaves it to the disk.
+    pub capacity_bytes: Option<u64>,
+    /// One object may have this many bytes.
+    pub object_bytes_max: u64,
+}
+
+/// A bucket, and the one key that may write to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BucketConfig {
+    pub name: String,
+    pub credentials: Credentials,
+}
+
+/// Where orders are taken. Only on a loopback address, and only with the token.
+#[derive(Clone)]
+pub struct AdminConfig {
+    pub listen: SocketAddr,
+    /// What [`admin::TOKEN_HEADER`] must say. Keeps out web pages, which can reach a loopback port too.
+    pub token: String,
+}
+
+impl std::fmt::Debug for AdminConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdminConfig").field("listen", &self.listen).finish_non_exhaustive()
+    }
+}
+
+impl ServerConfig {
+    /// Buckets in memory at any free port of this machine.
+    pub fn in_memory(buckets: Vec<BucketConfig>) -> ServerConfig {
+        ServerConfig {
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            data_dir: None,
+            buckets,
+            admin: None,
+            capacity_bytes: None,
+            object_bytes_max: 5 << 30,
+        }
+    }
+}
+
+impl BucketConfig {
+    pub fn new(
+        name: impl Into<String>,
+        access_key: impl Into<String>,
+        secret_key: impl Into<String>,
+    ) -> BucketConfig {
+        let credentials = Credentials { access_key: access_key.into(), secret_key: secret_key.into() };
+        BucketConfig { name: name.into(), credentials }
+    }
+}
+
+/// Why a server did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error("{address} is taken by another program: stop it, or choose another port")]
+    PortTaken { address: SocketAddr },
+    #[error("cannot listen at {address}")]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error("{path} is not a store of ours: {why}. Choose an empty directory")]
+    ForeignDirectory { path: PathBuf, why: String },
+    #[error("{path} is in use by another server")]
+    DirectoryInUse { path: PathBuf },
+    #[error("cannot use the directory {path}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("{name:?} cannot be a bucket: {why}")]
+    BadBucket { name: String, why: &'static str },
+    #[error("orders are taken on a loopback address only, and {address} is none")]
+    AdminNotLocal { address: SocketAddr },
+}
+
+/// There is no such bucket here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no bucket {0:?}")]
+pub struct UnknownBucket(pub String);
+
+/// What went through one bucket, contents only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BucketTraffic {
+    pub received_bytes: u64,
+    pub sent_bytes: u64,
+    /// Requests that were let in.
+    pub requests: u64,
+    /// Requests that were refused for their key or kind. A wrong signature gets no further than its check.
+    pub refused: u64,
+}
+
+/// What the parts of a server share.
+struct State {
+    buckets: BTreeMap<String, BucketState>,
+    objects: Objects,
+}
+
+struct BucketState {
+    credentials: Credentials,
+    faults: FaultDesk,
+    traffic: store::Traffic,
+    requests: std::sync::atomic::AtomicU64,
+    refused: std::sync::atomic::AtomicU64,
+}
+
+/// A running server. Dropping it stops it at once; [`S3Server::shutdown`] lets what is under way end.
+pub struct S3Server {
+    state: Arc<State>,
+    s3: Port,
+    admin: Option<Port>,
+}
+
+/// A listening socket and the task that serves it.
+struct Port {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<()>,
+}
+
+/// Connections at the same time, per port.
+const CONNECTIONS_MAX: usize = 1024;
+/// How long a shutdown waits for requests under way.
+const GRACE: Duration = Duration::from_secs(5);
+
+impl S3Server {
+    /// Takes the directory and the port, and serves until dropped.
+    pub async fn start(config: ServerConfig) -> Result<S3Server, ServerError> {
+        let buckets = checked(&config.buckets)?;
+        if let Some(admin) = &config.admin
+            && !admin.listen.ip().is_loopback()
+        {
+            return Err(ServerError::AdminNotLocal { address: admin.listen });
+        }
+        // The port first: whoever meets a second server on the same port must not have touched its directory.
+        let listener = listen(config.listen).await?;
+        let admin_listener = match &config.admin {
+            Some(admin) => Some((listen(admin.listen).await?, admin.token.clone())),
+            None => None,
+        };
+        let names = buckets.keys().cloned().collect();
+        let objects =
+            Objects::open(config.data_dir, names, config.capacity_bytes, config.object_bytes_max).await?;
+
+        let state = Arc::new(State { buckets, objects });
+        let s3 =
+            Port::serve(listener, |listener, stopped| accept(listener, service::s3(state.clone()), stopped))?;
+        let admin = match admin_listener {
+            Some((listener, token)) => {
+                let state = state.clone();
+                Some(Port::serve(listener, |listener, stopped| async move {
+                    tokio::select! {
+                        () = admin::serve(listener, state, token) => {}
+                        _ = stopped => {}
+                    }
+                })?)
+            }
+            None => None,
+        };
+        Ok(S3Server { state, s3, admin })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.s3.address
+    }
+
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|port| port.address)
+    }
+
+    /// The endpoint for [`store::S3Settings`].
+    pub fn endpoint(&self) -> String {
+        format!("http://{}", self.s3.address)
+    }
+
+    /// The base URL for everybody else.
+    pub fn base_url(&self, bucket: &str) -> String {
+        format!("http://{}/{bucket}", self.s3.address)
+    }
+
+    /// From now on, until it is used up or ordered otherwise, this is what goes wrong with a bucket.
+    pub fn order(&self, bucket: &str, faults: Faults) -> Result<(), UnknownBucket> {
+        self.state.bucket(bucket)?.faults.order(faults);
+        Ok(())
+    }
+
+    /// What is still to go wrong with a bucket.
+    pub fn faults(&self, bucket: &str) -> Result<Faults, UnknownBucket> {
+        Ok(self.state.bucket(bucket)?.faults.left())
+    }
+
+    pub fn traffic(&self, bucket: &str) -> Result<BucketTraffic, UnknownBucket> {
+        Ok(self.state.bucket(bucket)?.totals())
+    }
+
+    /// Takes no more requests, and waits a few seconds for those under way.
+    pub async fn shutdown(self) {
+        let S3Server { s3, admin, .. } = self;
+        if let Some(admin) = admin {
+            admin.shut().await;
+        }
+        s3.shut().await;
+    }
+}
+
+impl State {
+    fn bucket(&self, name: &str) -> Result<&BucketState, UnknownBucket> {
+        self.buckets.get(name).ok_or_else(|| UnknownBucket(name.to_owned()))
+    }
+}
+
+impl BucketState {
+    fn totals(&self) -> BucketTraffic {
+        use std::sync::atomic::Ordering::Relaxed;
+        let traffic = self.traffic.totals();
+        BucketTraffic {
+            received_bytes: traffic.up_bytes,
+            sent_bytes: traffic.down_bytes,
+            requests: self.requests.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+        }
+    }
+}
+
+fn checked(buckets: &[BucketConfig]) -> Result<BTreeMap<String, BucketState>, ServerError> {
+    let mut checked = BTreeMap::new();
+    let mut keys = std::collections::BTreeSet::new();
+    for BucketConfig { name, credentials } in buckets {
+        let bad = |why| ServerError::BadBucket { name: name.clone(), why };
+        if !s3s::path::check_bucket_name(name) {
+            return Err(bad("a name has 3 to 63 lower-case letters, digits and hyphens"));
+        }
+        if credentials.access_key.is_empty() || credentials.secret_key.is_empty() {
+            return Err(bad("it needs an access key and a secret"));
+        }
+        if !keys.insert(credentials.access_key.clone()) {
+            return Err(bad("its access key is another bucket's too"));
+        }
+        let state = BucketState {
+            credentials: credentials.clone(),
+            faults: FaultDesk::default(),
+            traffic: store::Traffic::default(),
+            requests: Default::default(),
+            refused: Default::default(),
+        };
+        if checked.insert(name.clone(), state).is_some() {
+            return Err(bad("there are two of that name"));
+        }
+    }
+    Ok(checked)
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, ServerError> {
+    TcpListener::bind(address).await.map_err(|source| match source.kind() {
+        io::ErrorKind::AddrInUse => ServerError::PortTaken { address },
+        _ => ServerError::Listen { address, source },
+    })
+}
+
+impl Port {
+    fn serve<F: Future<Output = ()> + Send + 'static>(
+        listener: TcpListener,
+        serve: impl FnOnce(TcpListener, oneshot::Receiver<()>) -> F,
+    ) -> Result<Port, ServerError> {
+        let address = listener
+            .local_addr()
+            .map_err(|source| ServerError::Listen { address: SocketAddr::from(([0, 0, 0, 0], 0)), source })?;
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(serve(listener, stopped));
+        Ok(Port { address, stop: Some(stop), task })
+    }
+
+    async fn shut(mut self) {
+        if let Some(stop) = self.stop.take() {
+            // An error means that the task has ended, which is what is wanted.
+            let _ = stop.send(());
+        }
+        let _ = (&mut self.task).await;
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot::Receiver<()>) {
+    let mut http = Builder::new(TokioExecutor::new()).http1_only();
+    http.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
+    let graceful = GracefulShutdown::new();
+    let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    // Connections live in this set, so that they end with the server and not when they please.
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of file descriptors, as a rule: it passes when a connection ends.
+                    tracing::warn!(%error, "could not accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            },
+            Some(_) = connections.join_next() => continue,
+            _ = &mut stopped => break,
+        };
+        let Ok(permit) = room.clone().try_acquire_owned() else {
+            tracing::warn!("too many connections, one was closed");
+            continue;
+        };
+        // What is sent here is complete messages, and somebody waits for the answer.
+        let _ = stream.set_nodelay(true);
+        let connection = http.serve_connection(TokioIo::new(stream), service.clone()).into_owned();
+        let connection = graceful.watch(connection);
+        connections.spawn(async move {
+            let _permit = permit;
+            if let Err(error) = connection.await {
+                tracing::debug!(error, "a connection ended badly");
+            }
+        });
+    }
+    drop(listener);
+    if tokio::time::timeout(GRACE, graceful.shutdown()).await.is_err() {
+        tracing::warn!(left = connections.len(), "requests were cut off by the shutdown");
+    }
+}

@@ -1,0 +1,722 @@
+//! The S3 operations: who may do what, and how.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, SystemTime};
+
+use bytes::{Bytes, BytesMut};
+use futures::{Stream, StreamExt};
+use s3s::access::{S3Access, S3AccessContext};
+use s3s::auth::SimpleAuth;
+use s3s::checksum::ChecksumHasher;
+use s3s::crypto::Checksum as _;
+use s3s::dto::*;
+use s3s::service::{S3Service, S3ServiceBuilder};
+use s3s::stream::{ByteStream, RemainingLength};
+use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
+use tokio::sync::mpsc;
+
+use super::faults::ReadFaults;
+use super::objects::{Incoming, ObjectError, Reader, Stored};
+use crate::State;
+
+pub(super) fn s3(state: Arc<State>) -> S3Service {
+    let mut auth = SimpleAuth::new();
+    for bucket in state.buckets.values() {
+        auth.register(bucket.credentials.access_key.clone(), bucket.credentials.secret_key.as_str().into());
+    }
+    let mut service = S3ServiceBuilder::new(Operations {
+        state: state.clone(),
+        uploads: Mutex::default(),
+        upload_number: AtomicU64::new(0),
+    });
+    // Without the authentication there would be no access checks either: the two belong together.
+    service.set_auth(auth);
+    service.set_access(Gate { state });
+    service.build()
+}
+
+/// Lets in: the owner of a bucket to all that is served here, and anybody to an object whose name it knows.
+struct Gate {
+    state: Arc<State>,
+}
+
+#[async_trait::async_trait]
+impl S3Access for Gate {
+    async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
+        let bucket = cx.s3_path().get_bucket_name().and_then(|name| self.state.buckets.get(name));
+        let Some(bucket) = bucket else { return Err(s3_error!(AccessDenied)) };
+        let read = matches!(cx.s3_op().name(), "GetObject" | "HeadObject");
+        let owner = cx.credentials().is_some_and(|found| found.access_key == bucket.credentials.access_key);
+        let may_write = owner && is_served(cx.s3_op().name()) && !is_sigv2(cx);
+        if !may_write && !read {
+            bucket.refused.fetch_add(1, Ordering::Relaxed);
+            return Err(s3_error!(AccessDenied));
+        }
+        bucket.requests.fetch_add(1, Ordering::Relaxed);
+        if bucket.faults.take_unavailable(cx.s3_path().get_object_key()) {
+            return Err(s3_error!(SlowDown, "the bucket was ordered to be unavailable"));
+        }
+        Ok(())
+    }
+}
+
+/// Everything else is refused to everybody, copying among it: it would read a bucket that the check does not see.
+fn is_served(operation: &str) -> bool {
+    matches!(
+        operation,
+        "GetObject"
+            | "HeadObject"
+            | "PutObject"
+            | "DeleteObject"
+            | "DeleteObjects"
+            | "ListObjectsV2"
+            | "HeadBucket"
+            | "CreateMultipartUpload"
+            | "UploadPart"
+            | "CompleteMultipartUpload"
+            | "AbortMultipartUpload"
+    )
+}
+
+/// The older signatures cover less of a request than SigV4 does.
+fn is_sigv2(cx: &S3AccessContext<'_>) -> bool {
+    let header = cx.headers().get("authorization").is_some_and(|value| value.as_bytes().starts_with(b"AWS "));
+    header || cx.uri().query().is_some_and(|query| query.contains("AWSAccessKeyId="))
+}
+
+struct Operations {
+    state: Arc<State>,
+    uploads: Mutex<BTreeMap<String, Upload>>,
+    upload_number: AtomicU64,
+}
+
+/// An upload in parts. Lost when the server stops, as the client learns on its next part.
+struct Upload {
+    bucket: String,
+    key: String,
+    parts: BTreeMap<i32, Arc<Stored>>,
+}
+
+/// Uploads that nobody completes must not grow without bound.
+const UPLOADS_MAX: usize = 256;
+const PARTS_MAX: i32 = 10_000;
+const PART_BYTES_MIN: u64 = 5 << 20;
+/// Chunks of an answer that wait for a slow reader.
+const CHUNKS_AHEAD: usize = 2;
+
+impl Operations {
+    fn bucket(&self, name: &str) -> S3Result<&crate::BucketState> {
+        self.state.buckets.get(name).ok_or_else(|| s3_error!(NoSuchBucket))
+    }
+
+    fn uploads(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Upload>> {
+        self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the bucket's clock says of a time.
+    fn modified(&self, bucket: &str, modified: SystemTime) -> S3Result<Option<Timestamp>> {
+        let skew = self.bucket(bucket)?.faults.clock_skew_seconds();
+        let by = Duration::from_secs(skew.unsigned_abs());
+        let skewed = if skew < 0 { modified.checked_sub(by) } else { modified.checked_add(by) };
+        Ok(skewed.map(Timestamp::from))
+    }
+
+    /// Receives a body whole, checks it against what the client said of it, and gives it no name yet.
+    async fn receive(
+        &self,
+        bucket: &str,
+        key: &str,
+        body: Option<StreamingBlob>,
+        promised: Promised,
+    ) -> S3Result<(Stored, Checksum)> {
+        let state = self.bucket(bucket)?;
+        if state.faults.full(key) {
+            return Err(ObjectError::Full.into());
+        }
+        let mut incoming = self.state.objects.begin().await?;
+        let mut received = 0u64;
+        let mut checks = promised.hasher();
+        let mut md5 = promised.md5.as_ref().map(|_| s3s::crypto::Md5::new());
+        if let Some(mut body) = body {
+            while let Some(chunk) = body.next().await {
+                // Cut short, or not what was signed.
+                let chunk =
+                    chunk.map_err(|error| S3Error::with_source(S3ErrorCode::IncompleteBody, error))?;
+                state.traffic.went_up(chunk.len() as u64);
+                received += chunk.len() as u64;
+                checks.update(&chunk);
+                if let Some(md5) = &mut md5 {
+                    md5.update(&chunk);
+                }
+                incoming.write(&chunk).await?;
+            }
+        }
+        if promised.length.is_some_and(|length| u64::try_from(length) != Ok(received)) {
+            return Err(s3_error!(IncompleteBody));
+        }
+        if let (Some(md5), Some(promised)) = (md5, &promised.md5)
+            && base64(md5.finalize().as_ref()) != *promised
+        {
+            return Err(s3_error!(BadDigest, "the body does not have the promised MD5"));
+        }
+        let sums = checks.finalize();
+        promised.check(&sums)?;
+        Ok((incoming.finish().await?, sums))
+    }
+
+    fn place(&self, bucket: &str, key: &str, stored: Stored, if_none_match: bool) -> S3Result<String> {
+        let replace = !if_none_match || self.bucket(bucket)?.faults.conditions_ignored();
+        Ok(self.state.objects.place(bucket, key, stored, replace)?.etag)
+    }
+
+    /// Joins the parts of an upload into one object.
+    async fn join(&self, parts: &[Arc<Stored>]) -> Result<Stored, ObjectError> {
+        let mut whole: Incoming = self.state.objects.begin().await?;
+        for part in parts {
+            let mut reader = part.read().await?;
+            let mut left = part.bytes;
+            while left > 0 {
+                let chunk = reader.chunk(left).await?;
+                if chunk.is_empty() {
+                    return Err(ObjectError::Disk(std::io::ErrorKind::UnexpectedEof.into()));
+                }
+                left -= chunk.len() as u64;
+                whole.write(&chunk).await?;
+            }
+        }
+        whole.finish().await
+    }
+}
+
+#[async_trait::async_trait]
+impl S3 for Operations {
+    async fn head_bucket(
+        &self,
+        request: S3Request<HeadBucketInput>,
+    ) -> S3Result<S3Response<HeadBucketOutput>> {
+        self.bucket(&request.input.bucket)?;
+        Ok(S3Response::new(HeadBucketOutput::default()))
+    }
+
+    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+        let input = request.input;
+        only_where_absent(&input.if_match, &input.if_none_match)?;
+        let promised = Promised {
+            length: input.content_length,
+            md5: input.content_md5,
+            crc32: input.checksum_crc32,
+            crc32c: input.checksum_crc32c,
+            crc64nvme: input.checksum_crc64nvme,
+            sha1: input.checksum_sha1,
+            sha256: input.checksum_sha256,
+        };
+        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, promised).await?;
+        let etag = self.place(&input.bucket, &input.key, stored, input.if_none_match.is_some())?;
+        Ok(S3Response::new(PutObjectOutput {
+            e_tag: Some(ETag::Strong(etag)),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..PutObjectOutput::default()
+        }))
+    }
+
+    async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+        let input = request.input;
+        let state = self.bucket(&input.bucket)?;
+        let faults = state.faults.take_read(&input.key);
+        if faults.missing {
+            return Err(s3_error!(NoSuchKey));
+        }
+        if let Some(target) = &faults.redirect_to {
+            return Err(redirect(target));
+        }
+        let (object, mut reader) = self.state.objects.read(&input.bucket, &input.key).await?;
+        unless_changed(&object.etag, &input.if_match, &input.if_none_match)?;
+        let (range, content_range) = match input.range {
+            None => (0..object.bytes, None),
+            Some(range) => {
+                let range = range.check(object.bytes)?;
+                let shown = format!("bytes {}-{}/{}", range.start, range.end - 1, object.bytes);
+                (range, Some(shown))
+            }
+        };
+        reader.seek(range.start).await.map_err(ObjectError::from)?;
+        let length = range.end - range.start;
+        let body = Answer::send(self.state.clone(), input.bucket.clone(), reader, length, faults);
+        Ok(S3Response::new(GetObjectOutput {
+            body: Some(StreamingBlob::new(body)),
+            accept_ranges: Some("bytes".into()),
+            content_length: Some(i64::try_from(length).map_err(S3Error::internal_error)?),
+            content_range,
+            e_tag: Some(ETag::Strong(object.etag)),
+            last_modified: self.modified(&input.bucket, object.modified)?,
+            ..GetObjectOutput::default()
+        }))
+    }
+
+    async fn head_object(
+        &self,
+        request: S3Request<HeadObjectInput>,
+    ) -> S3Result<S3Response<HeadObjectOutput>> {
+        let input = request.input;
+        let object = self.state.objects.find(&input.bucket, &input.key)?;
+        unless_changed(&object.etag, &input.if_match, &input.if_none_match)?;
+        Ok(S3Response::new(HeadObjectOutput {
+            accept_ranges: Some("bytes".into()),
+            content_length: Some(i64::try_from(object.bytes).map_err(S3Error::internal_error)?),
+            e_tag: Some(ETag::Strong(object.etag)),
+            last_modified: self.modified(&input.bucket, object.modified)?,
+            ..HeadObjectOutput::default()
+        }))
+    }
+
+    async fn delete_object(
+        &self,
+        request: S3Request<DeleteObjectInput>,
+    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+        self.state.objects.delete(&request.input.bucket, &request.input.key)?;
+        Ok(S3Response::new(DeleteObjectOutput::default()))
+    }
+
+    async fn delete_objects(
+        &self,
+        request: S3Request<DeleteObjectsInput>,
+    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+        let DeleteObjectsInput { bucket, delete, .. } = request.input;
+        let (mut deleted, mut errors) = (Vec::new(), Vec::new());
+        for ObjectIdentifier { key, .. } in delete.objects {
+            match self.state.objects.delete(&bucket, &key) {
+                Ok(()) => deleted.push(DeletedObject { key: Some(key), ..DeletedObject::default() }),
+                Err(error) => errors.push(Error {
+                    key: Some(key),
+                    code: Some("InternalError".into()),
+                    message: Some(error.to_string()),
+                    ..Error::default()
+                }),
+            }
+        }
+        let deleted = (!delete.quiet.unwrap_or(false)).then_some(deleted);
+        Ok(S3Response::new(DeleteObjectsOutput {
+            deleted,
+            errors: Some(errors),
+            ..DeleteObjectsOutput::default()
+        }))
+    }
+
+    async fn list_objects_v2(
+        &self,
+        request: S3Request<ListObjectsV2Input>,
+    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+        let input = request.input;
+        let prefix = input.prefix.clone().unwrap_or_default();
+        let delimiter = input.delimiter.clone().filter(|delimiter| !delimiter.is_empty());
+        let max = usize::try_from(input.max_keys.unwrap_or(1000)).unwrap_or(0).min(1000);
+        let mut after = match &input.continuation_token {
+            // A token is the last name shown, or the group of names it ended with.
+            Some(token) => hex::decode(token)
+                .ok()
+                .and_then(|name| String::from_utf8(name).ok())
+                .ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is none of ours"))?,
+            None => input.start_after.clone().unwrap_or_default(),
+        };
+
+        let (mut contents, mut groups) = (Vec::new(), Vec::new());
+        let mut more = max > 0;
+        while more && contents.len() + groups.len() < max {
+            let wanted = max - contents.len() - groups.len();
+            let (page, further) = self.state.objects.list(&input.bucket, &prefix, &after, wanted)?;
+            more = further;
+            for (name, object) in page {
+                let group = delimiter.as_ref().and_then(|delimiter| {
+                    let end = name[prefix.len()..].find(delimiter.as_str())?;
+                    Some(name[..prefix.len() + end + delimiter.len()].to_owned())
+                });
+                match group {
+                    Some(group) => {
+                        // On to the first name that is not in this group.
+                        after = format!("{group}{}", char::MAX);
+                        groups.push(CommonPrefix { prefix: Some(group) });
+                        more = !self.state.objects.list(&input.bucket, &prefix, &after, 1)?.0.is_empty();
+                        break;
+                    }
+                    None => {
+                        after = name.clone();
+                        contents.push(Object {
+                            key: Some(name),
+                            size: Some(i64::try_from(object.bytes).map_err(S3Error::internal_error)?),
+                            e_tag: Some(ETag::Strong(object.etag.clone())),
+                            last_modified: self.modified(&input.bucket, object.modified)?,
+                            ..Object::default()
+                        });
+                    }
+                }
+            }
+        }
+        let count = i32::try_from(contents.len() + groups.len()).map_err(S3Error::internal_error)?;
+        Ok(S3Response::new(ListObjectsV2Output {
+            name: Some(input.bucket),
+            prefix: input.prefix,
+            delimiter: input.delimiter,
+            start_after: input.start_after,
+            continuation_token: input.continuation_token,
+            key_count: Some(count),
+            max_keys: Some(i32::try_from(max).map_err(S3Error::internal_error)?),
+            is_truncated: Some(more),
+            next_continuation_token: more.then(|| hex::encode(&after)),
+            contents: Some(contents),
+            common_prefixes: Some(groups),
+            ..ListObjectsV2Output::default()
+        }))
+    }
+
+    async fn create_multipart_upload(
+        &self,
+        request: S3Request<CreateMultipartUploadInput>,
+    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+        let CreateMultipartUploadInput { bucket, key, .. } = request.input;
+        let number = self.upload_number.fetch_add(1, Ordering::Relaxed);
+        let id = format!("upload-{number}");
+        let mut uploads = self.uploads();
+        if uploads.len() >= UPLOADS_MAX {
+            return Err(s3_error!(SlowDown, "too many uploads have been begun and not ended"));
+        }
+        uploads
+            .insert(id.clone(), Upload { bucket: bucket.clone(), key: key.clone(), parts: BTreeMap::new() });
+        Ok(S3Response::new(CreateMultipartUploadOutput {
+            bucket: Some(bucket),
+            key: Some(key),
+            upload_id: Some(id),
+            ..CreateMultipartUploadOutput::default()
+        }))
+    }
+
+    async fn upload_part(
+        &self,
+        request: S3Request<UploadPartInput>,
+    ) -> S3Result<S3Response<UploadPartOutput>> {
+        let input = request.input;
+        if !(1..=PARTS_MAX).contains(&input.part_number) {
+            return Err(s3_error!(InvalidArgument, "parts are numbered from 1 to 10000"));
+        }
+        let known = |uploads: &BTreeMap<String, Upload>| {
+            uploads
+                .get(&input.upload_id)
+                .is_some_and(|upload| upload.bucket == input.bucket && upload.key == input.key)
+        };
+        if !known(&self.uploads()) {
+            return Err(s3_error!(NoSuchUpload));
+        }
+        let promised = Promised {
+            length: input.content_length,
+            md5: input.content_md5,
+            crc32: input.checksum_crc32,
+            crc32c: input.checksum_crc32c,
+            crc64nvme: input.checksum_crc64nvme,
+            sha1: input.checksum_sha1,
+            sha256: input.checksum_sha256,
+        };
+        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, promised).await?;
+        let etag = stored.digest.clone();
+        match self.uploads().get_mut(&input.upload_id) {
+            // It may have been aborted in the meantime.
+            None => return Err(s3_error!(NoSuchUpload)),
+            Some(upload) => upload.parts.insert(input.part_number, Arc::new(stored)),
+        };
+        Ok(S3Response::new(UploadPartOutput {
+            e_tag: Some(ETag::Strong(etag)),
+            checksum_crc32: sums.checksum_crc32,
+            checksum_crc32c: sums.checksum_crc32c,
+            checksum_crc64nvme: sums.checksum_crc64nvme,
+            checksum_sha1: sums.checksum_sha1,
+            checksum_sha256: sums.checksum_sha256,
+            ..UploadPartOutput::default()
+        }))
+    }
+
+    async fn complete_multipart_upload(
+        &self,
+        request: S3Request<CompleteMultipartUploadInput>,
+    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+        let input = request.input;
+        only_where_absent(&input.if_match, &input.if_none_match)?;
+        let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
+        let parts = {
+            let uploads = self.uploads();
+            let upload = uploads
+                .get(&input.upload_id)
+                .filter(|upload| upload.bucket == input.bucket && upload.key == input.key)
+                .ok_or_else(|| s3_error!(NoSuchUpload))?;
+            chosen(&upload.parts, &wanted)?
+        };
+        if self.bucket(&input.bucket)?.faults.full(&input.key) {
+            return Err(ObjectError::Full.into());
+        }
+        let whole = self.join(&parts).await?;
+        let etag = self.place(&input.bucket, &input.key, whole, input.if_none_match.is_some())?;
+        // Only now: a client that does not hear of its success may complete again while the parts are there.
+        self.uploads().remove(&input.upload_id);
+        Ok(S3Response::new(CompleteMultipartUploadOutput {
+            bucket: Some(input.bucket),
+            key: Some(input.key),
+            e_tag: Some(ETag::Strong(etag)),
+            ..CompleteMultipartUploadOutput::default()
+        }))
+    }
+
+    async fn abort_multipart_upload(
+        &self,
+        request: S3Request<AbortMultipartUploadInput>,
+    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+        let input = request.input;
+        let mut uploads = self.uploads();
+        let ours = uploads
+            .get(&input.upload_id)
+            .is_some_and(|upload| upload.bucket == input.bucket && upload.key == input.key);
+        if !ours {
+            return Err(s3_error!(NoSuchUpload));
+        }
+        uploads.remove(&input.upload_id);
+        Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+}
+
+/// The parts that a client lists, in its order, if they are what it says they are.
+fn chosen(parts: &BTreeMap<i32, Arc<Stored>>, wanted: &[CompletedPart]) -> S3Result<Vec<Arc<Stored>>> {
+    if wanted.is_empty() {
+        return Err(s3_error!(MalformedXML, "an upload has at least one part"));
+    }
+    let mut chosen: Vec<Arc<Stored>> = Vec::with_capacity(wanted.len());
+    let mut before = 0;
+    for part in wanted {
+        let number = part.part_number.unwrap_or(0);
+        if number <= before {
+            return Err(s3_error!(InvalidPartOrder));
+        }
+        before = number;
+        let found = parts.get(&number).ok_or_else(|| s3_error!(InvalidPart))?;
+        if part.e_tag.as_ref().is_some_and(|etag| etag.value() != found.digest) {
+            return Err(s3_error!(InvalidPart));
+        }
+        chosen.push(found.clone());
+    }
+    let all_but_last = &chosen[..chosen.len() - 1];
+    if all_but_last.iter().any(|part| part.bytes < PART_BYTES_MIN) {
+        return Err(s3_error!(EntityTooSmall));
+    }
+    Ok(chosen)
+}
+
+/// What a client says of a body.
+struct Promised {
+    length: Option<i64>,
+    md5: Option<String>,
+    crc32: Option<String>,
+    crc32c: Option<String>,
+    crc64nvme: Option<String>,
+    sha1: Option<String>,
+    sha256: Option<String>,
+}
+
+impl Promised {
+    fn hasher(&self) -> ChecksumHasher {
+        use s3s::crypto::{Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
+        ChecksumHasher {
+            crc32: self.crc32.as_ref().map(|_| Crc32::new()),
+            crc32c: self.crc32c.as_ref().map(|_| Crc32c::new()),
+            crc64nvme: self.crc64nvme.as_ref().map(|_| Crc64Nvme::new()),
+            sha1: self.sha1.as_ref().map(|_| Sha1::new()),
+            sha256: self.sha256.as_ref().map(|_| Sha256::new()),
+        }
+    }
+
+    fn check(&self, sums: &Checksum) -> S3Result<()> {
+        let kept = self.crc32 == sums.checksum_crc32
+            && self.crc32c == sums.checksum_crc32c
+            && self.crc64nvme == sums.checksum_crc64nvme
+            && self.sha1 == sums.checksum_sha1
+            && self.sha256 == sums.checksum_sha256;
+        if kept { Ok(()) } else { Err(s3_error!(BadDigest, "the body does not have the promised checksum")) }
+    }
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let bits =
+            group.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - group.len()));
+        for digit in 0..4 {
+            let shown = digit <= group.len();
+            text.push(if shown { DIGITS[(bits >> (18 - 6 * digit) & 63) as usize] as char } else { '=' });
+        }
+    }
+    text
+}
+
+/// Of the conditions on a write only "where nothing is" is served.
+fn only_where_absent(
+    if_match: &Option<ETagCondition>,
+    if_none_match: &Option<ETagCondition>,
+) -> S3Result<()> {
+    match (if_match, if_none_match) {
+        (None, None | Some(ETagCondition::Any)) => Ok(()),
+        _ => Err(s3_error!(NotImplemented, "a write may only be conditional on there being nothing")),
+    }
+}
+
+fn unless_changed(
+    etag: &str,
+    if_match: &Option<ETagCondition>,
+    if_none_match: &Option<ETagCondition>,
+) -> S3Result<()> {
+    if let Some(ETagCondition::ETag(wanted)) = if_match
+        && wanted.value() != etag
+    {
+        return Err(s3_error!(PreconditionFailed));
+    }
+    match if_none_match {
+        Some(ETagCondition::Any) => Err(s3_error!(NotModified)),
+        Some(ETagCondition::ETag(known)) if known.value() == etag => Err(s3_error!(NotModified)),
+        _ => Ok(()),
+    }
+}
+
+fn redirect(target: &str) -> S3Error {
+    let mut error = s3_error!(TemporaryRedirect, "the bucket was ordered to redirect");
+    let mut headers = reqwest::header::HeaderMap::new();
+    if let Ok(target) = target.try_into() {
+        headers.insert(reqwest::header::LOCATION, target);
+    }
+    error.set_headers(headers);
+    error
+}
+
+impl From<ObjectError> for S3Error {
+    fn from(error: ObjectError) -> S3Error {
+        match error {
+            ObjectError::NoBucket => s3_error!(NoSuchBucket),
+            ObjectError::NotFound => s3_error!(NoSuchKey),
+            ObjectError::Exists => s3_error!(PreconditionFailed),
+            ObjectError::Full => {
+                let code = S3ErrorCode::Custom("InsufficientStorage".into());
+                let mut error = S3Error::with_message(code, "there is no room left");
+                error.set_status_code(reqwest::StatusCode::INSUFFICIENT_STORAGE);
+                error
+            }
+            ObjectError::TooLarge(_) => s3_error!(EntityTooLarge),
+            ObjectError::BadName(why) => S3Error::with_message(S3ErrorCode::InvalidArgument, why),
+            ObjectError::Disk(source) => {
+                tracing::error!(error = %source, "the disk failed");
+                S3Error::internal_error(source)
+            }
+        }
+    }
+}
+
+/// The body of an answer, read ahead a little by a task that does to it what was ordered, and that ends with it.
+struct Answer {
+    chunks: mpsc::Receiver<Result<Bytes, std::io::Error>>,
+}
+
+impl Answer {
+    fn send(state: Arc<State>, bucket: String, reader: Reader, length: u64, faults: ReadFaults) -> Answer {
+        let (sender, chunks) = mpsc::channel(CHUNKS_AHEAD);
+        tokio::spawn(async move {
+            let closed = sender.clone();
+            tokio::select! {
+                () = pump(&state, &bucket, reader, length, faults, sender) => {}
+                () = closed.closed() => {}
+            }
+        });
+        Answer { chunks }
+    }
+}
+
+async fn pump(
+    state: &State,
+    bucket: &str,
+    mut reader: Reader,
+    length: u64,
+    faults: ReadFaults,
+    chunks: mpsc::Sender<Result<Bytes, std::io::Error>>,
+) {
+    if faults.stall_ms > 0 {
+        tokio::time::sleep(Duration::from_millis(faults.stall_ms)).await;
+    }
+    // Half of it was promised whole: the connection ends before the promise is kept.
+    let end = if faults.truncated { length / 2 } else { length };
+    // A drip falls ten times a second.
+    let rate = u64::from(faults.drip_bytes_per_second);
+    let drip_bytes = if rate == 0 { u64::MAX } else { (rate / 10).max(1) };
+    let drip_pause =
+        if rate == 0 { Duration::ZERO } else { Duration::from_secs_f64(drip_bytes as f64 / rate as f64) };
+    let mut at = 0;
+    while at < end {
+        let chunk = match reader.chunk(drip_bytes.min(end - at)).await {
+            Ok(chunk) if chunk.is_empty() => return,
+            Ok(chunk) => chunk,
+            Err(error) => {
+                let _ = chunks.send(Err(error)).await;
+                return;
+            }
+        };
+        let next = at + chunk.len() as u64;
+        let chunk = if faults.flipped && (at..next).contains(&(length / 2)) {
+            let mut spoilt = BytesMut::from(&chunk[..]);
+            spoilt[(length / 2 - at) as usize] ^= 1;
+            spoilt.freeze()
+        } else {
+            chunk
+        };
+        at = next;
+        if let Ok(bucket) = state.bucket(bucket) {
+            bucket.traffic.came_down(chunk.len() as u64);
+        }
+        if chunks.send(Ok(chunk)).await.is_err() {
+            return;
+        }
+        if !drip_pause.is_zero() {
+            tokio::time::sleep(drip_pause).await;
+        }
+    }
+    if faults.truncated {
+        // What was sent shall be on its way before the connection ends: the end takes with it what still waits.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Stream for Answer {
+    type Item = Result<Bytes, s3s::StdError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.chunks.poll_recv(cx).map(|chunk| chunk.map(|chunk| chunk.map_err(Into::into)))
+    }
+}
+
+impl ByteStream for Answer {
+    fn remaining_length(&self) -> RemainingLength {
+        // The length is in the header; what is behind it may be ordered to be less.
+        RemainingLength::unknown()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_what_everybody_means_by_it() {
+        for (bytes, text) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(bytes.as_bytes()), text);
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! What a run is about: the model's shape, and how its founders suggest to train it. Its digest is on the chain.
+//!
+//! The shape binds everybody, since the schema of contributions follows from it. The recipe binds nobody: a miner that
+//! trains better is welcome to.
+
+use crate::{ConfigError, ModelConfig, Recipe};
+use protocol::{Digest, contribution::Schema};
+use serde::{Deserialize, Serialize};
+
+/// A larger specification than this is not read.
+pub const SPEC_BYTES_MAX: u64 = 64 * 1024;
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunSpec {
+    pub version: u16,
+    /// For people; at most 64 bytes.
+    pub name: String,
+    pub model: ModelConfig,
+    /// Seed of `θ_0`, so that anyone can make it anew and compare.
+    pub seed: u64,
+    /// Where `θ_0` is not the seed's, but was trained before: what it is, for people; at most 256 bytes. It is then fetched as the
+    /// checkpoint that opens window 0, which whoever creates the run publishes, and checked against the root on the chain (PROT-19).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+    /// The inner loop that the run's founders suggest.
+    pub recipe: Recipe,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum SpecError {
+    #[error("the run's specification is not the JSON this version knows; is a newer release needed?")]
+    Json(#[from] serde_json::Error),
+    #[error("the run's specification has version {found}, this release knows version 1")]
+    Version { found: u16 },
+    #[error("the run's specification is out of bounds: {reason}")]
+    Bounds { reason: String },
+}
+
+impl RunSpec {
+    /// The exact bytes that are published and whose digest the chain holds.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and strings always have a JSON form")
+    }
+
+    pub fn digest(&self) -> Digest {
+        Digest::of(&self.to_bytes())
+    }
+
+    /// Reads and checks a published specification.
+    pub fn from_bytes(bytes: &[u8]) -> Result<RunSpec, SpecError> {
+        let spec: RunSpec = serde_json::from_slice(bytes)?;
+        if spec.version != 1 {
+            return Err(SpecError::Version { found: spec.version });
+        }
+        let bounds = |reason: String| SpecError::Bounds { reason };
+        if spec.name.len() > 64 {
+            return Err(bounds("the name is longer than 64 bytes".into()));
+        }
+        if spec.weights.as_ref().is_some_and(|weights| weights.len() > 256) {
+            return Err(bounds("what the first weights are is told in more than 256 bytes".into()));
+        }
+        spec.model.validate().map_err(|error| bounds(error.to_string()))?;
+        spec.recipe.validate().map_err(|error| bounds(error.to_string()))?;
+        Ok(spec)
+    }
+
+    pub fn schema(&self) -> Result<Schema, ConfigError> {
+        self.model.schema()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> RunSpec {
+        let model = ModelConfig::preset("117k").unwrap();
+        RunSpec { version: 1, name: "run".into(), model, seed: 7, weights: None, recipe: Recipe::default() }
+    }
+
+    #[test]
+    fn a_specification_without_weights_of_its_own_has_the_bytes_it_always_had() {
+        let bytes = spec().to_bytes();
+        assert!(!String::from_utf8(bytes.clone()).unwrap().contains("weights"));
+        assert_eq!(RunSpec::from_bytes(&bytes).unwrap(), spec());
+
+        let imported = RunSpec { weights: Some("a model that was there".into()), ..spec() };
+        assert_eq!(RunSpec::from_bytes(&imported.to_bytes()).unwrap(), imported);
+        assert_ne!(imported.digest(), spec().digest());
+    }
+
+    #[test]
+    fn a_specification_out_of_bounds_is_refused() {
+        let refused = |spec: RunSpec| RunSpec::from_bytes(&spec.to_bytes()).unwrap_err().to_string();
+        assert!(refused(RunSpec { name: "x".repeat(65), ..spec() }).contains("the name is longer"));
+        assert!(
+            refused(RunSpec { weights: Some("x".repeat(257)), ..spec() }).contains("more than 256 bytes")
+        );
+        assert!(refused(RunSpec { version: 2, ..spec() }).contains("version 2"));
+    }
+}

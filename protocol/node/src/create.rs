@@ -1,0 +1,118 @@
+//! Creates a run: publishes its specification, dataset and initial weights, then registers their digests on the chain.
+//!
+//! In this order, so that a participant that sees the run on the chain finds everything it names.
+
+use crate::{ModelState, checkpoint};
+use anyhow::{Context as _, bail, ensure};
+use bytes::Bytes;
+use chain_client::{
+    Amount, Call, Chain,
+    account::{self, RunWish},
+};
+use dataset::Dataset;
+use model::RunSpec;
+use protocol::{Block, RunParams, Terms, keys, lineage, view::RunView};
+use std::path::Path;
+use store::Store;
+
+/// Blocks between the run's creation and its first window, unless the parameters say otherwise.
+pub const BLOCKS_BEFORE_START: u32 = 20;
+
+/// What a new run is made of.
+pub struct NewRun<'a> {
+    pub spec: RunSpec,
+    /// `θ_0` where the specification says that it is not its seed's.
+    pub weights: Option<Vec<f32>>,
+    /// A prepared dataset.
+    pub dataset: &'a Path,
+    /// With the first block at 0, it is set to a few blocks from now.
+    pub params: RunParams,
+    pub terms: Terms,
+    /// Base URL of `store` for everyone else.
+    pub origin: &'a str,
+    pub fund: Amount,
+}
+
+/// A new run's data and first weights, looked at and found to fit.
+pub struct Ready {
+    pub manifest: protocol::Digest,
+    theta: Vec<f32>,
+    pub theta0: protocol::Digest,
+}
+
+impl Ready {
+    pub fn wish(&self, new: &NewRun<'_>) -> RunWish {
+        RunWish {
+            params: new.params,
+            terms: new.terms,
+            spec: new.spec.digest(),
+            manifest: self.manifest,
+            theta0: self.theta0,
+            origin: new.origin.to_owned(),
+        }
+    }
+}
+
+/// Looks at everything that a run is made of. Nothing is published yet.
+pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<Ready> {
+    RunSpec::from_bytes(&new.spec.to_bytes()).context("the run's specification cannot be used")?;
+    let directory = new.dataset.to_owned();
+    let manifest = tokio::task::spawn_blocking(move || {
+        let opened = Dataset::open(&directory, None);
+        opened.map(|dataset| dataset.manifest().clone())
+    });
+    let manifest = manifest
+        .await?
+        .with_context(|| format!("could not open the dataset in {}", new.dataset.display()))?;
+    ensure!(
+        manifest.vocab as usize <= new.spec.model.vocab,
+        "the dataset has a vocabulary of {}, the model only of {}",
+        manifest.vocab,
+        new.spec.model.vocab
+    );
+    ensure!(
+        manifest.seq_len() == new.spec.model.seq_len,
+        "the dataset's sequences have {} tokens, the model's {}",
+        manifest.seq_len(),
+        new.spec.model.seq_len
+    );
+    new.params.validate().context("the run's parameters cannot be used")?;
+    new.terms.validate().context("the run's terms cannot be used")?;
+    let theta = match (new.weights.take(), &new.spec.weights) {
+        (None, None) => model::init_flat(&new.spec.model, new.spec.seed)?,
+        (Some(weights), Some(_)) if weights.len() == new.spec.model.parameters() => weights,
+        _ => bail!("the first weights are not those that the specification speaks of"),
+    };
+    let theta0 = lineage::weights_root(&theta);
+    Ok(Ready { manifest: manifest.digest(), theta, theta0 })
+}
+
+/// Publishes everything and creates the run, signed by the chain client's key.
+pub async fn create(chain: &dyn Chain, store: &dyn Store, mut new: NewRun<'_>) -> anyhow::Result<RunView> {
+    let ready = prepare(&mut new).await?;
+    publish(chain, store, new, ready).await
+}
+
+pub async fn publish(
+    chain: &dyn Chain,
+    store: &dyn Store,
+    mut new: NewRun<'_>,
+    ready: Ready,
+) -> anyhow::Result<RunView> {
+    crate::data::publish_dataset(store, new.dataset).await?;
+    store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
+
+    // Tell the chain.
+    let start = &mut new.params.schedule.start;
+    if *start == Block(0) {
+        let now = chain.heads().borrow().block;
+        *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
+    }
+    let run = account::create_run(chain, &ready.wish(&new)).await?;
+    let state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
+    checkpoint::publish(store, &state).await?;
+    if 0 < new.fund.0 {
+        chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
+    }
+    Ok(chain.run(run.id).await?)
+}

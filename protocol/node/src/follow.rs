@@ -1,0 +1,473 @@
+//! From whatever a node holds to the model of the window that is open: one fixed outcome after the other.
+//!
+//! Miners and validators follow alike. A validator must also keep the merge-side buffer, so where it has not merged a window itself it
+//! merges it afterwards from the same contributions; where those are gone, it goes on without the buffer, which means without a vote,
+//! until the next checkpoint.
+
+use crate::{
+    checkpoint::{self, CheckpointError},
+    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
+    mirrors::Mirrors,
+    state::ModelState,
+};
+use bytes::Bytes;
+use chain_client::{Chain, ChainError};
+use model::RunSpec;
+use protocol::{
+    Digest, RunId, Uid, Window,
+    contribution::Schema,
+    keys, lineage, merge,
+    submission::{self, Expected, Fault, PREFIX_BYTES, SIGNATURE_BYTES},
+    view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
+};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use store::{Fetch, Limits, fetch::NobodyHadIt};
+
+/// Brings a [`ModelState`] forward.
+pub struct Follower {
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<dyn Fetch>,
+    pub run: RunView,
+    pub spec: RunSpec,
+    /// Reads contributions.
+    pub sent: Arc<Codec>,
+    /// Reads and writes merged updates, of the same schema.
+    pub merged: Arc<Codec>,
+    /// Whether to keep the merge-side buffer: validators do.
+    pub keeps_buffer: bool,
+    /// Where among the mirrors to begin, so that nodes spread over them.
+    pub turn: usize,
+    /// Where a checkpoint is kept while it comes, so that a killed process need not begin again; in memory where absent.
+    pub directory: Option<PathBuf>,
+}
+
+/// What a validator made of a window itself, waiting for the window to be fixed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OwnMerge {
+    pub window: Window,
+    pub digest: Digest,
+    /// The update's exact bytes.
+    pub bytes: Bytes,
+    /// The merge-side buffer after it.
+    pub buffer: Vec<f32>,
+    /// The model after it.
+    pub theta: Vec<f32>,
+    pub inputs: Vec<Uid>,
+}
+
+/// What one step forward was.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Followed {
+    /// The window is not fixed yet.
+    Waiting,
+    /// The state is now that of the next window.
+    Advanced { outcome: Outcome },
+    /// The state was too far behind to walk, and was replaced by the latest checkpoint.
+    Rejoined,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FollowError {
+    #[error("could not read the chain")]
+    Chain(#[from] ChainError),
+    #[error("could not fetch the merged update of window {}", window.0)]
+    Update { window: Window, source: NobodyHadIt },
+    #[error("the update of window {} has the voted digest but cannot be read; two thirds of the stake voted for nonsense", window.0)]
+    BadUpdate { window: Window, source: merge::UpdateError },
+    #[error("could not join from a checkpoint")]
+    Checkpoint(#[from] CheckpointError),
+    #[error(
+        "the model that the run's seed gives has root {made}, the chain says {expected}: this release initialises differently"
+    )]
+    Genesis { made: Digest, expected: Digest },
+    #[error("the run's model has an impossible shape")]
+    Shape(#[from] model::ConfigError),
+    #[error("our lineage of window {} is {ours}, the chain's is {chain}: this state belongs to another history; remove it to join afresh", window.0)]
+    Diverged { window: Window, ours: Digest, chain: Digest },
+}
+
+impl FollowError {
+    /// Whether there was no room on the disk for what was fetched.
+    pub fn is_full(&self) -> bool {
+        matches!(self, FollowError::Checkpoint(error) if error.is_full())
+    }
+}
+
+/// Why a merge could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum OwnMergeError {
+    #[error("the selected contribution of uid {uid} is not at hand")]
+    Contribution { uid: Uid },
+    #[error("the selection cannot be merged")]
+    Merge(#[from] merge::MergeError),
+    #[error("the merge-side buffer is not at hand")]
+    NoBuffer,
+}
+
+impl Follower {
+    pub fn schema(&self) -> &Schema {
+        self.sent.schema()
+    }
+
+    /// The state to start from where there is none: the latest checkpoint, or `θ_0`.
+    pub async fn join(&self) -> Result<ModelState, FollowError> {
+        // Read afresh: the run's checkpoint moves.
+        let run = self.chain.run(self.run.id).await?;
+        match run.checkpoint {
+            Some(checkpoint) => self.fetch_checkpoint(&checkpoint).await,
+            None => self.genesis().await,
+        }
+    }
+
+    /// `θ_0`, as the run's specification says it is had, and checked against the root on the chain (PROT-19).
+    pub async fn genesis(&self) -> Result<ModelState, FollowError> {
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors =
+            Mirrors::one(&self.run.origin).and(Mirrors::validators(&seats, &[], &self.run.origin, self.turn));
+        let mut state = match &self.spec.weights {
+            None => genesis_of_seed(&self.run, &self.spec)?,
+            Some(_) => {
+                let (checkpoint, values) = (first_checkpoint(&self.run, &self.spec)?, self.schema().values());
+                self.fetch_from(&mirrors, &checkpoint, values, false).await?
+            }
+        };
+        state.buffer = self.keeps_buffer.then(|| vec![0.0; state.theta.len()]);
+        Ok(state)
+    }
+
+    /// The state of a voted checkpoint, from whoever has its pieces.
+    async fn fetch_checkpoint(&self, checkpoint: &Checkpoint) -> Result<ModelState, FollowError> {
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
+        Ok(self.fetch_from(&mirrors, checkpoint, self.schema().values(), self.keeps_buffer).await?)
+    }
+
+    async fn fetch_from(
+        &self,
+        mirrors: &Mirrors,
+        checkpoint: &Checkpoint,
+        values: usize,
+        with_buffer: bool,
+    ) -> Result<ModelState, CheckpointError> {
+        let (fetch, run) = (&*self.fetch, self.run.id);
+        match &self.directory {
+            Some(directory) => {
+                checkpoint::fetch_by_way_of(directory, fetch, mirrors, run, checkpoint, values, with_buffer)
+                    .await
+            }
+            None => checkpoint::fetch(fetch, mirrors, run, checkpoint, values, with_buffer).await,
+        }
+    }
+
+    /// A state that was fetched is saved: what was kept of it on the way is not needed any more.
+    pub fn saved(&self) {
+        self.directory.as_deref().into_iter().for_each(checkpoint::forget);
+    }
+
+    /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
+    /// a crash is harmless: the state is saved by the caller, and outcomes never change.
+    pub async fn step(&self, state: &mut ModelState, own: Option<OwnMerge>) -> Result<Followed, FollowError> {
+        let window = state.window;
+        let Some(view) = self.chain.window(self.run.id, window).await? else {
+            return self.rejoin_if_behind(state).await;
+        };
+        if view.lineage != state.lineage {
+            return Err(FollowError::Diverged { window, ours: state.lineage, chain: view.lineage });
+        }
+        let Some(outcome) = view.outcome else { return Ok(Followed::Waiting) };
+        match outcome {
+            Outcome::Void(_) => state.void(),
+            Outcome::Merged(vote) => self.take_update(state, &view, vote, own).await?,
+        }
+        Ok(Followed::Advanced { outcome })
+    }
+
+    /// Compares a checkpoint with the root that our weights had when we held it, and repairs what differs (PROT-20). A validator without
+    /// its buffer gets it back here. Returns how many pieces were replaced.
+    pub async fn compare(
+        &self,
+        state: &mut ModelState,
+        checkpoint: &Checkpoint,
+        held: &Digest,
+    ) -> Result<usize, FollowError> {
+        let still_there = state.window == checkpoint.window;
+        // A validator knows its buffer too, and with it at once whether it holds what was voted.
+        if still_there && state.state_root() == Some(checkpoint.state_root) {
+            return Ok(0);
+        }
+        let seats = self.chain.seats(self.run.id).await?;
+        let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
+        let values = self.schema().values();
+        let manifest = checkpoint::manifest(&*self.fetch, &mirrors, self.run.id, checkpoint, values).await?;
+        let buffer_is_lost = self.keeps_buffer && state.buffer.is_none();
+        if manifest.weights_root() == *held && !buffer_is_lost && !self.keeps_buffer {
+            return Ok(0);
+        }
+        if still_there && state.lineage == checkpoint.lineage && !buffer_is_lost {
+            return checkpoint::repair(&*self.fetch, &mirrors, state, &manifest).await.map_err(Into::into);
+        }
+        if manifest.weights_root() == *held && !buffer_is_lost {
+            return Ok(0);
+        }
+        let whole = self.fetch_from(&mirrors, checkpoint, values, self.keeps_buffer).await?;
+        let pieces = manifest.weights.len();
+        *state = whole;
+        Ok(pieces)
+    }
+
+    async fn take_update(
+        &self,
+        state: &mut ModelState,
+        view: &WindowView,
+        vote: Vote,
+        own: Option<OwnMerge>,
+    ) -> Result<(), FollowError> {
+        let window = state.window;
+        let own = own.filter(|own| own.window == window && own.digest == vote.update);
+        let seats = self.chain.seats(self.run.id).await?;
+        let arrived = match &own {
+            Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
+            None => self.fetch_update(state, view, &seats, &vote).await?,
+        };
+        let bad = |source| FollowError::BadUpdate { window, source };
+        let (_, body) = self.open_update(state, &arrived.bytes).map_err(bad)?;
+        let update = Update::check(&self.merged, body, arrived.square_norms.is_some())
+            .map_err(|fault| bad(fault.into()))?;
+        let buffer = match own {
+            Some(own) => Some(own.buffer),
+            None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
+            None => None,
+        };
+        state.merged(self.run.params.outer_rate.get(), &vote.update, &update, buffer);
+        Ok(())
+    }
+
+    fn open_update<'a>(
+        &self,
+        state: &ModelState,
+        bytes: &'a [u8],
+    ) -> Result<(merge::UpdateHeader, &'a [u8]), merge::UpdateError> {
+        let (schema, density) = (self.schema(), self.merged.density());
+        merge::open_update(bytes, schema, density, self.run.id, state.window, state.lineage)
+    }
+
+    /// The update that was voted, decoded while it comes.
+    async fn fetch_update(
+        &self,
+        state: &ModelState,
+        view: &WindowView,
+        seats: &[SeatView],
+        vote: &Vote,
+    ) -> Result<Arrived, FollowError> {
+        let voters: Vec<Uid> =
+            view.votes.iter().filter(|(_, cast)| cast.update == vote.update).map(|(uid, _)| *uid).collect();
+        let mirrors = Mirrors::validators(seats, &voters, &self.run.origin, self.turn);
+        let places = usize::from(self.run.params.places) + usize::from(self.run.params.reserve_places);
+        let (schema, density) = (self.schema(), self.merged.density());
+        let largest = merge::largest_update(schema, density, places);
+        let limits = Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX));
+        let key = keys::update(self.run.id, view.window, &vote.update);
+        let frame = Frame {
+            head: largest.saturating_sub(schema.largest_body(density)),
+            start: Box::new(|bytes| Some(bytes.len() - self.open_update(state, bytes).ok()?.1.len())),
+            tail: 0,
+        };
+        let mut incoming = Incoming::new(&self.merged, frame);
+        mirrors
+            .get_into(&*self.fetch, &key, &vote.update, &limits, &mut incoming)
+            .await
+            .map_err(|source| FollowError::Update { window: view.window, source })?;
+        Ok(incoming.finish())
+    }
+
+    /// The buffer after a window that this node did not merge in time, or `None` where it cannot be had any more.
+    async fn merge_afterwards(
+        &self,
+        state: &ModelState,
+        view: &WindowView,
+        seats: &[SeatView],
+        vote: &Vote,
+    ) -> Option<Vec<f32>> {
+        let selection = view.selection.as_ref()?;
+        let mut contributions = BTreeMap::new();
+        for selected in &selection.selected {
+            match self.fetch_contribution(view, seats, selected.uid, &selected.digest).await {
+                Ok(contribution) => contributions.insert(selected.uid, contribution),
+                Err(error) => {
+                    let uid = selected.uid.0;
+                    tracing::warn!(window = view.window.0, uid, %error, "cannot merge afterwards: no vote until the next checkpoint");
+                    return None;
+                }
+            };
+        }
+        let own = match self.merge(state, view, &contributions) {
+            Ok(own) => own,
+            Err(error) => {
+                tracing::warn!(window = view.window.0, %error, "cannot merge afterwards: no vote until the next checkpoint");
+                return None;
+            }
+        };
+        if own.digest != vote.update {
+            tracing::error!(
+                window = view.window.0, ours = %own.digest, voted = %vote.update,
+                "our merge differs from the one voted: no vote until the next checkpoint"
+            );
+            return None;
+        }
+        Some(own.buffer)
+    }
+
+    /// Merges the selected contributions (PROT-17, PROT-18). Pure: the same on every node.
+    pub fn merge(
+        &self,
+        state: &ModelState,
+        view: &WindowView,
+        contributions: &BTreeMap<Uid, Contribution>,
+    ) -> Result<OwnMerge, OwnMergeError> {
+        let selected = view.selection.as_ref().map(|selection| &selection.selected[..]).unwrap_or_default();
+        let mut inputs = Vec::with_capacity(selected.len());
+        for choice in selected {
+            let uid = choice.uid;
+            let contribution = contributions.get(&uid).ok_or(OwnMergeError::Contribution { uid })?;
+            let square_norms = &contribution.square_norms;
+            inputs.push(codec::Input { uid, body: contribution.body(), square_norms });
+        }
+        let params = &self.run.params;
+        let buffer = state.buffer.as_deref().ok_or(OwnMergeError::NoBuffer)?;
+        let (body, buffer) = codec::merge(&self.sent, &self.merged, params.merge_rule, &inputs, buffer)?;
+        let header = merge::UpdateHeader {
+            codec: protocol::PROTOCOL_VERSION,
+            run: self.run.id,
+            window: view.window,
+            base: state.lineage,
+            schema: self.schema().digest(),
+            density: params.merge_density,
+            inputs: selected.to_vec(),
+        };
+        let bytes = Bytes::from(merge::seal_update(&header, &body));
+        let mut theta = state.theta.clone();
+        Update::check(&self.merged, &body, false)
+            .expect("what the encoder wrote, the decoder reads")
+            .apply(params.outer_rate.get(), &mut theta);
+        let inputs = selected.iter().map(|choice| choice.uid).collect();
+        Ok(OwnMerge { window: view.window, digest: Digest::of(&bytes), bytes, buffer, theta, inputs })
+    }
+
+    /// One committed contribution, from the miner or from whoever attested to it (PROT-15), checked in full.
+    pub async fn fetch_contribution(
+        &self,
+        view: &WindowView,
+        seats: &[SeatView],
+        uid: Uid,
+        digest: &Digest,
+    ) -> Result<Contribution, ContributionError> {
+        let seat = seats.iter().find(|seat| seat.id.uid == uid).ok_or(ContributionError::NoSeat { uid })?;
+        let attesters = Mirrors::validators(seats, &view.attested, &self.run.origin, self.turn);
+        let mirrors = Mirrors::seat_then(seat, attesters);
+        let limits = self.contribution_limits();
+        let key = keys::contribution(self.run.id, view.window, digest);
+        let mut incoming = self.incoming_contribution();
+        mirrors.get_into(&*self.fetch, &key, digest, &limits, &mut incoming).await?;
+        Ok(self.verify(view, seat, digest, incoming.finish())?)
+    }
+
+    /// The most that a contribution may weigh, known before a byte is fetched (PROT-8).
+    pub fn contribution_limits(&self) -> Limits {
+        let largest = submission::largest_bytes(self.schema(), self.sent.density());
+        Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX))
+    }
+
+    /// What a contribution is fetched into, to be decoded while it comes.
+    pub fn incoming_contribution(&self) -> Incoming<'_> {
+        let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
+        Incoming::new(&self.sent, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
+    }
+
+    /// Climbs the ladder from bytes to a contribution that may be merged (PROT-8, PROT-9).
+    pub fn verify(
+        &self,
+        view: &WindowView,
+        seat: &SeatView,
+        digest: &Digest,
+        arrived: Arrived,
+    ) -> Result<Contribution, Fault> {
+        let expected = Expected {
+            run: self.run.id,
+            window: view.window,
+            uid: seat.id.uid,
+            hotkey: seat.hotkey,
+            base: view.lineage,
+            schema: self.schema(),
+            density: self.sent.density(),
+            sequences_per_seat: self.run.params.sequences_per_seat,
+            digest: *digest,
+        };
+        codec::verify(&self.sent, &expected, arrived)
+    }
+
+    /// The chain no longer tells of our window, or has not opened it yet.
+    async fn rejoin_if_behind(&self, state: &mut ModelState) -> Result<Followed, FollowError> {
+        let run = self.chain.run(self.run.id).await?;
+        let behind = run.checkpoint.is_some_and(|checkpoint| state.window < checkpoint.window);
+        if !behind {
+            return Ok(Followed::Waiting);
+        }
+        tracing::info!(held = state.window.0, "too far behind to walk: joining from the latest checkpoint");
+        *state = self.join().await?;
+        Ok(Followed::Rejoined)
+    }
+}
+
+/// `θ_0`, made from the run's seed and checked against the root on the chain.
+pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, FollowError> {
+    let theta = model::init_flat(&spec.model, spec.seed)?;
+    let made = lineage::weights_root(&theta);
+    if made != run.theta0 {
+        return Err(FollowError::Genesis { made, expected: run.theta0 });
+    }
+    Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
+}
+
+/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. Nobody voted it, and nobody needs to.
+pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
+    let empty = lineage::root_of_zeros(spec.schema()?.values());
+    Ok(Checkpoint {
+        window: Window::FIRST,
+        state_root: lineage::state_root(&run.theta0, &empty),
+        lineage: lineage::genesis(&run.params, &run.manifest, &run.theta0),
+    })
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ContributionError {
+    #[error("uid {uid} has no seat")]
+    NoSeat { uid: Uid },
+    #[error(transparent)]
+    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
+
+/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows from it.
+pub async fn run_and_spec(
+    chain: &dyn Chain,
+    fetch: &dyn Fetch,
+    run: RunId,
+) -> Result<(RunView, RunSpec), OpenError> {
+    let view = chain.run(run).await?;
+    let seats = chain.seats(run).await?;
+    let mirrors = Mirrors::one(&view.origin).and(Mirrors::validators(&seats, &[], &view.origin, 0));
+    let limits = Limits::for_bytes(model::SPEC_BYTES_MAX);
+    let bytes = mirrors.get(fetch, &keys::spec(&view.spec), &view.spec, &limits).await?;
+    Ok((view, RunSpec::from_bytes(&bytes)?))
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("could not read the run from the chain")]
+    Chain(#[from] ChainError),
+    #[error("could not fetch the run's specification")]
+    Fetch(#[from] NobodyHadIt),
+    #[error(transparent)]
+    Spec(#[from] model::SpecError),
+}

@@ -1,0 +1,272 @@
+//! Everything a program has in hand before its first window.
+
+use crate::config::{Reading, Settings};
+use crate::{
+    Codec, Follower, Journal,
+    data::Supply,
+    files::{self, FileError},
+    room::{self, IfFull},
+};
+use anyhow::{Context as _, bail};
+use chain_client::{
+    Chain, Expectations, SubxtChain,
+    keys::{Key, KeyPassword, Prompt},
+};
+use dataset::Dataset;
+use model::RunSpec;
+use protocol::{
+    Digest, Role, RunId,
+    view::{RunView, SeatView},
+};
+use std::{path::Path, sync::Arc};
+use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
+
+/// What a node keeps its run's specification under, in its directory.
+pub const SPEC_FILE: &str = "spec.json";
+
+pub struct Opened {
+    pub key: Key,
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<HttpFetcher>,
+    /// The node's own bucket.
+    pub store: Arc<dyn Store>,
+    pub seat: SeatView,
+    pub spec: RunSpec,
+    pub dataset: Arc<Dataset>,
+    pub follower: Arc<Follower>,
+    pub journal: Journal,
+}
+
+impl Opened {
+    pub fn run(&self) -> &RunView {
+        &self.follower.run
+    }
+
+    /// Bytes moved so far: up into our bucket, down from everyone's.
+    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send> {
+        let (store, fetch) = (self.store.clone(), self.fetch.clone());
+        Box::new(move || {
+            let (own, fetched) = (store.traffic(), fetch.traffic());
+            (own.up_bytes, own.down_bytes.saturating_add(fetched.down_bytes))
+        })
+    }
+}
+
+/// Opens the key named in the settings; asks for its password only if there is somebody to ask.
+pub fn key(settings: &Settings) -> anyhow::Result<Key> {
+    let password_file = settings.password_file.as_deref();
+    let key = settings
+        .key
+        .open(|path| KeyPassword::from_environment(&path.display().to_string(), password_file, Prompt::Once));
+    key.with_context(|| format!("could not open the key {}", settings.key))
+}
+
+/// Connects to the chain, with a key to sign with where one is given.
+pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
+    let chain = SubxtChain::connect(url, key, Expectations::default()).await?;
+    Ok(Arc::new(chain))
+}
+
+/// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
+pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
+    room::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
+        .await
+        .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
+    let key = key(settings)?;
+    let hotkey = key.hotkey();
+    let chain = self::chain(&settings.chain, Some(key.clone())).await?;
+    let run = chain.run(settings.run).await?;
+
+    let seats = chain.seats(run.id).await?;
+    let Some(seat) = seats.into_iter().find(|seat| seat.hotkey == hotkey) else {
+        bail!(
+            "{} has no seat in run {}. Register it first: `{role} register --key {} …`",
+            key.address(),
+            run.id,
+            settings.key
+        );
+    };
+    if seat.role != role {
+        bail!("uid {} in run {} is a {}'s seat, not a {role}'s", seat.id.uid, run.id, seat.role);
+    }
+
+    let Some(bucket) = &settings.store else {
+        bail!(
+            "no bucket was given: add a [store] section with endpoint, bucket and access_key to the settings file"
+        );
+    };
+    let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
+    let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
+    let store: Arc<dyn Store> = Arc::new(store);
+
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    // Beside the model, so that whoever has the directory can read the model without a chain.
+    keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
+    let dataset =
+        data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply, IfFull::Wait)
+            .await?;
+    let turn = usize::from(seat.id.uid.0);
+    let directory = Some(settings.directory.as_path());
+    let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
+    let journal_path = settings.directory.join("journal.jsonl");
+    let journal = room::wait(files::is_full, || Journal::open(&journal_path))
+        .await
+        .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
+    Ok(Opened { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+}
+
+/// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
+async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
+    if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
+        return Ok(());
+    }
+    room::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
+}
+
+/// What somebody has in hand who only reads a run: no key, no seat, no bucket.
+pub struct Reader {
+    pub chain: Arc<dyn Chain>,
+    pub spec: RunSpec,
+    pub dataset: Arc<Dataset>,
+    /// Keeps the merge-side buffer, so that merges can be made again.
+    pub follower: Arc<Follower>,
+}
+
+/// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
+pub async fn open_to_read(reading: &Reading) -> anyhow::Result<Reader> {
+    let chain = self::chain(&reading.chain, None).await?;
+    let run = chain.run(reading.run).await?;
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    let dataset =
+        data(&fetch, &run, reading.dataset.as_deref(), &reading.directory, &reading.supply, IfFull::Fail)
+            .await?;
+    let follower = follower(&chain, &fetch, run, &spec, true, 0, None)?;
+    Ok(Reader { chain, spec, dataset, follower })
+}
+
+/// A run and what it says of itself, for whoever wants only its model.
+pub struct Published {
+    pub chain: Arc<dyn Chain>,
+    pub fetch: Arc<HttpFetcher>,
+    pub run: RunView,
+    pub spec: RunSpec,
+}
+
+/// Opens chain and specification. No data is fetched.
+pub async fn open_published(chain: &str, run: RunId) -> anyhow::Result<Published> {
+    let chain = self::chain(chain, None).await?;
+    let run = chain.run(run).await?;
+    let (fetch, run, spec) = published(&*chain, &run).await?;
+    Ok(Published { chain, fetch, run, spec })
+}
+
+/// A fetcher as the run wants it, and what the run says of itself.
+async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunView, RunSpec)> {
+    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
+    let fetch = Arc::new(HttpFetcher::new(policy)?);
+    let (run, spec) = crate::follow::run_and_spec(chain, &*fetch, run.id).await?;
+    Ok((fetch, run, spec))
+}
+
+/// The run's data: at hand, or fetched below `directory`, whole or in pieces.
+async fn data(
+    fetch: &Arc<HttpFetcher>,
+    run: &RunView,
+    at_hand: Option<&Path>,
+    directory: &Path,
+    supply: &Supply,
+    if_full: IfFull,
+) -> anyhow::Result<Arc<Dataset>> {
+    let dataset = match at_hand {
+        Some(directory) => {
+            let (directory, manifest) = (directory.to_owned(), run.manifest);
+            tokio::task::spawn_blocking(move || at_hand_in(&directory, manifest)).await??
+        }
+        None => {
+            crate::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply, if_full)
+                .await?
+        }
+    };
+    Ok(Arc::new(dataset))
+}
+
+/// The user's own copy, which is the user's to mend.
+fn at_hand_in(directory: &Path, manifest: Digest) -> anyhow::Result<Dataset> {
+    Dataset::open(directory, Some(manifest)).with_context(|| {
+        format!(
+            "the dataset in {} cannot be used. Prepare it again from the same texts with the same options, copy it again from where you \
+             have it, or name none (`--dataset`, or `dataset` in the settings file): then the run's own is fetched",
+            directory.display()
+        )
+    })
+}
+
+fn follower(
+    chain: &Arc<dyn Chain>,
+    fetch: &Arc<HttpFetcher>,
+    run: RunView,
+    spec: &RunSpec,
+    keeps_buffer: bool,
+    turn: usize,
+    directory: Option<&Path>,
+) -> anyhow::Result<Arc<Follower>> {
+    let schema = spec.schema()?;
+    let codec =
+        |density| Codec::new(&schema, density).map(Arc::new).context("the run has an impossible density");
+    let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
+    let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
+    let directory = directory.map(Path::to_owned);
+    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn, directory }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use dataset::{
+        Place, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
+    };
+    use std::fs;
+
+    #[test]
+    fn who_brings_a_damaged_dataset_is_told_which_file_why_and_what_to_do() {
+        let home = tempfile::tempdir().unwrap();
+        let (text, data) = (home.path().join("text.txt"), home.path().join("data"));
+        fs::write(&text, (0..3000).map(|at| format!("{} lines and more\n", at * 7919)).collect::<String>())
+            .unwrap();
+        let options = PrepareOptions {
+            tokenizer: TokenizerChoice::Train { vocab: 300 },
+            seq_len: 32,
+            held_out_sequences_min: 8,
+            ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+        };
+        let digest = dataset::prepare(options, &mut |_| {}).unwrap().digest;
+        let manifest = at_hand_in(&data, digest).unwrap().manifest().clone();
+        let said = |manifest| format!("{:#}", at_hand_in(&data, manifest).err().unwrap());
+        let what_to_do = ["Prepare it again", "copy it again", "`--dataset`"];
+
+        let cut = |bytes: &[u8]| bytes[..bytes.len() - 1].to_vec();
+        let shard = shard_path(&data, &manifest.training[0].digest);
+        for (path, why) in [
+            (manifest_path(&data), "no usable manifest"),
+            (tokenizer_path(&data), "not the tokenizer that the manifest names"),
+            (shard, "bytes instead of"),
+        ] {
+            let whole = fs::read(&path).unwrap();
+            fs::write(&path, cut(&whole)).unwrap();
+            let damaged = said(digest);
+            fs::remove_file(&path).unwrap();
+            let gone = said(digest);
+            fs::write(&path, whole).unwrap();
+            for (said, why) in [(damaged, why), (gone, "No such file")] {
+                assert!(said.contains(path.to_str().unwrap()) && said.contains(why), "{said}");
+                assert!(what_to_do.iter().all(|what| said.contains(what)), "{said}");
+            }
+        }
+        let other = said(Digest([7; 32]));
+        assert!(
+            other.contains("the run uses 0707") && what_to_do.iter().all(|what| other.contains(what)),
+            "{other}"
+        );
+        assert!(at_hand_in(&data, digest).is_ok());
+    }
+}

@@ -1,0 +1,163 @@
+//! What every program of ours does around its work: logging, printing, and going when it is told to.
+
+use crate::output::{self, Output};
+use std::{
+    fmt,
+    future::Future,
+    io::{self, IsTerminal as _, Read as _, Write as _},
+    process::ExitCode,
+};
+
+/// Logs, runs `work` to its end, and says on standard error why it failed, if it did.
+pub fn run_to_exit(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+    log();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("Error: could not start the threads this program needs: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(work);
+    // A computation in flight is not waited for: what counts is on disk.
+    runtime.shutdown_background();
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("Error: {error:#}");
+            ExitCode::from(output::exit_code(&error))
+        }
+    }
+}
+
+/// Does the work of one command, with standard output to print to and the terminal to ask at.
+pub async fn with_output(
+    json: bool,
+    work: impl AsyncFnOnce(&mut Output<'_>) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let (mut out, mut aside, mut ask) = (Out, io::stderr(), output::ask_terminal);
+    let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
+    let done = work(&mut output).await;
+    output.finish(&done)?;
+    done
+}
+
+/// Standard output. That nobody reads it any more, as behind `… | head`, is no error: what is to be done is done, and the rest is said to nobody.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Out;
+
+impl io::Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unread(io::stdout().write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unread(io::stdout().flush(), ())
+    }
+}
+
+fn unread<T>(written: io::Result<T>, all: T) -> io::Result<T> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(all),
+        written => written,
+    }
+}
+
+/// Prints a line to standard output, by way of [`Out`].
+pub fn say(line: impl fmt::Display) -> io::Result<()> {
+    writeln!(Out, "{line}")
+}
+
+/// Sends log lines to standard error: for people on a terminal, plain elsewhere. `RUST_LOG` chooses what is said.
+pub fn log() {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn"));
+    // A second call, in a test's process say, leaves the first in place.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .try_init();
+}
+
+/// Hears Ctrl-C and the polite request to end.
+///
+/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does several things in a row
+/// makes one of these before the first: with a new one for each, what is said in between is heard by nobody, and no longer ends the
+/// process by itself either.
+pub struct StopSignal {
+    #[cfg(unix)]
+    signals: Vec<tokio::signal::unix::Signal>,
+}
+
+impl StopSignal {
+    /// Listens from here on. To be called within a tokio runtime.
+    pub fn listen() -> StopSignal {
+        #[cfg(unix)]
+        {
+            use tokio::signal::unix::{SignalKind, signal};
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
+            let heard = |kind| {
+                signal(kind)
+                    .inspect_err(|error| tracing::warn!(%error, "a request to end would not be heard"))
+            };
+            StopSignal { signals: kinds.into_iter().filter_map(|kind| heard(kind).ok()).collect() }
+        }
+        #[cfg(not(unix))]
+        StopSignal {}
+    }
+
+    /// Waits until this process is told to stop; not at all if it was told since it listens.
+    pub async fn told(&mut self) {
+        #[cfg(unix)]
+        {
+            let told = std::future::poll_fn(|context| {
+                let mut polled = self.signals.iter_mut().map(|signal| signal.poll_recv(context).is_ready());
+                // Each is polled, so that each wakes us.
+                let any = polled.by_ref().fold(false, |any, told| any | told);
+                if any { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+            });
+            told.await;
+        }
+        #[cfg(not(unix))]
+        {
+            let _ = tokio::signal::ctrl_c().await;
+        }
+    }
+}
+
+/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
+pub async fn told_to_stop() {
+    StopSignal::listen().told().await;
+}
+
+/// Ends this process when standard input closes: a child whose parent holds the other end never outlives it.
+pub fn end_with_parent() {
+    std::thread::spawn(|| {
+        let mut stdin = io::stdin().lock();
+        let mut buffer = [0; 64];
+        // Whatever comes is thrown away; an end or an error means that the parent is gone.
+        while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
+        tracing::warn!("the parent process is gone: stopping");
+        std::process::exit(EXIT_ORPHANED);
+    });
+}
+
+/// Exit code of a process that stopped because its parent went away.
+pub const EXIT_ORPHANED: i32 = 3;
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[tokio::test]
+    async fn a_request_to_end_is_heard_although_nobody_waited_for_it_when_it_came() {
+        let mut stop = StopSignal::listen();
+        for signal in ["INT", "TERM"] {
+            let tell = format!("kill -{signal} {}", std::process::id());
+            assert!(Command::new("sh").args(["-c", &tell]).status().expect("sh is everywhere").success());
+            stop.told().await;
+        }
+    }
+}
