@@ -6,7 +6,7 @@
 //! directory and survive a restart.
 //!
 //! And it can be ordered to misbehave, one bucket at a time, while it runs: see [`Faults`]. The orders come through
-//! [`S3Server::order`], or from another process through a small HTTP port of its own ([`admin`]).
+//! [`S3Server::inject`], or from another process through a small HTTP port of its own ([`admin`]).
 
 pub mod admin;
 mod faults;
