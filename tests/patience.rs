@@ -200,7 +200,7 @@ impl Scene {
         self.chain.seats_now(RUN).into_iter().find(|seat| seat.role == role).unwrap()
     }
 
-    /// The validator as the program makes it, but for where its data comes from, and its conduct.
+    /// The validator as the program makes it, but for where its data comes from, and its strategy.
     async fn validator(&self, dataset: Dataset, strategy: Box<dyn Strategy>) -> Validator {
         let chain = self.chain.signed_by(account(&key(2)));
         let follower = Arc::new(follower(&chain, &self.spec, &self.codec, &self.buckets, true));

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_with_a_door_is_read_there_and_a_plan_without_conducts_is_honest() {
+    fn a_seat_with_a_door_is_read_there_and_a_plan_without_strategies_is_honest() {
         let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
         let seat: SeatPlan = serde_json::from_str(json).unwrap();
         assert_eq!((seat.strategy.as_str(), seat.proxy_port), (crate::seats::HONEST, None));

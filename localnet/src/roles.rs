@@ -153,7 +153,7 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
     arguments
 }
 
-/// An adversary is the honest program with another conduct, but for the lazy voter, which is less than a program.
+/// An adversary is the honest program with another strategy, but for the lazy voter, which is less than a program.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let AdversaryRole { name, index, validators, den, door, start } = role;
     if adversaries::kind(&name).is_none() {

@@ -15,7 +15,7 @@ pub const VALIDATORS_MAX: u16 = 16;
 /// How many of whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
-    /// Role, conduct and number, in the order in which they were named.
+    /// Role, strategy and number, in the order in which they were named.
     wanted: Vec<(Role, &'static str, u16)>,
 }
 
@@ -38,7 +38,7 @@ impl Seats {
         Seats { wanted: vec![(Role::Miner, HONEST, miners), (Role::Validator, HONEST, validators)] }
     }
 
-    /// The conduct of each seat of `role`: honest ones first, the others as they were named.
+    /// The strategy of each seat of `role`: honest ones first, the others as they were named.
     pub fn strategies(&self, role: Role) -> Vec<&'static str> {
         let of = |honest: bool| {
             let wanted = self
@@ -83,7 +83,7 @@ impl FromStr for Seats {
     }
 }
 
-/// Role and conduct of a name in a list.
+/// Role and strategy of a name in a list.
 fn named(name: &str) -> Result<(Role, &'static str), SeatsError> {
     match name {
         HONEST => Ok((Role::Miner, HONEST)),

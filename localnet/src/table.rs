@@ -209,7 +209,7 @@ impl Curve {
 
 fn grid(observer: &Observer) -> Grid<'static> {
     let header =
-        ["seat", "conduct", "committed", "attested", "selected", "score", "weight", "waits", "paid", "now"];
+        ["seat", "strategy", "committed", "attested", "selected", "score", "weight", "waits", "paid", "now"];
     let mut seats: Vec<_> = observer.seats.iter().collect();
     seats.sort_by_key(|seat| (seat.role, observer.name_of(seat.id.uid)));
     let rows = seats.into_iter().map(|seat| {

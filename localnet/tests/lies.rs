@@ -184,7 +184,7 @@ async fn run(command: impl FnOnce() -> Ended + Send + 'static) -> Ended {
     tokio::task::spawn_blocking(command).await.expect("it ends")
 }
 
-/// Seats of one conduct and role.
+/// Seats of one strategy and role.
 fn uids(net: &Net, strategy: &str, role: Role) -> Vec<Uid> {
     let seats = net.observer.seats_of(role).map(|seat| seat.id.uid);
     seats.filter(|uid| net.observer.strategy_of(*uid) == strategy).collect()

@@ -63,7 +63,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Mines until Ctrl-C. `changed` may put another store, chain or conduct in the place of those that the settings name.
+/// Mines until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
 pub async fn start(
     start: Start,
     changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,

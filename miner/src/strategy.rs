@@ -1,7 +1,7 @@
 //! Where one miner may act otherwise than another.
 //!
 //! How a miner works is its own business; these are the few points at which that shows in what it submits. The program is [`DefaultStrategy`].
-//! Whoever tries what a dishonest miner would gain puts another conduct here, and wraps store and chain, which are parameters already.
+//! Whoever tries what a dishonest miner would gain puts another strategy here, and wraps store and chain, which are parameters already.
 
 use async_trait::async_trait;
 use node::Follower;

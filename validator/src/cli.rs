@@ -72,7 +72,7 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Serves until Ctrl-C. `changed` may put another store, chain or conduct in the place of those that the settings name.
+/// Serves until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
 pub async fn start(
     serve: Serve,
     changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,

@@ -1,7 +1,7 @@
 //! Where one validator may say otherwise than another.
 //!
 //! What a validator attests, votes, posts and tells comes from what it measured; these are the points at which a dishonest one says something
-//! else. The program is [`DefaultStrategy`]. Whoever tries what a dishonest validator would gain puts another conduct here.
+//! else. The program is [`DefaultStrategy`]. Whoever tries what a dishonest validator would gain puts another strategy here.
 
 use crate::{evaluate::Measurements, receipts::WindowReport};
 use protocol::{

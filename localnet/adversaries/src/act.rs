@@ -1,4 +1,4 @@
-//! From what an adversary decides to what its process does: a conduct for the miner, and wrappers around its chain and its bucket.
+//! From what an adversary decides to what its process does: a strategy for the miner, and wrappers around its chain and its bucket.
 //!
 //! The honest program does the waiting. Where it commits, the wrapped chain commits to what the adversary wants; where it uploads, the
 //! wrapped bucket gets what the adversary shows.
@@ -51,7 +51,7 @@ struct Act {
     presenting: Mutex<Option<(Window, Presentation)>>,
 }
 
-/// Puts an adversary in the place of an honest miner's conduct, and its wrappers around chain and store. `directory` is the seat's, where
+/// Puts an adversary in the place of an honest miner's strategy, and its wrappers around chain and store. `directory` is the seat's, where
 /// its contributions are spooled. With `listen`, its readers are answered there.
 pub fn install_adversary(
     mut opened: node::NodeContext,

@@ -33,7 +33,7 @@ impl MinerContext<'_> {
     }
 }
 
-/// One miner's conduct. What is not written otherwise is as an honest one decides, step by step as a window goes.
+/// One miner's strategy. What is not written otherwise is as an honest one decides, step by step as a window goes.
 pub trait Adversary: Send {
     /// The sequences to train on, in order. `assigned` are the seat's own, out of `of` in the training split. With none it does not train.
     fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {

@@ -1,4 +1,4 @@
-//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its conduct makes of what others have
+//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its strategy makes of what others have
 //! said. The lazy voter runs so.
 //!
 //! What others attest is not in a client's view of the window, but it shows: who attests a seat as valid has put its bytes into a public

@@ -127,7 +127,7 @@ pub fn kind(name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.name == name)
 }
 
-/// A miner's conduct by name; `None` if no miner is called so.
+/// A miner's strategy by name; `None` if no miner is called so.
 pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     Some(match name {
         "copycat" => Box::new(copycat::Copycat),
@@ -156,7 +156,7 @@ pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     })
 }
 
-/// A validator's conduct by name; `None` if no validator is called so.
+/// A validator's strategy by name; `None` if no validator is called so.
 pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "weight-copier" => Box::new(weight_copier::WeightCopier),

@@ -386,7 +386,7 @@ impl<'a> Network<'a> {
     /// Plays so many windows.
     ///
     /// # Errors
-    /// If something happens that no seat's conduct can bring about.
+    /// If something happens that no seat's strategy can bring about.
     pub fn run(mut self, windows: u32) -> Result<History, SimError> {
         for _ in 0..windows {
             self.play()?;
