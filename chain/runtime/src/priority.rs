@@ -1,12 +1,12 @@
-//! Which transactions go first: those of the protocol, which pay no fee.
+//! Gives feeless transactions of the protocol the highest priority.
 //!
-//! A pool orders by priority, and the stock extensions give one for the fee: a transaction without any has the lowest. To fill
-//! all blocks of a window with cheap transfers costs less than one MTL (`SmallFee`), and would keep every commitment out until
-//! its deadline has passed. So a transaction that is owed no fee has the highest priority there is, and no tip outbids it.
+//! A pool orders transactions by priority, which the standard extensions take from the fee, so a feeless transaction
+//! would come last. Filling every block of a window with cheap transfers costs less than one MTL (`SmallFee`), and
+//! would delay every commitment past its deadline. So a feeless transaction has the maximal priority, above any tip.
 //!
-//! That cannot be turned round. Such a call succeeds, is signed by a seat, which holds a stake, and is counted against what
-//! that seat has free in the window; and of what an account has waiting only the next one by nonce goes first. So at most one
-//! transaction a seat and block does.
+//! Seats cannot flood the chain with that. A feeless call would succeed, is signed by a seat with a stake, and is
+//! counted against the seat's free calls of the window. Only an account's next nonce gets the priority: one
+//! transaction per seat and block.
 
 use crate::{Runtime, RuntimeCall};
 use codec::{Decode, DecodeWithMemTracking, Encode};
@@ -29,17 +29,18 @@ use scale_info::{Type, TypeInfo};
 
 type Inner = CheckNonce<Runtime>;
 
-/// [`CheckNonce`], which also lets an account's next transaction go first if it is owed no fee. A client sees `CheckNonce`.
+/// [`CheckNonce`] that also gives an account's next transaction the highest priority if it is feeless. Shown to
+/// clients as `CheckNonce`.
 #[derive(Encode, Decode, DecodeWithMemTracking, Clone, Debug, PartialEq, Eq)]
-pub struct ProtocolFirst(pub Inner);
+pub struct ProtocolPriority(pub Inner);
 
-impl From<Inner> for ProtocolFirst {
-    fn from(nonce: Inner) -> ProtocolFirst {
-        ProtocolFirst(nonce)
+impl From<Inner> for ProtocolPriority {
+    fn from(nonce: Inner) -> ProtocolPriority {
+        ProtocolPriority(nonce)
     }
 }
 
-impl TypeInfo for ProtocolFirst {
+impl TypeInfo for ProtocolPriority {
     type Identity = Inner;
 
     fn type_info() -> Type {
@@ -47,7 +48,7 @@ impl TypeInfo for ProtocolFirst {
     }
 }
 
-impl TransactionExtension<RuntimeCall> for ProtocolFirst {
+impl TransactionExtension<RuntimeCall> for ProtocolPriority {
     const IDENTIFIER: &'static str = <Inner as TransactionExtension<RuntimeCall>>::IDENTIFIER;
     type Implicit = <Inner as TransactionExtension<RuntimeCall>>::Implicit;
     type Val = <Inner as TransactionExtension<RuntimeCall>>::Val;
@@ -73,7 +74,7 @@ impl TransactionExtension<RuntimeCall> for ProtocolFirst {
     ) -> ValidateResult<Self::Val, RuntimeCall> {
         let (mut valid, val, origin) =
             self.0.validate(origin, call, info, len, implicit, implication, source)?;
-        // In a block the order stands already. What needs nothing is the next one by nonce.
+        // Within a block the order is fixed. A transaction without requirements has the next nonce.
         let is_next = source != TransactionSource::InBlock && valid.requires.is_empty();
         if is_next && call.is_feeless(&origin) {
             valid.priority = TransactionPriority::MAX;

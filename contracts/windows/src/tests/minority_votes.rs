@@ -1,4 +1,4 @@
-//! Votes for another update than two thirds fixed: what counts, and what never does (PROT-19).
+//! Minority votes: which votes count as one, and which never do (PROT-19).
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn dissents(epoch: u32) -> Vec<(u16, u32)> {
     all
 }
 
-/// Plays a window in which the validators vote these updates; who is not named stays away from the vote.
+/// Plays a window in which the validators vote these updates; a validator not named does not vote.
 fn play_votes(window: u32, votes: &[(u16, u8)]) {
     go_to(window, 1);
     assert_ok!(commit(0, window, 1));
@@ -26,7 +26,7 @@ fn play_votes(window: u32, votes: &[(u16, u8)]) {
 }
 
 #[test]
-fn a_vote_against_two_thirds_counts_and_reaches_the_epoch_as_it_closes() {
+fn a_vote_against_two_thirds_counts_when_the_epoch_closes() {
     let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..params() };
     with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
         play_votes(0, &[(3, 50), (4, 50), (5, 51)]);
@@ -49,7 +49,7 @@ fn a_vote_against_two_thirds_counts_and_reaches_the_epoch_as_it_closes() {
 }
 
 #[test]
-fn absence_never_counts() {
+fn a_missing_vote_is_no_minority_vote() {
     with_run(params(), || {
         play_votes(0, &[(3, 50), (4, 50)]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
@@ -58,7 +58,7 @@ fn absence_never_counts() {
 }
 
 #[test]
-fn a_void_window_never_counts() {
+fn a_void_window_has_no_minority_votes() {
     with_run(params(), || {
         play_votes(0, &[(3, 50), (4, 51), (5, 52)]);
         assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::NoAgreement)));
@@ -69,7 +69,7 @@ fn a_void_window_never_counts() {
 }
 
 #[test]
-fn another_state_root_with_the_same_update_is_no_dissent() {
+fn another_state_root_with_the_same_update_is_no_minority_vote() {
     with_run(RunParams { checkpoint_windows: 1, ..params() }, || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));

@@ -1,24 +1,24 @@
-//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in 10 steps, each measured 5 times,
-//! on 2026-11-21, on 2 × AMD EPYC,
-//! in the blob with the BLAKE2b-256 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
+//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
-/// One function for each benchmark.
+/// One function per benchmark.
 pub trait WeightInfo {
     fn create_run() -> Weight;
-    /// A seat is free.
+    /// Into a free seat.
     fn register() -> Weight;
-    /// None is free, and one of `seats` is replaced.
+    /// Replacing one of `seats`.
     fn replace(seats: u32) -> Weight;
     fn set_endpoint() -> Weight;
     fn add_stake() -> Weight;
     fn unstake() -> Weight;
     fn leave() -> Weight;
-    /// `seats` of the signer's, current and former, have stake on its way out.
+    /// With unbonding stake of `seats` present and former seats.
     fn withdraw(seats: u32) -> Weight;
     fn rotate_hotkey() -> Weight;
     fn set_terms() -> Weight;
@@ -26,13 +26,13 @@ pub trait WeightInfo {
     fn set_stopped() -> Weight;
     fn offer_run() -> Weight;
     fn accept_run() -> Weight;
-    /// `changes` seats change hands as a window opens, without what others do about it.
+    /// With `changes` of seats, without the other pallets' part.
     fn window_opens(changes: u32) -> Weight;
-    /// A seat with as many chunks unbonding as it can have, without what is nominated behind it.
+    /// A seat with the maximal number of unbonding chunks, without its nominations.
     fn slash() -> Weight;
 }
 
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {
@@ -126,7 +126,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
     }
 }
 
-/// For tests, where nothing has a price.
+/// For tests: every weight is zero.
 impl WeightInfo for () {
     fn create_run() -> Weight {
         Weight::zero()

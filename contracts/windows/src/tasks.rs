@@ -1,9 +1,8 @@
-//! What happens by itself: a window opens, its hashes become known, its selection is made, its vote is counted, and in the
-//! end it is forgotten.
+//! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
 
 use crate::{
     Epochs, Member, Members, Presence, WeightInfo,
-    electorate::{self, Bonded},
+    electorate::{self, Bonded, Electorate},
     pallet::*,
     tally,
 };
@@ -16,24 +15,24 @@ use protocol::{
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
 
-/// The last offsets in a window at which calls are in time, those of hidden attestations and votes included.
+/// The last offsets in a window at which calls are in time, reveals included.
 pub(crate) struct Deadlines {
     commit_by: u32,
-    /// Where attestations are in the open, their own deadline.
+    /// Equals `attest_by` in a run without commit–reveal.
     pub attest_revealed_by: u32,
-    /// Where votes are in the open, their own deadline.
+    /// Equals `vote_by` in a run without commit–reveal.
     pub vote_revealed_by: u32,
     blocks_per_window: u32,
 }
 
-/// What a run does at an offset of a window.
+/// A task, scheduled at an offset of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+enum Task {
     Open,
-    NoteOpening,
-    NoteEvaluation,
-    Choose,
-    Fix,
+    RecordOpeningHash,
+    RecordEvaluationHash,
+    Select,
+    Finalise,
 }
 
 impl Deadlines {
@@ -47,87 +46,89 @@ impl Deadlines {
         }
     }
 
-    /// The steps after a window's opening, in order. The last one is the next window's opening where the votes end with
-    /// the window.
-    fn steps(&self) -> [(u32, Step); 4] {
+    /// The tasks after a window's opening, in order. If votes end with the window's last block, the next window's opening
+    /// does the last one.
+    fn tasks(&self) -> [(u32, Task); 4] {
         [
-            (1, Step::NoteOpening),
-            (self.commit_by.saturating_add(2), Step::NoteEvaluation),
-            (self.attest_revealed_by.saturating_add(1), Step::Choose),
-            (self.vote_revealed_by.saturating_add(1), Step::Fix),
+            (1, Task::RecordOpeningHash),
+            (self.commit_by.saturating_add(2), Task::RecordEvaluationHash),
+            (self.attest_revealed_by.saturating_add(1), Task::Select),
+            (self.vote_revealed_by.saturating_add(1), Task::Finalise),
         ]
     }
 
-    fn step_at(&self, offset: u32) -> Option<Step> {
+    fn task_at(&self, offset: u32) -> Option<Task> {
         if offset == 0 {
-            return Some(Step::Open);
+            return Some(Task::Open);
         }
-        self.steps().into_iter().find(|(at, _)| *at == offset).map(|(_, step)| step)
+        self.tasks().into_iter().find(|(at, _)| *at == offset).map(|(_, task)| task)
     }
 
-    /// The offset of the first step after `offset`; `None` if that is the next window's opening.
-    fn step_after(&self, offset: u32) -> Option<u32> {
-        self.steps().into_iter().map(|(at, _)| at).find(|at| *at > offset && *at < self.blocks_per_window)
+    /// The offset of the first task after `offset`; `None` if that is the next window's opening.
+    fn task_after(&self, offset: u32) -> Option<u32> {
+        self.tasks().into_iter().map(|(at, _)| at).find(|at| *at > offset && *at < self.blocks_per_window)
     }
 }
 
 impl<T: Config> Pallet<T> {
-    /// Takes the step that `run` has at block `at`, now or earlier, and notes its next one.
-    pub(crate) fn step(run: RunId, at: Block) -> Weight {
+    /// Runs the task that `run` has at block `at`, now or earlier, and schedules the next one.
+    pub(crate) fn run_task(run: RunId, at: Block) -> Weight {
         let Some(Run { params, .. }) = T::Registry::run(run) else {
-            defensive!("a run in the agenda exists: none is ever removed");
+            defensive!("a run with a scheduled task exists: none is ever removed");
             return T::DbWeight::get().reads(1);
         };
         let schedule = params.schedule;
         let Some((window, offset)) = schedule.locate(at) else {
-            defensive!("a run's first entry in the agenda is its start");
+            defensive!("a run's first task is at its start");
             return T::DbWeight::get().reads(1);
         };
         let deadlines = Deadlines::of(&params);
-        let mut weight = T::WeightInfo::agenda();
-        match deadlines.step_at(offset) {
-            Some(Step::Open) => {
-                // The window before is fixed here if its votes end with its last block.
+        let mut weight = T::WeightInfo::task();
+        match deadlines.task_at(offset) {
+            Some(Task::Open) => {
+                // If votes end with a window's last block, the window is finalised here.
                 if let Some(previous) = window.previous() {
-                    weight.saturating_accrue(Self::fix(run, previous, &params));
+                    weight.saturating_accrue(Self::finalise(run, previous, &params));
                 }
                 weight.saturating_accrue(T::Registry::window_opens(run, window));
                 weight.saturating_accrue(Self::open(run, window));
             }
-            Some(Step::NoteOpening) => {
-                weight.saturating_accrue(Self::note_hash(run, window, at, |record| &mut record.opening_hash));
-                if let Some(forgotten) = window.0.checked_sub(T::KeptWindows::get()) {
-                    weight.saturating_accrue(Self::forget(run, Window(forgotten)));
+            Some(Task::RecordOpeningHash) => {
+                weight
+                    .saturating_accrue(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
+                    weight.saturating_accrue(Self::prune(run, Window(oldest)));
                 }
             }
-            Some(Step::NoteEvaluation) => {
-                weight.saturating_accrue(Self::note_hash(run, window, at, |record| {
+            Some(Task::RecordEvaluationHash) => {
+                weight.saturating_accrue(Self::record_hash(run, window, at, |record| {
                     &mut record.evaluation_hash
                 }));
             }
-            Some(Step::Choose) => weight.saturating_accrue(Self::choose(run, window, &params)),
-            Some(Step::Fix) => weight.saturating_accrue(Self::fix(run, window, &params)),
+            Some(Task::Select) => weight.saturating_accrue(Self::select(run, window, &params)),
+            Some(Task::Finalise) => weight.saturating_accrue(Self::finalise(run, window, &params)),
             None => {
-                defensive!("a run's entries in the agenda are at its steps");
+                defensive!("a run's scheduled block is that of a task");
             }
         }
-        let next = match deadlines.step_after(offset) {
+        let next = match deadlines.task_after(offset) {
             Some(next) => Block(schedule.opens_at(window).0.saturating_add(next)),
             None => schedule.opens_at(window.next()),
         };
-        Self::note_next_step(run, next);
+        Self::schedule_next_task(run, next);
         weight
     }
 
-    /// Takes down everything that the window's parties must agree on (PROT-3, 5, 16, 19).
+    /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and closes
+    /// the epoch whose weights are revealed by now.
     pub(crate) fn open(run: RunId, window: Window) -> Weight {
         let (Some(details), Some(mut progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
-            defensive!("run and progress are there since the run was created");
+            defensive!("run and progress exist since the run was created");
             return T::DbWeight::get().reads(2);
         };
         let Run { params, terms, stopped, .. } = details;
         let mut roster = T::Registry::roster(run);
-        // Who came after the opening's block, while the opening was late, counts from the next one.
+        // A seat registered while this task was late counts from the next window.
         roster.retain(|(_, entry)| entry.since <= window);
         let of_role = |role: Role| -> Vec<Uid> {
             roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
@@ -135,31 +136,14 @@ impl<T: Config> Pallet<T> {
         let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
         let mut weight = T::WeightInfo::open(miners.len() as u32, validators.len() as u32);
 
-        // A window that is stopped hands out nothing, so that no data is spent on it.
+        // A stopped run assigns no data, so that none is spent.
         let slots = if stopped { Vec::new() } else { miners };
         let bonded = Self::bonded(run, window, &terms, &validators);
         let electorate = electorate::choose(&terms, window, &bonded);
         let paused = stopped || !electorate.has_quorum(terms.quorum);
 
-        if let Some(closed) = closed_epoch(window, &params) {
-            let turnout = Turnouts::<T>::take(run, closed);
-            let members: Vec<Member> = electorate
-                .members
-                .iter()
-                .map(|&(uid, stake)| {
-                    let bonded = bonded.iter().find(|validator| validator.uid == uid);
-                    let presence = bonded.map(|bonded| bonded.presence);
-                    member_of::<T>(run, closed, &params, uid, stake, presence, &turnout)
-                })
-                .collect();
-            for Member { uid, .. } in members.iter().filter(|member| member.silent) {
-                Self::deposit_event(Event::NeverVoted { run, epoch: closed, uid: *uid });
-            }
-            // A count of dissents each, and the turnout.
-            let touched = (members.len() as u64).saturating_add(1);
-            weight.saturating_accrue(T::DbWeight::get().reads_writes(touched, touched));
-            weight.saturating_accrue(T::Epochs::close(run, closed, &members));
-            let _ = Dissents::<T>::clear_prefix((run, closed), T::MaxSeats::get(), None);
+        if let Some(epoch) = closed_epoch(window, &params) {
+            weight.saturating_accrue(Self::close_epoch(run, epoch, &params, &electorate.members, &bonded));
         }
 
         let record = Record {
@@ -182,20 +166,18 @@ impl<T: Config> Pallet<T> {
             cursor: record.cursor,
             lineage: record.lineage,
         });
+        let Electorate { stake: electorate_stake, bonded_stake, .. } = electorate;
         match (progress.paused, paused) {
             (false, true) if stopped => Self::deposit_event(Event::Stopped { run, window }),
-            (false, true) => Self::deposit_event(Event::Paused {
-                run,
-                window,
-                electorate_stake: electorate.stake,
-                bonded_stake: electorate.bonded_stake,
-            }),
+            (false, true) => {
+                Self::deposit_event(Event::Paused { run, window, electorate_stake, bonded_stake })
+            }
             (true, false) => Self::deposit_event(Event::Resumed { run, window }),
             _ => {}
         }
 
-        let handed_out = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
-        progress.cursor = progress.cursor.saturating_add(handed_out);
+        let assigned = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
+        progress.cursor = progress.cursor.saturating_add(assigned);
         progress.window = Some(window);
         progress.paused = paused;
         ProgressOf::<T>::insert(run, progress);
@@ -203,8 +185,36 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Validators with enough stake of their own, in uid order, each with all that stands behind it and its presence; one
-    /// not seen before is noted as present.
+    /// Closes `epoch` with the electorate of the window that opens, and clears what was counted for the epoch.
+    fn close_epoch(
+        run: RunId,
+        epoch: u32,
+        params: &RunParams,
+        electorate: &[(Uid, u128)],
+        bonded: &[Bonded],
+    ) -> Weight {
+        let participation = Turnouts::<T>::take(run, epoch);
+        let members: Vec<Member> = electorate
+            .iter()
+            .map(|&(uid, stake)| {
+                let presence =
+                    bonded.iter().find(|validator| validator.uid == uid).map(|bonded| bonded.presence);
+                member_of::<T>(run, epoch, params, uid, stake, presence, &participation)
+            })
+            .collect();
+        for Member { uid, .. } in members.iter().filter(|member| member.silent) {
+            Self::deposit_event(Event::NeverVoted { run, epoch, uid: *uid });
+        }
+        // A count of minority votes for each member, and the participation.
+        let touched = (members.len() as u64).saturating_add(1);
+        let weight = T::DbWeight::get().reads_writes(touched, touched);
+        let closing = T::Epochs::close(run, epoch, &members);
+        let _ = Dissents::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        weight.saturating_add(closing)
+    }
+
+    /// Validators with the minimum stake of their own, in uid order, with their total stake and presence. Records the
+    /// presence of validators that it sees for the first time.
     fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
         validators
             .iter()
@@ -222,9 +232,9 @@ impl<T: Config> Pallet<T> {
             .collect()
     }
 
-    /// Stores the hash of the block before `at` (PROT-2). A step so late that the chain has forgotten the hash leaves it
-    /// out, and the window is void.
-    pub(crate) fn note_hash(
+    /// Records the hash of the block before `at` (PROT-2). A task that runs after the chain has pruned the hash records
+    /// none, and the window is void.
+    pub(crate) fn record_hash(
         run: RunId,
         window: Window,
         at: Block,
@@ -237,13 +247,13 @@ impl<T: Config> Pallet<T> {
                 *place(record) = (hash != T::Hash::default()).then_some(Digest(hash.0));
             }
         });
-        T::WeightInfo::note_hash()
+        T::WeightInfo::record_hash()
     }
 
-    /// Adds the attestations up and selects who is merged (PROT-14, 16).
-    pub(crate) fn choose(run: RunId, window: Window, params: &RunParams) -> Weight {
+    /// Counts the attestations and selects the contributions to merge (PROT-14, 16).
+    pub(crate) fn select(run: RunId, window: Window, params: &RunParams) -> Weight {
         let Some(mut record) = Records::<T>::get(run, window) else {
-            defensive!("a window is recorded from its first block on");
+            defensive!("an open window has a record");
             return T::DbWeight::get().reads(1);
         };
         let commitments = Self::commitments(run, window, &record);
@@ -260,10 +270,10 @@ impl<T: Config> Pallet<T> {
             total,
         );
 
-        // Before the first consensus nobody has a weight to be drawn by: everyone counts as new, or a run whose validators
-        // came late could never merge anything again.
+        // Before the first consensus no seat has a weight. If seats aged out of being newcomers meanwhile, a run whose
+        // validators came late could never merge again: so every seat counts as a newcomer.
         let everyone_is_new = record.weights.is_empty();
-        // Of a seat in the window the roster says what it said as the window opened: none changes within one.
+        // Seats do not change within a window, so the roster is that of the opening.
         let roster = if everyone_is_new { Vec::new() } else { T::Registry::roster(run) };
         let candidates: Vec<Candidate> = commitments
             .iter()
@@ -293,7 +303,7 @@ impl<T: Config> Pallet<T> {
             valid: found.valid.len() as u32,
             faulty: found.faulty.len() as u32,
         });
-        let weight = T::WeightInfo::choose(record.slots.len() as u32, record.electorate.len() as u32);
+        let weight = T::WeightInfo::select(record.slots.len() as u32, record.electorate.len() as u32);
         record.selection = Some(Choice {
             selected: BoundedVec::truncate_from(selected),
             valid: BoundedVec::truncate_from(found.valid),
@@ -303,12 +313,12 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Ends a window, once and for all (PROT-19, 20). Does nothing to one that has ended.
-    pub(crate) fn fix(run: RunId, window: Window, params: &RunParams) -> Weight {
+    /// Counts the votes and records the window's outcome (PROT-19, 20). Does nothing to a finalised window.
+    pub(crate) fn finalise(run: RunId, window: Window, params: &RunParams) -> Weight {
         let (Some(mut record), Some(mut progress)) =
             (Records::<T>::get(run, window), ProgressOf::<T>::get(run))
         else {
-            defensive!("a window is recorded from its first block on");
+            defensive!("an open window has a record");
             return T::DbWeight::get().reads(2);
         };
         if record.outcome.is_some() {
@@ -332,36 +342,35 @@ impl<T: Config> Pallet<T> {
         };
         if let Outcome::Merged(agreed) = outcome {
             progress.lineage = lineage::next(&progress.lineage, &agreed.update);
-            Self::note_dissents(run, window, params, &votes, &agreed);
-            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |turnout| {
+            Self::record_minority_votes(run, window, params, &votes, &agreed);
+            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |participation| {
                 let voters = votes.iter().map(|(uid, ..)| *uid);
-                let now = tally::turnout(turnout, &record.electorate, voters);
-                // No list names more uids than there are seats: who leaves is taken out.
-                *turnout = Turnout::<T>::truncate_from(now);
+                let now = tally::participation(participation, &record.electorate, voters);
+                // No longer than the number of seats: `vacated` removes a seat that leaves.
+                *participation = Participation::<T>::truncate_from(now);
             });
         }
         Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
         if let Outcome::Merged(Vote { state_root: Some(state_root), .. }) = outcome {
             let checkpoint = Checkpoint { window: window.next(), state_root, lineage: progress.lineage };
-            debug_assert!(params.is_checkpoint(window), "state roots are voted at checkpoints only");
+            debug_assert!(params.is_checkpoint(window), "only checkpoint windows have a state root");
             progress.checkpoint = Some(checkpoint);
             Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
         }
 
-        let weight = T::WeightInfo::fix(record.electorate.len() as u32);
+        let weight = T::WeightInfo::finalise(record.electorate.len() as u32);
         record.outcome = Some(outcome);
         Records::<T>::insert(run, window, record);
         ProgressOf::<T>::insert(run, progress);
         weight
     }
 
-    /// Counts who voted for another update than two thirds did: each costs its epoch's dividends (PROT-19).
+    /// Counts the minority votes: those for another update than two thirds voted. Each costs its validator the epoch's
+    /// dividends (PROT-19).
     ///
-    /// This cannot hit the honest after a network fault. An update is a function of what the chain selected and of bytes
-    /// that are known by their digests: who lacks any of them can compute no update, and votes none. So a fault of the
-    /// network makes a vote late or missing, which never counts here; it cannot make it another one. And where there is no
-    /// agreement there is nothing to dissent from.
-    fn note_dissents(
+    /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their digests: a
+    /// validator that lacks any of them computes no update and votes none. A late or missing vote is not counted here.
+    fn record_minority_votes(
         run: RunId,
         window: Window,
         params: &RunParams,
@@ -375,8 +384,9 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Forgets a window whole. Each map holds one entry a seat at most, and `Punished` one a seat and matter.
-    pub(crate) fn forget(run: RunId, window: Window) -> Weight {
+    /// Removes a window and everything stored for it. Each map has at most one entry per seat, `Punished` one per seat and
+    /// statement kind.
+    pub(crate) fn prune(run: RunId, window: Window) -> Weight {
         let key = (run, window);
         let limit = T::MaxSeats::get();
         Records::<T>::remove(run, window);
@@ -391,7 +401,7 @@ impl<T: Config> Pallet<T> {
             Receipts::<T>::clear_prefix(key, limit, None).unique,
             Punished::<T>::clear_prefix(key, limit.saturating_mul(3), None).unique,
         ];
-        T::WeightInfo::forget(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
+        T::WeightInfo::prune(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
     }
 
     /// The window's commitments, in uid order.
@@ -421,12 +431,12 @@ impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
                 next_step: start,
             },
         );
-        Self::note_next_step(run, start);
+        Self::schedule_next_task(run, start);
         Ok(())
     }
 }
 
-/// What counts of a validator as an epoch closes.
+/// A validator as an epoch's close counts it.
 fn member_of<T: Config>(
     run: RunId,
     epoch: u32,
@@ -434,11 +444,12 @@ fn member_of<T: Config>(
     uid: Uid,
     stake: u128,
     presence: Option<Presence>,
-    turnout: &[(Uid, bool)],
+    participation: &[(Uid, bool)],
 ) -> Member {
     let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
-    let there_all = presence.is_some_and(|presence| presence.there_all(epoch, params.epoch_windows));
-    let silent = there_all && tally::never_voted(turnout, uid);
+    let present_throughout =
+        presence.is_some_and(|presence| presence.present_throughout(epoch, params.epoch_windows));
+    let silent = present_throughout && tally::is_inactive(participation, uid);
     Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid), silent }
 }
 
@@ -448,28 +459,27 @@ impl<T: Config> Members for Pallet<T> {
         let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
         let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
         let (_, stake) = *electorate.get(place)?;
-        let (presence, turnout) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
-        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &turnout))
+        let (presence, participation) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
+        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &participation))
     }
 }
 
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
-    /// The next holder of the uid begins anew: it is not present or absent, has not dissented or kept silent, and owes no
-    /// salt.
+    /// Clears what was counted for the former holder: presence, minority votes, participation, and its salt.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
         let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
             return T::DbWeight::get().reads_writes(2, 1);
         };
-        // Told of it as a window opens: its salt is for the window after the last one that is open.
+        // Called before the next window opens, for which the salt is.
         let next = progress.window.map_or(Window(0), |window| window.next());
         Salts::<T>::remove((run, next), uid);
         let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
         for epoch in epoch.saturating_sub(1)..=epoch {
             Dissents::<T>::remove((run, epoch), uid);
-            Turnouts::<T>::mutate_exists(run, epoch, |turnout| {
-                if let Some(turnout) = turnout {
-                    turnout.retain(|(other, _)| *other != uid);
+            Turnouts::<T>::mutate_exists(run, epoch, |participation| {
+                if let Some(participation) = participation {
+                    participation.retain(|(other, _)| *other != uid);
                 }
             });
         }
@@ -477,7 +487,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     }
 }
 
-/// The epoch that closes as `window` opens, if one does: by then its weights are revealed (PROT-30).
+/// The epoch that closes as `window` opens, if any: its weights are revealed by then (PROT-30).
 pub(crate) fn closed_epoch(window: Window, params: &RunParams) -> Option<u32> {
     let since = window.0.checked_sub(params.reveal_windows)?;
     let begun = since.checked_div(params.epoch_windows)?;
@@ -504,7 +514,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_closes_as_its_weights_are_revealed() {
+    fn an_epoch_closes_after_its_reveal_windows() {
         let params = RunParams { epoch_windows: 5, reveal_windows: 2, ..RunParams::default() };
         let closings = |params: RunParams| -> Vec<(u32, u32)> {
             (0..20).filter_map(|window| Some((window, closed_epoch(Window(window), &params)?))).collect()

@@ -1,8 +1,8 @@
-//! Attestations and votes that nobody can copy: a hash by the deadline, and what it was after it (PROT-30).
+//! Commit–reveal: an attestation or vote is a hash until its deadline, so that no validator can copy it (PROT-30).
 
 use super::*;
 
-/// Where attestations are revealed, votes committed, and votes revealed in the first block of each.
+/// The first block of each phase: reveal attestations, commit votes, reveal votes.
 const REVEAL: u32 = 15;
 const VOTE: u32 = 17;
 const REVEAL_VOTE: u32 = 19;
@@ -34,7 +34,7 @@ fn attested(window: u32) {
 }
 
 #[test]
-fn a_hidden_window_is_merged_like_an_open_one() {
+fn a_window_with_commit_reveal_is_merged_like_any_other() {
     with_run(hidden_params(), || {
         committed(0);
         for uid in VALIDATORS {
@@ -67,7 +67,7 @@ fn a_hidden_window_is_merged_like_an_open_one() {
 }
 
 #[test]
-fn what_is_not_revealed_does_not_count() {
+fn attestations_and_votes_that_are_not_revealed_do_not_count() {
     with_run(hidden_params(), || {
         committed(0);
         for uid in VALIDATORS {
@@ -78,7 +78,7 @@ fn what_is_not_revealed_does_not_count() {
         assert_ok!(reveal_attestation(4, 0, &seen()));
         go_to(0, VOTE);
         assert_noop!(reveal_attestation(5, 0, &seen()), Error::<Test>::TooLate);
-        // Two thirds of the stake revealed; who did not is as if it had not attested, and may still vote.
+        // Two thirds of the stake revealed. A validator that did not reveal may still vote.
         assert_eq!(selected(0), [0, 1]);
         assert_eq!(Windows::presence(RUN, Uid(5)).unwrap().last_attested, None);
         for uid in VALIDATORS {
@@ -126,11 +126,11 @@ fn each_phase_has_its_own_blocks() {
 }
 
 #[test]
-fn only_what_was_committed_to_can_be_revealed() {
+fn only_the_committed_values_can_be_revealed() {
     with_run(hidden_params(), || {
         committed(0);
         assert_ok!(attest_hidden(3, 0, &seen()));
-        // The fourth commits to the third's very hash: it cannot reveal it as its own.
+        // The fourth commits to the third's hash, and cannot reveal it.
         let hash = HiddenAttestations::<Test>::get((RUN, Window(0)), Uid(3)).unwrap();
         assert_ok!(Windows::attest_hidden(signed(4), RUN, Window(0), hash, digest(4)));
         go_to(0, REVEAL);
@@ -182,7 +182,7 @@ fn a_hash_is_committed_once() {
 }
 
 #[test]
-fn what_is_revealed_keeps_the_rules_of_what_is_posted() {
+fn revealed_values_obey_the_same_rules_as_posted_ones() {
     with_run(hidden_params(), || {
         committed(0);
         assert_ok!(attest_hidden(3, 0, &[(1, VALID), (0, VALID)]));
@@ -212,7 +212,7 @@ fn what_is_revealed_keeps_the_rules_of_what_is_posted() {
 }
 
 #[test]
-fn open_calls_are_refused_where_they_are_hidden_and_the_reverse() {
+fn a_run_takes_either_posted_calls_or_commit_reveal_calls() {
     with_run(hidden_params(), || {
         committed(0);
         assert_noop!(attest(3, 0, &seen()), Error::<Test>::MustBeHidden);
@@ -228,7 +228,7 @@ fn open_calls_are_refused_where_they_are_hidden_and_the_reverse() {
 }
 
 #[test]
-fn hidden_calls_are_for_validators_and_for_the_open_window() {
+fn only_validators_commit_and_reveal_and_only_in_the_open_window() {
     with_run(hidden_params(), || {
         assert_noop!(attest_hidden(3, 0, &[]), Error::<Test>::NotStarted);
         committed(0);
@@ -276,7 +276,7 @@ fn hidden_calls_are_for_validators_and_for_the_open_window() {
 }
 
 #[test]
-fn with_nothing_selected_there_is_nothing_to_vote_on() {
+fn an_empty_selection_takes_no_votes() {
     with_run(hidden_params(), || {
         go_to(0, VOTE);
         assert_noop!(vote_hidden(3, 0, 50), Error::<Test>::NothingSelected);
@@ -284,7 +284,7 @@ fn with_nothing_selected_there_is_nothing_to_vote_on() {
 }
 
 #[test]
-fn hidden_votes_that_end_with_the_window_are_counted_as_the_next_one_opens() {
+fn reveals_that_end_with_the_window_are_counted_at_the_next_opening() {
     let schedule = Schedule { blocks_per_window: 21, ..hidden_params().schedule };
     with_run(RunParams { schedule, ..hidden_params() }, || {
         attested(0);

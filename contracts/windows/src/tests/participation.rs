@@ -1,4 +1,4 @@
-//! Who votes in none of the windows that an epoch merged: what counts, and what never does (PROT-30).
+//! Inactive validators: those that vote in none of an epoch's merged windows (PROT-30).
 
 use super::*;
 
@@ -8,8 +8,8 @@ fn short_epochs(epoch_windows: u32) -> RunParams {
     RunParams { epoch_windows, reveal_windows: 1, checkpoint_windows: 20, ..params() }
 }
 
-/// All of `present` attest in `window`, and those in `voters` vote, each at its offset.
-fn play_turnout(window: u32, present: &[u16], voters: &[(u16, u32, u8)]) {
+/// The validators in `present` attest in `window`; those in `voters` vote, each at its offset.
+fn play_votes(window: u32, present: &[u16], voters: &[(u16, u32, u8)]) {
     go_to(window, 1);
     assert_ok!(commit(0, window, 1));
     go_to(window, 9);
@@ -23,18 +23,18 @@ fn play_turnout(window: u32, present: &[u16], voters: &[(u16, u32, u8)]) {
     go_to(window, 18);
 }
 
-/// Everybody attests, and `voters` vote the same as soon as that counts.
+/// The validators in `present` attest; `voters` vote the same at the first block of the phase.
 fn play_voters(window: u32, present: &[u16], voters: &[u16]) {
     let voters: Vec<_> = voters.iter().map(|uid| (*uid, 15, 50)).collect();
-    play_turnout(window, present, &voters);
+    play_votes(window, present, &voters);
 }
 
 fn is_merged(window: u32) -> bool {
     matches!(outcome(window), Some(Outcome::Merged(_)))
 }
 
-/// Who was told of as silent, of the epochs that are closed.
-fn silent() -> Vec<Vec<u16>> {
+/// The validators reported as inactive, by closed epoch.
+fn inactive() -> Vec<Vec<u16>> {
     let silent = |members: Vec<Member>| {
         members.into_iter().filter(|member| member.silent).map(|member| member.uid.0).collect()
     };
@@ -42,7 +42,7 @@ fn silent() -> Vec<Vec<u16>> {
 }
 
 #[test]
-fn who_attests_and_never_votes_where_windows_are_merged_is_silent() {
+fn a_validator_that_attests_and_never_votes_is_inactive() {
     with_run(short_epochs(2), || {
         for window in 0..2 {
             play_voters(window, &VALIDATORS, &[3, 4]);
@@ -52,33 +52,33 @@ fn who_attests_and_never_votes_where_windows_are_merged_is_silent() {
             Turnouts::<Test>::get(RUN, 0).into_inner(),
             [(Uid(3), true), (Uid(4), true), (Uid(5), false)]
         );
-        // Voting in the next epoch does not mend it, and counts there.
+        // Voting in the next epoch counts for that epoch only.
         play_voters(2, &VALIDATORS, &VALIDATORS);
         go_to(3, 0);
-        assert_eq!(silent(), [[5]]);
+        assert_eq!(inactive(), [[5]]);
         assert!(events().contains(&Event::NeverVoted { run: RUN, epoch: 0, uid: Uid(5) }));
         play_voters(3, &VALIDATORS, &[3, 4]);
         go_to(5, 0);
-        assert_eq!(silent(), [vec![5], vec![]]);
+        assert_eq!(inactive(), [vec![5], vec![]]);
         assert_eq!(events().iter().filter(|event| matches!(event, Event::NeverVoted { .. })).count(), 1);
         assert_eq!(Turnouts::<Test>::iter().count(), 0, "nothing is kept of epochs that are closed");
     });
 }
 
 #[test]
-fn a_vote_after_two_thirds_have_voted_counts_up_to_the_deadline_s_block_and_one_an_epoch_is_enough() {
+fn one_vote_per_epoch_is_enough_and_counts_until_the_deadline_even_after_two_thirds() {
     with_run(short_epochs(3), || {
         play_voters(0, &VALIDATORS, &[3, 4]);
-        play_turnout(1, &VALIDATORS, &[(3, 15, 50), (4, 15, 50), (5, 17, 50)]);
+        play_votes(1, &VALIDATORS, &[(3, 15, 50), (4, 15, 50), (5, 17, 50)]);
         play_voters(2, &VALIDATORS, &[3, 4]);
         assert!((0..3).all(is_merged));
         go_to(4, 0);
-        assert_eq!(silent(), [[0; 0]]);
+        assert_eq!(inactive(), [[0; 0]]);
     });
 }
 
 #[test]
-fn a_hidden_vote_counts_once_it_is_shown() {
+fn a_committed_vote_counts_once_it_is_revealed() {
     let hidden = RunParams { epoch_windows: 1, reveal_windows: 1, ..hidden_params() };
     with_run(hidden, || {
         for window in 0..2 {
@@ -99,7 +99,7 @@ fn a_hidden_vote_counts_once_it_is_shown() {
             go_to(window, 19);
             assert_ok!(reveal_vote(3, window, 50));
             assert_ok!(reveal_vote(4, window, 50));
-            // The last one shows its vote after two thirds have, and in the other window never.
+            // The last one reveals its vote after two thirds have, and in the other window never.
             go_to(window, 20);
             if window == 0 {
                 assert_ok!(reveal_vote(5, window, 50));
@@ -107,35 +107,35 @@ fn a_hidden_vote_counts_once_it_is_shown() {
         }
         go_to(3, 0);
         assert!((0..2).all(is_merged));
-        assert_eq!(silent(), [vec![], vec![5]]);
+        assert_eq!(inactive(), [vec![], vec![5]]);
     });
 }
 
 #[test]
-fn where_no_window_is_merged_nobody_is_silent() {
+fn no_validator_is_inactive_if_no_window_is_merged() {
     with_run(short_epochs(2), || {
         play_voters(0, &VALIDATORS, &[3]);
         play_voters(1, &VALIDATORS, &[]);
         assert!(!is_merged(0) && !is_merged(1));
         assert_eq!(Turnouts::<Test>::iter().count(), 0);
         go_to(3, 0);
-        assert_eq!(silent(), [[0; 0]]);
+        assert_eq!(inactive(), [[0; 0]]);
     });
 }
 
 #[test]
-fn a_vote_in_a_window_that_came_to_nothing_proves_nothing() {
+fn a_vote_in_a_void_window_does_not_count() {
     with_run(short_epochs(2), || {
-        play_turnout(0, &VALIDATORS, &[(3, 15, 50), (5, 15, 51)]);
+        play_votes(0, &VALIDATORS, &[(3, 15, 50), (5, 15, 51)]);
         play_voters(1, &VALIDATORS, &[3, 4]);
         assert!(!is_merged(0) && is_merged(1));
         go_to(3, 0);
-        assert_eq!(silent(), [[5]]);
+        assert_eq!(inactive(), [[5]]);
     });
 }
 
 #[test]
-fn who_is_seated_in_the_middle_of_an_epoch_answers_for_its_votes_from_the_next_one_on() {
+fn a_validator_seated_during_an_epoch_owes_votes_from_the_next_epoch() {
     with_run(short_epochs(2), || {
         play_voters(0, &VALIDATORS, &VALIDATORS);
         assert_eq!(register(RUN, Role::Validator, STAKE), NEWCOMER);
@@ -147,14 +147,14 @@ fn who_is_seated_in_the_middle_of_an_epoch_answers_for_its_votes_from_the_next_o
             assert!(decides, "it could have voted");
         }
         go_to(5, 0);
-        assert_eq!(silent(), [vec![], vec![NEWCOMER]]);
+        assert_eq!(inactive(), [vec![], vec![NEWCOMER]]);
     });
 }
 
 #[test]
-fn who_comes_back_in_the_middle_of_an_epoch_owes_a_vote_in_it() {
-    // Away until window 6, the third of the second epoch, so that it decides only the last one.
-    let silent_after = |last: &'static [u16]| {
+fn a_validator_that_returns_during_an_epoch_owes_a_vote_in_it() {
+    // Absent until window 6, the third of the second epoch, so that it is a member in the last one only.
+    let inactive_after = |last: &'static [u16]| {
         let mut found = Vec::new();
         with_run(short_epochs(4), || {
             for window in 0..6 {
@@ -165,18 +165,18 @@ fn who_comes_back_in_the_middle_of_an_epoch_owes_a_vote_in_it() {
             play_voters(7, &VALIDATORS, last);
             assert_eq!(view(7).electorate.len(), 3);
             go_to(9, 0);
-            found = silent().pop().unwrap();
+            found = inactive().pop().unwrap();
         });
         found
     };
-    assert_eq!(silent_after(&VALIDATORS), [0; 0]);
-    assert_eq!(silent_after(&[3, 4]), [5]);
-    // The one window that it decided was void: it was away from those that were merged.
-    assert_eq!(silent_after(&[3]), [5]);
+    assert_eq!(inactive_after(&VALIDATORS), [0; 0]);
+    assert_eq!(inactive_after(&[3, 4]), [5]);
+    // The one window of which it was a member was void; it was absent from the merged ones.
+    assert_eq!(inactive_after(&[3]), [5]);
 }
 
 #[test]
-fn with_one_validator_or_two_a_window_is_merged_by_all_of_them_or_not_at_all() {
+fn one_or_two_validators_merge_a_window_only_together() {
     for validators in [&[1][..], &[1, 2]] {
         chain().execute_with(|| {
             create_run(short_epochs(2), terms());
@@ -190,13 +190,13 @@ fn with_one_validator_or_two_a_window_is_merged_by_all_of_them_or_not_at_all() {
             play_voters(2, validators, &validators[1..]);
             play_voters(3, validators, &validators[1..]);
             go_to(5, 0);
-            assert_eq!(silent(), [[0; 0]; 2]);
+            assert_eq!(inactive(), [[0; 0]; 2]);
         });
     }
 }
 
 #[test]
-fn the_next_holder_of_a_seat_is_not_told_of_by_its_predecessor_s_silence() {
+fn a_new_holder_is_not_inactive_because_of_its_predecessor() {
     with_terms(short_epochs(4), Terms { absence_windows: 9, ..terms() }, || {
         play_voters(0, &VALIDATORS, &[3, 4]);
         assert!(Turnouts::<Test>::get(RUN, 0).contains(&(Uid(5), false)));

@@ -1,26 +1,26 @@
-//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in 10 steps, each measured 5 times,
-//! on 2026-11-21, on 2 × AMD EPYC,
-//! in the blob with the BLAKE2b-256 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
+//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
 pub trait WeightInfo {
     fn fund() -> Weight;
-    /// The pay becoming stake included.
+    /// With the pay added to the stake.
     fn claim() -> Weight;
     fn claim_owner() -> Weight;
     fn claim_former() -> Weight;
     fn set_payout() -> Weight;
-    /// By the number of seats that the consensus names. What sharing with nominators costs comes on top.
+    /// By the seats of the consensus, without the nominators' part.
     fn pay_epoch(seats: u32) -> Weight;
-    /// Setting aside the pay of a seat whose holder is gone.
+    /// Sets aside the pay of a former seat.
     fn vacated() -> Weight;
 }
 
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {
@@ -63,7 +63,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
     }
 }
 
-/// For tests, where nothing has a price.
+/// For tests: every weight is zero.
 impl WeightInfo for () {
     fn fund() -> Weight {
         Weight::zero()

@@ -1,9 +1,9 @@
-//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in 10 steps, each measured 5 times,
-//! on 2026-11-21, on 2 × AMD EPYC,
-//! in the blob with the BLAKE2b-256 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
+//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
@@ -18,24 +18,24 @@ pub trait WeightInfo {
     fn vote_hidden() -> Weight;
     fn reveal_vote() -> Weight;
     fn anchor_receipts() -> Weight;
-    /// Of two statements.
+    /// With two statements.
     fn report_equivocation() -> Weight;
-    /// Of one statement and the chain's own record.
+    /// With one statement and the chain's record.
     fn report_contradiction() -> Weight;
-    /// What every step of a run costs beside the step itself.
-    fn agenda() -> Weight;
-    /// By the run's miners and validators. What registry and epochs do besides, they say themselves.
+    /// The overhead of any scheduled task.
+    fn task() -> Weight;
+    /// By the run's miners and validators, without the part of registry and epochs.
     fn open(miners: u32, validators: u32) -> Weight;
-    fn note_hash() -> Weight;
+    fn record_hash() -> Weight;
     /// By the window's slots and its electorate.
-    fn choose(slots: u32, electorate: u32) -> Weight;
+    fn select(slots: u32, electorate: u32) -> Weight;
     /// By the window's electorate.
-    fn fix(electorate: u32) -> Weight;
-    /// By the entries that are removed with the window.
-    fn forget(entries: u32) -> Weight;
+    fn finalise(electorate: u32) -> Weight;
+    /// By the entries removed with the window.
+    fn prune(entries: u32) -> Weight;
 }
 
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {
@@ -91,7 +91,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
         Weight::from_parts(562_036_000, 0).saturating_add(T::DbWeight::get().reads_writes(12, 6))
     }
 
-    fn agenda() -> Weight {
+    fn task() -> Weight {
         // 182 to 208 µs.
         Weight::from_parts(196_673_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 3))
     }
@@ -108,12 +108,12 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
             )
     }
 
-    fn note_hash() -> Weight {
+    fn record_hash() -> Weight {
         // 44.4 to 46.6 µs.
         Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
     }
 
-    fn choose(slots: u32, electorate: u32) -> Weight {
+    fn select(slots: u32, electorate: u32) -> Weight {
         // 6156 to 6715 µs with 1024 slots and 64 electorate.
         Weight::from_parts(392_870_270, 0)
             .saturating_add(T::DbWeight::get().reads_writes(3, 1))
@@ -126,15 +126,15 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
             )
     }
 
-    fn fix(electorate: u32) -> Weight {
-        // 551 to 659 µs with 64 electorate. The turnout is counted by hand since: a read, a write, and 1 µs a member.
+    fn finalise(electorate: u32) -> Weight {
+        // 551 to 659 µs with 64 electorate. A read, a write and 1 µs per member are added by hand, for the participation.
         Weight::from_parts(269_905_814, 0)
             .saturating_add(T::DbWeight::get().reads_writes(24, 24))
             .saturating_add(Weight::from_parts(8_042_963, 0).saturating_mul(u64::from(electorate)))
             .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
     }
 
-    fn forget(entries: u32) -> Weight {
+    fn prune(entries: u32) -> Weight {
         // 1387 to 1483 µs with 1088 entries.
         Weight::from_parts(29_599_000, 0)
             .saturating_add(T::DbWeight::get().writes(2))
@@ -143,7 +143,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
     }
 }
 
-/// For tests, where nothing has a price.
+/// For tests: every weight is zero.
 impl WeightInfo for () {
     fn commit() -> Weight {
         Weight::zero()
@@ -175,22 +175,22 @@ impl WeightInfo for () {
     fn report_contradiction() -> Weight {
         Weight::zero()
     }
-    fn agenda() -> Weight {
+    fn task() -> Weight {
         Weight::zero()
     }
     fn open(_: u32, _: u32) -> Weight {
         Weight::zero()
     }
-    fn note_hash() -> Weight {
+    fn record_hash() -> Weight {
         Weight::zero()
     }
-    fn choose(_: u32, _: u32) -> Weight {
+    fn select(_: u32, _: u32) -> Weight {
         Weight::zero()
     }
-    fn fix(_: u32) -> Weight {
+    fn finalise(_: u32) -> Weight {
         Weight::zero()
     }
-    fn forget(_: u32) -> Weight {
+    fn prune(_: u32) -> Weight {
         Weight::zero()
     }
 }

@@ -1,24 +1,23 @@
-//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in 10 steps, each measured 5 times,
-//! on 2026-11-21, on 2 × AMD EPYC,
-//! in the blob with the BLAKE2b-256 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
+//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
 pub trait WeightInfo {
     fn commit() -> Weight;
-    /// By the number of seats weighed.
+    /// By the number of seats with a weight.
     fn reveal(seats: u32) -> Weight;
-    /// By the number of validators that decide or hold bonds, and of miners' seats. What the payroll does besides, it
-    /// says itself.
+    /// By the validators with votes or bonds, and the miners' seats; without the payroll's part.
     fn close(validators: u32, seats: u32) -> Weight;
-    /// Of one seat.
+    /// For one seat.
     fn vacated() -> Weight;
 }
 
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {
@@ -47,12 +46,12 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
     }
 
     fn vacated() -> Weight {
-        // 100 to 197 µs. The turnouts of two epochs are counted by hand since: a read each.
+        // 100 to 197 µs. Two reads are added by hand, for the participation of two epochs.
         Weight::from_parts(148_731_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))
     }
 }
 
-/// For tests, where nothing has a price.
+/// For tests: every weight is zero.
 impl WeightInfo for () {
     fn commit() -> Weight {
         Weight::zero()

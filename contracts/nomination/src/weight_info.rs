@@ -1,9 +1,9 @@
-//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in 10 steps, each measured 5 times,
-//! on 2026-11-21, on 2 × AMD EPYC,
-//! in the blob with the BLAKE2b-256 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
+//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
@@ -13,15 +13,15 @@ pub trait WeightInfo {
     fn withdraw() -> Weight;
     fn claim() -> Weight;
     fn set_commission() -> Weight;
-    /// Sharing one seat's pay with its nominators, however many.
+    /// Shares one seat's pay with any number of nominators.
     fn share_pay() -> Weight;
-    /// Slashing what is behind one seat.
+    /// Slashes the pool of one seat.
     fn slash() -> Weight;
-    /// Closing the pool of a seat whose holder is gone.
+    /// Closes the pool of a former seat.
     fn vacated() -> Weight;
 }
 
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {
@@ -66,7 +66,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {
     }
 }
 
-/// For tests, where nothing has a price.
+/// For tests: every weight is zero.
 impl WeightInfo for () {
     fn nominate() -> Weight {
         Weight::zero()
