@@ -1,10 +1,10 @@
-//! Measures what calls and steps cost and writes the pallets' weights.
+//! Measures the weights of calls and tasks, and writes the pallets' `weight_info.rs`.
 //!
-//! The benchmarks are the pallets' own (`contracts/*/src/benchmarking.rs`). They run within the runtime's blob, as calls do on
-//! a chain, from an empty state, as Substrate's `benchmark pallet` does it; that one command alone would bring a hundred
-//! crates more. Storage is counted rather than timed: a read and a write have a price in the runtime.
+//! The benchmarks are those of the pallets (`contracts/*/src/benchmarking.rs`). They run in the Wasm runtime, from an empty
+//! state, as with Substrate's `benchmark pallet`, which would add a hundred crates. Storage accesses are counted rather
+//! than timed: the runtime has a price for a read and a write.
 //!
-//! `scripts/weigh` builds the blob and calls this program.
+//! `scripts/benchmark-pallets` builds the Wasm runtime and calls this program.
 
 use clap::Parser;
 use std::{
@@ -18,36 +18,36 @@ mod source;
 
 use fit::Cost;
 
-/// The pallets whose weights are measured. Each has a directory in `contracts/`.
+/// The measured pallets, by their directories in `contracts/`.
 const PALLETS: [&str; 5] = ["nomination", "registry", "rewards", "weights", "windows"];
 
-/// Measures what calls and steps cost within the runtime's blob, and writes the pallets' weights.
+/// Measures the weights of calls and tasks in the Wasm runtime, and writes the pallets' `weight_info.rs`.
 #[derive(Debug, Parser)]
 struct Options {
-    /// The blob, built with `runtime-benchmarks`.
-    blob: PathBuf,
+    /// The Wasm runtime, built with `runtime-benchmarks`.
+    runtime: PathBuf,
 
     /// The repository's `contracts`.
     #[arg(long)]
     contracts: PathBuf,
 
-    /// The day of the measurement, for the files' headers.
+    /// The date of the measurement, for the files' headers.
     #[arg(long)]
     date: String,
 
-    /// Where measurements are kept, so that a later one may measure some benchmarks alone.
+    /// The file of all measurements: later runs may measure some benchmarks only.
     #[arg(long)]
     measured: PathBuf,
 
-    /// Measure these pallets' benchmarks alone (`registry`), or single ones (`registry::slash`).
+    /// Measure only these pallets (`registry`) or benchmarks (`registry::slash`).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 
-    /// Values that a benchmark's size takes, from the smallest to the largest.
+    /// Values of each size, from the smallest to the largest.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(2..))]
     steps: u32,
 
-    /// Measurements of each of them.
+    /// Repetitions of each measurement.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     repeat: u32,
 }
@@ -64,35 +64,35 @@ enum Failure {
     Fit { benchmark: String, reason: String },
     #[error(transparent)]
     Source(#[from] source::Misfit),
-    #[error("no benchmark is called like that: {0}")]
-    Nothing(String),
+    #[error("unknown benchmark or pallet: {0}")]
+    Unknown(String),
 }
 
-/// What is known of each benchmark, by the names of pallet and benchmark.
+/// The cost of each benchmark, by `pallet::benchmark`.
 type Measured = std::collections::BTreeMap<String, Cost>;
 
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("weigh: {failure}");
+            eprintln!("mettle-benchmark: {failure}");
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
-    let blob = read(&options.blob)?;
+    let runtime = read(&options.runtime)?;
     let mut measured: Measured = match read(&options.measured) {
         Ok(json) => serde_json::from_slice(&json)
             .map_err(|source| Failure::Measured { path: options.measured.clone(), source })?,
-        // The first time here. A pallet of which some is not measured yet is refused when it is written.
+        // The first run. Writing a pallet fails if some of its benchmarks were never measured.
         Err(_) if !options.measured.exists() => Measured::new(),
         Err(failure) => return Err(failure),
     };
 
-    let chamber = bench::Chamber::new(blob)?;
-    let benchmarks = chamber.list()?;
+    let bench = bench::Bench::new(runtime)?;
+    let benchmarks = bench.list()?;
     let wanted = |name: &str| {
         let pallet = name.split("::").next().unwrap_or(name);
         options.only.is_empty() || options.only.iter().any(|only| only == name || only == pallet)
@@ -100,34 +100,34 @@ fn run(options: &Options) -> Result<(), Failure> {
     if let Some(unknown) = options
         .only
         .iter()
-        .find(|only| !benchmarks.iter().any(|bench| bench.name() == **only || bench.pallet == only.as_str()))
+        .find(|only| !benchmarks.iter().any(|known| known.name() == **only || known.pallet == only.as_str()))
     {
-        return Err(Failure::Nothing(unknown.clone()));
+        return Err(Failure::Unknown(unknown.clone()));
     }
-    measured.retain(|name, _| benchmarks.iter().any(|bench| bench.name() == *name));
+    measured.retain(|name, _| benchmarks.iter().any(|known| known.name() == *name));
     let conditions = source::Conditions {
         date: options.date.clone(),
         machine: machine(),
-        blob: chamber.hash(),
+        runtime: bench.hash(),
         steps: options.steps,
         repeat: options.repeat,
     };
     for benchmark in benchmarks.iter().filter(|benchmark| wanted(&benchmark.name())) {
-        let results = chamber.measure(benchmark, options.steps, options.repeat)?;
+        let results = bench.measure(benchmark, options.steps, options.repeat)?;
         let name = benchmark.name();
         let cost = fit::fit(&results).map_err(|reason| Failure::Fit { benchmark: name.clone(), reason })?;
         eprintln!("{name:40} {cost}");
         measured.insert(name, cost);
-        // Kept as it comes, so that a measurement that is broken off is not lost.
+        // Saved after each benchmark, so that an interrupted run loses little.
         let json = serde_json::to_vec_pretty(&measured).expect("a map of structs of numbers is JSON");
         write(&options.measured, &json)?;
     }
 
     for pallet in PALLETS
         .iter()
-        .filter(|pallet| benchmarks.iter().any(|bench| wanted(&bench.name()) && bench.pallet == **pallet))
+        .filter(|pallet| benchmarks.iter().any(|known| wanted(&known.name()) && known.pallet == **pallet))
     {
-        let path = options.contracts.join(pallet).join("src/weights.rs");
+        let path = options.contracts.join(pallet).join("src/weight_info.rs");
         let before = String::from_utf8_lossy(&read(&path)?).into_owned();
         let costs = measured.iter().filter_map(|(name, cost)| Some((name.split_once("::")?, cost)));
         let costs = costs.filter(|((of, _), _)| of == pallet).map(|((_, name), cost)| (name, cost)).collect();
@@ -136,7 +136,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The processor's name and how many there are, as Linux tells.
+/// Number and name of the processors, by Linux.
 fn machine() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name =

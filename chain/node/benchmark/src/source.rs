@@ -1,35 +1,36 @@
-//! Writes a pallet's `weights.rs`.
+//! Writes a pallet's `weight_info.rs`.
 //!
-//! The trait in it is kept as it stands, for it says what each figure is about; all else is written anew. Each of its functions
-//! must have a benchmark of the same name and with as many sizes, and the other way round.
+//! The trait is kept as it is, with its documentation; the rest is generated. Functions of the trait and benchmarks must
+//! correspond in name and number of sizes.
 
 use crate::fit::{Cost, Formula};
 use std::{collections::BTreeMap, fmt::Write as _};
 
 const TRAIT: &str = "pub trait WeightInfo {";
-/// A line is wrapped where it gets longer.
+/// Longer lines are wrapped.
 const WIDTH: usize = 120;
 
-/// How it was measured.
+/// The conditions of the measurement.
 #[derive(Debug)]
 pub struct Conditions {
     pub date: String,
     pub machine: String,
-    pub blob: [u8; 32],
+    /// BLAKE2b-256 of the Wasm runtime.
+    pub runtime: [u8; 32],
     pub steps: u32,
     pub repeat: u32,
 }
 
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Misfit {
-    #[error("pallet {0}: its weights.rs has no `{TRAIT}` that ends")]
+    #[error("pallet {0}: weight_info.rs has no complete `{TRAIT}`")]
     NoTrait(String),
-    #[error("pallet {0}: in its WeightInfo, `{1}` is not `fn name(size: u32, ...) -> Weight;`")]
+    #[error("pallet {0}: in WeightInfo, `{1}` is not `fn name(size: u32, ...) -> Weight;`")]
     NoFunction(String, String),
-    #[error("pallet {0}: `{1}` has no benchmark, or was not measured yet")]
+    #[error("pallet {0}: `{1}` has no benchmark, or was not measured")]
     NotMeasured(String, String),
     #[error("pallet {0}: the benchmark `{1}` has no function in WeightInfo")]
-    NotAsked(String, String),
+    NotInTrait(String, String),
     #[error("pallet {0}: `{1}` has {2} sizes, and its benchmark {3}")]
     Sizes(String, String, usize, usize),
 }
@@ -41,10 +42,10 @@ struct Function {
     sizes: Vec<String>,
 }
 
-/// The file's new text.
+/// Generates the file from its present text and the measured costs.
 ///
 /// # Errors
-/// If trait and benchmarks do not fit each other.
+/// If trait and benchmarks do not correspond.
 pub fn write(
     pallet: &str,
     before: &str,
@@ -52,24 +53,24 @@ pub fn write(
     conditions: &Conditions,
 ) -> Result<String, Misfit> {
     let of = || pallet.to_owned();
-    let (documented, functions) = asked(pallet, before)?;
+    let (documented, functions) = parse_trait(pallet, before)?;
     if let Some(name) = costs.keys().find(|name| functions.iter().all(|function| function.name != **name)) {
-        return Err(Misfit::NotAsked(of(), (*name).into()));
+        return Err(Misfit::NotInTrait(of(), (*name).into()));
     }
-    let Conditions { date, machine, blob, steps, repeat } = conditions;
-    let blob: String = blob.iter().map(|byte| format!("{byte:02x}")).collect();
+    let Conditions { date, machine, runtime, steps, repeat } = conditions;
+    let runtime: String = runtime.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut text = format!(
-        "//! What the calls and steps cost, measured within the runtime's blob (PROT-33).
+        "//! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/weigh`, but for the trait, which is kept: with each size in {steps} steps, each measured {repeat} times,
-//! on {date}, on {machine},
-//! in the blob with the BLAKE2b-256 {blob}. Time is the processor's, not the clock's.
-//! Storage is counted, and has the prices of `T::DbWeight`; proofs of storage are nobody's concern on a chain of its own.
+//! Written by `scripts/benchmark-pallets`, except for the trait: {steps} steps per size, {repeat} repetitions, on {date},
+//! on {machine}, in the Wasm runtime with BLAKE2b-256
+//! {runtime}.
+//! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
 {documented}
-/// As measured.
+/// The measured weights.
 pub struct Measured<T>(PhantomData<T>);
 
 impl<T: frame_system::Config> WeightInfo for Measured<T> {{
@@ -85,7 +86,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {{
         }
         text.push_str(&function(name, sizes, cost));
     }
-    text.push_str("}\n\n/// For tests, where nothing has a price.\nimpl WeightInfo for () {\n");
+    text.push_str("}\n\n/// For tests: every weight is zero.\nimpl WeightInfo for () {\n");
     for Function { name, sizes } in &functions {
         let arguments = vec!["_: u32"; sizes.len()].join(", ");
         let _ = writeln!(text, "    fn {name}({arguments}) -> Weight {{\n        Weight::zero()\n    }}");
@@ -95,7 +96,7 @@ impl<T: frame_system::Config> WeightInfo for Measured<T> {{
 }
 
 /// The trait with its documentation, and its functions.
-fn asked(pallet: &str, before: &str) -> Result<(String, Vec<Function>), Misfit> {
+fn parse_trait(pallet: &str, before: &str) -> Result<(String, Vec<Function>), Misfit> {
     let missing = || Misfit::NoTrait(pallet.into());
     let at = before.find(TRAIT).ok_or_else(missing)?;
     let documented = before[..at].rfind("\n\n").map_or(at, |end| end + 2);
@@ -173,7 +174,7 @@ fn function(name: &str, sizes: &[String], cost: &Cost) -> String {
     text
 }
 
-/// With three significant digits at least.
+/// With at least three significant digits.
 fn micros(nanos: u64) -> String {
     match nanos {
         0..10_000 => format!("{:.2}", nanos as f64 / 1000.0),
@@ -228,7 +229,7 @@ pub struct CountedByHand<T>(PhantomData<T>);
         Conditions {
             date: "2026-11-21".into(),
             machine: "2 × CPU".into(),
-            blob: [7; 32],
+            runtime: [7; 32],
             steps: 20,
             repeat: 5,
         }
@@ -270,18 +271,18 @@ pub struct CountedByHand<T>(PhantomData<T>);
         assert_eq!(
             write("weights", &text, &costs, &conditions()).unwrap(),
             text,
-            "written again, it is the same"
+            "a second run changes nothing"
         );
     }
 
     #[test]
-    fn a_size_that_makes_no_difference_is_marked_as_unused() {
+    fn a_size_without_influence_is_marked_as_unused() {
         let text = function("attest", &["verdicts".into()], &cost(&[0], &[1024]));
         assert!(text.contains("fn attest(_verdicts: u32) -> Weight {"), "{text}");
     }
 
     #[test]
-    fn what_does_not_fit_is_refused_by_name() {
+    fn trait_and_benchmarks_that_do_not_correspond_are_refused() {
         let (commit, close) = (cost(&[], &[]), cost(&[3, 4], &[64, 1024]));
         let refusal = |before: &str, costs: &[(&'static str, &Cost)]| {
             write("p", before, &costs.iter().copied().collect(), &conditions()).unwrap_err()
@@ -291,7 +292,7 @@ pub struct CountedByHand<T>(PhantomData<T>);
         assert_eq!(refusal(BEFORE, &all[..1]), Misfit::NotMeasured(p(), "close".into()));
         assert_eq!(
             refusal(BEFORE, &[all[0], all[1], ("vote", &commit)]),
-            Misfit::NotAsked(p(), "vote".into())
+            Misfit::NotInTrait(p(), "vote".into())
         );
         assert_eq!(refusal(BEFORE, &[all[0], ("close", &commit)]), Misfit::Sizes(p(), "close".into(), 2, 0));
         assert_eq!(refusal("pub trait WeightInfo {", &all), Misfit::NoTrait(p()));
@@ -301,7 +302,7 @@ pub struct CountedByHand<T>(PhantomData<T>);
     }
 
     #[test]
-    fn numbers_are_grouped_by_thousands() {
+    fn digits_are_grouped_by_thousands() {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1_000"), (1_234_567, "1_234_567")] {
             assert_eq!(digits(number), text);
         }

@@ -1,4 +1,4 @@
-//! Runs benchmarks within the blob.
+//! Runs benchmarks in the Wasm runtime.
 
 use codec::{Decode, Encode};
 use frame_benchmarking::{BenchmarkBatch, BenchmarkList, BenchmarkParameter, BenchmarkResult};
@@ -11,47 +11,47 @@ use sp_runtime::traits::BlakeTwo256;
 use sp_state_machine::StateMachine;
 use sp_wasm_interface::ExtendedHostFunctions;
 
-/// What a node offers the blob, and what benchmarks need; of which the clock is ours.
+/// A node's host functions and those of benchmarks, with our own clock.
 type HostFunctions = ExtendedHostFunctions<
     (sp_io::SubstrateHostFunctions, frame_benchmarking::benchmarking::HostFunctions),
     clock::benchmarking::HostFunctions,
 >;
 type State = BenchmarkingState<BlakeTwo256>;
-/// The sizes of one measurement.
+/// The size of each component in one measurement.
 type Sizes = Vec<(BenchmarkParameter, u32)>;
 
-/// Nanoseconds for which this thread has had a processor.
-fn worked() -> u128 {
+/// Processor time of this thread in nanoseconds.
+fn thread_cpu_time() -> u128 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the pointer is to a timespec of ours, which is all that the call writes to.
+    // SAFETY: the call writes only to the timespec that the pointer refers to.
     let failed = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
-    assert_eq!(failed, 0, "every Linux since 2.6.12 has this clock");
+    assert_eq!(failed, 0, "Linux has this clock since 2.6.12");
     time.tv_sec as u128 * 1_000_000_000 + time.tv_nsec as u128
 }
 
 mod clock {
-    #![allow(dead_code, reason = "a blob calls it; here it is only offered")]
+    #![allow(dead_code, reason = "called by the Wasm runtime")]
 
     use sp_runtime_interface::{pass_by::AllocateAndReturnPointer, runtime_interface};
 
-    /// Takes the place of the function of this name that looks at the clock on the wall: a measurement is of the time for which
-    /// the processor worked on it, whatever else the machine is busy with.
+    /// Replaces the host function of this name, which reads the wall clock, by processor time: other programs do not
+    /// disturb the measurement.
     #[runtime_interface]
     pub trait Benchmarking {
-        /// Nanoseconds, least significant byte first.
+        /// Nanoseconds, little-endian.
         fn current_time() -> AllocateAndReturnPointer<[u8; 16], 16> {
-            crate::bench::worked().to_le_bytes()
+            crate::bench::thread_cpu_time().to_le_bytes()
         }
     }
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    #[error("there is no state to measure in: {0}")]
+    #[error("cannot create a benchmarking state: {0}")]
     State(String),
-    #[error("{function} of the blob cannot be called: was it built with `runtime-benchmarks`? {reason}")]
+    #[error("cannot call {function} of the Wasm runtime: was it built with `runtime-benchmarks`? {reason}")]
     Call { function: &'static str, reason: String },
-    #[error("{function} of the blob answers with something else than expected: {source}")]
+    #[error("cannot decode the result of {function}: {source}")]
     Answer { function: &'static str, source: codec::Error },
     #[error("{benchmark} with {sizes:?} fails: {reason}")]
     Benchmark { benchmark: String, sizes: Sizes, reason: String },
@@ -65,7 +65,7 @@ pub struct Benchmark {
     /// The pallet's name within the runtime.
     instance: String,
     benchmark: String,
-    /// What its size is counted in, and from where to where.
+    /// Each size with its range.
     components: Vec<(BenchmarkParameter, u32, u32)>,
 }
 
@@ -75,42 +75,42 @@ impl Benchmark {
     }
 }
 
-/// Measurements of one benchmark.
+/// The measurements of one benchmark.
 #[derive(Debug)]
 pub struct Results {
     pub components: Vec<(BenchmarkParameter, u32, u32)>,
     pub times: Vec<BenchmarkResult>,
-    /// One for each choice of sizes.
+    /// One per choice of sizes.
     pub storage: Vec<BenchmarkResult>,
 }
 
-/// Where a blob is measured.
-pub struct Chamber {
-    blob: Vec<u8>,
+/// Runs the benchmarks of one Wasm runtime.
+pub struct Bench {
+    runtime: Vec<u8>,
     executor: WasmExecutor<HostFunctions>,
-    /// Counts what is read and written, which takes time.
+    /// Counts storage accesses, which takes time.
     counting: State,
     timing: State,
 }
 
-impl Chamber {
-    pub fn new(blob: Vec<u8>) -> Result<Chamber, Failure> {
+impl Bench {
+    pub fn new(runtime: Vec<u8>) -> Result<Bench, Failure> {
         let state = |counts| State::new(Default::default(), None, false, counts).map_err(Failure::State);
-        Ok(Chamber {
-            blob,
+        Ok(Bench {
+            runtime,
             executor: WasmExecutor::builder().build(),
             counting: state(true)?,
             timing: state(false)?,
         })
     }
 
-    /// The blob's hash, BLAKE2b-256.
+    /// BLAKE2b-256 of the Wasm runtime.
     pub fn hash(&self) -> [u8; 32] {
-        blake2_256(&self.blob)
+        blake2_256(&self.runtime)
     }
 
     fn call<R: Decode>(&self, state: &State, function: &'static str, data: &[u8]) -> Result<R, Failure> {
-        let fetcher = WrappedRuntimeCode(self.blob.as_slice().into());
+        let fetcher = WrappedRuntimeCode(self.runtime.as_slice().into());
         let code = RuntimeCode { code_fetcher: &fetcher, heap_pages: None, hash: self.hash().to_vec() };
         let mut changes = Default::default();
         let mut extensions = Extensions::default();
@@ -129,9 +129,9 @@ impl Chamber {
         R::decode(&mut answer.as_slice()).map_err(|source| Failure::Answer { function, source })
     }
 
-    /// Our pallets' benchmarks.
+    /// Lists the benchmarks of our pallets.
     pub fn list(&self) -> Result<Vec<Benchmark>, Failure> {
-        // The answer goes on with the pallets' storage items, which nobody asks for here.
+        // The rest of the answer, the pallets' storage items, is not used.
         let pallets: Vec<BenchmarkList> =
             self.call(&self.timing, "Benchmark_benchmark_metadata", &false.encode())?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -150,11 +150,11 @@ impl Chamber {
         Ok(benchmarks)
     }
 
-    /// Measures a benchmark with each choice of sizes, `repeat` times.
+    /// Measures a benchmark `repeat` times for each choice of sizes.
     pub fn measure(&self, benchmark: &Benchmark, steps: u32, repeat: u32) -> Result<Results, Failure> {
         let mut results =
             Results { components: benchmark.components.clone(), times: Vec::new(), storage: Vec::new() };
-        for (sizes, verify) in choices(&benchmark.components, steps).into_iter().zip(first()) {
+        for (sizes, verify) in choices(&benchmark.components, steps).into_iter().zip(verified()) {
             if verify {
                 self.dispatch(&self.timing, benchmark, &sizes, true, 1)?;
             }
@@ -183,13 +183,13 @@ impl Chamber {
     }
 }
 
-/// The first choice is checked to do what the benchmark says; checking takes time.
-fn first() -> impl Iterator<Item = bool> {
+/// Whether a choice is verified: the first one, as verifying takes time.
+fn verified() -> impl Iterator<Item = bool> {
     std::iter::once(true).chain(std::iter::repeat(false))
 }
 
-/// Which sizes are measured: each component in steps from its smallest to its largest value, with the others at their
-/// largest, at their smallest, and half way. The smallest is needed where a cost grows with a product.
+/// The measured sizes: each component in steps from its smallest to its largest value, with the others at their largest,
+/// smallest and middle values. The smallest is needed for costs that grow with a product.
 fn choices(components: &[(BenchmarkParameter, u32, u32)], steps: u32) -> Vec<Sizes> {
     if components.is_empty() {
         return vec![Vec::new()];
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_goes_from_its_smallest_to_its_largest_and_no_step_is_taken_twice() {
+    fn one_size_is_measured_from_smallest_to_largest_without_repetition() {
         assert_eq!(values(&[(s, 1, 10)], 4), [[1], [4], [7], [10]]);
         assert_eq!(values(&[(s, 0, 2)], 20), [[0], [1], [2]]);
         assert_eq!(values(&[], 20), [[0; 0]]);

@@ -1,35 +1,34 @@
-//! From measurements to a formula: a fixed part, one for each size, and one for the product of two sizes.
+//! Fits a formula to the measurements: a constant, a term per size, and a term for the product of two sizes.
 //!
-//! By least squares, as Substrate's own command does it and with its code, after the quickest and the slowest quarter of the
-//! measurements of each choice of sizes are left out. Two things are added. A product is a size of its own: what a
-//! consensus costs grows with validators times seats. And a formula may not promise less than was measured, for no choice of
-//! sizes: it is raised as a whole until it reaches the largest, and then its fixed part until it reaches the others.
+//! Uses the least squares of Substrate's own command, over the middle half of the measurements of each choice of sizes.
+//! With two additions: the product is a size of its own, as a consensus costs validators times seats; and no formula is
+//! below a measurement: it is scaled up to the largest sizes, and its constant is raised to the others.
 
 use crate::bench::Results;
 use frame_benchmarking::{Analysis, BenchmarkParameter, BenchmarkResult, BenchmarkSelector};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A product that makes up less than one part in so many of the largest cost is left out: it is noise.
+/// A product term below one part in this many of the largest cost is noise, and dropped.
 const PRODUCT_MATTERS: u128 = 20;
 
-/// A number that grows linearly with a benchmark's sizes and, if there is one part more than sizes, with their product.
+/// A constant plus a linear term per size and, if there is one part more than sizes, a term of their product.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Formula {
     pub base: u64,
     pub parts: Vec<u64>,
 }
 
-/// What a benchmark costs.
+/// The cost of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     /// Picoseconds.
     pub time: Formula,
     pub reads: Formula,
     pub writes: Formula,
-    /// The largest sizes that were measured.
+    /// The largest measured sizes.
     pub largest: Vec<u32>,
-    /// Nanoseconds, the middle half of those that the largest sizes took: from and to.
+    /// First and third quartile for the largest sizes, in nanoseconds.
     pub took: (u64, u64),
 }
 
@@ -40,7 +39,7 @@ impl Formula {
         self.parts.iter().zip(terms).map(|(part, size)| part * size).sum::<u64>() + self.base
     }
 
-    /// Raised so that it is at least `least` where the sizes are these.
+    /// Scaled up to at least `least` for these sizes.
     fn raised(mut self, sizes: &[u32], least: u64) -> Formula {
         let now = self.of(sizes).max(1);
         if now < least {
@@ -61,10 +60,10 @@ impl fmt::Display for Cost {
     }
 }
 
-/// The formulas that fit these measurements.
+/// Fits formulas to measurements.
 ///
 /// # Errors
-/// Says why there is no such formula.
+/// Says why there is no fit.
 pub fn fit(results: &Results) -> Result<Cost, String> {
     let largest: Vec<u32> = results.components.iter().map(|(_, _, high)| *high).collect();
     let took = middle(&results.times, &largest).ok_or("nothing was measured")?;
@@ -83,7 +82,7 @@ pub fn fit(results: &Results) -> Result<Cost, String> {
     Ok(Cost { time, reads, writes, largest, took })
 }
 
-/// A count is whole: what is missing is added rather than multiplied.
+/// Counts are whole numbers, so the constant is raised rather than the formula scaled.
 fn at_least(mut formula: Formula, sizes: &[u32], least: u64) -> Formula {
     formula.base += least.saturating_sub(formula.of(sizes));
     formula
@@ -100,7 +99,7 @@ fn choices(results: &[BenchmarkResult]) -> Vec<Vec<u32>> {
     choices
 }
 
-/// The first and the third quartile of the times that these sizes took, in nanoseconds.
+/// First and third quartile of the times for these sizes, in nanoseconds.
 fn middle(results: &[BenchmarkResult], sizes: &[u32]) -> Option<(u64, u64)> {
     let mut times: Vec<u64> = results
         .iter()
@@ -165,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sum_is_found_to_be_a_sum() {
+    fn a_sum_is_fitted_without_a_product() {
         let cost = fit(&results(&grid(), |v, s| 1000 + 20 * v + 3 * s)).unwrap();
         assert_eq!(cost.time.parts.len(), 2);
         for (found, made) in
@@ -178,13 +177,13 @@ mod tests {
     }
 
     #[test]
-    fn a_product_is_found_to_be_a_product() {
+    fn a_product_is_fitted() {
         let cost = fit(&results(&grid(), |v, s| 1000 + 20 * v + 3 * s + 7 * v * s)).unwrap();
         assert!(cost.time.parts[2].abs_diff(7_000) <= 1, "{cost:?}");
     }
 
     #[test]
-    fn no_sizes_are_promised_for_less_than_they_took() {
+    fn no_formula_is_below_a_measurement() {
         let steep = |v: u128, s: u128| 1000 + v * v * v * s;
         let flat = |v: u128, s: u128| 1000 + if v * s > 0 { 100_000 } else { 0 };
         for took in [&steep as &dyn Fn(u128, u128) -> u128, &flat] {
@@ -197,13 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_comes_of_nothing() {
+    fn no_measurements_give_no_formula() {
         let nothing = Results { components: Vec::new(), times: Vec::new(), storage: Vec::new() };
         assert!(fit(&nothing).is_err());
     }
 
     #[test]
-    fn raising_a_formula_reaches_what_is_asked_and_no_more_than_rounding_adds() {
+    fn a_raised_formula_reaches_its_target_up_to_rounding() {
         let formula = Formula { base: 7, parts: vec![3, 11] };
         let raised = formula.clone().raised(&[5, 9], 1000);
         assert!((1000..1020).contains(&raised.of(&[5, 9])), "{raised:?}");
