@@ -97,7 +97,7 @@ pub fn receipt(bytes: &[u8]) {
         let read = Receipt::open(bytes, &params);
         if let Ok(receipt) = &read {
             assert!(bytes.len() <= receipt::largest_bytes(&params), "longer than the longest");
-            let again = receipt.seal(&key);
+            let again = receipt.sign(&key);
             // Only our own key's signature can be made again.
             let signed_by_us = receipt.hotkey == Hotkey(key.verifying_key().to_bytes());
             assert!(!signed_by_us || again.bytes == bytes, "two spellings of one receipt");

@@ -91,7 +91,8 @@ pub enum Phase {
     /// The selection stands; validators merge it and vote the result.
     Vote,
     /// The window is fixed; everyone fetches the update while finality catches up.
-    Settle,
+    #[serde(rename = "Settle")]
+    Finalise,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +133,7 @@ impl Schedule {
         } else if offset <= self.vote_by {
             Phase::Vote
         } else {
-            Phase::Settle
+            Phase::Finalise
         };
         Some((window, phase))
     }
@@ -165,6 +166,19 @@ impl Schedule {
     fn block_of(&self, window: Window, offset: u32) -> Block {
         let into_run = window.0.saturating_mul(self.blocks_per_window).saturating_add(offset);
         Block(self.start.0.saturating_add(into_run))
+    }
+}
+
+impl Phase {
+    /// The phase in JSON and in metrics. Stable: `finalise` is written `settle`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Phase::Commit => "commit",
+            Phase::Reveal => "reveal",
+            Phase::Attest => "attest",
+            Phase::Vote => "vote",
+            Phase::Finalise => "settle",
+        }
     }
 }
 
@@ -229,8 +243,8 @@ mod tests {
         check(22, Some((0, Phase::Attest)));
         check(25, Some((0, Phase::Vote)));
         check(27, Some((0, Phase::Vote)));
-        check(28, Some((0, Phase::Settle)));
-        check(29, Some((0, Phase::Settle)));
+        check(28, Some((0, Phase::Finalise)));
+        check(29, Some((0, Phase::Finalise)));
         check(30, Some((1, Phase::Commit)));
     }
 

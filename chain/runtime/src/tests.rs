@@ -381,17 +381,17 @@ fn what_wallets_and_dashboards_are_told() {
     assert_eq!((status.miners.taken, status.validators.taken), (2, 3));
     assert_eq!(status.miners.max, terms().miner_seats_max);
     assert!(status.miners.price >= terms().seat_price_min);
-    let books = status.books;
+    let books = status.treasury;
     assert_eq!(books.funded, 5000 * UNIT);
     assert_eq!(books.funded, books.treasury + books.claimable + books.paid + books.burnt);
 
     let seats = Runtime::seat_statuses(RUN, Uid(1), 2);
     assert_eq!(seats.iter().map(|status| status.seat.id.uid).collect::<Vec<_>>(), [Uid(1), Uid(2)]);
     assert_eq!(seats[0].seat, Runtime::seats(RUN)[1]);
-    assert_eq!((seats[0].standing.weight, seats[0].standing.incentive), (65535, ONE / 2));
+    assert_eq!((seats[0].consensus.weight, seats[0].consensus.incentive), (65535, ONE / 2));
     assert_eq!(seats[0].recent_pay, 250 * UNIT);
     assert_eq!(seats[1].last_attested, Some(Window(2)));
-    assert!(seats[1].standing.dividends > ONE / 4 && seats[1].standing.trust > ONE - 4);
+    assert!(seats[1].consensus.dividends > ONE / 4 && seats[1].consensus.trust > ONE - 4);
     assert_eq!(Runtime::seat_statuses(RUN, Uid(9), 2), []);
 
     let account = Runtime::account_status(RUN, COLDKEY.to_account_id().into());
@@ -403,7 +403,7 @@ fn what_wallets_and_dashboards_are_told() {
     let payslips = Runtime::payslips(RUN, Uid(0));
     assert_eq!(payslips.len(), 1);
     assert_eq!((payslips[0].epoch, payslips[0].pot, payslips[0].amount), (0, 1000 * UNIT, 250 * UNIT));
-    assert_eq!(payslips[0].standing.incentive, ONE / 2);
+    assert_eq!(payslips[0].consensus.incentive, ONE / 2);
     let bonds = Runtime::consensus_bonds(RUN, Uid(2));
     assert_eq!(bonds.iter().map(|(seat, _)| *seat).collect::<Vec<_>>(), [Uid(0), Uid(1)]);
 }

@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod cli;
+pub mod commands;
 pub mod create;
 pub mod evaluation;
 pub mod model;
@@ -13,6 +14,5 @@ pub mod report;
 pub mod sign;
 pub mod status;
 pub mod time;
-pub mod verbs;
 
-pub use verbs::Verb;
+pub use commands::WalletCommand;

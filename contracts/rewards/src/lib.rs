@@ -18,7 +18,7 @@ extern crate alloc;
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use pallet_registry::Balance;
-use protocol::{Block, SeatId, Uid, view::Standing};
+use protocol::{Block, SeatId, Uid, view::SeatConsensus};
 use scale_info::TypeInfo;
 
 #[cfg(feature = "runtime-benchmarks")]
@@ -115,7 +115,7 @@ pub struct Slip {
     pub uid: Uid,
     /// Tells one holder of the seat from the next.
     pub registered_at: Block,
-    pub standing: Standing,
+    pub consensus: SeatConsensus,
     pub amount: Balance,
     /// Went to the seat's nominators.
     pub nominators: Balance,
@@ -139,7 +139,7 @@ pub mod pallet {
     use pallet_registry::{Ending, Nominations, OnSeats, Payslips, Run, Seat, Seats};
     use protocol::{
         RunId, Window,
-        view::{BooksView, Payslip},
+        view::{Payslip, TreasuryView},
     };
 
     /// 0 was the first layout; [`crate::migrations`] leads from there to this one.
@@ -387,12 +387,12 @@ pub mod pallet {
         }
 
         /// What became of a run's money.
-        pub fn books(run: RunId) -> BooksView {
+        pub fn treasury_view(run: RunId) -> TreasuryView {
             let Books { funded, treasury, owner_claimable, paid, burnt } =
                 BooksOf::<T>::get(run).unwrap_or_default();
             // What is not the treasury's and not gone is somebody's, see the invariant.
             let claimable = funded.saturating_sub(treasury).saturating_sub(paid).saturating_sub(burnt);
-            BooksView { funded, treasury, claimable, owner_claimable, paid, burnt }
+            TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }
         }
 
         /// Pay of seats that `coldkey` had, waiting to be claimed.
@@ -422,7 +422,7 @@ pub mod pallet {
                     (slip.registered_at == seat.registered_at).then_some(Payslip {
                         epoch,
                         pot: record.pot,
-                        standing: slip.standing,
+                        consensus: slip.consensus,
                         amount: slip.amount,
                         nominators: slip.nominators,
                     })
@@ -497,26 +497,26 @@ pub mod pallet {
                 .into_iter()
                 .filter_map(|uid| {
                     let registered_at = registered_at(&uid)?;
-                    let standing = Standing::default();
-                    Some((uid, Slip { uid, registered_at, standing, amount: 0, nominators: 0 }))
+                    let consensus = SeatConsensus::default();
+                    Some((uid, Slip { uid, registered_at, consensus, amount: 0, nominators: 0 }))
                 })
                 .collect();
-            let mut set = |uid: &Uid, write: &dyn Fn(&mut Standing)| {
+            let mut set = |uid: &Uid, write: &dyn Fn(&mut SeatConsensus)| {
                 if let Some(slip) = slips.get_mut(uid) {
-                    write(&mut slip.standing);
+                    write(&mut slip.consensus);
                 }
             };
             for (uid, value) in earned.weights {
-                set(uid, &|standing| standing.weight = *value);
+                set(uid, &|consensus| consensus.weight = *value);
             }
             for (uid, value) in earned.incentive {
-                set(uid, &|standing| standing.incentive = *value);
+                set(uid, &|consensus| consensus.incentive = *value);
             }
             for (uid, value) in earned.trust {
-                set(uid, &|standing| standing.trust = *value);
+                set(uid, &|consensus| consensus.trust = *value);
             }
             for (uid, value) in earned.dividends {
-                set(uid, &|standing| standing.dividends = *value);
+                set(uid, &|consensus| consensus.dividends = *value);
             }
             slips
         }

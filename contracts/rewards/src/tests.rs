@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::{PayShares, Permille},
-    view::{BooksView, Payslip},
+    view::{Payslip, TreasuryView},
 };
 
 #[frame_construct_runtime]
@@ -266,8 +266,8 @@ fn an_epoch_is_split_by_the_run_s_shares() {
             .into(),
         );
         assert_eq!(
-            Rewards::books(RUN),
-            BooksView {
+            Rewards::treasury_view(RUN),
+            TreasuryView {
                 funded: 5000,
                 treasury: 4000,
                 claimable: 990,
@@ -276,7 +276,7 @@ fn an_epoch_is_split_by_the_run_s_shares() {
                 burnt: 10
             }
         );
-        assert_eq!(Rewards::books(RunId(1)), BooksView::default());
+        assert_eq!(Rewards::treasury_view(RunId(1)), TreasuryView::default());
     });
 }
 
@@ -407,7 +407,7 @@ fn what_is_nominated_gets_its_part_of_a_validator_s_pay_and_no_miner_s() {
         assert_eq!([earnings(0), earnings(2)], [(375, 375), (100, 100)]);
         let nominator = &Nomination::nominations_of(RUN, &NOMINATOR)[0];
         assert_eq!(nominator.claimable, 300);
-        assert_eq!((books().paid, Rewards::books(RUN).claimable), (300, 375 + 125 + 100 + 90));
+        assert_eq!((books().paid, Rewards::treasury_view(RUN).claimable), (300, 375 + 125 + 100 + 90));
         System::assert_last_event(
             Event::<Test>::EpochPaid {
                 run: RUN,
@@ -578,7 +578,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_begins_with_not
         assert_ok!(fund(5000));
         assert_ok!(Rewards::set_payout(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), Payout::Stake));
         pay(0);
-        let claimable = Rewards::books(RUN).claimable;
+        let claimable = Rewards::treasury_view(RUN).claimable;
         vacate(0);
         System::assert_last_event(
             Event::<Test>::SetAside { run: RUN, uid: Uid(0), coldkey: COLDKEY, amount: 375 }.into(),
@@ -588,7 +588,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_begins_with_not
         assert_eq!((earnings(0), Rewards::recent_pay(RUN, Uid(0))), ((0, 0), 0));
         assert!(!Rewards::pays_into_stake(RUN, Uid(0)));
         assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 500);
-        assert_eq!(Rewards::books(RUN).claimable, claimable);
+        assert_eq!(Rewards::treasury_view(RUN).claimable, claimable);
         assert_noop!(claim(COLDKEY, 0), Error::<Test>::NothingToClaim);
 
         let before = Balances::free_balance(COLDKEY);
@@ -618,10 +618,10 @@ fn a_payslip_says_why_a_seat_was_paid_and_is_kept_for_sixty_four_epochs() {
         let slips = Rewards::payslips(RUN, Uid(0));
         let epochs: Vec<_> = slips.iter().map(|slip| slip.epoch).collect();
         assert_eq!(epochs, (6..68).chain([69]).collect::<Vec<_>>());
-        let standing = Standing { weight: u16::MAX, incentive: 3, trust: 0, dividends: 0 };
-        assert_eq!(slips[0], Payslip { epoch: 6, pot: EMISSION, standing, amount: 375, nominators: 0 });
-        let standing = Standing { weight: 0, incentive: 0, trust: 99, dividends: 7 };
-        assert_eq!(Rewards::payslips(RUN, Uid(2))[0].standing, standing);
+        let consensus = SeatConsensus { weight: u16::MAX, incentive: 3, trust: 0, dividends: 0 };
+        assert_eq!(slips[0], Payslip { epoch: 6, pot: EMISSION, consensus, amount: 375, nominators: 0 });
+        let consensus = SeatConsensus { weight: 0, incentive: 0, trust: 99, dividends: 7 };
+        assert_eq!(Rewards::payslips(RUN, Uid(2))[0].consensus, consensus);
         assert_eq!(Rewards::payslips(RUN, Uid(9)), []);
         assert_eq!(Rewards::payslips(RunId(1), Uid(0)), []);
         assert_eq!(History::<Test>::iter().count(), 64);
@@ -633,7 +633,7 @@ fn a_payslip_of_an_empty_treasury_says_so() {
     with_run(|| {
         pay(0);
         let slip = Rewards::payslips(RUN, Uid(0))[0];
-        assert_eq!((slip.pot, slip.amount, slip.standing.incentive), (0, 0, 3));
+        assert_eq!((slip.pot, slip.amount, slip.consensus.incentive), (0, 0, 3));
     });
 }
 

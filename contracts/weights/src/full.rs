@@ -6,7 +6,7 @@ use frame::prelude::*;
 use pallet_registry::{Entry, Run, Seat, Url};
 use pallet_windows::Member;
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::Standing,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::SeatConsensus,
 };
 
 pub(crate) const RUN: RunId = RunId(0);
@@ -94,7 +94,7 @@ pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
         Commits::<T>::insert((RUN, epoch), validator, sealed);
     }
     let weights = ballot::<T>(miners, Uid(0));
-    let standing = |weight: u16| Standing { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
+    let standing = |weight: u16| SeatConsensus { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
     let standings = weights.iter().map(|(seat, weight)| (*seat, standing(*weight))).collect();
     Standings::<T>::insert(RUN, BoundedVec::truncate_from(standings));
     ConsensusWeights::<T>::insert(RUN, weights);

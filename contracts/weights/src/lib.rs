@@ -80,9 +80,9 @@ pub mod pallet {
     use pallet_windows::{Epochs, Member, Members};
     use protocol::{
         Block, Digest, Hotkey, RunParams,
-        consensus::{Ballot, yuma},
+        consensus::{ValidatorWeights, yuma},
         reveal::{Salt, commitment},
-        view::Standing,
+        view::SeatConsensus,
         weights::is_canonical,
     };
 
@@ -135,7 +135,7 @@ pub mod pallet {
     /// What the last consensus said of each seat, in uid order.
     #[pallet::storage]
     pub type Standings<T: Config> =
-        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, Standing), T::MaxSeats>, ValueQuery>;
+        StorageMap<_, Twox64Concat, RunId, BoundedVec<(Uid, SeatConsensus), T::MaxSeats>, ValueQuery>;
 
     /// Bonds by run and validator, as the last consensus left them.
     #[pallet::storage]
@@ -316,17 +316,17 @@ pub mod pallet {
     /// What the runtime API reads.
     impl<T: Config> Pallet<T> {
         /// What the last consensus said of a seat; nothing of one that has come since.
-        pub fn standing(run: RunId, uid: Uid) -> Standing {
+        pub fn consensus_of(run: RunId, uid: Uid) -> SeatConsensus {
             let standings = Standings::<T>::get(run);
             let place = standings.binary_search_by_key(&uid, |(seat, _)| *seat);
             place
                 .ok()
                 .and_then(|place| standings.get(place))
-                .map_or(Standing::default(), |(_, standing)| *standing)
+                .map_or(SeatConsensus::default(), |(_, standing)| *standing)
         }
 
         /// What the last consensus said of every seat that it said anything of, in uid order.
-        pub fn standings(run: RunId) -> Vec<(Uid, Standing)> {
+        pub fn consensus(run: RunId) -> Vec<(Uid, SeatConsensus)> {
             Standings::<T>::get(run).into_inner()
         }
 
@@ -338,7 +338,7 @@ pub mod pallet {
 
     /// What an epoch closes with.
     struct Gathered {
-        ballots: Vec<Ballot>,
+        ballots: Vec<ValidatorWeights>,
         /// Of those that decide, so many.
         revealed: u32,
         miners: u32,
@@ -389,7 +389,7 @@ pub mod pallet {
                 revealed = revealed.saturating_add(u32::from(ballot.is_some()));
                 let mut weights = ballot.map(BoundedVec::into_inner).unwrap_or_default();
                 weights.retain(|(uid, _)| miners.contains_key(uid));
-                ballots.push(Ballot {
+                ballots.push(ValidatorWeights {
                     validator: member.uid,
                     stake: member.stake,
                     weights,
@@ -398,7 +398,7 @@ pub mod pallet {
                 });
             }
             // Who is outside the electorate has no say, and its bonds fade.
-            ballots.extend(bonds.into_iter().map(|(validator, bonds)| Ballot {
+            ballots.extend(bonds.into_iter().map(|(validator, bonds)| ValidatorWeights {
                 validator,
                 stake: 0,
                 weights: Vec::new(),
@@ -414,7 +414,7 @@ pub mod pallet {
             let weights = consensus.weights.iter().filter(|(uid, _)| is_there(uid)).copied().collect();
             // No list names more uids than there are seats.
             ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(weights));
-            let mut standings = consensus.standings();
+            let mut standings = consensus.seats();
             standings.retain(|(uid, _)| is_there(uid));
             Standings::<T>::insert(run, BoundedVec::truncate_from(standings));
         }
@@ -477,8 +477,9 @@ pub mod pallet {
                 if !in_order || standings.iter().any(|(uid, _)| T::Registry::seat(run, *uid).is_none()) {
                     return Err("a standing is out of order, or of a seat that is gone");
                 }
-                let sum =
-                    |part: fn(&Standing) -> u64| standings.iter().map(|(_, seat)| part(seat)).sum::<u64>();
+                let sum = |part: fn(&SeatConsensus) -> u64| {
+                    standings.iter().map(|(_, seat)| part(seat)).sum::<u64>()
+                };
                 // Seats that left since have taken theirs along.
                 let one = protocol::consensus::ONE;
                 if sum(|seat| seat.incentive) > one || sum(|seat| seat.dividends) > one {

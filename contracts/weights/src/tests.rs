@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunParams, Window,
     consensus::ONE,
-    view::{Outcome, Standing, Verdict, Vote},
+    view::{Outcome, SeatConsensus, Verdict, Vote},
 };
 
 /// The first blocks of what happens to the ballots of `epoch`.
@@ -99,17 +99,17 @@ fn an_epoch_is_paid_once_by_its_consensus() {
 fn what_the_consensus_said_of_a_seat_can_be_read() {
     with_run(|| {
         epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1), (2, 1)])]);
-        let miner = Weights::standing(RUN, Uid(0));
+        let miner = Weights::consensus_of(RUN, Uid(0));
         assert_eq!(miner.weight, 65535);
         assert!(miner.incentive > ONE / 2 && miner.incentive < ONE, "seat 1 has two thirds as much");
         assert_eq!((miner.trust, miner.dividends), (ONE, 0));
-        let outsider = Weights::standing(RUN, Uid(5));
+        let outsider = Weights::consensus_of(RUN, Uid(5));
         assert_eq!((outsider.weight, outsider.incentive, outsider.trust), (0, 0, ONE / 2));
-        assert!(0 < outsider.dividends && outsider.dividends < Weights::standing(RUN, Uid(3)).dividends);
+        assert!(0 < outsider.dividends && outsider.dividends < Weights::consensus_of(RUN, Uid(3)).dividends);
         // Seat 2 has one validator behind it, so nothing is said of it, nor of a seat that is not there.
-        assert_eq!(Weights::standing(RUN, Uid(2)), Standing::default());
-        assert_eq!(Weights::standing(RUN, Uid(99)), Standing::default());
-        assert_eq!(Weights::standings(RUN).len(), 5);
+        assert_eq!(Weights::consensus_of(RUN, Uid(2)), SeatConsensus::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(99)), SeatConsensus::default());
+        assert_eq!(Weights::consensus(RUN).len(), 5);
         assert_eq!((bonds(3), bonds(5)), (vec![0, 1], vec![0]));
     });
 }
@@ -118,10 +118,10 @@ fn what_the_consensus_said_of_a_seat_can_be_read() {
 fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 65535)]));
-        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN));
+        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN));
         // One of three equal stakes is no majority, however alone it is.
         epoch_of(1, &[(3, &[(1, 65535)])]);
-        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN)), before);
+        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN)), before);
         assert_eq!(Paid::get().len(), 1);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, ballots: 1 }.into());
         // And nobody revealing anything is none either.
@@ -190,7 +190,7 @@ fn a_validator_that_dissented_still_has_its_say_and_earns_nothing() {
         let consensus = &Paid::get()[0].2;
         assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
         assert_eq!(bonds(4), bonds(3));
-        assert_eq!(Weights::standing(RUN, Uid(4)).trust, ONE);
+        assert_eq!(Weights::consensus_of(RUN, Uid(4)).trust, ONE);
     });
 }
 
@@ -235,7 +235,7 @@ fn a_validator_that_never_voted_earns_nothing_and_its_part_goes_to_the_others() 
     // It still has its say, and its bonds.
     let of = |uid| consensus.bonds.iter().find(|(validator, _)| *validator == Uid(uid)).unwrap().1.clone();
     assert_eq!(of(5), of(3));
-    assert_eq!(consensus.standings().iter().find(|(uid, _)| *uid == Uid(5)).unwrap().1.trust, ONE);
+    assert_eq!(consensus.seats().iter().find(|(uid, _)| *uid == Uid(5)).unwrap().1.trust, ONE);
 }
 
 #[test]
@@ -319,7 +319,7 @@ fn who_was_behind_a_seat_earlier_earns_more_by_it_later() {
     with_run(|| {
         epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1)])]);
         epoch_of(1, &all(&[(0, 1), (1, 1)]));
-        let dividends = |uid| Weights::standing(RUN, Uid(uid)).dividends;
+        let dividends = |uid| Weights::consensus_of(RUN, Uid(uid)).dividends;
         assert!(dividends(5) < dividends(3), "{} against {}", dividends(5), dividends(3));
         assert!(dividends(3).abs_diff(dividends(4)) <= 1);
     });
@@ -476,7 +476,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
         go_to_block(revealing(1));
         assert_eq!(standing_weights(), [(0, 65535)]);
-        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(1)), SeatConsensus::default());
         register(Role::Miner, 50);
         assert_eq!(pallet_registry::SeatsOf::<Test>::get(RUN, Uid(1)).unwrap().hotkey, hotkey(50));
         for uid in VALIDATORS {
@@ -493,7 +493,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
         assert_eq!((left[0].seat.uid, left[0].since, left[0].stake), (Uid(1), Window(0), 1));
         assert_eq!((left[0].coldkey.clone(), left[0].member), (COLDKEY, None));
         assert_eq!(DepartedOf::<Test>::iter().count(), 0);
-        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(1)), SeatConsensus::default());
 
         // What is said of the new holder counts.
         epoch_of(2, &all(&[(0, 1), (1, 1)]));
@@ -534,7 +534,7 @@ fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
         go_to_block(30);
         assert!(!Commits::<Test>::contains_key((RUN, 1), Uid(5)));
-        assert_eq!(Weights::standing(RUN, Uid(5)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(5)), SeatConsensus::default());
         register(Role::Validator, 60);
         let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
         assert_noop!(revealed, Error::<Test>::NothingCommitted);
@@ -576,7 +576,7 @@ fn a_validator_that_leaves_after_its_reveal_decides_and_earns_like_the_others() 
         assert_eq!((left.len(), left[0].seat.uid, left[0].stake), (1, Uid(5), STAKE));
         assert_eq!(left[0].member.map(|member| (member.stake, member.attested)), Some((STAKE, true)));
         // The next holder has neither its bonds nor its standing.
-        assert_eq!((bonds(5), Weights::standing(RUN, Uid(5))), (vec![], Standing::default()));
+        assert_eq!((bonds(5), Weights::consensus_of(RUN, Uid(5))), (vec![], SeatConsensus::default()));
         assert_eq!(bonds(3), [0, 1]);
     });
 }

@@ -7,7 +7,7 @@ use pallet_registry::{Balance, Url};
 use protocol::{
     Hotkey, Role, RunParams, Schedule, Terms, reveal,
     select::Selected,
-    statement::{Equivocation, Matter, SignedStatement, Statement},
+    statement::{Equivocation, SignedStatement, Statement, StatementKind},
     view::{Outcome, Verdict, Vote},
 };
 
@@ -192,8 +192,8 @@ fn end_window<T: Config>() {
     });
 }
 
-fn statement(index: u32, matter: Matter, of: u8) -> SignedStatement {
-    Statement { run: RUN, window: NOW, uid: uid(index), matter, digest: digest(of) }.sign(&key(index))
+fn statement(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
+    Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }.sign(&key(index))
 }
 
 #[benchmarks(where T: pallet_registry::Config)]
@@ -300,12 +300,13 @@ mod benchmarks {
     fn report_equivocation() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         let validator = a_validator::<T>();
-        let (one, other) = (statement(validator, Matter::Vote, 1), statement(validator, Matter::Vote, 2));
+        let (one, other) =
+            (statement(validator, StatementKind::Vote, 1), statement(validator, StatementKind::Vote, 2));
         let proof = Equivocation { hotkey: public(validator), one, other };
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
         _(RawOrigin::Signed(reporter), proof);
-        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Vote)));
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), StatementKind::Vote)));
         Ok(())
     }
 
@@ -315,11 +316,11 @@ mod benchmarks {
         let validator = a_validator::<T>();
         // The attestation is the largest thing that can be contradicted.
         attest_all::<T>(miners_max::<T>(), 1);
-        let signed = statement(validator, Matter::Attestation, 2);
+        let signed = statement(validator, StatementKind::Attestation, 2);
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
         _(RawOrigin::Signed(reporter), public(validator), signed);
-        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Attestation)));
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), StatementKind::Attestation)));
         Ok(())
     }
 

@@ -153,7 +153,7 @@ pub mod pallet {
         Hotkey,
         reveal::Salt,
         select::Selected,
-        statement::{Equivocation, Matter, SignedStatement},
+        statement::{Equivocation, SignedStatement, StatementKind},
         view::{Outcome, Verdict, Vote},
     };
 
@@ -308,7 +308,7 @@ pub mod pallet {
     /// Equivocations that were punished: each matter of a seat and window is, once (PROT-21).
     #[pallet::storage]
     pub type Punished<T: Config> =
-        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, (Uid, Matter), ()>;
+        StorageDoubleMap<_, Twox64Concat, (RunId, Window), Twox64Concat, (Uid, StatementKind), ()>;
 
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
@@ -346,7 +346,7 @@ pub mod pallet {
             run: RunId,
             window: Window,
             uid: Uid,
-            matter: Matter,
+            kind: StatementKind,
             reporter: T::AccountId,
             slashed: u128,
         },

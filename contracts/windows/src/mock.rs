@@ -14,7 +14,7 @@ use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     params::Permille,
     reveal,
-    statement::{Matter, SignedStatement, Statement},
+    statement::{SignedStatement, Statement, StatementKind},
     view::{Outcome, Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
@@ -327,8 +327,8 @@ pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
 }
 
 /// What `uid` signs outside the chain.
-pub fn statement(uid: u16, window: u32, matter: Matter, digest: Digest) -> SignedStatement {
-    Statement { run: RUN, window: Window(window), uid: Uid(uid), matter, digest }.sign(&key(uid))
+pub fn statement(uid: u16, window: u32, kind: StatementKind, digest: Digest) -> SignedStatement {
+    Statement { run: RUN, window: Window(window), uid: Uid(uid), kind, digest }.sign(&key(uid))
 }
 
 pub fn view(window: u32) -> WindowView {

@@ -8,7 +8,7 @@ use pallet_registry::Seats;
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
     reveal::{self, Salt},
-    statement::{Matter, NoProof, SignedStatement, Statement},
+    statement::{ProofError, SignedStatement, Statement, StatementKind},
     view::{Verdict, Vote},
 };
 
@@ -171,7 +171,7 @@ impl<T: Config> Pallet<T> {
 
     /// Whether the holder of `hotkey` can be punished for what `statement` is about. Signatures are checked elsewhere.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
-        let Statement { run, window, uid, matter, .. } = *statement;
+        let Statement { run, window, uid, kind, .. } = *statement;
         let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
         ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
         let account = T::HotkeyOf::convert_back(*hotkey);
@@ -184,22 +184,24 @@ impl<T: Config> Pallet<T> {
         {
             ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
         }
-        ensure!(!Punished::<T>::contains_key((run, window), (uid, matter)), Error::<T>::AlreadyPunished);
+        ensure!(!Punished::<T>::contains_key((run, window), (uid, kind)), Error::<T>::AlreadyPunished);
         Ok(Conviction { seat, terms: details.terms })
     }
 
     /// Whether a signed statement differs from what the same holder of the seat put on the chain.
     pub(crate) fn may_contradict(hotkey: &Hotkey, signed: &SignedStatement) -> Result<Conviction, Error<T>> {
-        let Statement { run, window, uid, matter, digest } = signed.statement;
+        let Statement { run, window, uid, kind, digest } = signed.statement;
         let conviction = Self::may_convict(hotkey, &signed.statement)?;
         // What the chain holds of a window is by whoever held the seat then: nobody answers for its predecessor's.
         let held = T::Registry::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
         let key = (run, window);
-        let on_record = match matter {
-            Matter::Attestation => Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
-            Matter::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
-            Matter::Receipts => Receipts::<T>::get(key, uid),
+        let on_record = match kind {
+            StatementKind::Attestation => {
+                Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode()))
+            }
+            StatementKind::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
+            StatementKind::Receipts => Receipts::<T>::get(key, uid),
         };
         let on_record = on_record.ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(on_record != digest, Error::<T>::NoContradiction);
@@ -209,12 +211,12 @@ impl<T: Config> Pallet<T> {
 
     /// Slashes a convicted validator, and remembers that it was.
     pub(crate) fn punish(conviction: Conviction, statement: &Statement, reporter: T::AccountId) {
-        let Statement { run, window, uid, matter, .. } = *statement;
+        let Statement { run, window, uid, kind, .. } = *statement;
         let Conviction { seat, terms } = conviction;
-        Punished::<T>::insert((run, window), (uid, matter), ());
+        Punished::<T>::insert((run, window), (uid, kind), ());
         let reward = Some((&reporter, crate::REPORTER_SHARE));
         let slashed = T::Registry::slash(run, seat, terms.equivocation_slash, reward);
-        Self::deposit_event(Event::EquivocationPunished { run, window, uid, matter, reporter, slashed });
+        Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 
     /// Takes down an attestation: its validator is there (PROT-3).
@@ -309,12 +311,12 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-impl<T> From<NoProof> for Error<T> {
-    fn from(reason: NoProof) -> Error<T> {
+impl<T> From<ProofError> for Error<T> {
+    fn from(reason: ProofError) -> Error<T> {
         match reason {
-            NoProof::OtherMatter => Error::NotOneMatter,
-            NoProof::SameDigest => Error::NoContradiction,
-            NoProof::NotSigned(_) => Error::NotSigned,
+            ProofError::DifferentSubject => Error::NotOneMatter,
+            ProofError::SameDigest => Error::NoContradiction,
+            ProofError::NotSigned(_) => Error::NotSigned,
         }
     }
 }

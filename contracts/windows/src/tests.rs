@@ -6,7 +6,7 @@ use pallet_registry::Seats as _;
 use proptest::prelude::*;
 use protocol::{
     Role, RunParams, Schedule, Terms, Uid, Window, lineage,
-    statement::{Equivocation, Matter},
+    statement::{Equivocation, StatementKind},
     view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
 };
 use std::collections::{BTreeMap, BTreeSet};
@@ -759,13 +759,13 @@ enum Op {
     /// Two statements of a key on a matter of a window so many windows back.
     Report {
         key: u16,
-        matter: Matter,
+        kind: StatementKind,
         behind: u32,
     },
     /// What a key signed against what it put on the chain.
     Contradict {
         key: u16,
-        matter: Matter,
+        kind: StatementKind,
         behind: u32,
     },
     /// Room for so many steps a block.
@@ -781,8 +781,12 @@ const LATER: u16 = 100;
 
 fn op() -> impl Strategy<Value = Op> {
     let key = prop_oneof![4 => 0u16..6, 1 => LATER..LATER + 4];
-    let matter = prop_oneof![Just(Matter::Attestation), Just(Matter::Vote), Just(Matter::Receipts)];
-    let whose = (key.clone(), matter, 0u32..3);
+    let kind = prop_oneof![
+        Just(StatementKind::Attestation),
+        Just(StatementKind::Vote),
+        Just(StatementKind::Receipts)
+    ];
+    let whose = (key.clone(), kind, 0u32..3);
     prop_oneof![
         4 => (1u64..6).prop_map(Op::Blocks),
         4 => (key.clone(), any::<bool>(), 0u8..4).prop_map(|(key, behind, of)| Op::Commit { key, behind, of }),
@@ -796,8 +800,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::Stop),
         1 => (3u16..7, 0u128..500).prop_map(|(uid, amount)| Op::Nominate(uid, amount)),
         1 => key.prop_map(Op::Anchor),
-        1 => whose.clone().prop_map(|(key, matter, behind)| Op::Report { key, matter, behind }),
-        1 => whose.prop_map(|(key, matter, behind)| Op::Contradict { key, matter, behind }),
+        1 => whose.clone().prop_map(|(key, kind, behind)| Op::Report { key, kind, behind }),
+        1 => whose.prop_map(|(key, kind, behind)| Op::Contradict { key, kind, behind }),
         1 => proptest::option::of(0u64..3).prop_map(Op::Budget),
         1 => proptest::collection::btree_map(0u16..10, 1u16.., 0..5)
             .prop_map(|weights| Op::Reweigh(weights.into_iter().collect())),
@@ -889,19 +893,19 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                         let _ = Windows::anchor_receipts(signed(key), RUN, Window(window), digest(9));
                     }
                 }
-                Op::Report { key, matter, behind } => {
+                Op::Report { key, kind, behind } => {
                     let window = open.saturating_sub(behind);
                     let said = |of| {
-                        let mut said = statement(key, window, matter, digest(of)).statement;
+                        let mut said = statement(key, window, kind, digest(of)).statement;
                         said.uid = uid_of(key);
                         said.sign(&mock::key(key))
                     };
                     let proof = Equivocation { hotkey: public(key), one: said(1), other: said(2) };
                     let _ = Windows::report_equivocation(RuntimeOrigin::signed(REPORTER), proof);
                 }
-                Op::Contradict { key, matter, behind } => {
+                Op::Contradict { key, kind, behind } => {
                     let window = open.saturating_sub(behind);
-                    let mut said = statement(key, window, matter, digest(1)).statement;
+                    let mut said = statement(key, window, kind, digest(1)).statement;
                     said.uid = uid_of(key);
                     let signed = said.sign(&mock::key(key));
                     let _ =

@@ -112,8 +112,8 @@ fn hashes_and_what_they_hide_are_free_while_they_would_succeed() {
 fn reports_pay_until_they_prove_something() {
     with_run(params(), || {
         go_to(0, 0);
-        let matter = protocol::statement::Matter::Vote;
-        let signed = statement(3, 0, matter, digest(1));
+        let kind = protocol::statement::StatementKind::Vote;
+        let signed = statement(3, 0, kind, digest(1));
         let call = Call::report_contradiction { hotkey: public(3), statement: signed };
         assert_eq!(call.get_dispatch_info().pays_fee, Pays::Yes);
         assert!(!is_free(3, call));

@@ -16,25 +16,25 @@ type Left = BTreeMap<(u16, Window), Vec<f32>>;
 
 /// A place that all seats of one pair know.
 #[derive(Clone, Debug)]
-pub enum Den {
+pub enum SharedMailbox {
     /// Of seats in one process.
     Memory(Arc<Mutex<Left>>),
     /// Of processes on one machine.
     Directory(PathBuf),
 }
 
-impl Default for Den {
-    fn default() -> Den {
-        Den::Memory(Arc::default())
+impl Default for SharedMailbox {
+    fn default() -> SharedMailbox {
+        SharedMailbox::Memory(Arc::default())
     }
 }
 
-impl Den {
+impl SharedMailbox {
     /// Leaves `values` for the others of `pair`.
-    pub fn leave(&self, pair: u16, window: Window, values: &[f32]) -> Result<(), FileError> {
+    pub fn put(&self, pair: u16, window: Window, values: &[f32]) -> Result<(), FileError> {
         let old = window.0.checked_sub(KEPT).map(Window);
         match self {
-            Den::Memory(kept) => {
+            SharedMailbox::Memory(kept) => {
                 let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
                 kept.insert((pair, window), values.to_vec());
                 if let Some(old) = old {
@@ -42,7 +42,7 @@ impl Den {
                 }
                 Ok(())
             }
-            Den::Directory(directory) => {
+            SharedMailbox::Directory(directory) => {
                 let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
                 if let Some(old) = old {
                     std::fs::remove_file(file(directory, pair, old)).ok();
@@ -53,12 +53,12 @@ impl Den {
     }
 
     /// What was left, if it was.
-    pub fn find(&self, pair: u16, window: Window) -> Option<Vec<f32>> {
+    pub fn get(&self, pair: u16, window: Window) -> Option<Vec<f32>> {
         match self {
-            Den::Memory(kept) => {
+            SharedMailbox::Memory(kept) => {
                 kept.lock().unwrap_or_else(PoisonError::into_inner).get(&(pair, window)).cloned()
             }
-            Den::Directory(directory) => {
+            SharedMailbox::Directory(directory) => {
                 let bytes = std::fs::read(file(directory, pair, window)).ok()?;
                 Some(bytes.as_chunks().0.iter().map(|word| f32::from_le_bytes(*word)).collect())
             }
@@ -77,15 +77,15 @@ mod tests {
     #[test]
     fn a_pair_finds_what_was_left_for_a_while_and_nobody_elses() {
         let directory = tempfile::tempdir().unwrap();
-        for den in [Den::default(), Den::Directory(directory.path().to_owned())] {
-            assert_eq!(den.find(0, Window(1)), None);
-            den.leave(0, Window(1), &[1.5, -2.0]).unwrap();
-            assert_eq!(den.find(0, Window(1)), Some(vec![1.5, -2.0]));
-            assert_eq!(den.find(1, Window(1)), None);
+        for mailbox in [SharedMailbox::default(), SharedMailbox::Directory(directory.path().to_owned())] {
+            assert_eq!(mailbox.get(0, Window(1)), None);
+            mailbox.put(0, Window(1), &[1.5, -2.0]).unwrap();
+            assert_eq!(mailbox.get(0, Window(1)), Some(vec![1.5, -2.0]));
+            assert_eq!(mailbox.get(1, Window(1)), None);
             for window in 2..=4 {
-                den.leave(0, Window(window), &[0.0]).unwrap();
+                mailbox.put(0, Window(window), &[0.0]).unwrap();
             }
-            assert_eq!(den.find(0, Window(1)), None);
+            assert_eq!(mailbox.get(0, Window(1)), None);
         }
     }
 }

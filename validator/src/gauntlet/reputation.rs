@@ -12,22 +12,22 @@ const HARM_FACTOR: f64 = 0.25;
 const RECOVERY_EVALUATIONS: u32 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Standings {
+pub struct Reputations {
     /// The last window that was judged.
     pub judged: Option<Window>,
     #[serde(with = "as_list")]
-    pub seats: BTreeMap<SeatId, Standing>,
+    pub seats: BTreeMap<SeatId, Reputation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct Reputation {
     pub rating: Rating,
     /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
-    #[serde(with = "exact")]
-    pub mark: f64,
-    /// The variance of `mark`, from the errors of the gaps that it was made of: how far noise alone carries it (PROT-24).
-    #[serde(with = "exact")]
-    pub mark_variance: f64,
+    #[serde(rename = "mark", with = "exact")]
+    pub own_data_score: f64,
+    /// The variance of `own_data_score`, from the errors of the gaps that it was made of: how far noise alone carries it (PROT-24).
+    #[serde(rename = "mark_variance", with = "exact")]
+    pub own_data_variance: f64,
     /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten for one reason.
     pub penalties: Vec<Penalty>,
     /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
@@ -41,12 +41,12 @@ pub struct Standing {
     #[serde(with = "exact")]
     pub share: f64,
     /// What was earned in the last windows judged, an epoch's worth, oldest first (PROT-26).
-    pub recent: Vec<Earned>,
+    pub recent: Vec<WindowScore>,
 }
 
 /// One window's score, and what stood against it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Earned {
+pub struct WindowScore {
     /// Before penalties.
     #[serde(with = "exact")]
     pub score: f64,
@@ -74,7 +74,7 @@ pub enum PenaltyReason {
     Fault,
 }
 
-impl Earned {
+impl WindowScore {
     /// What is left of the score.
     pub fn paid(&self) -> f64 {
         self.score * self.penalty
@@ -92,12 +92,12 @@ impl Penalty {
     }
 }
 
-impl Standing {
-    fn new(first_seen: Window) -> Standing {
-        Standing {
+impl Reputation {
+    fn new(first_seen: Window) -> Reputation {
+        Reputation {
             rating: Rating::START,
-            mark: 0.0,
-            mark_variance: 0.0,
+            own_data_score: 0.0,
+            own_data_variance: 0.0,
             penalties: Vec::new(),
             first_seen,
             last_evaluated: None,
@@ -109,14 +109,14 @@ impl Standing {
         }
     }
 
-    /// `merit · proven mark · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
+    /// `rating_factor · proven own_data_score · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
     pub fn score(&self, field: f64) -> f64 {
-        self.rating.merit(field) * self.claim()
+        self.rating.rating_factor(field) * self.claim()
     }
 
     /// For how much of a window's work the seat stands: `t/n`, times what of the mark noise does not explain.
     pub(super) fn claim(&self) -> f64 {
-        score::proven(self.mark, self.mark_variance) * self.share
+        score::proven(self.own_data_score, self.own_data_variance) * self.share
     }
 
     pub fn penalty_factor(&self) -> f64 {
@@ -143,14 +143,14 @@ impl Standing {
     }
 }
 
-impl Standings {
+impl Reputations {
     /// These standings with a place for every one of `seats`. Whoever held one of their uids before is forgotten: a record
     /// is neither shed by keeping a seat nor inherited with one.
-    pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Standings {
+    pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
         let mut opened = self.clone();
         for seat in seats {
             opened.seats.retain(|known, _| known.uid != seat.uid || *known == seat);
-            opened.seats.entry(seat).or_insert_with(|| Standing::new(window));
+            opened.seats.entry(seat).or_insert_with(|| Reputation::new(window));
         }
         opened
     }
@@ -164,8 +164,8 @@ impl Standings {
         }
     }
 
-    /// `seat` is one that [`Standings::opened_for`] made a place for.
-    pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Standing {
+    /// `seat` is one that [`Reputations::opened_for`] made a place for.
+    pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Reputation {
         self.seats.get_mut(&seat).expect("the standings were opened for every seat of the evidence")
     }
 }
@@ -176,7 +176,7 @@ mod as_list {
     use serde::{Deserializer, Serializer};
 
     pub fn serialize<S: Serializer>(
-        map: &BTreeMap<SeatId, Standing>,
+        map: &BTreeMap<SeatId, Reputation>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.collect_seq(map)
@@ -184,8 +184,8 @@ mod as_list {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<BTreeMap<SeatId, Standing>, D::Error> {
-        Ok(Vec::<(SeatId, Standing)>::deserialize(deserializer)?.into_iter().collect())
+    ) -> Result<BTreeMap<SeatId, Reputation>, D::Error> {
+        Ok(Vec::<(SeatId, Reputation)>::deserialize(deserializer)?.into_iter().collect())
     }
 }
 
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_penalty_takes_three_quarters_and_is_gone_after_ten_evaluations() {
-        let mut seat = Standing::new(Window(0));
+        let mut seat = Reputation::new(Window(0));
         seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(3)));
         assert_eq!(seat.penalty_factor(), 0.25);
         for evaluation in 1..10 {
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_fault_after_another_begins_the_penalty_anew() {
-        let mut seat = Standing::new(Window(0));
+        let mut seat = Reputation::new(Window(0));
         seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(1)));
         for window in 2..100 {
             seat.proved_faulty(Window(window));
@@ -223,10 +223,10 @@ mod tests {
     #[test]
     fn a_score_needs_a_rating_own_work_and_training() {
         let rating = Rating { mu: 30.0, sigma: 5.0 };
-        let good = Standing { rating, mark: 0.5, share: 0.5, ..Standing::new(Window(0)) };
+        let good = Reputation { rating, own_data_score: 0.5, share: 0.5, ..Reputation::new(Window(0)) };
         assert_eq!(good.score(15.0), 0.25);
-        assert_eq!(Standing { mark: -0.5, ..good.clone() }.score(15.0), 0.0);
-        assert_eq!(Standing { share: 0.0, ..good.clone() }.score(15.0), 0.0);
-        assert_eq!(Standing { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0), 0.0);
+        assert_eq!(Reputation { own_data_score: -0.5, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Reputation { share: 0.0, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Reputation { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0), 0.0);
     }
 }

@@ -1,10 +1,11 @@
 //! Keeps a node's model on disk and up to the window that is open. The loop that both miners and validators turn.
 
 use crate::{
+    disk_full::{self, DiskFullRetry},
+    error_chain,
     files::FileError,
     follow::{FollowError, Followed, Follower, OwnMerge},
     journal::{Entry, Journal},
-    room::{self, Room},
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 const LOOK_AGAIN: Duration = Duration::from_millis(300);
 
 /// A follower and the state it brings forward.
-pub struct Holder {
+pub struct SyncDriver {
     pub follower: Arc<Follower>,
     pub state: ModelState,
     path: PathBuf,
@@ -29,7 +30,7 @@ pub struct Holder {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum HoldError {
+pub enum SyncError {
     #[error("lost the chain")]
     Chain(#[from] ChainError),
     #[error("lost the model")]
@@ -38,13 +39,13 @@ pub enum HoldError {
     State(#[from] StateError),
 }
 
-impl Holder {
+impl SyncDriver {
     /// Takes up the saved state, or joins the run. The flag says which: true for a saved one.
     pub async fn open(
         follower: Arc<Follower>,
         path: PathBuf,
         journal: &mut Journal,
-    ) -> Result<(Holder, bool), HoldError> {
+    ) -> Result<(SyncDriver, bool), SyncError> {
         let saved = match ModelState::load(&path, follower.run.id, follower.schema().values()) {
             // What everyone holds can be fetched again.
             Err(StateError::File(error @ FileError::Damaged { .. })) => {
@@ -54,20 +55,22 @@ impl Holder {
             saved => saved?,
         };
         let resumed = saved.is_some();
-        let mut room = Room::default();
+        let mut disk_full_retry = DiskFullRetry::default();
         let state = match saved {
             Some(state) => state,
             None => loop {
                 match follower.join().await {
                     Ok(state) => {
-                        room.found();
+                        disk_full_retry.found();
                         save(&state, &path).await?;
                         break state;
                     }
                     // What has come is kept, and only the rest is asked for again.
-                    Err(error) if error.is_full() => tokio::time::sleep(room.refused(&error)).await,
+                    Err(error) if error.is_full() => {
+                        tokio::time::sleep(disk_full_retry.refused(&error)).await
+                    }
                     Err(error) if may_pass(&error) => {
-                        tracing::warn!(error = %causes(&error), "cannot join yet, trying again");
+                        tracing::warn!(error = %error_chain(&error), "cannot join yet, trying again");
                         tokio::time::sleep(LOOK_AGAIN * 5).await;
                     }
                     Err(error) => return Err(error.into()),
@@ -77,21 +80,21 @@ impl Holder {
         follower.saved();
         journal.write(&Entry::Started { window: state.window, resumed });
         journal.write(&Entry::Holds { window: state.window, lineage: state.lineage, outcome_before: None });
-        Ok((Holder { follower, state, path, unchecked: None }, resumed))
+        Ok((SyncDriver { follower, state, path, unchecked: None }, resumed))
     }
 
     /// Walks to the window that is open, or to the one that comes next: one fixed outcome after the other, none skipped, and past `done`,
     /// the window that the caller is through with. `own` is this node's merge of a window on the way, where it made one. Returns whether
     /// the state moved.
-    pub async fn to_open_window(
+    pub async fn sync_to_open_window(
         &mut self,
         heads: &mut watch::Receiver<Head>,
         done: Option<Window>,
         own: &mut Option<OwnMerge>,
         journal: &mut Journal,
-    ) -> Result<bool, HoldError> {
+    ) -> Result<bool, SyncError> {
         let mut moved = false;
-        let mut room = Room::default();
+        let mut disk_full_retry = DiskFullRetry::default();
         loop {
             let head = *heads.borrow_and_update();
             let open = self.follower.run.params.schedule.window_at(head.block);
@@ -111,19 +114,19 @@ impl Holder {
                     journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
                 }
                 Ok(Followed::Rejoined) => {
-                    room.found();
+                    disk_full_retry.found();
                     save(&self.state, &self.path).await?;
                     self.follower.saved();
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
                     journal.write(&Entry::Holds { window, lineage, outcome_before: None });
                 }
-                Ok(Followed::Waiting) => wait_a_little(heads).await?,
-                Err(error) if error.is_full() => tokio::time::sleep(room.refused(&error)).await,
+                Ok(Followed::Waiting) => wait_briefly(heads).await?,
+                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
                 // No mirror has it yet, or the chain is away for a moment: nothing is skipped meanwhile.
                 Err(error) if may_pass(&error) => {
-                    tracing::warn!(window = self.state.window.0, error = %causes(&error), "cannot follow yet, trying again");
-                    wait_a_little(heads).await?;
+                    tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot follow yet, trying again");
+                    wait_briefly(heads).await?;
                 }
                 Err(error) => return Err(error.into()),
             }
@@ -131,7 +134,7 @@ impl Holder {
     }
 
     /// Remembers what we hold where a checkpoint was just fixed for it.
-    async fn note_checkpoint(&mut self) -> Result<(), HoldError> {
+    async fn note_checkpoint(&mut self) -> Result<(), SyncError> {
         let run = self.follower.chain.run(self.follower.run.id).await?;
         if let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == self.state.window) {
             self.unchecked = Some((checkpoint, self.state.weights_root()));
@@ -141,12 +144,12 @@ impl Holder {
 
     /// Compares what we held with the checkpoint, once it can be had (PROT-20). A difference is repaired piece by piece, or, where the
     /// model has moved on meanwhile, by taking the checkpoint and walking again. What cannot be had yet is asked for in the next window.
-    async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), HoldError> {
+    async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), SyncError> {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
             Ok(repaired) => repaired,
             Err(error) if error.is_full() => {
-                let (window, error) = (checkpoint.window.0, causes(&error));
+                let (window, error) = (checkpoint.window.0, error_chain(&error));
                 tracing::error!(
                     window,
                     error,
@@ -155,7 +158,7 @@ impl Holder {
                 return Ok(());
             }
             Err(error) if may_pass(&error) => {
-                tracing::debug!(window = checkpoint.window.0, error = %causes(&error), "the checkpoint is not to be had yet");
+                tracing::debug!(window = checkpoint.window.0, error = %error_chain(&error), "the checkpoint is not to be had yet");
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
@@ -181,7 +184,7 @@ impl Holder {
 
 /// Saves a state. Where there is no room for it, that is waited for: nothing is followed meanwhile, and all of it afterwards.
 async fn save(state: &ModelState, path: &Path) -> Result<(), StateError> {
-    room::wait(StateError::is_full, || state.save(path)).await
+    disk_full::wait(StateError::is_full, || state.save(path)).await
 }
 
 fn may_pass(error: &FollowError) -> bool {
@@ -198,21 +201,9 @@ pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Resul
 }
 
 /// Waits for the next finalised block, but not for long.
-pub async fn wait_a_little(heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
+pub async fn wait_briefly(heads: &mut watch::Receiver<Head>) -> Result<(), ChainError> {
     match tokio::time::timeout(LOOK_AGAIN, heads.changed()).await {
         Ok(Err(_)) => Err(ChainError::Stopped { part: "head follower" }),
         Ok(Ok(())) | Err(_) => Ok(()),
     }
-}
-
-/// An error with its sources, on one line.
-pub fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }

@@ -1,6 +1,6 @@
 //! Waiting for room on a disk that is full: a node that stands still for an hour has lost an hour, one that ends may be found days later.
 
-use crate::hold::causes;
+use crate::error_chain;
 use chain_client::{ChainError, Head};
 use protocol::Block;
 use std::{
@@ -17,14 +17,14 @@ const SAY_AGAIN: Duration = Duration::from_secs(300);
 
 /// One wait for room, from the first refusal to the end.
 #[derive(Debug)]
-pub struct Room {
+pub struct DiskFullRetry {
     waiting: Option<Waiting>,
     first_pause: Duration,
 }
 
-impl Default for Room {
-    fn default() -> Room {
-        Room { waiting: None, first_pause: FIRST_PAUSE }
+impl Default for DiskFullRetry {
+    fn default() -> DiskFullRetry {
+        DiskFullRetry { waiting: None, first_pause: FIRST_PAUSE }
     }
 }
 
@@ -36,11 +36,11 @@ struct Waiting {
     pause: Duration,
 }
 
-impl Room {
+impl DiskFullRetry {
     /// There was no room, as `error` says. Says so, now and then, and returns how long to wait before the next try.
     pub fn refused(&mut self, error: &dyn Error) -> Duration {
         let now = Instant::now();
-        let error = causes(error);
+        let error = error_chain(error);
         let Some(waiting) = &mut self.waiting else {
             tracing::error!(
                 error,
@@ -126,7 +126,7 @@ pub async fn wait<T, E: Error>(
     is_full: impl Fn(&E) -> bool,
     act: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
-    Room::default().wait(is_full, act).await
+    DiskFullRetry::default().wait(is_full, act).await
 }
 
 /// What is done where there is no room.
@@ -163,8 +163,8 @@ mod tests {
     }
 
     /// Tries again at once.
-    fn hasty() -> Room {
-        Room { first_pause: Duration::ZERO, ..Room::default() }
+    fn hasty() -> DiskFullRetry {
+        DiskFullRetry { first_pause: Duration::ZERO, ..DiskFullRetry::default() }
     }
 
     /// A disk that has no room the first so many times, and counts how often it was tried.
@@ -187,21 +187,24 @@ mod tests {
     #[test]
     fn pauses_grow_and_have_a_bound() {
         let error = full();
-        let mut room = Room::default();
-        let pauses: Vec<u64> = (0..7).map(|_| room.refused(&error).as_secs()).collect();
+        let mut disk_full_retry = DiskFullRetry::default();
+        let pauses: Vec<u64> = (0..7).map(|_| disk_full_retry.refused(&error).as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 16, 30, 30]);
-        room.found();
-        assert_eq!(room.refused(&error), FIRST_PAUSE, "the next wait begins anew");
+        disk_full_retry.found();
+        assert_eq!(disk_full_retry.refused(&error), FIRST_PAUSE, "the next wait begins anew");
     }
 
     #[tokio::test]
     async fn what_has_no_room_is_tried_until_it_has_and_never_after() {
         for times in [0, 1, 20] {
             let disk = Disk::full_for(times);
-            let mut room = hasty();
-            assert_eq!(room.wait(crate::files::is_full, || disk.write()).await.unwrap(), "written");
+            let mut disk_full_retry = hasty();
+            assert_eq!(
+                disk_full_retry.wait(crate::files::is_full, || disk.write()).await.unwrap(),
+                "written"
+            );
             assert_eq!(disk.tried.get(), times + 1);
-            assert!(room.waiting.is_none());
+            assert!(disk_full_retry.waiting.is_none());
         }
     }
 
@@ -210,8 +213,8 @@ mod tests {
         let disk = Disk::full_for(u32::MAX);
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut tell = Some(tell);
-        let mut room = hasty();
-        let waiting = room.wait(crate::files::is_full, || {
+        let mut disk_full_retry = hasty();
+        let waiting = disk_full_retry.wait(crate::files::is_full, || {
             if disk.tried.get() == 5 {
                 tell.take().into_iter().for_each(|tell| tell.send(()).unwrap());
             }
@@ -292,25 +295,25 @@ mod tests {
     #[tokio::test]
     async fn what_waited_long_tries_often_again_where_there_is_a_deadline() {
         let (_chain, mut heads) = watch::channel(head(UNTIL.0));
-        let mut room = Room::default();
+        let mut disk_full_retry = DiskFullRetry::default();
         for _ in 0..7 {
-            room.refused(&full());
+            disk_full_retry.refused(&full());
         }
-        let done: Waited = room.wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
+        let done: Waited = disk_full_retry.wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
         assert!(done.unwrap().is_err());
-        assert_eq!(room.refused(&full()), 2 * FIRST_PAUSE, "the first one was waited for already");
+        assert_eq!(disk_full_retry.refused(&full()), 2 * FIRST_PAUSE, "the first one was waited for already");
     }
 
     #[tokio::test]
     async fn a_wait_with_a_deadline_ends_with_the_chain_and_with_whatever_else_goes_wrong() {
         let (chain, mut heads) = watch::channel(head(3));
         drop(chain);
-        let gone: Waited = Room::default().wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
+        let gone: Waited = DiskFullRetry::default().wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
         assert!(matches!(gone, Err(ChainError::Stopped { .. })), "{gone:?}");
 
         let (_chain, mut heads) = watch::channel(head(3));
         let wrong = || Err(ChainError::Stopped { part: "test" });
-        let ended: Waited = Room::default().wait_until(UNTIL, &mut heads, wrong).await;
+        let ended: Waited = DiskFullRetry::default().wait_until(UNTIL, &mut heads, wrong).await;
         assert!(matches!(ended, Err(ChainError::Stopped { part: "test" })), "{ended:?}");
     }
 }

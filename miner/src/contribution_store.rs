@@ -28,12 +28,12 @@ const UNFINISHED: &str = ".unfinished-";
 
 /// The directory where a seat's contributions wait.
 #[derive(Clone, Debug)]
-pub struct Spool {
+pub struct ContributionStore {
     directory: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum SpoolError {
+pub enum ContributionStoreError {
     #[error("could not write {}; is the disk full, or the directory not ours?", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("could not read {}", path.display())]
@@ -48,17 +48,17 @@ pub enum SpoolError {
     Encode(#[source] EncodeError),
 }
 
-impl SpoolError {
+impl ContributionStoreError {
     /// Whether the disk took no more: with room on it, the same would do.
     pub fn is_full(&self) -> bool {
-        matches!(self, SpoolError::Write { source, .. } if node::files::is_full(source))
+        matches!(self, ContributionStoreError::Write { source, .. } if node::files::is_full(source))
     }
 }
 
-impl Spool {
+impl ContributionStore {
     /// The spool of the seat whose files are in `directory`.
-    pub fn new(directory: &Path) -> Spool {
-        Spool { directory: directory.join("contributions") }
+    pub fn new(directory: &Path) -> ContributionStore {
+        ContributionStore { directory: directory.join("contributions") }
     }
 
     /// Where the contribution with this digest lies.
@@ -75,8 +75,8 @@ impl Spool {
         key: &SigningKey,
         residual: &mut [f32],
         source: Source<'_>,
-    ) -> Result<Sealed, SpoolError> {
-        let failed = |source| SpoolError::Write { path: self.directory.clone(), source };
+    ) -> Result<Sealed, ContributionStoreError> {
+        let failed = |source| ContributionStoreError::Write { path: self.directory.clone(), source };
         fs::create_dir_all(&self.directory).map_err(failed)?;
         let mut file =
             tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.directory).map_err(failed)?;
@@ -84,23 +84,29 @@ impl Spool {
         let sealed = fill(&at, file.as_file_mut(), |sink| {
             compress::compress(codec, header, key, residual, source, sink)
         })?;
-        file.as_file().sync_all().map_err(|source| SpoolError::Write { path: at, source })?;
+        file.as_file().sync_all().map_err(|source| ContributionStoreError::Write { path: at, source })?;
         let path = self.path(&sealed.digest);
-        file.persist(&path).map_err(|refused| SpoolError::Write { path, source: refused.error })?;
+        file.persist(&path)
+            .map_err(|refused| ContributionStoreError::Write { path, source: refused.error })?;
         // The rename itself is durable only once the directory is synced.
         node::files::sync_directory(&self.directory).map_err(failed)?;
         Ok(sealed)
     }
 
     /// Reads a contribution to its end and compares length and digest.
-    pub fn check(&self, sealed: &Sealed) -> Result<(), SpoolError> {
+    pub fn check(&self, sealed: &Sealed) -> Result<(), ContributionStoreError> {
         self.read(sealed, |_, _| ())
     }
 
     /// `e ← e − decode(body)`, section by section: what was committed leaves the residual, whether it is merged or not (PROT-10). The same
     /// bits as to encode with feedback. On an error part of it may have left already.
-    pub fn spend(&self, codec: &Codec, sealed: &Sealed, residual: &mut [f32]) -> Result<(), SpoolError> {
-        let damaged = || SpoolError::Digest { path: self.path(&sealed.digest) };
+    pub fn subtract_sent(
+        &self,
+        codec: &Codec,
+        sealed: &Sealed,
+        residual: &mut [f32],
+    ) -> Result<(), ContributionStoreError> {
+        let damaged = || ContributionStoreError::Digest { path: self.path(&sealed.digest) };
         let starts: Vec<usize> = codec.layout().ranges().map(|range| range.start).collect();
         let mut decoder = StreamDecoder::new(codec.layout());
         let mut decoded = Ok(());
@@ -120,7 +126,7 @@ impl Spool {
     }
 
     /// Removes what no longer waits: everything of ours but the contribution to `keep`. What cannot be removed stays, and is said.
-    pub fn tidy(&self, keep: Option<&Digest>) {
+    pub fn prune(&self, keep: Option<&Digest>) {
         let keep = keep.map(|digest| self.path(digest));
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
         for path in entries.flatten().map(|entry| entry.path()).filter(|path| Some(path) != keep.as_ref()) {
@@ -134,16 +140,16 @@ impl Spool {
     }
 
     /// Gives a file to `each`, piece by piece with the place of each, and says at the end whether it was the right one.
-    fn read(&self, sealed: &Sealed, mut each: impl FnMut(u64, &[u8])) -> Result<(), SpoolError> {
+    fn read(&self, sealed: &Sealed, mut each: impl FnMut(u64, &[u8])) -> Result<(), ContributionStoreError> {
         let path = self.path(&sealed.digest);
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => SpoolError::Gone { path: path.clone() },
-            _ => SpoolError::Read { path: path.clone(), source },
+            io::ErrorKind::NotFound => ContributionStoreError::Gone { path: path.clone() },
+            _ => ContributionStoreError::Read { path: path.clone(), source },
         };
         let mut file = File::open(&path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?.len();
         if found != sealed.length {
-            return Err(SpoolError::Length { path, found, expected: sealed.length });
+            return Err(ContributionStoreError::Length { path, found, expected: sealed.length });
         }
         let (mut hasher, mut piece, mut at) = (blake3::Hasher::new(), vec![0; PIECE], 0u64);
         loop {
@@ -160,7 +166,7 @@ impl Spool {
         if Digest(*hasher.finalize().as_bytes()) == sealed.digest {
             Ok(())
         } else {
-            Err(SpoolError::Digest { path })
+            Err(ContributionStoreError::Digest { path })
         }
     }
 }
@@ -170,11 +176,11 @@ fn fill(
     path: &Path,
     file: &mut File,
     compress: impl FnOnce(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<Sealed, CompressError<io::Error>>,
-) -> Result<Sealed, SpoolError> {
-    let failed = |source| SpoolError::Write { path: path.to_owned(), source };
+) -> Result<Sealed, ContributionStoreError> {
+    let failed = |source| ContributionStoreError::Write { path: path.to_owned(), source };
     let mut file = BufWriter::with_capacity(PIECE, file);
     let sealed = compress(&mut |bytes| file.write_all(bytes)).map_err(|error| match error {
-        CompressError::Encode(error) => SpoolError::Encode(error),
+        CompressError::Encode(error) => ContributionStoreError::Encode(error),
         CompressError::Sink(source) => failed(source),
     })?;
     file.flush().map_err(failed)?;
@@ -199,41 +205,43 @@ mod tests {
 
     struct Written {
         directory: tempfile::TempDir,
-        spool: Spool,
+        contribution_store: ContributionStore,
         codec: Codec,
         sealed: Sealed,
     }
 
     fn written() -> Written {
         let directory = tempfile::tempdir().unwrap();
-        let (spool, codec) = (Spool::new(directory.path()), codec(&[5000, 3]));
-        let sealed = spool.write(&codec, &header(&codec), &key(), &mut residual(), Source::Nothing).unwrap();
-        Written { directory, spool, codec, sealed }
+        let (contribution_store, codec) = (ContributionStore::new(directory.path()), codec(&[5000, 3]));
+        let sealed = contribution_store
+            .write(&codec, &header(&codec), &key(), &mut residual(), Source::Nothing)
+            .unwrap();
+        Written { directory, contribution_store, codec, sealed }
     }
 
-    fn names(spool: &Spool) -> Vec<String> {
+    fn names(contribution_store: &ContributionStore) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-        let mut names: Vec<String> = fs::read_dir(&spool.directory).unwrap().map(name).collect();
+        let mut names: Vec<String> = fs::read_dir(&contribution_store.directory).unwrap().map(name).collect();
         names.sort();
         names
     }
 
     #[test]
     fn the_file_is_what_the_protocol_seals_under_the_name_of_its_digest() {
-        let Written { directory: _kept, spool, codec, sealed } = written();
+        let Written { directory: _kept, contribution_store, codec, sealed } = written();
         let body = contribution::encode(codec.schema(), codec.density(), &residual()).unwrap();
         let expected = submission::seal(&header(&codec), &body, &key());
-        assert_eq!(fs::read(spool.path(&sealed.digest)).unwrap(), expected);
+        assert_eq!(fs::read(contribution_store.path(&sealed.digest)).unwrap(), expected);
         assert_eq!(sealed, Sealed { digest: Digest::of(&expected), length: expected.len() as u64 });
-        assert_eq!(names(&spool), [format!("{}.contribution", sealed.digest)]);
-        spool.check(&sealed).unwrap();
+        assert_eq!(names(&contribution_store), [format!("{}.contribution", sealed.digest)]);
+        contribution_store.check(&sealed).unwrap();
     }
 
     #[test]
     fn spending_from_the_file_is_the_same_as_encoding_with_feedback() {
-        let Written { directory: _kept, spool, codec, sealed } = written();
+        let Written { directory: _kept, contribution_store, codec, sealed } = written();
         let mut spent = residual();
-        spool.spend(&codec, &sealed, &mut spent).unwrap();
+        contribution_store.subtract_sent(&codec, &sealed, &mut spent).unwrap();
         let mut fed_back = residual();
         contribution::encode_with_feedback(codec.schema(), codec.density(), &mut fed_back).unwrap();
         assert!(spent.iter().map(|x| x.to_bits()).eq(fed_back.iter().map(|x| x.to_bits())));
@@ -242,12 +250,12 @@ mod tests {
 
     #[test]
     fn a_lost_cut_or_damaged_file_is_noticed_whoever_reads_it() {
-        let Written { directory: _kept, spool, codec, sealed } = written();
-        let path = spool.path(&sealed.digest);
+        let Written { directory: _kept, contribution_store, codec, sealed } = written();
+        let path = contribution_store.path(&sealed.digest);
         let whole = fs::read(&path).unwrap();
         let refused = || {
-            let spent = spool.spend(&codec, &sealed, &mut residual()).unwrap_err();
-            let checked = spool.check(&sealed).unwrap_err();
+            let spent = contribution_store.subtract_sent(&codec, &sealed, &mut residual()).unwrap_err();
+            let checked = contribution_store.check(&sealed).unwrap_err();
             assert_eq!(spent.to_string(), checked.to_string());
             assert!(checked.to_string().contains(path.to_str().unwrap()), "it names the file");
             checked
@@ -256,31 +264,34 @@ mod tests {
         fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         let (found, expected) = (sealed.length - 1, sealed.length);
         assert!(
-            matches!(refused(), SpoolError::Length { found: f, expected: e, .. } if (f, e) == (found, expected))
+            matches!(refused(), ContributionStoreError::Length { found: f, expected: e, .. } if (f, e) == (found, expected))
         );
         fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
-        assert!(matches!(refused(), SpoolError::Length { .. }));
+        assert!(matches!(refused(), ContributionStoreError::Length { .. }));
         for at in [0, PREFIX_BYTES + 3, whole.len() - 1] {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             fs::write(&path, damaged).unwrap();
-            assert!(matches!(refused(), SpoolError::Digest { .. }));
+            assert!(matches!(refused(), ContributionStoreError::Digest { .. }));
         }
         fs::remove_file(&path).unwrap();
-        assert!(matches!(refused(), SpoolError::Gone { .. }));
+        assert!(matches!(refused(), ContributionStoreError::Gone { .. }));
         fs::create_dir(&path).unwrap();
-        assert!(matches!(refused(), SpoolError::Read { .. } | SpoolError::Length { .. }));
+        assert!(matches!(
+            refused(),
+            ContributionStoreError::Read { .. } | ContributionStoreError::Length { .. }
+        ));
     }
 
     #[test]
     fn a_file_that_is_no_contribution_is_damaged_even_under_its_own_digest() {
-        let Written { directory: _kept, spool, codec, .. } = written();
+        let Written { directory: _kept, contribution_store, codec, .. } = written();
         let bytes = vec![3; 500];
         let sealed = Sealed { digest: Digest::of(&bytes), length: 500 };
-        fs::write(spool.path(&sealed.digest), &bytes).unwrap();
-        spool.check(&sealed).unwrap();
-        let spent = spool.spend(&codec, &sealed, &mut residual());
-        assert!(matches!(spent, Err(SpoolError::Digest { .. })));
+        fs::write(contribution_store.path(&sealed.digest), &bytes).unwrap();
+        contribution_store.check(&sealed).unwrap();
+        let spent = contribution_store.subtract_sent(&codec, &sealed, &mut residual());
+        assert!(matches!(spent, Err(ContributionStoreError::Digest { .. })));
     }
 
     #[test]
@@ -294,37 +305,41 @@ mod tests {
         .unwrap_err();
         assert!(error.to_string().contains("/dev/full") && error.to_string().contains("full"));
         assert!(
-            matches!(error, SpoolError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull)
+            matches!(error, ContributionStoreError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull)
         );
 
         // Nor does what cannot be encoded leave anything; and a file in the directory's place is named.
-        let Written { directory, spool, codec, sealed } = written();
+        let Written { directory, contribution_store, codec, sealed } = written();
         let write = |residual: &mut [f32]| {
-            spool.write(&codec, &header(&codec), &key(), residual, Source::Nothing).unwrap_err()
+            contribution_store.write(&codec, &header(&codec), &key(), residual, Source::Nothing).unwrap_err()
         };
-        assert!(matches!(write(&mut [f32::NAN; 5003]), SpoolError::Encode(EncodeError::NotFinite { .. })));
-        assert_eq!(names(&spool), [format!("{}.contribution", sealed.digest)]);
-        fs::remove_dir_all(&spool.directory).unwrap();
-        fs::write(&spool.directory, "in the way").unwrap();
+        assert!(matches!(
+            write(&mut [f32::NAN; 5003]),
+            ContributionStoreError::Encode(EncodeError::NotFinite { .. })
+        ));
+        assert_eq!(names(&contribution_store), [format!("{}.contribution", sealed.digest)]);
+        fs::remove_dir_all(&contribution_store.directory).unwrap();
+        fs::write(&contribution_store.directory, "in the way").unwrap();
         let error = write(&mut residual());
-        assert!(matches!(error, SpoolError::Write { .. }));
+        assert!(matches!(error, ContributionStoreError::Write { .. }));
         assert!(error.to_string().contains(directory.path().to_str().unwrap()));
     }
 
     #[test]
     fn what_no_longer_waits_is_removed_and_nothing_else() {
-        let Written { directory: _kept, spool, codec, sealed } = written();
+        let Written { directory: _kept, contribution_store, codec, sealed } = written();
         let mut other = residual();
         other[0] += 1.0;
-        let newer = spool.write(&codec, &header(&codec), &key(), &mut other, Source::Nothing).unwrap();
+        let newer =
+            contribution_store.write(&codec, &header(&codec), &key(), &mut other, Source::Nothing).unwrap();
         // A predecessor was killed while it wrote, and its owner keeps a note here.
-        fs::write(spool.directory.join(".unfinished-x"), "half").unwrap();
-        fs::write(spool.directory.join("note.txt"), "mine").unwrap();
-        assert!(spool.path(&sealed.digest).exists());
-        spool.tidy(Some(&newer.digest));
-        assert_eq!(names(&spool), [format!("{}.contribution", newer.digest), "note.txt".into()]);
-        spool.tidy(None);
-        assert_eq!(names(&spool), ["note.txt"]);
-        Spool::new(Path::new("/no/such/place")).tidy(None);
+        fs::write(contribution_store.directory.join(".unfinished-x"), "half").unwrap();
+        fs::write(contribution_store.directory.join("note.txt"), "mine").unwrap();
+        assert!(contribution_store.path(&sealed.digest).exists());
+        contribution_store.prune(Some(&newer.digest));
+        assert_eq!(names(&contribution_store), [format!("{}.contribution", newer.digest), "note.txt".into()]);
+        contribution_store.prune(None);
+        assert_eq!(names(&contribution_store), ["note.txt"]);
+        ContributionStore::new(Path::new("/no/such/place")).prune(None);
     }
 }

@@ -17,14 +17,14 @@ use std::{
 /// A ballot with the salt that hides it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Kept {
+pub struct WeightVote {
     pub run: RunId,
     pub epoch: u32,
     pub weights: Vec<(Uid, u16)>,
     salt: Digest,
 }
 
-impl Kept {
+impl WeightVote {
     pub fn salt(&self) -> Salt {
         self.salt.0
     }
@@ -36,14 +36,14 @@ impl Kept {
 }
 
 /// The ballots of one validator that are not revealed yet.
-pub struct Ballots {
+pub struct WeightVotes {
     path: PathBuf,
     secret: [u8; 32],
-    kept: Vec<Kept>,
+    kept: Vec<WeightVote>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum BallotError {
+pub enum WeightVoteError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
@@ -53,10 +53,10 @@ pub enum BallotError {
     Damaged { path: PathBuf, source: serde_json::Error },
 }
 
-impl BallotError {
+impl WeightVoteError {
     /// Whether the disk took no more. What was kept before is kept, and nothing else.
     pub fn is_full(&self) -> bool {
-        matches!(self, BallotError::File(error) if error.is_full())
+        matches!(self, WeightVoteError::File(error) if error.is_full())
     }
 }
 
@@ -69,24 +69,24 @@ pub enum Found {
     Lost,
 }
 
-impl Ballots {
+impl WeightVotes {
     /// Reads what a predecessor left in `directory`. One that `served_before` has left a file, if only an empty one.
     pub fn load(
         directory: &Path,
         hotkey_seed: &[u8; 32],
         served_before: bool,
-    ) -> Result<(Ballots, Found), BallotError> {
+    ) -> Result<(WeightVotes, Found), WeightVoteError> {
         let path = directory.join("ballots.json");
         let secret = blake3::derive_key("mettle 1 validator ballot salts", hotkey_seed);
         match std::fs::read(&path) {
             Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(kept) => Ok((Ballots { path, secret, kept }, Found::All)),
-                Err(source) => Err(BallotError::Damaged { path, source }),
+                Ok(kept) => Ok((WeightVotes { path, secret, kept }, Found::All)),
+                Err(source) => Err(WeightVoteError::Damaged { path, source }),
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let ballots = Ballots { path, secret, kept: Vec::new() };
-                ballots.write(&ballots.kept)?;
-                Ok((ballots, if served_before { Found::Lost } else { Found::All }))
+                let weight_votes = WeightVotes { path, secret, kept: Vec::new() };
+                weight_votes.write(&weight_votes.kept)?;
+                Ok((weight_votes, if served_before { Found::Lost } else { Found::All }))
             }
             Err(source) => Err(FileError::Read { path, source }.into()),
         }
@@ -94,12 +94,17 @@ impl Ballots {
 
     /// The ballot to commit to in `epoch`, on disk when this returns. A second time it is the same one, whatever `weights`
     /// are by then: the first may be on the chain already. On an error there is none, on disk or here: nothing may be committed to.
-    pub fn seal(&mut self, run: RunId, epoch: u32, weights: Vec<(Uid, u16)>) -> Result<Kept, BallotError> {
+    pub fn store(
+        &mut self,
+        run: RunId,
+        epoch: u32,
+        weights: Vec<(Uid, u16)>,
+    ) -> Result<WeightVote, WeightVoteError> {
         if let Some(kept) = self.of(run, epoch) {
             return Ok(kept.clone());
         }
         let salt = self.salt(run, epoch, &weights);
-        let kept = Kept { run, epoch, weights, salt };
+        let kept = WeightVote { run, epoch, weights, salt };
         let mut with_it = self.kept.clone();
         with_it.push(kept.clone());
         self.write(&with_it)?;
@@ -108,13 +113,13 @@ impl Ballots {
     }
 
     /// The ballot that was sealed for `epoch` and not revealed, if there is one.
-    pub fn of(&self, run: RunId, epoch: u32) -> Option<&Kept> {
+    pub fn of(&self, run: RunId, epoch: u32) -> Option<&WeightVote> {
         self.kept.iter().find(|kept| kept.run == run && kept.epoch == epoch)
     }
 
     /// Ballots of epochs before `epoch`, oldest first: to be revealed, or too late for it.
-    pub fn before(&self, run: RunId, epoch: u32) -> Vec<Kept> {
-        let mut due: Vec<Kept> =
+    pub fn before(&self, run: RunId, epoch: u32) -> Vec<WeightVote> {
+        let mut due: Vec<WeightVote> =
             self.kept.iter().filter(|kept| kept.run == run && kept.epoch < epoch).cloned().collect();
         due.sort_by_key(|kept| kept.epoch);
         due
@@ -122,7 +127,7 @@ impl Ballots {
 
     /// Forgets a ballot that the chain has, or will never take. On an error it is forgotten here, and not on disk before the next one is
     /// written: should a successor find it there, the chain tells it what became of it.
-    pub fn forget(&mut self, run: RunId, epoch: u32) -> Result<(), BallotError> {
+    pub fn forget(&mut self, run: RunId, epoch: u32) -> Result<(), WeightVoteError> {
         self.kept.retain(|kept| kept.run != run || kept.epoch != epoch);
         self.write(&self.kept)
     }
@@ -140,7 +145,7 @@ impl Ballots {
         Digest(*hasher.finalize().as_bytes())
     }
 
-    fn write(&self, kept: &[Kept]) -> Result<(), BallotError> {
+    fn write(&self, kept: &[WeightVote]) -> Result<(), WeightVoteError> {
         let bytes = serde_json::to_vec(kept).expect("a ballot is plain data");
         Ok(files::write_atomic(&self.path, &bytes)?)
     }
@@ -156,57 +161,57 @@ mod tests {
         of.iter().map(|(uid, weight)| (Uid(*uid), *weight)).collect()
     }
 
-    fn load(directory: &Path, served_before: bool) -> (Ballots, Found) {
-        Ballots::load(directory, &[7; 32], served_before).unwrap()
+    fn load(directory: &Path, served_before: bool) -> (WeightVotes, Found) {
+        WeightVotes::load(directory, &[7; 32], served_before).unwrap()
     }
 
     #[test]
     fn a_ballot_survives_a_restart_until_it_is_revealed() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ballots, found) = load(directory.path(), false);
+        let (mut weight_votes, found) = load(directory.path(), false);
         assert_eq!(found, Found::All);
-        let sealed = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        let sealed = weight_votes.store(RUN, 4, weights(&[(1, 65535)])).unwrap();
 
-        let (mut ballots, found) = load(directory.path(), true);
+        let (mut weight_votes, found) = load(directory.path(), true);
         assert_eq!(found, Found::All);
-        assert_eq!(ballots.before(RUN, 4), []);
-        assert_eq!(ballots.before(RUN, 5), [sealed]);
-        assert_eq!(ballots.before(RunId(9), 5), []);
-        ballots.forget(RUN, 4).unwrap();
+        assert_eq!(weight_votes.before(RUN, 4), []);
+        assert_eq!(weight_votes.before(RUN, 5), [sealed]);
+        assert_eq!(weight_votes.before(RunId(9), 5), []);
+        weight_votes.forget(RUN, 4).unwrap();
         assert_eq!(load(directory.path(), true).0.before(RUN, 5), []);
     }
 
     #[test]
     fn what_was_sealed_for_an_epoch_stays_what_it_is() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ballots, _) = load(directory.path(), false);
-        let first = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
-        assert_eq!(ballots.seal(RUN, 4, weights(&[(2, 65535)])).unwrap(), first);
-        assert_eq!(load(directory.path(), true).0.seal(RUN, 4, weights(&[(9, 1)])).unwrap(), first);
-        let next = ballots.seal(RUN, 5, weights(&[(1, 65535)])).unwrap();
-        assert_eq!(ballots.before(RUN, 6), [first, next]);
+        let (mut weight_votes, _) = load(directory.path(), false);
+        let first = weight_votes.store(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        assert_eq!(weight_votes.store(RUN, 4, weights(&[(2, 65535)])).unwrap(), first);
+        assert_eq!(load(directory.path(), true).0.store(RUN, 4, weights(&[(9, 1)])).unwrap(), first);
+        let next = weight_votes.store(RUN, 5, weights(&[(1, 65535)])).unwrap();
+        assert_eq!(weight_votes.before(RUN, 6), [first, next]);
     }
 
     #[test]
     fn the_hash_is_the_one_that_the_chain_checks_and_no_salt_comes_twice() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ballots, _) = load(directory.path(), false);
+        let (mut weight_votes, _) = load(directory.path(), false);
         let hotkey = Hotkey([5; 32]);
-        let kept = ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        let kept = weight_votes.store(RUN, 4, weights(&[(1, 65535)])).unwrap();
         assert_eq!(kept.hash(&hotkey), reveal::commitment(&kept.weights, &kept.salt(), &hotkey));
-        let other = |run, epoch, of: &[(u16, u16)]| ballots.salt(run, epoch, &weights(of)).0;
+        let other = |run, epoch, of: &[(u16, u16)]| weight_votes.salt(run, epoch, &weights(of)).0;
         assert_ne!(other(RUN, 5, &[(1, 65535)]), kept.salt());
         assert_ne!(other(RunId(4), 4, &[(1, 65535)]), kept.salt());
         assert_ne!(other(RUN, 4, &[(1, 65534)]), kept.salt());
-        let stranger = Ballots::load(tempfile::tempdir().unwrap().path(), &[8; 32], false).unwrap().0;
+        let stranger = WeightVotes::load(tempfile::tempdir().unwrap().path(), &[8; 32], false).unwrap().0;
         assert_ne!(stranger.salt(RUN, 4, &kept.weights).0, kept.salt());
     }
 
     #[test]
     fn a_lost_file_is_noticed_and_a_damaged_one_refused() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ballots, _) = load(directory.path(), false);
-        ballots.seal(RUN, 4, weights(&[(1, 65535)])).unwrap();
+        let (mut weight_votes, _) = load(directory.path(), false);
+        weight_votes.store(RUN, 4, weights(&[(1, 65535)])).unwrap();
         let path = directory.path().join("ballots.json");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(load(directory.path(), true).1, Found::Lost);
@@ -214,24 +219,24 @@ mod tests {
         assert_eq!(load(directory.path(), true).1, Found::All);
 
         std::fs::write(&path, b"[{\"run\":").unwrap();
-        let refused = Ballots::load(directory.path(), &[7; 32], true).err().unwrap();
+        let refused = WeightVotes::load(directory.path(), &[7; 32], true).err().unwrap();
         assert!(refused.to_string().contains("remove it to go on"), "{refused}");
     }
 
     #[test]
     fn a_ballot_that_cannot_be_kept_is_not_sealed() {
         let directory = tempfile::tempdir().unwrap();
-        let (mut ballots, _) = load(directory.path(), false);
+        let (mut weight_votes, _) = load(directory.path(), false);
         // A directory in the way of the file.
         std::fs::remove_file(directory.path().join("ballots.json")).unwrap();
         std::fs::create_dir(directory.path().join("ballots.json")).unwrap();
         for _ in 0..2 {
-            assert!(matches!(ballots.seal(RUN, 4, weights(&[(1, 1)])), Err(BallotError::File(_))));
-            assert_eq!(ballots.of(RUN, 4), None);
+            assert!(matches!(weight_votes.store(RUN, 4, weights(&[(1, 1)])), Err(WeightVoteError::File(_))));
+            assert_eq!(weight_votes.of(RUN, 4), None);
         }
         // Once it can be, it is another one: nobody was told of the first.
         std::fs::remove_dir(directory.path().join("ballots.json")).unwrap();
-        let sealed = ballots.seal(RUN, 4, weights(&[(2, 1)])).unwrap();
+        let sealed = weight_votes.store(RUN, 4, weights(&[(2, 1)])).unwrap();
         assert_eq!(sealed.weights, weights(&[(2, 1)]));
         assert_eq!(load(directory.path(), true).0.of(RUN, 4), Some(&sealed));
     }

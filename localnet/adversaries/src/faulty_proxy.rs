@@ -1,6 +1,6 @@
 //! A door of one's own before one's bucket: as much HTTP as a fetcher needs, answered as its keeper likes.
 
-use crate::adversary::Door;
+use crate::adversary::FaultyProxy;
 use bytes::Bytes;
 use protocol::keys::ObjectKey;
 use std::{
@@ -31,23 +31,28 @@ const CRAWL: Duration = Duration::from_millis(500);
 const LONG_AGO: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
 
 /// What the door does by now.
-pub type Keeper = Box<dyn Fn() -> Door + Send + Sync>;
+pub type ChooseProxy = Box<dyn Fn() -> FaultyProxy + Send + Sync>;
 
 /// Answers requests for `/<bucket>/<name>` at `address` from `store`, objects of at most `max_bytes`, until the process ends. To be called
 /// in a tokio runtime.
-pub fn open(address: SocketAddr, store: Arc<dyn Store>, max_bytes: u64, keeper: Keeper) -> io::Result<()> {
+pub fn open(
+    address: SocketAddr,
+    store: Arc<dyn Store>,
+    max_bytes: u64,
+    choose: ChooseProxy,
+) -> io::Result<()> {
     let listener = std::net::TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
     let listener = TcpListener::from_std(listener)?;
-    let house = Arc::new(House { store, max_bytes, keeper, shown: Mutex::default() });
+    let proxy = Arc::new(Proxy { store, max_bytes, choose, shown: Mutex::default() });
     tokio::spawn(async move {
         let readers = Arc::new(Semaphore::new(READERS));
         loop {
             let Ok(place) = readers.clone().acquire_owned().await else { return };
             let Ok((stream, _)) = listener.accept().await else { continue };
-            let house = house.clone();
+            let proxy = proxy.clone();
             tokio::spawn(async move {
-                if let Err(error) = house.answer(stream).await {
+                if let Err(error) = proxy.answer(stream).await {
                     tracing::debug!(%error, "a reader went away");
                 }
                 drop(place);
@@ -57,15 +62,15 @@ pub fn open(address: SocketAddr, store: Arc<dyn Store>, max_bytes: u64, keeper: 
     Ok(())
 }
 
-struct House {
+struct Proxy {
     store: Arc<dyn Store>,
     max_bytes: u64,
-    keeper: Keeper,
+    choose: ChooseProxy,
     /// How often each object was shown.
     shown: Mutex<BTreeMap<String, u16>>,
 }
 
-impl House {
+impl Proxy {
     async fn answer(&self, mut stream: TcpStream) -> io::Result<()> {
         let request = tokio::time::timeout(ASKED_WITHIN, request(&mut stream)).await??;
         let name = name(&request);
@@ -74,14 +79,14 @@ impl House {
             Some(key) => self.store.get(key, self.max_bytes).await.ok(),
             None => None,
         };
-        let door = (self.keeper)();
-        match (object, door) {
-            (Some(_), Door::ForTheFirst(readers)) if !self.may_see(key.as_ref(), readers) => {
+        let proxy = (self.choose)();
+        match (object, proxy) {
+            (Some(_), FaultyProxy::ForTheFirst(readers)) if !self.may_see(key.as_ref(), readers) => {
                 missing(&mut stream).await
             }
-            (Some(bytes), Door::Crawling(rate)) => crawl(&mut stream, &bytes, rate).await,
+            (Some(bytes), FaultyProxy::Crawling(rate)) => crawl(&mut stream, &bytes, rate).await,
             (Some(bytes), _) => {
-                stream.write_all(head(bytes.len(), door).as_bytes()).await?;
+                stream.write_all(head(bytes.len(), proxy).as_bytes()).await?;
                 stream.write_all(&bytes).await
             }
             (None, _) => missing(&mut stream).await,
@@ -121,9 +126,9 @@ fn name(request: &str) -> Option<&str> {
     Some(path.split_once('/')?.1)
 }
 
-fn head(length: usize, door: Door) -> String {
-    let dates = match door {
-        Door::Backdating => format!("date: {LONG_AGO}\r\nlast-modified: {LONG_AGO}\r\n"),
+fn head(length: usize, proxy: FaultyProxy) -> String {
+    let dates = match proxy {
+        FaultyProxy::Backdating => format!("date: {LONG_AGO}\r\nlast-modified: {LONG_AGO}\r\n"),
         _ => String::new(),
     };
     format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{dates}connection: close\r\n\r\n")
@@ -134,7 +139,7 @@ async fn missing(stream: &mut TcpStream) -> io::Result<()> {
 }
 
 async fn crawl(stream: &mut TcpStream, bytes: &Bytes, rate: u32) -> io::Result<()> {
-    stream.write_all(head(bytes.len(), Door::Crawling(rate)).as_bytes()).await?;
+    stream.write_all(head(bytes.len(), FaultyProxy::Crawling(rate)).as_bytes()).await?;
     let step = usize::try_from(rate / 2).unwrap_or(usize::MAX).max(1);
     for piece in bytes.chunks(step) {
         stream.write_all(piece).await?;
@@ -150,14 +155,14 @@ mod tests {
     use protocol::{Digest, keys};
     use store::MemoryStore;
 
-    async fn house(door: Door) -> (SocketAddr, ObjectKey) {
+    async fn start_proxy(proxy: FaultyProxy) -> (SocketAddr, ObjectKey) {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let bytes = Bytes::from_static(b"some bytes");
         let key = keys::shard(&Digest::of(&bytes));
         store.put(&key, bytes).await.unwrap();
         // A port that was free a moment ago.
         let address = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap();
-        open(address, store, 1 << 20, Box::new(move || door)).unwrap();
+        open(address, store, 1 << 20, Box::new(move || proxy)).unwrap();
         (address, key)
     }
 
@@ -171,7 +176,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_first_readers_see_an_object_and_the_others_are_told_that_there_is_none() {
-        let (address, key) = house(Door::ForTheFirst(2)).await;
+        let (address, key) = start_proxy(FaultyProxy::ForTheFirst(2)).await;
         let path = format!("/miner-0/{key}");
         let answers = [ask(address, &path).await, ask(address, &path).await, ask(address, &path).await];
         assert!(answers[..2].iter().all(|answer| answer.ends_with("some bytes")), "{answers:?}");
@@ -180,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_object_is_as_old_as_its_keeper_says() {
-        let (address, key) = house(Door::Backdating).await;
+        let (address, key) = start_proxy(FaultyProxy::Backdating).await;
         let answer = ask(address, &format!("/miner-0/{key}")).await;
         assert!(
             answer.contains("last-modified: Thu, 01 Jan 1970") && answer.ends_with("some bytes"),
@@ -190,7 +195,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_crawls_sends_a_few_bytes_at_a_time() {
-        let (address, key) = house(Door::Crawling(4)).await;
+        let (address, key) = start_proxy(FaultyProxy::Crawling(4)).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(format!("GET /b/{key} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
         let (mut answer, mut pieces) = (Vec::new(), 0);
@@ -205,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_name_of_an_object_is_missing() {
-        let (address, _) = house(Door::Store).await;
+        let (address, _) = start_proxy(FaultyProxy::Store).await;
         for path in ["/", "/miner-0", "/miner-0/../secret", "/miner-0/shards/none"] {
             assert!(ask(address, path).await.starts_with("HTTP/1.1 404"), "{path}");
         }

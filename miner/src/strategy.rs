@@ -1,7 +1,7 @@
 //! Where one miner may act otherwise than another.
 //!
-//! How a miner works is its own business; these are the few points at which that shows in what it submits. The program is [`Honest`].
-//! Whoever tries what a dishonest miner would gain puts another conduct here, and wraps store and chain, which are parameters already.
+//! How a miner works is its own business; these are the few points at which that shows in what it submits. The program is [`DefaultStrategy`].
+//! Whoever tries what a dishonest miner would gain puts another strategy here, and wraps store and chain, which are parameters already.
 
 use async_trait::async_trait;
 use node::Follower;
@@ -9,7 +9,7 @@ use protocol::{Window, view::WindowView};
 
 /// The decisions of one miner. What is not written otherwise is as an honest one decides.
 #[async_trait]
-pub trait Conduct: Send {
+pub trait Strategy: Send {
     /// The sequences to train on, in order. `assigned` are those that the chain dealt to the seat, out of `of` in the training split (PROT-5).
     fn sequences(&mut self, _window: Window, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
@@ -35,6 +35,6 @@ pub trait Conduct: Send {
 
 /// Trains on what it was dealt, and sends what came of it.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Honest;
+pub struct DefaultStrategy;
 
-impl Conduct for Honest {}
+impl Strategy for DefaultStrategy {}

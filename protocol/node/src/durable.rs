@@ -23,21 +23,21 @@ const DIGEST: usize = 32;
 
 /// A file by its name, and the one before it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct DurableFile {
     path: PathBuf,
 }
 
 /// What was read, and from which of the two.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found<T> {
+pub struct Recovered<T> {
     pub value: T,
     /// The newest was damaged or missing: this is the one before.
-    pub is_before: bool,
+    pub from_backup: bool,
 }
 
-impl Kept {
-    pub fn new(path: impl Into<PathBuf>) -> Kept {
-        Kept { path: path.into() }
+impl DurableFile {
+    pub fn new(path: impl Into<PathBuf>) -> DurableFile {
+        DurableFile { path: path.into() }
     }
 
     pub fn path(&self) -> &Path {
@@ -45,7 +45,7 @@ impl Kept {
     }
 
     /// Where the one before lies.
-    pub fn before(&self) -> PathBuf {
+    pub fn backup_path(&self) -> PathBuf {
         with(&self.path, ".before")
     }
 
@@ -80,7 +80,7 @@ impl Kept {
         let length = sink.bytes + DIGEST as u64;
         drop(sink);
         file.as_file().sync_all().map_err(failed)?;
-        match fs::rename(&self.path, self.before()) {
+        match fs::rename(&self.path, self.backup_path()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Err(_) | Ok(()) => {}
         }
@@ -97,18 +97,18 @@ impl Kept {
     /// What `take` says of a file that is whole; [`FileError::Damaged`] if no file is whole.
     pub fn read<T, E: From<FileError>>(
         &self,
-        mut take: impl FnMut(&mut Reader) -> Result<T, E>,
-    ) -> Result<Option<Found<T>>, E> {
+        mut take: impl FnMut(&mut DurableReader) -> Result<T, E>,
+    ) -> Result<Option<Recovered<T>>, E> {
         let mut damaged = None;
-        for (path, is_before) in [(self.path.clone(), false), (self.before(), true)] {
-            let Some(mut reader) = Reader::open(&path)? else { continue };
+        for (path, from_backup) in [(self.path.clone(), false), (self.backup_path(), true)] {
+            let Some(mut reader) = DurableReader::open(&path)? else { continue };
             let taken = take(&mut reader);
             match reader.finish() {
                 Ok(()) => {
-                    if is_before {
+                    if from_backup {
                         tracing::warn!(path = %path.display(), "going on from the one before");
                     }
-                    return taken.map(|value| Some(Found { value, is_before }));
+                    return taken.map(|value| Some(Recovered { value, from_backup }));
                 }
                 Err(error) => {
                     let aside = with(&path, ".damaged");
@@ -127,7 +127,7 @@ impl Kept {
     /// Removes both files, and what a killed predecessor left of a third.
     pub fn remove(&self) {
         self.remove_unfinished();
-        for path in [&self.path, &self.before()] {
+        for path in [&self.path, &self.backup_path()] {
             match fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
                     tracing::warn!(path = %path.display(), %error, "could not remove an old file");
@@ -208,7 +208,7 @@ impl<W: Write> Write for Hashing<W> {
 
 /// A file being read: its contents without the digest, which is compared at the end.
 #[derive(Debug)]
-pub struct Reader {
+pub struct DurableReader {
     file: io::BufReader<File>,
     hasher: blake3::Hasher,
     /// Bytes of content not read yet.
@@ -217,8 +217,8 @@ pub struct Reader {
     is_cut: bool,
 }
 
-impl Reader {
-    fn open(path: &Path) -> Result<Option<Reader>, FileError> {
+impl DurableReader {
+    fn open(path: &Path) -> Result<Option<DurableReader>, FileError> {
         let failed = |source| FileError::Read { path: path.to_owned(), source };
         let file = match File::open(path) {
             Ok(file) => file,
@@ -226,7 +226,7 @@ impl Reader {
             Err(error) => return Err(failed(error)),
         };
         let length = file.metadata().map_err(failed)?.len();
-        Ok(Some(Reader {
+        Ok(Some(DurableReader {
             file: io::BufReader::with_capacity(PIECE, file),
             hasher: blake3::Hasher::new(),
             left: length.saturating_sub(DIGEST as u64),
@@ -259,7 +259,7 @@ impl Reader {
     }
 }
 
-impl Read for Reader {
+impl Read for DurableReader {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
         let count = self.file.read(&mut bytes[..most])?;
@@ -277,7 +277,7 @@ pub fn write_vector(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
 
 /// Reads a vector of `expected` values. The `Err` inside is how many there are instead; none of them is read then.
 pub fn read_vector(
-    source: &mut IoReader<&mut Reader>,
+    source: &mut IoReader<&mut DurableReader>,
     expected: usize,
 ) -> Result<Result<Vec<f32>, usize>, codec::Error> {
     let Compact(count) = Compact::<u64>::decode(source)?;
@@ -317,16 +317,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn kept(directory: &Path) -> Kept {
-        Kept::new(directory.join("deep").join("state"))
+    fn kept(directory: &Path) -> DurableFile {
+        DurableFile::new(directory.join("deep").join("state"))
     }
 
-    fn write(kept: &Kept, bytes: &[u8]) {
+    fn write(kept: &DurableFile, bytes: &[u8]) {
         let length = kept.write(|sink| sink.write_all(bytes)).unwrap();
         assert_eq!(length, fs::metadata(kept.path()).unwrap().len());
     }
 
-    fn read(kept: &Kept) -> Result<Option<Found<Vec<u8>>>, FileError> {
+    fn read(kept: &DurableFile) -> Result<Option<Recovered<Vec<u8>>>, FileError> {
         kept.read(|reader| {
             let mut bytes = Vec::new();
             reader
@@ -336,15 +336,15 @@ mod tests {
         })
     }
 
-    fn newest(value: &[u8]) -> Option<Found<Vec<u8>>> {
-        Some(Found { value: value.to_vec(), is_before: false })
+    fn newest(value: &[u8]) -> Option<Recovered<Vec<u8>>> {
+        Some(Recovered { value: value.to_vec(), from_backup: false })
     }
 
-    fn before(value: &[u8]) -> Option<Found<Vec<u8>>> {
-        Some(Found { value: value.to_vec(), is_before: true })
+    fn backup(value: &[u8]) -> Option<Recovered<Vec<u8>>> {
+        Some(Recovered { value: value.to_vec(), from_backup: true })
     }
 
-    fn names(kept: &Kept) -> Vec<String> {
+    fn names(kept: &DurableFile) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
         let mut names: Vec<String> = fs::read_dir(kept.directory()).unwrap().map(name).collect();
         names.sort();
@@ -361,7 +361,7 @@ mod tests {
             assert_eq!(read(&kept).unwrap(), newest(bytes));
         }
         assert_eq!(names(&kept), ["state", "state.before"]);
-        fs::rename(kept.before(), kept.path()).unwrap();
+        fs::rename(kept.backup_path(), kept.path()).unwrap();
         assert_eq!(read(&kept).unwrap(), newest(b"two"));
         kept.remove();
         assert_eq!(names(&kept), [""; 0]);
@@ -373,9 +373,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
-        fs::rename(kept.path(), kept.before()).unwrap();
+        fs::rename(kept.path(), kept.backup_path()).unwrap();
         fs::write(kept.directory().join(".state.unfinished-x"), "two").unwrap();
-        assert_eq!(read(&kept).unwrap(), before(b"one"));
+        assert_eq!(read(&kept).unwrap(), backup(b"one"));
         write(&kept, b"two");
         assert_eq!(names(&kept), ["state", "state.before"], "what was cut off is gone");
         assert_eq!(read(&kept).unwrap(), newest(b"two"));
@@ -398,16 +398,16 @@ mod tests {
         damages.push([&whole[..], b"!"].concat());
         for damaged in damages {
             fs::write(kept.path(), &damaged).unwrap();
-            assert_eq!(read(&kept).unwrap(), before(b"one"), "{damaged:?}");
+            assert_eq!(read(&kept).unwrap(), backup(b"one"), "{damaged:?}");
             assert_eq!(names(&kept), ["state.before", "state.damaged"]);
             assert_eq!(fs::read(with(kept.path(), ".damaged")).unwrap(), damaged);
-            assert_eq!(read(&kept).unwrap(), before(b"one"), "and again");
+            assert_eq!(read(&kept).unwrap(), backup(b"one"), "and again");
         }
         write(&kept, b"three");
         assert_eq!(read(&kept).unwrap(), newest(b"three"));
         fs::write(kept.path(), "x").unwrap();
-        assert_eq!(read(&kept).unwrap(), before(b"one"), "the damaged one never took its place");
-        fs::write(kept.before(), "x").unwrap();
+        assert_eq!(read(&kept).unwrap(), backup(b"one"), "the damaged one never took its place");
+        fs::write(kept.backup_path(), "x").unwrap();
         let error = read(&kept).unwrap_err();
         assert!(
             matches!(&error, FileError::Damaged { path } if path.ends_with("state.before.damaged")),
@@ -422,7 +422,7 @@ mod tests {
         let kept = kept(directory.path());
         write(&kept, b"one");
         write(&kept, b"two");
-        let refuse = |reader: &mut Reader| -> Result<(), FileError> {
+        let refuse = |reader: &mut DurableReader| -> Result<(), FileError> {
             assert_eq!(reader.left(), 3);
             Err(FileError::Write { path: PathBuf::from("mine"), source: io::ErrorKind::Other.into() })
         };
@@ -437,10 +437,10 @@ mod tests {
         let kept = kept(directory.path());
         write(&kept, b"one");
         write(&kept, b"two");
-        for room in 0..100 {
+        for space in 0..100 {
             let error = kept
                 .write(|sink| {
-                    sink.write_all(&vec![7; room])?;
+                    sink.write_all(&vec![7; space])?;
                     sink.flush()?;
                     Err(io::ErrorKind::StorageFull.into())
                 })
@@ -449,7 +449,7 @@ mod tests {
             assert_eq!(names(&kept), ["state", "state.before"]);
         }
         assert_eq!(read(&kept).unwrap(), newest(b"two"));
-        assert_eq!(fs::read(kept.before()).unwrap()[..3], *b"one");
+        assert_eq!(fs::read(kept.backup_path()).unwrap()[..3], *b"one");
     }
 
     #[test]
@@ -458,7 +458,7 @@ mod tests {
         let kept = kept(directory.path());
         write(&kept, b"one");
         // A directory in the way of the older one: the first rename fails, whoever runs the test.
-        fs::create_dir_all(kept.before().join("child")).unwrap();
+        fs::create_dir_all(kept.backup_path().join("child")).unwrap();
         assert!(matches!(kept.write(|sink| sink.write_all(b"two")), Err(FileError::Write { .. })));
         assert_eq!(names(&kept), ["state", "state.before"]);
         assert_eq!(read(&kept).unwrap(), newest(b"one"));

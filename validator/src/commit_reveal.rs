@@ -20,7 +20,7 @@ use std::{
 /// What was bound in one window. Only the window that is open is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Kept {
+struct Committed {
     run: RunId,
     window: Window,
     verdicts: Option<Vec<(Uid, Verdict)>>,
@@ -28,14 +28,14 @@ struct Kept {
 }
 
 /// What one validator hides in the window that is open.
-pub struct Hidden {
+pub struct CommitRevealStore {
     path: PathBuf,
     secret: [u8; 32],
-    kept: Kept,
+    kept: Committed,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum HiddenError {
+pub enum CommitRevealError {
     #[error(transparent)]
     File(#[from] FileError),
     #[error(
@@ -45,49 +45,53 @@ pub enum HiddenError {
     Damaged { path: PathBuf, source: serde_json::Error },
 }
 
-impl HiddenError {
+impl CommitRevealError {
     /// Whether the disk took no more. What was bound before is bound, and nothing else.
     pub fn is_full(&self) -> bool {
-        matches!(self, HiddenError::File(error) if error.is_full())
+        matches!(self, CommitRevealError::File(error) if error.is_full())
     }
 }
 
-impl Hidden {
+impl CommitRevealStore {
     /// Reads what a predecessor left in `directory`, which may be nothing.
-    pub fn load(directory: &Path, hotkey_seed: &[u8; 32]) -> Result<Hidden, HiddenError> {
+    pub fn load(directory: &Path, hotkey_seed: &[u8; 32]) -> Result<CommitRevealStore, CommitRevealError> {
         let path = directory.join("hidden.json");
         let kept = match std::fs::read(&path) {
             Ok(bytes) => serde_json::from_slice(&bytes)
-                .map_err(|source| HiddenError::Damaged { path: path.clone(), source })?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Kept::default(),
+                .map_err(|source| CommitRevealError::Damaged { path: path.clone(), source })?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Committed::default(),
             Err(source) => return Err(FileError::Read { path, source }.into()),
         };
-        Ok(Hidden { path, secret: blake3::derive_key("mettle 1 validator hidden salts", hotkey_seed), kept })
+        Ok(CommitRevealStore {
+            path,
+            secret: blake3::derive_key("mettle 1 validator hidden salts", hotkey_seed),
+            kept,
+        })
     }
 
     /// The verdicts to bind oneself to, on disk when this returns. Asked again it says the same, whatever `verdicts` are by
     /// then: the first may be on the chain already. On an error nothing is bound, on disk or here: nothing may be committed to.
-    pub fn seal_verdicts(
+    pub fn store_verdicts(
         &mut self,
         run: RunId,
         window: Window,
         verdicts: Vec<(Uid, Verdict)>,
-    ) -> Result<Vec<(Uid, Verdict)>, HiddenError> {
+    ) -> Result<Vec<(Uid, Verdict)>, CommitRevealError> {
         let kept = self.kept_of(run, window);
         if let Some(sealed) = kept.verdicts {
             return Ok(sealed);
         }
-        self.save(Kept { verdicts: Some(verdicts.clone()), ..kept })?;
+        self.save(Committed { verdicts: Some(verdicts.clone()), ..kept })?;
         Ok(verdicts)
     }
 
-    /// The vote to bind oneself to. As [`Hidden::seal_verdicts`].
-    pub fn seal_vote(&mut self, run: RunId, window: Window, vote: Vote) -> Result<Vote, HiddenError> {
+    /// The vote to bind oneself to. As [`CommitRevealStore::store_verdicts`].
+    pub fn store_vote(&mut self, run: RunId, window: Window, vote: Vote) -> Result<Vote, CommitRevealError> {
         let kept = self.kept_of(run, window);
         if let Some(sealed) = kept.vote {
             return Ok(sealed);
         }
-        self.save(Kept { vote: Some(vote), ..kept })?;
+        self.save(Committed { vote: Some(vote), ..kept })?;
         Ok(vote)
     }
 
@@ -127,11 +131,15 @@ impl Hidden {
     }
 
     /// What is kept of a window. What belonged to another is forgotten with the next that is kept: it was shown, or is too late.
-    fn kept_of(&self, run: RunId, window: Window) -> Kept {
-        if self.is_at(run, window) { self.kept.clone() } else { Kept { run, window, ..Kept::default() } }
+    fn kept_of(&self, run: RunId, window: Window) -> Committed {
+        if self.is_at(run, window) {
+            self.kept.clone()
+        } else {
+            Committed { run, window, ..Committed::default() }
+        }
     }
 
-    fn save(&mut self, kept: Kept) -> Result<(), HiddenError> {
+    fn save(&mut self, kept: Committed) -> Result<(), CommitRevealError> {
         let bytes = serde_json::to_vec(&kept).expect("verdicts and a vote are plain data");
         files::write_atomic(&self.path, &bytes)?;
         self.kept = kept;
@@ -146,8 +154,8 @@ mod tests {
     const RUN: RunId = RunId(3);
     const NOW: Window = Window(8);
 
-    fn load(directory: &Path) -> Hidden {
-        Hidden::load(directory, &[7; 32]).unwrap()
+    fn load(directory: &Path) -> CommitRevealStore {
+        CommitRevealStore::load(directory, &[7; 32]).unwrap()
     }
 
     fn seen(valid: &[u16]) -> Vec<(Uid, Verdict)> {
@@ -163,16 +171,16 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let mut hidden = load(directory.path());
         assert_eq!((hidden.verdicts(RUN, NOW), hidden.vote(RUN, NOW)), (None, None));
-        assert_eq!(hidden.seal_verdicts(RUN, NOW, seen(&[1, 2])).unwrap(), seen(&[1, 2]));
+        assert_eq!(hidden.store_verdicts(RUN, NOW, seen(&[1, 2])).unwrap(), seen(&[1, 2]));
         let hash = hidden.hash(RUN, NOW, &seen(&[1, 2]), &Hotkey([5; 32]));
 
         // A successor that saw less, and merged something else, says what the first said.
         let mut hidden = load(directory.path());
         assert_eq!(hidden.verdicts(RUN, NOW), Some(seen(&[1, 2])));
-        assert_eq!(hidden.seal_verdicts(RUN, NOW, seen(&[1])).unwrap(), seen(&[1, 2]));
+        assert_eq!(hidden.store_verdicts(RUN, NOW, seen(&[1])).unwrap(), seen(&[1, 2]));
         assert_eq!(hidden.hash(RUN, NOW, &seen(&[1, 2]), &Hotkey([5; 32])), hash);
-        assert_eq!(hidden.seal_vote(RUN, NOW, vote(1)).unwrap(), vote(1));
-        assert_eq!(load(directory.path()).seal_vote(RUN, NOW, vote(2)).unwrap(), vote(1));
+        assert_eq!(hidden.store_vote(RUN, NOW, vote(1)).unwrap(), vote(1));
+        assert_eq!(load(directory.path()).store_vote(RUN, NOW, vote(2)).unwrap(), vote(1));
         assert_eq!(load(directory.path()).verdicts(RUN, NOW), Some(seen(&[1, 2])));
     }
 
@@ -180,10 +188,10 @@ mod tests {
     fn each_window_and_run_has_its_own() {
         let directory = tempfile::tempdir().unwrap();
         let mut hidden = load(directory.path());
-        hidden.seal_verdicts(RUN, NOW, seen(&[1])).unwrap();
-        hidden.seal_vote(RUN, NOW, vote(1)).unwrap();
+        hidden.store_verdicts(RUN, NOW, seen(&[1])).unwrap();
+        hidden.store_vote(RUN, NOW, vote(1)).unwrap();
         assert_eq!((hidden.vote(RunId(4), NOW), hidden.verdicts(RUN, NOW.next())), (None, None));
-        assert_eq!(hidden.seal_verdicts(RUN, NOW.next(), seen(&[2])).unwrap(), seen(&[2]));
+        assert_eq!(hidden.store_verdicts(RUN, NOW.next(), seen(&[2])).unwrap(), seen(&[2]));
         assert_eq!((hidden.vote(RUN, NOW.next()), hidden.vote(RUN, NOW)), (None, None));
     }
 
@@ -197,7 +205,7 @@ mod tests {
         assert_ne!(hidden.salt(RUN, NOW, &vote(2)), salt);
         assert_ne!(hidden.salt(RUN, NOW.next(), &vote(1)), salt);
         assert_ne!(hidden.salt(RunId(4), NOW, &vote(1)), salt);
-        let stranger = Hidden::load(directory.path(), &[8; 32]).unwrap();
+        let stranger = CommitRevealStore::load(directory.path(), &[8; 32]).unwrap();
         assert_ne!(stranger.salt(RUN, NOW, &vote(1)), salt);
     }
 
@@ -206,19 +214,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("hidden.json");
         let mut hidden = load(directory.path());
-        hidden.seal_vote(RUN, NOW, vote(1)).unwrap();
+        hidden.store_vote(RUN, NOW, vote(1)).unwrap();
         // A directory in the way of the file.
         std::fs::remove_file(&path).unwrap();
         std::fs::create_dir(&path).unwrap();
         for _ in 0..2 {
-            assert!(hidden.seal_verdicts(RUN, NOW, seen(&[1])).is_err());
+            assert!(hidden.store_verdicts(RUN, NOW, seen(&[1])).is_err());
             assert_eq!((hidden.verdicts(RUN, NOW), hidden.vote(RUN, NOW)), (None, Some(vote(1))));
-            assert!(hidden.seal_vote(RUN, NOW.next(), vote(2)).is_err());
+            assert!(hidden.store_vote(RUN, NOW.next(), vote(2)).is_err());
             assert_eq!(hidden.vote(RUN, NOW.next()), None);
         }
         // Once it can be, it is what is seen by then.
         std::fs::remove_dir(&path).unwrap();
-        assert_eq!(hidden.seal_verdicts(RUN, NOW, seen(&[1, 2])).unwrap(), seen(&[1, 2]));
+        assert_eq!(hidden.store_verdicts(RUN, NOW, seen(&[1, 2])).unwrap(), seen(&[1, 2]));
         let hidden = load(directory.path());
         assert_eq!((hidden.verdicts(RUN, NOW), hidden.vote(RUN, NOW)), (Some(seen(&[1, 2])), Some(vote(1))));
     }
@@ -227,6 +235,9 @@ mod tests {
     fn a_damaged_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("hidden.json"), b"{").unwrap();
-        assert!(matches!(Hidden::load(directory.path(), &[7; 32]), Err(HiddenError::Damaged { .. })));
+        assert!(matches!(
+            CommitRevealStore::load(directory.path(), &[7; 32]),
+            Err(CommitRevealError::Damaged { .. })
+        ));
     }
 }

@@ -1,20 +1,20 @@
 //! What a person does with a seat, the same in both programs: keys, taking and giving up a seat, its stake, its keys, its pay.
 //!
-//! Every verb that changes something makes a [`Proposal`] and hands it to `sign`.
+//! Every verb that changes something makes a [`TransactionPlan`] and hands it to `sign`.
 
 use crate::{
-    sign::{Consent, Desk, OnBehalf, Proposal, Signer, units},
+    sign::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
     status::{self, Status},
-    time::Pace,
+    time::BlockClock,
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call, Chain, Payout, ProxyKind,
-    account::{self, HOTKEY_FUNDS_MIN, SeatWish},
+    account::{self, HOTKEY_FUNDS_MIN, SeatRequest},
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt, address, parse_address},
 };
 use clap::Subcommand;
-use node::config::{ChainFlags, Place, SeatFlags};
+use node::config::{ChainFlags, EndpointArgs, SeatFlags};
 use node::output::{EXIT_CODES, Output};
 use protocol::{
     Hotkey, Role, RunId, Uid,
@@ -24,7 +24,7 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 
 #[derive(Clone, Debug, Subcommand)]
-pub enum Verb {
+pub enum WalletCommand {
     /// Make a key, or look at one.
     #[command(subcommand)]
     Keys(Keys),
@@ -54,11 +54,11 @@ pub enum Verb {
     SetPayout(SetPayout),
     /// Let another key act for the coldkey, which then can stay offline; or take that back.
     #[command(subcommand)]
-    Proxy(ProxyVerb),
+    Proxy(ProxyCommand),
 }
 
 #[derive(Clone, Debug, Subcommand)]
-pub enum ProxyVerb {
+pub enum ProxyCommand {
     /// Let another account act in the coldkey's name: it signs with --proxy-of. A small deposit is held for it.
     #[command(after_help = EXIT_CODES)]
     Add(Proxy),
@@ -70,7 +70,7 @@ pub enum ProxyVerb {
 #[derive(Clone, Debug, clap::Args)]
 pub struct Proxy {
     #[command(flatten)]
-    pub place: ChainFlags,
+    pub chain_flags: ChainFlags,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
     /// The account that acts: an address.
@@ -78,13 +78,13 @@ pub struct Proxy {
     pub proxy: String,
     /// What it may do.
     #[arg(long, value_enum)]
-    pub may: May,
+    pub may: ProxyScope,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum May {
+pub enum ProxyScope {
     /// Everything, even send all the money away
     Any,
     /// Everything that cannot send money away
@@ -95,13 +95,13 @@ pub enum May {
     Claims,
 }
 
-impl From<May> for ProxyKind {
-    fn from(may: May) -> ProxyKind {
+impl From<ProxyScope> for ProxyKind {
+    fn from(may: ProxyScope) -> ProxyKind {
         match may {
-            May::Any => ProxyKind::Any,
-            May::NonTransfer => ProxyKind::NonTransfer,
-            May::Staking => ProxyKind::Staking,
-            May::Claims => ProxyKind::Claims,
+            ProxyScope::Any => ProxyKind::Any,
+            ProxyScope::NonTransfer => ProxyKind::NonTransfer,
+            ProxyScope::Staking => ProxyKind::Staking,
+            ProxyScope::Claims => ProxyKind::Claims,
         }
     }
 }
@@ -162,7 +162,7 @@ pub struct Register {
     #[arg(value_enum)]
     pub role: SeatRole,
     #[command(flatten)]
-    pub place: ChainFlags,
+    pub chain_flags: ChainFlags,
     /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
@@ -181,7 +181,7 @@ pub struct Register {
     #[arg(long, value_name = "AMOUNT", default_value = "0.1")]
     pub hotkey_funds: Amount,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -200,7 +200,7 @@ pub struct Claim {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -213,7 +213,7 @@ pub struct Stake {
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Amount,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -230,17 +230,17 @@ pub struct Unstake {
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Withdraw {
     #[command(flatten)]
-    pub place: ChainFlags,
+    pub chain_flags: ChainFlags,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -256,7 +256,7 @@ pub struct RotateKey {
     #[arg(long, value_name = "FILE")]
     pub new_password_file: Option<PathBuf>,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -269,7 +269,7 @@ pub struct SetPayout {
     #[arg(long, value_enum)]
     pub to: PayoutTo,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -278,30 +278,32 @@ pub enum PayoutTo {
     Stake,
 }
 
-impl Verb {
+impl WalletCommand {
     /// Whether one JSON object is wanted.
     pub fn json(&self) -> bool {
         match self {
-            Verb::Keys(Keys::New { .. }) => false,
+            WalletCommand::Keys(Keys::New { .. }) => false,
             // It prints its own, which is not of the form of the others.
-            Verb::Keys(Keys::Show { .. }) => false,
-            Verb::Register(verb) => verb.consent.json,
-            Verb::Status(verb) => verb.json,
-            Verb::Claim(verb) => verb.consent.json,
-            Verb::Stake(verb) => verb.consent.json,
-            Verb::Unstake(verb) => verb.consent.json,
-            Verb::Withdraw(verb) => verb.consent.json,
-            Verb::RotateKey(verb) => verb.consent.json,
-            Verb::SetPayout(verb) => verb.consent.json,
-            Verb::Proxy(ProxyVerb::Add(verb) | ProxyVerb::Remove(verb)) => verb.consent.json,
+            WalletCommand::Keys(Keys::Show { .. }) => false,
+            WalletCommand::Register(command) => command.confirm.json,
+            WalletCommand::Status(command) => command.json,
+            WalletCommand::Claim(command) => command.confirm.json,
+            WalletCommand::Stake(command) => command.confirm.json,
+            WalletCommand::Unstake(command) => command.confirm.json,
+            WalletCommand::Withdraw(command) => command.confirm.json,
+            WalletCommand::RotateKey(command) => command.confirm.json,
+            WalletCommand::SetPayout(command) => command.confirm.json,
+            WalletCommand::Proxy(ProxyCommand::Add(command) | ProxyCommand::Remove(command)) => {
+                command.confirm.json
+            }
         }
     }
 }
 
 /// Runs the command; prints its result and asks for consent through `output`.
-pub async fn act(verb: Verb, output: &mut Output<'_>) -> anyhow::Result<()> {
-    match verb {
-        Verb::Keys(Keys::New { key, password_file, seed_file }) => {
+pub async fn act(command: WalletCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match command {
+        WalletCommand::Keys(Keys::New { key, password_file, seed_file }) => {
             let made = new_key(&key, password_file.as_deref(), seed_file.as_deref())?;
             output.result(&made.address(), json!({ "address": made.address() }))?;
             output.aside(&format!(
@@ -310,7 +312,7 @@ pub async fn act(verb: Verb, output: &mut Output<'_>) -> anyhow::Result<()> {
             ))?;
             Ok(())
         }
-        Verb::Keys(Keys::Show { key, json }) => {
+        WalletCommand::Keys(Keys::Show { key, json }) => {
             let source: KeySource = key.parse()?;
             let public = source.public()?;
             let address = address(&public.0);
@@ -321,15 +323,15 @@ pub async fn act(verb: Verb, output: &mut Output<'_>) -> anyhow::Result<()> {
             };
             Ok(output.result(&text, json!({ "address": address, "public": public }))?)
         }
-        Verb::Register(verb) => register(verb, output).await,
-        Verb::Status(verb) => status::status(verb, output).await,
-        Verb::Claim(verb) => claim(verb, output).await,
-        Verb::Stake(verb) => stake(verb, output).await,
-        Verb::Unstake(verb) => unstake(verb, output).await,
-        Verb::Withdraw(verb) => withdraw(verb, output).await,
-        Verb::RotateKey(verb) => rotate_key(verb, output).await,
-        Verb::SetPayout(verb) => set_payout(verb, output).await,
-        Verb::Proxy(verb) => proxy(verb, output).await,
+        WalletCommand::Register(command) => register(command, output).await,
+        WalletCommand::Status(command) => status::status(command, output).await,
+        WalletCommand::Claim(command) => claim(command, output).await,
+        WalletCommand::Stake(command) => stake(command, output).await,
+        WalletCommand::Unstake(command) => unstake(command, output).await,
+        WalletCommand::Withdraw(command) => withdraw(command, output).await,
+        WalletCommand::RotateKey(command) => rotate_key(command, output).await,
+        WalletCommand::SetPayout(command) => set_payout(command, output).await,
+        WalletCommand::Proxy(command) => proxy(command, output).await,
     }
 }
 
@@ -370,7 +372,7 @@ pub(crate) struct Seat {
     pub run: RunId,
     pub status: RunStatus,
     pub seat: SeatStatus,
-    pub pace: Pace,
+    pub clock: BlockClock,
 }
 
 impl Seat {
@@ -379,24 +381,28 @@ impl Seat {
     }
 
     /// Finds the seat by its number, or by its hotkey.
-    pub(crate) async fn find(desk: &Desk, flags: &SeatFlags, place: &Place) -> anyhow::Result<Seat> {
-        let chain = &*desk.chain;
-        let status = chain.status(place.run).await?;
+    pub(crate) async fn find(
+        session: &SigningSession,
+        flags: &SeatFlags,
+        args: &EndpointArgs,
+    ) -> anyhow::Result<Seat> {
+        let chain = &*session.chain;
+        let status = chain.status(args.run).await?;
         let found = match flags.uid {
-            Some(uid) => seat_at(chain, place.run, Uid(uid)).await?,
+            Some(uid) => seat_at(chain, args.run, Uid(uid)).await?,
             None => {
-                let hotkey = hotkey_of(place)?;
-                match account::seat_of(chain, place.run, &hotkey).await? {
-                    Some(seat) => seat_at(chain, place.run, seat.id.uid).await?,
-                    None => bail!("{} has no seat in run {}", address(&hotkey.0), place.run),
+                let hotkey = hotkey_of(args)?;
+                match account::seat_of(chain, args.run, &hotkey).await? {
+                    Some(seat) => seat_at(chain, args.run, seat.id.uid).await?,
+                    None => bail!("{} has no seat in run {}", address(&hotkey.0), args.run),
                 }
             }
         };
         let Some(seat) = found else {
-            bail!("there is no such seat in run {}", place.run);
+            bail!("there is no such seat in run {}", args.run);
         };
-        let pace = Pace::read(chain, status.run.params.schedule).await?;
-        Ok(Seat { run: place.run, status, seat, pace })
+        let clock = BlockClock::read(chain, status.run.params.schedule).await?;
+        Ok(Seat { run: args.run, status, seat, clock })
     }
 
     /// Refuses a key that does not own the seat: better said here than paid for there.
@@ -416,8 +422,8 @@ impl Seat {
 }
 
 /// The hotkey that the settings name.
-pub(crate) fn hotkey_of(place: &Place) -> anyhow::Result<Hotkey> {
-    let Some(key) = &place.key else {
+pub(crate) fn hotkey_of(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
+    let Some(key) = &args.key else {
         bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file, or --uid UID");
     };
     key.public().with_context(|| format!("could not read the key {key}"))
@@ -429,33 +435,33 @@ pub(crate) async fn seat_at(chain: &dyn Chain, run: RunId, uid: Uid) -> anyhow::
     Ok(found.filter(|found| found.seat.id.uid == uid))
 }
 
-async fn register(verb: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let role = verb.role.into();
-    let place = verb.place.read(verb.key.as_deref())?;
-    let Some(hotkey) = &place.key else {
+async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let role = command.role.into();
+    let args = command.chain_flags.read(command.key.as_deref())?;
+    let Some(hotkey) = &args.key else {
         bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file");
     };
     let hotkey = hotkey.public().with_context(|| format!("could not read the key {hotkey}"))?;
-    let (signer, owner) = (verb.coldkey.signer()?, verb.coldkey.owner()?);
-    let mut desk = Desk::open(&place.chain).await?;
-    let wish = SeatWish {
-        run: place.run,
+    let (signer, owner) = (command.coldkey.signer()?, command.coldkey.owner()?);
+    let mut session = SigningSession::open(&args.chain).await?;
+    let wish = SeatRequest {
+        run: args.run,
         role,
         hotkey,
-        endpoint: verb.endpoint,
-        stake: verb.stake,
-        hotkey_funds: verb.hotkey_funds,
-        price_max: verb.price_max,
+        endpoint: command.endpoint,
+        stake: command.stake,
+        hotkey_funds: command.hotkey_funds,
+        price_max: command.price_max,
     };
-    let plan = account::plan_seat(&*desk.chain, &owner, &wish).await?;
+    let plan = account::plan_seat(&*session.chain, &owner, &wish).await?;
     if let Some(seat) = plan.already.as_ref().filter(|_| plan.calls.is_empty()) {
         output.aside("The hotkey has its seat already; stake and endpoint were left as they are.")?;
         let uid = seat.id.uid;
         return Ok(output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": true }))?);
     }
-    let status = desk.chain.status(place.run).await?;
+    let status = session.chain.status(args.run).await?;
     let terms = status.run.terms;
-    let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
+    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
     let seats = if role == Role::Miner { status.miners } else { status.validators };
     let mut then = Vec::new();
     if plan.already.is_none() {
@@ -466,9 +472,9 @@ async fn register(verb: Register, output: &mut Output<'_>) -> anyhow::Result<()>
         then.push(format!(
             "{} stays held as stake; once taken out it is free after {}",
             wish.stake,
-            pace.windows(terms.unbonding_windows)
+            clock.windows(terms.unbonding_windows)
         ));
-        let when = pace.until(pace.next_window());
+        let when = clock.until(clock.next_window());
         then.push(if seats.taken < seats.max {
             format!("the seat takes part from {when}, on")
         } else {
@@ -477,28 +483,28 @@ async fn register(verb: Register, output: &mut Output<'_>) -> anyhow::Result<()>
                 seats.max
             )
         });
-        then.push(format!("for {} nobody can take its place", pace.windows(terms.immunity_windows)));
+        then.push(format!("for {} nobody can take its place", clock.windows(terms.immunity_windows)));
     }
     if plan.funded > Amount::ZERO {
         then.push(format!("{} go to the hotkey for its fees", plan.funded));
     }
-    let proposal = Proposal {
-        what: format!("register {} as a {role} of run {}", address(&hotkey.0), place.run),
+    let transaction = TransactionPlan {
+        what: format!("register {} as a {role} of run {}", address(&hotkey.0), args.run),
         calls: plan.calls,
         signer,
-        proxy_of: verb.coldkey.behalf.account()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then,
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &transaction, &command.confirm).await?.is_none() {
         return Ok(());
     }
-    match account::seat_of(&*desk.chain, place.run, &hotkey).await? {
+    match account::seat_of(&*session.chain, args.run, &hotkey).await? {
         Some(seat) => {
             let uid = seat.id.uid;
             output.result(&format!("uid {uid}"), json!({ "uid": uid, "already": plan.already.is_some() }))?;
         }
         None => {
-            let when = pace.until(pace.next_window());
+            let when = clock.until(clock.next_window());
             output.result(
                 &format!("registered; the seat changes hands as {when}, opens"),
                 json!({ "uid": null, "already": false }),
@@ -508,23 +514,23 @@ async fn register(verb: Register, output: &mut Output<'_>) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn claim(verb: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let proxy_of = verb.behalf.account()?;
-    let (source, whose) = match (&verb.coldkey, &place.key) {
+async fn claim(command: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let proxy_of = command.behalf.account()?;
+    let (source, whose) = match (&command.coldkey, &args.key) {
         (Some(coldkey), _) if proxy_of.is_some() => (coldkey.parse()?, "a proxy of the coldkey"),
         (Some(coldkey), _) => (coldkey.parse()?, "the coldkey"),
         (None, Some(hotkey)) => (hotkey.clone(), "the seat's hotkey"),
         (None, None) => bail!("nobody signs: add --key HOTKEY, or --coldkey KEY with --uid UID"),
     };
     // The settings file has the hotkey's password, if any.
-    let of_hotkey = place.password_file.clone().filter(|_| verb.coldkey.is_none());
-    let signer = Signer { source, password_file: verb.password_file.or(of_hotkey), whose };
-    let mut desk = Desk::open(&place.chain).await?;
-    if verb.former {
-        return claim_former(&mut desk, &place, signer, proxy_of, &verb.consent, output).await;
+    let of_hotkey = args.password_file.clone().filter(|_| command.coldkey.is_none());
+    let signer = Signer { source, password_file: command.password_file.or(of_hotkey), whose };
+    let mut session = SigningSession::open(&args.chain).await?;
+    if command.former {
+        return claim_former(&mut session, &args, signer, proxy_of, &command.confirm, output).await;
     }
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
     let (uid, seat) = (found.uid(), &found.seat);
     let claimable = Amount(seat.seat.claimable);
     if claimable == Amount::ZERO {
@@ -533,9 +539,9 @@ async fn claim(verb: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
     let coldkey = address(&seat.seat.coldkey);
     let to =
         if seat.pays_into_stake { format!("into the stake of uid {uid}") } else { format!("to {coldkey}") };
-    let proposal = Proposal {
-        what: format!("claim the pay of uid {uid} of run {}", place.run),
-        calls: vec![Call::Claim { run: place.run, uid }],
+    let plan = TransactionPlan {
+        what: format!("claim the pay of uid {uid} of run {}", args.run),
+        calls: vec![Call::Claim { run: args.run, uid }],
         signer,
         proxy_of,
         then: vec![
@@ -544,11 +550,11 @@ async fn claim(verb: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
         ],
     };
     let before = seat.seat.claimable;
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     // An epoch may have been paid meanwhile; what is there now was not claimed.
-    let left = seat_at(&*desk.chain, place.run, uid).await?.map_or(0, |seat| seat.seat.claimable);
+    let left = seat_at(&*session.chain, args.run, uid).await?.map_or(0, |seat| seat.seat.claimable);
     let claimed = Amount(before.saturating_sub(left));
     let claimed = if claimed == Amount::ZERO { claimable } else { claimed };
     output.result(
@@ -560,16 +566,16 @@ async fn claim(verb: Claim, output: &mut Output<'_>) -> anyhow::Result<()> {
 
 /// Fetches what seats earned that are somebody else's by now, or nobody's.
 async fn claim_former(
-    desk: &mut Desk,
-    place: &Place,
+    session: &mut SigningSession,
+    args: &EndpointArgs,
     signer: Signer,
     proxy_of: Option<Account>,
-    consent: &Consent,
+    confirm: &ConfirmArgs,
     output: &mut Output<'_>,
 ) -> anyhow::Result<()> {
     let coldkey = proxy_of.map_or_else(|| signer.account(), Ok)?;
-    let account = desk.chain.account_status(place.run, &coldkey).await?;
-    let seats = desk.chain.seats(place.run).await?;
+    let account = session.chain.account_status(args.run, &coldkey).await?;
+    let seats = session.chain.seats(args.run).await?;
     let of_seats = seats
         .iter()
         .filter(|seat| seat.coldkey == coldkey)
@@ -579,32 +585,32 @@ async fn claim_former(
         return Ok(output.result("nothing to claim", json!({ "claimed": units(amount) }))?);
     }
     let to = address(&coldkey);
-    let proposal = Proposal {
-        what: format!("claim what former seats of {to} earned in run {}", place.run),
-        calls: vec![Call::ClaimFormer { run: place.run }],
+    let plan = TransactionPlan {
+        what: format!("claim what former seats of {to} earned in run {}", args.run),
+        calls: vec![Call::ClaimFormer { run: args.run }],
         signer,
         proxy_of,
         then: vec![format!("{amount} go to {to}")],
     };
-    if desk.sign(output, &proposal, consent).await?.is_none() {
+    if session.sign(output, &plan, confirm).await?.is_none() {
         return Ok(());
     }
     Ok(output
         .result(&format!("{amount} went to {to}"), json!({ "claimed": units(amount), "coldkey": to }))?)
 }
 
-async fn stake(verb: Stake, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
-    found.owned_by(&verb.coldkey)?;
+async fn stake(command: Stake, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
+    found.owned_by(&command.coldkey)?;
     let uid = found.uid();
-    let (has, more) = (Amount(found.seat.seat.stake), verb.amount);
-    let proposal = Proposal {
-        what: format!("add {more} to the stake of uid {uid} of run {}", place.run),
-        calls: vec![Call::AddStake { run: place.run, uid, amount: more }],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+    let (has, more) = (Amount(found.seat.seat.stake), command.amount);
+    let plan = TransactionPlan {
+        what: format!("add {more} to the stake of uid {uid} of run {}", args.run),
+        calls: vec![Call::AddStake { run: args.run, uid, amount: more }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then: vec![
             format!(
                 "its stake rises from {has} to {}; it counts from the next window",
@@ -612,29 +618,29 @@ async fn stake(verb: Stake, output: &mut Output<'_>) -> anyhow::Result<()> {
             ),
             format!(
                 "once taken out it is free after {}",
-                found.pace.windows(found.status.run.terms.unbonding_windows)
+                found.clock.windows(found.status.run.terms.unbonding_windows)
             ),
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
-    let seat = seat_at(&*desk.chain, place.run, uid).await?;
+    let seat = seat_at(&*session.chain, args.run, uid).await?;
     let stake = Amount(seat.map_or(0, |seat| seat.seat.stake));
     Ok(output
         .result(&format!("uid {uid} has {stake} at stake"), json!({ "uid": uid, "stake": units(stake) }))?)
 }
 
-async fn unstake(verb: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
-    found.owned_by(&verb.coldkey)?;
-    let (uid, pace) = (found.uid(), &found.pace);
+async fn unstake(command: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
+    found.owned_by(&command.coldkey)?;
+    let (uid, clock) = (found.uid(), &found.clock);
     let has = Amount(found.seat.seat.stake);
-    let unbonding = pace.windows(found.status.run.terms.unbonding_windows);
+    let unbonding = clock.windows(found.status.run.terms.unbonding_windows);
     let release = "`mettle withdraw` releases it";
-    let (what, call, then) = match verb.amount {
+    let (what, call, then) = match command.amount {
         Some(amount) => {
             let left = has.saturating_sub(amount);
             let least = Amount(found.status.run.terms.stake_min(found.seat.seat.role));
@@ -648,13 +654,13 @@ async fn unstake(verb: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
                 format!("{amount} stays held, and can be slashed, for {unbonding}; then {release}"),
             ];
             (
-                format!("take {amount} out of the stake of uid {uid} of run {}", place.run),
-                Call::Unstake { run: place.run, uid, amount },
+                format!("take {amount} out of the stake of uid {uid} of run {}", args.run),
+                Call::Unstake { run: args.run, uid, amount },
                 then,
             )
         }
         None => {
-            let next = pace.until(pace.next_window());
+            let next = clock.until(clock.next_window());
             let mut then = vec![
                 format!("the seat is given up as {next}, opens; let its node run until then"),
                 format!(
@@ -668,33 +674,33 @@ async fn unstake(verb: Unstake, output: &mut Output<'_>) -> anyhow::Result<()> {
                 then.push(format!("those who nominated it may withdraw their {behind} at once"));
             }
             (
-                format!("give up uid {uid} of run {} and take its whole stake out", place.run),
-                Call::Leave { run: place.run, uid },
+                format!("give up uid {uid} of run {} and take its whole stake out", args.run),
+                Call::Leave { run: args.run, uid },
                 then,
             )
         }
     };
-    let proposal = Proposal {
+    let plan = TransactionPlan {
         what,
         calls: vec![call],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then,
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
-    let owner = verb.coldkey.owner()?;
-    let unbonding = desk.chain.account_status(place.run, &owner).await?.unbonding;
+    let owner = command.coldkey.owner()?;
+    let unbonding = session.chain.account_status(args.run, &owner).await?.unbonding;
     let latest = unbonding.iter().filter(|chunk| chunk.uid == uid).map(|chunk| chunk.until).max();
-    match (verb.amount, latest) {
+    match (command.amount, latest) {
         (Some(amount), Some(until)) => output.result(
-            &format!("{amount} is free in {}; fetch it then with `mettle withdraw`", pace.until(until)),
+            &format!("{amount} is free in {}; fetch it then with `mettle withdraw`", clock.until(until)),
             json!({ "uid": uid, "unbonding": units(amount), "until": until }),
         )?,
         _ => output.result(
-            &format!("uid {uid} is given up as {}, opens", pace.until(pace.next_window())),
-            json!({ "uid": uid, "leaves_at": pace.next_window() }),
+            &format!("uid {uid} is given up as {}, opens", clock.until(clock.next_window())),
+            json!({ "uid": uid, "leaves_at": clock.next_window() }),
         )?,
     }
     Ok(())
@@ -709,20 +715,20 @@ fn freed(unbonding: &[UnbondingView], status: &RunStatus) -> (Amount, Amount) {
     (sum(&mut unbonding.iter().filter(is_free)), sum(&mut unbonding.iter().filter(|chunk| !is_free(chunk))))
 }
 
-async fn withdraw(verb: Withdraw, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.place.read(None)?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let owner = verb.coldkey.owner()?;
-    let status = desk.chain.status(place.run).await?;
-    let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
-    let unbonding = desk.chain.account_status(place.run, &owner).await?.unbonding;
+async fn withdraw(command: Withdraw, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.chain_flags.read(None)?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let owner = command.coldkey.owner()?;
+    let status = session.chain.status(args.run).await?;
+    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
+    let unbonding = session.chain.account_status(args.run, &owner).await?.unbonding;
     let (free, waiting) = freed(&unbonding, &status);
     if free == Amount::ZERO {
         let text = match unbonding.iter().map(|chunk| chunk.until).min() {
             Some(first) => {
-                format!("nothing to withdraw yet: of {waiting} the first is free in {}", pace.until(first))
+                format!("nothing to withdraw yet: of {waiting} the first is free in {}", clock.until(first))
             }
-            None => format!("{} has taken nothing out of run {}", address(&owner), place.run),
+            None => format!("{} has taken nothing out of run {}", address(&owner), args.run),
         };
         return Ok(
             output.result(&text, json!({ "withdrawn": units(Amount::ZERO), "waiting": units(waiting) }))?
@@ -732,45 +738,45 @@ async fn withdraw(verb: Withdraw, output: &mut Output<'_>) -> anyhow::Result<()>
     if waiting > Amount::ZERO {
         then.push(format!("{waiting} stays held for now"));
     }
-    let proposal = Proposal {
-        what: format!("withdraw what has unbonded in run {}", place.run),
-        calls: vec![Call::Withdraw { run: place.run }],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+    let plan = TransactionPlan {
+        what: format!("withdraw what has unbonded in run {}", args.run),
+        calls: vec![Call::Withdraw { run: args.run }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then,
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     Ok(output
         .result(&format!("{free} is free"), json!({ "withdrawn": units(free), "waiting": units(waiting) }))?)
 }
 
-async fn rotate_key(verb: RotateKey, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
-    found.owned_by(&verb.coldkey)?;
-    let new_key: KeySource = verb.new_key.parse()?;
+async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
+    found.owned_by(&command.coldkey)?;
+    let new_key: KeySource = command.new_key.parse()?;
     if let KeySource::File(path) = &new_key
         && !path.exists()
     {
         ensure!(
-            !verb.consent.dry_run,
+            !command.confirm.dry_run,
             "there is no key file {} yet, and a dry run makes none: make it with `mettle keys new`",
             path.display()
         );
-        new_key_file(path, verb.new_password_file.as_deref(), output)?;
+        new_key_file(path, command.new_password_file.as_deref(), output)?;
     }
     let hotkey = new_key.public().with_context(|| format!("could not read the key {new_key}"))?;
     let uid = found.uid();
     ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
-    let when = found.pace.until(found.pace.next_window());
-    let proposal = Proposal {
-        what: format!("change the hotkey of uid {uid} of run {}", place.run),
-        calls: vec![Call::RotateHotkey { run: place.run, uid, hotkey }],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+    let when = found.clock.until(found.clock.next_window());
+    let plan = TransactionPlan {
+        what: format!("change the hotkey of uid {uid} of run {}", args.run),
+        calls: vec![Call::RotateHotkey { run: args.run, uid, hotkey }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then: vec![
             format!("the new hotkey takes over as {when}, opens"),
             "until then the node must run with the old one; then start it with the new one".into(),
@@ -783,7 +789,7 @@ async fn rotate_key(verb: RotateKey, output: &mut Output<'_>) -> anyhow::Result<
             ),
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     let start = match found.seat.seat.role {
@@ -796,7 +802,7 @@ async fn rotate_key(verb: RotateKey, output: &mut Output<'_>) -> anyhow::Result<
              it with `{start} --key {new_key}`",
             address(&hotkey.0)
         ),
-        json!({ "uid": uid, "hotkey": address(&hotkey.0), "from_window": found.pace.next_window() }),
+        json!({ "uid": uid, "hotkey": address(&hotkey.0), "from_window": found.clock.next_window() }),
     )?;
     Ok(())
 }
@@ -811,13 +817,13 @@ fn new_key_file(path: &Path, password_file: Option<&Path>, output: &mut Output<'
     Ok(())
 }
 
-async fn set_payout(verb: SetPayout, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
-    found.owned_by(&verb.coldkey)?;
+async fn set_payout(command: SetPayout, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
+    found.owned_by(&command.coldkey)?;
     let uid = found.uid();
-    let (payout, then) = match verb.to {
+    let (payout, then) = match command.to {
         PayoutTo::Account => {
             (Payout::Account, format!("what is claimed goes to {}", address(&found.seat.seat.coldkey)))
         }
@@ -828,29 +834,29 @@ async fn set_payout(verb: SetPayout, output: &mut Output<'_>) -> anyhow::Result<
             ),
         ),
     };
-    let proposal = Proposal {
-        what: format!("set where the pay of uid {uid} of run {} goes", place.run),
-        calls: vec![Call::SetPayout { run: place.run, uid, payout }],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+    let plan = TransactionPlan {
+        what: format!("set where the pay of uid {uid} of run {} goes", args.run),
+        calls: vec![Call::SetPayout { run: args.run, uid, payout }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then: vec![then],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     Ok(output
         .result(&format!("uid {uid} is paid into its {payout}"), json!({ "uid": uid, "payout": payout }))?)
 }
 
-async fn proxy(verb: ProxyVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (verb, adds) = match verb {
-        ProxyVerb::Add(verb) => (verb, true),
-        ProxyVerb::Remove(verb) => (verb, false),
+async fn proxy(command: ProxyCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let (command, adds) = match command {
+        ProxyCommand::Add(command) => (command, true),
+        ProxyCommand::Remove(command) => (command, false),
     };
-    let place = verb.place.read(None)?;
-    let proxy = parse_address(&verb.proxy)?;
-    let may = ProxyKind::from(verb.may);
-    let (real, name) = (address(&verb.coldkey.owner()?), address(&proxy));
+    let args = command.chain_flags.read(None)?;
+    let proxy = parse_address(&command.proxy)?;
+    let may = ProxyKind::from(command.may);
+    let (real, name) = (address(&command.coldkey.owner()?), address(&proxy));
     let allowed = match may {
         ProxyKind::Any => "everything, even send all of its money away",
         ProxyKind::NonTransfer => "everything that cannot send its money away",
@@ -867,15 +873,15 @@ async fn proxy(verb: ProxyVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
         let then = vec!["its deposit comes back".into()];
         (format!("no longer let {name} act for {real} ({may})"), Call::RemoveProxy { proxy, may }, then)
     };
-    let mut desk = Desk::open(&place.chain).await?;
-    let proposal = Proposal {
+    let mut session = SigningSession::open(&args.chain).await?;
+    let plan = TransactionPlan {
         what,
         calls: vec![call],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then,
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     let text = if adds { "may act for" } else { "may no longer act for" };

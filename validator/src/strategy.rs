@@ -1,9 +1,9 @@
 //! Where one validator may say otherwise than another.
 //!
 //! What a validator attests, votes, posts and tells comes from what it measured; these are the points at which a dishonest one says something
-//! else. The program is [`Honest`]. Whoever tries what a dishonest validator would gain puts another conduct here.
+//! else. The program is [`DefaultStrategy`]. Whoever tries what a dishonest validator would gain puts another strategy here.
 
-use crate::{evaluate::Measurements, receipts::Said};
+use crate::{evaluate::Measurements, receipts::WindowReport};
 use protocol::{
     Uid, Window,
     view::{Verdict, Vote, WindowView},
@@ -12,7 +12,7 @@ use protocol::{
 /// What one validator says of what it found. What is not written otherwise is as an honest one says it.
 ///
 /// Nothing here waits, and all that it is given anybody can see at that time, but for what is called `own`.
-pub trait Conduct: Send {
+pub trait Strategy: Send {
     /// What to attest, seat by seat (PROT-14); `None`: nothing at all.
     fn verdicts(&mut self, _view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         Some(own)
@@ -29,7 +29,7 @@ pub trait Conduct: Send {
     }
 
     /// What to tell in the window's receipt of what was attested and voted (PROT-27).
-    fn tells(&mut self, _window: Window, own: Said) -> Said {
+    fn reported(&mut self, _window: Window, own: WindowReport) -> WindowReport {
         own
     }
 
@@ -41,6 +41,6 @@ pub trait Conduct: Send {
 
 /// Says what it found.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Honest;
+pub struct DefaultStrategy;
 
-impl Conduct for Honest {}
+impl Strategy for DefaultStrategy {}

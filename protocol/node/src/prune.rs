@@ -18,7 +18,7 @@ const EVERY: u32 = 8;
 const LISTED_MAX: usize = 1_000;
 
 /// Now and then, removes what this seat published for windows that are long past. What fails stays where it is.
-pub async fn tidy(store: &dyn Store, run: RunId, now: Window) {
+pub async fn prune(store: &dyn Store, run: RunId, now: Window) {
     if !now.0.is_multiple_of(EVERY) {
         return;
     }
@@ -60,9 +60,9 @@ mod tests {
         for key in [&old, &recent] {
             store.put(key, b"bytes".to_vec().into()).await.unwrap();
         }
-        tidy(&store, RunId(0), Window(71)).await;
+        prune(&store, RunId(0), Window(71)).await;
         assert!(store.head(&old).await.is_ok(), "not every window is worth a look");
-        tidy(&store, RunId(0), Window(72)).await;
+        prune(&store, RunId(0), Window(72)).await;
         assert!(store.head(&old).await.unwrap_err().is_not_found());
         assert!(store.head(&recent).await.is_ok());
     }
@@ -76,7 +76,7 @@ mod tests {
             store.put(&checkpoint(window), b"bytes".to_vec().into()).await.unwrap();
         }
         for now in [64, 72, 192, 200] {
-            tidy(&store, RunId(0), Window(now)).await;
+            prune(&store, RunId(0), Window(now)).await;
         }
         assert!(store.head(&checkpoint(0)).await.is_ok());
         assert!(store.head(&checkpoint(4)).await.unwrap_err().is_not_found());
@@ -91,10 +91,10 @@ mod tests {
         for key in [&update, &receipt] {
             store.put(key, b"bytes".to_vec().into()).await.unwrap();
         }
-        tidy(&store, RunId(0), Window(72)).await;
+        prune(&store, RunId(0), Window(72)).await;
         assert!(store.head(&update).await.unwrap_err().is_not_found());
         assert!(store.head(&receipt).await.is_ok());
-        tidy(&store, RunId(0), Window(200)).await;
+        prune(&store, RunId(0), Window(200)).await;
         assert!(store.head(&receipt).await.unwrap_err().is_not_found());
     }
 }

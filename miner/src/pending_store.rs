@@ -9,15 +9,15 @@
 //! more, to the same bytes. Once the body has left the residual, a file that is lost is lost for good, and so is the window.
 
 use crate::{
-    snapshot::{Optimiser, Pending, Snapshot, SnapshotError},
-    spool::{Spool, SpoolError},
+    contribution_store::{ContributionStore, ContributionStoreError},
+    snapshot::{Optimiser, PendingContribution, Snapshot, SnapshotError},
 };
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
 use nn::StateError;
 use node::{
     Codec,
-    kept::{Found, Kept},
+    durable::{DurableFile, Recovered},
 };
 use protocol::{RunId, SeatId, submission::Header};
 use std::{
@@ -26,7 +26,7 @@ use std::{
 };
 
 /// Where a seat keeps what is on its way, and what it takes to make it.
-pub struct Outbox<'a> {
+pub struct PendingStore<'a> {
     /// The seat's directory.
     pub directory: &'a Path,
     pub run: RunId,
@@ -36,19 +36,19 @@ pub struct Outbox<'a> {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum OutboxError {
+pub enum PendingStoreError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
-    Spool(#[from] SpoolError),
+    ContributionStore(#[from] ContributionStoreError),
 }
 
-impl OutboxError {
+impl PendingStoreError {
     /// Whether the disk took no more. What was kept before stands, and what was to be kept is to be made again from it.
     pub fn is_full(&self) -> bool {
         match self {
-            OutboxError::Snapshot(error) => error.is_full(),
-            OutboxError::Spool(error) => error.is_full(),
+            PendingStoreError::Snapshot(error) => error.is_full(),
+            PendingStoreError::ContributionStore(error) => error.is_full(),
         }
     }
 }
@@ -67,11 +67,11 @@ impl Optimiser for PassedOver {
     }
 }
 
-impl Outbox<'_> {
+impl PendingStore<'_> {
     /// The seat's snapshot, with its optimiser, or `None` if it has none yet; and away with what a killed predecessor left unfinished.
-    pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+    pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         let found = self.load(optimiser)?;
-        self.tidy(found.as_ref().map(|found| &found.value));
+        self.prune(found.as_ref().map(|found| &found.value));
         Ok(found)
     }
 
@@ -81,13 +81,13 @@ impl Outbox<'_> {
     }
 
     /// Puts the optimiser where the snapshot has it: where the last window left it that was not given up.
-    pub fn take_back(&self, optimiser: &mut dyn Optimiser) -> Result<(), SnapshotError> {
+    pub fn restore(&self, optimiser: &mut dyn Optimiser) -> Result<(), SnapshotError> {
         self.load(optimiser).map(drop)
     }
 
     /// What is on disk of the residual and of what is on its way, for an error that left the copy in memory half changed; the optimiser at work
     /// goes on. `None` if nothing is there, which cannot be after [`begin`](Self::begin).
-    pub fn as_kept(&self) -> Result<Option<Snapshot>, SnapshotError> {
+    pub fn reload(&self) -> Result<Option<Snapshot>, SnapshotError> {
         Ok(self.load(&mut PassedOver)?.map(|found| found.value))
     }
 
@@ -100,9 +100,10 @@ impl Outbox<'_> {
         header: &Header,
         source: Source<'_>,
         optimiser: &dyn Optimiser,
-    ) -> Result<Pending, OutboxError> {
-        let sealed = self.spool().write(self.codec, header, self.key, &mut snapshot.residual, source)?;
-        let pending = Pending {
+    ) -> Result<PendingContribution, PendingStoreError> {
+        let sealed =
+            self.contribution_store().write(self.codec, header, self.key, &mut snapshot.residual, source)?;
+        let pending = PendingContribution {
             window: header.window,
             digest: sealed.digest,
             length: sealed.length,
@@ -112,19 +113,19 @@ impl Outbox<'_> {
         snapshot.residual_for = header.window.next();
         snapshot.pending = Some(pending.clone());
         self.save(snapshot, optimiser)?;
-        self.tidy(Some(snapshot));
+        self.prune(Some(snapshot));
         Ok(pending)
     }
 
     /// A predecessor's contribution, checked. If its file was lost it is written once more, where the residual still has it: `header` says
     /// for whom, in this window. An `Err` inside says what is lost for good.
-    pub fn take_up(
+    pub fn resume(
         &self,
         snapshot: &mut Snapshot,
-        pending: Pending,
+        pending: PendingContribution,
         header: &Header,
         optimiser: &dyn Optimiser,
-    ) -> Result<Result<Pending, SpoolError>, OutboxError> {
+    ) -> Result<Result<PendingContribution, ContributionStoreError>, PendingStoreError> {
         let Err(lost) = self.check(&pending) else { return Ok(Ok(pending)) };
         if pending.committed {
             return Ok(Err(lost));
@@ -139,35 +140,35 @@ impl Outbox<'_> {
     pub fn committed(
         &self,
         snapshot: &mut Snapshot,
-        pending: &Pending,
+        pending: &PendingContribution,
         optimiser: &dyn Optimiser,
-    ) -> Result<(), OutboxError> {
-        self.spool().spend(self.codec, &pending.sealed(), &mut snapshot.residual)?;
-        snapshot.pending = Some(Pending { committed: true, ..pending.clone() });
+    ) -> Result<(), PendingStoreError> {
+        self.contribution_store().subtract_sent(self.codec, &pending.sealed(), &mut snapshot.residual)?;
+        snapshot.pending = Some(PendingContribution { committed: true, ..pending.clone() });
         self.save(snapshot, optimiser)?;
         Ok(())
     }
 
     /// Whether the file is what was committed to: nobody is shown anything else.
-    pub fn check(&self, pending: &Pending) -> Result<(), SpoolError> {
-        self.spool().check(&pending.sealed())
+    pub fn check(&self, pending: &PendingContribution) -> Result<(), ContributionStoreError> {
+        self.contribution_store().check(&pending.sealed())
     }
 
     /// The file to upload.
-    pub fn path(&self, pending: &Pending) -> PathBuf {
-        self.spool().path(&pending.digest)
+    pub fn path(&self, pending: &PendingContribution) -> PathBuf {
+        self.contribution_store().path(&pending.digest)
     }
 
-    fn spool(&self) -> Spool {
-        Spool::new(self.directory)
+    fn contribution_store(&self) -> ContributionStore {
+        ContributionStore::new(self.directory)
     }
 
-    fn tidy(&self, snapshot: Option<&Snapshot>) {
+    fn prune(&self, snapshot: Option<&Snapshot>) {
         let pending = snapshot.and_then(|snapshot| snapshot.pending.as_ref());
-        self.spool().tidy(pending.map(|pending| &pending.digest));
+        self.contribution_store().prune(pending.map(|pending| &pending.digest));
     }
 
-    fn load(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+    fn load(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         Snapshot::load(&self.kept(), self.run, self.seat, self.codec.schema().values(), optimiser)
     }
 
@@ -175,8 +176,8 @@ impl Outbox<'_> {
         snapshot.save(&self.kept(), self.run, self.seat, optimiser).map(drop)
     }
 
-    fn kept(&self) -> Kept {
-        Kept::new(self.directory.join("miner.snapshot"))
+    fn kept(&self) -> DurableFile {
+        DurableFile::new(self.directory.join("miner.snapshot"))
     }
 }
 
@@ -201,8 +202,8 @@ mod tests {
             Home { directory: tempfile::tempdir().unwrap(), key: key(), codec: codec(&[5000, 3]) }
         }
 
-        fn outbox(&self) -> Outbox<'_> {
-            Outbox {
+        fn pending_store(&self) -> PendingStore<'_> {
+            PendingStore {
                 directory: self.directory.path(),
                 run: RunId(1),
                 seat: SeatId { uid: Uid(4), registered_at: Block(9) },
@@ -216,17 +217,17 @@ mod tests {
         }
 
         /// What the miner trains, the same each time it does.
-        fn train(&self, snapshot: &mut Snapshot) -> Pending {
+        fn train(&self, snapshot: &mut Snapshot) -> PendingContribution {
             let theta = vec![0.0; VALUES];
             let trained: Vec<f32> = (0..VALUES).map(|at| ((at * 37 % 101) as f32 - 50.0) * 1e-3).collect();
             let source = Source::Difference { decay: 0.5, before: &theta, after: &trained };
-            self.outbox().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
+            self.pending_store().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
         }
 
         /// What a process finds that is started after the one before it was killed.
         fn restarted(&self) -> Snapshot {
             let mut optimiser = Vec::new();
-            match self.outbox().open(&mut optimiser).unwrap() {
+            match self.pending_store().open(&mut optimiser).unwrap() {
                 Some(found) => {
                     assert_eq!(optimiser, OPTIMISER);
                     found.value
@@ -235,13 +236,17 @@ mod tests {
             }
         }
 
-        fn take_up(&self, snapshot: &mut Snapshot) -> Result<Pending, SpoolError> {
+        fn resume(&self, snapshot: &mut Snapshot) -> Result<PendingContribution, ContributionStoreError> {
             let pending = snapshot.pending.clone().unwrap();
-            self.outbox().take_up(snapshot, pending, &self.header(), &OPTIMISER.to_vec()).unwrap()
+            self.pending_store().resume(snapshot, pending, &self.header(), &OPTIMISER.to_vec()).unwrap()
         }
 
-        fn committed(&self, snapshot: &mut Snapshot, pending: &Pending) -> Result<(), OutboxError> {
-            self.outbox().committed(snapshot, pending, &OPTIMISER.to_vec())
+        fn committed(
+            &self,
+            snapshot: &mut Snapshot,
+            pending: &PendingContribution,
+        ) -> Result<(), PendingStoreError> {
+            self.pending_store().committed(snapshot, pending, &OPTIMISER.to_vec())
         }
 
         fn files(&self) -> usize {
@@ -265,10 +270,10 @@ mod tests {
         ) -> (Vec<u8>, Vec<f32>) {
             let pending = snapshot.pending.clone().unwrap();
             assert!(pending.committed);
-            self.outbox().check(&pending).unwrap();
+            self.pending_store().check(&pending).unwrap();
             assert_eq!(self.restarted(), snapshot, "what is in memory is on disk");
             assert_eq!(self.files(), 1);
-            let ended = (fs::read(self.outbox().path(&pending)).unwrap(), snapshot.residual);
+            let ended = (fs::read(self.pending_store().path(&pending)).unwrap(), snapshot.residual);
             assert!(expected.is_none_or(|expected| expected == ended));
             ended
         }
@@ -292,7 +297,7 @@ mod tests {
         let mut snapshot = home.restarted();
         home.train(&mut snapshot);
         // As if the snapshot had not come to be: the file is there, and nothing names it.
-        fs::remove_file(home.outbox().kept().path()).unwrap();
+        fs::remove_file(home.pending_store().kept().path()).unwrap();
         fs::write(home.directory.path().join("contributions/.unfinished-1"), "half of one").unwrap();
 
         let mut snapshot = home.restarted();
@@ -309,7 +314,7 @@ mod tests {
         let made = home.train(&mut home.restarted());
 
         let mut snapshot = home.restarted();
-        let pending = home.take_up(&mut snapshot).unwrap();
+        let pending = home.resume(&mut snapshot).unwrap();
         assert_eq!(pending, made);
         assert_eq!(snapshot.residual_for, Window(10));
         home.committed(&mut snapshot, &pending).unwrap();
@@ -329,10 +334,10 @@ mod tests {
         for lose in lose {
             let home = Home::new();
             let made = home.train(&mut home.restarted());
-            lose(&home.outbox().path(&made));
+            lose(&home.pending_store().path(&made));
 
             let mut snapshot = home.restarted();
-            let pending = home.take_up(&mut snapshot).unwrap();
+            let pending = home.resume(&mut snapshot).unwrap();
             assert_eq!(pending, made);
             home.committed(&mut snapshot, &pending).unwrap();
             home.ends_like(Some(Home::undisturbed()), snapshot);
@@ -345,12 +350,12 @@ mod tests {
         let home = Home::new();
         home.train(&mut home.restarted());
         let mut snapshot = home.restarted();
-        let pending = home.take_up(&mut snapshot).unwrap();
+        let pending = home.resume(&mut snapshot).unwrap();
         home.committed(&mut snapshot, &pending).unwrap();
 
         // Now it says so.
         let mut snapshot = home.restarted();
-        let pending = home.take_up(&mut snapshot).unwrap();
+        let pending = home.resume(&mut snapshot).unwrap();
         assert!(pending.committed);
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
@@ -361,10 +366,10 @@ mod tests {
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
         home.committed(&mut snapshot, &pending).unwrap();
-        fs::remove_file(home.outbox().path(&pending)).unwrap();
+        fs::remove_file(home.pending_store().path(&pending)).unwrap();
 
         let mut again = home.restarted();
-        assert!(matches!(home.take_up(&mut again), Err(SpoolError::Gone { .. })));
+        assert!(matches!(home.resume(&mut again), Err(ContributionStoreError::Gone { .. })));
         assert_eq!(again, snapshot, "the residual and the optimiser are as they were");
     }
 
@@ -373,16 +378,19 @@ mod tests {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
-        let path = home.outbox().path(&pending);
+        let path = home.pending_store().path(&pending);
         let mut bytes = fs::read(&path).unwrap();
         let last = bytes.len() - 70;
         bytes[last] ^= 1;
         fs::write(&path, bytes).unwrap();
         let refused = home.committed(&mut snapshot, &pending);
-        assert!(matches!(refused, Err(OutboxError::Spool(SpoolError::Digest { .. }))));
+        assert!(matches!(
+            refused,
+            Err(PendingStoreError::ContributionStore(ContributionStoreError::Digest { .. }))
+        ));
 
         let mut snapshot = home.restarted();
-        let pending = home.take_up(&mut snapshot).unwrap();
+        let pending = home.resume(&mut snapshot).unwrap();
         home.committed(&mut snapshot, &pending).unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
@@ -397,18 +405,18 @@ mod tests {
         };
         let home = Home::new();
         let mut snapshot = home.restarted();
-        home.outbox().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
+        home.pending_store().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
         half(&mut snapshot);
-        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        snapshot = home.pending_store().reload().unwrap().unwrap();
         assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));
 
         let pending = home.train(&mut snapshot);
         half(&mut snapshot);
-        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        snapshot = home.pending_store().reload().unwrap().unwrap();
         assert_eq!(snapshot.pending.as_ref(), Some(&pending));
         home.committed(&mut snapshot, &pending).unwrap();
         half(&mut snapshot);
-        snapshot = home.outbox().as_kept().unwrap().unwrap();
+        snapshot = home.pending_store().reload().unwrap().unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
@@ -418,11 +426,11 @@ mod tests {
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
         home.committed(&mut snapshot, &pending).unwrap();
-        fs::write(home.outbox().kept().path(), "damaged").unwrap();
+        fs::write(home.pending_store().kept().path(), "damaged").unwrap();
 
         // It says that nothing is committed yet; the chain will say that it is.
         let mut snapshot = home.restarted();
-        let pending = home.take_up(&mut snapshot).unwrap();
+        let pending = home.resume(&mut snapshot).unwrap();
         assert!(!pending.committed);
         home.committed(&mut snapshot, &pending).unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
@@ -436,8 +444,8 @@ mod tests {
         home.committed(&mut snapshot, &first).unwrap();
         let header = Header { window: Window(10), ..home.header() };
         let second =
-            home.outbox().make(&mut snapshot, &header, Source::Nothing, &OPTIMISER.to_vec()).unwrap();
+            home.pending_store().make(&mut snapshot, &header, Source::Nothing, &OPTIMISER.to_vec()).unwrap();
         assert_ne!(first.digest, second.digest);
-        assert!(!home.outbox().path(&first).exists() && home.outbox().path(&second).exists());
+        assert!(!home.pending_store().path(&first).exists() && home.pending_store().path(&second).exists());
     }
 }

@@ -30,7 +30,7 @@ pub struct Sketch {
 
 /// A finding: the contribution that another one is most like.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Twin {
+pub struct NearDuplicate {
     pub uid: Uid,
     /// The window judged, or one before it: then this other was there first.
     pub window: Window,
@@ -87,10 +87,10 @@ impl Sketches {
     }
 
     /// Who in `window` has a twin, and which. Of two that are equally alike the earlier one counts, then the lower uid.
-    pub fn twins(&self, window: Window) -> BTreeMap<Uid, Twin> {
+    pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
         let Some(current) = self.windows.get(&window) else { return BTreeMap::new() };
         let found = current.iter().filter_map(|(uid, (_, sketch))| {
-            let mut closest: Option<Twin> = None;
+            let mut closest: Option<NearDuplicate> = None;
             for (kept, others) in self.windows.range(..=window) {
                 for (other, (digest, theirs)) in others {
                     if *kept == window && other == uid {
@@ -98,7 +98,7 @@ impl Sketches {
                     }
                     let alike = sketch.alike(theirs);
                     if ALIKE_MIN <= alike && closest.is_none_or(|closest| closest.alike < alike) {
-                        closest = Some(Twin { uid: *other, window: *kept, digest: *digest, alike });
+                        closest = Some(NearDuplicate { uid: *other, window: *kept, digest: *digest, alike });
                     }
                 }
             }
@@ -117,8 +117,8 @@ impl Sketches {
 ///   on the other side. Two that fail both lose. What this leaves in doubt the mark decides, a little later.
 ///
 /// Where there was too little to test, nothing is held against anyone.
-pub fn is_copied(twin: &Twin, window: Window, gap: Option<f64>) -> bool {
-    let least = if twin.window < window { 1.0 } else { -1.0 };
+pub fn is_copied(near_duplicate: &NearDuplicate, window: Window, gap: Option<f64>) -> bool {
+    let least = if near_duplicate.window < window { 1.0 } else { -1.0 };
     gap.is_some_and(|gap| gap < least)
 }
 
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn twins_of_one_window_find_each_other() {
-        let found = sketches(&[(5, 1, 10), (5, 2, 11), (5, 3, 10)]).twins(Window(5));
+        let found = sketches(&[(5, 1, 10), (5, 2, 11), (5, 3, 10)]).near_duplicates(Window(5));
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), [Uid(1), Uid(3)]);
         assert_eq!((found[&Uid(1)].uid, found[&Uid(3)].uid), (Uid(3), Uid(1)));
         assert_eq!(found[&Uid(1)].window, Window(5));
@@ -226,8 +226,8 @@ mod tests {
     #[test]
     fn of_an_earlier_windows_work_only_the_later_has_a_twin() {
         let kept = sketches(&[(4, 1, 10), (5, 1, 12), (5, 2, 10), (5, 3, 10)]);
-        assert!(kept.twins(Window(4)).is_empty());
-        let found = kept.twins(Window(5));
+        assert!(kept.near_duplicates(Window(4)).is_empty());
+        let found = kept.near_duplicates(Window(5));
         assert!(!found.contains_key(&Uid(1)), "who was there first has none");
         for uid in [2, 3] {
             assert_eq!((found[&Uid(uid)].uid, found[&Uid(uid)].window), (Uid(1), Window(4)));
@@ -236,7 +236,7 @@ mod tests {
 
     #[test]
     fn ones_own_old_work_is_a_twin_too() {
-        let found = sketches(&[(4, 1, 10), (6, 1, 10)]).twins(Window(6));
+        let found = sketches(&[(4, 1, 10), (6, 1, 10)]).near_duplicates(Window(6));
         assert_eq!((found[&Uid(1)].uid, found[&Uid(1)].window), (Uid(1), Window(4)));
     }
 
@@ -244,9 +244,9 @@ mod tests {
     fn only_the_last_windows_are_kept() {
         let kept = sketches(&[(1, 1, 10), (2, 1, 11), (3, 1, 12), (4, 1, 13), (5, 2, 10), (5, 3, 11)]);
         assert_eq!(kept.windows.len(), 4);
-        let found = kept.twins(Window(5));
+        let found = kept.near_duplicates(Window(5));
         assert!(!found.contains_key(&Uid(2)), "window 1 is forgotten");
         assert_eq!(found[&Uid(3)].window, Window(2));
-        assert!(kept.twins(Window(9)).is_empty());
+        assert!(kept.near_duplicates(Window(9)).is_empty());
     }
 }

@@ -1,17 +1,16 @@
 //! The verbs as people type them, against a real chain: what is shown is what is signed, and what is signed is done.
 
 use chain_client::{
-    Amount, Call, Chain as _, Expectations, SubxtChain,
-    account::{self, RunWish},
+    Amount, Call, Chain as _, ExpectedChain, SubxtChain,
+    account::{self, RunRequest},
     keys::{Key, address},
 };
 use clap::Parser;
 use embedded_chain::{Config, EmbeddedChain, Sealing};
 use mettle::{
-    Verb,
-    nominate::{self, NominateVerb},
-    owner::{self, RunVerb},
-    verbs,
+    WalletCommand, commands,
+    nominate::{self, NominateCommand},
+    owner::{self, RunCommand},
 };
 use node::output::{self, Output};
 use protocol::{
@@ -27,18 +26,18 @@ use store::{Credentials, S3Settings, S3Store, Store as _};
 #[derive(Debug, Parser)]
 struct Cli {
     #[command(subcommand)]
-    verb: Any,
+    command: Any,
 }
 
 /// Every verb of both programs.
 #[derive(Debug, clap::Subcommand)]
 enum Any {
     #[command(flatten)]
-    Seat(Verb),
+    Seat(WalletCommand),
     #[command(flatten)]
-    Nominate(NominateVerb),
+    Nominate(NominateCommand),
     #[command(subcommand)]
-    Run(RunVerb),
+    Run(RunCommand),
 }
 
 /// What a command printed, and how it ended.
@@ -103,7 +102,7 @@ impl Net {
         let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
         let alice =
-            SubxtChain::connect(&chain.url(), Some(dev("//Alice")), Expectations::default()).await.unwrap();
+            SubxtChain::connect(&chain.url(), Some(dev("//Alice")), ExpectedChain::default()).await.unwrap();
         let schedule = Schedule {
             start: Block(alice.clock().current().block.0 + 150),
             blocks_per_window: 20,
@@ -125,7 +124,7 @@ impl Net {
             localnet: true,
             ..RunParams::default()
         };
-        let wish = RunWish {
+        let wish = RunRequest {
             params,
             terms,
             spec: Digest::of(b"spec"),
@@ -142,20 +141,20 @@ impl Net {
         let url = self.chain.url();
         let line = line.replacen("register ", &format!("register {role} "), 1);
         let words = ["test"].into_iter().chain(line.split_whitespace());
-        let verb = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).verb;
+        let command = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command;
         let (mut out, mut aside) = (Vec::new(), Vec::new());
         let mut ask = || Ok(typed.map(str::to_owned));
-        let json = match &verb {
-            Any::Seat(verb) => verb.json(),
-            Any::Nominate(verb) => verb.json(),
-            Any::Run(verb) => verb.json(),
+        let json = match &command {
+            Any::Seat(command) => command.json(),
+            Any::Nominate(command) => command.json(),
+            Any::Run(command) => command.json(),
         };
-        let verb = at(verb, &url);
+        let command = at(command, &url);
         let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
-        let done = match verb {
-            Any::Seat(verb) => verbs::act(verb, &mut output).await,
-            Any::Nominate(verb) => nominate::act(verb, &mut output).await,
-            Any::Run(verb) => owner::act(verb, &mut output).await,
+        let done = match command {
+            Any::Seat(command) => commands::act(command, &mut output).await,
+            Any::Nominate(command) => nominate::act(command, &mut output).await,
+            Any::Run(command) => owner::act(command, &mut output).await,
         };
         output.finish(&done).unwrap();
         // What the verb did, it heard of over a connection of its own.
@@ -217,7 +216,8 @@ impl Net {
     async fn play_epoch(&self, validator: &str, miner: Uid) {
         let key = dev(validator);
         let hotkey = key.hotkey();
-        let chain = SubxtChain::connect(&self.chain.url(), Some(key), Expectations::default()).await.unwrap();
+        let chain =
+            SubxtChain::connect(&self.chain.url(), Some(key), ExpectedChain::default()).await.unwrap();
         let (run, salt, weights) = (self.run, [5; 32], vec![(miner, u16::MAX)]);
         self.go_to(0, self.schedule.commit_by + 1).await;
         let attest =
@@ -237,52 +237,54 @@ impl Net {
 }
 
 /// Every verb takes the chain as a flag; a test writes it once.
-fn at(verb: Any, url: &str) -> Any {
+fn at(command: Any, url: &str) -> Any {
     let url = Some(url.to_owned());
-    match verb {
-        Any::Seat(mut verb) => {
-            match &mut verb {
-                Verb::Keys(_) => {}
-                Verb::Register(verb) => verb.place.chain = url,
-                Verb::Status(verb) => verb.seat.place.chain = url,
-                Verb::Claim(verb) => verb.seat.place.chain = url,
-                Verb::Stake(verb) => verb.seat.place.chain = url,
-                Verb::Unstake(verb) => verb.seat.place.chain = url,
-                Verb::Withdraw(verb) => verb.place.chain = url,
-                Verb::RotateKey(verb) => verb.seat.place.chain = url,
-                Verb::SetPayout(verb) => verb.seat.place.chain = url,
-                Verb::Proxy(verbs::ProxyVerb::Add(verb) | verbs::ProxyVerb::Remove(verb)) => {
-                    verb.place.chain = url;
+    match command {
+        Any::Seat(mut command) => {
+            match &mut command {
+                WalletCommand::Keys(_) => {}
+                WalletCommand::Register(command) => command.chain_flags.chain = url,
+                WalletCommand::Status(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Claim(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Stake(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Unstake(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Withdraw(command) => command.chain_flags.chain = url,
+                WalletCommand::RotateKey(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::SetPayout(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Proxy(
+                    commands::ProxyCommand::Add(command) | commands::ProxyCommand::Remove(command),
+                ) => {
+                    command.chain_flags.chain = url;
                 }
             }
-            Any::Seat(verb)
+            Any::Seat(command)
         }
-        Any::Nominate(mut verb) => {
-            match &mut verb {
-                NominateVerb::Nominate(verb) => verb.account.place.chain = url,
-                NominateVerb::Unnominate(verb) => verb.account.place.chain = url,
-                NominateVerb::Nominations(verb) => match &mut verb.fetch {
-                    Some(nominate::Fetch::Claim(verb) | nominate::Fetch::Withdraw(verb)) => {
-                        verb.account.place.chain = url;
+        Any::Nominate(mut command) => {
+            match &mut command {
+                NominateCommand::Nominate(command) => command.account.chain_flags.chain = url,
+                NominateCommand::Unnominate(command) => command.account.chain_flags.chain = url,
+                NominateCommand::Nominations(command) => match &mut command.fetch {
+                    Some(nominate::Fetch::Claim(command) | nominate::Fetch::Withdraw(command)) => {
+                        command.account.chain_flags.chain = url;
                     }
-                    None => verb.account.place.chain = url,
+                    None => command.account.chain_flags.chain = url,
                 },
-                NominateVerb::SetCommission(verb) => verb.seat.place.chain = url,
+                NominateCommand::SetCommission(command) => command.seat.chain_flags.chain = url,
             }
-            Any::Nominate(verb)
+            Any::Nominate(command)
         }
-        Any::Run(mut verb) => {
-            match &mut verb {
-                RunVerb::Create(verb) => verb.chain = url,
-                RunVerb::Fund(verb) => verb.flags.account.place.chain = url,
-                RunVerb::Terms(verb) => verb.flags.account.place.chain = url,
-                RunVerb::Offer(verb) => verb.flags.account.place.chain = url,
-                RunVerb::Pause(flags)
-                | RunVerb::Resume(flags)
-                | RunVerb::Claim(flags)
-                | RunVerb::Accept(flags) => flags.account.place.chain = url,
+        Any::Run(mut command) => {
+            match &mut command {
+                RunCommand::Create(command) => command.chain = url,
+                RunCommand::Fund(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Terms(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Offer(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Pause(flags)
+                | RunCommand::Resume(flags)
+                | RunCommand::Claim(flags)
+                | RunCommand::Accept(flags) => flags.account.chain_flags.chain = url,
             }
-            Any::Run(verb)
+            Any::Run(command)
         }
     }
 }
@@ -601,7 +603,7 @@ async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
     net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.well();
     net.play_epoch("//Dave//hot", miner).await;
 
-    let books = net.alice.status(net.run).await.unwrap().books;
+    let books = net.alice.status(net.run).await.unwrap().treasury;
     let terms = net.alice.run(net.run).await.unwrap().terms;
     let part = |share: Permille| Amount(terms.emission_per_epoch / 1000 * u128::from(share.0));
     assert_eq!(books.burnt, part(terms.shares.burn).0);
@@ -638,7 +640,7 @@ async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
     net.validator("run claim --yes --key //Alice").await.well();
     let after = net.free("//Alice").await.saturating_add(Amount(fee));
     assert!(before.saturating_add(owner) < after || owner == Amount::ZERO);
-    let books = net.alice.status(net.run).await.unwrap().books;
+    let books = net.alice.status(net.run).await.unwrap().treasury;
     assert_eq!((books.claimable, books.funded), (0, books.treasury + books.paid + books.burnt));
     net.chain.shutdown().await;
 }
@@ -661,7 +663,7 @@ async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears
         held_out_sequences_min: 50,
         ..dataset::PrepareOptions::new(
             dataset::Source::directory(text),
-            dataset::Place::Directory(path("data")),
+            dataset::OutputDirectory::Directory(path("data")),
         )
     };
     tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
@@ -756,10 +758,10 @@ fn wrong_flags_are_refused_by_name() {
 #[tokio::test]
 async fn without_a_chain_a_verb_says_which_url_it_wants() {
     let line = "test status --key //Bob --chain http://127.0.0.1:1".split(' ');
-    let Any::Seat(verb) = Cli::try_parse_from(line).unwrap().verb else { unreachable!() };
+    let Any::Seat(command) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
     let (mut out, mut aside) = (Vec::new(), Vec::new());
     let mut ask = || Ok(None);
     let mut output = Output::new(false, &mut out, &mut aside, &mut ask);
-    let error = verbs::act(verb, &mut output).await.unwrap_err();
+    let error = commands::act(command, &mut output).await.unwrap_err();
     assert!(error.to_string().contains("ws://"), "{error:#}");
 }
