@@ -33,11 +33,7 @@ const ARROWS: &[Arrows] = &[
         ],
         &[],
     ),
-    (
-        "mettle-embedded-chain",
-        &["mettle-runtime"],
-        &["mettle-protocol", "mettle-chain-client", "pallet-registry", "pallet-windows"],
-    ),
+    ("mettle-embedded-chain", &["mettle-runtime"], &["mettle-protocol", "pallet-registry", "pallet-windows"]),
     // The client knows the chain's types and no chain; its tests run against the embedded one.
     ("mettle-chain-client", &["mettle-protocol"], &["mettle-embedded-chain"]),
     // What both daemons are made of. Below `protocol/`, this crate alone imports from `chain/`.

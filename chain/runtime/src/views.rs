@@ -1,4 +1,4 @@
-//! Views that take more than one pallet.
+//! Views that combine several pallets.
 
 use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows};
 use alloc::{string::String, vec::Vec};
@@ -8,7 +8,7 @@ use protocol::{
     view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},
 };
 
-/// Seats in one answer, at most: a client asks for the next page.
+/// The most seats in one answer; a client pages.
 const PAGE_MAX: u32 = 256;
 
 pub fn run(id: RunId) -> Option<RunView> {
@@ -105,7 +105,7 @@ fn account(id: &AccountId) -> Account {
     *id.as_ref()
 }
 
-/// The registry takes printable ASCII only, so nothing is lost.
+/// Lossless: the registry accepts printable ASCII only.
 fn text(url: Url) -> String {
     String::from_utf8_lossy(&url).into_owned()
 }

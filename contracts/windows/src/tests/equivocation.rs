@@ -1,4 +1,4 @@
-//! Receipts that are anchored, and validators that say two different things (PROT-21, 27).
+//! Anchored receipts, and validators that sign contradicting statements (PROT-21, 27).
 
 use super::*;
 use frame::traits::fungible::Inspect as _;
@@ -24,7 +24,7 @@ fn stake(uid: u16) -> u128 {
     pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().stake
 }
 
-/// A run whose validators have enough at stake that a tenth of a tenth is something.
+/// Validators have enough at stake that a tenth of a tenth is not zero.
 fn with_stakes(story: impl FnOnce()) {
     with_run(params(), || {
         for uid in VALIDATORS {
@@ -52,7 +52,7 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
             reporter: REPORTER,
             slashed: 100,
         }));
-        // Slashed below the minimum it decides no more, from the next opening on.
+        // Slashed below the minimum, it leaves the electorate at the next opening.
         for _ in 0..25 {
             Punished::<Test>::remove((RUN, Window(0)), (Uid(3), StatementKind::Vote));
             assert_ok!(report(two(3, 0, StatementKind::Vote)));
@@ -64,7 +64,7 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
 }
 
 #[test]
-fn each_matter_of_a_window_is_punished_once() {
+fn each_kind_of_statement_is_punished_once_per_window() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         go_to(1, 0);
@@ -87,11 +87,11 @@ fn statements_that_prove_nothing_cost_nothing() {
         assert_noop!(report(proof(3, one, one)), Error::<Test>::NoContradiction);
         let other = statement(3, 0, receipts, digest(2));
         assert_noop!(report(proof(3, one, other)), Error::<Test>::NotOneMatter);
-        // Signed by somebody else in its name.
+        // A stranger signs in its name.
         let forged = Statement { digest: digest(2), ..one.statement }.sign(&key(4));
         assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
         assert_noop!(report(proof(4, one, forged)), Error::<Test>::NotSigned);
-        // Signed with a key that is no seat's, and with another seat's.
+        // Keys of no seat, and of another seat.
         assert_noop!(report(two(40, 0, vote)), Error::<Test>::NotASeat);
         let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&key(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));
@@ -110,7 +110,7 @@ fn statements_that_prove_nothing_cost_nothing() {
 }
 
 #[test]
-fn nobody_answers_for_windows_before_its_time() {
+fn a_holder_does_not_answer_for_windows_before_its_time() {
     with_stakes(|| {
         go_to(1, 2);
         let late = register(RUN, Role::Validator, STAKE);
@@ -120,7 +120,7 @@ fn nobody_answers_for_windows_before_its_time() {
 }
 
 #[test]
-fn a_statement_that_differs_from_what_is_on_the_chain_is_proof_enough() {
+fn a_statement_that_contradicts_the_chain_is_proof() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         assert_ok!(Windows::anchor_receipts(signed(3), RUN, Window(0), digest(9)));
@@ -145,7 +145,7 @@ fn a_statement_that_differs_from_what_is_on_the_chain_is_proof_enough() {
 }
 
 #[test]
-fn where_the_chain_holds_nothing_one_statement_contradicts_nothing() {
+fn a_statement_contradicts_nothing_if_the_chain_has_no_record() {
     with_stakes(|| {
         play(0, &[3, 4]);
         for kind in [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts] {
@@ -165,7 +165,7 @@ fn where_the_chain_holds_nothing_one_statement_contradicts_nothing() {
 }
 
 #[test]
-fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor() {
+fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         let total = Balances::total_balance(&COLDKEY);
@@ -175,10 +175,10 @@ fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor(
         let signed = RuntimeOrigin::signed(COLDKEY);
         assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(5));
-        // The old hotkey's statements about the old holder's window: its stake is still held.
+        // The old hotkey's statements on its own window: its stake is still held.
         assert_ok!(report(two(5, 0, StatementKind::Vote)));
         assert_eq!(Balances::total_balance(&COLDKEY), total - 100);
-        // The newcomer votes in window 2; the old hotkey's statement about it contradicts nothing of its own.
+        // The newcomer votes in window 2. The old hotkey's statement on it contradicts no record of its own.
         play(1, &[3, 4]);
         go_to(2, 0);
         assert_ok!(commit(0, 2, 1));
@@ -196,7 +196,7 @@ fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor(
 }
 
 #[test]
-fn receipts_are_anchored_once_and_after_the_window_is_fixed() {
+fn receipts_are_anchored_once_and_after_the_window_is_finalised() {
     with_run(params(), || {
         let anchor = |uid, window| Windows::anchor_receipts(signed(uid), RUN, Window(window), digest(9));
         assert_noop!(anchor(3, 0), Error::<Test>::WindowNotKept);
