@@ -1,21 +1,25 @@
-//! What the network does on a CPU, each kernel beside its plain twin; and products of several weights as one and as several.
-//! `RAYON_NUM_THREADS=1 cargo bench -p kernels --bench network`
+//! Each CPU kernel of the network beside its reference; and products of several weights as one and as several.
+//! `RAYON_NUM_THREADS=1 cargo bench -p mettle-nn --bench layers`
 //!
-//! Measured is the CPU time of the process, which other work on the machine changes little. Shapes are those of preset `6m`.
+//! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset `6m`.
 
 use criterion::{
     BatchSize, Bencher, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main,
     measurement::{Measurement, ValueFormatter, WallTime},
 };
-use kernels::{
-    adamw::{self, Numbers},
-    attention, cross_entropy,
-    lanes::{self, Width},
-    matmul::{Mat, MatMut, Threads, Write, matmul, matmul_reference},
-    rms_norm,
-    rotary::{self, Angles, Rotation},
-    swiglu,
+use kernels::lanes::{self, Width};
+use mettle_nn::{
+    StepParams,
+    layers::{
+        attention, cross_entropy,
+        matmul::{Mat, MatMut, Threads, Write, matmul, reference::matmul as matmul_reference},
+        rms_norm,
+        rope::{self, Angles, Rotation},
+        swiglu,
+    },
+    optim::adamw::{self, Coefficients, Parameter},
 };
+use model::Recipe;
 use std::{hint::black_box, time::Duration};
 
 const WIDTH: usize = 256;
@@ -100,12 +104,12 @@ fn products(criterion: &mut Criterion<CpuTime>) {
     let mut group = criterion.benchmark_group("matmul");
     group.bench_function("kernel", |bencher| {
         let mut into = MatMut::new(&mut into, [rows, INNER]);
-        bencher.iter(|| matmul(Write::Over, &mut into, x, weight, Threads::Pool));
+        bencher.iter(|| matmul(Write::Set, &mut into, x, weight, Threads::Pool));
     });
     group.bench_function("twin", |bencher| bencher.iter(|| matmul_reference(x, weight)));
 }
 
-/// `x·Wᵀ`, `of_y·W` and `of_yᵀ·x` for weights that share their `x`, and lie one below the other: as one product, and as several
+/// `x·Wᵀ`, `grad_y·W` and `of_yᵀ·x` for weights that share their `x`, and lie one below the other: as one product, and as several
 /// that read and write parts of the same matrices.
 fn shared_inputs(criterion: &mut Criterion<CpuTime>) {
     let rows = 2048;
@@ -113,29 +117,29 @@ fn shared_inputs(criterion: &mut Criterion<CpuTime>) {
         [("queries, keys and values", &[256usize, 128, 128][..]), ("gates and ups", &[INNER, INNER])]
     {
         let all: usize = parts.iter().sum();
-        let (x, weight, of_y) = (noise(rows * WIDTH, 1), noise(all * WIDTH, 2), noise(rows * all, 3));
-        let (x, weight, of_y) =
-            (Mat::new(&x, [rows, WIDTH]), Mat::new(&weight, [all, WIDTH]), Mat::new(&of_y, [rows, all]));
-        let (mut y, mut of_x) = (vec![0.0; rows * all], vec![0.0; rows * WIDTH]);
+        let (x, weight, grad_y) = (noise(rows * WIDTH, 1), noise(all * WIDTH, 2), noise(rows * all, 3));
+        let (x, weight, grad_y) =
+            (Mat::new(&x, [rows, WIDTH]), Mat::new(&weight, [all, WIDTH]), Mat::new(&grad_y, [rows, all]));
+        let (mut y, mut grad_x) = (vec![0.0; rows * all], vec![0.0; rows * WIDTH]);
         let mut of_weight = vec![0.0; all * WIDTH];
         let mut group = criterion.benchmark_group(name);
         for (how, parts) in [("as one", &[all][..]), ("apart", parts)] {
             group.bench_function(BenchmarkId::new("forward and back", how), |bencher| {
                 bencher.iter(|| {
                     let mut first = 0;
-                    let mut write = Write::Over;
+                    let mut write = Write::Set;
                     for part in parts {
                         let of_part = first..first + part;
                         first = of_part.end;
                         let weight = weight.block(of_part.clone(), 0..WIDTH);
-                        let of_y = of_y.block(0..rows, of_part.clone());
+                        let grad_y = grad_y.block(0..rows, of_part.clone());
                         let mut y = MatMut::new(&mut y, [rows, all]).block(0..rows, of_part.clone());
                         let mut of_weight =
                             MatMut::new(&mut of_weight, [all, WIDTH]).block(of_part, 0..WIDTH);
-                        let mut of_x = MatMut::new(&mut of_x, [rows, WIDTH]);
-                        matmul(Write::Over, &mut y, x, weight.transposed(), Threads::Pool);
-                        matmul(write, &mut of_x, of_y, weight, Threads::Pool);
-                        matmul(Write::Over, &mut of_weight, of_y.transposed(), x, Threads::Pool);
+                        let mut grad_x = MatMut::new(&mut grad_x, [rows, WIDTH]);
+                        matmul(Write::Set, &mut y, x, weight.transposed(), Threads::Pool);
+                        matmul(write, &mut grad_x, grad_y, weight, Threads::Pool);
+                        matmul(Write::Set, &mut of_weight, grad_y.transposed(), x, Threads::Pool);
                         write = Write::Add;
                     }
                 });
@@ -148,21 +152,21 @@ fn attend(criterion: &mut Criterion<CpuTime>) {
     let count = SHAPE.seq_len;
     let rows = noise(count * SHAPE.row_width(), 1);
     let mixed_width = SHAPE.heads * SHAPE.head_width;
-    let of_mixed = noise(count * mixed_width, 2);
+    let grad_mixed = noise(count * mixed_width, 2);
     let (mut mixed, mut log_sums) = (vec![0.0; count * mixed_width], vec![0.0; count * SHAPE.heads]);
-    let mut of_rows = vec![0.0; rows.len()];
+    let mut grad_rows = vec![0.0; rows.len()];
     beside(
         &mut criterion.benchmark_group("attention, forward and back"),
         |bencher| {
             bencher.iter(|| {
                 attention::forward(&SHAPE, &rows, &mut mixed, &mut log_sums);
-                attention::backward(&SHAPE, &rows, &mixed, &log_sums, &of_mixed, &mut of_rows);
+                attention::backward(&SHAPE, &rows, &mixed, &log_sums, &grad_mixed, &mut grad_rows);
             });
         },
         |bencher| {
             bencher.iter(|| {
-                black_box(attention::forward_reference(&SHAPE, &rows));
-                attention::backward_reference(&SHAPE, &rows, &of_mixed)
+                black_box(attention::reference::forward(&SHAPE, &rows));
+                attention::reference::backward(&SHAPE, &rows, &grad_mixed)
             });
         },
     );
@@ -170,21 +174,21 @@ fn attend(criterion: &mut Criterion<CpuTime>) {
 
 fn norm(criterion: &mut Criterion<CpuTime>) {
     let rows = 1024;
-    let (x, gain, of_y) = (noise(rows * WIDTH, 1), noise(WIDTH, 2), noise(rows * WIDTH, 3));
+    let (x, gain, grad_y) = (noise(rows * WIDTH, 1), noise(WIDTH, 2), noise(rows * WIDTH, 3));
     let (mut y, mut roots) = (vec![0.0; rows * WIDTH], vec![0.0; rows]);
-    let (mut of_x, mut of_gain) = (vec![0.0; rows * WIDTH], vec![0.0; WIDTH]);
+    let (mut grad_x, mut grad_gain) = (vec![0.0; rows * WIDTH], vec![0.0; WIDTH]);
     beside(
         &mut criterion.benchmark_group("rms_norm, forward and back"),
         |bencher| {
             bencher.iter(|| {
                 rms_norm::forward(&x, &gain, EPSILON, &mut y, &mut roots);
-                rms_norm::backward(&x, &gain, &roots, &of_y, &mut of_x, &mut of_gain);
+                rms_norm::backward(&x, &gain, &roots, &grad_y, &mut grad_x, &mut grad_gain);
             });
         },
         |bencher| {
             bencher.iter(|| {
-                black_box(rms_norm::forward_reference(&x, &gain, EPSILON));
-                rms_norm::backward_reference(&x, &gain, EPSILON, &of_y)
+                black_box(rms_norm::reference::forward(&x, &gain, EPSILON));
+                rms_norm::reference::backward(&x, &gain, EPSILON, &grad_y)
             });
         },
     );
@@ -192,41 +196,39 @@ fn norm(criterion: &mut Criterion<CpuTime>) {
 
 fn gated(criterion: &mut Criterion<CpuTime>) {
     let rows = 256;
-    let (values, of_h) = (noise(rows * 2 * INNER, 1), noise(rows * INNER, 2));
+    let (values, grad_h) = (noise(rows * 2 * INNER, 1), noise(rows * INNER, 2));
     let mut h = vec![0.0; rows * INNER];
     beside(
         &mut criterion.benchmark_group("swiglu"),
         |bencher| bencher.iter(|| swiglu::forward(&values, INNER, &mut h)),
-        |bencher| bencher.iter(|| swiglu::forward_reference(&values, INNER)),
+        |bencher| bencher.iter(|| swiglu::reference::forward(&values, INNER)),
     );
-    let both = [&values[..], &of_h].concat();
+    let both = [&values[..], &grad_h].concat();
     beside(
         &mut criterion.benchmark_group("swiglu, back"),
         |bencher| {
             in_place(bencher, &both, |both| {
-                let (values, of_h) = both.split_at_mut(values.len());
-                swiglu::backward(values, INNER, of_h);
+                let (values, grad_h) = both.split_at_mut(values.len());
+                swiglu::backward(values, INNER, grad_h);
             });
         },
-        |bencher| bencher.iter(|| swiglu::backward_reference(&values, INNER, &of_h)),
+        |bencher| bencher.iter(|| swiglu::reference::backward(&values, INNER, &grad_h)),
     );
 }
 
 fn turns(criterion: &mut Criterion<CpuTime>) {
     let (rows, width) = (SHAPE.seq_len, SHAPE.row_width());
-    let turned = (SHAPE.heads + SHAPE.kv_heads) * SHAPE.head_width;
+    let rotated = (SHAPE.heads + SHAPE.kv_heads) * SHAPE.head_width;
     let (x, angles) = (noise(rows * width, 1), Angles::new(rows, SHAPE.head_width, 10_000.0));
     let heads = [SHAPE.heads, SHAPE.kv_heads];
     beside(
         &mut criterion.benchmark_group("rotary"),
-        |bencher| {
-            in_place(bencher, &x, |x| rotary::rotate(x, width, heads, rows, &angles, Rotation::Forward))
-        },
+        |bencher| in_place(bencher, &x, |x| rope::rotate(x, width, heads, rows, &angles, Rotation::Forward)),
         |bencher| {
             bencher.iter(|| {
                 for (position, row) in x.chunks_exact(width).enumerate() {
-                    let row = &row[..turned];
-                    black_box(rotary::rotate_reference(
+                    let row = &row[..rotated];
+                    black_box(rope::reference::rotate(
                         row,
                         SHAPE.heads,
                         SHAPE.head_width,
@@ -252,8 +254,8 @@ fn losses(criterion: &mut Criterion<CpuTime>) {
         },
         |bencher| {
             bencher.iter(|| {
-                black_box(cross_entropy::losses_reference(&logits, VOCAB, &targets));
-                cross_entropy::gradient_reference(&logits, VOCAB, &targets, 1e-3)
+                black_box(cross_entropy::reference::losses(&logits, VOCAB, &targets));
+                cross_entropy::reference::gradient(&logits, VOCAB, &targets, 1e-3)
             });
         },
     );
@@ -261,24 +263,23 @@ fn losses(criterion: &mut Criterion<CpuTime>) {
 
 fn steps(criterion: &mut Criterion<CpuTime>) {
     let len = VOCAB * WIDTH;
-    let numbers = Numbers::new([0.9, 0.95], 10, 1e-8, 1e-3, 0.1, 0.5);
+    let params = StepParams { step: 10, learning_rate: 1e-3, gradient_scale: 0.5 };
+    let coefficients = Coefficients::new(&Recipe::default(), &params, 0.1);
     let (mut weights, gradient) = (noise(len, 1), noise(len, 2));
     let [mut mean, mut square] = [vec![0.0; len], vec![0.0; len]];
-    let [mut other_weights, mut other_mean, mut other_square] = [(); 3].map(|()| vec![0.0; len]);
+    let mut others = [(); 3].map(|()| vec![0.0; len]);
     beside(
         &mut criterion.benchmark_group("adamw"),
         |bencher| {
-            bencher.iter(|| adamw::step(&numbers, &mut weights, &gradient, &mut mean, &mut square));
+            bencher.iter(|| {
+                let parameter = Parameter { weights: &mut weights, mean: &mut mean, square: &mut square };
+                adamw::step(&coefficients, parameter, &gradient);
+            });
         },
         |bencher| {
             bencher.iter(|| {
-                adamw::step_reference(
-                    &numbers,
-                    &mut other_weights,
-                    &gradient,
-                    &mut other_mean,
-                    &mut other_square,
-                );
+                let [weights, mean, square] = &mut others;
+                adamw::step_reference(&coefficients, Parameter { weights, mean, square }, &gradient);
             });
         },
     );

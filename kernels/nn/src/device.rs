@@ -89,11 +89,15 @@ pub enum DeviceError {
          engine are settings of their own"
     )]
     Unknown { text: String },
-    #[error("{device}: {setting} is a setting of the fused engine on a GPU: leave it out, or set engine = \"fused\" on a GPU")]
+    #[error(
+        "{device}: {setting} is a setting of the fused engine on a GPU: leave it out, or set engine = \"fused\" on a GPU"
+    )]
     Setting { device: Device, setting: &'static str },
     #[error("{device}: this program was built without {}: use device cpu, or build it with --features {}", .device.name.backend(), .device.name.feature())]
     WithoutGpu { device: Device },
-    #[error("this program was built without the Burn engine: set engine = \"fused\", or build it with --features cuda")]
+    #[error(
+        "this program was built without the Burn engine: set engine = \"fused\", or build it with --features cuda"
+    )]
     WithoutBurn,
     #[error("{device}: Burn's engine runs on cpu and cuda: set engine = \"fused\"")]
     NotBurns { device: Device },
@@ -107,9 +111,13 @@ pub enum DeviceError {
     NotFound { device: Device, hint: &'static str },
     #[error("{device}: the device lacks {what}, which the kernels need")]
     Unsupported { device: Device, what: &'static str },
-    #[error("{device}: the device has no arithmetic of that precision: leave precision out, or set it to f32")]
+    #[error(
+        "{device}: the device has no arithmetic of that precision: leave precision out, or set it to f32"
+    )]
     NoSuchPrecision { device: Device },
-    #[error("the fused engine on a GPU has AdamW only: set the recipe's optimiser to adamw, or engine = \"burn\", or device cpu")]
+    #[error(
+        "the fused engine on a GPU has AdamW only: set the recipe's optimiser to adamw, or engine = \"burn\", or device cpu"
+    )]
     NoMuon,
     #[error("{device} failed: {why}")]
     Failed { device: Device, why: String },
@@ -120,7 +128,12 @@ impl Device {
 
     /// The device with default settings.
     pub const fn new(name: DeviceName) -> Device {
-        Device { name, engine: None, precision: None, activation_checkpointing: ActivationCheckpointing::None }
+        Device {
+            name,
+            engine: None,
+            precision: None,
+            activation_checkpointing: ActivationCheckpointing::None,
+        }
     }
 
     /// The engine that computes: the one that was named; Burn's on CUDA, unless a setting needs the fused one
@@ -170,7 +183,9 @@ impl Device {
         }
         match self.name {
             DeviceName::Cpu => Ok(()),
-            DeviceName::Vulkan if self.engine() == EngineKind::Burn => Err(DeviceError::NotBurns { device: self }),
+            DeviceName::Vulkan if self.engine() == EngineKind::Burn => {
+                Err(DeviceError::NotBurns { device: self })
+            }
             DeviceName::Vulkan if cfg!(feature = "vulkan") => Ok(()),
             DeviceName::Cuda(index) if cfg!(feature = "cuda") => {
                 let (index, count) = (usize::from(index), driver::Driver::load()?.gpus()?);
@@ -362,7 +377,9 @@ impl<'de> Deserialize<'de> for Device {
             type Value = Device;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a device's name, or a table with name, engine, precision and activation_checkpointing")
+                f.write_str(
+                    "a device's name, or a table with name, engine, precision and activation_checkpointing",
+                )
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Device, E> {
@@ -428,9 +445,22 @@ mod tests {
     #[test]
     fn a_wrong_name_or_setting_is_refused() {
         for text in [
-            "", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:65536", "cpu:0", "CPU", "cuda:0,", "cuda:0,f32,bf16",
-            "cuda:0,f32,f32", "cuda:0,recompute", "cuda:0,recompute=layers,recompute=layers", "cuda:0,burn,fused",
-            "vulkan:0", "cudaf32",
+            "",
+            "gpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:-1",
+            "cuda:65536",
+            "cpu:0",
+            "CPU",
+            "cuda:0,",
+            "cuda:0,f32,bf16",
+            "cuda:0,f32,f32",
+            "cuda:0,recompute",
+            "cuda:0,recompute=layers,recompute=layers",
+            "cuda:0,burn,fused",
+            "vulkan:0",
+            "cudaf32",
         ] {
             assert_eq!(text.parse::<Device>(), Err(DeviceError::Unknown { text: text.into() }));
         }

@@ -107,7 +107,12 @@ impl MemoryEstimate {
     }
 
     /// From f32 values per token, of each layer and of the work space, and values beside them.
-    fn from_values(config: &ModelConfig, tokens: usize, per_token: [usize; 2], others: usize) -> MemoryEstimate {
+    fn from_values(
+        config: &ModelConfig,
+        tokens: usize,
+        per_token: [usize; 2],
+        others: usize,
+    ) -> MemoryEstimate {
         let parameters = config.parameters() as u64;
         let [kept, work] = per_token.map(|values| 4 * (tokens * values) as u64);
         MemoryEstimate {
@@ -238,8 +243,8 @@ fn temporary(config: &ModelConfig, tokens: usize, width: u64) -> u64 {
     let queries = queries.clamp(QUERIES[0], QUERIES[1]).min(T);
     let scores = sequences * H * queries * T;
     let (query_values, key_values) = (sequences * H * queries * C, sequences * K * T * C);
-    let attention =
-        (2 * scores + 4 * query_values + 2 * key_values) as u64 * width + 4 * (2 * scores + 3 * key_values) as u64;
+    let attention = (2 * scores + 4 * query_values + 2 * key_values) as u64 * width
+        + 4 * (2 * scores + 3 * key_values) as u64;
     let sums = config
         .shapes()
         .into_iter()
@@ -375,8 +380,8 @@ mod tests {
         let all = of("cuda:0,fused", 8);
         // 4 bytes each of master, gradient and two moments, 2 of a copy.
         assert_eq!(all.weights + all.gradients + all.optimiser, 18 * config.parameters() as u64);
-        let [some, least] =
-            ["cuda:0,fused,recompute=feed-forward", "cuda:0,fused,recompute=layers"].map(|device| of(device, 8));
+        let [some, least] = ["cuda:0,fused,recompute=feed-forward", "cuda:0,fused,recompute=layers"]
+            .map(|device| of(device, 8));
         assert!(2 * some.activations < all.activations && 2 * least.activations < some.activations);
         assert_eq!([some.work, least.work], [all.work; 2]);
         assert_eq!(of("cuda:0,fused,f32", 8).weights, 4 * config.parameters() as u64);

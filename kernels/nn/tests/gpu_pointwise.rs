@@ -1,24 +1,27 @@
-//! The kernels of `kernels::gpu::network` that lie between two products, against the references of the CPU's kernels, on
-//! whatever device is here. `tests/gpu.rs` says which one that is, and why this is a program of its own.
+//! The GPU's kernels between two products, against their references, on the device that `GPU_DEVICE` names.
 //!
-//! What is compared was rounded to the arrays' precision first. Bounds are at least three times the worst that was seen on lavapipe
-//! in f32; in 16 bits they are one rounding.
+//! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on lavapipe;
+//! in 16 bits it is one rounding.
 
 mod common;
 #[path = "common/device.rs"]
 mod device;
 
 use device::{Test, precisions};
-use kernels::{
-    adamw, cross_entropy,
-    gpu::{
-        Device, GpuError,
-        network::{Array, Precision},
+use mettle_nn::{
+    Precision, StepParams,
+    gpu::{Array, Gpu, GpuError},
+    layers::{
+        cross_entropy, rms_norm,
+        rope::{self, Angles, Rotation},
+        swiglu,
     },
-    norm, rms_norm,
-    rotary::{self, Angles, Rotation},
-    swiglu,
+    optim::{
+        adamw::{self, Coefficients, Parameter},
+        norm,
+    },
 };
+use model::Recipe;
 
 const TESTS: &[Test] = &[
     ("norms_and_their_gradients_are_close_to_the_exact_ones", norms),
@@ -39,7 +42,6 @@ const TESTS: &[Test] = &[
     ("nothing_is_done_to_nothing", nothing),
     ("what_lies_behind_a_part_stays", neighbours),
     ("what_does_not_fit_is_refused", refused),
-    ("the_report_measures_every_kernel", reported),
 ];
 
 fn main() {
@@ -53,6 +55,11 @@ fn noise(len: usize, spread: f32, seed: u32) -> Vec<f32> {
 
 fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// AdamW's coefficients with the recipe's betas and epsilon.
+fn coefficients(step: u64, gradient_scale: f64) -> Coefficients {
+    Coefficients::new(&Recipe::default(), &StepParams { step, learning_rate: 4e-3, gradient_scale }, 0.1)
 }
 
 /// A value's rounding to a precision, as a share of it.
@@ -80,20 +87,20 @@ fn close(what: &str, got: &[f32], exact: &[f64], bound: f64) {
     }
 }
 
-/// Values on the device, and as they are there.
-fn put(device: &Device, values: &[f32], precision: Precision) -> (Array, Vec<f32>) {
-    let array = device.upload_array(values, precision).unwrap();
-    let rounded = device.download_array(&array).unwrap();
+/// Values on the gpu, and as they are there.
+fn put(gpu: &Gpu, values: &[f32], precision: Precision) -> (Array, Vec<f32>) {
+    let array = gpu.upload(values, precision).unwrap();
+    let rounded = gpu.download(&array).unwrap();
     (array, rounded)
 }
 
-fn get(device: &Device, array: &Array) -> Vec<f32> {
-    device.download_array(array).unwrap()
+fn get(gpu: &Gpu, array: &Array) -> Vec<f32> {
+    gpu.download(array).unwrap()
 }
 
 /// An array of what is not a number: what is not written shows.
-fn unwritten(device: &Device, len: usize, precision: Precision) -> Array {
-    device.upload_array(&vec![f32::NAN; len], precision).unwrap()
+fn unwritten(gpu: &Gpu, len: usize, precision: Precision) -> Array {
+    gpu.upload(&vec![f32::NAN; len], precision).unwrap()
 }
 
 fn wide(values: &[f32]) -> Vec<f64> {
@@ -102,175 +109,168 @@ fn wide(values: &[f32]) -> Vec<f64> {
 
 const EPSILON: f32 = 1e-5;
 
-fn norms(device: &Device) {
-    for precision in precisions(device) {
+fn norms(gpu: &Gpu) {
+    for precision in precisions(gpu) {
         for (rows, width) in
             [(1, 1), (1, 64), (3, 7), (40, 130), (17, 96), (33, 1023), (5, 4096), (2, 8195), (300, 12)]
         {
             let what = format!("{precision:?} {rows} x {width}");
-            let (x, x_here) = put(device, &noise(rows * width, 3.0, 1), Precision::F32);
-            let (gain, gain_here) = put(device, &noise(width, 1.0, 2), Precision::F32);
-            let y = unwritten(device, rows * width, precision);
-            let roots = unwritten(device, rows, Precision::F32);
-            device.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
-            let exact = rms_norm::forward_reference(&x_here, &gain_here, EPSILON);
-            close(&what, &get(device, &y), &exact, 2e-6 + rounding(precision));
-            let again = unwritten(device, rows * width, precision);
-            device.rms_norm_again(&x, &gain, &roots, &again).unwrap();
-            assert_eq!(bits(&get(device, &again)), bits(&get(device, &y)), "{what}");
+            let (x, x_here) = put(gpu, &noise(rows * width, 3.0, 1), Precision::F32);
+            let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
+            let y = unwritten(gpu, rows * width, precision);
+            let roots = unwritten(gpu, rows, Precision::F32);
+            gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+            let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
+            close(&what, &get(gpu, &y), &exact, 2e-6 + rounding(precision));
+            let again = unwritten(gpu, rows * width, precision);
+            gpu.rms_norm_from_roots(&x, &gain, &roots, &again).unwrap();
+            assert_eq!(bits(&get(gpu, &again)), bits(&get(gpu, &y)), "{what}");
 
             // Both gradients are added to what stands there.
-            let (of_y, of_y_here) = put(device, &noise(rows * width, 1.0, 3), precision);
-            let (of_x, of_x_here) = put(device, &noise(rows * width, 1.0, 4), Precision::F32);
-            let (of_gain, of_gain_here) = put(device, &noise(width, 1.0, 5), Precision::F32);
-            device.rms_norm_backward(&x, &gain, &roots, &of_y, &of_x, &of_gain).unwrap();
+            let (grad_y, of_y_here) = put(gpu, &noise(rows * width, 1.0, 3), precision);
+            let (grad_x, of_x_here) = put(gpu, &noise(rows * width, 1.0, 4), Precision::F32);
+            let (grad_gain, of_gain_here) = put(gpu, &noise(width, 1.0, 5), Precision::F32);
+            gpu.rms_norm_backward(&x, &gain, &roots, &grad_y, &grad_x, &grad_gain).unwrap();
             let (mut exact_x, mut exact_gain) =
-                rms_norm::backward_reference(&x_here, &gain_here, EPSILON, &of_y_here);
+                rms_norm::reference::backward(&x_here, &gain_here, EPSILON, &of_y_here);
             exact_x.iter_mut().zip(of_x_here).for_each(|(exact, before)| *exact += f64::from(before));
             exact_gain.iter_mut().zip(of_gain_here).for_each(|(exact, before)| *exact += f64::from(before));
-            close(&format!("{what}, of x"), &get(device, &of_x), &exact_x, 4e-6);
-            close(&format!("{what}, of the gain"), &get(device, &of_gain), &exact_gain, 1e-5);
+            close(&format!("{what}, of x"), &get(gpu, &grad_x), &exact_x, 4e-6);
+            close(&format!("{what}, of the gain"), &get(gpu, &grad_gain), &exact_gain, 1e-5);
         }
     }
 }
 
-fn norms_of_odd_rows(device: &Device) {
+fn norms_of_odd_rows(gpu: &Gpu) {
     let width = 100;
     for spread in [0.0, 1e-30, 1e-6, 1e15] {
-        let (x, x_here) = put(device, &noise(3 * width, spread, 1), Precision::F32);
-        let (gain, gain_here) = put(device, &noise(width, 1.0, 2), Precision::F32);
-        let y = unwritten(device, 3 * width, Precision::F32);
-        let roots = unwritten(device, 3, Precision::F32);
-        device.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
-        let exact = rms_norm::forward_reference(&x_here, &gain_here, EPSILON);
-        close(&format!("spread {spread:e}"), &get(device, &y), &exact, 2e-6);
-        let (of_y, _) = put(device, &noise(3 * width, 1.0, 3), Precision::F32);
-        let (of_x, of_gain) = (
-            put(device, &vec![0.0; 3 * width], Precision::F32).0,
-            put(device, &vec![0.0; width], Precision::F32).0,
+        let (x, x_here) = put(gpu, &noise(3 * width, spread, 1), Precision::F32);
+        let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
+        let y = unwritten(gpu, 3 * width, Precision::F32);
+        let roots = unwritten(gpu, 3, Precision::F32);
+        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
+        close(&format!("spread {spread:e}"), &get(gpu, &y), &exact, 2e-6);
+        let (grad_y, _) = put(gpu, &noise(3 * width, 1.0, 3), Precision::F32);
+        let (grad_x, grad_gain) = (
+            put(gpu, &vec![0.0; 3 * width], Precision::F32).0,
+            put(gpu, &vec![0.0; width], Precision::F32).0,
         );
-        device.rms_norm_backward(&x, &gain, &roots, &of_y, &of_x, &of_gain).unwrap();
-        assert!(get(device, &of_x).iter().chain(&get(device, &of_gain)).all(|value| value.is_finite()));
+        gpu.rms_norm_backward(&x, &gain, &roots, &grad_y, &grad_x, &grad_gain).unwrap();
+        assert!(get(gpu, &grad_x).iter().chain(&get(gpu, &grad_gain)).all(|value| value.is_finite()));
     }
 }
 
-fn turns(device: &Device) {
+fn turns(gpu: &Gpu) {
     let base = 10_000.0;
-    for precision in precisions(device) {
+    for precision in precisions(gpu) {
         for (sequences, seq_len, queries, keys, half) in
             [(1, 1, 1, 1, 1), (3, 7, 9, 2, 3), (2, 33, 4, 4, 16), (1, 20, 17, 9, 2), (2, 5, 1, 0, 32)]
         {
             let what = format!("{precision:?} {sequences} x {seq_len}, heads {queries} and {keys} of {half}");
             let width = 2 * half;
             let row_width = (queries + 2 * keys) * width;
-            let (x, before) = put(device, &noise(sequences * seq_len * row_width, 1.0, 7), precision);
+            let (x, before) = put(gpu, &noise(sequences * seq_len * row_width, 1.0, 7), precision);
             let angles = Angles::new(seq_len + 3, width, base);
-            let here = device.upload_angles(&angles).unwrap();
-            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Rotation::Forward).unwrap();
-            let turned = get(device, &x);
-            for (row, (x, turned)) in
-                before.chunks_exact(row_width).zip(turned.chunks_exact(row_width)).enumerate()
+            let here = gpu.upload_angles(&angles).unwrap();
+            gpu.rope(&x, row_width, [queries, keys], seq_len, &here, Rotation::Forward).unwrap();
+            let rotated = get(gpu, &x);
+            for (row, (x, rotated)) in
+                before.chunks_exact(row_width).zip(rotated.chunks_exact(row_width)).enumerate()
             {
                 let (x, values) = x.split_at((queries + keys) * width);
-                let (turned, same) = turned.split_at((queries + keys) * width);
-                let exact = rotary::rotate_reference(x, queries, width, row % seq_len, base);
-                close(&what, turned, &exact, 1e-6 + rounding(precision));
-                assert_eq!(bits(values), bits(same), "{what}: values are not turned");
+                let (rotated, same) = rotated.split_at((queries + keys) * width);
+                let exact = rope::reference::rotate(x, queries, width, row % seq_len, base);
+                close(&what, rotated, &exact, 1e-6 + rounding(precision));
+                assert_eq!(bits(values), bits(same), "{what}: values are not rotated");
             }
             // Back is the transpose: queries are scaled twice by 1/√width then.
-            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Rotation::Back).unwrap();
+            gpu.rope(&x, row_width, [queries, keys], seq_len, &here, Rotation::Back).unwrap();
             let scaled: Vec<f64> = (0..before.len())
                 .map(|at| {
                     let scale = if at % row_width < queries * width { 1.0 / width as f64 } else { 1.0 };
                     f64::from(before[at]) * scale
                 })
                 .collect();
-            close(&format!("{what}, back"), &get(device, &x), &scaled, 1e-6 + 4.0 * rounding(precision));
+            close(&format!("{what}, back"), &get(gpu, &x), &scaled, 1e-6 + 4.0 * rounding(precision));
         }
     }
 }
 
-fn gates(device: &Device) {
-    for precision in precisions(device) {
+fn gates(gpu: &Gpu) {
+    for precision in precisions(gpu) {
         for (rows, width, spread) in
             [(1, 1, 1.0), (3, 5, 6.0), (20, 34, 60.0), (9, 256, 3.0), (2, 1000, 200.0), (70, 12, 0.1)]
         {
             let what = format!("{precision:?} {rows} x {width}, spread {spread}");
-            let (both, both_here) = put(device, &noise(rows * 2 * width, spread, 1), precision);
-            let h = unwritten(device, rows * width, precision);
-            device.swiglu(&both, width, &h).unwrap();
-            let exact = swiglu::forward_reference(&both_here, width);
-            close(&what, &get(device, &h), &exact, 1e-6 + rounding(precision));
+            let (both, both_here) = put(gpu, &noise(rows * 2 * width, spread, 1), precision);
+            let h = unwritten(gpu, rows * width, precision);
+            gpu.swiglu(&both, width, &h).unwrap();
+            let exact = swiglu::reference::forward(&both_here, width);
+            close(&what, &get(gpu, &h), &exact, 1e-6 + rounding(precision));
 
-            let (of_h, of_h_here) = put(device, &noise(rows * width, 1.0, 2), precision);
-            device.swiglu_backward(&both, width, &of_h).unwrap();
-            assert_eq!(bits(&get(device, &of_h)), bits(&get(device, &h)), "the way back gives h again");
-            let exact = swiglu::backward_reference(&both_here, width, &of_h_here);
-            close(&format!("{what}, back"), &get(device, &both), &exact, 4e-6 + 1.1 * rounding(precision));
+            let (grad_h, of_h_here) = put(gpu, &noise(rows * width, 1.0, 2), precision);
+            gpu.swiglu_backward(&both, width, &grad_h).unwrap();
+            assert_eq!(bits(&get(gpu, &grad_h)), bits(&get(gpu, &h)), "the way back gives h again");
+            let exact = swiglu::reference::backward(&both_here, width, &of_h_here);
+            close(&format!("{what}, back"), &get(gpu, &both), &exact, 4e-6 + 1.1 * rounding(precision));
         }
     }
     // Gates that no f32 exponential holds.
     let both = [-1e4, -200.0, -90.0, 90.0, 200.0, 1e4, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0];
-    let (array, _) = put(device, &both, Precision::F32);
-    let h = unwritten(device, 6, Precision::F32);
-    device.swiglu(&array, 6, &h).unwrap();
-    close("far gates", &get(device, &h), &swiglu::forward_reference(&both, 6), 1e-6);
-    let (of_h, of_h_here) = put(device, &[1.0; 6], Precision::F32);
-    device.swiglu_backward(&array, 6, &of_h).unwrap();
-    close("far gates, back", &get(device, &array), &swiglu::backward_reference(&both, 6, &of_h_here), 1e-6);
+    let (array, _) = put(gpu, &both, Precision::F32);
+    let h = unwritten(gpu, 6, Precision::F32);
+    gpu.swiglu(&array, 6, &h).unwrap();
+    close("far gates", &get(gpu, &h), &swiglu::reference::forward(&both, 6), 1e-6);
+    let (grad_h, of_h_here) = put(gpu, &[1.0; 6], Precision::F32);
+    gpu.swiglu_backward(&array, 6, &grad_h).unwrap();
+    close("far gates, back", &get(gpu, &array), &swiglu::reference::backward(&both, 6, &of_h_here), 1e-6);
 }
 
 /// Losses and gradients of some logits, against the exact ones of what the device has of them.
 #[track_caller]
-fn check_losses(
-    device: &Device,
-    what: &str,
-    logits: &[f32],
-    vocab: usize,
-    targets: &[u32],
-    precision: Precision,
-) {
+fn check_losses(gpu: &Gpu, what: &str, logits: &[f32], vocab: usize, targets: &[u32], precision: Precision) {
     let scale = 0.25;
     let what = format!("{what} {precision:?} {} x {vocab}", targets.len());
-    let (array, here) = put(device, logits, precision);
-    let tokens = device.upload_tokens(vocab, targets).unwrap();
-    let losses = unwritten(device, targets.len(), Precision::F32);
-    device.cross_entropy(&array, &tokens, 0, &losses).unwrap();
-    let got = get(device, &losses);
-    close(&what, &got, &cross_entropy::losses_reference(&here, vocab, targets), 2e-6);
-    assert_eq!(bits(&get(device, &array)), bits(&here), "{what}: logits are only read");
+    let (array, here) = put(gpu, logits, precision);
+    let tokens = gpu.upload_tokens(vocab, targets).unwrap();
+    let losses = unwritten(gpu, targets.len(), Precision::F32);
+    gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+    let got = get(gpu, &losses);
+    close(&what, &got, &cross_entropy::reference::losses(&here, vocab, targets), 2e-6);
+    assert_eq!(bits(&get(gpu, &array)), bits(&here), "{what}: logits are only read");
 
-    let again = unwritten(device, targets.len(), Precision::F32);
-    device.cross_entropy_gradient(&array, &tokens, 0, &again, scale).unwrap();
-    assert_eq!(bits(&get(device, &again)), bits(&got), "{what}");
-    let exact = cross_entropy::gradient_reference(&here, vocab, targets, scale);
-    close(&format!("{what}, back"), &get(device, &array), &exact, 2e-6 + rounding(precision) * 0.25);
+    let again = unwritten(gpu, targets.len(), Precision::F32);
+    gpu.cross_entropy_gradient(&array, &tokens, 0, &again, scale).unwrap();
+    assert_eq!(bits(&get(gpu, &again)), bits(&got), "{what}");
+    let exact = cross_entropy::reference::gradient(&here, vocab, targets, scale);
+    close(&format!("{what}, back"), &get(gpu, &array), &exact, 2e-6 + rounding(precision) * 0.25);
 }
 
-fn losses(device: &Device) {
-    for precision in precisions(device) {
+fn losses(gpu: &Gpu) {
+    for precision in precisions(gpu) {
         for (rows, vocab) in
             [(1, 1), (1, 2), (4, 3), (7, 257), (3, 1021), (5, 5000), (2, 32_000), (2, 128_256), (2, 50_257)]
         {
             let targets: Vec<u32> =
                 (0..rows).map(|row| [vocab - 1, 0, vocab / 2, vocab / 3][row % 4] as u32).collect();
-            check_losses(device, "", &noise(rows * vocab, 8.0, 5), vocab, &targets, precision);
+            check_losses(gpu, "", &noise(rows * vocab, 8.0, 5), vocab, &targets, precision);
         }
     }
 }
 
 /// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many zeros it is
 /// `ln` of their number.
-fn exponentials(device: &Device) {
+fn exponentials(gpu: &Gpu) {
     let rows = 100_000;
     let of_row = |row: usize| -100.0 * row as f32 / rows as f32;
     let logits: Vec<f32> = (0..rows).flat_map(|row| [0.0, of_row(row)]).collect();
-    let (array, _) = put(device, &logits, Precision::F32);
-    let targets = device.upload_tokens(2, &vec![0; rows]).unwrap();
-    let losses = unwritten(device, rows, Precision::F32);
-    device.cross_entropy_gradient(&array, &targets, 0, &losses, 1.0).unwrap();
+    let (array, _) = put(gpu, &logits, Precision::F32);
+    let targets = gpu.upload_tokens(2, &vec![0; rows]).unwrap();
+    let losses = unwritten(gpu, rows, Precision::F32);
+    gpu.cross_entropy_gradient(&array, &targets, 0, &losses, 1.0).unwrap();
     let mut worst = [0.0f64; 2];
-    for (row, (gradient, loss)) in get(device, &array).chunks(2).zip(get(device, &losses)).enumerate() {
+    for (row, (gradient, loss)) in get(gpu, &array).chunks(2).zip(get(gpu, &losses)).enumerate() {
         let x = f64::from(of_row(row));
         if x < -87.0 {
             assert_eq!(gradient[1], 0.0, "e to {x} is less than any normal number");
@@ -284,14 +284,14 @@ fn exponentials(device: &Device) {
     }
     assert!(worst[0] < 1.0 && worst[1] < 2.5e-7, "{worst:?}");
     for vocab in [1usize, 2, 3, 1000, 4097, 65_535, 100_000] {
-        let (zeros, _) = put(device, &vec![0.0; vocab], Precision::F32);
-        let loss = unwritten(device, 1, Precision::F32);
-        device.cross_entropy(&zeros, &device.upload_tokens(vocab, &[0]).unwrap(), 0, &loss).unwrap();
-        close("ln", &get(device, &loss), &[(vocab as f64).ln()], 1.5e-7);
+        let (zeros, _) = put(gpu, &vec![0.0; vocab], Precision::F32);
+        let loss = unwritten(gpu, 1, Precision::F32);
+        gpu.cross_entropy(&zeros, &gpu.upload_tokens(vocab, &[0]).unwrap(), 0, &loss).unwrap();
+        close("ln", &get(gpu, &loss), &[(vocab as f64).ln()], 1.5e-7);
     }
 }
 
-fn extreme_logits(device: &Device) {
+fn extreme_logits(gpu: &Gpu) {
     let vocab = 300;
     let check = |what, change: &dyn Fn(usize, f32) -> f32| {
         let logits: Vec<f32> = noise(4 * vocab, 1.0, 6)
@@ -299,7 +299,7 @@ fn extreme_logits(device: &Device) {
             .enumerate()
             .map(|(at, value)| change(at % vocab, value))
             .collect();
-        check_losses(device, what, &logits, vocab, &[0, 7, 298, 299], Precision::F32);
+        check_losses(gpu, what, &logits, vocab, &[0, 7, 298, 299], Precision::F32);
     };
     check("all the same", &|_, _| 3.5);
     check("all at once far away", &|_, value| value - 1e6);
@@ -319,45 +319,45 @@ fn extreme_logits(device: &Device) {
     {
         let mut logits = noise(vocab, 1.0, 6);
         logits[9] = bad;
-        let (array, _) = put(device, &logits, Precision::F32);
-        let tokens = device.upload_tokens(vocab, &[9]).unwrap();
-        let losses = unwritten(device, 1, Precision::F32);
-        device.cross_entropy(&array, &tokens, 0, &losses).unwrap();
-        let got = f64::from(get(device, &losses)[0]);
+        let (array, _) = put(gpu, &logits, Precision::F32);
+        let tokens = gpu.upload_tokens(vocab, &[9]).unwrap();
+        let losses = unwritten(gpu, 1, Precision::F32);
+        gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+        let got = f64::from(get(gpu, &losses)[0]);
         assert!(got == of_loss || got.is_nan() && of_loss.is_nan(), "{got} for a logit of {bad}");
         let on_cpu = cross_entropy::losses(&mut logits, vocab, &[9])[0];
         assert!(on_cpu == of_loss || on_cpu.is_nan() && of_loss.is_nan(), "{on_cpu} for a logit of {bad}");
     }
 }
 
-fn chunks_of_losses(device: &Device) {
+fn chunks_of_losses(gpu: &Gpu) {
     let (vocab, rows) = (33, 11);
     let targets: Vec<u32> = (0..rows as u32).map(|row| row * 3).collect();
     let logits = noise(rows * vocab, 2.0, 8);
-    let tokens = device.upload_tokens(vocab, &targets).unwrap();
-    let losses = unwritten(device, rows, Precision::F32);
-    let exact = cross_entropy::losses_reference(&logits, vocab, &targets);
+    let tokens = gpu.upload_tokens(vocab, &targets).unwrap();
+    let losses = unwritten(gpu, rows, Precision::F32);
+    let exact = cross_entropy::reference::losses(&logits, vocab, &targets);
     let mut first = 0;
     for rows in [4, 1, 6] {
-        let (array, _) = put(device, &logits[first * vocab..][..rows * vocab], Precision::F32);
-        device.cross_entropy_gradient(&array, &tokens, first, &losses, 1.0).unwrap();
+        let (array, _) = put(gpu, &logits[first * vocab..][..rows * vocab], Precision::F32);
+        gpu.cross_entropy_gradient(&array, &tokens, first, &losses, 1.0).unwrap();
         first += rows;
-        let got = get(device, &losses);
+        let got = get(gpu, &losses);
         close("chunks", &got[..first], &exact[..first], 2e-6);
         assert!(got[first..].iter().all(|loss| loss.is_nan()), "beyond the chunk");
     }
 }
 
-fn gathered(device: &Device) {
-    for precision in precisions(device) {
+fn gathered(gpu: &Gpu) {
+    for precision in precisions(gpu) {
         for (vocab, width, count) in [(1, 1, 1), (7, 3, 20), (300, 1026, 50), (1000, 64, 3000)] {
-            let (embedding, here) = put(device, &noise(vocab * width, 1.0, 1), precision);
+            let (embedding, here) = put(gpu, &noise(vocab * width, 1.0, 1), precision);
             let tokens: Vec<u32> = (0..count as u32).map(|row| row * 7919 % vocab as u32).collect();
-            let x = unwritten(device, count * width, Precision::F32);
-            let tokens_here = device.upload_tokens(vocab, &tokens).unwrap();
-            device.embedding(&embedding, &tokens_here, &x).unwrap();
+            let x = unwritten(gpu, count * width, Precision::F32);
+            let tokens_here = gpu.upload_tokens(vocab, &tokens).unwrap();
+            gpu.embedding(&embedding, &tokens_here, &x).unwrap();
             let rows = tokens.iter().flat_map(|token| &here[*token as usize * width..][..width]);
-            assert!(get(device, &x).iter().eq(rows), "{precision:?} {vocab} x {width}");
+            assert!(get(gpu, &x).iter().eq(rows), "{precision:?} {vocab} x {width}");
         }
     }
 }
@@ -373,68 +373,68 @@ fn batches(vocab: u32) -> Vec<(&'static str, Vec<u32>)> {
     ]
 }
 
-fn added_at_tokens(device: &Device) {
+fn added_at_tokens(gpu: &Gpu) {
     for (vocab, width) in [(613u32, 5), (613, 64), (613, 260)] {
         for (what, tokens) in batches(vocab) {
-            let of_x = noise(tokens.len() * width, 1.0, 2);
+            let grad_x = noise(tokens.len() * width, 1.0, 2);
             let (before, _) = (noise(vocab as usize * width, 1.0, 3), ());
-            let (of_x_here, of_embedding) =
-                (put(device, &of_x, Precision::F32).0, put(device, &before, Precision::F32).0);
-            let segments = device.upload_segments(vocab as usize, &tokens).unwrap();
-            device.embedding_backward(&segments, &of_x_here, &of_embedding).unwrap();
+            let (of_x_here, grad_embedding) =
+                (put(gpu, &grad_x, Precision::F32).0, put(gpu, &before, Precision::F32).0);
+            let segments = gpu.upload_segments(vocab as usize, &tokens).unwrap();
+            gpu.embedding_backward(&segments, &of_x_here, &grad_embedding).unwrap();
             let mut exact = wide(&before);
-            for (row, token) in of_x.chunks_exact(width).zip(&tokens) {
+            for (row, token) in grad_x.chunks_exact(width).zip(&tokens) {
                 for (sum, value) in exact[*token as usize * width..][..width].iter_mut().zip(row) {
                     *sum += f64::from(*value);
                 }
             }
-            close(&format!("{what} of {width}"), &get(device, &of_embedding), &exact, 1e-4);
+            close(&format!("{what} of {width}"), &get(gpu, &grad_embedding), &exact, 1e-4);
         }
     }
 }
 
-fn steps(device: &Device) {
+fn steps(gpu: &Gpu) {
     for copy in [None, Some(Precision::F32), Some(Precision::Bf16), Some(Precision::F16)] {
-        if copy.is_some_and(|precision| !device.supports(precision)) {
+        if copy.is_some_and(|precision| !gpu.supports(precision)) {
             continue;
         }
         for len in [1, 3, 1000, 70_001] {
             let mut weights = noise(len, 1.0, 1);
             let (mut mean, mut square) = (vec![0.0; len], vec![0.0; len]);
             let [weights_here, mean_here, square_here] =
-                [&weights, &mean, &square].map(|values| put(device, values, Precision::F32).0);
-            let copy_here = copy.map(|precision| unwritten(device, len, precision));
+                [&weights, &mean, &square].map(|values| put(gpu, values, Precision::F32).0);
+            let copy_here = copy.map(|precision| unwritten(gpu, len, precision));
             for step in 1..=3 {
                 let mut gradient = noise(len, 1e-3, step as u32 + 5);
                 gradient[0] = 0.0;
-                let gradient_here = put(device, &gradient, Precision::F32).0;
-                let shrink = if step == 2 { 0.37 } else { 1.0 };
-                let numbers = adamw::Numbers::new([0.9, 0.95], step, 1e-8, 4e-3, 0.1, shrink);
-                adamw::step_reference(&numbers, &mut weights, &gradient, &mut mean, &mut square);
-                device
-                    .adamw(
-                        &numbers,
-                        &weights_here,
-                        copy_here.as_ref(),
-                        &mean_here,
-                        &square_here,
-                        &gradient_here,
-                    )
-                    .unwrap();
+                let gradient_here = put(gpu, &gradient, Precision::F32).0;
+                let gradient_scale = if step == 2 { 0.37 } else { 1.0 };
+                let coefficients = coefficients(step, gradient_scale);
+                let parameter = Parameter { weights: &mut weights, mean: &mut mean, square: &mut square };
+                adamw::step_reference(&coefficients, parameter, &gradient);
+                gpu.adamw(
+                    &coefficients,
+                    &weights_here,
+                    copy_here.as_ref(),
+                    &mean_here,
+                    &square_here,
+                    &gradient_here,
+                )
+                .unwrap();
             }
             // Moments are small: what is apart is a share of the largest.
             let scaled =
                 |values: &[f32], scale: f32| values.iter().map(|value| value * scale).collect::<Vec<_>>();
             let what = format!("{copy:?}, {len} values");
-            close(&format!("{what}, weights"), &get(device, &weights_here), &wide(&weights), 1e-6);
-            let of_mean = scaled(&get(device, &mean_here), 1e3);
+            close(&format!("{what}, weights"), &get(gpu, &weights_here), &wide(&weights), 1e-6);
+            let of_mean = scaled(&get(gpu, &mean_here), 1e3);
             close(&format!("{what}, means"), &of_mean, &wide(&scaled(&mean, 1e3)), 1e-6);
-            let of_square = scaled(&get(device, &square_here), 1e7);
+            let of_square = scaled(&get(gpu, &square_here), 1e7);
             close(&format!("{what}, squares"), &of_square, &wide(&scaled(&square, 1e7)), 1e-6);
             if let (Some(copy_here), Some(precision)) = (&copy_here, copy) {
-                let rounded = put(device, &get(device, &weights_here), precision).1;
+                let rounded = put(gpu, &get(gpu, &weights_here), precision).1;
                 assert_eq!(
-                    bits(&get(device, copy_here)),
+                    bits(&get(gpu, copy_here)),
                     bits(&rounded),
                     "{what}: the copy is the weights, rounded"
                 );
@@ -443,75 +443,74 @@ fn steps(device: &Device) {
     }
 }
 
-fn squares(device: &Device) {
-    for precision in precisions(device) {
+fn squares(gpu: &Gpu) {
+    for precision in precisions(gpu) {
         let rows: Vec<Vec<f32>> =
             [1, 3, 4096, 5001, 600_000].into_iter().map(|len| noise(len, 2.0, len as u32)).collect();
-        let put: Vec<(Array, Vec<f32>)> = rows.iter().map(|row| put(device, row, precision)).collect();
+        let put: Vec<(Array, Vec<f32>)> = rows.iter().map(|row| put(gpu, row, precision)).collect();
         let arrays: Vec<&Array> = put.iter().map(|(array, _)| array).collect();
         let exact: f64 = put.iter().map(|(_, here)| norm::norm_squared(here)).sum();
-        let got = device.sum_of_squares(&arrays).unwrap();
+        let got = gpu.sum_of_squares(&arrays).unwrap();
         assert!((got - exact).abs() <= 1e-6 * exact, "{got}, exactly {exact}");
-        assert_eq!(device.sum_of_squares(&arrays).unwrap().to_bits(), got.to_bits());
+        assert_eq!(gpu.sum_of_squares(&arrays).unwrap().to_bits(), got.to_bits());
     }
-    let bad = put(device, &[1.0, f32::NAN, 2.0], Precision::F32).0;
-    assert!(device.sum_of_squares(&[&bad]).unwrap().is_nan());
-    let huge = put(device, &[1e30; 5], Precision::F32).0;
-    assert_eq!(device.sum_of_squares(&[&huge]).unwrap(), f64::INFINITY, "no number, and so no step");
-    assert_eq!(device.sum_of_squares(&[]).unwrap(), 0.0);
+    let bad = put(gpu, &[1.0, f32::NAN, 2.0], Precision::F32).0;
+    assert!(gpu.sum_of_squares(&[&bad]).unwrap().is_nan());
+    let huge = put(gpu, &[1e30; 5], Precision::F32).0;
+    assert_eq!(gpu.sum_of_squares(&[&huge]).unwrap(), f64::INFINITY, "no number, and so no step");
+    assert_eq!(gpu.sum_of_squares(&[]).unwrap(), 0.0);
 }
 
-fn casts_sums_and_fills(device: &Device) {
+fn casts_sums_and_fills(gpu: &Gpu) {
     for len in [1, 2, 255, 100_000] {
         let values = noise(len, 30.0, 3);
-        let (x, _) = put(device, &values, Precision::F32);
-        for precision in precisions(device) {
+        let (x, _) = put(gpu, &values, Precision::F32);
+        for precision in precisions(gpu) {
             let what = format!("{precision:?}, {len} values");
-            let (rounded, here) = put(device, &values, precision);
-            let cast = unwritten(device, len, precision);
-            device.cast(&x, &cast).unwrap();
-            assert_eq!(bits(&get(device, &cast)), bits(&here), "{what}: to the nearest");
-            let back = unwritten(device, len, Precision::F32);
-            device.cast(&rounded, &back).unwrap();
-            assert_eq!(bits(&get(device, &back)), bits(&here), "{what}: and back");
+            let (rounded, here) = put(gpu, &values, precision);
+            let cast = unwritten(gpu, len, precision);
+            gpu.cast(&x, &cast).unwrap();
+            assert_eq!(bits(&get(gpu, &cast)), bits(&here), "{what}: to the nearest");
+            let back = unwritten(gpu, len, Precision::F32);
+            gpu.cast(&rounded, &back).unwrap();
+            assert_eq!(bits(&get(gpu, &back)), bits(&here), "{what}: and back");
 
-            let sum = unwritten(device, len, Precision::F32);
-            device.add(&x, &rounded, &sum).unwrap();
+            let sum = unwritten(gpu, len, Precision::F32);
+            gpu.add(&x, &rounded, &sum).unwrap();
             let exact: Vec<f32> = values.iter().zip(&here).map(|(x, y)| x + y).collect();
-            assert_eq!(bits(&get(device, &sum)), bits(&exact), "{what}: a sum beside");
-            device.add_to(&back, &rounded).unwrap();
+            assert_eq!(bits(&get(gpu, &sum)), bits(&exact), "{what}: a sum beside");
+            gpu.add_to(&back, &rounded).unwrap();
             let exact: Vec<f32> = here.iter().map(|y| y + y).collect();
-            assert_eq!(bits(&get(device, &back)), bits(&exact), "{what}: a sum in place");
+            assert_eq!(bits(&get(gpu, &back)), bits(&exact), "{what}: a sum in place");
 
-            device.fill(&cast, 0.5).unwrap();
-            assert!(get(device, &cast).iter().all(|value| *value == 0.5), "{what}: filled");
+            gpu.fill(&cast, 0.5).unwrap();
+            assert!(get(gpu, &cast).iter().all(|value| *value == 0.5), "{what}: filled");
         }
     }
 }
 
-fn same_bits(device: &Device) {
+fn same_bits(gpu: &Gpu) {
     let (rows, width, vocab) = (3000, 96, 700);
     let run = || -> Vec<u32> {
-        let precision = *precisions(device).last().unwrap();
-        let x = put(device, &noise(rows * width, 1.0, 1), Precision::F32).0;
-        let gain = put(device, &noise(width, 1.0, 2), Precision::F32).0;
-        let (y, roots) =
-            (unwritten(device, rows * width, precision), unwritten(device, rows, Precision::F32));
-        device.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
-        let of_gain = put(device, &vec![0.0; width], Precision::F32).0;
-        device.rms_norm_backward(&x, &gain, &roots, &y, &x, &of_gain).unwrap();
+        let precision = *precisions(gpu).last().unwrap();
+        let x = put(gpu, &noise(rows * width, 1.0, 1), Precision::F32).0;
+        let gain = put(gpu, &noise(width, 1.0, 2), Precision::F32).0;
+        let (y, roots) = (unwritten(gpu, rows * width, precision), unwritten(gpu, rows, Precision::F32));
+        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        let grad_gain = put(gpu, &vec![0.0; width], Precision::F32).0;
+        gpu.rms_norm_backward(&x, &gain, &roots, &y, &x, &grad_gain).unwrap();
         let tokens: Vec<u32> =
             (0..rows as u32).map(|row| if row % 2 == 0 { 5 } else { row * 7919 % vocab }).collect();
-        let segments = device.upload_segments(vocab as usize, &tokens).unwrap();
-        let of_embedding = put(device, &vec![0.0; vocab as usize * width], Precision::F32).0;
-        device.embedding_backward(&segments, &x, &of_embedding).unwrap();
-        let logits = put(device, &noise(rows * vocab as usize, 4.0, 3), precision).0;
-        let targets = device.upload_tokens(vocab as usize, &tokens).unwrap();
-        let losses = unwritten(device, rows, Precision::F32);
-        device.cross_entropy_gradient(&logits, &targets, 0, &losses, 1.0).unwrap();
-        [&y, &roots, &x, &of_gain, &of_embedding, &logits, &losses]
+        let segments = gpu.upload_segments(vocab as usize, &tokens).unwrap();
+        let grad_embedding = put(gpu, &vec![0.0; vocab as usize * width], Precision::F32).0;
+        gpu.embedding_backward(&segments, &x, &grad_embedding).unwrap();
+        let logits = put(gpu, &noise(rows * vocab as usize, 4.0, 3), precision).0;
+        let targets = gpu.upload_tokens(vocab as usize, &tokens).unwrap();
+        let losses = unwritten(gpu, rows, Precision::F32);
+        gpu.cross_entropy_gradient(&logits, &targets, 0, &losses, 1.0).unwrap();
+        [&y, &roots, &x, &grad_gain, &grad_embedding, &logits, &losses]
             .into_iter()
-            .flat_map(|array| bits(&get(device, array)))
+            .flat_map(|array| bits(&get(gpu, array)))
             .collect()
     };
     let first = run();
@@ -519,80 +518,78 @@ fn same_bits(device: &Device) {
 }
 
 /// More cubes than one side of a grid has.
-fn many_rows(device: &Device) {
+fn many_rows(gpu: &Gpu) {
     let rows = 70_000;
-    let (x, x_here) = put(device, &noise(rows, 1.0, 1), Precision::F32);
-    let (gain, gain_here) = put(device, &[1.5], Precision::F32);
-    let (y, roots) = (unwritten(device, rows, Precision::F32), unwritten(device, rows, Precision::F32));
-    device.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
-    close("norms", &get(device, &y), &rms_norm::forward_reference(&x_here, &gain_here, EPSILON), 1e-6);
+    let (x, x_here) = put(gpu, &noise(rows, 1.0, 1), Precision::F32);
+    let (gain, gain_here) = put(gpu, &[1.5], Precision::F32);
+    let (y, roots) = (unwritten(gpu, rows, Precision::F32), unwritten(gpu, rows, Precision::F32));
+    gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+    close("norms", &get(gpu, &y), &rms_norm::reference::forward(&x_here, &gain_here, EPSILON), 1e-6);
 
     let targets = vec![0; rows];
-    let tokens = device.upload_tokens(1, &targets).unwrap();
-    let losses = unwritten(device, rows, Precision::F32);
-    device.cross_entropy(&x, &tokens, 0, &losses).unwrap();
-    assert!(get(device, &losses).iter().all(|loss| *loss == 0.0));
+    let tokens = gpu.upload_tokens(1, &targets).unwrap();
+    let losses = unwritten(gpu, rows, Precision::F32);
+    gpu.cross_entropy(&x, &tokens, 0, &losses).unwrap();
+    assert!(get(gpu, &losses).iter().all(|loss| *loss == 0.0));
 
     let tokens: Vec<u32> = (0..rows as u32).collect();
-    let segments = device.upload_segments(rows, &tokens).unwrap();
-    let of_embedding = put(device, &vec![0.0; rows], Precision::F32).0;
-    device.embedding_backward(&segments, &x, &of_embedding).unwrap();
-    assert_eq!(bits(&get(device, &of_embedding)), bits(&x_here));
-    let tokens = device.upload_tokens(rows, &tokens).unwrap();
-    let row = unwritten(device, rows, Precision::F32);
-    device.embedding(&x, &tokens, &row).unwrap();
-    assert_eq!(bits(&get(device, &row)), bits(&x_here));
+    let segments = gpu.upload_segments(rows, &tokens).unwrap();
+    let grad_embedding = put(gpu, &vec![0.0; rows], Precision::F32).0;
+    gpu.embedding_backward(&segments, &x, &grad_embedding).unwrap();
+    assert_eq!(bits(&get(gpu, &grad_embedding)), bits(&x_here));
+    let tokens = gpu.upload_tokens(rows, &tokens).unwrap();
+    let row = unwritten(gpu, rows, Precision::F32);
+    gpu.embedding(&x, &tokens, &row).unwrap();
+    assert_eq!(bits(&get(gpu, &row)), bits(&x_here));
 }
 
-fn nothing(device: &Device) {
-    let array = |len| array_of(device, len);
+fn nothing(gpu: &Gpu) {
+    let array = |len| array_of(gpu, len);
     let none = array(0);
-    device.rms_norm(&none, &array(8), EPSILON, &none, &none).unwrap();
-    let of_gain = array(8);
-    device.rms_norm_backward(&none, &array(8), &none, &none, &none, &of_gain).unwrap();
-    assert_eq!(get(device, &of_gain), [1.0; 8]);
-    device.swiglu(&none, 8, &none).unwrap();
-    device.swiglu_backward(&none, 8, &none).unwrap();
-    let angles = device.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
-    device.rotary(&none, 12, [1, 1], 2, &angles, Rotation::Forward).unwrap();
-    let tokens = device.upload_tokens(8, &[]).unwrap();
-    device.cross_entropy(&none, &tokens, 0, &none).unwrap();
-    device.embedding(&array(16), &tokens, &none).unwrap();
-    let of_embedding = array(16);
-    device.embedding_backward(&device.upload_segments(8, &[]).unwrap(), &none, &of_embedding).unwrap();
-    assert_eq!(get(device, &of_embedding), [1.0; 16]);
-    device.cast(&none, &none).unwrap();
-    device.add(&none, &none, &none).unwrap();
-    device.add_to(&none, &none).unwrap();
-    device.fill(&none, 1.0).unwrap();
-    let numbers = adamw::Numbers::new([0.9, 0.95], 1, 1e-8, 4e-3, 0.1, 1.0);
-    device.adamw(&numbers, &none, None, &none, &none, &none).unwrap();
-    assert_eq!(device.sum_of_squares(&[&none]).unwrap(), 0.0);
+    gpu.rms_norm(&none, &array(8), EPSILON, &none, &none).unwrap();
+    let grad_gain = array(8);
+    gpu.rms_norm_backward(&none, &array(8), &none, &none, &none, &grad_gain).unwrap();
+    assert_eq!(get(gpu, &grad_gain), [1.0; 8]);
+    gpu.swiglu(&none, 8, &none).unwrap();
+    gpu.swiglu_backward(&none, 8, &none).unwrap();
+    let angles = gpu.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
+    gpu.rope(&none, 12, [1, 1], 2, &angles, Rotation::Forward).unwrap();
+    let tokens = gpu.upload_tokens(8, &[]).unwrap();
+    gpu.cross_entropy(&none, &tokens, 0, &none).unwrap();
+    gpu.embedding(&array(16), &tokens, &none).unwrap();
+    let grad_embedding = array(16);
+    gpu.embedding_backward(&gpu.upload_segments(8, &[]).unwrap(), &none, &grad_embedding).unwrap();
+    assert_eq!(get(gpu, &grad_embedding), [1.0; 16]);
+    gpu.cast(&none, &none).unwrap();
+    gpu.add(&none, &none, &none).unwrap();
+    gpu.add_to(&none, &none).unwrap();
+    gpu.fill(&none, 1.0).unwrap();
+    let coefficients = coefficients(1, 1.0);
+    gpu.adamw(&coefficients, &none, None, &none, &none, &none).unwrap();
+    assert_eq!(gpu.sum_of_squares(&[&none]).unwrap(), 0.0);
 }
 
 /// A part of an array ends where the block does that its last value is in: what lies behind it there stays as it is.
-fn neighbours(device: &Device) {
-    let whole = array_of(device, 256);
-    let part = device.part(&whole, 0, 5).unwrap();
-    device.fill(&part, 2.0).unwrap();
-    device.add_to(&part, &array_of(device, 5)).unwrap();
-    device.cast(&array_of(device, 5), &part).unwrap();
-    assert_eq!(device.sum_of_squares(&[&part]).unwrap(), 5.0);
-    let numbers = adamw::Numbers::new([0.9, 0.95], 1, 1e-8, 4e-3, 0.1, 1.0);
-    let [mean, square, gradient] = [(); 3].map(|()| array_of(device, 5));
-    device.adamw(&numbers, &part, None, &mean, &square, &gradient).unwrap();
-    device.swiglu(&array_of(device, 10), 5, &part).unwrap();
-    device
-        .rms_norm(&array_of(device, 5), &array_of(device, 5), EPSILON, &part, &array_of(device, 1))
-        .unwrap();
-    assert!(get(device, &whole)[5..].iter().all(|value| *value == 1.0));
+fn neighbours(gpu: &Gpu) {
+    let whole = array_of(gpu, 256);
+    let part = gpu.part(&whole, 0, 5).unwrap();
+    gpu.fill(&part, 2.0).unwrap();
+    gpu.add_to(&part, &array_of(gpu, 5)).unwrap();
+    gpu.cast(&array_of(gpu, 5), &part).unwrap();
+    assert_eq!(gpu.sum_of_squares(&[&part]).unwrap(), 5.0);
+    let coefficients = coefficients(1, 1.0);
+    let [mean, square, gradient] = [(); 3].map(|()| array_of(gpu, 5));
+    gpu.adamw(&coefficients, &part, None, &mean, &square, &gradient).unwrap();
+    gpu.swiglu(&array_of(gpu, 10), 5, &part).unwrap();
+    gpu.rms_norm(&array_of(gpu, 5), &array_of(gpu, 5), EPSILON, &part, &array_of(gpu, 1)).unwrap();
+    assert!(get(gpu, &whole)[5..].iter().all(|value| *value == 1.0));
 }
 
-fn array_of(device: &Device, len: usize) -> Array {
-    put(device, &vec![1.0; len], Precision::F32).0
+fn array_of(gpu: &Gpu, len: usize) -> Array {
+    put(gpu, &vec![1.0; len], Precision::F32).0
 }
 
-fn refused(device: &Device) {
+fn refused(gpu: &Gpu) {
     #[track_caller]
     fn wrong<T>(result: Result<T, GpuError>) {
         match result {
@@ -601,60 +598,47 @@ fn refused(device: &Device) {
             Ok(_) => panic!("it was taken"),
         }
     }
-    let array = |len| array_of(device, len);
-    wrong(device.rms_norm(&array(7), &array(4), EPSILON, &array(7), &array(2)));
-    wrong(device.rms_norm(&array(8), &array(4), EPSILON, &array(7), &array(2)));
-    wrong(device.rms_norm_backward(&array(8), &array(4), &array(2), &array(8), &array(8), &array(5)));
-    wrong(device.swiglu(&array(8), 3, &array(4)));
-    wrong(device.swiglu(&array(8), 0, &array(4)));
-    wrong(device.swiglu_backward(&array(9), 4, &array(4)));
-    let angles = device.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
-    wrong(device.rotary(&array(24), 12, [2, 2], 2, &angles, Rotation::Forward));
-    wrong(device.rotary(&array(24), 12, [1, 1], 3, &angles, Rotation::Forward));
-    wrong(device.rotary(&array(24), 12, [1, 1], 0, &angles, Rotation::Forward));
-    wrong(device.rotary(&array(25), 12, [1, 1], 2, &angles, Rotation::Forward));
-    let tokens = device.upload_tokens(8, &[1, 2, 3]).unwrap();
-    wrong(device.cross_entropy(&array(17), &tokens, 0, &array(3)));
-    wrong(device.cross_entropy(&array(16), &tokens, 2, &array(3)));
-    wrong(device.cross_entropy(&array(16), &tokens, usize::MAX, &array(3)));
-    wrong(device.cross_entropy(&array(16), &tokens, 0, &array(2)));
-    wrong(device.embedding(&array(17), &tokens, &array(6)));
-    wrong(device.embedding(&array(16), &tokens, &array(5)));
-    let segments = device.upload_segments(8, &[1, 2, 3]).unwrap();
-    wrong(device.embedding_backward(&segments, &array(5), &array(16)));
-    wrong(device.cast(&array(3), &array(4)));
-    wrong(device.add(&array(3), &array(3), &array(4)));
-    wrong(device.add_to(&array(3), &array(4)));
-    let numbers = adamw::Numbers::new([0.9, 0.95], 1, 1e-8, 4e-3, 0.1, 1.0);
-    wrong(device.adamw(&numbers, &array(3), None, &array(3), &array(2), &array(3)));
+    let array = |len| array_of(gpu, len);
+    wrong(gpu.rms_norm(&array(7), &array(4), EPSILON, &array(7), &array(2)));
+    wrong(gpu.rms_norm(&array(8), &array(4), EPSILON, &array(7), &array(2)));
+    wrong(gpu.rms_norm_backward(&array(8), &array(4), &array(2), &array(8), &array(8), &array(5)));
+    wrong(gpu.swiglu(&array(8), 3, &array(4)));
+    wrong(gpu.swiglu(&array(8), 0, &array(4)));
+    wrong(gpu.swiglu_backward(&array(9), 4, &array(4)));
+    let angles = gpu.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
+    wrong(gpu.rope(&array(24), 12, [2, 2], 2, &angles, Rotation::Forward));
+    wrong(gpu.rope(&array(24), 12, [1, 1], 3, &angles, Rotation::Forward));
+    wrong(gpu.rope(&array(24), 12, [1, 1], 0, &angles, Rotation::Forward));
+    wrong(gpu.rope(&array(25), 12, [1, 1], 2, &angles, Rotation::Forward));
+    let tokens = gpu.upload_tokens(8, &[1, 2, 3]).unwrap();
+    wrong(gpu.cross_entropy(&array(17), &tokens, 0, &array(3)));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 2, &array(3)));
+    wrong(gpu.cross_entropy(&array(16), &tokens, usize::MAX, &array(3)));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 0, &array(2)));
+    wrong(gpu.embedding(&array(17), &tokens, &array(6)));
+    wrong(gpu.embedding(&array(16), &tokens, &array(5)));
+    let segments = gpu.upload_segments(8, &[1, 2, 3]).unwrap();
+    wrong(gpu.embedding_backward(&segments, &array(5), &array(16)));
+    wrong(gpu.cast(&array(3), &array(4)));
+    wrong(gpu.add(&array(3), &array(3), &array(4)));
+    wrong(gpu.add_to(&array(3), &array(4)));
+    let coefficients = coefficients(1, 1.0);
+    wrong(gpu.adamw(&coefficients, &array(3), None, &array(3), &array(2), &array(3)));
 
     let outside = |result: Option<GpuError>| {
         assert_eq!(result, Some(GpuError::Token { position: 2, token: 8, vocab: 8 }));
     };
-    outside(device.upload_tokens(8, &[0, 7, 8, 9]).err());
-    outside(device.upload_segments(8, &[0, 7, 8, 9]).err());
+    outside(gpu.upload_tokens(8, &[0, 7, 8, 9]).err());
+    outside(gpu.upload_segments(8, &[0, 7, 8, 9]).err());
 
-    if let Some(precision) = precisions(device).into_iter().find(|precision| *precision != Precision::F32) {
-        let half = put(device, &[1.0; 8], precision).0;
+    if let Some(precision) = precisions(gpu).into_iter().find(|precision| *precision != Precision::F32) {
+        let half = put(gpu, &[1.0; 8], precision).0;
         let other = |result: Result<(), GpuError>| {
             assert!(matches!(result, Err(GpuError::Precision { .. })), "{result:?}");
         };
-        other(device.rms_norm(&half, &array(4), EPSILON, &array(8), &array(2)));
-        other(device.swiglu(&half, 4, &array(4)));
-        other(device.add_to(&half, &array(8)));
-        other(device.adamw(&numbers, &half, None, &array(8), &array(8), &array(8)));
-    }
-}
-
-fn reported(device: &Device) {
-    let arguments = ["--network", "--device", device.name(), "--mebivalues", "1", "--rounds", "1", "--json"];
-    let output =
-        std::process::Command::new(env!("CARGO_BIN_EXE_kernels-report")).args(arguments).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let kernels = report["kernels"].as_array().unwrap();
-    assert!(kernels.len() >= 14, "a copy and thirteen kernels: {report}");
-    for kernel in kernels {
-        assert!(kernel["moved_gbps"].as_f64().is_some_and(|moved| moved > 0.0), "{kernel}");
+        other(gpu.rms_norm(&half, &array(4), EPSILON, &array(8), &array(2)));
+        other(gpu.swiglu(&half, 4, &array(4)));
+        other(gpu.add_to(&half, &array(8)));
+        other(gpu.adamw(&coefficients, &half, None, &array(8), &array(8), &array(8)));
     }
 }

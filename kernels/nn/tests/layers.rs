@@ -3,14 +3,19 @@
 mod common;
 
 use common::{assert_close, bits, noise};
-use kernels::{
-    adamw, attention, cross_entropy,
-    lanes::{self, Width},
-    matmul::{Mat, MatMut, Threads, Write, matmul, matmul_reference},
-    rms_norm,
-    rotary::{self, Angles, Rotation},
-    swiglu,
+use kernels::lanes::{self, Width};
+use mettle_nn::{
+    StepParams,
+    layers::{
+        attention, cross_entropy,
+        matmul::{Mat, MatMut, Threads, Write, matmul, reference::matmul as matmul_reference},
+        rms_norm,
+        rope::{self, Angles, Rotation},
+        swiglu,
+    },
+    optim::adamw::{self, Coefficients, Parameter},
 };
+use model::Recipe;
 use proptest::prelude::*;
 
 /// What `work` gives is the same to the bit on any number of threads.
@@ -34,17 +39,17 @@ fn attend(shape: &attention::Shape, rows: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (mixed, log_sums)
 }
 
-fn attend_back(shape: &attention::Shape, rows: &[f32], of_mixed: &[f32]) -> Vec<f32> {
+fn attend_back(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> Vec<f32> {
     let (mixed, log_sums) = attend(shape, rows);
-    let mut of_rows = vec![f32::NAN; rows.len()];
-    attention::backward(shape, rows, &mixed, &log_sums, of_mixed, &mut of_rows);
-    of_rows
+    let mut grad_rows = vec![f32::NAN; rows.len()];
+    attention::backward(shape, rows, &mixed, &log_sums, grad_mixed, &mut grad_rows);
+    grad_rows
 }
 
-/// `Σ mixed·of_mixed`, exactly.
-fn along(shape: &attention::Shape, rows: &[f32], of_mixed: &[f32]) -> f64 {
-    let mixed = attention::forward_reference(shape, rows);
-    mixed.iter().zip(of_mixed).map(|(mixed, &of)| mixed * f64::from(of)).sum()
+/// `Σ mixed·grad_mixed`, exactly.
+fn along(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> f64 {
+    let mixed = attention::reference::forward(shape, rows);
+    mixed.iter().zip(grad_mixed).map(|(mixed, &of)| mixed * f64::from(of)).sum()
 }
 
 proptest! {
@@ -52,19 +57,19 @@ proptest! {
 
     #[test]
     fn products_of_blocks_and_transposes_are_close_to_the_exact_ones(
-        rows in 1usize..70, inner in 1usize..70, columns in 1usize..70, left in 0usize..9, turned: [bool; 2], add: bool,
+        rows in 1usize..70, inner in 1usize..70, columns in 1usize..70, left in 0usize..9, rotated: [bool; 2], add: bool,
     ) {
-        // Both stand inside larger matrices, straight or turned over.
+        // Both stand inside larger matrices, straight or rotated over.
         let (a, b) = (noise(200 * 200, 1), noise(200 * 200, 2));
-        let part = |values, [rows, columns]: [usize; 2], turned: bool| {
+        let part = |values, [rows, columns]: [usize; 2], rotated: bool| {
             let whole = Mat::new(values, [200, 200]);
-            let whole = if turned { whole.transposed() } else { whole };
+            let whole = if rotated { whole.transposed() } else { whole };
             whole.block(left..left + rows, 3..3 + columns)
         };
-        let (a, b) = (part(&a, [rows, inner], turned[0]), part(&b, [inner, columns], turned[1]));
+        let (a, b) = (part(&a, [rows, inner], rotated[0]), part(&b, [inner, columns], rotated[1]));
         let before = noise(100 * 100, 3);
         let mut into = before.clone();
-        let write = if add { Write::Add } else { Write::Over };
+        let write = if add { Write::Add } else { Write::Set };
         let mut target = MatMut::new(&mut into, [100, 100]).block(7..7 + rows, left..left + columns);
         matmul(write, &mut target, a, b, Threads::Pool);
 
@@ -85,23 +90,23 @@ proptest! {
         rows in 1usize..150, width in 1usize..100, spread in 0.01f32..30.0, seed: u32,
     ) {
         let x: Vec<f32> = noise(rows * width, seed).into_iter().map(|x| x * spread).collect();
-        let (gain, of_y) = (noise(width, seed ^ 1), noise(rows * width, seed ^ 2));
+        let (gain, grad_y) = (noise(width, seed ^ 1), noise(rows * width, seed ^ 2));
         let (mut y, mut inverse_roots) = (vec![0.0; x.len()], vec![0.0; rows]);
         rms_norm::forward(&x, &gain, 1e-5, &mut y, &mut inverse_roots);
-        assert_close(&y, &rms_norm::forward_reference(&x, &gain, 1e-5), 1e-5);
+        assert_close(&y, &rms_norm::reference::forward(&x, &gain, 1e-5), 1e-5);
         let mut again = vec![0.0; x.len()];
         rms_norm::forward_from_roots(&x, &gain, &inverse_roots, &mut again);
         prop_assert_eq!(bits(&again), bits(&y));
 
         // Both gradients are added to what stands there.
-        let (mut of_x, mut of_gain) = (vec![1.0; x.len()], vec![2.0; width]);
-        rms_norm::backward(&x, &gain, &inverse_roots, &of_y, &mut of_x, &mut of_gain);
-        let (exact_of_x, exact_of_gain) = rms_norm::backward_reference(&x, &gain, 1e-5, &of_y);
+        let (mut grad_x, mut grad_gain) = (vec![1.0; x.len()], vec![2.0; width]);
+        rms_norm::backward(&x, &gain, &inverse_roots, &grad_y, &mut grad_x, &mut grad_gain);
+        let (exact_of_x, exact_of_gain) = rms_norm::reference::backward(&x, &gain, 1e-5, &grad_y);
         let largest = exact_of_x.iter().fold(1.0, |max: f64, x| max.max(x.abs()));
-        let of_x: Vec<f32> = of_x.iter().map(|x| ((f64::from(*x) - 1.0) / largest) as f32).collect();
+        let grad_x: Vec<f32> = grad_x.iter().map(|x| ((f64::from(*x) - 1.0) / largest) as f32).collect();
         let exact_of_x: Vec<f64> = exact_of_x.iter().map(|x| x / largest).collect();
-        assert_close(&of_x, &exact_of_x, 1e-5);
-        assert_close(&of_gain, &exact_of_gain.iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-4);
+        assert_close(&grad_x, &exact_of_x, 1e-5);
+        assert_close(&grad_gain, &exact_of_gain.iter().map(|x| x + 2.0).collect::<Vec<_>>(), 1e-4);
     }
 
     #[test]
@@ -111,12 +116,12 @@ proptest! {
         let mut values: Vec<f32> = noise(rows * 2 * width, seed).into_iter().map(|x| x * spread).collect();
         let mut h = vec![0.0; rows * width];
         swiglu::forward(&values, width, &mut h);
-        let exact = swiglu::forward_reference(&values, width);
+        let exact = swiglu::reference::forward(&values, width);
         assert_close(&h, &exact, 1e-6);
 
-        let of_h = noise(rows * width, seed ^ 1);
-        let exact_gradient = swiglu::backward_reference(&values, width, &of_h);
-        let mut of_h_then_h = of_h;
+        let grad_h = noise(rows * width, seed ^ 1);
+        let exact_gradient = swiglu::reference::backward(&values, width, &grad_h);
+        let mut of_h_then_h = grad_h;
         swiglu::backward(&mut values, width, &mut of_h_then_h);
         prop_assert_eq!(bits(&of_h_then_h), bits(&h), "the way back gives h again");
         assert_close(&values, &exact_gradient, 1e-5);
@@ -130,18 +135,18 @@ proptest! {
         let row_width = (queries + 2 * keys) * width;
         let x = noise(sequences * seq_len * row_width, seed);
         let angles = Angles::new(seq_len + 3, width, base);
-        let mut turned = x.clone();
-        rotary::rotate(&mut turned, row_width, [queries, keys], seq_len, &angles, Rotation::Forward);
-        let rows = || x.chunks_exact(row_width).zip(turned.chunks_exact(row_width)).enumerate();
-        for (row, (x, turned)) in rows() {
+        let mut rotated = x.clone();
+        rope::rotate(&mut rotated, row_width, [queries, keys], seq_len, &angles, Rotation::Forward);
+        let rows = || x.chunks_exact(row_width).zip(rotated.chunks_exact(row_width)).enumerate();
+        for (row, (x, rotated)) in rows() {
             let (x, values) = x.split_at((queries + keys) * width);
-            let (turned, same) = turned.split_at((queries + keys) * width);
-            assert_close(turned, &rotary::rotate_reference(x, queries, width, row % seq_len, base), 1e-6);
-            prop_assert_eq!(bits(values), bits(same), "values are not turned");
+            let (rotated, same) = rotated.split_at((queries + keys) * width);
+            assert_close(rotated, &rope::reference::rotate(x, queries, width, row % seq_len, base), 1e-6);
+            prop_assert_eq!(bits(values), bits(same), "values are not rotated");
         }
         // Back is the transpose: queries are scaled twice by 1/√width then.
-        rotary::rotate(&mut turned, row_width, [queries, keys], seq_len, &angles, Rotation::Back);
-        for (index, (&x, &back)) in x.iter().zip(&turned).enumerate() {
+        rope::rotate(&mut rotated, row_width, [queries, keys], seq_len, &angles, Rotation::Back);
+        for (index, (&x, &back)) in x.iter().zip(&rotated).enumerate() {
             let scale = if index % row_width < queries * width { 1.0 / width as f32 } else { 1.0 };
             prop_assert!((x * scale - back).abs() < 1e-5, "{x} came back as {back}");
         }
@@ -154,37 +159,41 @@ proptest! {
         let shape = attention::Shape { seq_len, heads: kv_heads * shared, kv_heads, head_width: 2 * half };
         let rows: Vec<f32> = noise(sequences * seq_len * shape.row_width(), seed).into_iter().map(|x| 2.0 * x).collect();
         let (mixed, _) = attend(&shape, &rows);
-        assert_close(&mixed, &attention::forward_reference(&shape, &rows), 1e-5);
+        assert_close(&mixed, &attention::reference::forward(&shape, &rows), 1e-5);
 
-        let of_mixed = noise(mixed.len(), seed ^ 1);
-        let gradient = attend_back(&shape, &rows, &of_mixed);
+        let grad_mixed = noise(mixed.len(), seed ^ 1);
+        let gradient = attend_back(&shape, &rows, &grad_mixed);
         // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of this.
-        assert_close(&gradient, &attention::backward_reference(&shape, &rows, &of_mixed), 2e-5);
+        assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
     }
 
     #[test]
     fn a_step_of_adamw_has_the_bits_of_its_reference_and_is_the_textbooks(
-        len in 0usize..40_000, step in 1u64..3000, shrink in 0.1f64..1.0, seed: u32,
+        len in 0usize..40_000, step in 1u64..3000, gradient_scale in 0.1f64..1.0, seed: u32,
     ) {
         let ([b1, b2], epsilon, rate, decay) = ([0.9, 0.95], 1e-8, 1e-2, 0.1);
-        let numbers = adamw::Numbers::new([b1, b2], step, epsilon, rate, decay, shrink);
+        let recipe = Recipe { betas: [b1, b2], epsilon, ..Recipe::default() };
+        let params = StepParams { step, learning_rate: rate, gradient_scale };
+        let coefficients = Coefficients::new(&recipe, &params, decay);
         let square: Vec<f32> = noise(len, seed ^ 3).into_iter().map(|square| square * square).collect();
         let (gradient, start) = (noise(len, seed), [noise(len, seed ^ 1), noise(len, seed ^ 2), square]);
         let [mut weights, mut mean, mut square] = start.clone();
-        adamw::step_reference(&numbers, &mut weights, &gradient, &mut mean, &mut square);
-        let slow = [weights, mean, square];
+        let parameter = Parameter { weights: &mut weights, mean: &mut mean, square: &mut square };
+        adamw::step_reference(&coefficients, parameter, &gradient);
+        let reference = [weights, mean, square];
         let [mut weights, mut mean, mut square] = start.clone();
-        adamw::step(&numbers, &mut weights, &gradient, &mut mean, &mut square);
-        prop_assert_eq!([weights, mean, square].map(|values| bits(&values)), slow.clone().map(|values| bits(&values)));
+        let parameter = Parameter { weights: &mut weights, mean: &mut mean, square: &mut square };
+        adamw::step(&coefficients, parameter, &gradient);
+        prop_assert_eq!([weights, mean, square].map(|values| bits(&values)), reference.clone().map(|values| bits(&values)));
 
         let exact: Vec<f64> = (0..len).map(|i| {
             let [w, m, v] = [0, 1, 2].map(|of: usize| f64::from(start[of][i]));
-            let g = f64::from(gradient[i]) * shrink;
+            let g = f64::from(gradient[i]) * gradient_scale;
             let mean = (b1 * m + (1.0 - b1) * g) / (1.0 - b1.powf(step as f64));
             let square = (b2 * v + (1.0 - b2) * g * g) / (1.0 - b2.powf(step as f64));
             w - rate * (mean / (square.sqrt() + epsilon) + decay * w)
         }).collect();
-        assert_close(&slow[0], &exact, 1e-5);
+        assert_close(&reference[0], &exact, 1e-5);
     }
 }
 
@@ -192,13 +201,13 @@ proptest! {
 fn every_entry_of_attentions_gradient_is_the_slope_of_its_value() {
     let shape = attention::Shape { seq_len: 11, heads: 4, kv_heads: 2, head_width: 2 };
     let rows = noise(2 * 11 * shape.row_width(), 5);
-    let of_mixed = noise(2 * 11 * 8, 6);
-    let gradient = attend_back(&shape, &rows, &of_mixed);
+    let grad_mixed = noise(2 * 11 * 8, 6);
+    let gradient = attend_back(&shape, &rows, &grad_mixed);
     for (index, &gradient) in gradient.iter().enumerate() {
         let moved = |by: f32| {
             let mut rows = rows.clone();
             rows[index] += by;
-            (along(&shape, &rows, &of_mixed), f64::from(rows[index]))
+            (along(&shape, &rows, &grad_mixed), f64::from(rows[index]))
         };
         let ((above, to), (below, from)) = (moved(1e-3), moved(-1e-3));
         let slope = (above - below) / (to - from);
@@ -211,21 +220,21 @@ fn long_sequences_are_cut_into_blocks_of_queries() {
     let shape = attention::Shape { seq_len: 1100, heads: 2, kv_heads: 1, head_width: 8 };
     let rows = noise(1100 * shape.row_width(), 9);
     let (mixed, _) = attend(&shape, &rows);
-    assert_close(&mixed, &attention::forward_reference(&shape, &rows), 1e-5);
+    assert_close(&mixed, &attention::reference::forward(&shape, &rows), 1e-5);
 }
 
 #[test]
 fn the_number_of_threads_changes_no_bit() {
     let shape = attention::Shape { seq_len: 100, heads: 4, kv_heads: 2, head_width: 16 };
-    let (rows, of_mixed) = (noise(3 * 100 * shape.row_width(), 1), noise(3 * 100 * 64, 2));
+    let (rows, grad_mixed) = (noise(3 * 100 * shape.row_width(), 1), noise(3 * 100 * 64, 2));
     assert_same_on_any_threads(|| attend(&shape, &rows).0);
-    assert_same_on_any_threads(|| attend_back(&shape, &rows, &of_mixed));
+    assert_same_on_any_threads(|| attend_back(&shape, &rows, &grad_mixed));
 
     for [m, n, k] in [[700, 300, 500], [2048, 64, 300], [64, 1000, 2000]] {
         let (a, b) = (noise(m * k, 3), noise(k * n, 4));
         for (turned_a, turned_b) in [(false, false), (false, true), (true, false)] {
             assert_same_on_any_threads(|| {
-                let of = |values, [rows, columns]: [usize; 2], turned: bool| match turned {
+                let of = |values, [rows, columns]: [usize; 2], rotated: bool| match rotated {
                     true => Mat::new(values, [columns, rows]).transposed(),
                     false => Mat::new(values, [rows, columns]),
                 };
@@ -243,13 +252,13 @@ fn the_number_of_threads_changes_no_bit() {
         }
     }
 
-    let (gain, x, of_y) = (noise(96, 5), noise(1000 * 96, 6), noise(1000 * 96, 7));
+    let (gain, x, grad_y) = (noise(96, 5), noise(1000 * 96, 6), noise(1000 * 96, 7));
     assert_same_on_any_threads(|| {
         let (mut y, mut inverse_roots) = (vec![0.0; x.len()], vec![0.0; 1000]);
         rms_norm::forward(&x, &gain, 1e-5, &mut y, &mut inverse_roots);
-        let mut of_gain = vec![0.0; 96];
-        rms_norm::backward(&x, &gain, &inverse_roots, &of_y, &mut y, &mut of_gain);
-        y.extend(of_gain);
+        let mut grad_gain = vec![0.0; 96];
+        rms_norm::backward(&x, &gain, &inverse_roots, &grad_y, &mut y, &mut grad_gain);
+        y.extend(grad_gain);
         y
     });
 }
@@ -258,33 +267,48 @@ fn the_number_of_threads_changes_no_bit() {
 fn the_width_of_vectors_changes_no_bit() {
     let shape = attention::Shape { seq_len: 70, heads: 4, kv_heads: 2, head_width: 10 };
     let rows = noise(140 * shape.row_width(), 1);
-    let of_mixed = noise(140 * 40, 2);
-    let (x, gain, of_y) = (noise(33 * 50, 3), noise(50, 4), noise(33 * 50, 5));
+    let grad_mixed = noise(140 * 40, 2);
+    let (x, gain, grad_y) = (noise(33 * 50, 3), noise(50, 4), noise(33 * 50, 5));
     let angles = Angles::new(70, 10, 10_000.0);
     let all = || {
         let (mixed, log_sums) = attend(&shape, &rows);
-        let of_rows = attend_back(&shape, &rows, &of_mixed);
-        let mut turned = rows.clone();
-        rotary::rotate(&mut turned, shape.row_width(), [4, 2], 70, &angles, Rotation::Forward);
+        let grad_rows = attend_back(&shape, &rows, &grad_mixed);
+        let mut rotated = rows.clone();
+        rope::rotate(&mut rotated, shape.row_width(), [4, 2], 70, &angles, Rotation::Forward);
 
         let (mut y, mut roots) = (vec![0.0; x.len()], vec![0.0; 33]);
         rms_norm::forward(&x, &gain, 1e-5, &mut y, &mut roots);
-        let (mut of_x, mut of_gain) = (x.clone(), gain.clone());
-        rms_norm::backward(&x, &gain, &roots, &of_y, &mut of_x, &mut of_gain);
+        let (mut grad_x, mut grad_gain) = (x.clone(), gain.clone());
+        rms_norm::backward(&x, &gain, &roots, &grad_y, &mut grad_x, &mut grad_gain);
 
         let mut h = vec![0.0; 33 * 25];
         swiglu::forward(&x, 25, &mut h);
-        let (mut gates_and_ups, mut of_h) = (x.clone(), of_y[..33 * 25].to_vec());
-        swiglu::backward(&mut gates_and_ups, 25, &mut of_h);
+        let (mut gates_and_ups, mut grad_h) = (x.clone(), grad_y[..33 * 25].to_vec());
+        swiglu::backward(&mut gates_and_ups, 25, &mut grad_h);
 
         let mut logits = x.clone();
         let losses = cross_entropy::losses_and_gradient(&mut logits, 50, &[7; 33], 0.1);
 
-        let numbers = adamw::Numbers::new([0.9, 0.95], 3, 1e-8, 1e-2, 0.1, 0.7);
+        let params = StepParams { step: 3, learning_rate: 1e-2, gradient_scale: 0.7 };
+        let coefficients = Coefficients::new(&Recipe::default(), &params, 0.1);
         let (mut weights, mut mean, mut square) = (x.clone(), y.clone(), vec![0.5; x.len()]);
-        adamw::step(&numbers, &mut weights, &of_y, &mut mean, &mut square);
+        let parameter = Parameter { weights: &mut weights, mean: &mut mean, square: &mut square };
+        adamw::step(&coefficients, parameter, &grad_y);
 
-        let all = [mixed, log_sums, of_rows, turned, y, roots, of_x, of_gain, h, gates_and_ups, of_h, logits];
+        let all = [
+            mixed,
+            log_sums,
+            grad_rows,
+            rotated,
+            y,
+            roots,
+            grad_x,
+            grad_gain,
+            h,
+            gates_and_ups,
+            grad_h,
+            logits,
+        ];
         let losses: Vec<u64> = losses.iter().map(|loss| loss.to_bits()).collect();
         (bits(&all.concat()), losses, bits(&[weights, mean, square].concat()))
     };
@@ -327,7 +351,7 @@ fn what_is_not_a_number_stays_so() {
 fn matrices_that_do_not_fit_are_refused() {
     let (a, b, mut c) = (noise(6, 1), noise(8, 2), vec![0.0; 8]);
     matmul(
-        Write::Over,
+        Write::Set,
         &mut MatMut::new(&mut c, [2, 4]),
         Mat::new(&a, [2, 3]),
         Mat::new(&b, [2, 4]),

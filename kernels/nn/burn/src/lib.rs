@@ -177,7 +177,8 @@ impl Engine for BurnEngine {
             };
         }
         // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between runs.
-        let squares = gradients.iter().map(|gradient| gradient.clone().square().sum_dim(1).reshape([-1])).collect();
+        let squares =
+            gradients.iter().map(|gradient| gradient.clone().square().sum_dim(1).reshape([-1])).collect();
         let norm = read(*name, squares)?.into_iter().sum::<f64>().sqrt();
         Ok(Gradients { loss: read(*name, losses)?.into_iter().sum::<f64>() / rows as f64, norm })
     }

@@ -1,4 +1,4 @@
-//! The report as its reader runs it.
+//! The report as a user runs it.
 
 use serde_json::Value;
 use std::process::{Command, Output};
@@ -21,23 +21,23 @@ fn the_report_holds_what_was_measured_of_each_preset() {
         {
             assert!(number(positive) > 0.0, "{positive} in {preset}");
         }
-        assert!(number("last_loss") < number("first_loss"), "the same batch again and again is learnt");
+        assert!(number("last_loss") < number("first_loss"), "a repeated batch is learnt");
         assert!(number("cpu_ms_per_step_min") <= number("cpu_ms_per_step"));
     }
-    // Each in its own process: the smaller one's peak is not the larger one's.
+    // Each in its own process: peaks are apart.
     if let [Some(small), Some(large)] = [0, 1].map(|at| presets[at]["memory_peak_bytes"].as_f64()) {
         assert!(small < large, "{small} {large}");
         let estimate = presets[1]["memory_estimate_bytes"].as_f64().unwrap();
-        assert!((0.5..1.2).contains(&(estimate / large)), "estimated {estimate}, seen {large}");
+        assert!((0.5..1.2).contains(&(estimate / large)), "estimate {estimate}, measured {large}");
     }
 }
 
 #[test]
-fn what_cannot_be_measured_is_refused_in_words() {
+fn what_cannot_be_measured_is_refused_with_its_reason() {
     let refused = |arguments: &[&str], expected: &str| {
         let output = report(arguments);
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && said.contains(expected), "{arguments:?}: {said}");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(expected), "{arguments:?}: {text}");
         assert!(output.stdout.is_empty(), "{arguments:?}");
     };
     refused(&["--preset", "7b"], "there is no preset \"7b\"; there are: 117k");
@@ -49,6 +49,9 @@ fn what_cannot_be_measured_is_refused_in_words() {
     refused(&["--peak-tflops=-1"], "--peak-tflops");
     refused(&["--agree", "--preset", "117k", "--preset", "1m"], "name one preset");
     refused(&["--twin", "somewhere", "--preset", "117k"], "--twin is for a GPU");
+    refused(&["--losses", "--preset", "117k", "--preset", "1m"], "name one preset");
+    refused(&["--kernels"], "--kernels is for a GPU");
+    refused(&["--kernels", "--agree", "--device", "cuda:0"], "--agree");
     if cfg!(not(feature = "cuda")) {
         refused(&["--device", "cuda:0"], "built without CUDA");
         assert_eq!(report(&["--device", "cuda:0"]).status.code(), Some(4));

@@ -155,7 +155,8 @@ impl Engine for CpuEngine {
         let CpuEngine { shapes, weights, training, .. } = self;
         let Training { recipe, gradients, moments, muon: scratch, .. } =
             training.as_mut().ok_or(ModelError::NotForTraining)?;
-        for (((weights, gradient), moments), shape) in weights.iter_mut().zip(gradients).zip(moments).zip(shapes)
+        for (((weights, gradient), moments), shape) in
+            weights.iter_mut().zip(gradients).zip(moments).zip(shapes)
         {
             let decay = optim::weight_decay(recipe, *shape);
             match moments {
@@ -335,7 +336,13 @@ impl Network {
     }
 
     /// The logits `[rows, V]` of the first `rows` tokens.
-    fn logits(&self, weights: &[Vec<f32>], tokens: &[u32], rows: usize, workspace: &mut Workspace) -> Vec<f32> {
+    fn logits(
+        &self,
+        weights: &[Vec<f32>],
+        tokens: &[u32],
+        rows: usize,
+        workspace: &mut Workspace,
+    ) -> Vec<f32> {
         let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
         self.forward(&weights, tokens, 1, workspace);
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
@@ -359,7 +366,12 @@ impl Network {
         self.forward(&weights, batch.tokens, weights.layers.len(), workspace);
         let losses = self.head_backward(&weights, batch, &mut gradients, workspace);
         for layer in (0..weights.layers.len()).rev() {
-            self.feed_forward_backward(&weights.layers[layer], &mut gradients.layers[layer], layer, workspace);
+            self.feed_forward_backward(
+                &weights.layers[layer],
+                &mut gradients.layers[layer],
+                layer,
+                workspace,
+            );
             self.attend_backward(&weights.layers[layer], &mut gradients.layers[layer], layer, workspace);
         }
         let D = self.config.d_model;
@@ -416,7 +428,14 @@ impl Network {
                 _ => &mut workspace.last,
             };
             self.attend(layer, here, &mut workspace.normed, &mut workspace.stacked);
-            self.feed_forward(layer, here, &mut workspace.normed, &mut workspace.inner, &mut workspace.stacked, next);
+            self.feed_forward(
+                layer,
+                here,
+                &mut workspace.normed,
+                &mut workspace.inner,
+                &mut workspace.stacked,
+                next,
+            );
             if kept == 1 && index + 1 < weights.layers.len() {
                 std::mem::swap(&mut here.x, next);
             }
@@ -530,7 +549,13 @@ impl Network {
 
         let grad_mixed = sized(&mut workspace.grad_normed, N * D);
         product(Write::Set, grad_mixed, [N, D], grad_middle, Mat::new(weights.output, [D, D]));
-        product(Write::Add, gradients.output, [D, D], grad_middle.transposed(), Mat::new(&kept.mixed, [N, D]));
+        product(
+            Write::Add,
+            gradients.output,
+            [D, D],
+            grad_middle.transposed(),
+            Mat::new(&kept.mixed, [N, D]),
+        );
         let grad_rows = sized(&mut workspace.grad_rows, N * W);
         attention::backward(&self.attention, &kept.rows, &kept.mixed, &kept.log_sums, grad_mixed, grad_rows);
         rope::rotate(grad_rows, W, [H, K], T, &self.angles, Rotation::Back);

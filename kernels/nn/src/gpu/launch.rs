@@ -8,7 +8,7 @@ use super::{Array, GpuError, VALUES_MAX};
 use cubecl::prelude::*;
 
 /// Units of a cube, unless a kernel has a reason for another number.
-pub(super) const UNITS: usize = 256;
+pub(crate) const UNITS: usize = 256;
 /// Cubes along one side of a grid at most, on any device.
 const SIDE_MAX: usize = 65_535;
 /// ln 2 in two parts; the first is short enough that its product with a whole number is exact.
@@ -20,44 +20,44 @@ const SQRT_2: f32 = std::f32::consts::SQRT_2;
 const LAST: usize = 16;
 
 /// At least this many cubes, in as many rows as needed. A kernel must ignore the excess ones.
-pub(super) fn grid(cubes: usize) -> CubeCount {
+pub(crate) fn grid(cubes: usize) -> CubeCount {
     let rows = cubes.div_ceil(SIDE_MAX).max(1);
     CubeCount::Static(cubes.div_ceil(rows).max(1) as u32, rows as u32, 1)
 }
 
 /// A grid with at least `count` units.
-pub(super) fn grid_of_units(count: usize) -> CubeCount {
+pub(crate) fn grid_of_units(count: usize) -> CubeCount {
     grid(count.div_ceil(UNITS))
 }
 
 /// A cube of `units` units.
-pub(super) fn line(units: usize) -> CubeDim {
+pub(crate) fn line(units: usize) -> CubeDim {
     CubeDim::new_1d(units as u32)
 }
 
 /// The widest vectors, of at most four values, that divide all these widths.
-pub(super) fn lanes(widths: &[usize]) -> usize {
+pub(crate) fn lanes(widths: &[usize]) -> usize {
     [4, 2].into_iter().find(|lanes| widths.iter().all(|width| width.is_multiple_of(*lanes))).unwrap_or(1)
 }
 
 /// Units of a cube that works on a row of `vectors`: a power of two from 32 to [`UNITS`].
-pub(super) fn units_for(vectors: usize) -> usize {
+pub(crate) fn units_for(vectors: usize) -> usize {
     vectors.next_power_of_two().clamp(32, UNITS)
 }
 
 /// Checks that two arrays hold the same kind of values.
-pub(super) fn same(one: &Array, other: &Array) -> Result<(), GpuError> {
+pub(crate) fn same(one: &Array, other: &Array) -> Result<(), GpuError> {
     one.expect_precision(other.precision())
 }
 
 /// `rows · width`, if that many values have indices.
-pub(super) fn area(rows: usize, width: usize) -> Result<usize, GpuError> {
+pub(crate) fn area(rows: usize, width: usize) -> Result<usize, GpuError> {
     rows.checked_mul(width).filter(|len| *len <= VALUES_MAX).ok_or(GpuError::TooLong { max: VALUES_MAX })
 }
 
 /// The sum of a vector's values, in their order.
 #[cube]
-pub(super) fn across<N: Size>(vector: Vector<f32, N>) -> f32 {
+pub(crate) fn across<N: Size>(vector: Vector<f32, N>) -> f32 {
     let mut sum = vector.extract(0usize);
     #[unroll]
     for lane in 1..N::value() {
@@ -68,7 +68,7 @@ pub(super) fn across<N: Size>(vector: Vector<f32, N>) -> f32 {
 
 /// Adds up one value per unit, always in the same order. All units get the sum.
 #[cube]
-pub(super) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
+pub(crate) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(units);
     let mut sums = Shared::<[f32]>::new_slice(LAST);
     let unit = UNIT_POS as usize;
@@ -91,7 +91,7 @@ pub(super) fn cube_sum(value: f32, #[comptime] units: usize) -> f32 {
 
 /// The largest value of a cube's units, without NaNs. All units get it.
 #[cube]
-pub(super) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
+pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
     let mut values = Shared::<[f32]>::new_slice(units);
     let mut largest = Shared::<[f32]>::new_slice(LAST);
     let unit = UNIT_POS as usize;
@@ -117,7 +117,7 @@ pub(super) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
 /// The polynomial of [`cross_entropy::exp`](crate::layers::cross_entropy::exp): within some units in the last place, and
 /// `|x|·2⁻²⁴` more where a driver's compiler adds the two parts of ln 2 before it multiplies, as Mesa's does.
 #[cube]
-pub(super) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
+pub(crate) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let least = Vector::<f32, N>::new(-87.0f32);
     let is_less = x.less_than(&least);
     let x = select_many(is_less, least, x);
@@ -141,14 +141,14 @@ pub(super) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
 
 /// [`exp`] of one value.
 #[cube]
-pub(super) fn exp_of(x: f32) -> f32 {
+pub(crate) fn exp_of(x: f32) -> f32 {
     exp::<Const<1>>(Vector::new(x)).extract(0usize)
 }
 
 /// The natural logarithm of a normal number above 0, by the polynomial of Moshier's Cephes library (`logf`), within two
 /// units in the last place. Infinity and NaN stay so.
 #[cube]
-pub(super) fn ln(x: f32) -> f32 {
+pub(crate) fn ln(x: f32) -> f32 {
     let bits = u32::reinterpret(x);
     let mut exponent = f32::cast_from(bits >> 23u32) - 127.0f32;
     let mut mantissa = f32::reinterpret((bits & 0x007f_ffffu32) | 0x3f80_0000u32);

@@ -58,7 +58,9 @@ pub enum GpuError {
     Precision { expected: Precision, got: Precision },
     #[error("an array or matrix has more than {max} values")]
     TooLong { max: usize },
-    #[error("a part of an array begins at value {first}, and on this device it must be a multiple of {alignment}")]
+    #[error(
+        "a part of an array begins at value {first}, and on this device it must be a multiple of {alignment}"
+    )]
     Misplaced { first: usize, alignment: usize },
     #[error("the device has no memory for {bytes} bytes more")]
     OutOfMemory { bytes: u64 },

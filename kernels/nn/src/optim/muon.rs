@@ -44,7 +44,10 @@ pub struct Matrix<'a> {
 pub fn step(params: &StepParams, decay: f64, matrix: Matrix, gradient: &[f32], scratch: &mut Scratch) {
     let Matrix { shape, weights, mean } = matrix;
     let len = shape[0] * shape[1];
-    assert!([weights.len(), mean.len(), gradient.len()] == [len; 3], "a gradient and a moment for each weight");
+    assert!(
+        [weights.len(), mean.len(), gradient.len()] == [len; 3],
+        "a gradient and a moment for each weight"
+    );
     let [keep, take] = [MOMENTUM as f32, (1.0 - MOMENTUM) as f32];
     let scale = params.gradient_scale as f32;
     scratch.direction.clear();
@@ -54,8 +57,7 @@ pub fn step(params: &StepParams, decay: f64, matrix: Matrix, gradient: &[f32], s
         gradient * take + *mean * keep
     }));
     orthogonalise(shape, scratch);
-    let (weight_scale, step_scale) =
-        ((1.0 - params.learning_rate * decay) as f32, step_scale(shape) as f32);
+    let (weight_scale, step_scale) = ((1.0 - params.learning_rate * decay) as f32, step_scale(shape) as f32);
     let rate = params.learning_rate as f32;
     for (weight, direction) in weights.iter_mut().zip(&scratch.direction) {
         *weight = *weight * weight_scale - direction * step_scale * rate;
@@ -183,7 +185,8 @@ mod tests {
         let (first, second) = (noise(shape, 3), noise(shape, 4));
         let (rate, decay) = (0.01, 0.1);
         let mut buffer = vec![0.0; 96];
-        let (mut expected, mut weights, mut mean) = (noise(shape, 5), narrow(&noise(shape, 5)), vec![0.0; 96]);
+        let (mut expected, mut weights, mut mean) =
+            (noise(shape, 5), narrow(&noise(shape, 5)), vec![0.0; 96]);
         let mut scratch = Scratch::default();
         for (step, gradient) in [&first, &second].into_iter().enumerate() {
             // As torch.optim.Muon: buf.lerp_(grad, 1 − μ); grad.lerp(buf, μ); lr · 0.2·√max(rows, columns).

@@ -1,19 +1,31 @@
-//! A test program without the usual harness, which prints what that prints: its tests need a device, and where there is none they
-//! are counted as ignored, with the reason.
+//! A test program without the usual harness, which prints what that prints: its tests need a device, and where there is
+//! none they are counted as ignored, with the reason.
 
+use mettle_nn::DeviceError;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What became of the device that the tests need.
+/// The device that the tests need.
 pub enum Found {
-    /// What to say of it.
+    /// Its description.
     Ready(String),
-    /// Why there is none.
+    /// The reason.
     Absent(String),
-    /// Why it cannot be used, which is a failure.
+    /// The reason why it cannot be used, which is a failure.
     Broken(String),
 }
 
-/// The device asked for: `GPU_DEVICE`, `vulkan` by default.
+/// Whether the error says that the machine or the build has no such device.
+pub fn is_absent(error: &DeviceError) -> bool {
+    matches!(
+        error,
+        DeviceError::NotFound { .. }
+            | DeviceError::WithoutGpu { .. }
+            | DeviceError::NoDriver
+            | DeviceError::NoSuchGpu { .. }
+    )
+}
+
+/// The value of `GPU_DEVICE`, or `vulkan`.
 pub fn device_name() -> String {
     std::env::var("GPU_DEVICE").unwrap_or_else(|_| "vulkan".into())
 }

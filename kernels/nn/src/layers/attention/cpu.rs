@@ -94,8 +94,7 @@ pub fn backward(
         |scratch, (index, ((grad_queries, grad_keys), grad_values))| {
             let part = Part::new(shape, rows, index);
             let columns = index % kv_heads * group * head_width;
-            let outs =
-                outs.map(|out| out.block(part.rows(seq_len), columns..columns + group * head_width));
+            let outs = outs.map(|out| out.block(part.rows(seq_len), columns..columns + group * head_width));
             let log_sums = &log_sums[index * group * seq_len..][..group * seq_len];
             backward_part(shape, &part, scratch, outs, log_sums, [grad_queries, grad_keys, grad_values]);
         },
@@ -189,12 +188,7 @@ fn backward_part(
             let one = Threads::One;
 
             matmul(Write::Set, &mut MatMut::new(probs, probs_shape), queries, keys_t, one);
-            probs_from_log_sums(
-                probs,
-                end,
-                first,
-                &log_sums[head * shape.seq_len + first..][..end - first],
-            );
+            probs_from_log_sums(probs, end, first, &log_sums[head * shape.seq_len + first..][..end - first]);
             let seen = Mat::new(probs, probs_shape);
             let mut grad_values = grad_values.reborrow().block(0..end, 0..width);
             matmul(write, &mut grad_values, seen.transposed(), grad_out, one);

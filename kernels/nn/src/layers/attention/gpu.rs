@@ -42,7 +42,10 @@ fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
 }
 
 /// Bytes that [`Gpu::attention_backward`] takes beside its arguments, with [`SCORES`]. [`Gpu::attention`] takes less.
-#[cfg_attr(not(test), allow(dead_code, reason = "the estimate repeats it without a GPU, and a test compares"))]
+#[cfg_attr(
+    not(test),
+    allow(dead_code, reason = "the estimate repeats it without a GPU, and a test compares")
+)]
 pub(crate) fn backward_memory(shape: &Shape, sequences: usize, precision: Precision) -> usize {
     let Lengths { queries, keys, scores } = Lengths::new(shape, block_size(SCORES, shape, sequences));
     (2 * scores + 4 * queries + 2 * keys) * precision.bytes() + (2 * scores + 3 * keys) * 4
@@ -289,7 +292,8 @@ impl Gpu {
             call.gather(call.values(), rows, &values);
             for block in call.blocks(queries) {
                 call.gather(call.queries(&block, shape.row_width()), rows, &block_queries);
-                let (by_query, by_key) = (call.of_queries(&block, &block_queries), call.of_keys(block.end, &keys));
+                let (by_query, by_key) =
+                    (call.of_queries(&block, &block_queries), call.of_keys(block.end, &keys));
                 self.products(block.count, &scores, by_query, by_key.transposed())?;
                 call.softmax(&block, &scores, &probs, log_sums)?;
                 let (probs, values) = (call.of_scores(&block, &probs), call.of_keys(block.end, &values));

@@ -7,7 +7,7 @@
 
 mod cpu;
 #[cfg(feature = "gpu")]
-pub(crate) mod gpu;
+pub mod gpu;
 pub mod reference;
 
 pub use cpu::{backward, forward};

@@ -12,7 +12,8 @@ pub fn forward(shape: &Shape, rows: &[f32]) -> Vec<f64> {
         for row in 0..seq_len {
             for head in 0..heads {
                 let kv_head = head / shape.group();
-                let (key, value) = ((heads + kv_head) * head_width, (heads + kv_heads + kv_head) * head_width);
+                let (key, value) =
+                    ((heads + kv_head) * head_width, (heads + kv_heads + kv_head) * head_width);
                 let score = |other: usize| -> f64 {
                     (0..head_width).map(|i| at(row, head * head_width + i) * at(other, key + i)).sum()
                 };

@@ -8,5 +8,5 @@ mod cpu;
 mod gpu;
 pub mod reference;
 
-pub use cpu::{exp, losses, losses_and_gradient};
 pub(crate) use cpu::exponentiate;
+pub use cpu::{exp, losses, losses_and_gradient};

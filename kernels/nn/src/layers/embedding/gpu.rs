@@ -124,11 +124,11 @@ impl Tokens {
         self.len == 0
     }
 
-    pub(super) fn vocab(&self) -> usize {
+    pub(crate) fn vocab(&self) -> usize {
         self.vocab
     }
 
-    pub(super) fn arg(&self) -> BufferArg {
+    pub(crate) fn arg(&self) -> BufferArg {
         argument(&self.words, self.len)
     }
 }

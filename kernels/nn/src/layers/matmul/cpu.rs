@@ -93,7 +93,11 @@ impl<'a> Mat<'a> {
     /// # Panics
     /// If there is no such row, or the view is a transpose.
     pub fn row(&self, row: usize) -> &'a [f32] {
-        assert!(row < self.rows && self.column_stride == 1, "row {row} of {:?}, not of a transpose", self.shape());
+        assert!(
+            row < self.rows && self.column_stride == 1,
+            "row {row} of {:?}, not of a transpose",
+            self.shape()
+        );
         // SAFETY: the view was made from a slice that holds these values and lives as long.
         unsafe { std::slice::from_raw_parts(self.first.add(row * self.row_stride), self.columns) }
     }

@@ -227,8 +227,7 @@ impl Gpu {
     pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result<(), GpuError> {
         let [m, k] = lhs.view.shape();
         let operands = lhs.view.array.precision();
-        let algorithms =
-            algorithms(self.has_tensor_cores(operands), operands, [m, rhs.view.shape()[1], k]);
+        let algorithms = algorithms(self.has_tensor_cores(operands), operands, [m, rhs.view.shape()[1], k]);
         self.products_by(algorithms, count, out, lhs, rhs)
     }
 
@@ -260,7 +259,8 @@ impl Gpu {
             let lhs = InputBinding::new(lhs.clone(), globals.lhs);
             let rhs = InputBinding::new(rhs.clone(), globals.rhs);
             let mut elements = MatmulElems::from_globals(&globals);
-            match launch_ref(&algorithm.strategy().into(), &self.client, lhs, rhs, out.clone(), &mut elements) {
+            match launch_ref(&algorithm.strategy().into(), &self.client, lhs, rhs, out.clone(), &mut elements)
+            {
                 Ok(()) => return Ok(()),
                 Err(MatmulSetupError::Launch(error)) => return Err(ServerError::Launch(error).into()),
                 Err(error) => why = Some(error),

@@ -79,7 +79,12 @@ impl Gpu {
     }
 
     /// Turns gates and ups into their gradients, and the gradient of `h` into `h`.
-    pub fn swiglu_backward(&self, gates_and_ups: &Array, width: usize, grad_h: &Array) -> Result<(), GpuError> {
+    pub fn swiglu_backward(
+        &self,
+        gates_and_ups: &Array,
+        width: usize,
+        grad_h: &Array,
+    ) -> Result<(), GpuError> {
         let lanes = check(gates_and_ups, width, grad_h)?;
         if grad_h.is_empty() {
             return Ok(());

@@ -71,7 +71,8 @@ impl Gpu {
         let lanes = lanes(&[weights.len()]);
         // Without a copy, the kernel never touches this argument.
         let written = copy.unwrap_or(gradient);
-        let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } = *coefficients;
+        let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } =
+            *coefficients;
         step::launch(
             &self.client,
             grid_of_units(weights.len() / lanes),

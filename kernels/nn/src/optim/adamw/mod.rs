@@ -68,7 +68,8 @@ pub struct Parameter<'a> {
 /// # Panics
 /// If the slices differ in length.
 pub fn step_reference(coefficients: &Coefficients, parameter: Parameter, gradient: &[f32]) {
-    let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } = *coefficients;
+    let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } =
+        *coefficients;
     let Parameter { weights, mean, square } = parameter;
     check(weights, gradient, mean, square);
     for i in 0..weights.len() {
@@ -92,7 +93,9 @@ pub fn step(coefficients: &Coefficients, parameter: Parameter, gradient: &[f32])
         .zip(gradient.par_chunks(VALUES))
         .zip(mean.par_chunks_mut(VALUES))
         .zip(square.par_chunks_mut(VALUES))
-        .for_each(|(((weights, gradient), mean), square)| part(coefficients, weights, gradient, mean, square));
+        .for_each(|(((weights, gradient), mean), square)| {
+            part(coefficients, weights, gradient, mean, square)
+        });
 }
 
 fn check(weights: &[f32], gradient: &[f32], mean: &[f32], square: &[f32]) {
@@ -116,7 +119,8 @@ fn part_body(
     mean: &mut [f32],
     square: &mut [f32],
 ) {
-    let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } = *coefficients;
+    let Coefficients { betas, one_minus_betas, rate, root_scale, epsilon, keep, gradient_scale } =
+        *coefficients;
     let values = weights.iter_mut().zip(gradient).zip(mean).zip(square);
     for (((weight, &gradient), mean), square) in values {
         let g = gradient * gradient_scale;

@@ -1,21 +1,19 @@
-//! What is measured on a GPU, and how it is told.
+//! Training on a GPU: tokens per second, model FLOP/s utilisation, memory.
 
 use crate::{
     Options,
+    cpu::{mebibytes, random_sequences},
     measure::median,
-    report::{mebibytes, random_sequences},
     twin,
 };
-use mettle_nn::{
-    ActivationCheckpointing, DeviceChoice, GpuInfo, GpuSettings, MemoryEstimate, Precision, Trainer,
-};
 use model::{ModelConfig, Recipe, init_flat};
+use nn::{Device, GpuInfo, MemoryEstimate, Precision};
 use serde::{Deserialize, Serialize};
 use std::{fmt, time::Instant};
 
-/// Steps before the first that counts: kernels are compiled in the first.
+/// Steps before the first that is measured: the first compiles the kernels.
 const WARM_UP: u32 = 3;
-/// Tokens of a step, where nothing is said.
+/// Tokens per step by default.
 const TOKENS: usize = 16_384;
 
 #[derive(Debug, Serialize)]
@@ -29,29 +27,28 @@ pub struct Report {
 pub struct Preset {
     preset: String,
     parameters: usize,
-    /// Sequences in a step and on the device at once, and tokens of one.
+    /// Sequences per step and on the device at once, and tokens of one.
     batch: usize,
     micro_batch: usize,
     seq_len: usize,
     /// Of products: `bf16` or `f32`.
     precision: String,
-    /// Activations that are computed again.
+    /// `none`, `feed-forward` or `layers`.
     #[serde(rename = "recompute")]
     activation_checkpointing: String,
     steps: usize,
-    /// Of all measured steps: each ends when its losses are read, so the optimiser's part of the last one is not in it and that of the
-    /// one before the first is.
+    /// Over all measured steps. A step ends when its losses are read, so its optimiser's part counts for the next one.
     tokens_per_second: f64,
     ms_per_step: f64,
     /// `6 P + 6 L·D·T`: see `ModelConfig::flops_per_token`.
     flops_per_token: f64,
-    /// Operations a second that the card is said to reach, and the share of them that training used:
-    /// `flops_per_token · tokens_per_second / peak_flops`. Nothing where the card is not known and none were given.
+    /// Operations per second of the GPU's data sheet, and the share of them that training used:
+    /// `flops_per_token · tokens_per_second / peak_flops`. Absent for an unknown GPU without `--peak-tflops`.
     peak_flops: Option<f64>,
     mfu: Option<f64>,
-    /// The most that the process held of the device's memory.
+    /// The process's peak of the device's memory.
     memory_peak_bytes: Option<u64>,
-    /// What `mettle_nn::MemoryEstimate` says that training takes.
+    /// `MemoryEstimate`
     memory_estimate_bytes: u64,
     losses: Vec<f64>,
 }
@@ -59,7 +56,7 @@ pub struct Preset {
 pub fn recipe(config: &ModelConfig, options: &Options) -> Recipe {
     let batch = options.batch.map_or((TOKENS / config.seq_len).max(1), |batch| batch as usize);
     let micro_batch = options.micro_batch.map_or(batch, |micro_batch| micro_batch as usize).min(batch);
-    // No model is so large that the rate for the smallest would do.
+    // The default rate is for the smallest model.
     Recipe { batch, micro_batch, learning_rate: 3e-4, ..Recipe::default() }
 }
 
@@ -72,7 +69,7 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
     if let Some(directory) = &options.twin {
         twin::write(directory, &config, &recipe, &theta, std::slice::from_ref(&sequences))?;
     }
-    let mut trainer = Trainer::new(&config, &recipe, options.device, &theta)?;
+    let mut trainer = mettle_engines::trainer(options.device, &config, &recipe, &theta)?;
     drop(theta);
 
     let (mut seconds, mut losses) = (Vec::new(), Vec::new());
@@ -88,66 +85,48 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
     let tokens_per_second = tokens * seconds.len() as f64 / seconds.iter().sum::<f64>();
     let flops_per_token = config.flops_per_token();
     let peak_flops = peak_flops(options);
-    let (precision, activation_checkpointing) = settings(options.device);
     Ok(Preset {
         preset: preset.to_owned(),
         parameters: config.parameters(),
         batch: recipe.batch,
         micro_batch: recipe.micro_batch,
         seq_len: config.seq_len,
-        precision: precision.to_owned(),
-        activation_checkpointing: activation_checkpointing.to_owned(),
+        precision: options.device.precision_for_training().name().to_owned(),
+        activation_checkpointing: options.device.activation_checkpointing.name().to_owned(),
         steps: seconds.len(),
         tokens_per_second,
         ms_per_step: 1e3 * median(&seconds),
         flops_per_token,
         peak_flops,
         mfu: peak_flops.map(|peak| flops_per_token * tokens_per_second / peak),
-        memory_peak_bytes: trainer.gpu_memory().map(|[_, held]| held),
-        memory_estimate_bytes: MemoryEstimate::of(&config, &recipe, options.device).total(),
+        memory_peak_bytes: trainer.device_memory().map(|memory| memory.reserved),
+        memory_estimate_bytes: MemoryEstimate::new(&config, &recipe, options.device).total(),
         losses,
     })
 }
 
-/// What was named, or else what is known of the card. Its list is for bf16: in f32 other units work.
+/// The named rate, else the data sheet's, which is for bf16: in f32 other units work.
 fn peak_flops(options: &Options) -> Option<f64> {
     let named = options.peak_tflops.map(|teraflops| 1e12 * teraflops);
-    named.or_else(|| match settings(options.device) {
-        ("bf16", _) => options.device.gpu_info()?.peak_flops(),
+    named.or_else(|| match options.device.precision_for_training() {
+        Precision::Bf16 => options.device.gpu_info()?.peak_flops(),
         _ => None,
     })
 }
 
-fn settings(device: DeviceChoice) -> (&'static str, &'static str) {
-    let DeviceChoice::Gpu(_, settings) = device else { return ("f32", "what the tape likes") };
-    let GpuSettings { activation_checkpointing, .. } = settings;
-    let precision = match settings.precision_for_training(device) {
-        Precision::F32 => "f32",
-        Precision::Bf16 => "bf16",
-        Precision::F16 => "f16",
-    };
-    let activation_checkpointing = match activation_checkpointing {
-        ActivationCheckpointing::Nothing => "nothing",
-        ActivationCheckpointing::FeedForward => "feed-forward",
-        ActivationCheckpointing::Layers => "layers",
-    };
-    (precision, activation_checkpointing)
-}
-
 impl Report {
-    pub fn new(on: DeviceChoice, presets: Vec<Preset>) -> Report {
-        Report { device: on.to_string(), card: on.gpu_info().map(|GpuInfo { name, .. }| name), presets }
+    pub fn new(device: Device, presets: Vec<Preset>) -> Report {
+        Report {
+            device: device.to_string(),
+            card: device.gpu_info().map(|GpuInfo { name, .. }| name),
+            presets,
+        }
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} ({})",
-            self.card.as_deref().unwrap_or("a card that names itself to nobody"),
-            self.device
-        )?;
+        writeln!(f, "{} ({})", self.card.as_deref().unwrap_or("unknown GPU"), self.device)?;
         writeln!(
             f,
             "\n{:>6} {:>13} {:>6} {:>6} {:>8} {:>9} {:>12} {:>10} {:>10} {:>6} {:>10} {:>10}",
@@ -157,7 +136,7 @@ impl fmt::Display for Report {
             "micro",
             "seq_len",
             "products",
-            "recomputed",
+            "recompute",
             "tokens/s",
             "ms/step",
             "MFU",

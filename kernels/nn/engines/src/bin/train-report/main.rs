@@ -1,22 +1,24 @@
-//! How fast this machine trains, and what that takes: CPU time, memory, and how much of it is matrix products.
+//! Measures training on this machine: speed, CPU time, memory, and the share of matrix products.
 //!
-//!     cargo run --release -p mettle-nn --bin train-report -- --json
+//!     cargo run --release -p mettle-engines --bin train-report -- --json
 //!
 //! Each preset is measured in a process of its own, so that the peak of memory is that preset's. With `--device`, a GPU is
 //! measured instead, or compared with the CPU: `docs/gpu.md`.
 
 mod agree;
+mod cpu;
 mod gpu;
+#[cfg(feature = "gpu")]
+mod kernels;
 mod measure;
 mod products;
-mod report;
 mod twin;
 
 use anyhow::Context as _;
 use clap::Parser;
-use mettle_nn::{DeviceChoice, DeviceError, ModelError};
+use cpu::Report;
 use model::ModelConfig;
-use report::Report;
+use nn::{Device, DeviceError, DeviceName, ModelError};
 use serde::{Serialize, de::DeserializeOwned};
 use std::{
     fmt, fs,
@@ -24,53 +26,67 @@ use std::{
     process::{Command, ExitCode},
 };
 
-/// Presets that are measured where none is named: on the CPU, and on a GPU.
+/// Default presets, on the CPU and on a GPU.
 const PRESETS: [&str; 3] = ["117k", "1m", "6m"];
-const PRESETS_OF_GPUS: [&str; 2] = ["150m", "1b"];
+const GPU_PRESETS: [&str; 2] = ["150m", "1b"];
 
-/// Measures training steps on random tokens: on the CPU tokens a second, CPU time, memory, share of matrix products; on a GPU tokens a
-/// second, model FLOP/s utilisation and memory. RAYON_NUM_THREADS sets the number of threads on the CPU.
+/// Measures training steps on random tokens: on the CPU tokens per second, CPU time, memory and the share of matrix
+/// products; on a GPU tokens per second, model FLOP/s utilisation and memory. RAYON_NUM_THREADS sets the CPU's threads.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
     /// Preset to measure; may be given several times [default: 117k, 1m and 6m; on a GPU 150m and 1b].
     #[arg(long = "preset")]
     presets: Vec<String>,
-    /// Steps to measure, at least; two more warm up, on a GPU three. Small presets take as many as a second of CPU time holds.
+    /// Steps to measure, at least; two more warm up, on a GPU three. Small presets fill a second of CPU time.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
-    /// Sequences in a step [default: 16; on a GPU as many as make 16,384 tokens].
+    /// Sequences per step [default: 16; on a GPU 16,384 tokens].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
     /// Sequences on the device at once [default: all of a step].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     micro_batch: Option<u32>,
-    /// Measure on a GPU: cuda:0, cuda:1, vulkan, with settings behind it as in docs/gpu.md. Needs a build with --features cuda or
-    /// vulkan.
+    /// Measure on a GPU: cuda:0, cuda:1, vulkan, with settings behind it as in docs/gpu.md. Needs a build with --features
+    /// cuda or vulkan.
     #[arg(long, default_value = "cpu")]
-    device: DeviceChoice,
-    /// What the GPU reaches in dense products of this precision at best, in 10^12 operations a second [default: from a list of known
-    /// cards, for bf16; of others no utilisation is told].
+    device: Device,
+    /// The GPU's peak rate of dense products in this precision, in 10^12 operations per second [default: from a list of
+    /// known GPUs, for bf16; for others utilisation is left out].
     #[arg(long, value_parser = teraflops)]
     peak_tflops: Option<f64>,
-    /// Measure nothing; train the only preset (default 117k) for 20 steps on the CPU and on the device, and compare the losses.
+    /// Measure nothing; compare the device with the CPU: its kernels, and the losses of 20 steps of the only preset
+    /// [default: 117k].
     #[arg(long)]
     agree: bool,
-    /// Write what another program needs to train the same into this directory first: weights, tokens and recipe of the only preset.
+    /// Measure the kernels of the device, beside a copy in its memory.
+    #[arg(long, conflicts_with = "agree")]
+    kernels: bool,
+    /// Values that each of --kernels works on, in Mi (2^20).
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    mebivalues: u64,
+    /// Runs of each of --kernels; the shortest counts.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    rounds: u16,
+    /// Print the losses of all steps of the only preset with all digits instead.
+    #[arg(long)]
+    losses: bool,
+    /// Write the input for another program that trains the same into this directory first: weights, tokens and recipe of
+    /// the only preset.
     #[arg(long, value_name = "DIRECTORY")]
     twin: Option<PathBuf>,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// Write the JSON into this file besides.
+    /// Also write the JSON into this file.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Measure the only preset in this very process and print its part of the JSON.
+    /// Measure the only preset in this process and print its part of the JSON.
     #[arg(long, hide = true)]
     alone: bool,
 }
 
-/// Exit status: 0 measured, or agreed; 4 the device is not there or cannot be used; 1 everything else.
+/// Exit status: 0 measured, or agreed; 4 the device is absent or cannot be used; 1 everything else.
 fn main() -> ExitCode {
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -100,27 +116,37 @@ fn teraflops(text: &str) -> Result<f64, String> {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let on_cpu = options.device == DeviceChoice::Cpu;
+    let on_cpu = options.device.name == DeviceName::Cpu;
     let presets: Vec<&str> = match &options.presets[..] {
-        [] if options.agree => vec!["117k"],
+        [] if options.agree || options.losses => vec!["117k"],
         [] if on_cpu => PRESETS.to_vec(),
-        [] => PRESETS_OF_GPUS.to_vec(),
+        [] => GPU_PRESETS.to_vec(),
         named => named.iter().map(String::as_str).collect(),
     };
-    // A wrong name is refused before the first measurement, and so is a device that is not there.
+    // A wrong name is refused before the first measurement, and so is an absent device.
     for preset in &presets {
         ModelConfig::preset(preset)?;
     }
     options.device.check()?;
-    if options.agree || options.twin.is_some() {
-        anyhow::ensure!(presets.len() == 1, "name one preset: --agree and --twin are for a single one");
+    if options.agree || options.losses || options.twin.is_some() {
+        anyhow::ensure!(
+            presets.len() == 1,
+            "name one preset: --agree, --losses and --twin are for a single one"
+        );
+    }
+    if options.kernels {
+        anyhow::ensure!(!on_cpu, "--kernels is for a GPU: name one with --device");
+        return measure_kernels(options);
+    }
+    if options.losses {
+        return cpu::print_losses(presets[0], options);
     }
     if options.agree {
         return print(options, &agree::agree(presets[0], options)?);
     }
     if options.alone {
         let measured = match on_cpu {
-            true => serde_json::to_string(&report::measure(presets[0], options)?)?,
+            true => serde_json::to_string(&cpu::measure(presets[0], options)?)?,
             false => serde_json::to_string(&gpu::measure(presets[0], options)?)?,
         };
         println!("{measured}");
@@ -132,6 +158,53 @@ fn run(options: &Options) -> anyhow::Result<()> {
     } else {
         print(options, &gpu::Report::new(options.device, in_own_processes(&presets, options)?))
     }
+}
+
+/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without kernels of
+/// ours.
+///
+/// # Errors
+/// If a kernel in use is too far off.
+#[cfg(feature = "gpu")]
+fn kernels_agree(device: Device) -> anyhow::Result<usize> {
+    if device.name == DeviceName::Cpu || device.engine() == nn::EngineKind::Burn {
+        return Ok(0);
+    }
+    let all = kernels::closeness(device)?;
+    let describe =
+        |it: &kernels::Closeness| format!("  {}: {:.1e}, bound {:.1e}", it.what, it.error, it.bound);
+    let unused: Vec<String> = all.iter().filter(|it| it.holds() && !it.is_close()).map(describe).collect();
+    if !unused.is_empty() {
+        eprintln!(
+            "{device}: unused algorithms for products are off, which is no failure:\n{}",
+            unused.join("\n")
+        );
+    }
+    let apart: Vec<String> = all.iter().filter(|it| !it.holds()).map(describe).collect();
+    anyhow::ensure!(
+        apart.is_empty(),
+        "{} of {} kernels are too far from the CPU's:\n{}",
+        apart.len(),
+        all.len(),
+        apart.join("\n")
+    );
+    Ok(all.len())
+}
+
+#[cfg(not(feature = "gpu"))]
+fn kernels_agree(_: Device) -> anyhow::Result<usize> {
+    Ok(0)
+}
+
+#[cfg(feature = "gpu")]
+fn measure_kernels(options: &Options) -> anyhow::Result<()> {
+    let limits = kernels::Options { mebivalues: options.mebivalues, rounds: options.rounds };
+    print(options, &kernels::measure(&limits, options.device)?)
+}
+
+#[cfg(not(feature = "gpu"))]
+fn measure_kernels(options: &Options) -> anyhow::Result<()> {
+    Err(DeviceError::WithoutGpu { device: options.device }.into())
 }
 
 fn print(options: &Options, report: &(impl Serialize + fmt::Display)) -> anyhow::Result<()> {

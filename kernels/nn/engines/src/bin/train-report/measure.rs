@@ -1,11 +1,11 @@
-//! Time and memory, as a program can see its own.
+//! Time and memory of this process.
 
 use std::time::{Duration, Instant};
 
-/// What one run of something took.
+/// The time of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Took {
-    /// Of all threads of this process, in user mode and in the kernel.
+    /// Of all threads of this process, user and system.
     pub cpu: Duration,
     pub wall: Duration,
 }
@@ -30,7 +30,7 @@ fn cpu() -> Duration {
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
-/// The most memory that this process has held, in bytes, where the system tells (`VmHWM`).
+/// Peak of this process's memory in bytes, where the system tells (`VmHWM`).
 pub fn memory_peak() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
@@ -38,14 +38,20 @@ pub fn memory_peak() -> Option<u64> {
     Some(1024 * kibibytes)
 }
 
-/// The processor's name for itself, where the system tells.
+/// The processor's name, where the system tells.
 pub fn processor() -> Option<String> {
     let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
     Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
 }
 
-/// The middle one, or the mean of both. 0 of nothing.
+/// The shortest of several runs, in seconds: other work of the machine can only make a run longer.
+#[cfg(feature = "gpu")]
+pub fn shortest(rounds: usize, mut run: impl FnMut()) -> f64 {
+    (0..rounds).map(|_| took(&mut run).wall.as_secs_f64()).fold(f64::INFINITY, f64::min)
+}
+
+/// The middle value, or the mean of the two in the middle. 0 for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! What another program needs to train the same: `scripts/gpu-check` has one in PyTorch.
+//! Input for another program that trains the same model: `scripts/gpu-check` has one in PyTorch.
 
 use anyhow::Context as _;
 use model::{ModelConfig, Recipe};
@@ -8,7 +8,7 @@ use std::{
     path::Path,
 };
 
-/// Learning rates that are written: of more steps than anybody measures.
+/// Steps whose learning rates are written, more than a measurement takes.
 const RATES: u64 = 100_000;
 
 /// Writes `weights` (f32) and `tokens` (u32), little-endian, and `about.json`: shapes, names, recipe, learning rate of each step.

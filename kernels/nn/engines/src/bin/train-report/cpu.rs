@@ -1,4 +1,4 @@
-//! What is measured, and how it is told.
+//! Training on the CPU: speed, memory, and the share of matrix products.
 
 use crate::{
     Options,
@@ -6,12 +6,12 @@ use crate::{
     products,
 };
 use kernels::lanes::{self, Width};
-use mettle_nn::{DeviceChoice, MemoryEstimate, Trainer};
 use model::{ModelConfig, Recipe, init_flat};
+use nn::{Device, MemoryEstimate, Trainer};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Steps before the first that counts.
+/// Steps before the first that is measured.
 const WARM_UP: u32 = 2;
 /// CPU seconds that small presets are measured for.
 const SECONDS: f64 = 1.0;
@@ -26,12 +26,12 @@ pub struct Report {
 pub struct Preset {
     preset: String,
     parameters: usize,
-    /// Sequences in a step and on the device at once, and tokens of one.
+    /// Sequences per step and at once, and tokens of one.
     batch: usize,
     micro_batch: usize,
     seq_len: usize,
     threads: usize,
-    /// Vectors that the kernels use: the widest that the processor has. The crate that multiplies matrices asks it likewise.
+    /// Vectors of the kernels: the widest that the processor has. The crate of matrix products detects them likewise.
     instructions: String,
     steps: usize,
     /// By the wall clock, and by the CPU time of all threads; the median step.
@@ -45,27 +45,27 @@ pub struct Preset {
     flops_per_token: f64,
     /// `flops_per_token · tokens_per_cpu_second`, in 10^9.
     gflops_per_cpu_second: f64,
-    /// What a product of 1024³ reaches, measured in the same process: the ceiling.
+    /// The rate of a product of 1024³ in the same process: the ceiling.
     matmul_gflops_per_cpu_second: f64,
     /// `gflops_per_cpu_second / matmul_gflops_per_cpu_second`: model FLOP/s utilisation, per core.
     utilisation: f64,
     /// CPU time of the step's matrix products, computed alone, over that of the shortest step.
     matmul_share: f64,
-    /// The most that the process held (VmHWM).
+    /// Peak of the process (`VmHWM`).
     memory_peak_bytes: Option<u64>,
-    /// What `mettle_nn::MemoryEstimate` says that training takes.
+    /// `MemoryEstimate`
     memory_estimate_bytes: u64,
     first_loss: f64,
     last_loss: f64,
 }
 
-/// Trains `preset` for a while. The peak of memory is the process's: measure nothing before.
+/// Trains `preset` for a while. Measure nothing before: the peak of memory is the process's.
 pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
     let config = ModelConfig::preset(preset)?;
     let batch = options.batch.unwrap_or(16) as usize;
     let micro_batch = options.micro_batch.map_or(batch, |micro_batch| micro_batch as usize).min(batch);
     let recipe = Recipe { batch, micro_batch, ..Recipe::default() };
-    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &init_flat(&config, 1)?)?;
+    let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &init_flat(&config, 1)?)?;
     let sequences = random_sequences(&config, batch);
 
     let (mut cpu, mut wall, mut losses) = (Vec::new(), Vec::new(), Vec::new());
@@ -110,17 +110,32 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
         utilisation: gflops_per_cpu_second / matmul_gflops_per_cpu_second,
         matmul_share: products::seconds(&config, batch, micro_batch) / shortest,
         memory_peak_bytes,
-        memory_estimate_bytes: MemoryEstimate::of(&config, &recipe, DeviceChoice::Cpu).total(),
+        memory_estimate_bytes: MemoryEstimate::new(&config, &recipe, Device::CPU).total(),
         first_loss: losses[0],
         last_loss: losses[losses.len() - 1],
     })
+}
+
+/// Prints the loss of each of `--steps` steps, with all digits: to compare two builds.
+pub fn print_losses(preset: &str, options: &Options) -> anyhow::Result<()> {
+    let config = ModelConfig::preset(preset)?;
+    let batch = options.batch.unwrap_or(16) as usize;
+    let micro_batch = options.micro_batch.map_or(batch, |micro_batch| micro_batch as usize).min(batch);
+    let recipe = Recipe { batch, micro_batch, ..Recipe::default() };
+    let theta = init_flat(&config, 1)?;
+    let mut trainer = mettle_engines::trainer(options.device, &config, &recipe, &theta)?;
+    let sequences = random_sequences(&config, 4 * batch);
+    for batch in sequences.chunks(batch).cycle().take(options.steps as usize) {
+        println!("{:?}", trainer.step(batch)?.loss);
+    }
+    Ok(())
 }
 
 fn instructions() -> &'static str {
     match lanes::width() {
         Width::Avx512 => "AVX-512",
         Width::Avx2 => "AVX2",
-        Width::Portable => "what every processor of this kind has",
+        Width::Portable => "portable vectors",
     }
 }
 
