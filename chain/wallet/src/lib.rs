@@ -4,6 +4,7 @@ pub mod audit;
 pub mod cli;
 pub mod create;
 pub mod evaluation;
+mod formats;
 pub mod model;
 pub mod nominate;
 pub mod owner;

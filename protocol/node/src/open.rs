@@ -13,6 +13,7 @@ use chain_client::{
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
+use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
     Digest, Role, RunId,
@@ -68,7 +69,11 @@ pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>
 }
 
 /// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
-pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
+pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Opened>> {
+    Box::pin(open_node(settings, role))
+}
+
+async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     room::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
         .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
@@ -133,7 +138,11 @@ pub struct Reader {
 }
 
 /// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
-pub async fn open_to_read(reading: &Reading) -> anyhow::Result<Reader> {
+pub fn open_to_read(reading: &Reading) -> BoxFuture<'_, anyhow::Result<Reader>> {
+    Box::pin(open_reader(reading))
+}
+
+async fn open_reader(reading: &Reading) -> anyhow::Result<Reader> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
@@ -153,11 +162,13 @@ pub struct Published {
 }
 
 /// Opens chain and specification. No data is fetched.
-pub async fn open_published(chain: &str, run: RunId) -> anyhow::Result<Published> {
-    let chain = self::chain(chain, None).await?;
-    let run = chain.run(run).await?;
-    let (fetch, run, spec) = published(&*chain, &run).await?;
-    Ok(Published { chain, fetch, run, spec })
+pub fn open_published(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<Published>> {
+    Box::pin(async move {
+        let chain = self::chain(chain, None).await?;
+        let run = chain.run(run).await?;
+        let (fetch, run, spec) = published(&*chain, &run).await?;
+        Ok(Published { chain, fetch, run, spec })
+    })
 }
 
 /// A fetcher as the run wants it, and what the run says of itself.
