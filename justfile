@@ -37,6 +37,10 @@ lint:
 doc:
     RUSTDOCFLAGS=-Dwarnings cargo doc --release --no-deps --workspace
 
+# The documents as a book in target/book/html (needs mdbook)
+book:
+    bash scripts/book
+
 # Licences, bans and sources of all dependencies (needs cargo-deny)
 deny:
     cargo deny --locked check licenses bans sources

@@ -9,18 +9,92 @@ const OF_THEIR_TIME: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
 /// Must be fast, so their integer arithmetic is not checked.
 const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "mettle-nn"];
 
-#[test]
-fn every_link_of_a_document_leads_to_a_file() {
-    for (path, text) in texts(&[".md"]) {
-        let directory = root().join(&path).parent().expect("a file is in a directory").to_owned();
-        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
-            let file = target.split('#').next().unwrap_or_default();
-            if target.contains("://") || file.is_empty() {
-                continue;
-            }
-            assert!(directory.join(file).exists(), "{path} links to {target}, which is not there");
+/// Where the links of a document lead, without those to other sites.
+fn links(text: &str) -> impl Iterator<Item = &str> {
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.filter(|target| !target.contains("://") && !target.is_empty())
+}
+
+/// The path from the root that `target` names in a document at `path`; the document itself where it names only an anchor.
+fn resolved(path: &str, target: &str) -> String {
+    let file = target.split('#').next().unwrap_or_default();
+    if file.is_empty() {
+        return path.to_owned();
+    }
+    let mut parts: Vec<&str> = path.split('/').collect();
+    parts.pop();
+    for part in file.split('/') {
+        match part {
+            "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
         }
     }
+    parts.join("/")
+}
+
+/// The anchors that a forge and the book give the headings of a document.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut fenced = false;
+    let mut anchors = BTreeSet::new();
+    for line in text.lines() {
+        fenced ^= line.trim_start().starts_with("```");
+        if fenced || !line.starts_with('#') {
+            continue;
+        }
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().map(|c| if c == ' ' { '-' } else { c });
+        anchors.insert(kept.filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect());
+    }
+    anchors
+}
+
+#[test]
+fn every_link_of_a_document_leads_to_a_file_and_to_a_heading_in_it() {
+    for (path, text) in texts(&[".md"]) {
+        for target in links(&text) {
+            let file = root().join(resolved(&path, target));
+            assert!(file.exists(), "{path} links to {target}, which is not there");
+            if let Some((_, anchor)) = target.split_once('#') {
+                let linked = std::fs::read_to_string(&file).unwrap_or_default();
+                assert!(
+                    anchors(&linked).contains(anchor),
+                    "{path} links to {target}: there is no such heading"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_document_is_a_page_of_the_book_and_links_only_to_what_the_book_contains() {
+    const CONTENTS: &str = "docs/SUMMARY.md";
+    let documents = texts(&[".md"]);
+    let contents = &documents.iter().find(|(path, _)| path == CONTENTS).expect("it is in docs/").1;
+    let pages: BTreeSet<String> = links(contents).map(|target| resolved(CONTENTS, target)).collect();
+    for (path, text) in &documents {
+        if path == CONTENTS || path.starts_with(".github/") {
+            continue;
+        }
+        assert!(pages.contains(path), "{path} is missing in {CONTENTS}");
+        for target in links(text) {
+            let linked = resolved(path, target);
+            let copied = linked.starts_with("docs/images/") || linked.starts_with("LICENSE-");
+            assert!(
+                copied || pages.contains(&linked),
+                "{path} links to {target}, which scripts/book leaves out"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_heading_becomes_the_anchor_that_a_forge_gives_it() {
+    let text = "# One, `two` and three\n```\n# a comment\n```\n## What is proved – and *when*?\n";
+    let expected = ["one-two-and-three", "what-is-proved--and-when"];
+    assert_eq!(anchors(text), expected.map(String::from).into());
+    assert_eq!(resolved("docs/adr/README.md", "../../protocol/README.md#rules"), "protocol/README.md");
+    assert_eq!(resolved("docs/gpu.md", "#speed"), "docs/gpu.md");
 }
 
 #[test]

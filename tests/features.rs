@@ -23,7 +23,9 @@ const SELECTIONS: &[&[&str]] = &[
 fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.args(["tree", "--offline", "--locked", "--prefix", "none", "--format", "{p}|{f}"]).current_dir(root());
+    command
+        .args(["tree", "--offline", "--locked", "--prefix", "none", "--format", "{p}|{f}"])
+        .current_dir(root());
     if packages.is_empty() {
         command.args(["--workspace", "--edges", "normal,build,dev"]);
     } else {
@@ -60,7 +62,10 @@ fn every_selection_builds_a_shared_package_with_the_same_features() {
         assert!(packages.len() > 20, "{selected:?} has only {packages:?}");
         for (package, sets) in packages {
             for set in sets.iter().filter(|set| !all[&package].contains(*set)) {
-                differ.push(format!("{package} of {selected:?} has {set:?}, and in the workspace {:?}", all[&package]));
+                differ.push(format!(
+                    "{package} of {selected:?} has {set:?}, and in the workspace {:?}",
+                    all[&package]
+                ));
             }
         }
     }

@@ -3,13 +3,16 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dataset::{Dataset, Pieces, PiecesError, Place, PrepareOptions, ShardRange, Source, TokenizerChoice};
+use dataset::{
+    Dataset, OutputDirectory, PieceSource, PieceSourceError, PrepareOptions, ShardRange, Source,
+    TokenizerChoice,
+};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{DeviceChoice, Evaluator, Trainer};
-use node::{Codec, Entry, Followed, Follower, Holder, Journal, ModelState};
+use node::{Codec, Entry, Followed, Follower, Journal, ModelState, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,
@@ -37,8 +40,8 @@ use tests::sim::{
     chain::{SharedChain, SimChain},
 };
 use validator::{
-    ballot::Ballots, conduct::Conduct, evaluate::Measurements, gauntlet::Sketches, hidden::Hidden,
-    receipts::Receipts, salt::Salts, serve::Validator,
+    commit_reveal::CommitRevealStore, evaluate::Measurements, gauntlet::Sketches, receipts::Receipts,
+    salt::Salts, serve::Validator, strategy::Strategy, weight_vote::WeightVotes,
 };
 
 const RUN: RunId = RunId(0);
@@ -101,7 +104,7 @@ fn prepare(directory: &Path) -> PathBuf {
         tokenizer: TokenizerChoice::Train { vocab: 300 },
         seq_len: 16,
         held_out_sequences_min: 8,
-        ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+        ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
     };
     dataset::prepare(options, &mut |_| {}).unwrap();
     data
@@ -197,8 +200,8 @@ impl Scene {
         self.chain.seats_now(RUN).into_iter().find(|seat| seat.role == role).unwrap()
     }
 
-    /// The validator as the program makes it, but for where its data comes from, and its conduct.
-    async fn validator(&self, dataset: Dataset, conduct: Box<dyn Conduct>) -> Validator {
+    /// The validator as the program makes it, but for where its data comes from, and its strategy.
+    async fn validator(&self, dataset: Dataset, strategy: Box<dyn Strategy>) -> Validator {
         let chain = self.chain.signed_by(account(&key(2)));
         let follower = Arc::new(follower(&chain, &self.spec, &self.codec, &self.buckets, true));
         let directory = self.directory();
@@ -206,31 +209,31 @@ impl Scene {
         let entries = self.entries.clone();
         journal.watch(Box::new(move |entry| lock(&entries).push(entry.clone())));
         let path = directory.join("model.state");
-        let (holder, _) = Holder::open(follower, path, &mut journal).await.unwrap();
+        let (sync_driver, _) = SyncDriver::open(follower, path, &mut journal).await.unwrap();
         let (secret, run) = (key(2).to_bytes(), self.chain.run_now(RUN).unwrap());
         Validator {
             evaluator: Some(
-                Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &holder.state.theta).unwrap(),
+                Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap(),
             ),
-            holder,
+            sync_driver,
             store: self.store.clone(),
             dataset: Arc::new(dataset),
             salts: Salts::new(&secret),
-            ballots: Ballots::load(&directory, &secret, false).unwrap().0,
-            hidden: Hidden::load(&directory, &secret).unwrap(),
+            weight_votes: WeightVotes::load(&directory, &secret, false).unwrap().0,
+            commit_reveal: CommitRevealStore::load(&directory, &secret).unwrap(),
             receipts: Receipts::load(&directory, RUN, &run.params, key(2)).unwrap(),
             publishing: None,
             seat: self.seat(Role::Validator),
-            standings: Default::default(),
+            reputations: Default::default(),
             sketches: Sketches::default(),
             directory,
             journal,
-            conduct,
+            strategy,
             evaluations_max: 8,
             held_out_sequences: 4,
             traffic: Box::new(|| (0, 0)),
             windows_max: None,
-            room: Default::default(),
+            disk_full_retry: Default::default(),
         }
     }
 
@@ -392,7 +395,7 @@ enum Step {
 /// Honest, and tells when a step has come.
 struct Tells(Arc<dyn Fn(Step) + Send + Sync>);
 
-impl Conduct for Tells {
+impl Strategy for Tells {
     fn verdicts(&mut self, _: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         (self.0)(Step::Attest);
         Some(own)
@@ -422,8 +425,8 @@ struct Withheld {
     refused: AtomicUsize,
 }
 
-impl Pieces for Withheld {
-    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError> {
+impl PieceSource for Withheld {
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError> {
         if self.withheld.load(SeqCst) {
             self.refused.fetch_add(1, SeqCst);
             return Err("nobody has it".into());
@@ -446,7 +449,7 @@ async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
         refused: AtomicUsize::new(0),
     });
     let manifest = scene.dataset.manifest().clone();
-    let data = Dataset::elsewhere(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
+    let data = Dataset::remote(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
     let validator = scene.validator(data, Box::new(Tells(Arc::new(|_| {})))).await;
     let play = async {
         scene.play().await;
@@ -537,7 +540,7 @@ impl Log {
 }
 
 /// No file of this process may become longer than this.
-fn room(bytes: &str) {
+fn disk_full_retry(bytes: &str) {
     let id = std::process::id().to_string();
     let limit = format!("--fsize={bytes}:");
     let done = Command::new("prlimit").args(["--pid", &id, &limit]).status();
@@ -551,13 +554,13 @@ async fn wait_for_room_at_each_step() {
     let mut scene = Scene::new();
     let fill_at = Arc::new(Mutex::new(None));
     let order = fill_at.clone();
-    let conduct = Tells(Arc::new(move |step| {
+    let strategy = Tells(Arc::new(move |step| {
         if lock(&order).take_if(|fill_at| *fill_at == step).is_some() {
-            room("0");
+            disk_full_retry("0");
         }
     }));
     let fill = |at: Step| *lock(&fill_at) = Some(at);
-    let validator = scene.validator(scene.dataset.clone(), Box::new(conduct)).await;
+    let validator = scene.validator(scene.dataset.clone(), Box::new(strategy)).await;
     let schedule = params().schedule;
     let play = async {
         scene.play().await;
@@ -569,30 +572,32 @@ async fn wait_for_room_at_each_step() {
         scene.contribute().await;
         eventually("there is no room to attest", || log.refusals() == 1).await;
         assert!(!scene.view(window).attested.contains(&uid));
-        room("unlimited");
+        disk_full_retry("unlimited");
         scene.until_attested().await;
         assert!(scene.view(window).attested.contains(&uid));
         let directory = scene.directory();
         let kept = || Receipts::load(&directory, RUN, &params(), key(2)).unwrap();
-        assert!(kept().said(window).is_some_and(|said| said.attested.is_some() && said.merged.is_none()));
+        assert!(
+            kept().report(window).is_some_and(|said| said.attestation.is_some() && said.merged.is_none())
+        );
 
         fill(Step::Vote);
         scene.go_past(schedule.attest_deadline(window));
         eventually("there is no room to vote", || log.refusals() == 2).await;
         assert!(scene.view(window).votes.is_empty());
         fill(Step::Weigh);
-        room("unlimited");
+        disk_full_retry("unlimited");
         scene.until_voted().await;
-        assert!(kept().said(window).is_some_and(|said| said.merged.is_some()));
+        assert!(kept().report(window).is_some_and(|said| said.merged.is_some()));
 
         eventually("there is no room for the weights", || log.refusals() == 3).await;
         assert_eq!(log.lines("committed to weights"), 0);
-        let ballots = || Ballots::load(&directory, &key(2).to_bytes(), true).unwrap().0;
-        assert!(ballots().of(RUN, 0).is_none());
+        let weight_votes = || WeightVotes::load(&directory, &key(2).to_bytes(), true).unwrap().0;
+        assert!(weight_votes().of(RUN, 0).is_none());
         fill(Step::Judge);
-        room("unlimited");
+        disk_full_retry("unlimited");
         eventually("the weights are committed to", || log.lines("committed to weights") == 1).await;
-        assert!(ballots().of(RUN, 0).is_some());
+        assert!(weight_votes().of(RUN, 0).is_some());
 
         assert!(matches!(scene.follow().await, Outcome::Merged(_)));
         eventually("there is no room to judge", || log.refusals() == 4).await;
@@ -600,9 +605,9 @@ async fn wait_for_room_at_each_step() {
             scene.count(|entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)),
             0
         );
-        room("unlimited");
+        disk_full_retry("unlimited");
         scene.until_judged(window).await;
-        assert!(kept().sealed_until() == Some(window));
+        assert!(kept().signed_until() == Some(window));
         assert_eq!(log.lines("there is room on the disk again"), 4);
 
         // Where there is none before a deadline, the window passes without it.
@@ -628,7 +633,7 @@ async fn wait_for_room_at_each_step() {
         eventually("there is no room for the model", || log.refusals() == 6).await;
         assert_eq!(log.lines("not judged yet"), 1);
         assert_eq!(scene.count(held), 0);
-        room("unlimited");
+        disk_full_retry("unlimited");
         scene.until_held(window.next()).await;
         scene.until_judged(window).await;
         scene.play().await;
@@ -656,13 +661,13 @@ async fn wait_for_room_at_each_step() {
         () = play => {}
     }
     // What is on disk is whole, and binds nobody to what the chain was not told.
-    room("unlimited");
+    disk_full_retry("unlimited");
     let window = scene.window();
     let receipts = Receipts::load(&scene.directory(), RUN, &params(), key(2)).unwrap();
-    assert_eq!(receipts.said(window), None);
-    assert!(receipts.sealed_until().is_some());
-    let ballots = Ballots::load(&scene.directory(), &key(2).to_bytes(), true).unwrap().0;
-    assert!(ballots.of(RUN, window.epoch(EPOCH)).is_none());
+    assert_eq!(receipts.report(window), None);
+    assert!(receipts.signed_until().is_some());
+    let weight_votes = WeightVotes::load(&scene.directory(), &key(2).to_bytes(), true).unwrap().0;
+    assert!(weight_votes.of(RUN, window.epoch(EPOCH)).is_none());
     let state = ModelState::load(&scene.directory().join("model.state"), RUN, scene.state.theta.len());
     assert_eq!(state.unwrap().unwrap().window, window);
 }
@@ -704,18 +709,18 @@ async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
     };
     let mut journal = Journal::open(&directory.join("journal.jsonl")).unwrap();
     let path = directory.join("model.state");
-    let joining = Holder::open(Arc::new(joiner), path.clone(), &mut journal);
+    let joining = SyncDriver::open(Arc::new(joiner), path.clone(), &mut journal);
     let make_room = async {
         eventually("it has tried twice", || asked.pieces.load(SeqCst) == 2).await;
         assert!(!path.exists());
         fs::remove_file(&partial).unwrap();
         std::future::pending::<()>().await;
     };
-    let holder = tokio::select! {
+    let sync_driver = tokio::select! {
         joined = joining => joined.unwrap().0,
         () = make_room => unreachable!("it waits for ever"),
     };
-    assert_eq!((holder.window(), holder.state.lineage), (checkpoint.window, checkpoint.lineage));
+    assert_eq!((sync_driver.window(), sync_driver.state.lineage), (checkpoint.window, checkpoint.lineage));
     assert!(path.exists() && !partial.exists());
     assert_eq!(asked.pieces.load(SeqCst), 3, "the model is of one piece");
 }

@@ -13,7 +13,7 @@ use kernels::{
     lanes::{self, Width},
     matmul::{Mat, MatMut, Threads, Write, matmul, matmul_reference},
     rms_norm,
-    rotary::{self, Angles, Turn},
+    rotary::{self, Angles, Rotation},
     swiglu,
 };
 use std::{hint::black_box, time::Duration};
@@ -219,12 +219,20 @@ fn turns(criterion: &mut Criterion<CpuTime>) {
     let heads = [SHAPE.heads, SHAPE.kv_heads];
     beside(
         &mut criterion.benchmark_group("rotary"),
-        |bencher| in_place(bencher, &x, |x| rotary::turn(x, width, heads, rows, &angles, Turn::Forward)),
+        |bencher| {
+            in_place(bencher, &x, |x| rotary::rotate(x, width, heads, rows, &angles, Rotation::Forward))
+        },
         |bencher| {
             bencher.iter(|| {
                 for (position, row) in x.chunks_exact(width).enumerate() {
                     let row = &row[..turned];
-                    black_box(rotary::turn_reference(row, SHAPE.heads, SHAPE.head_width, position, 10_000.0));
+                    black_box(rotary::rotate_reference(
+                        row,
+                        SHAPE.heads,
+                        SHAPE.head_width,
+                        position,
+                        10_000.0,
+                    ));
                 }
             });
         },

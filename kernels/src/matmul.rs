@@ -212,11 +212,12 @@ pub fn matmul(write: Write, into: &mut MatMut, a: Mat, b: Mat, threads: Threads)
     let strides = |view: &Mat| (view.row_stride as isize, view.column_stride as isize);
     let ((a_row, a_column), (b_row, b_column)) = (strides(&a), strides(&b));
     // The micro-kernels write columns: a result in rows is computed as its transpose, bᵀ · aᵀ.
-    let (m, n, into_column, into_row, left, left_column, left_row, right, right_column, right_row) = if column < row {
-        (columns, rows, row, column, b.first, b_row, b_column, a.first, a_row, a_column)
-    } else {
-        (rows, columns, column, row, a.first, a_column, a_row, b.first, b_column, b_row)
-    };
+    let (m, n, into_column, into_row, left, left_column, left_row, right, right_column, right_row) =
+        if column < row {
+            (columns, rows, row, column, b.first, b_row, b_column, a.first, a_row, a_column)
+        } else {
+            (rows, columns, column, row, a.first, a_column, a_row, b.first, b_column, b_row)
+        };
     // SAFETY: each pointer is to the first value of a view, and each value that the shapes and strides reach is in it. Nothing
     // else reads or writes `into` meanwhile: it is borrowed exclusively.
     unsafe {

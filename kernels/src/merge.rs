@@ -280,6 +280,6 @@ pub fn apply(layout: &Layout, body: &[u8], rate: f32, theta: &mut [f32]) -> Resu
 ///
 /// # Panics
 /// If `residual` is not as long as the layout.
-pub fn spend(layout: &Layout, body: &[u8], residual: &mut [f32]) -> Result<(), Rejected> {
+pub fn subtract_sent(layout: &Layout, body: &[u8], residual: &mut [f32]) -> Result<(), Rejected> {
     step(layout, body, residual, |_, level| -level)
 }

@@ -59,7 +59,7 @@ pub fn forward(x: &[f32], gain: &[f32], epsilon: f32, y: &mut [f32], inverse_roo
 ///
 /// # Panics
 /// As [`forward`].
-pub fn again(x: &[f32], gain: &[f32], inverse_roots: &[f32], y: &mut [f32]) {
+pub fn forward_from_roots(x: &[f32], gain: &[f32], inverse_roots: &[f32], y: &mut [f32]) {
     let width = gain.len();
     check(x, y, inverse_roots, width);
     x.par_chunks(ROWS * width)

@@ -20,7 +20,7 @@ pub struct Angles {
 
 /// Which way to turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum Rotation {
     Forward,
     Back,
 }
@@ -60,7 +60,7 @@ impl Angles {
 }
 
 /// One row in `f64`: what [`turn`] comes close to. The row has `queries` query heads, then key heads.
-pub fn turn_reference(
+pub fn rotate_reference(
     row: &[f32],
     queries: usize,
     head_width: usize,
@@ -87,13 +87,13 @@ pub fn turn_reference(
 ///
 /// # Panics
 /// If rows are not whole or too short, or there are more positions than angles.
-pub fn turn(
+pub fn rotate(
     x: &mut [f32],
     row_width: usize,
     [queries, keys]: [usize; 2],
     seq_len: usize,
     angles: &Angles,
-    way: Turn,
+    way: Rotation,
 ) {
     assert!(x.len().is_multiple_of(row_width), "whole rows");
     assert!(2 * angles.half * (queries + keys) <= row_width, "heads fit into a row");
@@ -105,7 +105,7 @@ pub fn turn(
 
 widest! {
     fn turn_rows(
-        x: &mut [f32], row_width: usize, heads: [usize; 2], first: usize, seq_len: usize, angles: &Angles, way: Turn,
+        x: &mut [f32], row_width: usize, heads: [usize; 2], first: usize, seq_len: usize, angles: &Angles, way: Rotation,
     ) = turn_rows_body;
 }
 
@@ -117,7 +117,7 @@ fn turn_rows_body(
     first: usize,
     seq_len: usize,
     angles: &Angles,
-    way: Turn,
+    way: Rotation,
 ) {
     let half = angles.half;
     for (row, x) in x.chunks_exact_mut(row_width).enumerate() {
@@ -129,12 +129,12 @@ fn turn_rows_body(
             for head in heads.chunks_exact_mut(2 * half) {
                 let (a, b) = head.split_at_mut(half);
                 match way {
-                    Turn::Forward => {
+                    Rotation::Forward => {
                         for (((a, b), &cos), &sin) in a.iter_mut().zip(b).zip(cosines).zip(sines) {
                             (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
                         }
                     }
-                    Turn::Back => {
+                    Rotation::Back => {
                         for (((a, b), &cos), &sin) in a.iter_mut().zip(b).zip(cosines).zip(sines) {
                             (*a, *b) = (*a * cos + *b * sin, *b * cos - *a * sin);
                         }

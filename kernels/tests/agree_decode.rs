@@ -396,7 +396,7 @@ proptest! {
             merge::apply(&layout, &body, rate, &mut ours).unwrap();
             assert!(bits(&ours) == bits(&stepped), "the stepped models differ");
             let mut ours = values.clone();
-            merge::spend(&layout, &body, &mut ours).unwrap();
+            merge::subtract_sent(&layout, &body, &mut ours).unwrap();
             assert!(bits(&ours) == bits(&left), "what is left differs");
         });
     }

@@ -482,7 +482,7 @@ fn step_and_back(device: &Device) {
             .map(|(theta, (sent, hits))| if hits > 0 { theta - sent } else { *theta })
             .collect();
         let mut row = device.upload(&model.layout, &theta).unwrap();
-        device.spend(&on_device, &mut row).unwrap();
+        device.subtract_sent(&on_device, &mut row).unwrap();
         same(&expected, &device.download(&row).unwrap(), "spent");
     }
 }

@@ -16,7 +16,7 @@ use kernels::{
         network::{Array, Precision},
     },
     norm, rms_norm,
-    rotary::{self, Angles, Turn},
+    rotary::{self, Angles, Rotation},
     swiglu,
 };
 
@@ -166,19 +166,19 @@ fn turns(device: &Device) {
             let (x, before) = put(device, &noise(sequences * seq_len * row_width, 1.0, 7), precision);
             let angles = Angles::new(seq_len + 3, width, base);
             let here = device.upload_angles(&angles).unwrap();
-            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Turn::Forward).unwrap();
+            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Rotation::Forward).unwrap();
             let turned = get(device, &x);
             for (row, (x, turned)) in
                 before.chunks_exact(row_width).zip(turned.chunks_exact(row_width)).enumerate()
             {
                 let (x, values) = x.split_at((queries + keys) * width);
                 let (turned, same) = turned.split_at((queries + keys) * width);
-                let exact = rotary::turn_reference(x, queries, width, row % seq_len, base);
+                let exact = rotary::rotate_reference(x, queries, width, row % seq_len, base);
                 close(&what, turned, &exact, 1e-6 + rounding(precision));
                 assert_eq!(bits(values), bits(same), "{what}: values are not turned");
             }
             // Back is the transpose: queries are scaled twice by 1/√width then.
-            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Turn::Back).unwrap();
+            device.rotary(&x, row_width, [queries, keys], seq_len, &here, Rotation::Back).unwrap();
             let scaled: Vec<f64> = (0..before.len())
                 .map(|at| {
                     let scale = if at % row_width < queries * width { 1.0 / width as f64 } else { 1.0 };
@@ -554,7 +554,7 @@ fn nothing(device: &Device) {
     device.swiglu(&none, 8, &none).unwrap();
     device.swiglu_backward(&none, 8, &none).unwrap();
     let angles = device.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
-    device.rotary(&none, 12, [1, 1], 2, &angles, Turn::Forward).unwrap();
+    device.rotary(&none, 12, [1, 1], 2, &angles, Rotation::Forward).unwrap();
     let tokens = device.upload_tokens(8, &[]).unwrap();
     device.cross_entropy(&none, &tokens, 0, &none).unwrap();
     device.embedding(&array(16), &tokens, &none).unwrap();
@@ -609,10 +609,10 @@ fn refused(device: &Device) {
     wrong(device.swiglu(&array(8), 0, &array(4)));
     wrong(device.swiglu_backward(&array(9), 4, &array(4)));
     let angles = device.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
-    wrong(device.rotary(&array(24), 12, [2, 2], 2, &angles, Turn::Forward));
-    wrong(device.rotary(&array(24), 12, [1, 1], 3, &angles, Turn::Forward));
-    wrong(device.rotary(&array(24), 12, [1, 1], 0, &angles, Turn::Forward));
-    wrong(device.rotary(&array(25), 12, [1, 1], 2, &angles, Turn::Forward));
+    wrong(device.rotary(&array(24), 12, [2, 2], 2, &angles, Rotation::Forward));
+    wrong(device.rotary(&array(24), 12, [1, 1], 3, &angles, Rotation::Forward));
+    wrong(device.rotary(&array(24), 12, [1, 1], 0, &angles, Rotation::Forward));
+    wrong(device.rotary(&array(25), 12, [1, 1], 2, &angles, Rotation::Forward));
     let tokens = device.upload_tokens(8, &[1, 2, 3]).unwrap();
     wrong(device.cross_entropy(&array(17), &tokens, 0, &array(3)));
     wrong(device.cross_entropy(&array(16), &tokens, 2, &array(3)));

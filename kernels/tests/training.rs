@@ -8,7 +8,7 @@ use kernels::{
     lanes::{self, Width},
     matmul::{Mat, MatMut, Threads, Write, matmul, matmul_reference},
     rms_norm,
-    rotary::{self, Angles, Turn},
+    rotary::{self, Angles, Rotation},
     swiglu,
 };
 use proptest::prelude::*;
@@ -90,7 +90,7 @@ proptest! {
         rms_norm::forward(&x, &gain, 1e-5, &mut y, &mut inverse_roots);
         assert_close(&y, &rms_norm::forward_reference(&x, &gain, 1e-5), 1e-5);
         let mut again = vec![0.0; x.len()];
-        rms_norm::again(&x, &gain, &inverse_roots, &mut again);
+        rms_norm::forward_from_roots(&x, &gain, &inverse_roots, &mut again);
         prop_assert_eq!(bits(&again), bits(&y));
 
         // Both gradients are added to what stands there.
@@ -131,16 +131,16 @@ proptest! {
         let x = noise(sequences * seq_len * row_width, seed);
         let angles = Angles::new(seq_len + 3, width, base);
         let mut turned = x.clone();
-        rotary::turn(&mut turned, row_width, [queries, keys], seq_len, &angles, Turn::Forward);
+        rotary::rotate(&mut turned, row_width, [queries, keys], seq_len, &angles, Rotation::Forward);
         let rows = || x.chunks_exact(row_width).zip(turned.chunks_exact(row_width)).enumerate();
         for (row, (x, turned)) in rows() {
             let (x, values) = x.split_at((queries + keys) * width);
             let (turned, same) = turned.split_at((queries + keys) * width);
-            assert_close(turned, &rotary::turn_reference(x, queries, width, row % seq_len, base), 1e-6);
+            assert_close(turned, &rotary::rotate_reference(x, queries, width, row % seq_len, base), 1e-6);
             prop_assert_eq!(bits(values), bits(same), "values are not turned");
         }
         // Back is the transpose: queries are scaled twice by 1/√width then.
-        rotary::turn(&mut turned, row_width, [queries, keys], seq_len, &angles, Turn::Back);
+        rotary::rotate(&mut turned, row_width, [queries, keys], seq_len, &angles, Rotation::Back);
         for (index, (&x, &back)) in x.iter().zip(&turned).enumerate() {
             let scale = if index % row_width < queries * width { 1.0 / width as f32 } else { 1.0 };
             prop_assert!((x * scale - back).abs() < 1e-5, "{x} came back as {back}");
@@ -265,7 +265,7 @@ fn the_width_of_vectors_changes_no_bit() {
         let (mixed, log_sums) = attend(&shape, &rows);
         let of_rows = attend_back(&shape, &rows, &of_mixed);
         let mut turned = rows.clone();
-        rotary::turn(&mut turned, shape.row_width(), [4, 2], 70, &angles, Turn::Forward);
+        rotary::rotate(&mut turned, shape.row_width(), [4, 2], 70, &angles, Rotation::Forward);
 
         let (mut y, mut roots) = (vec![0.0; x.len()], vec![0.0; 33]);
         rms_norm::forward(&x, &gain, 1e-5, &mut y, &mut roots);

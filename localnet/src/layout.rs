@@ -71,11 +71,11 @@ pub struct SeatPlan {
     pub name: String,
     pub uid: u16,
     /// How it behaves: [`crate::seats::HONEST`], or the name of an adversary.
-    #[serde(default = "honest")]
-    pub conduct: String,
+    #[serde(rename = "conduct", default = "honest")]
+    pub strategy: String,
     /// Where an adversary answers its readers itself, on this machine.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub door: Option<u16>,
+    #[serde(rename = "door", default, skip_serializing_if = "Option::is_none")]
+    pub proxy_port: Option<u16>,
     pub access_key: String,
     pub secret_key: String,
 }
@@ -90,7 +90,7 @@ pub const ORIGIN: &str = "origin";
 
 /// A directory that is ours while this value lives.
 #[derive(Debug)]
-pub struct Claimed {
+pub struct LockedDirectory {
     path: PathBuf,
     lock: fs::File,
     /// Present where a network was set up here before.
@@ -117,9 +117,9 @@ pub enum LayoutError {
     Io { path: PathBuf, source: io::Error },
 }
 
-impl Claimed {
+impl LockedDirectory {
     /// Claims `path`: a network of ours to resume, an empty directory, or one to make.
-    pub fn claim(path: &Path) -> Result<Claimed, LayoutError> {
+    pub fn lock(path: &Path) -> Result<LockedDirectory, LayoutError> {
         let failed = |source| LayoutError::Io { path: path.to_owned(), source };
         fs::create_dir_all(path).map_err(failed)?;
         let path = path.canonicalize().map_err(failed)?;
@@ -150,7 +150,7 @@ impl Claimed {
         if plan.is_none() && names.iter().any(|name| name != "lock") {
             return Err(LayoutError::HalfWritten { path });
         }
-        Ok(Claimed { path, lock, plan })
+        Ok(LockedDirectory { path, lock, plan })
     }
 
     pub fn path(&self) -> &Path {
@@ -165,7 +165,7 @@ impl Claimed {
     }
 }
 
-impl Drop for Claimed {
+impl Drop for LockedDirectory {
     /// Unlocks in so many words: closing the file is not enough while a child that is just being started, and has not
     /// yet closed what it inherited, holds a copy of the descriptor.
     fn drop(&mut self) {
@@ -224,7 +224,7 @@ impl Plan {
 
     /// Where a seat's objects are fetched by everyone who reads them: its bucket, or its own door before it.
     pub fn endpoint_of(&self, seat: &SeatPlan) -> String {
-        match seat.door {
+        match seat.proxy_port {
             Some(port) => format!("http://127.0.0.1:{port}/{}", seat.name),
             None => self.bucket_url(&seat.name),
         }
@@ -263,12 +263,12 @@ mod tests {
     fn a_whole_network_is_resumed_and_held_by_one_alone() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("net");
-        let mut claimed = Claimed::claim(&path).unwrap();
-        assert!(claimed.plan.is_none());
-        claimed.write_plan(plan()).unwrap();
-        assert!(matches!(Claimed::claim(&path), Err(LayoutError::InUse { .. })));
-        drop(claimed);
-        assert_eq!(Claimed::claim(&path).unwrap().plan, Some(plan()));
+        let mut locked = LockedDirectory::lock(&path).unwrap();
+        assert!(locked.plan.is_none());
+        locked.write_plan(plan()).unwrap();
+        assert!(matches!(LockedDirectory::lock(&path), Err(LayoutError::InUse { .. })));
+        drop(locked);
+        assert_eq!(LockedDirectory::lock(&path).unwrap().plan, Some(plan()));
     }
 
     #[test]
@@ -277,8 +277,8 @@ mod tests {
             role: protocol::Role::Miner,
             name: name.into(),
             uid: 0,
-            conduct: honest(),
-            door: None,
+            strategy: honest(),
+            proxy_port: None,
             access_key: String::new(),
             secret_key: String::new(),
         };
@@ -291,12 +291,12 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_with_a_door_is_read_there_and_a_plan_without_conducts_is_honest() {
+    fn a_seat_with_a_door_is_read_there_and_a_plan_without_strategies_is_honest() {
         let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
         let seat: SeatPlan = serde_json::from_str(json).unwrap();
-        assert_eq!((seat.conduct.as_str(), seat.door), (crate::seats::HONEST, None));
+        assert_eq!((seat.strategy.as_str(), seat.proxy_port), (crate::seats::HONEST, None));
         assert_eq!(plan().endpoint_of(&seat), "http://127.0.0.1:2/miner-0");
-        let behind = SeatPlan { door: Some(7), conduct: "slow-loris".into(), ..seat };
+        let behind = SeatPlan { proxy_port: Some(7), strategy: "slow-loris".into(), ..seat };
         assert_eq!(plan().endpoint_of(&behind), "http://127.0.0.1:7/miner-0");
         let kept = serde_json::to_string(&behind).unwrap();
         assert_eq!(serde_json::from_str::<SeatPlan>(&kept).unwrap(), behind);
@@ -306,7 +306,7 @@ mod tests {
     fn a_foreign_directory_is_left_alone() {
         let directory = tempfile::tempdir().unwrap();
         fs::write(directory.path().join("thesis.txt"), "precious").unwrap();
-        let refused = Claimed::claim(directory.path()).unwrap_err();
+        let refused = LockedDirectory::lock(directory.path()).unwrap_err();
         assert!(matches!(&refused, LayoutError::Foreign { first, .. } if first == "thesis.txt"), "{refused}");
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing was added");
     }
@@ -314,18 +314,21 @@ mod tests {
     #[test]
     fn a_half_written_directory_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        drop(Claimed::claim(directory.path()).unwrap());
+        drop(LockedDirectory::lock(directory.path()).unwrap());
         fs::create_dir(directory.path().join("chain")).unwrap();
-        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::HalfWritten { .. })));
+        assert!(matches!(LockedDirectory::lock(directory.path()), Err(LayoutError::HalfWritten { .. })));
     }
 
     #[test]
     fn a_damaged_or_newer_plan_is_refused() {
         let directory = tempfile::tempdir().unwrap();
-        drop(Claimed::claim(directory.path()).unwrap());
+        drop(LockedDirectory::lock(directory.path()).unwrap());
         fs::write(directory.path().join("network.json"), "{\"version\": 99}").unwrap();
-        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::Version { found: 99, .. })));
+        assert!(matches!(
+            LockedDirectory::lock(directory.path()),
+            Err(LayoutError::Version { found: 99, .. })
+        ));
         fs::write(directory.path().join("network.json"), "{\"ver").unwrap();
-        assert!(matches!(Claimed::claim(directory.path()), Err(LayoutError::Damaged { .. })));
+        assert!(matches!(LockedDirectory::lock(directory.path()), Err(LayoutError::Damaged { .. })));
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     seats::HONEST,
 };
 use anyhow::{Context as _, bail};
-use chain_client::{Chain, Expectations, SubxtChain};
+use chain_client::{Chain, ExpectedChain, SubxtChain};
 use protocol::{Block, Role, RunId, Uid};
 use std::{
     ffi::OsString,
@@ -109,7 +109,7 @@ impl Network {
 
     /// Starts a miner or validator of the plan, honest or not.
     pub fn start_seat(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
-        if seat.conduct != HONEST {
+        if seat.strategy != HONEST {
             return self.start_adversary(plan, seat);
         }
         let settings = self.directory.join(&seat.name).join("settings.toml");
@@ -125,11 +125,11 @@ impl Network {
         let settings = self.directory.join(&seat.name).join("settings.toml");
         let den = self.directory.join("den");
         std::fs::create_dir_all(&den)?;
-        let index = plan.seats_of(seat.role).filter(|other| other.conduct == seat.conduct);
+        let index = plan.seats_of(seat.role).filter(|other| other.strategy == seat.strategy);
         let index = index.take_while(|other| other.name != seat.name).count();
         let validators = plan.seats_of(Role::Validator).count();
         let mut arguments: Vec<OsString> = vec![
-            seat.conduct.clone().into(),
+            seat.strategy.clone().into(),
             "--index".into(),
             index.to_string().into(),
             "--validators".into(),
@@ -137,7 +137,7 @@ impl Network {
             "--den".into(),
             den.into_os_string(),
         ];
-        if let Some(port) = seat.door {
+        if let Some(port) = seat.proxy_port {
             arguments.extend(["--door".into(), port.to_string().into()]);
         }
         arguments.extend(["--config".into(), settings.into_os_string(), "--with-parent".into()]);
@@ -207,7 +207,7 @@ impl Network {
                 self.directory.join(&seat.name).join("data").join("journal.jsonl"),
             )
         });
-        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_conducts(&plan.seats))
+        Ok(Observer::new(chain, RunId(plan.run), journals.collect()).await?.with_strategies(&plan.seats))
     }
 
     fn start(&mut self, name: &str, arguments: Vec<OsString>) -> anyhow::Result<()> {
@@ -274,7 +274,7 @@ fn is_base(name: &str) -> bool {
 async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
     let mut first: Option<Arc<dyn Chain>> = None;
     for url in plan.chain_urls() {
-        let chain = SubxtChain::connect(&url, None, Expectations::default()).await;
+        let chain = SubxtChain::connect(&url, None, ExpectedChain::default()).await;
         let chain = chain.context("could not connect to our own chain")?;
         let mut clock = chain.clock();
         let final_at = tokio::time::timeout(NODE_UP_WITHIN, clock.wait_for(Block(1))).await;

@@ -80,7 +80,7 @@ pub struct Observer {
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
     /// How each seat behaves, by its name; honest if it is not there.
-    conducts: BTreeMap<String, String>,
+    strategies: BTreeMap<String, String>,
 }
 
 impl Observer {
@@ -105,7 +105,7 @@ impl Observer {
             faults: Vec::new(),
             missed: Vec::new(),
             last_merge: None,
-            conducts: BTreeMap::new(),
+            strategies: BTreeMap::new(),
             uids: journals.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
             sources: journals
                 .into_iter()
@@ -115,14 +115,14 @@ impl Observer {
     }
 
     /// The same, knowing how the seats of a plan behave.
-    pub fn with_conducts(mut self, seats: &[SeatPlan]) -> Observer {
-        self.conducts = seats.iter().map(|seat| (seat.name.clone(), seat.conduct.clone())).collect();
+    pub fn with_strategies(mut self, seats: &[SeatPlan]) -> Observer {
+        self.strategies = seats.iter().map(|seat| (seat.name.clone(), seat.strategy.clone())).collect();
         self
     }
 
     /// How a seat behaves: honestly, or the name of an adversary.
-    pub fn conduct_of(&self, uid: Uid) -> &str {
-        self.conducts.get(&self.name_of(uid)).map_or(HONEST, |conduct| conduct)
+    pub fn strategy_of(&self, uid: Uid) -> &str {
+        self.strategies.get(&self.name_of(uid)).map_or(HONEST, |strategy| strategy)
     }
 
     /// Reads what is new on the chain and in the journals.

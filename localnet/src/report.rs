@@ -43,7 +43,8 @@ pub struct SeatReport {
     pub name: String,
     pub role: Role,
     /// `honest`, or the name of the adversary that sits there.
-    pub conduct: String,
+    #[serde(rename = "conduct")]
+    pub strategy: String,
     pub uid: u16,
     /// Windows with a commitment (miners).
     pub committed: u32,
@@ -74,7 +75,7 @@ impl Report {
             seats.push(SeatReport {
                 name: observer.name_of(uid),
                 role: seat.role,
-                conduct: observer.conduct_of(uid).to_owned(),
+                strategy: observer.strategy_of(uid).to_owned(),
                 uid: uid.0,
                 committed: seen.committed,
                 attested: seen.attested,
@@ -146,9 +147,9 @@ impl Report {
                 ),
             };
             let paid = chain_client::Amount(seat.paid);
-            let name = match seat.conduct.as_str() {
+            let name = match seat.strategy.as_str() {
                 HONEST => seat.name.clone(),
-                conduct => format!("{} ({conduct})", seat.name),
+                strategy => format!("{} ({strategy})", seat.name),
             };
             lines.push(format!("{name:<12}{weight} paid {paid}{gain}"));
         }

@@ -153,14 +153,14 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
     arguments
 }
 
-/// An adversary is the honest program with another conduct, but for the lazy voter, which is less than a program.
+/// An adversary is the honest program with another strategy, but for the lazy voter, which is less than a program.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let AdversaryRole { name, index, validators, den, door, start } = role;
     if adversaries::kind(&name).is_none() {
         bail!("nobody is called {name}");
     }
-    let den = adversaries::Den::Directory(den);
-    let setup = adversaries::Setup { index, validators, den, ..adversaries::Setup::default() };
+    let mailbox = adversaries::SharedMailbox::Directory(den);
+    let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(name, index, "this seat cheats");
     if name == LAZY {
         return lazy(start, &setup).await;
@@ -168,13 +168,14 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let door = door.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-        let changed = move |opened| Ok(adversaries::act::take_over(opened, adversary, &directory, door)?);
+        let changed =
+            move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory, door)?);
         return miner::cli::start(start, Box::new(changed)).await;
     }
-    if let Some(conduct) = adversaries::validator(&name, &setup) {
+    if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        return validator::cli::start(serve, Box::new(|opened| Ok((opened, conduct)))).await;
+        return validator::cli::start(serve, Box::new(|opened| Ok((opened, strategy)))).await;
     }
     bail!("nobody is called {name}")
 }
@@ -184,23 +185,28 @@ const LAZY: &str = "lazy-voter";
 
 async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::Result<()> {
     if start.with_parent {
-        program::end_with_parent();
+        program::exit_with_parent();
     }
     let settings = node::Settings::read(&start.flags)?;
-    let mut conduct = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
+    let mut strategy = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
     let opened = node::open(&settings, protocol::Role::Validator).await?;
     let secret = opened.key.signing_key().to_bytes();
-    let served =
-        adversaries::idle::serve(&opened.follower, &opened.seat, &secret, &settings.directory, &mut *conduct);
+    let served = adversaries::idle::serve(
+        &opened.follower,
+        &opened.seat,
+        &secret,
+        &settings.directory,
+        &mut *strategy,
+    );
     tokio::select! {
         ended = served => Ok(ended?),
-        () = program::told_to_stop() => Ok(()),
+        () = program::stop_requested() => Ok(()),
     }
 }
 
 async fn chain(role: ChainRole) -> anyhow::Result<()> {
     if role.with_parent {
-        program::end_with_parent();
+        program::exit_with_parent();
     }
     let config = Config {
         listen: SocketAddr::from(([127, 0, 0, 1], role.port)),
@@ -213,7 +219,7 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
     tracing::info!(url = chain.url(), "the development chain is up");
     let failed = chain.failed();
     tokio::select! {
-        () = program::told_to_stop() => {
+        () = program::stop_requested() => {
             chain.shutdown().await;
             Ok(())
         }
@@ -243,7 +249,7 @@ async fn node(role: NodeRole) -> anyhow::Result<()> {
         .with_context(|| format!("could not start {}", role.program.display()))?;
     tokio::select! {
         status = child.wait() => bail!("{} has ended: {}", role.program.display(), status?),
-        () = program::told_to_stop() => {}
+        () = program::stop_requested() => {}
         _ = orphaned => {}
     }
     if let Some(id) = child.id() {
@@ -258,7 +264,7 @@ async fn node(role: NodeRole) -> anyhow::Result<()> {
 
 async fn store(role: StoreRole) -> anyhow::Result<()> {
     if role.with_parent {
-        program::end_with_parent();
+        program::exit_with_parent();
     }
     let bytes = std::fs::read(&role.config)
         .with_context(|| format!("could not read the store's settings {}", role.config.display()))?;
@@ -277,7 +283,7 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
     };
     let server = S3Server::start(config).await.context("could not start the store")?;
     tracing::info!(endpoint = server.endpoint(), "the store is up");
-    program::told_to_stop().await;
+    program::stop_requested().await;
     server.shutdown().await;
     Ok(())
 }

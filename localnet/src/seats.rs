@@ -15,7 +15,7 @@ pub const VALIDATORS_MAX: u16 = 16;
 /// How many of whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
-    /// Role, conduct and number, in the order in which they were named.
+    /// Role, strategy and number, in the order in which they were named.
     wanted: Vec<(Role, &'static str, u16)>,
 }
 
@@ -38,14 +38,14 @@ impl Seats {
         Seats { wanted: vec![(Role::Miner, HONEST, miners), (Role::Validator, HONEST, validators)] }
     }
 
-    /// The conduct of each seat of `role`: honest ones first, the others as they were named.
-    pub fn conducts(&self, role: Role) -> Vec<&'static str> {
+    /// The strategy of each seat of `role`: honest ones first, the others as they were named.
+    pub fn strategies(&self, role: Role) -> Vec<&'static str> {
         let of = |honest: bool| {
             let wanted = self
                 .wanted
                 .iter()
-                .filter(move |(of, conduct, _)| *of == role && (*conduct == HONEST) == honest);
-            wanted.flat_map(|(_, conduct, count)| std::iter::repeat_n(*conduct, usize::from(*count)))
+                .filter(move |(of, strategy, _)| *of == role && (*strategy == HONEST) == honest);
+            wanted.flat_map(|(_, strategy, count)| std::iter::repeat_n(*strategy, usize::from(*count)))
         };
         of(true).chain(of(false)).collect()
     }
@@ -58,16 +58,16 @@ impl FromStr for Seats {
         let mut wanted: Vec<(Role, &'static str, u16)> = Vec::new();
         for part in list.split(',').map(str::trim) {
             let (name, count) = part.split_once(':').unwrap_or((part, "1"));
-            let (role, conduct) = named(name)?;
+            let (role, strategy) = named(name)?;
             let count: u16 = count.parse().map_err(|_| SeatsError::Number { part: part.to_owned() })?;
-            if wanted.iter().any(|(of, other, _)| (*of, *other) == (role, conduct)) {
-                return Err(SeatsError::Twice { name: conduct });
+            if wanted.iter().any(|(of, other, _)| (*of, *other) == (role, strategy)) {
+                return Err(SeatsError::Twice { name: strategy });
             }
-            let in_pairs = adversaries::kind(conduct).is_some_and(|kind| kind.in_pairs);
+            let in_pairs = adversaries::kind(strategy).is_some_and(|kind| kind.in_pairs);
             if in_pairs && !count.is_multiple_of(2) {
-                return Err(SeatsError::Pairs { name: conduct });
+                return Err(SeatsError::Pairs { name: strategy });
             }
-            wanted.push((role, conduct, count));
+            wanted.push((role, strategy, count));
         }
         if !wanted.iter().any(|(role, ..)| *role == Role::Validator) {
             wanted.push((Role::Validator, HONEST, crate::defaults::VALIDATORS));
@@ -83,7 +83,7 @@ impl FromStr for Seats {
     }
 }
 
-/// Role and conduct of a name in a list.
+/// Role and strategy of a name in a list.
 fn named(name: &str) -> Result<(Role, &'static str), SeatsError> {
     match name {
         HONEST => Ok((Role::Miner, HONEST)),
@@ -119,12 +119,12 @@ mod tests {
     #[test]
     fn a_list_says_who_sits_where_and_three_validators_are_honest_if_none_is_named() {
         let seats: Seats = "copycat:2,honest:1".parse().unwrap();
-        assert_eq!(seats.conducts(Role::Miner), [HONEST, "copycat", "copycat"]);
-        assert_eq!(seats.conducts(Role::Validator), [HONEST; 3]);
+        assert_eq!(seats.strategies(Role::Miner), [HONEST, "copycat", "copycat"]);
+        assert_eq!(seats.strategies(Role::Validator), [HONEST; 3]);
         let seats: Seats = "honest, validator:2, favourer".parse().unwrap();
-        assert_eq!(seats.conducts(Role::Miner), [HONEST]);
-        assert_eq!(seats.conducts(Role::Validator), [HONEST, HONEST, "favourer"]);
-        assert_eq!(Seats::honest(2, 1).conducts(Role::Miner), [HONEST; 2]);
+        assert_eq!(seats.strategies(Role::Miner), [HONEST]);
+        assert_eq!(seats.strategies(Role::Validator), [HONEST, HONEST, "favourer"]);
+        assert_eq!(Seats::honest(2, 1).strategies(Role::Miner), [HONEST; 2]);
     }
 
     #[test]
@@ -132,7 +132,7 @@ mod tests {
         for kind in KINDS {
             let count = if kind.in_pairs { 2 } else { 1 };
             let seats: Seats = format!("honest:1,{}:{count}", kind.name).parse().unwrap();
-            assert_eq!(seats.conducts(kind.role).last(), Some(&kind.name));
+            assert_eq!(seats.strategies(kind.role).last(), Some(&kind.name));
         }
     }
 

@@ -2,15 +2,15 @@
 
 use crate::{
     defaults,
-    layout::{ChainPlan, Claimed, NodePlan, ORIGIN, PLAN_VERSION, Plan, SeatPlan},
+    layout::{ChainPlan, LockedDirectory, NodePlan, ORIGIN, PLAN_VERSION, Plan, SeatPlan},
     network::Network,
     nodes,
     seats::{HONEST, Seats},
 };
 use anyhow::Context as _;
 use chain_client::{
-    Amount, Balance, Call, Chain, Expectations, SubxtChain,
-    account::{self, SeatWish},
+    Amount, Balance, Call, Chain, ExpectedChain, SubxtChain,
+    account::{self, SeatRequest},
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
 use model::RunSpec;
@@ -65,12 +65,12 @@ pub struct Work<'a> {
 
 /// Sets a network up in an empty directory: leaves chain and store running, and the plan written.
 pub async fn set_up(
-    claimed: &mut Claimed,
+    locked: &mut LockedDirectory,
     network: &mut Network,
     wanted: &Wanted,
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
-    let directory = claimed.path().to_owned();
+    let directory = locked.path().to_owned();
     let (mut plan, ports) = plan(wanted)?;
 
     say("starting chain and store");
@@ -82,7 +82,7 @@ pub async fn set_up(
     let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
     establish(&directory, &mut plan, work, say).await?;
     drop(ports.doors);
-    claimed.write_plan(plan.clone())?;
+    locked.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
 
@@ -95,7 +95,7 @@ pub async fn establish(
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<()> {
     let owner = Key::dev(OWNER)?;
-    let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner), Expectations::default()).await?;
+    let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner), ExpectedChain::default()).await?;
     plan.run = match run_of(&owner_chain, &plan.bucket_url(ORIGIN)).await? {
         Some(run) => {
             say("the run is there already");
@@ -175,8 +175,8 @@ pub async fn add_seat(
         Role::Miner => defaults::MINER_STAKE,
         Role::Validator => defaults::VALIDATOR_STAKE,
     };
-    let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey), Expectations::default()).await?;
-    let wish = SeatWish {
+    let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey), ExpectedChain::default()).await?;
+    let wish = SeatRequest {
         run: RunId(plan.run),
         role: seat.role,
         hotkey: hotkey.hotkey(),
@@ -247,9 +247,9 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     };
     let mut seats = new_seats(&wanted.seats)?;
     for seat in &mut seats {
-        if adversaries::kind(&seat.conduct).is_some_and(|kind| kind.has_door) {
+        if adversaries::kind(&seat.strategy).is_some_and(|kind| kind.has_proxy) {
             let door = port(None, "adversaries")?;
-            seat.door = Some(number(&door)?);
+            seat.proxy_port = Some(number(&door)?);
             ports.doors.push(door);
         }
     }
@@ -317,8 +317,8 @@ pub fn new_origin_keys() -> anyhow::Result<(String, String)> {
 pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     let mut seats = Vec::new();
     for role in [Role::Validator, Role::Miner] {
-        for (index, conduct) in (0..).zip(wanted.conducts(role)) {
-            seats.push(SeatPlan { conduct: conduct.to_owned(), ..new_seat(role, index)? });
+        for (index, strategy) in (0..).zip(wanted.strategies(role)) {
+            seats.push(SeatPlan { strategy: strategy.to_owned(), ..new_seat(role, index)? });
         }
     }
     Ok(seats)
@@ -327,12 +327,12 @@ pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
 /// An honest seat's plan, with keys of its own for its bucket.
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
-    let conduct = HONEST.to_owned();
+    let strategy = HONEST.to_owned();
     Ok(SeatPlan {
         role,
         uid: 0,
-        conduct,
-        door: None,
+        strategy,
+        proxy_port: None,
         access_key: name.clone(),
         secret_key: random_hex(20)?,
         name,

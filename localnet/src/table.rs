@@ -178,7 +178,7 @@ fn phase_word(phase: Phase) -> &'static str {
         Phase::Reveal => "reveal",
         Phase::Attest => "attest",
         Phase::Vote => "merge and vote",
-        Phase::Settle => "settle",
+        Phase::Finalise => "finalise",
     }
 }
 
@@ -209,7 +209,7 @@ impl Curve {
 
 fn grid(observer: &Observer) -> Grid<'static> {
     let header =
-        ["seat", "conduct", "committed", "attested", "selected", "score", "weight", "waits", "paid", "now"];
+        ["seat", "strategy", "committed", "attested", "selected", "score", "weight", "waits", "paid", "now"];
     let mut seats: Vec<_> = observer.seats.iter().collect();
     seats.sort_by_key(|seat| (seat.role, observer.name_of(seat.id.uid)));
     let rows = seats.into_iter().map(|seat| {
@@ -226,7 +226,7 @@ fn grid(observer: &Observer) -> Grid<'static> {
         let committed = if miner { seen.committed.to_string() } else { "-".into() };
         Row::new(vec![
             Cell::from(observer.name_of(uid)),
-            Cell::from(observer.conduct_of(uid).to_owned()),
+            Cell::from(observer.strategy_of(uid).to_owned()),
             Cell::from(committed),
             Cell::from(seen.attested.to_string()),
             Cell::from(seen.selected.to_string()),

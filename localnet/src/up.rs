@@ -2,7 +2,7 @@
 
 use crate::{
     defaults,
-    layout::{Claimed, Plan},
+    layout::{LockedDirectory, Plan},
     network::Network,
     nodes,
     observe::Observer,
@@ -13,7 +13,7 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
-use dataset::{Dataset, Place, PrepareOptions, Progress, Source, TokenizerChoice};
+use dataset::{Dataset, OutputDirectory, PrepareOptions, Progress, Source, TokenizerChoice};
 use node::program;
 use protocol::{Role, Window};
 use std::{
@@ -126,11 +126,11 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
         (None, Some(temporary)) => temporary.path().join("network"),
         (None, None) => unreachable!("without a directory there is a temporary one"),
     };
-    let mut claimed = Claimed::claim(&directory)?;
+    let mut locked = LockedDirectory::lock(&directory)?;
     let executable = std::env::current_exe().context("could not find this program's own file")?;
-    let mut network = Network::new(claimed.path(), executable);
+    let mut network = Network::new(locked.path(), executable);
 
-    let ended = sit(&up, &mut claimed, &mut network).await;
+    let ended = sit(&up, &mut locked, &mut network).await;
     network.stop().await;
     if ended.is_err()
         && let Some(temporary) = temporary
@@ -142,16 +142,16 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
 }
 
 /// From a claimed directory to the end of the sitting. Ctrl-C ends it well at any time.
-async fn sit(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<()> {
+async fn sit(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
     let mut stop = program::StopSignal::listen();
     let started = tokio::select! {
-        started = start(up, claimed, network) => started?,
+        started = start(up, locked, network) => started?,
         () = stop.told() => {
             println!("stopped before the network was up");
             return Ok(());
         }
     };
-    live(up, claimed, network, started, stop).await
+    live(up, locked, network, started, stop).await
 }
 
 /// A network that is up.
@@ -161,10 +161,10 @@ struct Started {
     unigram_loss: f64,
 }
 
-async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow::Result<Started> {
-    let (plan, chain) = match claimed.plan.clone() {
+async fn start(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<Started> {
+    let (plan, chain) = match locked.plan.clone() {
         Some(plan) => resume(network, plan).await?,
-        None => make(up, claimed, network).await?,
+        None => make(up, locked, network).await?,
     };
     let dataset = {
         let directory = plan.dataset.clone().context("this network was not made by `up`")?;
@@ -180,14 +180,14 @@ async fn start(up: &Up, claimed: &mut Claimed, network: &mut Network) -> anyhow:
 /// Shows a network that is up until it is over, and says what it came to.
 async fn live(
     up: &Up,
-    claimed: &Claimed,
+    locked: &LockedDirectory,
     network: &mut Network,
     started: Started,
     stop: program::StopSignal,
 ) -> anyhow::Result<()> {
     let Started { plan, chain, unigram_loss } = started;
     let place = match &up.dir {
-        Some(_) => format!("kept in {}", claimed.path().display()),
+        Some(_) => format!("kept in {}", locked.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
     };
     let mut observer = network.observer(&plan, &*chain).await?;
@@ -279,7 +279,7 @@ fn enough(observer: &Observer, windows: u32) -> bool {
 
 async fn make(
     up: &Up,
-    claimed: &mut Claimed,
+    locked: &mut LockedDirectory,
     network: &mut Network,
 ) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
     let dataset = prepare(up.text.clone()).await?;
@@ -297,7 +297,7 @@ async fn make(
         params,
         spec: defaults::spec(),
     };
-    setup::set_up(claimed, network, &wanted, &mut |what| println!("{what} …")).await
+    setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await
 }
 
 /// Goes on with a network: its chain and store first, with the ports it was made with.
@@ -319,7 +319,7 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
         seq_len: u32::try_from(defaults::SEQUENCE)?,
         shard_bytes: 16 << 20,
         held_out_sequences_min: 512,
-        ..PrepareOptions::new(source, Place::CacheUnder(cache_directory()?))
+        ..PrepareOptions::new(source, OutputDirectory::CacheUnder(cache_directory()?))
     };
     let prepared = tokio::task::spawn_blocking(move || {
         let mut said: Option<(std::mem::Discriminant<Progress>, Instant)> = None;

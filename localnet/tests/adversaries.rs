@@ -8,17 +8,17 @@ mod support;
 use serde_json::Value;
 use support::one_at_a_time;
 
-/// Labels of what was held against the seats of `conduct`.
-fn held_against(report: &Value, conduct: &str) -> Vec<String> {
-    let uids: Vec<&Value> = seats(report, conduct).map(|seat| &seat["uid"]).collect();
+/// Labels of what was held against the seats of `strategy`.
+fn held_against(report: &Value, strategy: &str) -> Vec<String> {
+    let uids: Vec<&Value> = seats(report, strategy).map(|seat| &seat["uid"]).collect();
     let faults = report["faults"].as_array().expect("a list");
     let theirs = faults.iter().filter(|fault| uids.contains(&&fault["uid"]));
     theirs.map(|fault| fault["label"].as_str().expect("a label").to_owned()).collect()
 }
 
-fn seats<'a>(report: &'a Value, conduct: &'a str) -> impl Iterator<Item = &'a Value> {
+fn seats<'a>(report: &'a Value, strategy: &'a str) -> impl Iterator<Item = &'a Value> {
     let seats = report["seats"].as_array().expect("a list");
-    seats.iter().filter(move |seat| seat["conduct"] == conduct)
+    seats.iter().filter(move |seat| seat["conduct"] == strategy)
 }
 
 #[tokio::test(flavor = "multi_thread")]

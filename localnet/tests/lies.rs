@@ -36,8 +36,8 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
     let report: Value = serde_json::from_str(&ended.out).expect("one JSON object");
     println!("{}", audit(&net, window, &[]).await.all());
     assert_eq!(ended.code, Some(1), "lies were found: {}", ended.all());
-    let of = |conduct: &str| of(&net, &report, conduct);
-    let differences = |conduct: &str| differences_of(&of(conduct));
+    let of = |strategy: &str| of(&net, &report, strategy);
+    let differences = |strategy: &str| differences_of(&of(strategy));
 
     for uid in uids(&net, "honest", Role::Validator) {
         let honest = audited(&report, uid);
@@ -68,11 +68,11 @@ async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
     assert_eq!(differences("false-merge"), ["wrong-merge", "dissent"], "{:?}", of("false-merge"));
     // A skipped fault, with the seat and the fault.
     let faulty = uids(&net, "freeloader-zeros", Role::Miner);
-    for conduct in ["whitewasher", "two-faced"] {
-        let skipped = of(conduct)["differences"].as_array().expect("a list").clone();
+    for strategy in ["whitewasher", "two-faced"] {
+        let skipped = of(strategy)["differences"].as_array().expect("a list").clone();
         let skipped: Vec<u64> =
             skipped.iter().filter_map(|one| one["difference"]["skipped-fault"]["uid"].as_u64()).collect();
-        assert!(skipped.contains(&faulty[0].0.into()), "{conduct}: {:?}", of(conduct));
+        assert!(skipped.contains(&faulty[0].0.into()), "{strategy}: {:?}", of(strategy));
     }
     // What the two-faced tells of it is not what it told the chain.
     assert!(differences("two-faced").contains(&"attested-other".to_owned()), "{:?}", of("two-faced"));
@@ -125,7 +125,7 @@ async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
 
 /// A merged window in which whoever publishes receipts has published one, and each liar has lied; whose weights are on the chain.
 async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
-    let of = |net: &Net, conduct: &str| uids(net, conduct, Role::Validator);
+    let of = |net: &Net, strategy: &str| uids(net, strategy, Role::Validator);
     let silent = of(net, "lazy-voter");
     let receipts: Vec<Uid> = net
         .observer
@@ -163,8 +163,9 @@ async fn posted(net: &Net, validators: &[Uid], window: Window) -> bool {
     let run = &net.observer.run;
     let epoch = window.epoch(run.params.epoch_windows);
     for seat in net.observer.seats.iter().filter(|seat| validators.contains(&seat.id.uid)) {
-        let ballot = net.chain.ballot(run.id, epoch, &seat.hotkey).await.expect("our chain answers");
-        if ballot.is_none() {
+        let weight_vote =
+            net.chain.weight_vote(run.id, epoch, &seat.hotkey).await.expect("our chain answers");
+        if weight_vote.is_none() {
             return false;
         }
     }
@@ -183,10 +184,10 @@ async fn run(command: impl FnOnce() -> Ended + Send + 'static) -> Ended {
     tokio::task::spawn_blocking(command).await.expect("it ends")
 }
 
-/// Seats of one conduct and role.
-fn uids(net: &Net, conduct: &str, role: Role) -> Vec<Uid> {
+/// Seats of one strategy and role.
+fn uids(net: &Net, strategy: &str, role: Role) -> Vec<Uid> {
     let seats = net.observer.seats_of(role).map(|seat| seat.id.uid);
-    seats.filter(|uid| net.observer.conduct_of(*uid) == conduct).collect()
+    seats.filter(|uid| net.observer.strategy_of(*uid) == strategy).collect()
 }
 
 fn audited(report: &Value, uid: Uid) -> Value {
@@ -194,8 +195,8 @@ fn audited(report: &Value, uid: Uid) -> Value {
     all.iter().find(|one| one["uid"] == uid.0).expect("every validator is there").clone()
 }
 
-fn of(net: &Net, report: &Value, conduct: &str) -> Value {
-    audited(report, uids(net, conduct, Role::Validator)[0])
+fn of(net: &Net, report: &Value, strategy: &str) -> Value {
+    audited(report, uids(net, strategy, Role::Validator)[0])
 }
 
 /// The kinds of what was found.

@@ -7,9 +7,9 @@
 mod support;
 
 use chain_client::keys::Key;
-use chain_client::{Expectations, SubxtChain};
+use chain_client::{ExpectedChain, SubxtChain};
 use localnet::{
-    layout::{Claimed, ORIGIN},
+    layout::{LockedDirectory, ORIGIN},
     network::Network,
     observe::{Observer, SeatSeen},
     process::{Program, last_lines},
@@ -23,7 +23,7 @@ use protocol::{
 };
 use s3_server::{ALWAYS, Faults};
 use std::{path::Path, time::Duration};
-use support::{Net, Sitting, one_at_a_time};
+use support::{Net, Session, one_at_a_time};
 
 fn merged(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Merged(_))
@@ -116,7 +116,7 @@ async fn a_late_miner_joins_and_the_store_goes_away_for_a_while(net: &mut Net) {
     net.network.start_store(&net.plan).await.expect("the store starts again, on the same port");
 
     let owner = Key::dev("//Alice").expect("a development key");
-    let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner), Expectations::default())
+    let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner), ExpectedChain::default())
         .await
         .expect("our chain answers");
     let uid = setup::add_seat(&net.directory(), &net.plan, &owner, &seat).await.expect("a seat");
@@ -163,7 +163,7 @@ async fn a_killed_miner_comes_back(net: &mut Net) {
 async fn bad_bytes_and_a_store_that_refuses_cost_one_seat_only(net: &mut Net) {
     let uid = net.uid("miner-1");
     let from = last_fixed(&net.observer) + 1;
-    net.order("miner-1", &Faults { flipped: ALWAYS, ..Faults::default() }).await;
+    net.inject("miner-1", &Faults { flipped: ALWAYS, ..Faults::default() }).await;
     net.until("validators say that the miner's bytes are not what it committed to", |seen| {
         seen.faults.iter().any(|fault| fault.uid == uid.0 && fault.label == "wrong-digest")
     })
@@ -173,12 +173,12 @@ async fn bad_bytes_and_a_store_that_refuses_cost_one_seat_only(net: &mut Net) {
     })
     .await;
 
-    net.order("miner-1", &Faults { unavailable: ALWAYS, ..Faults::default() }).await;
+    net.inject("miner-1", &Faults { unavailable: ALWAYS, ..Faults::default() }).await;
     net.until("the miner could not upload", |seen| {
         seen.missed.iter().any(|(window, name, _)| from < window.0 && name == "miner-1")
     })
     .await;
-    net.order("miner-1", &Faults::default()).await;
+    net.inject("miner-1", &Faults::default()).await;
     let healed = last_fixed(&net.observer) + 1;
     net.until("the network goes on", |seen| healed + 1 < last_fixed(seen)).await;
     while selected_since(net, uid, healed).await == 0 {
@@ -461,7 +461,7 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
     let (model, snapshot) = (length("model.state"), length("miner.snapshot"));
     assert!(2 * model < snapshot, "{model} {snapshot}");
     for file in ["model.state", "miner.snapshot", "training.snapshot"] {
-        node::kept::Kept::new(home.join("data").join(file)).remove();
+        node::durable::DurableFile::new(home.join("data").join(file)).remove();
     }
 
     // A limit on the length of files is to the process what a full disk is, but that it would be ended by a signal.
@@ -608,7 +608,7 @@ async fn a_published_model_starts_another_run(net: &mut Net) -> Network {
     net.plan.run = run.0;
     let owner = Key::dev("//Alice").expect("a development key");
     let owner =
-        SubxtChain::connect(&url, Some(owner), Expectations::default()).await.expect("our chain answers");
+        SubxtChain::connect(&url, Some(owner), ExpectedChain::default()).await.expect("our chain answers");
     let mut network = Network::new(&second, support::PROGRAM.into());
     for at in 0..net.plan.seats.len() {
         let seat = net.plan.seats[at].clone();
@@ -652,7 +652,7 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
     let home = tempfile::tempdir().expect("a directory");
     let directory = home.path().join("net");
 
-    let mut first = Sitting::up(&directory, &[]);
+    let mut first = Session::up(&directory, &[]);
     first.until_said("network up").await;
     first.until_fixed(1).await;
     first.kill_child("store");
@@ -663,10 +663,10 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
 
     let report = home.path().join("report.json");
     let more = ["--windows", "2", "--report", report.to_str().expect("a plain path")];
-    let mut second = Sitting::up(&directory, &more);
+    let mut second = Session::up(&directory, &more);
     second.until_said("going on with the network").await;
     // One network at a time in a directory.
-    let refused = Sitting::up(&directory, &[]).ended().await;
+    let refused = Session::up(&directory, &[]).ended().await;
     assert!(!refused.success && refused.err.contains("in use by another network"), "{}", refused.all());
     let ended = second.ended().await;
     assert!(ended.success, "{}", ended.all());
@@ -692,10 +692,10 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
     assert!(report["data_wait_share"].as_f64().is_some_and(|share| (0.0..1.0).contains(&share)), "{report}");
     assert!(waits("validator").iter().all(Option::is_none), "{report}");
     assert!(ended.out.contains("% of it waiting for data"), "{}", ended.all());
-    assert!(Claimed::claim(&directory).expect("free again").plan.is_some());
+    assert!(LockedDirectory::lock(&directory).expect("free again").plan.is_some());
 
     // The chain's death ends it as well.
-    let mut bereft = Sitting::up(&directory, &[]);
+    let mut bereft = Session::up(&directory, &[]);
     bereft.until_said("network up").await;
     bereft.kill_child("chain");
     let ended = bereft.ended().await;
@@ -703,7 +703,7 @@ async fn up_names_the_process_that_died_and_goes_on_from_its_directory() {
     assert!(ended.err.contains("chain has ended"), "{}", ended.all());
 
     // And Ctrl-C ends it, with a summary, and with every process of it.
-    let mut third = Sitting::up(&directory, &[]);
+    let mut third = Session::up(&directory, &[]);
     third.until_said("network up").await;
     let children = third.children();
     assert_eq!(children.len(), 2 + 2 + 3, "{children:?}");

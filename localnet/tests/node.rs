@@ -11,7 +11,7 @@ mod support;
 use localnet::{nodes, observe::Observer};
 use protocol::view::Outcome;
 use std::path::PathBuf;
-use support::{Net, Sitting, one_at_a_time};
+use support::{Net, Session, one_at_a_time};
 
 fn program() -> PathBuf {
     let asked = std::env::var_os("METTLE_NODE").map(PathBuf::from);
@@ -60,7 +60,7 @@ async fn up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory(
     let program = program.to_str().expect("a plain path");
     let flags = ["--chain", "node", "--node-binary", program];
 
-    let mut first = Sitting::up_as(&directory, &flags);
+    let mut first = Session::up_as(&directory, &flags);
     first.until_said("network up").await;
     assert_eq!(first.children().len(), 4 + 1 + 2 + 3);
     first.kill_child("node");
@@ -69,7 +69,7 @@ async fn up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory(
     assert!(ended.err.contains("node-") && ended.err.contains("has ended"), "{}", ended.all());
     assert!(ended.err.contains("finalized"), "its last log lines are shown: {}", ended.all());
 
-    let mut second = Sitting::up_as(&directory, &flags);
+    let mut second = Session::up_as(&directory, &flags);
     second.until_said("going on with the network").await;
     second.until_said("network up").await;
     let children = second.children();

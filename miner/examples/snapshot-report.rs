@@ -7,13 +7,13 @@
 //! five minutes, or after fifty times what the last one took.
 
 use miner::{
-    progress::{Every, Of, Progress},
+    progress::{Progress, SnapshotInterval, SnapshotKey},
     snapshot::{Optimiser as _, Snapshot},
     train::Trained,
 };
 use model::{ModelConfig, Recipe};
 use nn::{DeviceChoice, Trainer};
-use node::kept::Kept;
+use node::durable::DurableFile;
 use protocol::{Block, Digest, RunId, SeatId, Uid, Window};
 use std::{path::Path, time::Instant};
 
@@ -48,9 +48,10 @@ fn report(directory: &Path, preset: &str) -> Result<(), Box<dyn std::error::Erro
 
     let (run, seat) = (RunId(0), SeatId { uid: Uid(1), registered_at: Block(1) });
     let digest = Digest::of(b"report");
-    let of = Of { run, seat, window: Window(1), lineage: digest, weights: digest, sequences: digest };
-    let mut progress = Progress::new(directory.path(), of.clone(), Every::Never);
-    let kept = Kept::new(directory.path().join("miner.snapshot"));
+    let of =
+        SnapshotKey { run, seat, window: Window(1), lineage: digest, weights: digest, sequences: digest };
+    let mut progress = Progress::new(directory.path(), of.clone(), SnapshotInterval::Never);
+    let kept = DurableFile::new(directory.path().join("miner.snapshot"));
     let snapshot = Snapshot::fresh(Window(1), theta.len());
     let peak_before = peak_bytes();
     let (mut inside, mut whole) = (Vec::new(), Vec::new());
@@ -69,8 +70,8 @@ fn report(directory: &Path, preset: &str) -> Result<(), Box<dyn std::error::Erro
     trainer.write(&mut state)?;
     for _ in 0..ROUNDS {
         let started = Instant::now();
-        let mut again = Progress::new(directory.path(), of.clone(), Every::Never);
-        assert!(again.take_up(&mut trainer)?.is_some());
+        let mut again = Progress::new(directory.path(), of.clone(), SnapshotInterval::Never);
+        assert!(again.resume(&mut trainer)?.is_some());
         read.push(started.elapsed().as_secs_f64());
     }
     assert_eq!(trainer.state(), state, "what was read is what was written");

@@ -1,14 +1,14 @@
 //! The command line: settings in, a running miner out.
 
-use crate::conduct::{Conduct, Honest};
-use crate::progress::Every;
-use crate::run::{Leaving, Miner};
+use crate::progress::SnapshotInterval;
+use crate::run::{Miner, ShutdownHandle};
+use crate::strategy::{DefaultStrategy, Strategy};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Trainer};
-use node::Holder;
-use node::{Flags, Metrics, Opened, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
+use node::SyncDriver;
+use node::{Flags, Metrics, NodeContext, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
 
@@ -60,12 +60,14 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(start, Box::new(|opened| Ok((opened, Box::new(Honest))))).await,
+        Command::Start(start) => {
+            self::start(start, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Puts another store, chain or conduct in the place of those that the settings name.
-pub type Change = Box<dyn FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>>;
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
 
 /// Mines until Ctrl-C, with what `changed` makes of the opened node.
 pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
@@ -74,10 +76,10 @@ pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::R
 
 async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
     if start.with_parent {
-        program::end_with_parent();
+        program::exit_with_parent();
     }
     let settings = Settings::read(&start.flags)?;
-    let leaving = Arc::new(Leaving::default());
+    let leaving = Arc::new(ShutdownHandle::default());
     let mut stop = program::StopSignal::listen();
     tokio::select! {
         done = mine(settings, start, changed, leaving.clone()) => return done,
@@ -106,14 +108,14 @@ async fn mine(
     settings: Settings,
     start: Start,
     changed: Change,
-    leaving: Arc<Leaving>,
+    leaving: Arc<ShutdownHandle>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
     };
-    let (mut opened, conduct) = changed(node::open(&settings, Role::Miner).await?)?;
+    let (mut opened, strategy) = changed(node::open(&settings, Role::Miner).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
@@ -126,14 +128,14 @@ async fn mine(
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
     let device = DeviceChoice::parse(&settings.device)?;
     let path = settings.directory.join("model.state");
-    let (holder, _) = Holder::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let mut trainer = Trainer::new(&opened.spec.model, &recipe, device, &holder.state.theta)
+    let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
+    let mut trainer = Trainer::new(&opened.spec.model, &recipe, device, &sync_driver.state.theta)
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     trainer.refuse_loss_above(settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab)));
-    tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "mining");
+    tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "mining");
 
     let miner = Miner {
-        holder,
+        sync_driver,
         store: opened.store,
         dataset: opened.dataset,
         trainer: Some(trainer),
@@ -141,7 +143,7 @@ async fn mine(
         seat: opened.seat,
         directory: settings.directory.clone(),
         journal: opened.journal,
-        conduct,
+        strategy,
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
         snapshot_every: every(&settings.train),
@@ -154,11 +156,11 @@ async fn mine(
 
 /// How often a snapshot is written inside a window, as the settings say. Five minutes lost is little where a window takes hours, and a snapshot
 /// of 12 bytes a parameter is a second or two of them for a billion.
-fn every(train: &TrainFile) -> Every {
+fn every(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
-        (Some(steps), _) => Every::Steps(steps),
-        (None, Some(0)) => Every::Never,
-        (None, seconds) => Every::Time(Duration::from_secs(seconds.unwrap_or(300))),
+        (Some(steps), _) => SnapshotInterval::Steps(steps),
+        (None, Some(0)) => SnapshotInterval::Never,
+        (None, seconds) => SnapshotInterval::Time(Duration::from_secs(seconds.unwrap_or(300))),
     }
 }
 

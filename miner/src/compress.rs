@@ -27,7 +27,7 @@ pub struct Sealed {
 }
 
 /// The residual of a miner that was away for `windows` windows: `e ← decay^windows · e`.
-pub fn fade(residual: &mut [f32], decay: f32, windows: u32) {
+pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
     if windows == 0 {
         return;
     }
@@ -135,7 +135,7 @@ pub(crate) mod tests {
     #[test]
     fn a_miner_that_was_away_forgets_as_if_it_had_sent_nothing() {
         let mut away = vec![8.0, -4.0];
-        fade(&mut away, 0.5, 2);
+        decay_residual(&mut away, 0.5, 2);
         assert_eq!(away, [2.0, -1.0]);
 
         let mut silent = vec![8.0, -4.0];

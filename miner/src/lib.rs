@@ -2,11 +2,11 @@
 
 pub mod cli;
 pub mod compress;
-pub mod conduct;
-pub mod outbox;
+pub mod contribution_store;
+pub mod pending_store;
 pub mod progress;
 pub mod publish;
 pub mod run;
 pub mod snapshot;
-pub mod spool;
+pub mod strategy;
 pub mod train;

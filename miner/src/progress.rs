@@ -8,8 +8,8 @@ use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
 use nn::{ModelError, StateError, Trainer};
 use node::{
+    durable::{self, DurableFile, Recovered},
     files::FileError,
-    kept::{self, Found, Kept},
 };
 use protocol::{Digest, RunId, SeatId, Window};
 use std::{
@@ -25,7 +25,7 @@ const SHARE: u32 = 50;
 
 /// One window's training, so that no other goes on from it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct Of {
+pub struct SnapshotKey {
     pub run: RunId,
     pub seat: SeatId,
     pub window: Window,
@@ -48,7 +48,7 @@ pub fn digest_of(sequences: &[u64]) -> Digest {
 
 /// How often a snapshot is written inside a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Every {
+pub enum SnapshotInterval {
     /// After so long, but never more often than `SHARE` allows.
     Time(Duration),
     Steps(u32),
@@ -72,9 +72,9 @@ pub enum ProgressError {
 /// Where a seat keeps how far it is.
 #[derive(Debug)]
 pub struct Progress {
-    kept: Kept,
-    of: Of,
-    every: Every,
+    kept: DurableFile,
+    of: SnapshotKey,
+    every: SnapshotInterval,
     /// When the last snapshot was through, and after how many steps.
     last: (Instant, u32),
     /// What the last one cost.
@@ -91,12 +91,12 @@ pub struct Written {
 }
 
 /// Where a seat whose files are in `directory` keeps how far it is.
-pub fn kept(directory: &Path) -> Kept {
-    Kept::new(directory.join("training.snapshot"))
+pub fn kept(directory: &Path) -> DurableFile {
+    DurableFile::new(directory.join("training.snapshot"))
 }
 
 impl Progress {
-    pub fn new(directory: &Path, of: Of, every: Every) -> Progress {
+    pub fn new(directory: &Path, of: SnapshotKey, every: SnapshotInterval) -> Progress {
         let written = Written::default();
         Progress {
             kept: kept(directory),
@@ -113,7 +113,7 @@ impl Progress {
     ///
     /// # Errors
     /// If what there is cannot be used. The trainer may have taken part of it.
-    pub fn take_up(&mut self, trainer: &mut Trainer) -> Result<Option<Found<Trained>>, ProgressError> {
+    pub fn resume(&mut self, trainer: &mut Trainer) -> Result<Option<Recovered<Trained>>, ProgressError> {
         let of = &self.of;
         let found = self.kept.read(|reader| {
             let mut source = IoReader(reader);
@@ -122,11 +122,11 @@ impl Progress {
             if found != VERSION {
                 return Err(ProgressError::Version { found });
             }
-            if Of::decode(&mut source).map_err(ProgressError::Format)? != *of {
+            if SnapshotKey::decode(&mut source).map_err(ProgressError::Format)? != *of {
                 return Ok(None);
             }
             let trained = Trained::decode(&mut source).map_err(ProgressError::Format)?;
-            let weights = kept::read_vector(&mut source, trainer.parameters())
+            let weights = durable::read_vector(&mut source, trainer.parameters())
                 .map_err(ProgressError::Format)?
                 .map_err(|got| ModelError::FlatLength { expected: trainer.parameters(), got })
                 .map_err(ProgressError::Weights)?;
@@ -137,7 +137,8 @@ impl Progress {
             }
             Ok(Some(trained))
         })?;
-        let found = found.and_then(|found| Some(Found { value: found.value?, is_before: found.is_before }));
+        let found =
+            found.and_then(|found| Some(Recovered { value: found.value?, from_backup: found.from_backup }));
         self.last = (Instant::now(), found.as_ref().map_or(0, |found| found.value.steps));
         Ok(found)
     }
@@ -179,10 +180,10 @@ impl Progress {
 }
 
 /// Whether a snapshot is due, so many steps and so long after the last, which took `cost`.
-fn is_due(every: Every, steps: u32, elapsed: Duration, cost: Duration) -> bool {
+fn is_due(every: SnapshotInterval, steps: u32, elapsed: Duration, cost: Duration) -> bool {
     match every {
-        Every::Time(time) => time.max(cost.saturating_mul(SHARE)) <= elapsed,
-        Every::Steps(count) => count.max(1) <= steps,
-        Every::Never => false,
+        SnapshotInterval::Time(time) => time.max(cost.saturating_mul(SHARE)) <= elapsed,
+        SnapshotInterval::Steps(count) => count.max(1) <= steps,
+        SnapshotInterval::Never => false,
     }
 }

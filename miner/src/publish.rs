@@ -1,6 +1,6 @@
 //! Uploading what was committed, after the commit deadline and never before it: until then nobody may see it (PROT-11).
 
-use crate::snapshot::Pending;
+use crate::snapshot::PendingContribution;
 use chain_client::Head;
 use protocol::{Block, RunId, keys};
 use std::{path::Path, time::Duration};
@@ -21,7 +21,7 @@ pub struct PublishError {
 pub async fn upload(
     store: &dyn Store,
     run: RunId,
-    pending: &Pending,
+    pending: &PendingContribution,
     path: &Path,
     heads: &watch::Receiver<Head>,
     reveal_by: Block,

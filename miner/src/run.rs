@@ -2,13 +2,13 @@
 
 use crate::{
     compress,
-    conduct::Conduct,
-    outbox::{Outbox, OutboxError},
-    progress::{self, Every, Of, Progress},
+    contribution_store::ContributionStoreError,
+    pending_store::{PendingStore, PendingStoreError},
+    progress::{self, Progress, SnapshotInterval, SnapshotKey},
     publish,
-    snapshot::{Pending, Snapshot, SnapshotError},
-    spool::SpoolError,
-    train::{self, Beside, Trained, TrainingError},
+    snapshot::{PendingContribution, Snapshot, SnapshotError},
+    strategy::Strategy,
+    train::{self, TrainObserver, Trained, TrainingError},
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
@@ -17,9 +17,9 @@ use futures::future::LocalBoxFuture;
 use kernels::encode::Source;
 use nn::{ModelError, Trainer};
 use node::{
-    Entry, Follower, HoldError, Holder, Journal, causes,
-    room::{self, Room},
-    wait_past,
+    Entry, Follower, Journal, SyncDriver, SyncError,
+    disk_full::{self, DiskFullRetry},
+    error_chain, wait_past,
 };
 use protocol::{
     Block, Window,
@@ -39,7 +39,7 @@ use tokio::sync::watch;
 
 /// Everything a miner is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Miner {
-    pub holder: Holder,
+    pub sync_driver: SyncDriver,
     pub store: Arc<dyn Store>,
     pub dataset: Arc<Dataset>,
     /// The inner loop's model and optimiser; away while it trains.
@@ -49,28 +49,28 @@ pub struct Miner {
     pub directory: PathBuf,
     pub journal: Journal,
     /// What it decides that another might decide otherwise.
-    pub conduct: Box<dyn Conduct>,
+    pub strategy: Box<dyn Strategy>,
     /// Blocks before the commit deadline at which training stops, so that the commitment is included in time.
     pub commit_margin_blocks: u32,
     /// Sequences in one step.
     pub batch_sequences: usize,
     /// How often a snapshot is written inside a window.
-    pub snapshot_every: Every,
+    pub snapshot_every: SnapshotInterval,
     /// Bytes moved, up and down, so far.
     pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
     /// Stop after so many windows; `None`: never.
     pub windows_max: Option<u32>,
-    pub leaving: Arc<Leaving>,
+    pub leaving: Arc<ShutdownHandle>,
 }
 
 /// How a process that is told to stop leaves the middle of a window: with a snapshot of where it is.
 #[derive(Debug, Default)]
-pub struct Leaving {
+pub struct ShutdownHandle {
     asked: AtomicBool,
     training: AtomicBool,
 }
 
-impl Leaving {
+impl ShutdownHandle {
     /// Asks for a snapshot after the step that is running. False if nothing is being trained.
     pub fn ask(&self) -> bool {
         self.asked.store(true, Ordering::SeqCst);
@@ -88,13 +88,13 @@ pub enum RunError {
     #[error("lost the chain")]
     Chain(#[from] ChainError),
     #[error(transparent)]
-    Hold(#[from] HoldError),
+    Sync(#[from] SyncError),
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error("the trainer could not take the model")]
     Trainer(#[from] nn::ModelError),
     #[error("could not keep the contribution; start again, and the miner goes on from what is on the disk")]
-    Outbox(#[from] OutboxError),
+    PendingStore(#[from] PendingStoreError),
     #[error("the snapshot is gone from the disk: start again, and it begins with an empty residual")]
     SnapshotGone,
     #[error("the trainer is gone: its thread died in an earlier window")]
@@ -114,10 +114,10 @@ enum Missed {
     PassedBy,
     NoData,
     /// The disk was full until it was too late.
-    NoRoom(OutboxError),
+    NoRoom(PendingStoreError),
     GivenUp(TrainingError),
     Refused(ChainError),
-    Lost(SpoolError),
+    Lost(ContributionStoreError),
     NotUploaded(publish::PublishError),
 }
 
@@ -128,15 +128,15 @@ impl Miner {
     }
 
     async fn mine_windows(mut self) -> Result<(), RunError> {
-        let mut heads = self.holder.follower.chain.heads();
+        let mut heads = self.sync_driver.follower.chain.heads();
         let mut snapshot = self.take_up_snapshot().await?;
         let mut mined = 0;
         let mut done = None;
         loop {
             // Follow.
-            self.holder.to_open_window(&mut heads, done, &mut None, &mut self.journal).await?;
-            let window = self.holder.window();
-            self.passed_by(done, window);
+            self.sync_driver.sync_to_open_window(&mut heads, done, &mut None, &mut self.journal).await?;
+            let window = self.sync_driver.window();
+            self.log_skipped(done, window);
             self.traffic_entry(window);
             if self.windows_max.is_some_and(|max| max <= mined) {
                 return Ok(());
@@ -149,7 +149,7 @@ impl Miner {
                 tracing::warn!(window = window.0, reason, "no contribution");
                 self.journal.write(&Entry::Missed { window, reason });
             }
-            node::tidy(&*self.store, self.follower().run.id, window).await;
+            node::prune(&*self.store, self.follower().run.id, window).await;
 
             // The window is fixed one block after the vote deadline.
             wait_past(&mut heads, self.schedule().vote_deadline(window)).await?;
@@ -158,7 +158,7 @@ impl Miner {
     }
 
     /// Says of each window after `done` that it was over before this node held the model of `open`.
-    fn passed_by(&mut self, done: Option<Window>, open: Window) {
+    fn log_skipped(&mut self, done: Option<Window>, open: Window) {
         let Some(done) = done else { return };
         let passed = (done.0.saturating_add(1)..open.0).map(Window);
         for window in passed {
@@ -170,17 +170,18 @@ impl Miner {
 
     async fn take_up_snapshot(&mut self) -> Result<Snapshot, RunError> {
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
-        let found = self.outbox().open(&mut trainer)?;
+        let found = self.pending_store().open(&mut trainer)?;
         let snapshot = match found {
             Some(found) => {
-                if found.is_before {
+                if found.from_backup {
                     self.journal.write(&Entry::FellBack { file: "miner.snapshot".into() });
                 }
                 found.value
             }
             None => {
-                let fresh = Snapshot::fresh(self.holder.window(), self.follower().schema().values());
-                room::wait(SnapshotError::is_full, || self.outbox().begin(&fresh, &trainer)).await?;
+                let fresh = Snapshot::fresh(self.sync_driver.window(), self.follower().schema().values());
+                disk_full::wait(SnapshotError::is_full, || self.pending_store().begin(&fresh, &trainer))
+                    .await?;
                 fresh
             }
         };
@@ -194,7 +195,7 @@ impl Miner {
         snapshot: &mut Snapshot,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
-        let window = self.holder.window();
+        let window = self.sync_driver.window();
         let schedule = self.schedule();
 
         // Which data? The hash of the opening block decides, and is known one block later.
@@ -205,7 +206,7 @@ impl Miner {
             return Ok(Err(Missed::NotASlot));
         }
 
-        if let Err(missed) = self.settle(snapshot, heads).await? {
+        if let Err(missed) = self.reconcile(snapshot, heads).await? {
             return Ok(Err(missed));
         }
 
@@ -215,7 +216,7 @@ impl Miner {
                 let (header, until) = (self.header(pending.trained), schedule.commit_deadline(window));
                 let taken_up = self.with_room(snapshot, until, heads, |miner, snapshot| {
                     let optimiser = miner.optimiser()?;
-                    Ok(miner.outbox().take_up(snapshot, pending.clone(), &header, optimiser)?)
+                    Ok(miner.pending_store().resume(snapshot, pending.clone(), &header, optimiser)?)
                 });
                 match taken_up.await? {
                     Ok(Ok(pending)) => pending,
@@ -236,10 +237,10 @@ impl Miner {
 
         // Publish: never before the deadline, or somebody could copy it in time (PROT-11).
         wait_past(heads, schedule.commit_deadline(window)).await?;
-        if let Err(lost) = self.outbox().check(&pending) {
+        if let Err(lost) = self.pending_store().check(&pending) {
             return Ok(Err(Missed::Lost(lost)));
         }
-        let (path, reveal_by) = (self.outbox().path(&pending), schedule.reveal_deadline(window));
+        let (path, reveal_by) = (self.pending_store().path(&pending), schedule.reveal_deadline(window));
         match publish::upload(&*self.store, self.follower().run.id, &pending, &path, heads, reveal_by).await {
             Ok(()) => {
                 let bytes = pending.length;
@@ -253,12 +254,12 @@ impl Miner {
 
     /// A predecessor may have been killed when its commitment was on its way, and its window be over by now; or there was no room to note it.
     /// If it was included, its body leaves the residual all the same (PROT-10).
-    async fn settle(
+    async fn reconcile(
         &mut self,
         snapshot: &mut Snapshot,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
-        let open = self.holder.window();
+        let open = self.sync_driver.window();
         let Some(pending) =
             snapshot.pending.clone().filter(|pending| pending.window < open && !pending.committed)
         else {
@@ -268,14 +269,14 @@ impl Miner {
         if view.is_none_or(|view| !view.commitments.contains(&(self.seat.id.uid, pending.digest))) {
             return Ok(Ok(()));
         }
-        if let Err(error) = self.outbox().check(&pending) {
+        if let Err(error) = self.pending_store().check(&pending) {
             let window = pending.window.0;
             tracing::warn!(window, %error, "what was committed stays in the residual, and will be sent again");
             return Ok(Ok(()));
         }
         let until = self.schedule().commit_deadline(open);
         let settled = self.with_room(snapshot, until, heads, |miner, snapshot| {
-            Ok(miner.outbox().committed(snapshot, &pending, miner.optimiser()?)?)
+            Ok(miner.pending_store().committed(snapshot, &pending, miner.optimiser()?)?)
         });
         Ok(settled.await?.map_err(Missed::NoRoom))
     }
@@ -288,13 +289,13 @@ impl Miner {
         until: Block,
         heads: &mut watch::Receiver<Head>,
         mut act: impl FnMut(&Miner, &mut Snapshot) -> Result<T, RunError>,
-    ) -> Result<Result<T, OutboxError>, RunError> {
-        let mut room = Room::default();
-        let kept = room.wait_until(until, heads, || match act(self, snapshot) {
-            Err(RunError::Outbox(full)) if full.is_full() => {
+    ) -> Result<Result<T, PendingStoreError>, RunError> {
+        let mut disk_full_retry = DiskFullRetry::default();
+        let kept = disk_full_retry.wait_until(until, heads, || match act(self, snapshot) {
+            Err(RunError::PendingStore(full)) if full.is_full() => {
                 // Not both at once: it is as large as the model.
                 snapshot.residual = Vec::new();
-                *snapshot = self.outbox().as_kept()?.ok_or(RunError::SnapshotGone)?;
+                *snapshot = self.pending_store().reload()?.ok_or(RunError::SnapshotGone)?;
                 Ok(Err(full))
             }
             done => done.map(Ok),
@@ -308,8 +309,8 @@ impl Miner {
         snapshot: &mut Snapshot,
         view: &WindowView,
         heads: &mut watch::Receiver<Head>,
-    ) -> Result<Result<Pending, Missed>, RunError> {
-        let window = self.holder.window();
+    ) -> Result<Result<PendingContribution, Missed>, RunError> {
+        let window = self.sync_driver.window();
         let run = &self.follower().run;
         let assignment = Assignment {
             run: run.id,
@@ -323,7 +324,7 @@ impl Miner {
         let Some(sequences) = assignment.of(self.seat.id.uid).filter(|_| view.opening_hash.is_some()) else {
             return Ok(Err(Missed::NotASlot));
         };
-        let sequences = self.conduct.sequences(window, sequences, assignment.training_sequences);
+        let sequences = self.strategy.sequences(window, sequences, assignment.training_sequences);
         let assigned = assignment.sequences_per_seat;
 
         let commit_by = self.schedule().commit_deadline(window);
@@ -338,7 +339,7 @@ impl Miner {
                 return Ok(Err(Missed::GivenUp(error)));
             }
         };
-        let declared = self.conduct.declares(trained.sequences, assigned);
+        let declared = self.strategy.declares(trained.sequences, assigned);
         if declared == 0 {
             return Ok(Err(Missed::NoData));
         }
@@ -362,13 +363,13 @@ impl Miner {
         // Compress: e ← decay^away·e, then e ← decay·e + Δ, and the largest entries of e into a file.
         let decay = self.follower().run.params.error_feedback_decay.get();
         let header = self.header(declared);
-        let (follower, before) = (&self.holder.follower, &self.holder.state.theta);
-        let theta = self.conduct.outcome(follower, view, before, theta).await;
+        let (follower, before) = (&self.sync_driver.follower, &self.sync_driver.state.theta);
+        let theta = self.strategy.outcome(follower, view, before, theta).await;
         let made = self.with_room(snapshot, commit_by, heads, |miner, snapshot| {
             let away = window.0.saturating_sub(snapshot.residual_for.0);
-            compress::fade(&mut snapshot.residual, decay, away);
-            let source = Source::Difference { decay, before: &miner.holder.state.theta, after: &theta };
-            Ok(miner.outbox().make(snapshot, &header, source, miner.optimiser()?)?)
+            compress::decay_residual(&mut snapshot.residual, decay, away);
+            let source = Source::Difference { decay, before: &miner.sync_driver.state.theta, after: &theta };
+            Ok(miner.pending_store().make(snapshot, &header, source, miner.optimiser()?)?)
         });
         match made.await? {
             Ok(pending) => {
@@ -386,7 +387,7 @@ impl Miner {
     /// which is read back.
     fn forget_training(&mut self) -> Result<(), RunError> {
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
-        self.outbox().take_back(&mut trainer)?;
+        self.pending_store().restore(&mut trainer)?;
         self.trainer = Some(trainer);
         progress::kept(&self.directory).remove();
         Ok(())
@@ -397,10 +398,10 @@ impl Miner {
         Header {
             codec: protocol::PROTOCOL_VERSION,
             run: self.follower().run.id,
-            window: self.holder.window(),
+            window: self.sync_driver.window(),
             uid: self.seat.id.uid,
             hotkey: self.seat.hotkey,
-            base: self.holder.state.lineage,
+            base: self.sync_driver.state.lineage,
             schema: self.follower().schema().digest(),
             density: self.follower().run.params.density,
             trained,
@@ -415,13 +416,13 @@ impl Miner {
         stop_at: Block,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(Trained, Vec<f32>), TrainingError>, RunError> {
-        let window = self.holder.window();
-        let of = Of {
+        let window = self.sync_driver.window();
+        let of = SnapshotKey {
             run: self.follower().run.id,
             seat: self.seat.id,
             window,
-            lineage: self.holder.state.lineage,
-            weights: self.holder.state.weights_root(),
+            lineage: self.sync_driver.state.lineage,
+            weights: self.sync_driver.state.weights_root(),
             sequences: progress::digest_of(&sequences),
         };
         let mut progress = Progress::new(&self.directory, of, self.snapshot_every);
@@ -482,11 +483,11 @@ impl Miner {
     /// Puts the trainer where a predecessor was in this window, or else at the window's model. What cannot be used costs time and nothing
     /// else: it is said, and the window is trained from its beginning.
     fn go_on_from(&mut self, progress: &mut Progress, trainer: &mut Trainer) -> Result<Trained, RunError> {
-        let window = self.holder.window();
-        match progress.take_up(trainer) {
+        let window = self.sync_driver.window();
+        match progress.resume(trainer) {
             Ok(Some(found)) => {
                 let Trained { sequences, steps, .. } = found.value;
-                if found.is_before {
+                if found.from_backup {
                     self.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
                 }
                 tracing::info!(window = window.0, sequences, steps, "going on inside the window");
@@ -495,18 +496,18 @@ impl Miner {
             }
             Ok(None) => {}
             Err(error) => {
-                tracing::error!(window = window.0, error = %causes(&error), "training the window from its beginning");
-                self.outbox().take_back(trainer)?;
+                tracing::error!(window = window.0, error = %error_chain(&error), "training the window from its beginning");
+                self.pending_store().restore(trainer)?;
             }
         }
-        trainer.load(&self.holder.state.theta)?;
+        trainer.load(&self.sync_driver.state.theta)?;
         Ok(Trained::default())
     }
 
     async fn commit(
         &mut self,
         snapshot: &mut Snapshot,
-        pending: &Pending,
+        pending: &PendingContribution,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
         if pending.committed {
@@ -527,11 +528,11 @@ impl Miner {
         // What was committed leaves the residual, merged or not (PROT-10).
         let until = self.schedule().commit_deadline(window);
         let noted = self.with_room(snapshot, until, heads, |miner, snapshot| {
-            Ok(miner.outbox().committed(snapshot, pending, miner.optimiser()?)?)
+            Ok(miner.pending_store().committed(snapshot, pending, miner.optimiser()?)?)
         });
         if let Err(full) = noted.await? {
             // The bytes are there, and the chain knows of them: the next window begins with the note.
-            let error = causes(&full);
+            let error = error_chain(&full);
             tracing::warn!(
                 window = window.0,
                 error,
@@ -571,15 +572,15 @@ impl Miner {
     }
 
     fn follower(&self) -> &Follower {
-        &self.holder.follower
+        &self.sync_driver.follower
     }
 
     fn schedule(&self) -> protocol::Schedule {
         self.follower().run.params.schedule
     }
 
-    fn outbox(&self) -> Outbox<'_> {
-        Outbox {
+    fn pending_store(&self) -> PendingStore<'_> {
+        PendingStore {
             directory: &self.directory,
             run: self.follower().run.id,
             seat: self.seat.id,
@@ -595,7 +596,7 @@ struct Watched {
     progress: Progress,
     /// For the journal.
     repeated: Vec<Entry>,
-    leaving: Arc<Leaving>,
+    leaving: Arc<ShutdownHandle>,
     stop: Arc<AtomicBool>,
 }
 
@@ -608,7 +609,7 @@ impl Watched {
     }
 }
 
-impl Beside for Watched {
+impl TrainObserver for Watched {
     fn is_leaving(&self) -> bool {
         self.leaving.asked.load(Ordering::SeqCst)
     }
@@ -625,7 +626,7 @@ impl Beside for Watched {
             let window = self.window.0;
             tracing::error!(
                 window,
-                error = %causes(&error),
+                error = %error_chain(&error),
                 "no snapshot inside the window: the last one stands, and training goes on; make room, or a miner killed now trains again what \
                  came after it"
             );
@@ -656,15 +657,15 @@ impl std::fmt::Display for Missed {
             Missed::NoRoom(error) => write!(
                 f,
                 "there was no room on the disk, and everything is as it was before: {}",
-                causes(error)
+                error_chain(error)
             ),
             Missed::NoData => f.write_str("not one step was finished before the commit deadline"),
             Missed::GivenUp(error) => {
-                write!(f, "given up, and everything kept as it was before: {}", causes(error))
+                write!(f, "given up, and everything kept as it was before: {}", error_chain(error))
             }
-            Missed::Refused(error) => write!(f, "the chain refused the commitment: {}", causes(error)),
-            Missed::Lost(error) => write!(f, "what was committed cannot be uploaded: {}", causes(error)),
-            Missed::NotUploaded(error) => write!(f, "{}", causes(error)),
+            Missed::Refused(error) => write!(f, "the chain refused the commitment: {}", error_chain(error)),
+            Missed::Lost(error) => write!(f, "what was committed cannot be uploaded: {}", error_chain(error)),
+            Missed::NotUploaded(error) => write!(f, "{}", error_chain(error)),
         }
     }
 }

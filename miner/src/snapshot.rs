@@ -1,19 +1,19 @@
 //! What a miner must not lose from one window to the next: its residual, its optimiser, and which contribution is made but not yet through.
 //!
 //! Written whole at two moments of a window: before the commitment is sent, and once it is in a finalised block. The contribution's bytes
-//! are in a file beside it ([`crate::spool`]), which is there before the first moment. A miner killed before that goes on inside the window
+//! are in a file beside it ([`crate::contribution_store`]), which is there before the first moment. A miner killed before that goes on inside the window
 //! ([`crate::progress`]) and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed
 //! later it has only the upload to finish.
 //!
-//! The one before is kept ([`node::kept`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
+//! The one before is kept ([`node::durable`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
 //! in it: what a miner trains on is dealt by the chain, and neither the model nor the optimiser draws a number.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
 use nn::{StateError, Trainer};
 use node::{
+    durable::{self, DurableFile, Recovered},
     files::FileError,
-    kept::{self, Found, Kept},
 };
 use protocol::{Digest, RunId, SeatId, Window};
 use std::io::{self, Read, Write};
@@ -25,7 +25,7 @@ pub struct Snapshot {
     pub residual_for: Window,
     /// The error-feedback buffer `e` (PROT-10).
     pub residual: Vec<f32>,
-    pub pending: Option<Pending>,
+    pub pending: Option<PendingContribution>,
 }
 
 /// The version of the form on disk: itself, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its bits, and to the end
@@ -34,7 +34,7 @@ const VERSION: u16 = 4;
 
 /// A contribution on its way. Its bytes are in the spool, under the digest's name.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
-pub struct Pending {
+pub struct PendingContribution {
     pub window: Window,
     pub digest: Digest,
     /// Bytes that the digest is of.
@@ -45,7 +45,7 @@ pub struct Pending {
     pub committed: bool,
 }
 
-impl Pending {
+impl PendingContribution {
     pub fn sealed(&self) -> Sealed {
         Sealed { digest: self.digest, length: self.length }
     }
@@ -104,7 +104,7 @@ impl Snapshot {
     /// Writes the snapshot and the optimiser, in pieces; the one that was there becomes the one before. Returns the file's length.
     pub fn save(
         &self,
-        to: &Kept,
+        to: &DurableFile,
         run: RunId,
         seat: SeatId,
         optimiser: &dyn Optimiser,
@@ -112,7 +112,7 @@ impl Snapshot {
         let head = (VERSION, run, seat, self.residual_for, &self.pending).encode();
         Ok(to.write(|sink| {
             sink.write_all(&head)?;
-            kept::write_vector(sink, &self.residual)?;
+            durable::write_vector(sink, &self.residual)?;
             optimiser.write(sink)
         })?)
     }
@@ -120,12 +120,12 @@ impl Snapshot {
     /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is as it was. On an error the optimiser may
     /// be a damaged file's, whole in itself but not to be gone on from.
     pub fn load(
-        from: &Kept,
+        from: &DurableFile,
         run: RunId,
         seat: SeatId,
         values: usize,
         optimiser: &mut dyn Optimiser,
-    ) -> Result<Option<Found<Snapshot>>, SnapshotError> {
+    ) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         from.read(|reader| {
             let mut source = IoReader(reader);
             // The version first: the rest of another one may mean anything.
@@ -138,8 +138,9 @@ impl Snapshot {
                 return Err(SnapshotError::OtherSeat);
             }
             let residual_for = Window::decode(&mut source).map_err(SnapshotError::Format)?;
-            let pending = Option::<Pending>::decode(&mut source).map_err(SnapshotError::Format)?;
-            let residual = kept::read_vector(&mut source, values)
+            let pending =
+                Option::<PendingContribution>::decode(&mut source).map_err(SnapshotError::Format)?;
+            let residual = durable::read_vector(&mut source, values)
                 .map_err(SnapshotError::Format)?
                 .map_err(|found| SnapshotError::OtherShape { found, expected: values })?;
             optimiser.read(source.0).map_err(SnapshotError::Optimiser)?;
@@ -177,11 +178,16 @@ pub(crate) mod tests {
     }
 
     /// A snapshot and its optimiser.
-    type Loaded = (Found<Snapshot>, Vec<u8>);
+    type Loaded = (Recovered<Snapshot>, Vec<u8>);
 
     const SEAT: SeatId = SeatId { uid: Uid(4), registered_at: Block(9) };
 
-    fn load(from: &Kept, seat: SeatId, run: u32, values: usize) -> Result<Option<Loaded>, SnapshotError> {
+    fn load(
+        from: &DurableFile,
+        seat: SeatId,
+        run: u32,
+        values: usize,
+    ) -> Result<Option<Loaded>, SnapshotError> {
         let mut optimiser = Vec::new();
         Ok(Snapshot::load(from, RunId(run), seat, values, &mut optimiser)?.map(|found| (found, optimiser)))
     }
@@ -190,7 +196,7 @@ pub(crate) mod tests {
         Snapshot {
             residual_for: Window(7),
             residual: vec![0.5, -0.0, f32::MIN_POSITIVE],
-            pending: Some(Pending {
+            pending: Some(PendingContribution {
                 window: Window(6),
                 digest: Digest::of(b"bytes"),
                 length: 5,
@@ -203,14 +209,14 @@ pub(crate) mod tests {
     #[test]
     fn a_snapshot_reads_back_whole_and_only_for_its_seat() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = Kept::new(directory.path().join("snapshot"));
+        let kept = DurableFile::new(directory.path().join("snapshot"));
         assert!(load(&kept, SEAT, 0, 3).unwrap().is_none());
 
         let snapshot = snapshot();
         let bytes = snapshot.save(&kept, RunId(0), SEAT, &vec![1, 2, 3]).unwrap();
         assert_eq!(bytes, fs::metadata(kept.path()).unwrap().len());
         let (found, optimiser) = load(&kept, SEAT, 0, 3).unwrap().unwrap();
-        assert_eq!((found, optimiser), (Found { value: snapshot, is_before: false }, vec![1, 2, 3]));
+        assert_eq!((found, optimiser), (Recovered { value: snapshot, from_backup: false }, vec![1, 2, 3]));
 
         let other = SeatId { registered_at: Block(10), ..SEAT };
         assert!(matches!(load(&kept, other, 0, 3), Err(SnapshotError::OtherSeat)));
@@ -222,7 +228,7 @@ pub(crate) mod tests {
     #[test]
     fn a_snapshot_of_another_release_or_a_broken_one_is_told_apart() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = Kept::new(directory.path().join("snapshot"));
+        let kept = DurableFile::new(directory.path().join("snapshot"));
         let refused = |bytes: &[u8]| {
             kept.write(|sink| sink.write_all(bytes)).unwrap();
             load(&kept, SEAT, 0, 3).unwrap_err()
@@ -244,7 +250,7 @@ pub(crate) mod tests {
     #[test]
     fn damage_to_the_newest_costs_no_more_than_the_newest() {
         let directory = tempfile::tempdir().unwrap();
-        let kept = Kept::new(directory.path().join("snapshot"));
+        let kept = DurableFile::new(directory.path().join("snapshot"));
         let first = Snapshot::fresh(Window(0), 3);
         first.save(&kept, RunId(0), SEAT, &vec![1]).unwrap();
         snapshot().save(&kept, RunId(0), SEAT, &vec![2]).unwrap();
@@ -254,10 +260,10 @@ pub(crate) mod tests {
         bytes[at] ^= 1;
         fs::write(kept.path(), bytes).unwrap();
         let (found, optimiser) = load(&kept, SEAT, 0, 3).unwrap().unwrap();
-        assert_eq!((found, optimiser), (Found { value: first, is_before: true }, vec![1]));
+        assert_eq!((found, optimiser), (Recovered { value: first, from_backup: true }, vec![1]));
         assert!(directory.path().join("snapshot.damaged").exists());
 
-        fs::write(kept.before(), "x").unwrap();
+        fs::write(kept.backup_path(), "x").unwrap();
         let error = load(&kept, SEAT, 0, 3).unwrap_err();
         assert!(matches!(error, SnapshotError::File(FileError::Damaged { .. })));
         assert!(error.to_string().contains("snapshot.before.damaged"), "{error}");
@@ -268,13 +274,13 @@ pub(crate) mod tests {
     fn the_golden_snapshot_is_read_and_written_to_the_byte_and_the_one_of_an_older_release_is_refused() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
         let directory = tempfile::tempdir().unwrap();
-        let kept = Kept::new(directory.path().join("snapshot"));
+        let kept = DurableFile::new(directory.path().join("snapshot"));
         snapshot().save(&kept, RunId(0), SEAT, &vec![1, 2, 3]).unwrap();
         let version_4 = golden.join("miner.snapshot.v4");
         assert_eq!(fs::read(kept.path()).unwrap(), fs::read(&version_4).unwrap());
-        assert_eq!(load(&Kept::new(&version_4), SEAT, 0, 3).unwrap().unwrap().0.value, snapshot());
+        assert_eq!(load(&DurableFile::new(&version_4), SEAT, 0, 3).unwrap().unwrap().0.value, snapshot());
 
-        let version_3 = load(&Kept::new(golden.join("miner.snapshot.v3")), SEAT, 0, 3).unwrap_err();
+        let version_3 = load(&DurableFile::new(golden.join("miner.snapshot.v3")), SEAT, 0, 3).unwrap_err();
         assert!(matches!(version_3, SnapshotError::Version { found: 3 }));
         assert!(version_3.to_string().contains("let the release that wrote it finish"));
     }
@@ -291,13 +297,13 @@ pub(crate) mod tests {
         ) {
             // NaNs with payloads, −0, subnormals: the residual is kept as it is, whatever it is.
             bits.extend([0x7fc0_0001, 0xffc1_2345, 0x7f80_0001, 0x8000_0000, 1, 0x807f_ffff]);
-            let pending = pending.map(|(window, digest, length, trained, committed)| Pending {
+            let pending = pending.map(|(window, digest, length, trained, committed)| PendingContribution {
                 window: Window(window), digest: Digest(digest), length, trained, committed,
             });
             let residual: Vec<f32> = bits.iter().copied().map(f32::from_bits).collect();
             let snapshot = Snapshot { residual_for: Window(window), residual, pending };
             let directory = tempfile::tempdir().unwrap();
-            let (one, two) = (Kept::new(directory.path().join("one")), Kept::new(directory.path().join("two")));
+            let (one, two) = (DurableFile::new(directory.path().join("one")), DurableFile::new(directory.path().join("two")));
             snapshot.save(&one, RunId(1), SEAT, &optimiser).unwrap();
             let (found, read) = load(&one, SEAT, 1, bits.len()).unwrap().unwrap();
             prop_assert!(found.value.residual.iter().map(|value| value.to_bits()).eq(bits.iter().copied()));

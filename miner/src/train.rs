@@ -62,7 +62,7 @@ pub enum Cause {
 }
 
 /// What happens beside the steps.
-pub trait Beside {
+pub trait TrainObserver {
     /// A step was taken: the place for a snapshot.
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained);
     /// Step `step`, counted from 1, gave `error`, and was fine when it was repeated.
@@ -74,7 +74,7 @@ pub trait Beside {
 }
 
 /// Nothing does.
-impl Beside for () {
+impl TrainObserver for () {
     fn stepped(&mut self, _: &Trainer, _: &Trained) {}
     fn repeated(&mut self, _: u32, _: &ModelError) {}
 }
@@ -91,7 +91,7 @@ pub fn train(
     batch: usize,
     mut trained: Trained,
     stop: &AtomicBool,
-    beside: &mut dyn Beside,
+    beside: &mut dyn TrainObserver,
 ) -> Result<Trained, TrainingError> {
     let (started, before) = (Instant::now(), trained.seconds);
     let done = usize::try_from(trained.sequences).unwrap_or(usize::MAX).min(sequences.len());

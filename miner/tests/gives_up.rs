@@ -2,16 +2,16 @@
 
 mod support;
 
-use dataset::{Dataset, Pieces, PiecesError, ShardRange};
+use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use miner::{
-    outbox::Outbox,
+    pending_store::PendingStore,
     snapshot::Snapshot,
-    train::{self, Beside, Cause, Trained, TrainingError},
+    train::{self, Cause, TrainObserver, Trained, TrainingError},
 };
 use model::Recipe;
 use nn::{DeviceChoice, ModelError, Trainer};
-use node::{Codec, causes};
+use node::{Codec, error_chain};
 use protocol::{Block, RunId, SeatId, Uid, Window, params::Density};
 use std::{
     cell::Cell,
@@ -48,7 +48,7 @@ impl Scene {
         Trainer::new(&config, &recipe, DeviceChoice::Cpu, &self.theta).unwrap()
     }
 
-    fn train(&self, trainer: &mut Trainer, beside: &mut dyn Beside) -> Result<Trained, TrainingError> {
+    fn train(&self, trainer: &mut Trainer, beside: &mut dyn TrainObserver) -> Result<Trained, TrainingError> {
         let sequences: Vec<u64> = (100..140).collect();
         let go = AtomicBool::new(false);
         train::train(trainer, &self.dataset, &sequences, BATCH, Trained::default(), &go, beside)
@@ -62,13 +62,14 @@ fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
     let schema = support::config(&scene.dataset).schema().unwrap();
     let (codec, key) = (Codec::new(&schema, Density(256)).unwrap(), SigningKey::from_bytes(&[7; 32]));
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-    let outbox = Outbox { directory: scene.directory.path(), run: RunId(1), seat, key: &key, codec: &codec };
+    let pending_store =
+        PendingStore { directory: scene.directory.path(), run: RunId(1), seat, key: &key, codec: &codec };
     // A window was trained well before.
     trainer.step(&[scene.dataset.sequence(1).unwrap()]).unwrap();
     let before = trainer.state();
     let kept =
         Snapshot { residual: vec![0.25; schema.values()], ..Snapshot::fresh(Window(3), schema.values()) };
-    outbox.begin(&kept, &trainer).unwrap();
+    pending_store.begin(&kept, &trainer).unwrap();
 
     trainer.refuse_loss_above(2.0 * f64::from(scene.dataset.vocab()).ln());
     trainer.load(&scene.theta).unwrap();
@@ -79,13 +80,13 @@ fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
     assert_eq!(*cause, Cause::Data);
     let first = 100 + u64::from(step - 1) * BATCH as u64;
     assert_eq!((*first_sequence, *last_sequence), (first, first + BATCH as u64 - 1));
-    let said = causes(&error);
+    let said = error_chain(&error);
     assert!(said.contains("learning rate") && said.contains(&first.to_string()), "{said}");
     assert_ne!(trainer.state(), before, "steps were taken");
 
-    outbox.take_back(&mut trainer).unwrap();
+    pending_store.restore(&mut trainer).unwrap();
     assert_eq!(trainer.state(), before);
-    assert_eq!(outbox.open(&mut trainer).unwrap().unwrap().value, kept);
+    assert_eq!(pending_store.open(&mut trainer).unwrap().unwrap().value, kept);
 }
 
 #[test]
@@ -109,8 +110,8 @@ struct Withheld {
     over: Mutex<mpsc::Receiver<()>>,
 }
 
-impl Pieces for Withheld {
-    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError> {
+impl PieceSource for Withheld {
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError> {
         if self.reads.fetch_add(1, SeqCst) == self.given {
             let steps = self.steps.lock().unwrap();
             while steps.recv()? < self.given as u32 {}
@@ -132,7 +133,7 @@ struct Leaves {
     leaving: Arc<AtomicBool>,
 }
 
-impl Beside for Leaves {
+impl TrainObserver for Leaves {
     fn stepped(&mut self, _: &Trainer, trained: &Trained) {
         self.steps.send(trained.steps).unwrap();
     }
@@ -163,7 +164,7 @@ fn a_deadline_or_a_stop_that_comes_while_data_is_awaited_keeps_the_steps_that_ar
         };
         let manifest = scene.dataset.manifest().clone();
         let withheld =
-            Dataset::elsewhere(scene.data.clone(), manifest, tokenizer.clone(), Arc::new(withheld)).unwrap();
+            Dataset::remote(scene.data.clone(), manifest, tokenizer.clone(), Arc::new(withheld)).unwrap();
         let never = Arc::new(AtomicBool::new(false));
         let (stop, leaving) = if deadline { (told, never) } else { (never, told) };
         let sequences: Vec<u64> = (100..140).collect();
@@ -262,7 +263,7 @@ fn a_damaged_shard_is_named() {
     }
     let scene = Scene { dataset: Dataset::open(&scene.data, None).unwrap(), ..scene };
     let error = scene.train(&mut scene.trainer(1e-3), &mut ()).unwrap_err();
-    let said = causes(&error);
+    let said = error_chain(&error);
     assert!(matches!(error, TrainingError::Data(_)), "{said}");
     assert!(shards.iter().any(|path| said.contains(path.to_str().unwrap())), "{said}");
 }
@@ -271,7 +272,7 @@ fn a_damaged_shard_is_named() {
 fn what_goes_on_beside_the_steps_sees_each_of_them() {
     #[derive(Default)]
     struct Counting(Vec<u32>);
-    impl Beside for Counting {
+    impl TrainObserver for Counting {
         fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
             assert_eq!(trainer.steps(), u64::from(trained.steps));
             self.0.push(trained.sequences);

@@ -14,10 +14,10 @@ use ed25519_dalek::SigningKey;
 use kernels::encode::Source as Feedback;
 use miner::{
     compress,
-    outbox::Outbox,
-    progress::{self, Every, Of, Progress},
+    pending_store::PendingStore,
+    progress::{self, Progress, SnapshotInterval, SnapshotKey},
     snapshot::Snapshot,
-    train::{self, Beside, Trained},
+    train::{self, TrainObserver, Trained},
 };
 use model::Recipe;
 use nn::{DeviceChoice, ModelError, Trainer};
@@ -59,7 +59,7 @@ const HOLD: &str = "METTLE_TEST_RESUME_HOLD";
 fn the_process_that_is_killed() {
     let (Some(home), Some(data)) = (std::env::var_os(HOME), std::env::var_os(DATA)) else { return };
     if let Err(error) = mine(Path::new(&home), Path::new(&data)) {
-        eprintln!("Error: {}", node::causes(&*error));
+        eprintln!("Error: {}", node::error_chain(&*error));
         std::process::exit(3);
     }
 }
@@ -174,7 +174,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
     let key = SigningKey::from_bytes(&[7; 32]);
     let codec = Codec::new(&schema, Density(256))?;
-    let outbox = Outbox { directory: home, run, seat, key: &key, codec: &codec };
+    let pending_store = PendingStore { directory: home, run, seat, key: &key, codec: &codec };
 
     let model = home.join("model.state");
     let mut state = match ModelState::load(&model, run, schema.values())? {
@@ -189,11 +189,11 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     };
     let recipe = Recipe { batch: BATCH, micro_batch: BATCH, warmup_steps: 20, ..Recipe::default() };
     let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &state.theta)?;
-    let mut snapshot = match outbox.open(&mut trainer)? {
+    let mut snapshot = match pending_store.open(&mut trainer)? {
         Some(found) => found.value,
         None => {
             let fresh = Snapshot::fresh(state.window, schema.values());
-            outbox.begin(&fresh, &trainer)?;
+            pending_store.begin(&fresh, &trainer)?;
             fresh
         }
     };
@@ -204,28 +204,28 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
             Some(pending) => {
                 say("taking up a contribution");
                 let header = header(&schema, &codec, &key, &state, pending.trained);
-                outbox.take_up(&mut snapshot, pending, &header, &trainer)??
+                pending_store.resume(&mut snapshot, pending, &header, &trainer)??
             }
             None => {
                 say("training");
-                let trained = train(home, &dataset, run, seat, &state, &outbox, &mut trainer)?;
+                let trained = train(home, &dataset, run, seat, &state, &pending_store, &mut trainer)?;
                 say("compressing");
                 let away = window.0 - snapshot.residual_for.0;
-                compress::fade(&mut snapshot.residual, DECAY, away);
+                compress::decay_residual(&mut snapshot.residual, DECAY, away);
                 let after = trainer.weights_flat();
                 let source = Feedback::Difference { decay: DECAY, before: &state.theta, after: &after };
                 let header = header(&schema, &codec, &key, &state, trained.sequences);
-                let pending = outbox.make(&mut snapshot, &header, source, &trainer)?;
+                let pending = pending_store.make(&mut snapshot, &header, source, &trainer)?;
                 progress::kept(home).remove();
                 pending
             }
         };
         say("committing");
         if !pending.committed {
-            outbox.committed(&mut snapshot, &pending, &trainer)?;
+            pending_store.committed(&mut snapshot, &pending, &trainer)?;
         }
         say("uploading");
-        let bytes = fs::read(outbox.path(&pending))?;
+        let bytes = fs::read(pending_store.path(&pending))?;
         files::write_atomic(&home.join("sent").join(window.0.to_string()), &bytes)?;
         say("following");
         let body = &bytes[PREFIX_BYTES..bytes.len() - SIGNATURE_BYTES];
@@ -243,24 +243,24 @@ fn train(
     run: RunId,
     seat: SeatId,
     state: &ModelState,
-    outbox: &Outbox<'_>,
+    pending_store: &PendingStore<'_>,
     trainer: &mut Trainer,
 ) -> Result<Trained, Box<dyn std::error::Error>> {
     let first = u64::from(state.window.0 * SEQUENCES);
     let sequences: Vec<u64> =
         (first..first + u64::from(SEQUENCES)).map(|index| index * 7 % dataset.training_sequences()).collect();
     let (window, lineage, weights) = (state.window, state.lineage, state.weights_root());
-    let of = Of { run, seat, window, lineage, weights, sequences: progress::digest_of(&sequences) };
-    let mut progress = Progress::new(home, of, Every::Steps(1));
-    let begun = match progress.take_up(trainer) {
+    let of = SnapshotKey { run, seat, window, lineage, weights, sequences: progress::digest_of(&sequences) };
+    let mut progress = Progress::new(home, of, SnapshotInterval::Steps(1));
+    let begun = match progress.resume(trainer) {
         Ok(Some(found)) => found.value,
         Ok(None) => {
             trainer.load(&state.theta)?;
             Trained::default()
         }
         Err(error) => {
-            eprintln!("training the window from its beginning: {}", node::causes(&error));
-            outbox.take_back(trainer)?;
+            eprintln!("training the window from its beginning: {}", node::error_chain(&error));
+            pending_store.restore(trainer)?;
             trainer.load(&state.theta)?;
             Trained::default()
         }
@@ -282,10 +282,10 @@ struct Keeping<'a> {
     hold: Option<u32>,
 }
 
-impl Beside for Keeping<'_> {
+impl TrainObserver for Keeping<'_> {
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
         if let Err(error) = self.progress.stepped(trainer, trained) {
-            eprintln!("no snapshot inside the window: {}", node::causes(&error));
+            eprintln!("no snapshot inside the window: {}", node::error_chain(&error));
         }
         if self.deadline <= trained.sequences {
             self.stop.store(true, Ordering::Relaxed);

@@ -7,11 +7,11 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use mettle_protocol::{
     Uid,
-    consensus::{Ballot, yuma},
+    consensus::{ValidatorWeights, yuma},
 };
 
-fn full(validators: u16, seats: u16) -> Vec<Ballot> {
-    let ballot = |validator: u16| Ballot {
+fn full(validators: u16, seats: u16) -> Vec<ValidatorWeights> {
+    let ballot = |validator: u16| ValidatorWeights {
         validator: Uid(seats + validator),
         stake: 1_000_000_000_000 + u128::from(validator) * 7_777_777,
         // Spread over four orders of magnitude, no two ballots alike.

@@ -2,7 +2,7 @@
 (* Whether a lazy validator can post what another found out, without the work (PROT-30): an attestation, or a vote. Bound by a hash
    before the deadline, shown after it; what is bound is also on show elsewhere, in the bucket of whoever found it out (PROT-15,
    `validator/src/aggregator.rs`): contributions that it attests, an update that it votes. Everybody can read an object whose name
-   they know, and nobody can list (PROT-12, ADR 0006). *)
+   they know, and nobody can list (PROT-12, ADR 0005). *)
 EXTENDS Naturals
 
 CONSTANTS

@@ -41,18 +41,19 @@ pub fn submission(bytes: &[u8]) {
         let sequences_per_seat = 8;
         let expected =
             Expected { run, window, uid, hotkey, base, schema, density, sequences_per_seat, digest };
-        Submission::read(bytes)?.verify(&expected)
+        let submission = Submission::read(bytes)?;
+        Ok((submission.header, submission.verify(&expected)?))
     };
 
     // As they are: right only if they were sealed with the seat's key.
-    if let Ok(verified) = verify(bytes) {
-        let body = encode(&schema, DENSITY, &witness(&schema, &verified.update)).expect("levels are finite");
-        assert_eq!(seal(&verified.header, &body, &key), bytes, "two spellings of one submission");
+    if let Ok((header, update)) = verify(bytes) {
+        let body = encode(&schema, DENSITY, &witness(&schema, &update)).expect("levels are finite");
+        assert_eq!(seal(&header, &body, &key), bytes, "two encodings of one submission");
     }
     // As a body: everything else is right.
     match verify(&seal(&header, bytes, &key)) {
-        Ok(verified) => {
-            assert_eq!(verified.header, header);
+        Ok((read, _)) => {
+            assert_eq!(read, header);
             check_body(DENSITY, bytes);
             assert!(bytes.len() <= largest_bytes(&schema, DENSITY));
         }
@@ -97,7 +98,7 @@ pub fn receipt(bytes: &[u8]) {
         let read = Receipt::open(bytes, &params);
         if let Ok(receipt) = &read {
             assert!(bytes.len() <= receipt::largest_bytes(&params), "longer than the longest");
-            let again = receipt.seal(&key);
+            let again = receipt.sign(&key);
             // Only our own key's signature can be made again.
             let signed_by_us = receipt.hotkey == Hotkey(key.verifying_key().to_bytes());
             assert!(!signed_by_us || again.bytes == bytes, "two spellings of one receipt");

@@ -33,7 +33,7 @@
 //! Rounding: down, to parts of [`ONE`], except that what `I` and `D` then miss of [`ONE`] goes to the largest remainders
 //! (ties: lower uid), so that they add up exactly. Stakes above 46 bits all lose the same low bits.
 
-use crate::{Uid, view::Standing};
+use crate::{Uid, view::SeatConsensus};
 use alloc::{collections::BTreeMap, vec::Vec};
 
 #[cfg(test)]
@@ -47,7 +47,7 @@ const BOND_EPOCHS: u128 = 10;
 
 /// One validator, as an epoch closes. One that posted nothing has no weights: its stake counts, for nobody.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ballot {
+pub struct ValidatorWeights {
     pub validator: Uid,
     pub stake: u128,
     /// Only the proportions within one ballot matter. Of two weights for one seat the lower counts.
@@ -83,7 +83,7 @@ pub struct Consensus {
 /// and bonds stay, and nothing is paid.
 ///
 /// The order of the ballots does not matter; of two by one validator only one counts.
-pub fn yuma(ballots: &[Ballot]) -> Option<Consensus> {
+pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
     let voters = voters(ballots);
     let total: u128 = voters.iter().map(|voter| voter.stake).sum();
 
@@ -140,8 +140,8 @@ pub fn yuma(ballots: &[Ballot]) -> Option<Consensus> {
 
 impl Consensus {
     /// Everything that the consensus says of each seat it says anything of, in uid order.
-    pub fn standings(&self) -> Vec<(Uid, Standing)> {
-        let mut standings = BTreeMap::<Uid, Standing>::new();
+    pub fn seats(&self) -> Vec<(Uid, SeatConsensus)> {
+        let mut standings = BTreeMap::<Uid, SeatConsensus>::new();
         for (uid, weight) in &self.weights {
             standings.entry(*uid).or_default().weight = *weight;
         }
@@ -173,8 +173,8 @@ struct Voter {
 const STAKE_BITS: u32 = 46;
 
 /// Ballots as fractions, one per validator, in uid order. All stakes lose the same low bits, where the largest has too many.
-fn voters(ballots: &[Ballot]) -> Vec<Voter> {
-    let mut ballots: Vec<&Ballot> = ballots.iter().collect();
+fn voters(ballots: &[ValidatorWeights]) -> Vec<Voter> {
+    let mut ballots: Vec<&ValidatorWeights> = ballots.iter().collect();
     ballots.sort_unstable();
     ballots.dedup_by_key(|ballot| ballot.validator);
 

@@ -7,89 +7,27 @@ use scale_info::TypeInfo;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// A run: one model being trained. Numbered by the chain from 0.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub u32);
 
 /// A seat in a run. A seat may change hands: what is remembered of it is keyed by [`SeatId`].
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Uid(pub u16);
 
 /// One holder's time in a seat: the uid, and the block at which this holder registered it.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct SeatId {
     pub uid: Uid,
     pub registered_at: crate::Block,
 }
 
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
     Miner,
@@ -97,38 +35,13 @@ pub enum Role {
 }
 
 /// An online signing key: an ed25519 public key, which is also an account of the chain.
-#[derive(
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Hotkey(pub [u8; 32]);
 
 /// A blake3 digest. Shown and read as 64 lower-case hex digits.
-#[derive(
-    Clone,
-    Copy,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Digest(pub [u8; 32]);
 
 /// An ed25519 signature over `domain ‖ 0x00 ‖ message`.
@@ -140,7 +53,6 @@ pub struct Signature(pub [u8; 64]);
 pub enum Domain {
     Contribution,
     Receipt,
-    PeerRecord,
     Statement,
 }
 
@@ -149,7 +61,6 @@ impl Domain {
         match self {
             Domain::Contribution => b"mettle/1/contribution",
             Domain::Receipt => b"mettle/1/receipt",
-            Domain::PeerRecord => b"mettle/1/peer-record",
             Domain::Statement => b"mettle/1/statement",
         }
     }

@@ -21,7 +21,7 @@ pub struct ObjectKey(String);
 /// A name that none of this module's functions gives.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an object")]
-pub struct NotAKey(pub String);
+pub struct InvalidKey(pub String);
 
 /// A sealed contribution: [`crate::submission::seal`].
 pub fn contribution(run: RunId, window: Window, digest: &Digest) -> ObjectKey {
@@ -113,11 +113,11 @@ impl AsRef<str> for ObjectKey {
 }
 
 impl FromStr for ObjectKey {
-    type Err = NotAKey;
+    type Err = InvalidKey;
 
-    fn from_str(text: &str) -> Result<ObjectKey, NotAKey> {
+    fn from_str(text: &str) -> Result<ObjectKey, InvalidKey> {
         // Parsed, made anew and compared: numbers with a sign or more zeros, and upper-case digits, are no names.
-        parse(text).filter(|key| key.0 == text).ok_or_else(|| NotAKey(text.to_string()))
+        parse(text).filter(|key| key.0 == text).ok_or_else(|| InvalidKey(text.to_string()))
     }
 }
 
@@ -151,9 +151,9 @@ fn parse(text: &str) -> Option<ObjectKey> {
 }
 
 impl TryFrom<String> for ObjectKey {
-    type Error = NotAKey;
+    type Error = InvalidKey;
 
-    fn try_from(text: String) -> Result<ObjectKey, NotAKey> {
+    fn try_from(text: String) -> Result<ObjectKey, InvalidKey> {
         text.parse()
     }
 }
@@ -239,7 +239,7 @@ mod tests {
             format!("runs/7/windows/00000042/receipts/70000/{hex}"),
             format!("runs/7/windows/00000042/others/{hex}"),
         ] {
-            assert_eq!(text.parse::<ObjectKey>(), Err(NotAKey(text.clone())));
+            assert_eq!(text.parse::<ObjectKey>(), Err(InvalidKey(text.clone())));
         }
     }
 }

@@ -17,20 +17,8 @@ pub const UNBONDING_WINDOWS_MAX: u32 = 100_000;
 
 /// The numbers of a run that models are computed with. Nobody can change them once the run exists: the lineage begins with
 /// them (PROT-19).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct RunParams {
     pub schedule: Schedule,
     /// `E`: weights are posted and pay is shared once in so many windows (PROT-30).
@@ -74,20 +62,8 @@ pub struct RunParams {
 /// The numbers of a run that nobody computes a model with: who may sit, what is at stake, what is paid. The run's owner may
 /// change them; a change takes effect as an epoch begins, so that nobody is paid by other terms than those that
 /// stood when the work was done.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Terms {
     /// `V`: validators in the electorate, at most (PROT-3).
     pub electorate_max: u16,
@@ -119,40 +95,14 @@ pub struct Terms {
 }
 
 /// How many of a full chunk's 4096 values are kept. A chunk of `len` values keeps `⌈len · ρ⌉`.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Density(pub u16);
 
 /// What the sum at a coordinate is divided by (PROT-17).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MergeRule {
     /// By the number of contributions that sent the coordinate.
@@ -162,58 +112,20 @@ pub enum MergeRule {
 }
 
 /// An `f32` as its bits: exact in storage, and comparable.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(from = "f32", into = "f32")]
 pub struct F32Bits(pub u32);
 
 /// Thousandths.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Permille(pub u16);
 
 /// How an epoch's pay is shared. The four add up to 1000 (PROT-32).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct PayShares {
     pub miners: Permille,
     pub validators: Permille,
@@ -410,7 +322,7 @@ impl Default for RunParams {
             merge_density: Density(1024),
             merge_rule: MergeRule::MeanOverHits,
             error_feedback_decay: F32Bits::of(0.95),
-            // A mean over hits is longer than a mean over all (docs/adr/0030).
+            // A mean over hits is longer than a mean over all (docs/adr/0008-newcomers-and-outer-rate.md).
             outer_rate: F32Bits::of(0.7),
             evaluation_fraction: F32Bits::of(0.2),
             evaluation_sequences: 64,

@@ -47,7 +47,7 @@ const SIGNATURE_BYTES: usize = 64;
 /// A finite number, to the last bit.
 #[derive(Clone, Copy, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]
-pub struct Exact(f64);
+pub struct ExactF64(f64);
 
 /// All that one validator says of one window.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
@@ -62,23 +62,25 @@ pub struct Receipt {
     /// `lineage_w`: the model that everything was measured against.
     pub base: Digest,
     /// The validator's receipt before this one; `None` in its first.
-    pub previous: Option<Previous>,
+    pub previous: Option<PreviousReceipt>,
     /// The salt of this window, whose digest is on the chain since before it opened (PROT-2).
     pub salt: [u8; 32],
-    pub attested: Attested,
+    #[serde(rename = "attested")]
+    pub attestation: Attestation,
     /// What it merged and voted; `None` where it could not.
-    pub merged: Option<Merged>,
+    pub merged: Option<MergeRecord>,
     /// Its signatures under both, which the chain takes as evidence (PROT-21).
-    pub stated: Stated,
+    #[serde(rename = "stated")]
+    pub statements: Statements,
     /// What it remembered of every seat when it judged.
-    pub before: Standings,
+    pub before: Reputations,
     /// `None` where the window was void, or its turn did not come: then what it remembers is unchanged.
     pub judgement: Option<Judgement>,
 }
 
 /// Names a receipt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
-pub struct Previous {
+pub struct PreviousReceipt {
     pub window: Window,
     /// The digest of its object.
     pub digest: Digest,
@@ -86,15 +88,15 @@ pub struct Previous {
 
 /// What was attested (PROT-14). Each list is in uid order, and no seat is in two of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
-pub struct Attested {
+pub struct Attestation {
     pub valid: Vec<Uid>,
-    pub faulty: Vec<FaultSaid>,
+    pub faulty: Vec<ReportedFault>,
     pub not_observed: Vec<NotObserved>,
 }
 
 /// A fault, and in what it consists.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
-pub struct FaultSaid {
+pub struct ReportedFault {
     pub uid: Uid,
     /// [`crate::submission::Fault::label`].
     pub label: String,
@@ -110,7 +112,7 @@ pub struct NotObserved {
 
 /// What was merged, and voted (PROT-17 to PROT-20).
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, Serialize, Deserialize)]
-pub struct Merged {
+pub struct MergeRecord {
     /// In uid order.
     pub inputs: Vec<Selected>,
     pub update: Digest,
@@ -120,35 +122,38 @@ pub struct Merged {
 /// Signatures under what the receipt says was attested and voted, each as a [`Statement`] of its own: whoever told the chain something
 /// else has signed the proof of it. `None` of what the chain has not taken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, Serialize)]
-pub struct Stated {
+pub struct Statements {
     pub attestation: Option<Signature>,
     pub vote: Option<Signature>,
 }
 
 /// What is remembered of every seat (PROT-23 to PROT-26).
 #[derive(Clone, Debug, Default, PartialEq, Encode, Decode, Serialize)]
-pub struct Standings {
+pub struct Reputations {
     /// The last window that was judged.
     pub judged: Option<Window>,
     /// In seat order, one a uid.
-    pub seats: Vec<Remembered>,
+    pub seats: Vec<SeatReputation>,
 }
 
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
-pub struct Remembered {
+pub struct SeatReputation {
     pub seat: SeatId,
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub reputation: Reputation,
 }
 
 /// What is remembered of one seat.
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
-pub struct Standing {
-    pub mu: Exact,
-    pub sigma: Exact,
+pub struct Reputation {
+    pub mu: ExactF64,
+    pub sigma: ExactF64,
     /// `m`.
-    pub mark: Exact,
+    #[serde(rename = "mark")]
+    pub own_data_score: ExactF64,
     /// Of `m`, from the errors of what it was made of.
-    pub mark_variance: Exact,
+    #[serde(rename = "mark_variance")]
+    pub own_data_variance: ExactF64,
     /// Oldest first.
     pub penalties: Vec<Penalty>,
     pub first_seen: Window,
@@ -158,18 +163,18 @@ pub struct Standing {
     pub evaluations: u32,
     pub faults: u32,
     /// `t/n`.
-    pub share: Exact,
+    pub share: ExactF64,
     /// What was earned in the last windows, oldest first, an epoch's worth at most.
-    pub recent: Vec<Earned>,
+    pub recent: Vec<WindowScore>,
 }
 
 /// What one window earned (PROT-25).
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
-pub struct Earned {
+pub struct WindowScore {
     /// Before penalties.
-    pub score: Exact,
+    pub score: ExactF64,
     /// What penalties multiply it by.
-    pub penalty: Exact,
+    pub penalty: ExactF64,
 }
 
 /// Something that lowers a seat's score for a while (PROT-25).
@@ -204,8 +209,8 @@ pub struct Judgement {
     /// The common sequences, and the model's loss on each (PROT-22).
     pub common: Vec<Baseline>,
     /// Every miner's seat of the window, in seat order.
-    pub seats: Vec<Judged>,
-    pub after: Standings,
+    pub seats: Vec<SeatJudgement>,
+    pub after: Reputations,
     /// What it would post now: in uid order, the highest 65535 (PROT-26).
     pub weights: Vec<(Uid, u16)>,
 }
@@ -214,11 +219,11 @@ pub struct Judgement {
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Baseline {
     pub sequence: u64,
-    pub before: Exact,
+    pub before: ExactF64,
 }
 
 #[derive(Clone, Debug, PartialEq, Encode, Decode, Serialize)]
-pub struct Judged {
+pub struct SeatJudgement {
     pub seat: SeatId,
     pub observed: Observed,
     pub result: Outcome,
@@ -234,7 +239,7 @@ pub enum Observed {
     Unobserved,
     /// Two thirds of the stake say that it is faulty.
     Faulty {
-        /// That of the fault which this validator saw itself, as in [`FaultSaid::label`]; or that others did.
+        /// That of the fault which this validator saw itself, as in [`ReportedFault::label`]; or that others did.
         label: String,
         detail: String,
     },
@@ -245,20 +250,21 @@ pub enum Observed {
         /// `None` where its turn did not come.
         measured: Option<Measured>,
         /// The contribution that this one is most like, where that is more than independent work can be.
-        twin: Option<Twin>,
+        #[serde(rename = "twin")]
+        near_duplicate: Option<NearDuplicate>,
     },
 }
 
 /// A near-duplicate (PROT-25).
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
-pub struct Twin {
+pub struct NearDuplicate {
     pub uid: Uid,
     /// The window judged, or one before it.
     pub window: Window,
     /// Of its bytes.
     pub digest: Digest,
     /// The cosine of the two.
-    pub alike: Exact,
+    pub alike: ExactF64,
 }
 
 /// Losses before and after the contribution, in nats per token.
@@ -266,37 +272,40 @@ pub struct Twin {
 pub struct Measured {
     pub own: Vec<LossPair>,
     /// After it, on each of the common sequences.
-    pub common_after: Vec<Exact>,
+    pub common_after: Vec<ExactF64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct LossPair {
     pub sequence: u64,
-    pub before: Exact,
-    pub after: Exact,
+    pub before: ExactF64,
+    pub after: ExactF64,
 }
 
 /// What follows from it for the seat, to be read by people. The exact record is in [`Judgement::after`].
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct Outcome {
     /// Relative gain on the seat's own sequences (PROT-22).
-    pub own_gain: Option<Exact>,
+    pub own_gain: Option<ExactF64>,
     /// Relative gain on the common sequences.
-    pub common_gain: Option<Exact>,
+    pub common_gain: Option<ExactF64>,
     /// Its standard error.
-    pub common_error: Option<Exact>,
+    pub common_error: Option<ExactF64>,
     /// `None` where there was too little to test (PROT-24).
     pub own_data: Option<OwnData>,
     /// Place in the window's match, from 1 (PROT-23).
-    pub place: Option<u32>,
+    #[serde(rename = "place")]
+    pub rank: Option<u32>,
     /// `μ − 3σ` after the window.
-    pub ordinal: Exact,
+    pub ordinal: ExactF64,
     /// The ordinal of the window's field.
-    pub field_ordinal: Exact,
+    #[serde(rename = "field_ordinal")]
+    pub median_rating: ExactF64,
     /// From 0 to 1: what the one is worth beside the other (PROT-25).
-    pub merit: Exact,
+    #[serde(rename = "merit")]
+    pub rating_factor: ExactF64,
     /// This window's (PROT-25).
-    pub score: Exact,
+    pub score: ExactF64,
     /// From an epoch's worth of scores (PROT-26).
     pub weight: u16,
 }
@@ -304,17 +313,17 @@ pub struct Outcome {
 /// The own-data test (PROT-24).
 #[derive(Clone, Copy, Debug, PartialEq, Encode, Decode, Serialize)]
 pub struct OwnData {
-    pub gap: Exact,
-    pub error: Exact,
+    pub gap: ExactF64,
+    pub error: ExactF64,
     /// What counted as one whole gap in this window.
-    pub scale: Exact,
+    pub scale: ExactF64,
     /// From −1 to 1.
-    pub outcome: Exact,
+    pub outcome: ExactF64,
 }
 
 /// A receipt that was signed, as it is published.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sealed {
+pub struct SignedReceipt {
     /// Of the whole object: what is anchored.
     pub digest: Digest,
     pub bytes: Vec<u8>,
@@ -339,7 +348,7 @@ pub enum ReceiptError {
     NotSigned(#[from] SignatureError),
 }
 
-impl Attested {
+impl Attestation {
     /// What the chain is told of it, in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
         let valid = self.valid.iter().map(|uid| (*uid, Verdict::Valid));
@@ -353,14 +362,14 @@ impl Attested {
 impl Receipt {
     /// The exact bytes to publish, signed with the validator's hotkey. The same receipt has the same bytes whenever it is
     /// sealed.
-    pub fn seal(&self, key: &ed25519_dalek::SigningKey) -> Sealed {
+    pub fn sign(&self, key: &ed25519_dalek::SigningKey) -> SignedReceipt {
         let body = self.encode();
         let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
         let mut bytes = Vec::with_capacity(MAGIC.len() + body.len() + SIGNATURE_BYTES);
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&body);
         bytes.extend_from_slice(&signature.0);
-        Sealed { digest: Digest::of(&bytes), bytes }
+        SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
     /// Reads a stranger's bytes: bounded by `params`, one spelling, in order, and signed by the hotkey that they name. Whether that
@@ -383,7 +392,7 @@ impl Receipt {
         }
         receipt.check(params)?;
         identity::verify(&receipt.hotkey, Domain::Receipt, &Digest::of(body).0, &Signature(*signature))?;
-        for signed in receipt.statements() {
+        for signed in receipt.signed_statements() {
             signed.verify(&receipt.hotkey)?;
         }
         Ok(receipt)
@@ -391,7 +400,7 @@ impl Receipt {
 
     /// What the chain was told, as the receipt has it: in uid order.
     pub fn verdicts(&self) -> Vec<(Uid, Verdict)> {
-        self.attested.verdicts()
+        self.attestation.verdicts()
     }
 
     /// What was voted, as the receipt has it.
@@ -400,17 +409,17 @@ impl Receipt {
     }
 
     /// Signs what the receipt says of those matters that the chain has taken (PROT-21).
-    pub fn state(&mut self, attestation: bool, vote: bool, key: &ed25519_dalek::SigningKey) {
+    pub fn sign_statements(&mut self, attestation: bool, vote: bool, key: &ed25519_dalek::SigningKey) {
         let sign = |statement: Statement| statement.sign(key).signature;
-        self.stated = Stated {
+        self.statements = Statements {
             attestation: attestation.then(|| sign(self.attestation_statement())),
             vote: self.vote_statement().filter(|_| vote).map(sign),
         };
     }
 
     /// The statements that it holds signatures under. Those are checked where the receipt is opened.
-    pub fn statements(&self) -> Vec<SignedStatement> {
-        let Stated { attestation, vote } = self.stated;
+    pub fn signed_statements(&self) -> Vec<SignedStatement> {
+        let Statements { attestation, vote } = self.statements;
         let attestation = attestation
             .map(|signature| SignedStatement { statement: self.attestation_statement(), signature });
         let vote = vote
@@ -428,12 +437,12 @@ impl Receipt {
     }
 
     /// What the validator remembers after this window.
-    pub fn after(&self) -> &Standings {
+    pub fn after(&self) -> &Reputations {
         self.judgement.as_ref().map_or(&self.before, |judgement| &judgement.after)
     }
 
     /// What it said of one seat's work.
-    pub fn of(&self, uid: Uid) -> Option<&Judged> {
+    pub fn of(&self, uid: Uid) -> Option<&SeatJudgement> {
         self.judgement.as_ref()?.seats.iter().find(|judged| judged.seat.uid == uid)
     }
 
@@ -441,7 +450,7 @@ impl Receipt {
     fn check(&self, params: &RunParams) -> Result<(), ReceiptError> {
         let epoch = usize::try_from(params.epoch_windows).unwrap_or(usize::MAX);
         let sequences = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
-        let Attested { valid, faulty, not_observed } = &self.attested;
+        let Attestation { valid, faulty, not_observed } = &self.attestation;
         ordered(valid, |uid| *uid, "the seats attested as valid are not in order")?;
         ordered(faulty, |said| said.uid, "the faults are not in order")?;
         ordered(not_observed, |said| said.uid, "the seats not observed are not in order")?;
@@ -465,7 +474,7 @@ impl Receipt {
         if let Some(merged) = &self.merged {
             ordered(&merged.inputs, |input| input.uid, "what was merged is not in order")?;
         }
-        if self.merged.is_none() && self.stated.vote.is_some() {
+        if self.merged.is_none() && self.statements.vote.is_some() {
             return Err(ReceiptError::Disordered("a vote is signed that is not there"));
         }
         self.before.check(epoch)?;
@@ -502,17 +511,17 @@ impl Receipt {
     }
 }
 
-impl Standings {
+impl Reputations {
     /// What is remembered of `uid`.
-    pub fn of(&self, uid: Uid) -> Option<&Remembered> {
+    pub fn of(&self, uid: Uid) -> Option<&SeatReputation> {
         self.seats.iter().find(|remembered| remembered.seat.uid == uid)
     }
 
     fn check(&self, epoch: usize) -> Result<(), ReceiptError> {
         ordered(&self.seats, |remembered| remembered.seat.uid, "the standings are not in order")?;
-        for Remembered { standing, .. } in &self.seats {
-            within(standing.recent.len(), epoch, "more scores are remembered than an epoch has windows")?;
-            within(standing.penalties.len(), PENALTIES_MAX, "there are more penalties than there can be")?;
+        for SeatReputation { reputation, .. } in &self.seats {
+            within(reputation.recent.len(), epoch, "more scores are remembered than an epoch has windows")?;
+            within(reputation.penalties.len(), PENALTIES_MAX, "there are more penalties than there can be")?;
         }
         Ok(())
     }
@@ -540,8 +549,8 @@ pub fn largest_bytes(params: &RunParams) -> usize {
     // A compact length takes four bytes at most where what it counts takes memory at all.
     let list = |entries: usize, bytes: usize| entries.saturating_mul(bytes).saturating_add(5);
     let text = list(TEXT_BYTES_MAX, 1);
-    let standing = list(epoch, 16).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
-    let standings = list(SEATS_MAX, standing.saturating_add(6)).saturating_add(5);
+    let reputation = list(epoch, 16).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
+    let reputations = list(SEATS_MAX, reputation.saturating_add(6)).saturating_add(5);
     let seat = list(sequences, 24)
         .saturating_add(list(sequences, 8))
         .saturating_add(text.saturating_mul(2))
@@ -555,7 +564,7 @@ pub fn largest_bytes(params: &RunParams) -> usize {
         .saturating_add(attested)
         .saturating_add(list(SEATS_MAX, 34).saturating_add(1 + 32 + 33))
         .saturating_add(2 * (1 + SIGNATURE_BYTES))
-        .saturating_add(standings.saturating_mul(2))
+        .saturating_add(reputations.saturating_mul(2))
         .saturating_add(1 + 4)
         .saturating_add(list(SEATS_MAX, 2).saturating_mul(2))
         .saturating_add(list(sequences, 16))
@@ -572,10 +581,10 @@ pub fn text(text: &str) -> String {
     text.get(..end).unwrap_or_default().into()
 }
 
-impl Exact {
+impl ExactF64 {
     /// `number`, which is finite; what is not counts as 0, and does not come out of the gauntlet.
-    pub fn of(number: f64) -> Exact {
-        Exact(if number.is_finite() { number } else { 0.0 })
+    pub fn of(number: f64) -> ExactF64 {
+        ExactF64(if number.is_finite() { number } else { 0.0 })
     }
 
     pub fn get(self) -> f64 {
@@ -583,24 +592,24 @@ impl Exact {
     }
 
     /// Whether both have the same bits: other than `==`, it tells 0 from −0.
-    pub fn same(self, other: Exact) -> bool {
+    pub fn same(self, other: ExactF64) -> bool {
         self.0.to_bits() == other.0.to_bits()
     }
 }
 
-impl fmt::Debug for Exact {
+impl fmt::Debug for ExactF64 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", self.0)
     }
 }
 
-impl fmt::Display for Exact {
+impl fmt::Display for ExactF64 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Encode for Exact {
+impl Encode for ExactF64 {
     fn size_hint(&self) -> usize {
         8
     }
@@ -610,10 +619,10 @@ impl Encode for Exact {
     }
 }
 
-impl Decode for Exact {
-    fn decode<I: Input>(from: &mut I) -> Result<Exact, CodecError> {
+impl Decode for ExactF64 {
+    fn decode<I: Input>(from: &mut I) -> Result<ExactF64, CodecError> {
         let number = f64::from_bits(u64::decode(from)?);
-        if number.is_finite() { Ok(Exact(number)) } else { Err("not a finite number".into()) }
+        if number.is_finite() { Ok(ExactF64(number)) } else { Err("not a finite number".into()) }
     }
 }
 

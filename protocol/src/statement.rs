@@ -15,21 +15,9 @@ use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 
 /// What a statement is about.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-)]
-pub enum Matter {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
+pub enum StatementKind {
     /// The digest of the SCALE-encoded verdicts, as the chain takes them (PROT-14).
     Attestation,
     /// The digest of the SCALE-encoded vote (PROT-19).
@@ -39,30 +27,27 @@ pub enum Matter {
 }
 
 /// "Of this matter in this window, mine is the one with this digest."
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Statement {
     pub run: RunId,
     pub window: Window,
     pub uid: Uid,
-    pub matter: Matter,
+    pub kind: StatementKind,
     pub digest: Digest,
 }
 
 /// A statement and the hotkey's signature under it.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct SignedStatement {
     pub statement: Statement,
     pub signature: Signature,
 }
 
 /// Two statements of one validator that cannot both stand.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Equivocation {
     pub hotkey: Hotkey,
     pub one: SignedStatement,
@@ -71,9 +56,9 @@ pub struct Equivocation {
 
 /// Why a pair of statements proves nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoProof {
+pub enum ProofError {
     #[error("the statements are not about the same matter of the same seat, window and run")]
-    OtherMatter,
+    DifferentSubject,
     #[error("the statements say the same")]
     SameDigest,
     #[error("a statement is not signed by the hotkey: {0}")]
@@ -83,11 +68,17 @@ pub enum NoProof {
 impl Statement {
     /// Of an attestation: verdicts in uid order, as the chain takes them.
     pub fn of_attestation(run: RunId, window: Window, uid: Uid, verdicts: &Vec<(Uid, Verdict)>) -> Statement {
-        Statement { run, window, uid, matter: Matter::Attestation, digest: Digest::of(&verdicts.encode()) }
+        Statement {
+            run,
+            window,
+            uid,
+            kind: StatementKind::Attestation,
+            digest: Digest::of(&verdicts.encode()),
+        }
     }
 
     pub fn of_vote(run: RunId, window: Window, uid: Uid, vote: &Vote) -> Statement {
-        Statement { run, window, uid, matter: Matter::Vote, digest: Digest::of(&vote.encode()) }
+        Statement { run, window, uid, kind: StatementKind::Vote, digest: Digest::of(&vote.encode()) }
     }
 
     /// Signs the statement with the validator's hotkey.
@@ -96,7 +87,7 @@ impl Statement {
     }
 
     /// Whether both are about one matter, whatever they say of it.
-    pub fn same_matter(&self, other: &Statement) -> bool {
+    pub fn same_subject(&self, other: &Statement) -> bool {
         Statement { digest: other.digest, ..*self } == *other
     }
 }
@@ -110,13 +101,13 @@ impl SignedStatement {
 
 impl Equivocation {
     /// Checks that the proof proves what it claims. Whose hotkey it was, the chain must say.
-    pub fn check(&self) -> Result<Statement, NoProof> {
+    pub fn check(&self) -> Result<Statement, ProofError> {
         let (one, other) = (self.one.statement, self.other.statement);
-        if !one.same_matter(&other) {
-            return Err(NoProof::OtherMatter);
+        if !one.same_subject(&other) {
+            return Err(ProofError::DifferentSubject);
         }
         if one.digest == other.digest {
-            return Err(NoProof::SameDigest);
+            return Err(ProofError::SameDigest);
         }
         self.one.verify(&self.hotkey)?;
         self.other.verify(&self.hotkey)?;
@@ -133,7 +124,7 @@ mod tests {
             run: RunId(1),
             window: Window(2),
             uid: Uid(3),
-            matter: Matter::Vote,
+            kind: StatementKind::Vote,
             digest: Digest([digest; 32]),
         }
     }
@@ -157,15 +148,15 @@ mod tests {
         let proof = |one: Statement, other: Statement| {
             Equivocation { hotkey, one: one.sign(&key), other: other.sign(&key) }.check().unwrap_err()
         };
-        assert_eq!(proof(statement(1), statement(1)), NoProof::SameDigest);
+        assert_eq!(proof(statement(1), statement(1)), ProofError::SameDigest);
         let base = statement(1);
         for other in [
             Statement { run: RunId(9), ..statement(2) },
             Statement { window: Window(9), ..statement(2) },
             Statement { uid: Uid(9), ..statement(2) },
-            Statement { matter: Matter::Receipts, ..statement(2) },
+            Statement { kind: StatementKind::Receipts, ..statement(2) },
         ] {
-            assert_eq!(proof(base, other), NoProof::OtherMatter);
+            assert_eq!(proof(base, other), ProofError::DifferentSubject);
         }
     }
 
@@ -174,7 +165,7 @@ mod tests {
         let (key, hotkey) = key();
         let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
         let (one, other) = (statement(1).sign(&key), statement(2).sign(&stranger));
-        let refused = NoProof::NotSigned(SignatureError::BadSignature);
+        let refused = ProofError::NotSigned(SignatureError::BadSignature);
         assert_eq!(Equivocation { hotkey, one, other }.check(), Err(refused));
         assert_eq!(Equivocation { hotkey, one: other, other: one }.check(), Err(refused));
     }

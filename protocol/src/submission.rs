@@ -127,13 +127,6 @@ pub struct Expected<'a> {
     pub digest: Digest,
 }
 
-/// A contribution that everything was checked of. Its values are in place for the schema, finite and bounded.
-#[derive(Clone, Debug, PartialEq)]
-pub struct VerifiedSubmission {
-    pub header: Header,
-    pub update: Sparse,
-}
-
 /// Why a submission does not count (PROT-14). It is evidence, and lowers a rating; it never stops a window.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum Fault {
@@ -195,13 +188,13 @@ impl<'a> Submission<'a> {
     }
 
     /// Checks everything that makes a submission count, cheapest first, and decodes it.
-    pub fn verify(&self, expected: &Expected<'_>) -> Result<VerifiedSubmission, Fault> {
+    pub fn verify(&self, expected: &Expected<'_>) -> Result<Sparse, Fault> {
         let body = self.check(expected)?;
         let update =
             contribution::decode(expected.schema, expected.density, body).map_err(Fault::Undecodable)?;
         let square_norms: Vec<f64> = update.tensors.iter().map(|tensor| tensor.square_norm).collect();
         check_norms(expected.schema, expected.density, &square_norms)?;
-        Ok(VerifiedSubmission { header: self.header, update })
+        Ok(update)
     }
 
     /// All of [`Submission::verify`] but what it says of the body, which is returned: that it can be decoded, and then
@@ -333,11 +326,11 @@ mod tests {
         contribution::encode(&schema(), DENSITY, &gaussian(1, 5003)).unwrap()
     }
 
-    fn verify(bytes: &[u8]) -> Result<VerifiedSubmission, Fault> {
+    fn verify(bytes: &[u8]) -> Result<Sparse, Fault> {
         verify_against(bytes, Digest::of(bytes))
     }
 
-    fn verify_against(bytes: &[u8], digest: Digest) -> Result<VerifiedSubmission, Fault> {
+    fn verify_against(bytes: &[u8], digest: Digest) -> Result<Sparse, Fault> {
         let Header { run, window, uid, hotkey, base, density, .. } = header();
         let schema = &schema();
         let sequences_per_seat = 512;
@@ -349,9 +342,8 @@ mod tests {
     #[test]
     fn what_was_sealed_is_verified() {
         let bytes = seal(&header(), &body(), &key());
-        let verified = verify(&bytes).unwrap();
-        assert_eq!(verified.header, header());
-        assert_eq!(verified.update, contribution::decode(&schema(), DENSITY, &body()).unwrap());
+        assert_eq!(Submission::read(&bytes).unwrap().header, header());
+        assert_eq!(verify(&bytes).unwrap(), contribution::decode(&schema(), DENSITY, &body()).unwrap());
         assert_eq!(bytes.len(), FRAME_BYTES + body().len());
         assert_eq!(Header::max_encoded_len(), HEADER_BYTES);
         assert!(bytes.len() <= largest_bytes(&schema(), DENSITY));

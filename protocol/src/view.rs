@@ -34,20 +34,8 @@ pub struct RunView {
 }
 
 /// The state that everyone holds when `window` opens, fixed by vote (PROT-20).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Checkpoint {
     pub window: Window,
     pub state_root: Digest,
@@ -111,22 +99,8 @@ pub struct Selection {
     pub faulty: Vec<Uid>,
 }
 
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Vote {
     /// Digest of the merged update's exact bytes (PROT-19).
     pub update: Digest,
@@ -135,40 +109,16 @@ pub struct Vote {
 }
 
 /// How a window ended. Fixed one block after `vote_by`, never changed (PROT-19).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     Merged(Vote),
     Void(VoidReason),
 }
 
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum VoidReason {
     /// Fewer valid contributions than the run asks for.
@@ -180,20 +130,8 @@ pub enum VoidReason {
 }
 
 /// What a validator says of one committed contribution (PROT-14). A seat it does not name, it did not observe.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     Valid,
@@ -208,18 +146,19 @@ pub struct RunStatus {
     /// The window that is open; `None` before the run starts.
     pub window: Option<Window>,
     pub epoch: Option<u32>,
-    pub miners: SeatsTaken,
-    pub validators: SeatsTaken,
+    pub miners: SeatOccupancy,
+    pub validators: SeatOccupancy,
     /// Terms that wait for an epoch to begin.
     pub pending_terms: Option<Terms>,
     /// Whether the owner has stopped the run, or has asked to (PROT-3).
     pub stopped_by_owner: bool,
-    pub books: BooksView,
+    #[serde(rename = "books")]
+    pub treasury: TreasuryView,
 }
 
 /// How full a run is, and what a seat costs there (PROT-29).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
-pub struct SeatsTaken {
+pub struct SeatOccupancy {
     pub taken: u16,
     pub max: u16,
     /// What the next seat costs now, burnt.
@@ -228,7 +167,7 @@ pub struct SeatsTaken {
 
 /// What became of a run's money: `funded = treasury + claimable + paid + burnt` (PROT-32).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, TypeInfo, Serialize, Deserialize)]
-pub struct BooksView {
+pub struct TreasuryView {
     pub funded: u128,
     pub treasury: u128,
     /// Of seats, former seats and the owner.
@@ -253,7 +192,8 @@ pub struct SeatStatus {
     pub commission: Permille,
     /// A higher commission that waits, and the window from which it holds.
     pub commission_raise: Option<(Permille, Window)>,
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub consensus: SeatConsensus,
     /// Pay of the last epochs, fading: the seat with the least is replaced first.
     pub recent_pay: u128,
     pub last_attested: Option<Window>,
@@ -272,22 +212,9 @@ pub enum PendingChange {
 }
 
 /// What the last consensus said of a seat, in parts of `consensus::ONE` (PROT-31).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
-pub struct Standing {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
+pub struct SeatConsensus {
     /// Consensus weight, the highest seat's being 65535.
     pub weight: u16,
     /// Share of the miners' pay.
@@ -304,7 +231,8 @@ pub struct Payslip {
     pub epoch: u32,
     /// What the run paid in all in that epoch.
     pub pot: u128,
-    pub standing: Standing,
+    #[serde(rename = "standing")]
+    pub consensus: SeatConsensus,
     /// Credited to the seat.
     pub amount: u128,
     /// Credited to those who nominated it.

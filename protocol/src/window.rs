@@ -8,46 +8,14 @@ use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
 
 /// A height of the chain. Not a window: the one road between the two is [`Schedule`].
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Block(pub u32);
 
 /// A stretch of blocks in which everyone holds the same model. Counted from the run's first block.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Window(pub u32);
 
@@ -55,20 +23,8 @@ pub struct Window(pub u32);
 ///
 /// The four deadlines are offsets from the window's first block: what is included in a block whose offset is *at most*
 /// the deadline is in time. `0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window`.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-    Serialize,
-    Deserialize,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo, Serialize, Deserialize)]
 pub struct Schedule {
     /// The first block of window 0.
     pub start: Block,
@@ -91,7 +47,8 @@ pub enum Phase {
     /// The selection stands; validators merge it and vote the result.
     Vote,
     /// The window is fixed; everyone fetches the update while finality catches up.
-    Settle,
+    #[serde(rename = "Settle")]
+    Finalise,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,7 +89,7 @@ impl Schedule {
         } else if offset <= self.vote_by {
             Phase::Vote
         } else {
-            Phase::Settle
+            Phase::Finalise
         };
         Some((window, phase))
     }
@@ -165,6 +122,19 @@ impl Schedule {
     fn block_of(&self, window: Window, offset: u32) -> Block {
         let into_run = window.0.saturating_mul(self.blocks_per_window).saturating_add(offset);
         Block(self.start.0.saturating_add(into_run))
+    }
+}
+
+impl Phase {
+    /// The phase in JSON and in metrics. Stable: `finalise` is written `settle`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Phase::Commit => "commit",
+            Phase::Reveal => "reveal",
+            Phase::Attest => "attest",
+            Phase::Vote => "vote",
+            Phase::Finalise => "settle",
+        }
     }
 }
 
@@ -229,8 +199,8 @@ mod tests {
         check(22, Some((0, Phase::Attest)));
         check(25, Some((0, Phase::Vote)));
         check(27, Some((0, Phase::Vote)));
-        check(28, Some((0, Phase::Settle)));
-        check(29, Some((0, Phase::Settle)));
+        check(28, Some((0, Phase::Finalise)));
+        check(29, Some((0, Phase::Finalise)));
         check(30, Some((1, Phase::Commit)));
     }
 

@@ -10,9 +10,9 @@ use mettle_protocol::{
     merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
     params::{Density, F32Bits, MergeRule},
     receipt::{
-        Attested, Baseline, Earned, Exact, FaultSaid, Judged, Judgement, LossPair, Measured, Merged,
-        NotObserved, Observed, Outcome, OwnData, Penalty, PenaltyReason, Previous, Receipt, Remembered,
-        Standing, Standings, Stated, Twin,
+        Attestation, Baseline, ExactF64, Judgement, LossPair, Measured, MergeRecord, NearDuplicate,
+        NotObserved, Observed, Outcome, OwnData, Penalty, PenaltyReason, PreviousReceipt, Receipt,
+        ReportedFault, Reputation, Reputations, SeatJudgement, SeatReputation, Statements, WindowScore,
     },
     select::Selected,
     submission::{Expected, Header, Submission, seal},
@@ -144,12 +144,12 @@ fn update_header() -> UpdateHeader {
 /// Something of everything that a receipt can hold.
 fn receipt() -> Receipt {
     let seat = |uid: u16| SeatId { uid: Uid(uid), registered_at: Block(11) };
-    let exact = Exact::of;
-    let standing = |mu: f64, recent: &[f64]| Standing {
+    let exact = ExactF64::of;
+    let reputation = |mu: f64, recent: &[f64]| Reputation {
         mu: exact(mu),
         sigma: exact(8.1),
-        mark: exact(0.05),
-        mark_variance: exact(0.0004),
+        own_data_score: exact(0.05),
+        own_data_variance: exact(0.0004),
         penalties: vec![
             Penalty { reason: PenaltyReason::Harm, since: Window(998), remaining: 9 },
             Penalty { reason: PenaltyReason::Duplicate, since: Window(999), remaining: 10 },
@@ -160,13 +160,19 @@ fn receipt() -> Receipt {
         evaluations: 7,
         faults: 1,
         share: exact(0.9375),
-        recent: recent.iter().map(|score| Earned { score: exact(*score), penalty: exact(0.25) }).collect(),
+        recent: recent
+            .iter()
+            .map(|score| WindowScore { score: exact(*score), penalty: exact(0.25) })
+            .collect(),
     };
-    let standings = |judged: u32, mu: f64| Standings {
+    let reputations = |judged: u32, mu: f64| Reputations {
         judged: Some(Window(judged)),
         seats: vec![
-            Remembered { seat: seat(2), standing: standing(mu, &[0.0, 0.25]) },
-            Remembered { seat: seat(7), standing: Standing { last_evaluated: None, ..standing(-mu, &[]) } },
+            SeatReputation { seat: seat(2), reputation: reputation(mu, &[0.0, 0.25]) },
+            SeatReputation {
+                seat: seat(7),
+                reputation: Reputation { last_evaluated: None, ..reputation(-mu, &[]) },
+            },
         ],
     };
     let none = Outcome {
@@ -174,10 +180,10 @@ fn receipt() -> Receipt {
         common_gain: None,
         common_error: None,
         own_data: None,
-        place: None,
+        rank: None,
         ordinal: exact(-1.5),
-        field_ordinal: exact(3.0),
-        merit: exact(0.0),
+        median_rating: exact(3.0),
+        rating_factor: exact(0.0),
         score: exact(0.0),
         weight: 0,
     };
@@ -187,18 +193,23 @@ fn receipt() -> Receipt {
         common_gain: Some(exact(0.01)),
         common_error: Some(exact(1e-3)),
         own_data: Some(data),
-        place: Some(1),
+        rank: Some(1),
         ordinal: exact(3.5),
-        field_ordinal: exact(3.0),
-        merit: exact(0.875),
+        median_rating: exact(3.0),
+        rating_factor: exact(0.875),
         score: exact(0.25),
         weight: 65535,
     };
     let own = vec![LossPair { sequence: 123_456, before: exact(2.5), after: exact(2.45) }];
     let measured = Measured { own, common_after: vec![exact(2.75), exact(2.625)] };
-    let judged = |uid, observed, result| Judged { seat: seat(uid), observed, result };
-    let twin = Twin { uid: Uid(2), window: Window(998), digest: Digest::of(b"twin"), alike: exact(0.96875) };
-    let valid = |trained, measured, twin| Observed::Valid { trained, measured, twin };
+    let judged = |uid, observed, result| SeatJudgement { seat: seat(uid), observed, result };
+    let near_duplicate = NearDuplicate {
+        uid: Uid(2),
+        window: Window(998),
+        digest: Digest::of(b"twin"),
+        alike: exact(0.96875),
+    };
+    let valid = |trained, measured, near_duplicate| Observed::Valid { trained, measured, near_duplicate };
     let common = |sequence, before| Baseline { sequence, before: exact(before) };
     let mut receipt = Receipt {
         format: 1,
@@ -207,20 +218,24 @@ fn receipt() -> Receipt {
         validator: seat(0),
         hotkey: Hotkey(key().verifying_key().to_bytes()),
         base: base(),
-        previous: Some(Previous { window: Window(999), digest: Digest::of(b"previous") }),
+        previous: Some(PreviousReceipt { window: Window(999), digest: Digest::of(b"previous") }),
         salt: [9; 32],
-        attested: Attested {
+        attestation: Attestation {
             valid: vec![Uid(2), Uid(4)],
-            faulty: vec![FaultSaid { uid: Uid(5), label: "missing".into(), detail: "no bytes came".into() }],
+            faulty: vec![ReportedFault {
+                uid: Uid(5),
+                label: "missing".into(),
+                detail: "no bytes came".into(),
+            }],
             not_observed: vec![NotObserved { uid: Uid(6), reason: "our link was down – all day".into() }],
         },
-        merged: Some(Merged {
+        merged: Some(MergeRecord {
             inputs: update_header().inputs,
             update: Digest::of(b"update"),
             state_root: Some(Digest::of(b"root")),
         }),
-        stated: Stated::default(),
-        before: standings(999, 26.5),
+        statements: Statements::default(),
+        before: reputations(999, 26.5),
         judgement: Some(Judgement {
             held: vec![Uid(2), Uid(4)],
             budget: 64,
@@ -228,16 +243,16 @@ fn receipt() -> Receipt {
             common: vec![common(5, 2.8), common(u64::MAX, 3.0)],
             seats: vec![
                 judged(2, valid(512, Some(measured), None), evaluated),
-                judged(4, valid(480, None, Some(twin)), none),
+                judged(4, valid(480, None, Some(near_duplicate)), none),
                 judged(5, Observed::Faulty { label: "missing".into(), detail: "no bytes".into() }, none),
                 judged(6, Observed::Unobserved, none),
                 judged(7, Observed::Absent, none),
             ],
-            after: standings(1000, 27.25),
+            after: reputations(1000, 27.25),
             weights: vec![(Uid(2), 65535), (Uid(4), 1)],
         }),
     };
-    receipt.state(true, true, &key());
+    receipt.sign_statements(true, true, &key());
     receipt
 }
 
@@ -292,9 +307,9 @@ fn every_release_reads_and_writes_the_golden_bytes() {
         sequences_per_seat: 512,
         digest,
     };
-    let verified = Submission::read(&bytes).unwrap().verify(&expected).unwrap();
-    assert_eq!(verified.header, header());
-    assert_eq!(verified.update, decode(&schema, DENSITY, &body).unwrap());
+    let submission = Submission::read(&bytes).unwrap();
+    assert_eq!(submission.header, header());
+    assert_eq!(submission.verify(&expected).unwrap(), decode(&schema, DENSITY, &body).unwrap());
 
     for (name, rule) in RULES {
         let updates = merge_inputs(|name| vectors.values(&format!("{name}.values")));
@@ -314,7 +329,7 @@ fn every_release_reads_and_writes_the_golden_bytes() {
         assert_eq!(lineage::next(&base, &Digest::of(&golden)), vectors.digest(&format!("{name}.lineage")));
     }
     let bytes = vectors.bytes("one.receipt");
-    assert!(receipt().seal(&key()).bytes == bytes, "a receipt is sealed differently");
+    assert!(receipt().sign(&key()).bytes == bytes, "a receipt is sealed differently");
     assert_eq!(Receipt::open(&bytes, &RunParams::default()), Ok(receipt()));
 
     assert_eq!(genesis(), vectors.digest("genesis.lineage"));
@@ -357,7 +372,7 @@ fn write_missing_vectors() {
     let normal = invented("normal", schema.values());
     write("one.submission", &seal(&header(), &encode(&schema, DENSITY, &normal).unwrap(), &key()));
 
-    write("one.receipt", &receipt().seal(&key()).bytes);
+    write("one.receipt", &receipt().sign(&key()).bytes);
 
     for (name, rule) in RULES {
         let updates = merge_inputs(|name| invented(name, schema.values()));

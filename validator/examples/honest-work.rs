@@ -8,7 +8,7 @@
 //!
 //! Miners that train on all their sequences, miners that train on half and say so, one that trains on a tenth and says it was all, and
 //! copies. Printed are, for each kind, the own-data gap in standard errors and on the window's scale, and the gain on common sequences;
-//! for pairs of contributions, their likeness (`gauntlet::twins`); and what the gauntlet pays in the end.
+//! for pairs of contributions, their likeness (`gauntlet::near_duplicates`); and what the gauntlet pays in the end.
 
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
@@ -27,7 +27,7 @@ use protocol::{
 use std::{collections::BTreeMap, error::Error, sync::Arc};
 use validator::{
     evaluate::{self, Job},
-    gauntlet::{self, Evidence, Observed, Sketch, Sketches, Standings, score},
+    gauntlet::{self, Evidence, Observed, Reputations, Sketch, Sketches, score},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,7 +119,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 
     let key = SigningKey::from_bytes(&[7; 32]);
-    let (mut cursor, mut standings, mut sketches) = (0u64, Standings::default(), Sketches::default());
+    let (mut cursor, mut reputations, mut sketches) = (0u64, Reputations::default(), Sketches::default());
     let mut paid: BTreeMap<Uid, f64> = BTreeMap::new();
     let mut gaps: BTreeMap<Kind, [Samples; 4]> = BTreeMap::new();
     let mut alike: BTreeMap<&str, Samples> = BTreeMap::new();
@@ -252,7 +252,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 observed: Observed::Valid {
                     trained: job.contributions[&miner.uid].header.trained,
                     measured: measured.seats.get(&miner.uid).cloned(),
-                    twin: measured.twins.get(&miner.uid).copied(),
+                    near_duplicate: measured.near_duplicates.get(&miner.uid).copied(),
                 },
             })
             .collect();
@@ -261,8 +261,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
             writeln!(file, "{}", serde_json::to_string(&evidence)?)?;
         }
-        let verdict = gauntlet::judge(&params, &standings, Window(window as u32), &evidence);
-        standings = verdict.standings;
+        let verdict = gauntlet::judge(&params, &reputations, Window(window as u32), &evidence);
+        reputations = verdict.reputations;
         let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
         for (uid, weight) in &verdict.weights {
             *paid.entry(*uid).or_default() += f64::from(*weight) / total;
@@ -270,7 +270,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         eprintln!(
             "window {window}: held-out {:.4}, gain {whole:.5}, scale {scale:.5}, twins {:?}",
             measured.held_out_loss,
-            measured.twins.keys().map(|uid| uid.0).collect::<Vec<_>>()
+            measured.near_duplicates.keys().map(|uid| uid.0).collect::<Vec<_>>()
         );
 
         // The honest are merged.
@@ -304,16 +304,16 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("likeness, {which:<30} {}", samples.line());
     }
     for miner in &miners {
-        let standing = standings.seats.values().nth(usize::from(miner.uid.0));
+        let reputation = reputations.seats.values().nth(usize::from(miner.uid.0));
         println!(
             "uid {} {:<8} paid {:.3}  {}",
             miner.uid.0,
             format!("{:?}", miner.kind),
             paid.get(&miner.uid).copied().unwrap_or(0.0),
-            standing.map_or(String::new(), |s| format!(
+            reputation.map_or(String::new(), |s| format!(
                 "ordinal {:.2} mark {:.3}",
                 s.rating.ordinal(),
-                s.mark
+                s.own_data_score
             ))
         );
     }
@@ -323,13 +323,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 /// What saved evidence comes to: each seat's pay through windows 10, 30 and the last, as a share of the best paid three's mean.
 fn judge_again(path: &str, sequences: u32, epoch: u32) -> Result<(), Box<dyn Error>> {
     let params = RunParams { sequences_per_seat: sequences, epoch_windows: epoch, ..RunParams::default() };
-    let (mut standings, mut paid) = (Standings::default(), BTreeMap::<Uid, f64>::new());
+    let (mut reputations, mut paid) = (Reputations::default(), BTreeMap::<Uid, f64>::new());
     let text = std::fs::read_to_string(path)?;
     let windows = text.lines().count();
     for (window, line) in text.lines().enumerate() {
         let evidence: Vec<Evidence> = serde_json::from_str(line)?;
-        let verdict = gauntlet::judge(&params, &standings, Window(window as u32), &evidence);
-        standings = verdict.standings;
+        let verdict = gauntlet::judge(&params, &reputations, Window(window as u32), &evidence);
+        reputations = verdict.reputations;
         if (window + 1).is_multiple_of(epoch as usize) {
             let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
             for (uid, weight) in &verdict.weights {
@@ -347,10 +347,10 @@ fn judge_again(path: &str, sequences: u32, epoch: u32) -> Result<(), Box<dyn Err
                     "  uid {:>2}  {:6.2} %  mark {:.3}  merit {:.2}  ordinal {:.1} of {:.1}",
                     report.seat.uid.0,
                     100.0 * share,
-                    report.mark_after,
-                    report.merit,
+                    report.own_data_score_after,
+                    report.rating_factor,
                     report.ordinal,
-                    report.field_ordinal
+                    report.median_rating
                 );
             }
         }

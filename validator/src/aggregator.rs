@@ -1,7 +1,7 @@
 //! From the selection to a vote: the selected contributions, merged, in our own bucket (PROT-15 to PROT-20).
 
 use node::{
-    Contribution, Follower, ModelState, causes, checkpoint,
+    Contribution, Follower, ModelState, checkpoint, error_chain,
     follow::{ContributionError, OwnMerge, OwnMergeError},
 };
 use protocol::{
@@ -89,7 +89,7 @@ pub async fn publish_checkpoint(store: &dyn Store, state: &ModelState) {
             tracing::info!(window = published.window.0, state_root = %published.state_root, "published the checkpoint");
         }
         Err(error) => {
-            tracing::warn!(window = state.window.0, error = %causes(&error), "could not publish the checkpoint");
+            tracing::warn!(window = state.window.0, error = %error_chain(&error), "could not publish the checkpoint");
         }
     }
 }

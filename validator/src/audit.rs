@@ -15,14 +15,14 @@ mod tests;
 pub use difference::{Difference, Kind, Moment};
 
 use crate::{
-    gauntlet::{self, Measured, twins::ALIKE_MIN},
+    gauntlet::{self, Measured, near_duplicates::ALIKE_MIN},
     receipts::form,
 };
 use protocol::{
     Block, Digest, RunParams, SeatId, Uid, Window,
     assign::{self, Assignment},
-    receipt::{Judgement, LossPair, Observed, Previous, Receipt, Standings},
-    statement::{Matter, SignedStatement},
+    receipt::{Judgement, LossPair, Observed, PreviousReceipt, Receipt, Reputations},
+    statement::{SignedStatement, StatementKind},
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
 use serde::Serialize;
@@ -51,11 +51,11 @@ pub struct Facts {
     /// What the chain took as its attestation; `None` where it took none.
     pub attestation: Option<Vec<(Uid, Verdict)>>,
     /// The validator's latest anchored receipt before this one, as far back as the chain remembers.
-    pub earlier: Option<Previous>,
+    pub earlier: Option<PreviousReceipt>,
     /// The oldest window that the chain remembers.
     pub kept_from: Window,
     /// What the receipt before this one says was remembered after it; `None` where it cannot be had.
-    pub remembered: Option<Standings>,
+    pub remembered: Option<Reputations>,
     /// What everyone can find of the window's contributions now. Who is not in it was not looked for.
     pub found: BTreeMap<Uid, Found>,
     /// How much alike contributions are: every two that the validator held, and every one beside the twin that it is said to have.
@@ -65,7 +65,7 @@ pub struct Facts {
     /// The update that the selection comes to; `None` where it could not be merged again.
     pub merged: Option<Digest>,
     /// What the validator posted for the window's epoch; `None` while it is not revealed, and where nobody can say.
-    pub ballot: Option<Ballot>,
+    pub weight_vote: Option<RevealedWeights>,
     pub tolerance: f64,
 }
 
@@ -87,7 +87,7 @@ pub enum Found {
 
 /// What was posted, and what could have been.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ballot {
+pub struct RevealedWeights {
     pub epoch: u32,
     pub posted: Vec<(Uid, u16)>,
     /// What the scores came to after each of the windows judged last before the ballot was bound, the latest last.
@@ -115,10 +115,10 @@ pub fn audit(facts: &Facts) -> Vec<Difference> {
         turns(facts, judgement, &mut found);
         sequences(facts, judgement, &mut found);
         losses(facts, judgement, &mut found);
-        twins(facts, judgement, &mut found);
+        near_duplicates(facts, judgement, &mut found);
         conclusions(facts, judgement, &mut found);
     }
-    ballot(facts, &mut found);
+    weight_vote(facts, &mut found);
     found
 }
 
@@ -128,12 +128,12 @@ pub fn evidence(
     attestation: Option<&[(Uid, Verdict)]>,
     vote: Option<Vote>,
 ) -> Vec<SignedStatement> {
-    let contradicts = |signed: &SignedStatement| match signed.statement.matter {
-        Matter::Attestation => attestation.is_some_and(|taken| taken != receipt.verdicts()),
-        Matter::Vote => vote.is_some_and(|taken| Some(taken) != receipt.vote()),
-        Matter::Receipts => false,
+    let contradicts = |signed: &SignedStatement| match signed.statement.kind {
+        StatementKind::Attestation => attestation.is_some_and(|taken| taken != receipt.verdicts()),
+        StatementKind::Vote => vote.is_some_and(|taken| Some(taken) != receipt.vote()),
+        StatementKind::Receipts => false,
     };
-    receipt.statements().into_iter().filter(contradicts).collect()
+    receipt.signed_statements().into_iter().filter(contradicts).collect()
 }
 
 /// What could not be checked with these facts.
@@ -218,14 +218,14 @@ fn history(facts: &Facts, found: &mut Vec<Difference>) {
     if comparable && said != facts.earlier {
         found.push(Difference::OtherPrevious { said, chain: facts.earlier });
     }
-    let fresh = Standings::default();
+    let fresh = Reputations::default();
     let remembered = match said {
         Some(_) => facts.remembered.as_ref(),
         None => Some(&fresh),
     };
     if let Some(remembered) = remembered {
-        compare_standings(remembered, &facts.receipt.before, |uid, field, was, is| {
-            found.push(Difference::StandingChanged { uid, field, was, is });
+        compare_reputations(remembered, &facts.receipt.before, |uid, field, was, is| {
+            found.push(Difference::ReputationChanged { uid, field, was, is });
         });
     }
 }
@@ -243,11 +243,11 @@ fn statements(facts: &Facts, found: &mut Vec<Difference>) {
                 found.push(Difference::AttestedOther { uid, said, taken });
             }
         }
-        if receipt.stated.attestation.is_none() {
+        if receipt.statements.attestation.is_none() {
             found.push(Difference::NotStated { what: "attestation" });
         }
     }
-    if facts.vote().is_some() && receipt.stated.vote.is_none() {
+    if facts.vote().is_some() && receipt.statements.vote.is_none() {
         found.push(Difference::NotStated { what: "vote" });
     }
 }
@@ -267,7 +267,7 @@ fn attestation(facts: &Facts, found: &mut Vec<Difference>) {
             found.push(Difference::SkippedFault { uid: *uid, label: label.clone(), detail: detail.clone() });
         }
     }
-    for said in &receipt.attested.faulty {
+    for said in &receipt.attestation.faulty {
         // That bytes were missing, late or slow then, bytes that are there now do not refute.
         let refutable = !matches!(said.label.as_str(), "missing" | "late" | "wrong-digest" | "too-large");
         if refutable && matches!(facts.found.get(&said.uid), Some(Found::Valid { .. })) {
@@ -470,11 +470,11 @@ fn after(pair: &gauntlet::LossPair) -> f64 {
 }
 
 /// Whether near-duplicates were seen where they are, and nowhere else (PROT-25).
-fn twins(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+fn near_duplicates(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let view = &facts.view;
     let digest = |uid: &Uid| view.commitments.iter().find(|(of, _)| of == uid).map(|(_, digest)| *digest);
     for judged in &judgement.seats {
-        let Observed::Valid { twin, .. } = &judged.observed else { continue };
+        let Observed::Valid { near_duplicate, .. } = &judged.observed else { continue };
         let uid = judged.seat.uid;
         // The closest of the same window is there for everyone who held both; older ones a restart forgets.
         let others = judgement.held.iter().filter(|other| **other != uid).filter_map(|other| {
@@ -482,22 +482,26 @@ fn twins(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
             (ALIKE_MIN <= alike).then_some((*other, alike))
         });
         let closest = others.max_by(|one, other| one.1.total_cmp(&other.1));
-        match (twin, closest) {
+        match (near_duplicate, closest) {
             (None, Some((other, alike))) => {
                 found.push(Difference::TwinPassedOver { uid, other, alike });
             }
-            (Some(twin), closest) => {
-                let ours = facts.alike.get(&(uid, twin.digest)).copied();
-                let invented = ours.is_some_and(|ours| ours.to_bits() != twin.alike.get().to_bits());
-                let same_window = twin.window == view.window && digest(&twin.uid) != Some(twin.digest);
+            (Some(near_duplicate), closest) => {
+                let ours = facts.alike.get(&(uid, near_duplicate.digest)).copied();
+                let invented =
+                    ours.is_some_and(|ours| ours.to_bits() != near_duplicate.alike.get().to_bits());
+                let same_window = near_duplicate.window == view.window
+                    && digest(&near_duplicate.uid) != Some(near_duplicate.digest);
                 if invented || same_window {
                     found.push(Difference::WrongTwin {
                         uid,
-                        other: twin.uid,
-                        said: twin.alike.get(),
+                        other: near_duplicate.uid,
+                        said: near_duplicate.alike.get(),
                         ours: ours.unwrap_or(0.0),
                     });
-                } else if let Some((other, alike)) = closest.filter(|(_, alike)| twin.alike.get() < *alike) {
+                } else if let Some((other, alike)) =
+                    closest.filter(|(_, alike)| near_duplicate.alike.get() < *alike)
+                {
                     found.push(Difference::TwinPassedOver { uid, other, alike });
                 }
             }
@@ -509,9 +513,13 @@ fn twins(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
 /// Whether standings, scores and weights follow from the evidence, to the last bit (PROT-23 to PROT-26).
 fn conclusions(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let verdict = form::judged_again(&facts.params, &facts.receipt, judgement);
-    compare_standings(&form::standings(&verdict.standings), &judgement.after, |uid, field, ours, said| {
-        found.push(Difference::Misjudged { uid, field, said, ours });
-    });
+    compare_reputations(
+        &form::reputations(&verdict.reputations),
+        &judgement.after,
+        |uid, field, ours, said| {
+            found.push(Difference::Misjudged { uid, field, said, ours });
+        },
+    );
     for report in &verdict.reports {
         let Some(judged) = judgement.seats.iter().find(|judged| judged.seat == report.seat) else { continue };
         let (said, ours) = (format!("{:?}", judged.result), format!("{:?}", form::result(report)));
@@ -525,8 +533,8 @@ fn conclusions(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>
 }
 
 /// Whether the weights that it posted are those that its scores come to (PROT-26, PROT-30).
-fn ballot(facts: &Facts, found: &mut Vec<Difference>) {
-    let Some(Ballot { epoch, posted, earned }) = &facts.ballot else { return };
+fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
+    let Some(RevealedWeights { epoch, posted, earned }) = &facts.weight_vote else { return };
     let Some((_, latest)) = earned.last() else { return };
     if earned.iter().any(|(_, weights)| weights == posted) {
         return;
@@ -570,9 +578,9 @@ fn compare_weights(said: &[(Uid, u16)], ours: &[(Uid, u16)], mut differs: impl F
 }
 
 /// Field by field, to the last bit: a fraction is written as the shortest text that names it alone.
-fn compare_standings(
-    one: &Standings,
-    other: &Standings,
+fn compare_reputations(
+    one: &Reputations,
+    other: &Reputations,
     mut differs: impl FnMut(Option<Uid>, &'static str, String, String),
 ) {
     if one.judged != other.judged {
@@ -598,13 +606,13 @@ fn compare_standings(
     }
 }
 
-fn fields(of: &protocol::receipt::Remembered) -> [(&'static str, String); 13] {
-    let protocol::receipt::Remembered { seat, standing } = of;
-    let protocol::receipt::Standing {
+fn fields(of: &protocol::receipt::SeatReputation) -> [(&'static str, String); 13] {
+    let protocol::receipt::SeatReputation { seat, reputation } = of;
+    let protocol::receipt::Reputation {
         mu,
         sigma,
-        mark,
-        mark_variance,
+        own_data_score,
+        own_data_variance,
         unmeasured,
         penalties,
         first_seen,
@@ -613,13 +621,13 @@ fn fields(of: &protocol::receipt::Remembered) -> [(&'static str, String); 13] {
         faults,
         share,
         recent,
-    } = standing;
+    } = reputation;
     [
         ("holder", format!("{:?}", seat.registered_at)),
         ("rating", format!("{mu:?}")),
         ("uncertainty", format!("{sigma:?}")),
-        ("mark", format!("{mark:?}")),
-        ("uncertainty of the mark", format!("{mark_variance:?}")),
+        ("mark", format!("{own_data_score:?}")),
+        ("uncertainty of the mark", format!("{own_data_variance:?}")),
         ("unmeasured windows", format!("{unmeasured:?}")),
         ("penalties", format!("{penalties:?}")),
         ("first seen", format!("{first_seen:?}")),

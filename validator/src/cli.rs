@@ -1,22 +1,22 @@
 //! The command line: settings in, a serving validator out.
 
 use crate::{
-    ballot::{BallotError, Ballots, Found},
-    conduct::{Conduct, Honest},
+    commit_reveal::CommitRevealStore,
     gauntlet::Sketches,
-    hidden::Hidden,
     receipts::Receipts,
     salt::Salts,
     serve::Validator,
+    strategy::{DefaultStrategy, Strategy},
+    weight_vote::{Found, WeightVoteError, WeightVotes},
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Evaluator};
-use node::{Flags, Metrics, Opened, Settings, metrics::MetricsFlag, moved, program};
+use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
 use node::{
-    Holder,
-    room::{self, Room},
+    SyncDriver,
+    disk_full::{self, DiskFullRetry},
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -69,12 +69,14 @@ fn exit(cli: Cli) -> ExitCode {
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
-        Command::Serve(serve) => self::start(serve, Box::new(|opened| Ok((opened, Box::new(Honest))))).await,
+        Command::Serve(serve) => {
+            self::start(serve, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Puts another store, chain or conduct in the place of those that the settings name.
-pub type Change = Box<dyn FnOnce(Opened) -> anyhow::Result<(Opened, Box<dyn Conduct>)>>;
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
 
 /// Serves until Ctrl-C, with what `changed` makes of the opened node.
 pub fn start(serve: Serve, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
@@ -83,12 +85,12 @@ pub fn start(serve: Serve, changed: Change) -> LocalBoxFuture<'static, anyhow::R
 
 async fn serve_until_told(serve: Serve, changed: Change) -> anyhow::Result<()> {
     if serve.with_parent {
-        program::end_with_parent();
+        program::exit_with_parent();
     }
     let settings = Settings::read(&serve.flags)?;
     tokio::select! {
         done = self::serve(settings, serve, changed) => done,
-        () = program::told_to_stop() => {
+        () = program::stop_requested() => {
             tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
             Ok(())
         }
@@ -101,21 +103,21 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
-    let (mut opened, conduct) = changed(node::open(&settings, Role::Validator).await?)?;
+    let (mut opened, strategy) = changed(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
     let traffic = opened.traffic();
     let device = DeviceChoice::parse(&settings.device)?;
-    let standings = crate::serve::load_standings(&settings.directory)?;
+    let reputations = crate::serve::load_reputations(&settings.directory)?;
     let path = settings.directory.join("model.state");
-    let (holder, _) = Holder::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let evaluator = Evaluator::new(&opened.spec.model, device, &holder.state.theta)
+    let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
+    let evaluator = Evaluator::new(&opened.spec.model, device, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
-    tracing::info!(uid = opened.seat.id.uid.0, window = holder.window().0, "serving");
+    tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "serving");
     let secret = opened.key.signing_key().to_bytes();
-    let load = || Ballots::load(&settings.directory, &secret, standings.judged.is_some());
-    let (ballots, found) = room::wait(BallotError::is_full, load).await?;
+    let load = || WeightVotes::load(&settings.directory, &secret, reputations.judged.is_some());
+    let (weight_votes, found) = disk_full::wait(WeightVoteError::is_full, load).await?;
     if found == Found::Lost {
         tracing::warn!(
             directory = %settings.directory.display(),
@@ -126,29 +128,29 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
     let run = opened.run();
     let receipts =
         Receipts::load(&settings.directory, run.id, &run.params, opened.key.signing_key().clone())?;
-    let standings = crate::serve::later(standings, receipts.standings());
+    let reputations = crate::serve::later(reputations, receipts.reputations());
 
     let validator = Validator {
-        holder,
+        sync_driver,
         store: opened.store,
         dataset: opened.dataset,
         evaluator: Some(evaluator),
         salts: Salts::new(&secret),
-        ballots,
-        hidden: Hidden::load(&settings.directory, &secret)?,
+        weight_votes,
+        commit_reveal: CommitRevealStore::load(&settings.directory, &secret)?,
         receipts,
         publishing: None,
         seat: opened.seat,
-        standings,
+        reputations,
         sketches: Sketches::default(),
         directory: settings.directory,
         journal: opened.journal,
-        conduct,
+        strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
         traffic,
         windows_max: serve.windows,
-        room: Room::default(),
+        disk_full_retry: DiskFullRetry::default(),
     };
     Ok(validator.serve().await?)
 }

@@ -4,7 +4,9 @@
 //! a window, of many seats at a time. Each contribution is also boiled down to a sketch, measured or not, to find those that are too
 //! much alike.
 
-use crate::gauntlet::{Evidence, LossPair, Measured, Observed, Sketch, Sketches, Twin, evidence::ATTESTED};
+use crate::gauntlet::{
+    Evidence, LossPair, Measured, NearDuplicate, Observed, Sketch, Sketches, evidence::ATTESTED,
+};
 use dataset::{Dataset, ReadError};
 use nn::{Evaluator, ModelError};
 use node::{Codec, Contribution, Follower};
@@ -29,7 +31,7 @@ pub struct Measurements {
     /// Seats that were reached.
     pub seats: BTreeMap<Uid, Measured>,
     /// Who of all that were gathered has a near-duplicate, and which.
-    pub twins: BTreeMap<Uid, Twin>,
+    pub near_duplicates: BTreeMap<Uid, NearDuplicate>,
     /// [`Job::earlier`] with this window's contributions: for the next window's job.
     pub sketches: Sketches,
     pub seconds: f64,
@@ -180,7 +182,7 @@ pub fn measure(
     Ok(Measurements {
         held_out_loss: mean(&held_out_losses),
         seats,
-        twins: sketches.twins(job.window),
+        near_duplicates: sketches.near_duplicates(job.window),
         sketches,
         seconds: started.elapsed().as_secs_f64(),
     })
@@ -219,8 +221,12 @@ pub fn evidence(
         } else {
             match contributions.get(&uid).filter(|_| selection.valid.contains(&uid)) {
                 Some(trained) => {
-                    let twin = measured.twins.get(&uid).copied();
-                    Observed::Valid { trained: *trained, measured: measured.seats.get(&uid).cloned(), twin }
+                    let near_duplicate = measured.near_duplicates.get(&uid).copied();
+                    Observed::Valid {
+                        trained: *trained,
+                        measured: measured.seats.get(&uid).cloned(),
+                        near_duplicate,
+                    }
                 }
                 None => Observed::Unobserved,
             }
@@ -302,7 +308,7 @@ mod tests {
         Measurements {
             held_out_loss: 0.0,
             seats: BTreeMap::new(),
-            twins: BTreeMap::new(),
+            near_duplicates: BTreeMap::new(),
             sketches: Sketches::default(),
             seconds: 0.0,
         }
@@ -395,7 +401,7 @@ mod tests {
         let seats = [seat(1), seat(2), seat(3), SeatView { role: Role::Validator, ..seat(4) }];
         let evidence = evidence(&view, &seats, &held, &BTreeMap::new(), &nothing_measured());
         let observed: Vec<_> = evidence.iter().map(|evidence| &evidence.observed).collect();
-        let waiting = Observed::Valid { trained: 5, measured: None, twin: None };
+        let waiting = Observed::Valid { trained: 5, measured: None, near_duplicate: None };
         assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
     }
 }

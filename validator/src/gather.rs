@@ -2,7 +2,7 @@
 
 use chain_client::Head;
 use futures::{StreamExt as _, stream::FuturesUnordered};
-use node::{Contribution, Follower, causes, wait_past};
+use node::{Contribution, Follower, error_chain, wait_past};
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     keys::{self, ObjectKey},
@@ -10,7 +10,7 @@ use protocol::{
     view::{SeatView, WindowView},
 };
 use std::{collections::BTreeMap, time::Duration};
-use store::{Fetch, FetchError, Limits, Receive, fetch_verified_into};
+use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
 use tokio::sync::{Semaphore, watch};
 
 /// Fetches that have a place at once: so many share the link as long as all goes well.
@@ -190,7 +190,7 @@ enum NotHad {
 async fn fetch_by(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
-    to: &mut dyn Receive,
+    to: &mut dyn Sink,
     heads: &watch::Receiver<Head>,
     places: &Places,
     retry: Duration,
@@ -237,8 +237,8 @@ async fn fetch_by(
 /// What a failed fetch says of the seat; nothing, where it may as well have been our own network (PROT-14).
 fn seen_by(error: &FetchError) -> Seen {
     match error {
-        error if !error.is_theirs() => Seen::NotObserved(causes(error)),
-        FetchError::Stalled { .. } | FetchError::Crawled { .. } => Seen::Slow(causes(error)),
+        error if !error.is_theirs() => Seen::NotObserved(error_chain(error)),
+        FetchError::Stalled { .. } | FetchError::Crawled { .. } => Seen::Slow(error_chain(error)),
         FetchError::WrongDigest { .. } => Seen::Faulty(Fault::WrongDigest),
         _ => Seen::Faulty(Fault::Missing),
     }
@@ -250,7 +250,7 @@ mod tests {
     use async_trait::async_trait;
     use protocol::{Hotkey, RunId, params::Density, submission::Header};
     use std::sync::atomic::{AtomicU64, Ordering};
-    use store::{TrafficTotals, Whole};
+    use store::{BufferSink, TrafficTotals};
 
     fn contribution(uid: Uid) -> Contribution {
         let digest = Digest::default();
@@ -351,7 +351,7 @@ mod tests {
             let limits = Limits::for_bytes(100);
             let until = Until { reveal_by: Block(5), give_up: Block(7) };
             let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
-            let mut whole = Whole::default();
+            let mut whole = BufferSink::default();
             match fetch_by(&network, &wanted, &mut whole, &heads, &enough(), Duration::ZERO).await {
                 Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
                 Err(NotHad::Failed(error)) => {
@@ -376,7 +376,7 @@ mod tests {
         let until = Until { reveal_by: Block(5), give_up: Block(9) };
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let error =
-            fetch_by(&network, &wanted, &mut Whole::default(), &heads, &enough(), Duration::ZERO).await;
+            fetch_by(&network, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO).await;
         assert!(error.is_err());
         assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
     }
@@ -424,7 +424,7 @@ mod tests {
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let crawler = Crawler(sender);
         let ended =
-            fetch_by(&crawler, &wanted, &mut Whole::default(), &heads, &enough(), Duration::ZERO).await;
+            fetch_by(&crawler, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO).await;
         assert!(matches!(ended, Err(NotHad::StillComing)));
         assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
     }
@@ -466,7 +466,7 @@ mod tests {
             let places = &places;
             async move {
                 let wanted = Wanted { endpoint: who, key, digest, limits, until };
-                fetch_by(network, &wanted, &mut Whole::default(), heads, places, Duration::ZERO).await
+                fetch_by(network, &wanted, &mut BufferSink::default(), heads, places, Duration::ZERO).await
             }
         });
         let looks = futures::future::join_all(looks);

@@ -2,13 +2,13 @@
 
 pub mod aggregator;
 pub mod audit;
-pub mod ballot;
 pub mod cli;
-pub mod conduct;
+pub mod commit_reveal;
 pub mod evaluate;
 pub mod gather;
 pub mod gauntlet;
-pub mod hidden;
 pub mod receipts;
 pub mod salt;
 pub mod serve;
+pub mod strategy;
+pub mod weight_vote;

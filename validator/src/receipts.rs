@@ -10,12 +10,12 @@ pub mod form;
 use chain_client::{Call, Chain};
 use ed25519_dalek::SigningKey;
 use node::{
-    causes,
+    error_chain,
     files::{self, FileError},
 };
 use protocol::{
     Digest, RunId, RunParams, Uid, Window, keys,
-    receipt::{Attested, Merged, Previous, Receipt, ReceiptError, Sealed, Standings},
+    receipt::{Attestation, MergeRecord, PreviousReceipt, Receipt, ReceiptError, Reputations, SignedReceipt},
     view::{Verdict, Vote},
 };
 use serde::{Deserialize, Serialize};
@@ -33,28 +33,29 @@ const SAID_MAX: usize = 16;
 /// What was said in one window so far, before it is judged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Said {
+pub struct WindowReport {
     /// The lineage of the window's model.
     pub base: Digest,
-    pub attested: Option<Attested>,
-    pub merged: Option<Merged>,
+    #[serde(rename = "attested")]
+    pub attestation: Option<Attestation>,
+    pub merged: Option<MergeRecord>,
 }
 
 /// Of what was said in a window, what the chain has taken, and as it was said: that is signed as statements (PROT-21). What the chain has
 /// not, or otherwise, because another process had this seat's key, is not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Taken {
+pub struct Confirmed {
     pub attestation: bool,
     pub vote: bool,
 }
 
-impl Said {
+impl WindowReport {
     /// Of this, what the chain has taken, given what it has of ours.
-    pub fn taken(&self, attestation: Option<&[(Uid, Verdict)]>, vote: Option<Vote>) -> Taken {
+    pub fn confirmed(&self, attestation: Option<&[(Uid, Verdict)]>, vote: Option<Vote>) -> Confirmed {
         let said = self.merged.as_ref().map(|said| Vote { update: said.update, state_root: said.state_root });
-        Taken {
+        Confirmed {
             attestation: attestation.is_some()
-                && attestation == self.attested.as_ref().map(Attested::verdicts).as_deref(),
+                && attestation == self.attestation.as_ref().map(Attestation::verdicts).as_deref(),
             vote: vote.is_some() && vote == said,
         }
     }
@@ -64,10 +65,10 @@ impl Said {
 pub struct Receipts {
     directory: PathBuf,
     key: SigningKey,
-    said: BTreeMap<Window, Said>,
+    said: BTreeMap<Window, WindowReport>,
     /// Sealed and not yet published, oldest first.
-    pending: BTreeMap<Window, Sealed>,
-    latest: Option<(Previous, Standings)>,
+    pending: BTreeMap<Window, SignedReceipt>,
+    latest: Option<(PreviousReceipt, Reputations)>,
 }
 
 /// What became of one receipt.
@@ -118,7 +119,7 @@ impl Receipts {
     ) -> Result<Receipts, ReceiptsError> {
         let directory = directory.join("receipts").join(run.to_string());
         let path = directory.join("said.json");
-        let said: Vec<(Window, Said)> = match std::fs::read(&path) {
+        let said: Vec<(Window, WindowReport)> = match std::fs::read(&path) {
             Ok(bytes) => {
                 serde_json::from_slice(&bytes).map_err(|source| ReceiptsError::Damaged { path, source })?
             }
@@ -135,11 +136,11 @@ impl Receipts {
             }
         }
         if let Some((window, published)) = found.last_key_value() {
-            let Sealed { digest, bytes } = receipts.read(*window, *published)?;
+            let SignedReceipt { digest, bytes } = receipts.read(*window, *published)?;
             let path = receipts.path(*window, *published);
             let receipt = Receipt::open(&bytes, params)
                 .map_err(|source| ReceiptsError::DamagedReceipt { path, source })?;
-            receipts.latest = Some((Previous { window: *window, digest }, receipt.after().clone()));
+            receipts.latest = Some((PreviousReceipt { window: *window, digest }, receipt.after().clone()));
             receipts.said.retain(|said, _| window < said);
         }
         Ok(receipts)
@@ -147,12 +148,12 @@ impl Receipts {
 
     /// What was remembered after the last window with a receipt, if there is one. Where a predecessor was killed between the
     /// receipt and its standings, the receipt is right: it may be on the chain.
-    pub fn standings(&self) -> Option<&Standings> {
-        self.latest.as_ref().map(|(_, standings)| standings)
+    pub fn reputations(&self) -> Option<&Reputations> {
+        self.latest.as_ref().map(|(_, reputations)| reputations)
     }
 
     /// The last window with a receipt.
-    pub fn sealed_until(&self) -> Option<Window> {
+    pub fn signed_until(&self) -> Option<Window> {
         self.latest.as_ref().map(|(latest, _)| latest.window)
     }
 
@@ -162,62 +163,67 @@ impl Receipts {
         &mut self,
         window: Window,
         base: Digest,
-        attested: Attested,
-    ) -> Result<Attested, ReceiptsError> {
+        attested: Attestation,
+    ) -> Result<Attestation, ReceiptsError> {
         let said = self.said_in(window, base);
-        if let Some(attested) = said.attested {
+        if let Some(attested) = said.attestation {
             return Ok(attested);
         }
-        self.say(window, Said { attested: Some(attested.clone()), ..said })?;
+        self.say(window, WindowReport { attestation: Some(attested.clone()), ..said })?;
         Ok(attested)
     }
 
     /// What is to be voted, on disk when this returns. As [`Receipts::attest`].
-    pub fn vote(&mut self, window: Window, base: Digest, merged: Merged) -> Result<Merged, ReceiptsError> {
+    pub fn vote(
+        &mut self,
+        window: Window,
+        base: Digest,
+        merged: MergeRecord,
+    ) -> Result<MergeRecord, ReceiptsError> {
         let said = self.said_in(window, base);
         if let Some(merged) = said.merged {
             return Ok(merged);
         }
-        self.say(window, Said { merged: Some(merged.clone()), ..said })?;
+        self.say(window, WindowReport { merged: Some(merged.clone()), ..said })?;
         Ok(merged)
     }
 
     /// Windows before `window` of which something was said and nothing sealed, oldest first: they were not judged.
-    pub fn unsealed_before(&self, window: Window) -> Vec<Window> {
+    pub fn unsigned_before(&self, window: Window) -> Vec<Window> {
         self.said.keys().copied().filter(|said| *said < window).collect()
     }
 
     /// What was said in `window`.
-    pub fn said(&self, window: Window) -> Option<&Said> {
+    pub fn report(&self, window: Window) -> Option<&WindowReport> {
         self.said.get(&window)
     }
 
     /// Signs the receipt that `write` makes, given the one before it, and keeps it to be published. It is on disk when this
     /// returns. Where one was sealed for this window or a later one, nothing happens: a window has one receipt.
-    pub fn seal(
+    pub fn sign_and_store(
         &mut self,
         window: Window,
-        taken: Taken,
-        write: impl FnOnce(Option<Previous>, Said) -> Receipt,
+        taken: Confirmed,
+        write: impl FnOnce(Option<PreviousReceipt>, WindowReport) -> Receipt,
     ) -> Result<Option<Digest>, ReceiptsError> {
-        if self.sealed_until() >= Some(window) {
+        if self.signed_until() >= Some(window) {
             return Ok(None);
         }
         let said = self.said.get(&window).cloned().unwrap_or_default();
         let previous = self.latest.as_ref().map(|(latest, _)| *latest);
         let mut receipt = write(previous, said);
-        receipt.state(taken.attestation, taken.vote, &self.key);
-        let sealed = receipt.seal(&self.key);
+        receipt.sign_statements(taken.attestation, taken.vote, &self.key);
+        let sealed = receipt.sign(&self.key);
         let digest = sealed.digest;
         files::write_atomic(&self.path(window, false), &sealed.bytes)?;
-        self.latest = Some((Previous { window, digest }, receipt.after().clone()));
+        self.latest = Some((PreviousReceipt { window, digest }, receipt.after().clone()));
         self.pending.insert(window, sealed);
         self.said.retain(|said, _| *said > window);
         self.forget_old(window);
         // It is sealed. That what it was made of is still on disk does no harm: a window with a receipt gets no other.
         match self.write(&self.said) {
             Err(error) if error.is_full() => {
-                let error = causes(&error);
+                let error = error_chain(&error);
                 tracing::warn!(
                     window = window.0,
                     error,
@@ -230,7 +236,7 @@ impl Receipts {
     }
 
     /// What is sealed and not published, oldest first.
-    pub fn pending(&self) -> Vec<(Window, Sealed)> {
+    pub fn pending(&self) -> Vec<(Window, SignedReceipt)> {
         self.pending.iter().map(|(window, sealed)| (*window, sealed.clone())).collect()
     }
 
@@ -245,11 +251,11 @@ impl Receipts {
         Ok(())
     }
 
-    fn said_in(&self, window: Window, base: Digest) -> Said {
-        Said { base, ..self.said.get(&window).cloned().unwrap_or_default() }
+    fn said_in(&self, window: Window, base: Digest) -> WindowReport {
+        WindowReport { base, ..self.said.get(&window).cloned().unwrap_or_default() }
     }
 
-    fn say(&mut self, window: Window, what: Said) -> Result<(), ReceiptsError> {
+    fn say(&mut self, window: Window, what: WindowReport) -> Result<(), ReceiptsError> {
         let mut said = self.said.clone();
         said.insert(window, what);
         while SAID_MAX < said.len() {
@@ -260,7 +266,7 @@ impl Receipts {
         Ok(())
     }
 
-    fn write(&self, said: &BTreeMap<Window, Said>) -> Result<(), ReceiptsError> {
+    fn write(&self, said: &BTreeMap<Window, WindowReport>) -> Result<(), ReceiptsError> {
         let said: Vec<_> = said.iter().collect();
         let bytes = serde_json::to_vec(&said).expect("uids, digests and texts are plain data");
         Ok(files::write_atomic(&self.directory.join("said.json"), &bytes)?)
@@ -286,10 +292,10 @@ impl Receipts {
         Ok(found)
     }
 
-    fn read(&self, window: Window, published: bool) -> Result<Sealed, ReceiptsError> {
+    fn read(&self, window: Window, published: bool) -> Result<SignedReceipt, ReceiptsError> {
         let path = self.path(window, published);
         let bytes = std::fs::read(&path).map_err(|source| FileError::Read { path, source })?;
-        Ok(Sealed { digest: Digest::of(&bytes), bytes })
+        Ok(SignedReceipt { digest: Digest::of(&bytes), bytes })
     }
 
     fn path(&self, window: Window, published: bool) -> PathBuf {
@@ -299,7 +305,7 @@ impl Receipts {
 
     /// Removes copies that are no longer in the bucket either. One that cannot be removed stays.
     fn forget_old(&self, now: Window) {
-        let Some(end) = now.0.checked_sub(node::tidy::RECEIPT_WINDOWS_KEPT) else { return };
+        let Some(end) = now.0.checked_sub(node::prune::RECEIPT_WINDOWS_KEPT) else { return };
         let _ = std::fs::remove_file(self.path(Window(end), true));
     }
 }
@@ -314,10 +320,10 @@ pub async fn publish(
     chain: Arc<dyn Chain>,
     run: RunId,
     uid: Uid,
-    pending: Vec<(Window, Sealed)>,
+    pending: Vec<(Window, SignedReceipt)>,
 ) -> Vec<Published> {
     let mut done = Vec::new();
-    for (window, Sealed { digest, bytes }) in pending {
+    for (window, SignedReceipt { digest, bytes }) in pending {
         let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let anchored = publish_one(&*store, &*chain, run, uid, window, digest, bytes).await;
         let again = matches!(&anchored, Err(not) if !not.for_good);
@@ -340,7 +346,7 @@ async fn publish_one(
 ) -> Result<(), NotAnchored> {
     let not = |reason: String, for_good| Err(NotAnchored { reason, for_good });
     if let Err(error) = store.put(&keys::receipt(run, window, uid, &digest), bytes.into()).await {
-        return not(format!("our bucket did not take it: {}", causes(&error)), false);
+        return not(format!("our bucket did not take it: {}", error_chain(&error)), false);
     }
     let error = match chain.submit(Call::AnchorReceipts { run, window, digest }).await {
         Ok(_) => return Ok(()),
@@ -361,7 +367,7 @@ async fn publish_one(
     let for_good = ["WindowNotKept", "NotInThisWindow", "NotASeat", "NotAValidator"]
         .iter()
         .any(|refusal| error.is_refusal("Windows", refusal));
-    not(causes(&error), for_good)
+    not(error_chain(&error), for_good)
 }
 
 #[cfg(test)]

@@ -3,31 +3,32 @@
 
 use crate::{
     aggregator,
-    ballot::{BallotError, Ballots, Kept},
-    conduct::Conduct,
+    commit_reveal::{CommitRevealError, CommitRevealStore},
     evaluate::{self, EvaluateError, Job, Measurements},
     gather::{self, Gathered, Until},
-    gauntlet::{self, Sketches, Standings},
-    hidden::{Hidden, HiddenError},
-    receipts::{self, Published, Receipts, ReceiptsError, Said, Taken, form, form::Plan},
+    gauntlet::{self, Reputations, Sketches},
+    receipts::{self, Confirmed, Published, Receipts, ReceiptsError, WindowReport, form, form::Plan},
     salt::Salts,
+    strategy::Strategy,
+    weight_vote::{WeightVote, WeightVoteError, WeightVotes},
 };
 use chain_client::{Call, ChainError, Head};
 use dataset::Dataset;
 use futures::future::LocalBoxFuture;
 use nn::Evaluator;
 use node::{
-    Contribution, Entry, Follower, HoldError, Holder, Journal, causes,
+    Contribution, Entry, Follower, Journal, SyncDriver, SyncError,
+    disk_full::DiskFullRetry,
+    error_chain,
     files::{self, FileError},
     follow::OwnMerge,
     journal::{SeatFault, SeatJudged},
-    room::Room,
     wait_past,
 };
 use protocol::{
     Block, Digest, Schedule, Uid, Window,
     assign::{self, Assignment},
-    receipt::{self, Attested, FaultSaid, Judgement, Merged, NotObserved, Receipt, Stated},
+    receipt::{self, Attestation, Judgement, MergeRecord, NotObserved, Receipt, ReportedFault, Statements},
     submission::Fault,
     view::{Outcome, SeatView, Verdict, Vote, WindowView},
 };
@@ -51,25 +52,25 @@ const TOLD_BLOCKS: u32 = 5;
 
 /// Everything a validator is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Validator {
-    pub holder: Holder,
+    pub sync_driver: SyncDriver,
     pub store: Arc<dyn Store>,
     pub dataset: Arc<Dataset>,
     /// The device and model on which contributions are judged; away while an evaluation runs.
     pub evaluator: Option<Evaluator>,
     pub salts: Salts,
-    pub ballots: Ballots,
-    pub hidden: Hidden,
+    pub weight_votes: WeightVotes,
+    pub commit_reveal: CommitRevealStore,
     pub receipts: Receipts,
     /// Receipts on their way into the bucket and onto the chain.
     pub publishing: Option<JoinHandle<Vec<Published>>>,
     pub seat: SeatView,
-    pub standings: Standings,
+    pub reputations: Reputations,
     /// What the last windows' contributions looked like. A restart forgets it: near-duplicates of older work are found again after as many windows.
     pub sketches: Sketches,
     pub directory: PathBuf,
     pub journal: Journal,
     /// What it says of what it found.
-    pub conduct: Box<dyn Conduct>,
+    pub strategy: Box<dyn Strategy>,
     /// Contributions evaluated in one window, at most (PROT-28).
     pub evaluations_max: usize,
     /// Held-out sequences on which the model is reported.
@@ -79,7 +80,7 @@ pub struct Validator {
     /// Stop after so many windows; `None`: never.
     pub windows_max: Option<u32>,
     /// What is waited for while the disk is full.
-    pub room: Room,
+    pub disk_full_retry: DiskFullRetry,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -87,17 +88,17 @@ pub enum ServeError {
     #[error("lost the chain")]
     Chain(#[from] ChainError),
     #[error(transparent)]
-    Hold(#[from] HoldError),
+    Sync(#[from] SyncError),
     #[error("could not keep the standings")]
-    Standings(#[from] FileError),
+    Reputations(#[from] FileError),
     #[error(
         "the saved standings are not in the form this release writes; remove them to rate everyone afresh"
     )]
-    StandingsFormat(#[from] serde_json::Error),
+    ReputationsFormat(#[from] serde_json::Error),
     #[error("could not keep the weights that are to be revealed")]
-    Ballots(#[from] BallotError),
+    WeightVotes(#[from] WeightVoteError),
     #[error("could not keep what is to be revealed in this window")]
-    Hidden(#[from] HiddenError),
+    CommitRevealStore(#[from] CommitRevealError),
     #[error("could not keep what receipts are made of")]
     Receipts(#[from] ReceiptsError),
     #[error("the evaluation failed")]
@@ -114,8 +115,8 @@ impl ServeError {
     /// Whether there was no room on the disk for what is to be there before it is said.
     pub fn is_full(&self) -> bool {
         match self {
-            ServeError::Ballots(error) => error.is_full(),
-            ServeError::Hidden(error) => error.is_full(),
+            ServeError::WeightVotes(error) => error.is_full(),
+            ServeError::CommitRevealStore(error) => error.is_full(),
             ServeError::Receipts(error) => error.is_full(),
             _ => false,
         }
@@ -153,10 +154,10 @@ impl Validator {
         let mut done = None;
         loop {
             // Follow.
-            if self.holder.to_open_window(&mut heads, done, &mut own, &mut self.journal).await? {
+            if self.sync_driver.sync_to_open_window(&mut heads, done, &mut own, &mut self.journal).await? {
                 self.publish_if_checkpoint().await?;
             }
-            let window = self.holder.window();
+            let window = self.sync_driver.window();
             self.traffic_entry(window);
             if self.windows_max.is_some_and(|max| max <= served) {
                 return Ok(());
@@ -212,7 +213,7 @@ impl Validator {
             }
             self.publish_receipts().await?;
 
-            node::tidy(&*self.store, self.follower().run.id, window).await;
+            node::prune(&*self.store, self.follower().run.id, window).await;
         }
     }
 
@@ -245,19 +246,19 @@ impl Validator {
             Ok(()) => verdicts.extend(gathered.valid.keys().map(|uid| (*uid, Verdict::Valid))),
             // What we could not put where others find it, we cannot vouch for. Our trouble, no fault of theirs.
             Err(error) => {
-                let reason = format!("our bucket did not take its bytes: {}", causes(&error));
+                let reason = format!("our bucket did not take its bytes: {}", error_chain(&error));
                 not_observed.extend(gathered.valid.keys().map(|uid| (*uid, reason.clone())));
             }
         }
         verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
         verdicts.sort_by_key(|(uid, _)| *uid);
-        let Some(verdicts) = self.conduct.verdicts(view, verdicts) else { return Ok(()) };
+        let Some(verdicts) = self.strategy.verdicts(view, verdicts) else { return Ok(()) };
         let attested = attested(&verdicts, gathered, &not_observed);
         let (run, hides) = (self.follower().run.id, self.hides());
         let until = to_be_told_by(self.schedule().attest_deadline(window));
         let kept = self.with_room(until, heads, |own| {
             let verdicts = own.receipts.attest(window, view.lineage, attested.clone())?.verdicts();
-            Ok(if hides { own.hidden.seal_verdicts(run, window, verdicts)? } else { verdicts })
+            Ok(if hides { own.commit_reveal.store_verdicts(run, window, verdicts)? } else { verdicts })
         });
         let verdicts = match kept.await? {
             Ok(verdicts) => verdicts,
@@ -271,7 +272,7 @@ impl Validator {
 
         let next_salt = self.salts.commitment(run, window.next());
         let call = if hides {
-            let hash = self.hidden.hash(run, window, &verdicts, &self.seat.hotkey);
+            let hash = self.commit_reveal.hash(run, window, &verdicts, &self.seat.hotkey);
             Call::AttestHidden { run, window, hash, next_salt }
         } else {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
@@ -309,7 +310,7 @@ impl Validator {
         at_hand: &BTreeMap<Uid, Contribution>,
     ) -> Result<(), ServeError> {
         let run = self.follower().run.id;
-        let Some(verdicts) = self.hidden.verdicts(run, window).filter(|_| self.hides()) else {
+        let Some(verdicts) = self.commit_reveal.verdicts(run, window).filter(|_| self.hides()) else {
             return Ok(());
         };
         if let Err(reason) = self.mirror_bound(window, &verdicts, at_hand).await {
@@ -318,7 +319,7 @@ impl Validator {
             self.journal.write(&Entry::Abstained { window, reason });
             return Ok(());
         }
-        let salt = self.hidden.salt(run, window, &verdicts);
+        let salt = self.commit_reveal.salt(run, window, &verdicts);
         let call = Call::RevealAttestation { run, window, verdicts, salt };
         if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
             let reason = format!("attestation not revealed: {reason}");
@@ -341,7 +342,8 @@ impl Validator {
             bound.insert(*uid, held.clone());
         }
         let mirrored = aggregator::mirror(&*self.store, self.follower(), window, &bound).await;
-        mirrored.map_err(|error| format!("our bucket did not take what it vouches for: {}", causes(&error)))
+        mirrored
+            .map_err(|error| format!("our bucket did not take what it vouches for: {}", error_chain(&error)))
     }
 
     /// The window once its selection stands: after the attestations, and those that are revealed. A chain with more to do than fits into
@@ -379,23 +381,25 @@ impl Validator {
         if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
             return Ok(Err("nothing was selected".into()));
         }
-        if self.holder.state.buffer.is_none() {
+        if self.sync_driver.state.buffer.is_none() {
             return Ok(Err("without the merge-side buffer until the next checkpoint".into()));
         }
         let contributions = match aggregator::selected(self.follower(), view, seats, at_hand).await {
             Ok(contributions) => contributions,
-            Err(error) => return Ok(Err(causes(&error))),
+            Err(error) => return Ok(Err(error_chain(&error))),
         };
-        let state = self.holder.state.clone();
+        let state = self.sync_driver.state.clone();
         let merged =
-            aggregator::merge(self.holder.follower.clone(), state, view.clone(), contributions).await;
+            aggregator::merge(self.sync_driver.follower.clone(), state, view.clone(), contributions).await;
         let merged = match merged {
             Ok(merged) => merged,
-            Err(error) => return Ok(Err(causes(&error))),
+            Err(error) => return Ok(Err(error_chain(&error))),
         };
         let vote = match aggregator::publish(&*self.store, self.follower(), &merged).await {
             Ok(vote) => vote,
-            Err(error) => return Ok(Err(format!("our bucket did not take the update: {}", causes(&error)))),
+            Err(error) => {
+                return Ok(Err(format!("our bucket did not take the update: {}", error_chain(&error))));
+            }
         };
         let (digest, bytes, inputs) = (merged.digest, merged.bytes.len(), merged.inputs.clone());
         *own = Some(merged);
@@ -404,24 +408,24 @@ impl Validator {
         if view.votes.iter().any(|(uid, _)| *uid == self.seat.id.uid) {
             return Ok(Ok(()));
         }
-        let Some(vote) = self.conduct.vote(view, Some(vote)) else { return Ok(Ok(())) };
+        let Some(vote) = self.strategy.vote(view, Some(vote)) else { return Ok(Ok(())) };
         let selected =
             view.selection.as_ref().map(|selection| selection.selected.clone()).unwrap_or_default();
-        let merged = Merged { inputs: selected, update: vote.update, state_root: vote.state_root };
+        let merged = MergeRecord { inputs: selected, update: vote.update, state_root: vote.state_root };
         let (run, hides) = (self.follower().run.id, self.hides());
         let until = to_be_told_by(self.schedule().vote_deadline(window));
         let kept = self.with_room(until, heads, |own| {
-            let Merged { update, state_root, .. } =
+            let MergeRecord { update, state_root, .. } =
                 own.receipts.vote(window, view.lineage, merged.clone())?;
             let vote = Vote { update, state_root };
-            Ok(if hides { own.hidden.seal_vote(run, window, vote)? } else { vote })
+            Ok(if hides { own.commit_reveal.store_vote(run, window, vote)? } else { vote })
         });
         let vote = match kept.await? {
             Ok(vote) => vote,
             Err(full) => return Ok(Err(no_room(&full))),
         };
         let call = if hides {
-            let hash = self.hidden.hash(run, window, &vote, &self.seat.hotkey);
+            let hash = self.commit_reveal.hash(run, window, &vote, &self.seat.hotkey);
             Call::VoteHidden { run, window, hash }
         } else {
             Call::Vote { run, window, vote }
@@ -438,10 +442,10 @@ impl Validator {
     /// In a run that hides votes, shows the one that was bound by its hash, now that nobody can copy it (PROT-30).
     async fn reveal_vote(&mut self, window: Window) -> Result<(), ServeError> {
         let run = self.follower().run.id;
-        let Some(vote) = self.hidden.vote(run, window).filter(|_| self.hides()) else {
+        let Some(vote) = self.commit_reveal.vote(run, window).filter(|_| self.hides()) else {
             return Ok(());
         };
-        let salt = self.hidden.salt(run, window, &vote);
+        let salt = self.commit_reveal.salt(run, window, &vote);
         let call = Call::RevealVote { run, window, vote, salt };
         if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
             let reason = format!("vote not revealed: {reason}");
@@ -488,7 +492,7 @@ impl Validator {
             &seed,
             view.window,
             &candidates,
-            &self.standings,
+            &self.reputations,
             self.evaluations_max,
             run.params.evaluation_wait_max,
         );
@@ -499,7 +503,7 @@ impl Validator {
             order: order.clone(),
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
-        let theta = self.holder.state.theta.clone();
+        let theta = self.sync_driver.state.theta.clone();
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
@@ -548,7 +552,7 @@ impl Validator {
                 self.evaluator = Some(evaluator);
                 match measured {
                     Err(EvaluateError::Data(error)) => {
-                        let error = causes(&error);
+                        let error = error_chain(&error);
                         tracing::error!(
                             window = window.0,
                             error,
@@ -557,7 +561,7 @@ impl Validator {
                         return Ok(None);
                     }
                     measured => {
-                        let measured = self.conduct.measured(window, measured?);
+                        let measured = self.strategy.measured(window, measured?);
                         self.sketches = measured.sketches.clone();
                         measured
                     }
@@ -605,17 +609,17 @@ impl Validator {
         let view = &evaluation.view;
         let window = view.window;
         // Windows whose turn to be measured did not come have their receipts first: each names the one before.
-        for earlier in self.receipts.unsealed_before(window) {
-            let base = self.receipts.said(earlier).map(|said| said.base).unwrap_or_default();
-            let taken = self.taken(earlier).await?;
+        for earlier in self.receipts.unsigned_before(window) {
+            let base = self.receipts.report(earlier).map(|said| said.base).unwrap_or_default();
+            let taken = self.confirmed(earlier).await?;
             let sealed = self.with_room(last_call, heads, |own| own.seal(earlier, base, taken, None));
             if let Err(full) = sealed.await? {
                 return Ok(Err(full));
             }
         }
-        let taken = self.taken(window).await?;
+        let taken = self.confirmed(window).await?;
         // Once is enough: a predecessor of ours may have judged it before it was killed.
-        let judged = Some(window) <= self.standings.judged.max(self.receipts.sealed_until());
+        let judged = Some(window) <= self.reputations.judged.max(self.receipts.signed_until());
         let verdict = (matches!(view.outcome, Some(Outcome::Merged(_))) && !judged && self.sat_in(window))
             .then(|| self.verdict(evaluation, measured));
         let judgement = verdict.as_ref().map(|(judgement, _)| judgement);
@@ -641,7 +645,7 @@ impl Validator {
     fn verdict(&self, evaluation: &Evaluation, measured: &Measurements) -> (Judgement, gauntlet::Verdict) {
         let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
         let evidence = evaluate::evidence(view, seats, trained, faults, measured);
-        let verdict = gauntlet::judge(&self.follower().run.params, &self.standings, view.window, &evidence);
+        let verdict = gauntlet::judge(&self.follower().run.params, &self.reputations, view.window, &evidence);
         (form::judgement(plan.clone(), &evidence, &verdict), verdict)
     }
 
@@ -652,12 +656,12 @@ impl Validator {
         measured: &Measurements,
         verdict: gauntlet::Verdict,
     ) -> Result<Vec<SeatJudged>, ServeError> {
-        self.standings = verdict.standings;
+        self.reputations = verdict.reputations;
         let path = self.directory.join("standings.json");
-        match files::write_atomic(&path, &serde_json::to_vec(&self.standings)?) {
+        match files::write_atomic(&path, &serde_json::to_vec(&self.reputations)?) {
             // The receipt has them too, and a successor takes the later of both.
             Err(error) if error.is_full() => {
-                let error = causes(&error);
+                let error = error_chain(&error);
                 tracing::warn!(
                     window = window.0,
                     error,
@@ -684,24 +688,24 @@ impl Validator {
         heads: &mut watch::Receiver<Head>,
         mut act: impl FnMut(&mut Validator) -> Result<T, ServeError>,
     ) -> Result<Result<T, ServeError>, ServeError> {
-        let mut room = std::mem::take(&mut self.room);
-        let done = room.wait_until(until, heads, || match act(self) {
+        let mut disk_full_retry = std::mem::take(&mut self.disk_full_retry);
+        let done = disk_full_retry.wait_until(until, heads, || match act(self) {
             Err(full) if full.is_full() => Ok(Err(full)),
             done => done.map(Ok),
         });
         let done = done.await;
-        self.room = room;
+        self.disk_full_retry = disk_full_retry;
         done
     }
 
     /// What the chain has taken of what we said in a window, as we said it: that alone is stated again (PROT-21).
-    async fn taken(&self, window: Window) -> Result<Taken, ServeError> {
+    async fn confirmed(&self, window: Window) -> Result<Confirmed, ServeError> {
         let (chain, run, uid) = (&*self.follower().chain, self.follower().run.id, self.seat.id.uid);
-        let Some(said) = self.receipts.said(window) else { return Ok(Taken::default()) };
-        let Some(view) = chain.window(run, window).await? else { return Ok(Taken::default()) };
+        let Some(said) = self.receipts.report(window) else { return Ok(Confirmed::default()) };
+        let Some(view) = chain.window(run, window).await? else { return Ok(Confirmed::default()) };
         let attestation = chain.attestation(run, window, uid).await?;
         let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
-        Ok(said.taken(attestation.as_deref(), vote))
+        Ok(said.confirmed(attestation.as_deref(), vote))
     }
 
     /// Signs the window's receipt, once (PROT-27).
@@ -709,7 +713,7 @@ impl Validator {
         &mut self,
         window: Window,
         base: Digest,
-        taken: Taken,
+        taken: Confirmed,
         judgement: Option<Judgement>,
     ) -> Result<(), ServeError> {
         // For a window that had opened before it had its seat, the chain takes no receipt, and the next one could not name it.
@@ -718,10 +722,10 @@ impl Validator {
         }
         let run = self.follower().run.id;
         let (salt, validator, hotkey) = (self.salts.salt(run, window), self.seat.id, self.seat.hotkey);
-        let before = form::standings(&self.standings);
-        let conduct = &mut self.conduct;
-        let write = |previous, said: Said| {
-            let said = conduct.tells(window, said);
+        let before = form::reputations(&self.reputations);
+        let strategy = &mut self.strategy;
+        let write = |previous, said: WindowReport| {
+            let said = strategy.reported(window, said);
             Receipt {
                 format: receipt::FORMAT,
                 run,
@@ -731,14 +735,14 @@ impl Validator {
                 base,
                 previous,
                 salt,
-                attested: said.attested.unwrap_or_default(),
+                attestation: said.attestation.unwrap_or_default(),
                 merged: said.merged,
-                stated: Stated::default(),
+                statements: Statements::default(),
                 before,
                 judgement,
             }
         };
-        if let Some(digest) = self.receipts.seal(window, taken, write)? {
+        if let Some(digest) = self.receipts.sign_and_store(window, taken, write)? {
             tracing::debug!(window = window.0, receipt = %digest, "sealed the receipt");
         }
         Ok(())
@@ -768,7 +772,7 @@ impl Validator {
                 self.journal.write(&entry);
                 match self.receipts.note(&published) {
                     Err(error) if error.is_full() => {
-                        let error = causes(&error);
+                        let error = error_chain(&error);
                         tracing::warn!(
                             window = window.0,
                             error,
@@ -802,14 +806,15 @@ impl Validator {
         if window.next().epoch(epoch_windows) == epoch {
             return Ok(());
         }
-        let weights = self.conduct.weights(view, gauntlet::weights(&self.standings));
+        let weights = self.strategy.weights(view, gauntlet::weights(&self.reputations));
         if weights.is_empty() {
             return Ok(());
         }
         // One that a predecessor of ours kept was perhaps committed to before it was killed.
-        let again = self.ballots.of(run, epoch).is_some();
+        let again = self.weight_votes.of(run, epoch).is_some();
         let until = to_be_told_by(self.schedule().vote_deadline(window));
-        let kept = self.with_room(until, heads, |own| Ok(own.ballots.seal(run, epoch, weights.clone())?));
+        let kept =
+            self.with_room(until, heads, |own| Ok(own.weight_votes.store(run, epoch, weights.clone())?));
         let kept = match kept.await? {
             Ok(kept) => kept,
             Err(full) => {
@@ -824,7 +829,7 @@ impl Validator {
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
                 self.forget_ballot(epoch)?;
-                self.no_weights(window, epoch, &causes(&error));
+                self.no_weights(window, epoch, &error_chain(&error));
             }
         }
         Ok(())
@@ -833,9 +838,13 @@ impl Validator {
     /// Forgets a ballot that the chain has, or will never take; on disk when there is room for that.
     fn forget_ballot(&mut self, epoch: u32) -> Result<(), ServeError> {
         let run = self.follower().run.id;
-        match self.ballots.forget(run, epoch) {
+        match self.weight_votes.forget(run, epoch) {
             Err(error) if error.is_full() => {
-                tracing::warn!(epoch, error = causes(&error), "weights that are done with are still on disk");
+                tracing::warn!(
+                    epoch,
+                    error = error_chain(&error),
+                    "weights that are done with are still on disk"
+                );
                 Ok(())
             }
             done => Ok(done?),
@@ -851,7 +860,7 @@ impl Validator {
         let run = &self.follower().run;
         let (run, params) = (run.id, run.params);
         let current = window.epoch(params.epoch_windows);
-        let due = self.ballots.before(run, current);
+        let due = self.weight_votes.before(run, current);
         if due.is_empty() {
             return Ok(());
         }
@@ -859,7 +868,7 @@ impl Validator {
         let opens = self.schedule().opens_at(window);
         wait_past(heads, Block(opens.0.saturating_sub(1))).await?;
         for kept in due {
-            let Kept { epoch, weights, .. } = &kept;
+            let WeightVote { epoch, weights, .. } = &kept;
             let call =
                 Call::RevealWeights { run, epoch: *epoch, weights: weights.clone(), salt: kept.salt() };
             let revealed = match self.follower().chain.submit(call).await {
@@ -869,7 +878,7 @@ impl Validator {
                 // It is not lost: the next window is in time too, or says that it is not.
                 Err(error) if error.is_refusal("Weights", "RevealNotBegun") => continue,
                 Err(error) if error.is_transient() => return Err(error.into()),
-                Err(error) => Err(causes(&error)),
+                Err(error) => Err(error_chain(&error)),
             };
             self.forget_ballot(*epoch)?;
             match revealed {
@@ -889,7 +898,7 @@ impl Validator {
 
     async fn publish_if_checkpoint(&mut self) -> Result<(), ServeError> {
         let run = self.follower().chain.run(self.follower().run.id).await?;
-        let state = &self.holder.state;
+        let state = &self.sync_driver.state;
         if let Some(checkpoint) = run.checkpoint
             && checkpoint.window == state.window
             && state.state_root() == Some(checkpoint.state_root)
@@ -905,7 +914,7 @@ impl Validator {
         match self.follower().chain.submit(call).await {
             Ok(_) => Ok(Ok(())),
             Err(error) if error.is_refusal("Windows", done) => Ok(Ok(())),
-            Err(error) if !error.is_transient() => Ok(Err(causes(&error))),
+            Err(error) if !error.is_transient() => Ok(Err(error_chain(&error))),
             Err(error) => Err(error.into()),
         }
     }
@@ -933,11 +942,11 @@ impl Validator {
     }
 
     fn follower(&self) -> &Follower {
-        &self.holder.follower
+        &self.sync_driver.follower
     }
 
     fn schedule(&self) -> Schedule {
-        self.holder.follower.run.params.schedule
+        self.sync_driver.follower.run.params.schedule
     }
 }
 
@@ -948,7 +957,7 @@ fn to_be_told_by(deadline: Block) -> Block {
 
 /// Why something was not said in time.
 fn no_room(full: &ServeError) -> String {
-    format!("there was no room on the disk: {}", causes(full))
+    format!("there was no room on the disk: {}", error_chain(full))
 }
 
 /// What is attested, with the reasons that a receipt gives for it.
@@ -956,18 +965,18 @@ fn attested(
     verdicts: &[(Uid, Verdict)],
     gathered: &Gathered,
     not_observed: &BTreeMap<Uid, String>,
-) -> Attested {
-    let mut attested = Attested::default();
+) -> Attestation {
+    let mut attested = Attestation::default();
     for (uid, verdict) in verdicts {
         match verdict {
             Verdict::Valid => attested.valid.push(*uid),
             Verdict::Faulty => attested.faulty.push(match gathered.faulty.get(uid) {
-                Some(fault) => FaultSaid {
+                Some(fault) => ReportedFault {
                     uid: *uid,
                     label: fault.label().to_owned(),
                     detail: receipt::text(&fault.to_string()),
                 },
-                None => FaultSaid { uid: *uid, label: "unsaid".to_owned(), detail: String::new() },
+                None => ReportedFault { uid: *uid, label: "unsaid".to_owned(), detail: String::new() },
             }),
         }
     }
@@ -985,7 +994,7 @@ fn judged(report: &gauntlet::SeatReport) -> SeatJudged {
         own_gain: report.own_gain,
         rating: report.rating_after.mu,
         uncertainty: report.rating_after.sigma,
-        mark: report.mark_after,
+        own_data_score: report.own_data_score_after,
         score: report.score,
         weight: report.weight,
         reasons: reasons(report),
@@ -1007,19 +1016,19 @@ fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
 
 /// The later of what a predecessor left: its standings, or what its last receipt says of them. It may have been killed in between, and
 /// what is signed stands.
-pub fn later(standings: Standings, signed: Option<&receipt::Standings>) -> Standings {
+pub fn later(reputations: Reputations, signed: Option<&receipt::Reputations>) -> Reputations {
     match signed {
-        Some(signed) if standings.judged < signed.judged => form::remembered(signed),
-        _ => standings,
+        Some(signed) if reputations.judged < signed.judged => form::remembered(signed),
+        _ => reputations,
     }
 }
 
 /// The standings that a predecessor left, or none.
-pub fn load_standings(directory: &std::path::Path) -> Result<Standings, ServeError> {
+pub fn load_reputations(directory: &std::path::Path) -> Result<Reputations, ServeError> {
     let path = directory.join("standings.json");
     match std::fs::read(&path) {
         Ok(bytes) => Ok(serde_json::from_slice(&bytes)?),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Standings::default()),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Reputations::default()),
         Err(source) => Err(FileError::Read { path, source }.into()),
     }
 }

@@ -8,7 +8,7 @@
 use protocol::{Block, Digest, RunParams, SeatId, Uid, Window};
 use std::collections::BTreeMap;
 use validator::gauntlet::{
-    Evidence, LossPair, Measured, Observed, Standings, Twin, judge, weights, whom_to_evaluate,
+    Evidence, LossPair, Measured, NearDuplicate, Observed, Reputations, judge, weights, whom_to_evaluate,
 };
 
 /// Sequences of each kind, as by default.
@@ -43,7 +43,7 @@ const REGIMES: [Regime; 3] = [
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Miner {
     /// Trains on this share of its sequences and says so.
-    Honest(f64),
+    DefaultStrategy(f64),
     /// The same from this window on: before it has no seat.
     Newcomer(u32),
     /// Trains on this share and says that it was all.
@@ -119,7 +119,7 @@ fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<E
     let own_gap = gap * (1.0 + uneven * dice.normal());
     let (declared, common, own_more) = match miner {
         Miner::Newcomer(from) if window < from => return None,
-        Miner::Honest(share) => (share, of_work(share), own_gap),
+        Miner::DefaultStrategy(share) => (share, of_work(share), own_gap),
         Miner::Newcomer(_) => (1.0, of_work(1.0), own_gap),
         Miner::Partial(share) => (1.0, of_work(share), own_gap * share),
         Miner::Poison(at) if window == at => (1.0, -gain * 2.0, 0.0),
@@ -151,24 +151,24 @@ fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<E
     let spread = (scatter * scatter + gap_scatter * gap_scatter).sqrt();
     let own = of_sequences(1000 + seat as u64, common + own_more, spread);
     let common = of_sequences(1, common, scatter);
-    let twin = Twin {
+    let near_duplicate = NearDuplicate {
         uid: Uid(0),
         window: Window(window.saturating_sub(1)),
         digest: Digest::default(),
         alike: 0.99,
     };
-    let twin = match miner {
-        Miner::Copycat { found } => found.then_some(twin),
-        Miner::OldWork | Miner::Sybil => Some(twin),
+    let near_duplicate = match miner {
+        Miner::Copycat { found } => found.then_some(near_duplicate),
+        Miner::OldWork | Miner::Sybil => Some(near_duplicate),
         // The victim of both, in its own window.
-        _ if seat == 0 => Some(Twin { window: Window(window), ..twin }),
+        _ if seat == 0 => Some(NearDuplicate { window: Window(window), ..near_duplicate }),
         _ => None,
     };
     let measured = measured.then_some(Measured { own, common });
     let trained = (declared * f64::from(N)).round() as u32;
     Some(Evidence {
         seat: registered(seat, miner, window),
-        observed: Observed::Valid { trained, measured, twin },
+        observed: Observed::Valid { trained, measured, near_duplicate },
     })
 }
 
@@ -184,7 +184,7 @@ struct World {
 struct Run {
     /// By window, then seat.
     paid: Vec<Vec<f64>>,
-    standings: Standings,
+    reputations: Reputations,
     penalties: BTreeMap<usize, usize>,
 }
 
@@ -192,7 +192,8 @@ impl World {
     fn run(&self, windows: u32) -> Run {
         let params = RunParams { sequences_per_seat: N, ..RunParams::default() };
         let mut so_far = vec![0.0; self.miners.len()];
-        let mut run = Run { paid: Vec::new(), standings: Standings::default(), penalties: BTreeMap::new() };
+        let mut run =
+            Run { paid: Vec::new(), reputations: Reputations::default(), penalties: BTreeMap::new() };
         for number in 0..windows {
             let window = Window(number);
             let seats: Vec<SeatId> =
@@ -202,21 +203,21 @@ impl World {
                 &seed,
                 window,
                 &seats,
-                &run.standings,
+                &run.reputations,
                 self.budget,
                 params.evaluation_wait_max,
             );
             let evidence: Vec<Evidence> = (0..seats.len())
                 .filter_map(|seat| evidence(self, number, seat, chosen.contains(&seats[seat])))
                 .collect();
-            let verdict = judge(&params, &run.standings, window, &evidence);
+            let verdict = judge(&params, &run.reputations, window, &evidence);
             for report in &verdict.reports {
                 let new = report.penalties.iter().filter(|penalty| penalty.since == window).count();
                 *run.penalties.entry(report.seat.uid.0.into()).or_default() += new;
             }
-            run.standings = verdict.standings;
+            run.reputations = verdict.reputations;
             if (number + 1).is_multiple_of(params.epoch_windows) {
-                let weights = weights(&run.standings);
+                let weights = weights(&run.reputations);
                 let total: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
                 for (uid, weight) in weights {
                     so_far[usize::from(uid.0)] += f64::from(weight) / total;
@@ -236,8 +237,8 @@ fn mean(values: &[f64]) -> f64 {
 fn unevenness(regime: Regime, full: usize, budget: usize) -> (f64, f64) {
     let (mut worst, mut slow) = (0.0f64, 0.0f64);
     for seed in 0..SEEDS {
-        let mut miners = vec![Miner::Honest(1.0); full];
-        miners.extend([Miner::Honest(0.5); 2]);
+        let mut miners = vec![Miner::DefaultStrategy(1.0); full];
+        miners.extend([Miner::DefaultStrategy(0.5); 2]);
         let run = World { regime, seed, miners, budget }.run(WINDOWS);
         let paid = &run.paid[WINDOWS as usize - 1];
         let usual = mean(&paid[..full]);
@@ -301,8 +302,8 @@ fn no_cheat_gets_a_twentieth_of_an_honest_seats_pay() {
         for cheat in cheats {
             let mut shares = [0.0; 3];
             for seed in 0..SEEDS {
-                let mut miners = vec![Miner::Honest(1.0); 6];
-                miners.extend([Miner::Honest(0.5), cheat, cheat]);
+                let mut miners = vec![Miner::DefaultStrategy(1.0); 6];
+                miners.extend([Miner::DefaultStrategy(0.5), cheat, cheat]);
                 let run = World { regime, seed, miners, budget: 9 }.run(WINDOWS);
                 for (share, window) in shares.iter_mut().zip([10, 30, 100]) {
                     let paid = &run.paid[window - 1];
@@ -332,7 +333,7 @@ fn no_cheat_gets_a_twentieth_of_an_honest_seats_pay() {
 
 #[test]
 fn a_newcomer_earns_half_after_fourteen_evaluations_and_nine_tenths_after_forty_five() {
-    let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Newcomer(40)]].concat();
+    let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Newcomer(40)]].concat();
     let mut from = [u32::MAX; 2];
     for seed in 0..SEEDS {
         let world = World { regime: REGIMES[1], seed, miners: miners.clone(), budget: 6 };
@@ -357,7 +358,7 @@ fn one_poisoned_window_costs_more_than_half_of_the_next_pay_whenever_it_is() {
     for at in 30..40 {
         let mut share = 0.0f64;
         for seed in 0..SEEDS {
-            let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Poison(at)]].concat();
+            let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Poison(at)]].concat();
             let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(40);
             let earned = |seat: usize| run.paid[39][seat] - run.paid[29][seat];
             share = share.max(earned(5) / mean(&(0..5).map(earned).collect::<Vec<_>>()));
@@ -371,7 +372,7 @@ fn one_poisoned_window_costs_more_than_half_of_the_next_pay_whenever_it_is() {
 fn who_works_first_and_coasts_afterwards_is_paid_for_no_more_windows_than_it_worked() {
     let mut worked_for = 0.0;
     for seed in 0..SEEDS {
-        let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Coaster(40)]].concat();
+        let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Coaster(40)]].concat();
         let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(140);
         let paid = &run.paid[139];
         worked_for += 140.0 * paid[5] / mean(&paid[..5]) / SEEDS as f64;
@@ -384,7 +385,7 @@ fn who_works_first_and_coasts_afterwards_is_paid_for_no_more_windows_than_it_wor
 fn to_register_again_after_a_poisoned_window_pays_less_than_to_stay() {
     for seed in 0..SEEDS {
         let pay = |miner| {
-            let miners = [vec![Miner::Honest(1.0); 5], vec![miner]].concat();
+            let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![miner]].concat();
             let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(60);
             run.paid[59][5] / mean(&run.paid[59][..5])
         };

@@ -11,7 +11,7 @@
 //! does not have it there, and ends. Each prints one line of JSON once the run is final: `{"url":"ws://…","run":0}`.
 
 use embedded_chain::{Config, EmbeddedChain};
-use mettle_chain_client::{Expectations, SubxtChain, account, keys::Key};
+use mettle_chain_client::{ExpectedChain, SubxtChain, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms};
 use std::{error::Error, io, net::Ipv4Addr, time::Duration};
 
@@ -40,10 +40,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn tell_run_at(url: &str) -> Result<(), Box<dyn Error>> {
-    let chain = SubxtChain::connect(url, Some(Key::dev("//Alice")?), Expectations::default()).await?;
+    let chain = SubxtChain::connect(url, Some(Key::dev("//Alice")?), ExpectedChain::default()).await?;
     // Its first window is far away: it only takes registrations.
     let schedule = Schedule { start: Block(100_000_000), ..RunParams::default().schedule };
-    let wish = account::RunWish {
+    let wish = account::RunRequest {
         params: RunParams { schedule, localnet: true, ..RunParams::default() },
         terms: Terms::default(),
         spec: Digest::of(b"a run to try clients with"),

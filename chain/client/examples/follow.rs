@@ -8,7 +8,7 @@
 //! One line of JSON for each thing that it sees: `{"final":12}`, a block; `{"included":14}`, a call in that block;
 //! `{"failed":"…"}`, a call that was given up, after which it makes the next. Runs until it is killed.
 
-use mettle_chain_client::{Amount, Call, Chain, Expectations, SubxtChain, keys::Key};
+use mettle_chain_client::{Amount, Call, Chain, ExpectedChain, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};
 
 /// Between a call's inclusion and the next call.
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("two arguments: a ws:// URL, and a development account such as //Bob".into());
     };
     let to = Key::dev("//Alice")?.account();
-    let chain = SubxtChain::connect(url, Some(Key::dev(key)?), Expectations::default()).await?;
+    let chain = SubxtChain::connect(url, Some(Key::dev(key)?), ExpectedChain::default()).await?;
 
     let mut heads = chain.heads();
     tokio::spawn(async move {

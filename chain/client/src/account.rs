@@ -16,7 +16,7 @@ pub const HOTKEY_FUNDS_MIN: Amount = Amount(Amount::mtl(1).0 / 100);
 
 /// The seat that somebody wants.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeatWish {
+pub struct SeatRequest {
     pub run: RunId,
     pub role: Role,
     pub hotkey: Hotkey,
@@ -44,7 +44,7 @@ pub struct SeatPlan {
 
 /// A seat that somebody has.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seated {
+pub struct RegisteredSeat {
     pub seat: SeatView,
     /// The hotkey had the seat before.
     pub already: bool,
@@ -57,7 +57,7 @@ pub struct Seated {
 pub async fn plan_seat(
     chain: &dyn Chain,
     coldkey: &Account,
-    wish: &SeatWish,
+    wish: &SeatRequest,
 ) -> Result<SeatPlan, ChainError> {
     let invalid = |reason: String| ChainError::Invalid { doing: registering(wish), reason };
     let status = chain.status(wish.run).await?;
@@ -126,7 +126,7 @@ pub async fn plan_seat(
 /// Registers a hotkey and gives it what it needs for fees. `chain` signs with the coldkey.
 ///
 /// A hotkey that has its seat already is reported as it stands: its stake and endpoint are not changed.
-pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated, ChainError> {
+pub async fn register_seat(chain: &dyn Chain, wish: &SeatRequest) -> Result<RegisteredSeat, ChainError> {
     let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: registering(wish) })?;
     let plan = plan_seat(chain, &coldkey, wish).await?;
     let mut already = plan.already.is_some();
@@ -139,11 +139,15 @@ pub async fn register_seat(chain: &dyn Chain, wish: &SeatWish) -> Result<Seated,
         }
     }
     let seat = seated(chain, &coldkey, wish).await?;
-    Ok(Seated { seat, already, funded: plan.funded })
+    Ok(RegisteredSeat { seat, already, funded: plan.funded })
 }
 
 /// The seat that was wished for, once the chain has it.
-pub async fn seated(chain: &dyn Chain, coldkey: &Account, wish: &SeatWish) -> Result<SeatView, ChainError> {
+pub async fn seated(
+    chain: &dyn Chain,
+    coldkey: &Account,
+    wish: &SeatRequest,
+) -> Result<SeatView, ChainError> {
     let doing = || registering(wish);
     match seat_of(chain, wish.run, &wish.hotkey).await? {
         Some(seat) if seat.coldkey == *coldkey => Ok(seat),
@@ -158,7 +162,7 @@ pub async fn seated(chain: &dyn Chain, coldkey: &Account, wish: &SeatWish) -> Re
     }
 }
 
-fn registering(wish: &SeatWish) -> String {
+fn registering(wish: &SeatRequest) -> String {
     format!("registering {} as {} of run {}", keys::address(&wish.hotkey.0), wish.role, wish.run)
 }
 
@@ -183,7 +187,7 @@ const NOT_REGISTERED: &str = "the hotkey has no seat in this run. Register it fi
 
 /// What a run is made of.
 #[derive(Clone, Debug, PartialEq)]
-pub struct RunWish {
+pub struct RunRequest {
     pub params: RunParams,
     /// As the run is created; its owner may change them later.
     pub terms: Terms,
@@ -199,7 +203,7 @@ pub struct RunWish {
 
 /// Creates a run that the signer owns. If the signer has one that is the same to the last digit, whatever its terms are by
 /// now, it is returned instead.
-pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, ChainError> {
+pub async fn create_run(chain: &dyn Chain, wish: &RunRequest) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
     if let Err(error) = wish.params.validate().and_then(|()| wish.terms.validate()) {
@@ -222,7 +226,11 @@ pub async fn create_run(chain: &dyn Chain, wish: &RunWish) -> Result<RunView, Ch
 }
 
 /// The latest of the owner's runs that is as wished.
-async fn find_run(chain: &dyn Chain, owner: &Account, wish: &RunWish) -> Result<Option<RunView>, ChainError> {
+async fn find_run(
+    chain: &dyn Chain,
+    owner: &Account,
+    wish: &RunRequest,
+) -> Result<Option<RunView>, ChainError> {
     for id in chain.runs().await?.into_iter().rev() {
         let run = chain.run(id).await?;
         let same = run.owner == *owner

@@ -395,7 +395,7 @@ impl Call {
 
     /// Every argument: its name on the chain, and its value as a person reads it. Amounts are in MTL, accounts are
     /// addresses; what has no better form is shown in hex as it is encoded.
-    pub fn said(&self) -> Vec<(&'static str, String)> {
+    pub fn describe(&self) -> Vec<(&'static str, String)> {
         let account = |account: &Account| keys::address(account);
         let words: Vec<String> = match self {
             Call::CreateRun { params, terms, spec, manifest, theta0, origin } => vec![
@@ -448,7 +448,7 @@ impl Call {
                 vec![account(proxy), may.to_string(), "0".into()]
             }
             Call::Proxied { real, call } => {
-                let inner = call.said().into_iter().map(|(name, value)| format!("{name} = {value}"));
+                let inner = call.describe().into_iter().map(|(name, value)| format!("{name} = {value}"));
                 let inner = inner.collect::<Vec<_>>().join(", ");
                 vec![account(real), "none".into(), format!("{}({inner})", call.name())]
             }
@@ -638,7 +638,7 @@ impl EncodeAsFields for Arguments {
 
 /// Whether a chain with this metadata has all the calls that we make and the reads that we ask for; otherwise what it
 /// lacks.
-pub(crate) fn lacks(metadata: &Metadata) -> Result<(), String> {
+pub(crate) fn check_compatible(metadata: &Metadata) -> Result<(), String> {
     for Spelling { pallet, call, arguments } in DAILY {
         let found = metadata.pallet_by_name(pallet).ok_or_else(|| format!("no pallet {pallet}"))?;
         let found = found.call_variant_by_name(call).ok_or_else(|| format!("no call {pallet}.{call}"))?;
@@ -671,14 +671,14 @@ mod tests {
     use codec::Decode as _;
     use protocol::{
         identity::Signature,
-        statement::{Matter, Statement},
+        statement::{Statement, StatementKind},
     };
     use subxt::ext::scale_type_resolver::Field;
 
     /// Something that a validator says of window 9.
     fn said(of: u8) -> SignedStatement {
         let (run, window, uid) = (RunId(7), Window(9), Uid(2));
-        let statement = Statement { run, window, uid, matter: Matter::Vote, digest: Digest([of; 32]) };
+        let statement = Statement { run, window, uid, kind: StatementKind::Vote, digest: Digest([of; 32]) };
         SignedStatement { statement, signature: Signature([of; 64]) }
     }
 
@@ -765,7 +765,7 @@ mod tests {
         for (call, spelling) in calls.iter().zip(spellings()) {
             assert_eq!(call.spelling().call, spelling.call);
             assert_eq!(arguments(call).len(), spelling.arguments.len(), "{call}");
-            assert_eq!(call.said().len(), spelling.arguments.len(), "{call}");
+            assert_eq!(call.describe().len(), spelling.arguments.len(), "{call}");
         }
     }
 
@@ -813,7 +813,7 @@ mod tests {
     fn a_call_is_said_with_every_argument_as_a_person_reads_it() {
         let said = |name: &str| {
             let call = calls().into_iter().find(|call| call.name() == name).unwrap();
-            call.said().into_iter().map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>()
+            call.describe().into_iter().map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>()
         };
         assert_eq!(said("Registry.unstake"), ["run = 7", "uid = 2", "amount = 0.000000000001 MTL"]);
         assert_eq!(said("Nomination.set_commission"), ["run = 7", "uid = 2", "commission = 12.5 %"]);
@@ -864,7 +864,7 @@ mod tests {
         chain.shutdown().await;
 
         let ours = Metadata::decode_from(&bytes).unwrap();
-        assert_eq!(lacks(&ours), Ok(()));
+        assert_eq!(check_compatible(&ours), Ok(()));
         let encode = |metadata: &Metadata, call: &Call| {
             let spelling = call.spelling();
             let pallet = metadata.pallet_by_name(spelling.pallet).unwrap();
@@ -911,7 +911,7 @@ mod tests {
             ("next_salt", "last_salt", "last_salt"),
             ("MettleApi", "KettleApi", "no runtime API MettleApi"),
         ] {
-            let found = lacks(&renamed(&bytes, from, to)).unwrap_err();
+            let found = check_compatible(&renamed(&bytes, from, to)).unwrap_err();
             assert!(found.contains(missing), "{found}");
         }
     }

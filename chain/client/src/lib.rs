@@ -1,7 +1,6 @@
 #![doc = include_str!("../README.md")]
 
 mod amount;
-mod ballot;
 mod call;
 mod clock;
 mod error;
@@ -10,6 +9,7 @@ mod link;
 mod online;
 mod outbox;
 mod submit;
+mod weight_vote;
 
 pub mod account;
 pub mod keys;
@@ -19,7 +19,7 @@ pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
 pub use call::{Call, Payout, ProxyKind, percent};
 pub use clock::WindowClock;
 pub use error::ChainError;
-pub use online::{Expectations, SubxtChain, Timing};
+pub use online::{ExpectedChain, SubxtChain, Timing};
 
 use async_trait::async_trait;
 use protocol::{
@@ -114,7 +114,7 @@ pub trait Chain: Send + Sync {
 
     /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), from the blocks that hold
     /// them; `None` where it did not, or the blocks are gone. A client that reads no blocks knows of none.
-    async fn ballot(
+    async fn weight_vote(
         &self,
         _run: RunId,
         _epoch: u32,

@@ -132,7 +132,7 @@ impl Link {
         let runtime = runtime.await.map_err(|_| LinkError::silent(request_timeout)).and_then(|runtime| {
             runtime.map_err(|error| LinkError::Broken(format!("its metadata cannot be read: {error}")))
         })?;
-        call::lacks(runtime.metadata_ref()).map_err(|found| OpenError::NotOurs {
+        call::check_compatible(runtime.metadata_ref()).map_err(|found| OpenError::NotOurs {
             wanted: "the calls and reads of this release".into(),
             found,
         })?;

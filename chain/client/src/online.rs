@@ -1,11 +1,12 @@
 //! The chain over the network: [`Chain`] as a Substrate node serves it.
 
 use crate::{
-    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included, ballot,
+    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
     follow::{Follower, Line, Standing},
     keys::Key,
     link::{Link, OpenError},
     submit::{Clerk, Order, Stage},
+    weight_vote,
 };
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
@@ -25,7 +26,7 @@ use tokio::{
 
 /// What the chain must be, besides one of ours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Expectations {
+pub struct ExpectedChain {
     /// The hash of its first block. Where none is given, the first chain that is connected to is it: a later connection
     /// must lead to the same one.
     pub genesis: Option<Digest>,
@@ -93,7 +94,7 @@ impl SubxtChain {
     pub async fn connect(
         url: &str,
         key: Option<Key>,
-        expectations: Expectations,
+        expectations: ExpectedChain,
     ) -> Result<SubxtChain, ChainError> {
         SubxtChain::connect_timed(url, key, expectations, Timing::default()).await
     }
@@ -102,7 +103,7 @@ impl SubxtChain {
     pub fn connect_timed(
         url: &str,
         key: Option<Key>,
-        expectations: Expectations,
+        expectations: ExpectedChain,
         timing: Timing,
     ) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
         Box::pin(SubxtChain::start(url, key, expectations, timing))
@@ -111,7 +112,7 @@ impl SubxtChain {
     async fn start(
         url: &str,
         key: Option<Key>,
-        expectations: Expectations,
+        expectations: ExpectedChain,
         timing: Timing,
     ) -> Result<SubxtChain, ChainError> {
         let invalid = |reason: &str| {
@@ -167,7 +168,7 @@ impl SubxtChain {
 }
 
 /// Tries until [`Timing::connect`] has passed: whoever starts a chain and a client together need not mind the order.
-async fn first_link(url: &str, expectations: Expectations, timing: Timing) -> Result<Link, ChainError> {
+async fn first_link(url: &str, expectations: ExpectedChain, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
         let why = match Link::open(url, expectations.genesis, timing.request.min(timing.connect)).await {
@@ -265,7 +266,7 @@ impl Chain for SubxtChain {
         self.call_runtime(&doing, "MettleApi_payslips", (run, uid).encode()).await
     }
 
-    async fn ballot(
+    async fn weight_vote(
         &self,
         run: RunId,
         epoch: u32,
@@ -286,18 +287,18 @@ impl Chain for SubxtChain {
 
         // A ballot is bound once, mostly as its epoch ends.
         let mut bound = None;
-        for number in ballot::until(ballot::commit_blocks(&params, epoch), head).rev() {
+        for number in weight_vote::until(weight_vote::commit_blocks(&params, epoch), head).rev() {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
-            bound = calls.iter().find_map(|bytes| ballot::committed(bytes, commit, run, epoch, hotkey));
+            bound = calls.iter().find_map(|bytes| weight_vote::committed(bytes, commit, run, epoch, hotkey));
             if bound.is_some() {
                 break;
             }
         }
         let Some(bound) = bound else { return Ok(None) };
-        for number in ballot::until(ballot::reveal_blocks(&params, epoch), head) {
+        for number in weight_vote::until(weight_vote::reveal_blocks(&params, epoch), head) {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
             let mut shown =
-                calls.iter().filter_map(|bytes| ballot::revealed(bytes, reveal, run, epoch, hotkey));
+                calls.iter().filter_map(|bytes| weight_vote::revealed(bytes, reveal, run, epoch, hotkey));
             if let Some((weights, _)) = shown.find(|(_, hash)| *hash == bound) {
                 return Ok(Some(weights));
             }

@@ -4,8 +4,8 @@ mod support;
 
 use embedded_chain::{Config, EmbeddedChain, Sealing};
 use mettle_chain_client::{
-    Amount, Call, Chain, ChainError, Expectations, SubxtChain,
-    account::{self, SeatWish},
+    Amount, Call, Chain, ChainError, ExpectedChain, SubxtChain,
+    account::{self, SeatRequest},
     keys::Key,
 };
 use protocol::{Block, Digest, Role, RunId, Uid, Window};
@@ -19,8 +19,8 @@ use support::{
 
 const ONE: Amount = Amount::mtl(1);
 
-fn seat_wish(run: RunId, hotkey: &Key) -> SeatWish {
-    SeatWish {
+fn seat_wish(run: RunId, hotkey: &Key) -> SeatRequest {
+    SeatRequest {
         run,
         role: Role::Miner,
         hotkey: hotkey.hotkey(),
@@ -69,19 +69,19 @@ async fn a_seat_is_registered_once_however_often_it_is_asked_for() {
     assert_eq!((second.seat.id, second.funded), (first.seat.id, Amount::ZERO));
     assert_eq!(free(&bob, &dev("//Bob")).await, before, "asking again cost something");
 
-    let invalid = |result: Result<account::Seated, ChainError>, reason: &str| match result {
+    let invalid = |result: Result<account::RegisteredSeat, ChainError>, reason: &str| match result {
         Err(error @ ChainError::Invalid { .. }) => assert!(error.to_string().contains(reason), "{error}"),
         other => panic!("{other:?}"),
     };
-    let role = SeatWish { role: Role::Validator, ..wish.clone() };
+    let role = SeatRequest { role: Role::Validator, ..wish.clone() };
     invalid(account::register_seat(&bob, &role).await, "as miner");
     invalid(account::register_seat(&owner, &wish).await, &dev("//Bob").address());
     let other = Key::generate().unwrap();
-    let low = SeatWish { stake: Amount(1), ..seat_wish(run.id, &other) };
+    let low = SeatRequest { stake: Amount(1), ..seat_wish(run.id, &other) };
     invalid(account::register_seat(&bob, &low).await, "at least 0.01 MTL");
-    let dear = SeatWish { stake: Amount::mtl(5_000_000), ..seat_wish(run.id, &other) };
+    let dear = SeatRequest { stake: Amount::mtl(5_000_000), ..seat_wish(run.id, &other) };
     invalid(account::register_seat(&bob, &dear).await, "Transfer to it");
-    let nowhere = SeatWish { run: RunId(7), ..wish };
+    let nowhere = SeatRequest { run: RunId(7), ..wish };
     assert_eq!(account::register_seat(&bob, &nowhere).await.unwrap_err(), ChainError::NoSuchRun(RunId(7)));
     chain.shutdown().await;
 }
@@ -151,14 +151,14 @@ async fn a_pallet_s_refusal_has_its_name_and_says_what_to_do() {
     // What the chain would not even take.
     let url = chain.url();
     let poor = Some(Key::generate().unwrap());
-    let poor = SubxtChain::connect_timed(&url, poor, Expectations::default(), patient()).await.unwrap();
+    let poor = SubxtChain::connect_timed(&url, poor, ExpectedChain::default(), patient()).await.unwrap();
     let error = poor.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
     assert!(
         matches!(&error, ChainError::Invalid { reason, .. } if reason.contains("cannot pay the fee")),
         "{error}"
     );
     let reader =
-        SubxtChain::connect_timed(&chain.url(), None, Expectations::default(), patient()).await.unwrap();
+        SubxtChain::connect_timed(&chain.url(), None, ExpectedChain::default(), patient()).await.unwrap();
     let error = reader.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
     assert!(matches!(error, ChainError::NoSigner { .. }), "{error}");
     chain.shutdown().await;
@@ -237,7 +237,7 @@ async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew
     let alice = client(&chain.url(), "//Alice").await;
     let hasty_timing = patient_for(Duration::from_millis(400));
     let hasty =
-        SubxtChain::connect_timed(&chain.url(), Some(dev("//Bob")), Expectations::default(), hasty_timing)
+        SubxtChain::connect_timed(&chain.url(), Some(dev("//Bob")), ExpectedChain::default(), hasty_timing)
             .await
             .unwrap();
     let mut clock = alice.clock();
@@ -280,7 +280,7 @@ async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
     let proxy = Proxy::to(chain.address().port()).await;
     let timing = mettle_chain_client::Timing { request: Duration::from_secs(2), ..patient() };
     let key = Some(dev("//Alice"));
-    let alice = SubxtChain::connect_timed(&proxy.url(), key, Expectations::default(), timing).await.unwrap();
+    let alice = SubxtChain::connect_timed(&proxy.url(), key, ExpectedChain::default(), timing).await.unwrap();
     let receiver = Key::generate().unwrap().account();
     for (count, fault) in [(1, Wire::Cut), (2, Wire::Blocked)] {
         let connections = proxy.connections();
@@ -364,7 +364,7 @@ async fn a_chain_that_finalises_nothing_is_said_to() {
     let chain = idle_chain(2).await;
     let timing = patient_for(Duration::from_millis(500));
     let key = Some(dev("//Alice"));
-    let alice = SubxtChain::connect_timed(&chain.url(), key, Expectations::default(), timing).await.unwrap();
+    let alice = SubxtChain::connect_timed(&chain.url(), key, ExpectedChain::default(), timing).await.unwrap();
     let error = loop {
         let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
         // On a busy machine the patience may end before the call is signed: then it will never be, and is asked for again.
@@ -386,7 +386,7 @@ async fn a_chain_that_finalises_nothing_is_said_to() {
 async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
     let chain = busy_chain().await;
     let connect = async |url: &str, genesis| {
-        SubxtChain::connect_timed(url, None, Expectations { genesis }, patient()).await.map(|_| ())
+        SubxtChain::connect_timed(url, None, ExpectedChain { genesis }, patient()).await.map(|_| ())
     };
     let not_ours = |result: Result<(), ChainError>, expected: &str| match result {
         Err(ChainError::NotOurs { found, .. }) => assert!(found.contains(expected), "{found}"),
@@ -402,7 +402,7 @@ async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
     // A server of another kind that speaks JSON-RPC.
     proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
     let hasty = mettle_chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
-    let other = SubxtChain::connect_timed(&proxy.url(), None, Expectations::default(), hasty).await;
+    let other = SubxtChain::connect_timed(&proxy.url(), None, ExpectedChain::default(), hasty).await;
     assert!(other.is_err());
     chain.shutdown().await;
 }
@@ -442,7 +442,7 @@ async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
 async fn where_there_is_no_chain_the_client_says_so() {
     let timing = mettle_chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
     let connect = async |url: &str| {
-        SubxtChain::connect_timed(url, None, Expectations::default(), timing).await.map(|_| ()).unwrap_err()
+        SubxtChain::connect_timed(url, None, ExpectedChain::default(), timing).await.map(|_| ()).unwrap_err()
     };
     // A port that is taken, so that no other test's chain is there, and at which nobody listens.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -461,6 +461,6 @@ async fn where_there_is_no_chain_the_client_says_so() {
     }
     let bad = mettle_chain_client::Timing { era_blocks: 65, ..timing };
     let error =
-        SubxtChain::connect_timed("ws://127.0.0.1:1", None, Expectations::default(), bad).await.map(|_| ());
+        SubxtChain::connect_timed("ws://127.0.0.1:1", None, ExpectedChain::default(), bad).await.map(|_| ());
     assert!(matches!(error, Err(ChainError::Invalid { .. })));
 }

@@ -1,8 +1,8 @@
-//! How many transactions of the protocol the chain takes and includes in a second, and how long the blocks take in which a
-//! window opens and is selected, in a run with as many miners as are asked of it and 64 validators.
+//! Measures transactions per second that the chain accepts and includes, and the time of the blocks that open a
+//! window and make its selection, in a run with 64 validators.
 //!
-//! Not a criterion bench: a window can be filled once. `cargo bench -p mettle-embedded-chain --bench throughput` prints one line
-//! of JSON; `-- SEATS` for another number of miners.
+//! Not a criterion benchmark, as a window can be filled once. `cargo bench -p mettle-embedded-chain --bench
+//! throughput` prints one line of JSON; `-- MINERS` sets the number of miners.
 
 use codec::{Compact, Encode};
 use mettle_embedded_chain::{Config, EmbeddedChain, PoolLimits, Sealing};
@@ -47,7 +47,7 @@ async fn main() {
     let idle = timed_at(&chain, SCHEDULE.start.0 - 1).await;
     let opening = timed_at(&chain, SCHEDULE.start.0).await;
 
-    // Everybody commits.
+    // Every miner commits.
     let commits: Vec<String> = miners
         .iter()
         .map(|hotkey| {
@@ -65,7 +65,7 @@ async fn main() {
     }
     let sealing: Duration = blocks.iter().sum();
 
-    // Everybody is found valid, and selected from; the next window opens.
+    // Every contribution is attested as valid and the selection is made; then the next window opens.
     go_to(&chain, SCHEDULE.start.0 + SCHEDULE.commit_by).await;
     let verdicts: Vec<_> = (0..seats).map(|uid| (Uid(uid as u16), Verdict::Valid)).collect();
     let attestations: Vec<String> = validators
@@ -104,7 +104,7 @@ async fn main() {
     chain.shutdown().await;
 }
 
-/// A run of these seats, the last of them validators', about to start.
+/// Creates a run with these seats, the last ones validators'.
 async fn set_up(
     chain: &EmbeddedChain,
     client: &RpcClient,
@@ -165,7 +165,7 @@ async fn go_to(chain: &EmbeddedChain, number: u32) {
     }
 }
 
-/// How long block `number` takes, which is not made yet.
+/// The time to make block `number`.
 async fn timed_at(chain: &EmbeddedChain, number: u32) -> Duration {
     assert!(chain.best().number < number, "block {number} was made before it could be timed");
     go_to(chain, number - 1).await;

@@ -1,8 +1,8 @@
-//! The chain itself: which blocks there are, which of them are final, and how the next one comes about.
+//! The chain: its blocks, which of them are final, and how the next one is made.
 //!
-//! There is one writer at a time (sealing a block, or dropping the unfinalised ones), and it holds the readers' lock only
-//! to look and to put the result in place; the runtime and the disk are waited for outside. A block becomes final when
-//! enough others stand on it, and is on disk before anybody is told.
+//! One writer at a time seals a block or drops the unfinalised ones. It holds the readers' lock only to read and to
+//! store the result, never while the runtime or the disk works. A block becomes final when `finality_lag` blocks
+//! follow it, and is on disk before any client is told.
 
 use crate::{
     execute::{BuildError, Built, CallError, Candidate, Extrinsic, Genesis, Header, Runtime, slot_of},
@@ -22,37 +22,37 @@ use std::{
 };
 use tokio::sync::{Notify, watch};
 
-/// Transactions that are validated anew with each block.
+/// The most transactions revalidated per block.
 const REVALIDATED_MAX: usize = 64;
-/// How often a transaction is validated again because a block came in between.
+/// The most validations of a transaction that a new block makes outdated.
 const VALIDATED_MAX: usize = 16;
 
-/// A block's place in the chain.
+/// A block's number and hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     pub number: u32,
     pub hash: H256,
 }
 
-/// The ends of the chain.
+/// The best and the finalised block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
     pub best: Head,
     pub finalised: Head,
 }
 
-/// Why there is no new block. The chain is unchanged.
+/// Why no block was made. The chain is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum SealError {
-    #[error("the runtime made no block {number}")]
+    #[error("the runtime could not make block {number}")]
     Build { number: u32, source: BuildError },
-    #[error("a block could not be saved")]
+    #[error("a block could not be stored")]
     Store(#[from] StoreError),
     #[error("the chain was stopped")]
     Stopped,
 }
 
-/// Why a question has no answer.
+/// Why a query has no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum QueryError {
     #[error("UnknownBlock: Header was not found in the database: {0:?}")]
@@ -64,7 +64,7 @@ pub(crate) enum QueryError {
     Discarded { hash: H256, number: u32, kept: u32 },
 }
 
-/// Why a transaction is not taken.
+/// Why a transaction is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SubmitError {
     #[error(transparent)]
@@ -73,7 +73,7 @@ pub(crate) enum SubmitError {
     Invalid(TransactionValidityError),
     #[error(transparent)]
     Rejected(#[from] Rejection),
-    #[error("blocks came faster than it could be validated")]
+    #[error("new blocks came faster than the transaction could be validated")]
     Busy,
 }
 
@@ -84,19 +84,19 @@ pub(crate) struct Chain {
     writer: Mutex<Writer>,
     inner: Mutex<Inner>,
     heads: watch::Sender<Heads>,
-    /// Rung when there is something to put into a block.
+    /// Notified when there is a transaction for a block.
     pub(crate) work: Notify,
 }
 
 struct Writer {
-    /// The slot of the last block made, dropped ones included: no two blocks have the same.
+    /// The slot of the last block made, dropped ones included: slots are unique.
     slot: u64,
     store: Option<Store>,
     stopped: bool,
 }
 
 struct Inner {
-    /// The canonical chain: the genesis block, then those that are kept.
+    /// The stored part of the canonical chain, with the genesis block.
     blocks: BTreeMap<u32, Block>,
     numbers: HashMap<H256, u32>,
     heads: Heads,
@@ -106,7 +106,7 @@ struct Inner {
 struct Block {
     header: Header,
     hash: H256,
-    /// None once it is old.
+    /// `None` once it is pruned.
     body: Option<Body>,
 }
 
@@ -115,11 +115,11 @@ struct Body {
     inherents: usize,
     included: Vec<H256>,
     state: State,
-    /// What it changed, until that is on disk.
+    /// The changes of the state, until they are on disk.
     unsaved: Changes,
 }
 
-/// A block that is about to become final, as it is saved.
+/// A block that becomes final, as it is stored.
 struct Finalising {
     head: Head,
     header: Header,
@@ -128,7 +128,7 @@ struct Finalising {
 }
 
 impl Chain {
-    /// A chain that begins at `genesis`, or goes on where it was left.
+    /// Starts a chain at `genesis`, or resumes a saved one.
     pub(crate) fn new(
         runtime: Runtime,
         genesis: Genesis,
@@ -145,7 +145,7 @@ impl Chain {
             }
             Some((store, resumed)) => (resume(resumed, &store)?, Some(store)),
         };
-        let (number, last) = blocks.last_key_value().expect("there is a genesis block at least");
+        let (number, last) = blocks.last_key_value().expect("there is at least the genesis block");
         let head = Head { number: *number, hash: last.hash };
         let slot = slot_of(&last.header).unwrap_or(0);
         let heads = Heads { best: head, finalised: head };
@@ -163,7 +163,7 @@ impl Chain {
         })
     }
 
-    // What there is.
+    // Reads.
 
     pub(crate) fn heads(&self) -> watch::Receiver<Heads> {
         self.heads.subscribe()
@@ -177,7 +177,7 @@ impl Chain {
         self.inner().block(hash).map(|block| block.header.clone())
     }
 
-    /// The headers of the canonical chain from `first` to `last`, as far as they are kept.
+    /// The stored headers of the canonical chain from `first` to `last`.
     pub(crate) fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
         if first > last {
             return Vec::new();
@@ -186,8 +186,8 @@ impl Chain {
         inner.blocks.range(first..=last).map(|(_, block)| (block.hash, block.header.clone())).collect()
     }
 
-    /// The headers up to `best` that follow `last`, as far as they are kept. Where `last` was dropped, those after `sure`,
-    /// the last block before it that was final: whatever was told after that may be of another chain.
+    /// The stored headers after `last` up to `best`. If `last` was dropped, those after `sure`, the last finalised
+    /// block before it: later ones may have been replaced.
     pub(crate) fn headers_after(&self, last: Head, sure: u32, best: Head) -> Vec<(H256, Header)> {
         let inner = self.inner();
         let stands = inner.blocks.get(&last.number).is_some_and(|block| block.hash == last.hash);
@@ -198,7 +198,7 @@ impl Chain {
         inner.blocks.range(first..=best.number).map(|(_, block)| (block.hash, block.header.clone())).collect()
     }
 
-    /// A block with its extrinsics; none if it is not known.
+    /// A block with its extrinsics; `None` if it is unknown.
     pub(crate) fn block(&self, hash: H256) -> Result<Option<(Header, Vec<Extrinsic>)>, QueryError> {
         let inner = self.inner();
         let Some(block) = inner.block(hash) else { return Ok(None) };
@@ -206,7 +206,7 @@ impl Chain {
         Ok(Some((block.header.clone(), body.extrinsics.clone())))
     }
 
-    /// The state after a block, the best one if none is named.
+    /// The state after a block, by default the best one.
     pub(crate) fn state(&self, at: Option<H256>) -> Result<(Head, State), QueryError> {
         let inner = self.inner();
         let hash = at.unwrap_or(inner.heads.best.hash);
@@ -215,7 +215,7 @@ impl Chain {
         Ok((Head { number: block.header.number, hash }, body.state.clone()))
     }
 
-    /// The transactions that are ready for a block.
+    /// The ready transactions of the pool.
     pub(crate) fn pending(&self) -> Vec<Extrinsic> {
         self.inner().pool.candidates().into_iter().map(|candidate| candidate.bytes).collect()
     }
@@ -225,9 +225,9 @@ impl Chain {
         self.inner().pool.is_provided(&tag.to_vec())
     }
 
-    // What changes it.
+    // Writes.
 
-    /// Takes a transaction into the pool.
+    /// Validates a transaction and adds it to the pool.
     pub(crate) fn submit(&self, bytes: Vec<u8>, watcher: Option<Watcher>) -> Result<H256, SubmitError> {
         let hash = BlakeTwo256::hash(&bytes);
         let bytes: Extrinsic = bytes.into();
@@ -244,7 +244,7 @@ impl Chain {
                 }
             };
             let mut inner = self.inner();
-            // What it requires was said of the chain as it was then.
+            // The result holds for the best block only.
             if inner.heads.best == at {
                 inner.pool.submit(hash, bytes, valid, at.number, watcher)?;
                 drop(inner);
@@ -255,7 +255,7 @@ impl Chain {
         Err(SubmitError::Busy)
     }
 
-    /// Makes the next block of what is in the pool, even if that is nothing.
+    /// Makes the next block from the pool's transactions, or an empty one.
     pub(crate) fn seal(&self) -> Result<Head, SealError> {
         let mut writer = self.writer();
         if writer.stopped {
@@ -279,19 +279,18 @@ impl Chain {
         }
         let finalising = self.finalising(&built, finalised);
 
-        // Act. What becomes final is on disk before anybody hears of it.
+        // Act. A block is on disk before it is announced as final.
         if let (Some(store), Some(block)) = (&writer.store, &finalising) {
             store.append(&block.header, &block.body, &block.changes)?;
         }
         writer.slot = slot;
         let head = Head { number, hash: built.hash };
-        self.put(built, finalising.map(|block| block.head));
+        self.append(built, finalising.map(|block| block.head));
         self.revalidate(head);
         Ok(head)
     }
 
-    /// Goes back to the finalised head; the transactions of the dropped blocks return to the pool. Returns how many blocks
-    /// were dropped.
+    /// Returns to the finalised head, and the dropped transactions to the pool. Returns the number of dropped blocks.
     pub(crate) fn drop_unfinalised(&self) -> Result<u32, SealError> {
         let writer = self.writer();
         if writer.stopped {
@@ -317,27 +316,27 @@ impl Chain {
             body.included.iter().zip(own).map(|(hash, bytes)| Candidate { hash: *hash, bytes: bytes.clone() })
         });
         for Candidate { hash, bytes } in returning.chain(waiting) {
-            self.take_back(heads.best, hash, bytes);
+            self.resubmit(heads.best, hash, bytes);
         }
         tracing::warn!(blocks = dropped.len(), back_to = heads.best.number, "dropped unfinalised blocks");
-        Ok(u32::try_from(dropped.len()).expect("there are fewer blocks than numbers for them"))
+        Ok(u32::try_from(dropped.len()).expect("block numbers are u32"))
     }
 
-    /// No block is made from here on, and the disk is let go.
+    /// Ends block production and closes the store.
     pub(crate) fn stop(&self) {
         let mut writer = self.writer();
         writer.stopped = true;
         writer.store = None;
     }
 
-    /// What becomes final with a new block: the one that it is `finality_lag` ahead of.
+    /// The block that a new block makes final: the one `finality_lag` blocks before it.
     fn finalising(&self, built: &Built, finalised: Head) -> Option<Finalising> {
         let number = built.header.number.checked_sub(self.finality_lag)?;
         if number <= finalised.number {
             return None;
         }
         let inner = self.inner();
-        let before = inner.blocks.get(&(number - 1)).expect("what an unfinalised block stands on is kept");
+        let before = inner.blocks.get(&(number - 1)).expect("the parent of an unfinalised block is stored");
         let before = inner.state(before);
         let whole = |header: &Header, hash, inherents: usize, extrinsics: &[Extrinsic], changes: &Changes| {
             Finalising {
@@ -360,14 +359,14 @@ impl Chain {
                 &built.changes,
             ));
         }
-        let block = inner.blocks.get(&number).expect("unfinalised blocks are kept");
-        let body = block.body.as_ref().expect("unfinalised blocks are whole");
+        let block = inner.blocks.get(&number).expect("unfinalised blocks are stored");
+        let body = block.body.as_ref().expect("unfinalised blocks have their body");
         Some(whole(&block.header, block.hash, body.inherents, &body.extrinsics, &body.unsaved))
     }
 
-    /// Puts a block on top of the chain, and moves the finalised head. The heads are told before any transaction's fate
-    /// is: whoever hears that its transaction is final finds it in the finalised head's state.
-    fn put(&self, built: Built, finalised: Option<Head>) {
+    /// Appends a block and moves the finalised head. Announces the heads before the transactions' statuses: a client
+    /// told that its transaction is final finds it in the finalised state.
+    fn append(&self, built: Built, finalised: Option<Head>) {
         let mut inner = self.inner();
         let number = built.header.number;
         let body = Body {
@@ -388,14 +387,14 @@ impl Chain {
         if let Some(head) = finalised {
             let Inner { blocks, pool, .. } = &mut *inner;
             let block = blocks.get_mut(&head.number).and_then(|block| block.body.as_mut());
-            let body = block.expect("a block is whole when it becomes final");
+            let body = block.expect("a block that becomes final has its body");
             body.unsaved = Changes::new();
             pool.finalised(head.hash, &body.included);
             inner.prune(self.keep);
         }
     }
 
-    /// Looks again at some of the transactions that have waited.
+    /// Validates some waiting transactions again.
     fn revalidate(&self, best: Head) {
         let due = self.inner().pool.due(best.number, REVALIDATED_MAX);
         if due.is_empty() {
@@ -409,15 +408,15 @@ impl Chain {
         self.inner().pool.revalidated(results, best.number);
     }
 
-    /// Returns a transaction to the pool, if it is still good.
-    fn take_back(&self, best: Head, hash: H256, bytes: Extrinsic) {
+    /// Returns a transaction to the pool, if it is still valid.
+    fn resubmit(&self, best: Head, hash: H256, bytes: Extrinsic) {
         let (_, state) = self.state(Some(best.hash)).expect("the best block has its state");
         let valid = self.runtime.validate(&state, best.hash, &bytes);
         let mut inner = self.inner();
         match valid {
             Ok(Ok(valid)) => {
                 match inner.pool.submit(hash, bytes, valid, best.number, None) {
-                    // Its sender was faster.
+                    // The sender resubmitted it first.
                     Ok(()) | Err(Rejection::AlreadyThere) => {}
                     Err(_) => inner.pool.discard(&hash, Status::Dropped),
                 }
@@ -433,11 +432,11 @@ impl Chain {
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().expect("nothing panics while it holds the chain")
+        self.inner.lock().expect("no thread panics while it holds the chain")
     }
 
     fn writer(&self) -> MutexGuard<'_, Writer> {
-        self.writer.lock().expect("nothing panics while it writes the chain")
+        self.writer.lock().expect("no thread panics while it writes the chain")
     }
 }
 
@@ -447,15 +446,15 @@ impl Inner {
     }
 
     fn best(&self) -> &Block {
-        self.blocks.get(&self.heads.best.number).expect("the best block is kept")
+        self.blocks.get(&self.heads.best.number).expect("the best block is stored")
     }
 
     fn state(&self, block: &Block) -> State {
-        let body = block.body.as_ref().expect("the finalised head and all after it have their state");
+        let body = block.body.as_ref().expect("the finalised head and later blocks have their state");
         body.state.clone()
     }
 
-    /// Forgets what is old.
+    /// Prunes old bodies and headers.
     fn prune(&mut self, keep: Keep) {
         let finalised = self.heads.finalised.number;
         let bodies = self.blocks.range_mut(..keep.first_state(finalised)).rev();
@@ -473,7 +472,7 @@ impl Inner {
 }
 
 impl Body {
-    /// A block as it comes from the disk.
+    /// A block loaded from disk.
     fn resumed(stored: Option<StoredBody>, state: State) -> Body {
         let (inherents, extrinsics) =
             stored.map(|body| (body.inherents, body.extrinsics)).unwrap_or_default();
@@ -484,8 +483,8 @@ impl Body {
     }
 }
 
-/// Puts the chain together as it was left: the state as saved, and those before it by taking one block after the other
-/// back. Each is checked against its header.
+/// Rebuilds the stored chain: the last state as saved, earlier ones by undoing block after block. Each is checked
+/// against its header.
 fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, StoreError> {
     let mut blocks = BTreeMap::new();
     let mut state = Some(State::empty().with_changes(&resumed.state));
@@ -496,7 +495,7 @@ fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, Store
             (Some(current), Some(stored)) => {
                 if current.root() != header.state_root {
                     return Err(
-                        store.damaged(&format!("the state after block {number} is not what its header says"))
+                        store.damaged(&format!("the state after block {number} differs from its header"))
                     );
                 }
                 state = (number > 0).then(|| current.with_changes(&stored.undo));
@@ -509,7 +508,7 @@ fn resume(resumed: Resumed, store: &Store) -> Result<BTreeMap<u32, Block>, Store
     Ok(blocks)
 }
 
-/// The one clock of the chain: it only decides in which slot a block is made.
+/// The chain's only clock: it decides in which slot a block is made.
 fn now_millis() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -521,7 +520,7 @@ mod tests {
     use crate::Config;
 
     #[test]
-    fn who_looks_late_is_told_of_every_block_since_the_chain_parted() {
+    fn a_late_subscriber_gets_every_block_since_the_fork() {
         let chain = crate::open(&Config { finality_lag: 2, ..Config::default() }).unwrap();
         let seal = |blocks: u32| (0..blocks).map(|_| chain.seal().unwrap()).last().unwrap();
         let after = |last, sure, best| -> Vec<H256> {
@@ -535,7 +534,7 @@ mod tests {
         let fifth = seal(1);
         assert_eq!(after(told, sure, fifth), [fifth.hash]);
 
-        // The chain goes back to block 3 and on to block 6 before anybody looks: by then the new block 4 is final.
+        // Back to block 3, then on to block 6 before the subscriber looks: by then the new block 4 is final.
         chain.drop_unfinalised().unwrap();
         assert!(after(told, sure, heads().best).contains(&heads().best.hash));
         let new: Vec<H256> = (0..3).map(|_| seal(1).hash).collect();

@@ -1,11 +1,11 @@
-//! Runs the runtime over a state: single calls, and whole blocks.
+//! Executes the runtime over a state: single calls, and whole blocks.
 //!
-//! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. A block is therefore what it is on
-//! a node: `Core_initialize_block`, the inherents, each extrinsic in a storage transaction of its own, then
+//! `impl_runtime_apis!` also generates `api::dispatch(method, bytes)` for native code. So a block is made as on a
+//! node: `Core_initialize_block`, the inherents, each extrinsic in its own storage transaction, then
 //! `BlockBuilder_finalize_block`, which computes the state root.
 //!
-//! A native runtime panics where a Wasm one would trap. Every call is caught: an extrinsic that makes the runtime panic
-//! is thrown out and the block is made anew without it, as whatever it left behind in memory cannot be trusted.
+//! A native runtime panics where Wasm would trap. Every call catches panics. An extrinsic that panics is rejected,
+//! and the block is made again without it, as its changes cannot be trusted.
 
 use crate::state::{Changes, STATE_VERSION, State};
 use codec::{Decode, DecodeLimit, Encode};
@@ -29,39 +29,39 @@ use std::{
 
 pub(crate) type Header = generic::Header<u32, BlakeTwo256>;
 
-/// The bytes of an extrinsic as a block carries them.
+/// The bytes of an extrinsic in a block.
 pub(crate) type Extrinsic = Arc<[u8]>;
 
-/// Calls within calls, at most. A native runtime decodes and dispatches them on the thread's own stack.
+/// The deepest nesting of calls: a native runtime decodes and dispatches them on the thread's stack.
 const CALL_DEPTH_MAX: u32 = 64;
-/// Transactions that did not fit, after which a block looks no further for one that does.
+/// After this many transactions that did not fit, a block takes no more.
 const SKIPPED_MAX: usize = 8;
-/// Transactions that made the runtime panic, after which a block is finished without any further ones.
-const THROWN_OUT_MAX: usize = 8;
-/// What stands where a node has its Wasm: this chain runs the runtime natively, and a new code would change nothing.
+/// After this many transactions that panicked, a block takes no more.
+const PANICKING_MAX: usize = 8;
+/// Stands in the state for the Wasm runtime: this chain runs native code, and `set_code` has no effect.
 const CODE: &[u8] = b"mettle: native code of a development chain";
 
-/// The runtime as this chain sees it: a function from a method and its arguments to a result.
+/// The native runtime: a function from method and arguments to a result.
 #[derive(Clone)]
 pub(crate) struct Runtime {
     pub(crate) dispatch: fn(&str, &[u8]) -> Option<Vec<u8>>,
     pub(crate) version: RuntimeVersion,
-    /// By how much chain time advances with a slot, in milliseconds.
+    /// Length of a slot, in milliseconds.
     pub(crate) slot_millis: u64,
 }
 
-/// Why a call of the runtime gave no result.
+/// Why a runtime call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     #[error("the runtime has no function `{0}`")]
     Unknown(String),
     #[error("the runtime panicked in `{method}`: {message}")]
     Panicked { method: String, message: String },
-    #[error("`{method}` returned what cannot be decoded: {source}")]
+    #[error("cannot decode the result of `{method}`: {source}")]
     Undecodable { method: &'static str, source: codec::Error },
-    #[error("`{0}` is for making blocks, and is not offered to clients")]
+    #[error("`{0}` makes blocks and is not available to clients")]
     NotOffered(String),
-    #[error("an extrinsic cannot be decoded: {0}")]
+    #[error("cannot decode an extrinsic: {0}")]
     BadExtrinsic(codec::Error),
 }
 
@@ -72,22 +72,22 @@ pub enum BuildError {
     Call(#[from] CallError),
     #[error("the inherent extrinsic {index} was refused: {reason}")]
     Inherent { index: usize, reason: &'static str },
-    #[error("the runtime keeps child tries, which this chain does not")]
+    #[error("the runtime uses child tries, which this chain does not support")]
     ChildTries,
-    #[error("the block's header says another state root than its state has")]
+    #[error("the state root in the block's header differs from its state")]
     StateRoot,
 }
 
-/// A block that was made, not yet part of the chain.
+/// A new block that is not part of the chain yet.
 pub(crate) struct Built {
     pub(crate) header: Header,
     pub(crate) hash: H256,
     pub(crate) extrinsics: Vec<Extrinsic>,
-    /// So many of the extrinsics, from the first, are the chain's own.
+    /// Number of inherents, which are the first extrinsics.
     pub(crate) inherents: usize,
-    /// Which transactions it includes, in order.
+    /// The included transactions, in order.
     pub(crate) included: Vec<H256>,
-    /// What is to be done with those that it does not include.
+    /// The other candidates, and why they are not included.
     pub(crate) left_out: Vec<(H256, LeftOut)>,
     pub(crate) state: State,
     pub(crate) changes: Changes,
@@ -96,9 +96,9 @@ pub(crate) struct Built {
 /// Why a candidate is not in the block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeftOut {
-    /// The block is full: a later one may have room. `alone` if it had nothing else in it.
+    /// The block is full; a later one may have room. `alone` if the block was empty.
     Full { alone: bool },
-    /// Something it waits for did not come.
+    /// A transaction that it requires is missing.
     TooEarly,
     /// It will never be valid.
     Refused(TransactionValidityError),
@@ -113,7 +113,7 @@ pub(crate) struct Candidate {
 }
 
 impl Runtime {
-    /// The runtime this crate was built with.
+    /// The runtime that this crate was compiled with.
     pub(crate) fn native() -> Runtime {
         Runtime {
             dispatch: mettle_runtime::api::dispatch,
@@ -122,12 +122,12 @@ impl Runtime {
         }
     }
 
-    /// Calls one function and forgets what it wrote.
+    /// Calls a function and discards its changes.
     pub(crate) fn call(&self, state: &State, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
         over(state, || self.one(method, args)).0
     }
 
-    /// The same for a stranger, who may not overflow the stack.
+    /// As [`Runtime::call`], for clients: refuses what could overflow the stack, and block production.
     pub(crate) fn call_for_client(
         &self,
         state: &State,
@@ -150,7 +150,7 @@ impl Runtime {
         self.call(state, method, args)
     }
 
-    /// Asks whether a transaction could go into a block on top of `at`.
+    /// Validates a transaction for a block on top of `at`.
     pub(crate) fn validate(
         &self,
         state: &State,
@@ -163,7 +163,7 @@ impl Runtime {
         decode(METHOD, &self.call(state, METHOD, &args)?)
     }
 
-    /// Builds the state before the first block.
+    /// Builds the genesis state.
     pub(crate) fn genesis(&self, config: &[u8]) -> Result<Result<Genesis, String>, CallError> {
         const METHOD: &str = "GenesisBuilder_build_state";
         let empty = State::empty();
@@ -176,13 +176,13 @@ impl Runtime {
         if let Err(reason) = result? {
             return Ok(Err(reason));
         }
-        match settle(&empty, overlay) {
+        match apply_overlay(&empty, overlay) {
             Ok((state, changes)) => Ok(Ok(Genesis { header: genesis_header(&state), state, changes })),
             Err(error) => Ok(Err(error.to_string())),
         }
     }
 
-    /// Makes the block after `parent` of the candidates in their order, as many as have room.
+    /// Makes the block after `parent`, of as many candidates as fit, in order.
     pub(crate) fn build(
         &self,
         parent: &Header,
@@ -190,31 +190,31 @@ impl Runtime {
         slot: u64,
         candidates: &[Candidate],
     ) -> Result<Built, BuildError> {
-        let mut thrown_out = BTreeMap::<H256, String>::new();
-        // Where finishing the block panics, nobody says by whose fault: blocks of half the size find out.
+        let mut panicking = BTreeMap::<H256, String>::new();
+        // If finalising the block panics, the culprit is unknown: try with half the transactions.
         let mut room = usize::MAX;
         loop {
-            match self.attempt(parent, state, slot, candidates, &thrown_out, room) {
+            match self.attempt(parent, state, slot, candidates, &panicking, room) {
                 Ok(mut built) => {
                     let panicked =
-                        thrown_out.into_iter().map(|(hash, message)| (hash, LeftOut::Panicked(message)));
+                        panicking.into_iter().map(|(hash, message)| (hash, LeftOut::Panicked(message)));
                     built.left_out.extend(panicked);
                     return Ok(built);
                 }
                 Err(Stop::Block(error)) => return Err(error),
                 Err(Stop::Extrinsic { hash, message }) => {
-                    thrown_out.insert(hash, message);
+                    panicking.insert(hash, message);
                 }
                 Err(Stop::Finish { included, error }) => match included.as_slice() {
                     [] => return Err(error.into()),
                     [only] => {
-                        thrown_out.insert(*only, error.to_string());
+                        panicking.insert(*only, error.to_string());
                         room = usize::MAX;
                     }
                     many => room = many.len() / 2,
                 },
             }
-            if thrown_out.len() >= THROWN_OUT_MAX {
+            if panicking.len() >= PANICKING_MAX {
                 room = 0;
             }
         }
@@ -226,7 +226,7 @@ impl Runtime {
         state: &State,
         slot: u64,
         candidates: &[Candidate],
-        thrown_out: &BTreeMap<H256, String>,
+        panicking: &BTreeMap<H256, String>,
         room: usize,
     ) -> Result<Built, Stop> {
         let mut extrinsics = Vec::<Extrinsic>::new();
@@ -253,7 +253,7 @@ impl Runtime {
                 if included.len() >= room || skipped >= SKIPPED_MAX {
                     break;
                 }
-                if thrown_out.contains_key(hash) {
+                if panicking.contains_key(hash) {
                     continue;
                 }
                 match self.apply(bytes).map_err(|error| error.of(*hash))? {
@@ -278,7 +278,7 @@ impl Runtime {
             Ok(decode("BlockBuilder_finalize_block", &header)?)
         });
         let header = header?;
-        let (state, changes) = settle(state, overlay).map_err(Stop::Block)?;
+        let (state, changes) = apply_overlay(state, overlay).map_err(Stop::Block)?;
         if state.root() != *header.state_root() {
             return Err(Stop::Block(BuildError::StateRoot));
         }
@@ -286,7 +286,7 @@ impl Runtime {
         Ok(Built { header, hash, extrinsics, inherents, included, left_out, state, changes })
     }
 
-    /// Applies one extrinsic; what it wrote stays only if it belongs into the block.
+    /// Applies one extrinsic, and rolls back its changes if it does not belong in the block.
     fn apply(&self, bytes: &[u8]) -> Result<ApplyExtrinsicResult, CallError> {
         const METHOD: &str = "BlockBuilder_apply_extrinsic";
         with_externalities(|ext| ext.storage_start_transaction()).expect("externalities are set");
@@ -296,7 +296,7 @@ impl Runtime {
             Err(_) => ext.storage_rollback_transaction(),
         })
         .expect("externalities are set")
-        .expect("the transaction was opened above");
+        .expect("the storage transaction was started above");
         Ok(result)
     }
 
@@ -309,14 +309,14 @@ impl Runtime {
         const METHOD: &str = "BlockBuilder_inherent_extrinsics";
         let mut data = sp_inherents::InherentData::new();
         let now = sp_timestamp::InherentType::from(slot.saturating_mul(self.slot_millis));
-        data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("there is nothing else in it");
+        data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("it was empty");
         let extrinsics: Vec<OpaqueExtrinsic> = decode(METHOD, &self.one(METHOD, &data.encode())?)?;
         Ok(extrinsics.into_iter().map(|extrinsic| extrinsic.encode()).collect())
     }
 
-    /// One function over the externalities that are set. A panic is an error like any other.
+    /// Calls a function with the externalities set. A panic is an error.
     fn one(&self, method: &str, args: &[u8]) -> Result<Vec<u8>, CallError> {
-        // Safe to go on after: the caller throws away what a panicking call wrote.
+        // The caller discards the changes of a call that panicked.
         let result = catch_unwind(AssertUnwindSafe(|| (self.dispatch)(method, args)));
         result
             .map_err(|panic| CallError::Panicked { method: method.into(), message: message_of(&*panic) })?
@@ -324,14 +324,14 @@ impl Runtime {
     }
 }
 
-/// The chain before its first block.
+/// The genesis block and its state.
 pub(crate) struct Genesis {
     pub(crate) header: Header,
     pub(crate) state: State,
     pub(crate) changes: Changes,
 }
 
-/// Where the slot of a block is written.
+/// The slot in a header.
 pub(crate) fn slot_of(header: &Header) -> Option<u64> {
     header.digest.logs.iter().find_map(|item| match item {
         DigestItem::PreRuntime([b'a', b'u', b'r', b'a'], slot) => u64::decode(&mut slot.as_slice()).ok(),
@@ -339,7 +339,7 @@ pub(crate) fn slot_of(header: &Header) -> Option<u64> {
     })
 }
 
-/// Why an attempt at a block ended early.
+/// Why an attempt at a block ended.
 enum Stop {
     Extrinsic { hash: H256, message: String },
     Finish { included: Vec<H256>, error: CallError },
@@ -358,7 +358,7 @@ impl CallError {
     }
 }
 
-/// Runs `f` with a state behind the host functions; what it wrote lies in the overlay.
+/// Runs `f` over a state, and returns its changes as an overlay.
 fn over<R>(state: &State, f: impl FnOnce() -> R) -> (R, OverlayedChanges<BlakeTwo256>) {
     let backend = state.backend();
     let mut overlay = OverlayedChanges::default();
@@ -366,17 +366,20 @@ fn over<R>(state: &State, f: impl FnOnce() -> R) -> (R, OverlayedChanges<BlakeTw
     (result, overlay)
 }
 
-/// The state that an overlay makes of another.
-fn settle(state: &State, mut overlay: OverlayedChanges<BlakeTwo256>) -> Result<(State, Changes), BuildError> {
-    let settled = overlay
+/// The state with an overlay applied.
+fn apply_overlay(
+    state: &State,
+    mut overlay: OverlayedChanges<BlakeTwo256>,
+) -> Result<(State, Changes), BuildError> {
+    let applied = overlay
         .drain_storage_changes(&state.backend(), STATE_VERSION)
-        .expect("the map holds every node of its trie");
-    if !settled.child_storage_changes.is_empty() {
+        .expect("the map has every node of its trie");
+    if !applied.child_storage_changes.is_empty() {
         return Err(BuildError::ChildTries);
     }
     Ok((
-        state.with_nodes(settled.transaction_storage_root, settled.transaction),
-        settled.main_storage_changes,
+        state.with_nodes(applied.transaction_storage_root, applied.transaction),
+        applied.main_storage_changes,
     ))
 }
 
@@ -389,7 +392,7 @@ fn decode<T: Decode>(method: &'static str, mut bytes: &[u8]) -> Result<T, CallEr
     T::decode(&mut bytes).map_err(|source| CallError::Undecodable { method, source })
 }
 
-/// Refuses an extrinsic whose calls are nested deeper than the stack should bear.
+/// Refuses an extrinsic with calls nested too deeply for the stack.
 fn check_depth(extrinsic: &[u8]) -> Result<(), CallError> {
     let mut input = extrinsic;
     mettle_runtime::UncheckedExtrinsic::decode_with_depth_limit(CALL_DEPTH_MAX, &mut input)
@@ -406,7 +409,7 @@ fn message_of(panic: &(dyn Any + Send)) -> String {
 mod tests {
     use super::*;
 
-    /// The real runtime, in which extrinsics of a few letters do strange things.
+    /// The real runtime, with extrinsics that panic, fail or write on request.
     fn strange(method: &str, args: &[u8]) -> Option<Vec<u8>> {
         let write = |key: &[u8]| {
             with_externalities(|ext| ext.set_storage(key.to_vec(), vec![1])).expect("externalities are set");
@@ -479,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_takes_what_it_can_and_says_why_not_the_rest() {
+    fn a_block_includes_what_fits_and_reports_the_rest() {
         let stale = LeftOut::Refused(InvalidTransaction::Stale.into());
         check(
             &["fine1", "refused", "early", "large", "fine2"],
@@ -490,14 +493,14 @@ mod tests {
     }
 
     #[test]
-    fn who_makes_the_runtime_panic_is_thrown_out_and_leaves_nothing_behind() {
-        let thrown_out = panicked("apply_extrinsic", "as asked");
-        check(&["fine1", "panics", "fine2"], &["fine1", "fine2"], &[("panics", thrown_out)]);
+    fn a_panicking_extrinsic_is_rejected_and_leaves_no_change() {
+        let reason = panicked("apply_extrinsic", "as asked");
+        check(&["fine1", "panics", "fine2"], &["fine1", "fine2"], &[("panics", reason)]);
     }
 
     #[test]
-    fn who_makes_the_block_fail_at_its_end_is_found() {
-        // The block is halved until the culprit stands alone; then everything else has room again.
+    fn an_extrinsic_that_makes_finalising_panic_is_found() {
+        // The block is halved until the culprit is alone; then the others are included.
         let (_, built) = build(&["bomb", "fine1", "fine2", "fine3"]);
         let built = built.unwrap();
         assert_eq!(built.included.len(), 3);
@@ -505,13 +508,13 @@ mod tests {
             built.left_out,
             [(BlakeTwo256::hash(b"bomb"), panicked("finalize_block", "a bomb went off"))]
         );
-        // One that comes later waits for a later block, and the block is made.
+        // A culprit at the end waits for a later block.
         let (_, built) = build(&["fine1", "fine2", "fine3", "bomb"]);
         assert_eq!(built.unwrap().included.len(), 2);
     }
 
     #[test]
-    fn a_runtime_that_cannot_make_a_block_at_all_says_so() {
+    fn a_runtime_that_can_make_no_block_is_an_error() {
         fn broken(method: &str, args: &[u8]) -> Option<Vec<u8>> {
             assert!(method != "Core_initialize_block", "broken");
             mettle_runtime::api::dispatch(method, args)
@@ -525,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_forgets_what_it_wrote_and_a_panic_is_an_error() {
+    fn a_call_discards_its_changes_and_a_panic_is_an_error() {
         let (state, _) = build(&[]);
         let runtime = Runtime { dispatch: strange, ..Runtime::native() };
         assert_eq!(runtime.call(&state, "No_such", &[]), Err(CallError::Unknown("No_such".into())));
@@ -542,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn the_slot_is_read_from_the_header_it_was_written_to() {
+    fn the_slot_is_read_from_its_header() {
         let (_, built) = build(&[]);
         assert_eq!(slot_of(&built.unwrap().header), Some(1));
         assert_eq!(slot_of(&genesis_header(&State::empty())), None);

@@ -1,4 +1,4 @@
-//! The chain's first state: a preset of the runtime's, with what whoever starts the chain lays over it.
+//! The genesis state: a preset of the runtime, with the settings' changes.
 
 use crate::{
     Config, StartError,
@@ -8,7 +8,7 @@ use crate::{
 use codec::{Decode, Encode};
 use serde_json::{Value, json};
 
-/// Builds the genesis block that these settings ask for.
+/// Builds the genesis block for these settings.
 pub(crate) fn build(runtime: &Runtime, config: &Config) -> Result<Genesis, StartError> {
     let mut genesis = preset(runtime, None)?.ok_or_else(|| invalid("the runtime has no default genesis"))?;
     let named = preset(runtime, Some(&config.preset))?;
@@ -24,7 +24,7 @@ pub(crate) fn build(runtime: &Runtime, config: &Config) -> Result<Genesis, Start
     built.map_err(|reason| StartError::Genesis { reason })
 }
 
-/// Lays one JSON value over another: objects are merged, everything else is replaced.
+/// Merges objects; replaces other values.
 fn overlay(base: &mut Value, patch: Value) {
     match (base, patch) {
         (Value::Object(base), Value::Object(patch)) => {
@@ -41,11 +41,11 @@ fn endow(genesis: &mut Value, config: &Config) -> Result<(), StartError> {
         return Ok(());
     }
     let balances = genesis.pointer_mut("/balances/balances").and_then(Value::as_array_mut);
-    let balances = balances.ok_or_else(|| invalid("it has no list of balances"))?;
+    let balances = balances.ok_or_else(|| invalid("the preset has no list of balances"))?;
     for (account, amount) in &config.endowments {
-        // JSON numbers end there, and so does the runtime's reading of them.
+        // The runtime reads amounts in JSON as 64-bit numbers.
         let amount = u64::try_from(*amount)
-            .map_err(|_| invalid(&format!("{amount} units are too many for one genesis account")))?;
+            .map_err(|_| invalid(&format!("{amount} units are too much for one genesis account")))?;
         let account = json!(account);
         balances.retain(|balance| balance.get(0) != Some(&account));
         balances.push(json!([account, amount]));

@@ -39,42 +39,41 @@ const SHUTDOWN_MAX: Duration = Duration::from_secs(5);
 const CONNECTIONS_MAX: u32 = 1024;
 const REQUEST_BYTES_MAX: u32 = 15 << 20;
 
-/// How a chain is started. `Config::default()` is one in memory on a free port of this machine.
+/// Settings of a chain. The default one is in memory, on a free local port.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where the JSON-RPC is served. Port 0 takes any that is free.
+    /// Address of the JSON-RPC server. Port 0 takes a free one.
     pub listen: SocketAddr,
-    /// Where the chain is kept; nowhere if there is none, and then it ends with the process. The directory is the chain's
-    /// alone.
+    /// The chain's own directory; `None` keeps the chain in memory.
     pub dir: Option<PathBuf>,
     pub sealing: Sealing,
-    /// How often a block is made, if `sealing` is by interval.
+    /// The time between blocks, with `Sealing::Interval`.
     pub block_interval: Duration,
     /// How many blocks the finalised head is behind the best one.
     pub finality_lag: u32,
-    /// The genesis preset of the runtime: `development` or `local_testnet`.
+    /// Genesis preset of the runtime: `development` or `local_testnet`.
     pub preset: String,
-    /// Laid over the preset: objects are merged, everything else is replaced.
+    /// Changes to the preset: objects are merged, other values replaced.
     pub genesis_patch: Option<serde_json::Value>,
-    /// Accounts that have this much at genesis (in units of 10⁻¹² MTL, up to 2⁶⁴ − 1), besides the preset's.
+    /// Further genesis balances, in units of 10⁻¹² MTL, below 2⁶⁴.
     pub endowments: Vec<(AccountId32, u128)>,
-    /// So many of the last finalised blocks have their state and extrinsics, at least one.
+    /// How many of the last finalised blocks keep state and extrinsics; at least one.
     pub keep_states: u32,
-    /// So many of them have their header.
+    /// How many of them keep their header.
     pub keep_headers: u32,
     pub pool: PoolLimits,
-    /// Whether anybody who can connect may make and drop blocks (`engine_createBlock`, `engine_dropUnfinalized`).
+    /// Whether clients may make and drop blocks (`engine_createBlock`, `engine_dropUnfinalized`).
     pub engine_rpc: bool,
 }
 
 /// When a block is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealing {
-    /// At every interval, whether or not there is something to put in.
+    /// At every interval, also without transactions.
     Interval,
-    /// As soon as there is a transaction. With a finality lag it is final only when others have followed.
+    /// For each transaction. With a finality lag it becomes final only when more blocks follow.
     Instant,
-    /// When told to.
+    /// On request only.
     Manual,
 }
 
@@ -97,16 +96,16 @@ impl Default for Config {
     }
 }
 
-/// Why the chain did not start. Nothing was changed on disk.
+/// Why the chain did not start. Nothing on disk was changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("another program already listens at {listen}: stop it, or choose another port")]
+    #[error("another program listens at {listen}: stop it, or choose another port")]
     PortTaken { listen: SocketAddr },
-    #[error("could not listen at {listen}")]
+    #[error("cannot listen at {listen}")]
     Listen { listen: SocketAddr, source: io::Error },
-    #[error("the runtime has no genesis preset named `{preset}`")]
+    #[error("the runtime has no genesis preset `{preset}`")]
     UnknownPreset { preset: String },
-    #[error("the genesis cannot be built: {reason}")]
+    #[error("cannot build the genesis: {reason}")]
     Genesis { reason: String },
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -123,7 +122,7 @@ pub struct EmbeddedChain {
 }
 
 impl EmbeddedChain {
-    /// Starts the chain, or goes on with the one in `config.dir`. To be called within a tokio runtime.
+    /// Starts the chain, or resumes the one in `config.dir`. Call it within a tokio runtime.
     pub fn start(config: Config) -> BoxFuture<'static, Result<EmbeddedChain, StartError>> {
         Box::pin(EmbeddedChain::open(config))
     }
@@ -153,17 +152,17 @@ impl EmbeddedChain {
         let making = make_blocks(chain.clone(), config.sealing, config.block_interval, stopping);
         let maker = tokio::spawn(async move {
             if let Err(error) = making.await {
-                tracing::error!(error = &error as &dyn std::error::Error, "the chain makes no more blocks");
+                tracing::error!(error = &error as &dyn std::error::Error, "block production has ended");
                 failed.send_replace(Some(Arc::new(error)));
             }
         });
         let chain = EmbeddedChain { chain, address, server, maker, stop, fault };
         let best = chain.best();
-        tracing::info!(url = chain.url(), block = best.number, hash = ?best.hash, "a development chain is up");
+        tracing::info!(url = chain.url(), block = best.number, hash = ?best.hash, "development chain started");
         Ok(chain)
     }
 
-    /// Where a client on this machine connects.
+    /// The WebSocket URL for clients on this machine.
     pub fn url(&self) -> String {
         let ip = match self.address.ip() {
             ip if !ip.is_unspecified() => ip,
@@ -178,7 +177,7 @@ impl EmbeddedChain {
     }
 
     pub fn genesis_hash(&self) -> H256 {
-        self.chain.hash_of(0).expect("the genesis block is always kept")
+        self.chain.hash_of(0).expect("the genesis block is always stored")
     }
 
     pub fn best(&self) -> Head {
@@ -189,12 +188,12 @@ impl EmbeddedChain {
         self.chain.heads().borrow().finalised
     }
 
-    /// The ends of the chain, as they move.
+    /// The best and finalised heads, as they change.
     pub fn heads(&self) -> watch::Receiver<Heads> {
         self.chain.heads()
     }
 
-    /// The hash of a block of the canonical chain, if it is there and its header is kept.
+    /// The hash of a canonical block, if its header is stored.
     pub fn hash_of(&self, number: u32) -> Option<H256> {
         self.chain.hash_of(number)
     }
@@ -204,40 +203,39 @@ impl EmbeddedChain {
         blocking(&self.chain, Chain::seal).await
     }
 
-    /// A fault to test with: the chain goes back to its finalised head and goes on with other blocks. The transactions of
-    /// the dropped ones return to the pool. Returns how many blocks were dropped.
+    /// For tests: drops the unfinalised blocks and returns their transactions to the pool. Returns the number of
+    /// dropped blocks.
     pub async fn drop_unfinalised(&self) -> Result<u32, SealError> {
         blocking(&self.chain, Chain::drop_unfinalised).await
     }
 
-    /// Waits until the chain has stopped making blocks by itself, and says why: its disk, or its runtime.
+    /// Waits until block production fails, and returns the error.
     pub fn failed(&self) -> impl Future<Output = Arc<SealError>> + Send + 'static {
         let mut fault = self.fault.clone();
         async move {
             match fault.wait_for(Option::is_some).await.map(|error| error.clone()) {
                 Ok(Some(error)) => error,
-                // It was shut down without a fault.
+                // Shut down without an error.
                 Ok(None) | Err(_) => std::future::pending().await,
             }
         }
     }
 
-    /// Makes no further block, but goes on answering from those there are: a chain that stands still. The directory is let
-    /// go.
+    /// Stops block production and releases the directory, but keeps answering queries: simulates a stalled chain.
     pub fn halt(&self) {
         self.stop.send_replace(true);
         self.chain.stop();
     }
 
-    /// Finishes the block in hand, closes every connection and lets go of the port and the directory.
+    /// Finishes the current block, closes all connections, and releases port and directory.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         if timeout(SHUTDOWN_MAX, &mut self.maker).await.is_err() {
-            tracing::warn!("a block was still being made when the chain was stopped");
+            tracing::warn!("block production did not end in time");
         }
         let _ = self.server.stop();
         if timeout(SHUTDOWN_MAX, self.server.clone().stopped()).await.is_err() {
-            tracing::warn!("a connection was still open when the chain was stopped");
+            tracing::warn!("a connection did not close in time");
         }
     }
 }
@@ -245,13 +243,13 @@ impl EmbeddedChain {
 impl Drop for EmbeddedChain {
     fn drop(&mut self) {
         self.stop.send_replace(true);
-        // It fails only if it was stopped before.
+        // Fails only if it was stopped before.
         let _ = self.server.stop();
         self.chain.stop();
     }
 }
 
-/// Everything that touches the runtime or the disk.
+/// The blocking part of a start.
 fn open(config: &Config) -> Result<Chain, StartError> {
     let runtime = Runtime::native();
     let keep = Keep { states: config.keep_states.max(1), headers: config.keep_headers };
@@ -263,7 +261,7 @@ fn open(config: &Config) -> Result<Chain, StartError> {
     Ok(Chain::new(runtime, genesis, saved, keep, config.finality_lag, config.pool)?)
 }
 
-/// Makes one block after the other until it is told to stop or cannot.
+/// Makes blocks until stopped, or until it fails.
 async fn make_blocks(
     chain: Arc<Chain>,
     sealing: Sealing,
@@ -271,7 +269,7 @@ async fn make_blocks(
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), SealError> {
     let mut ticks = interval(every.max(Duration::from_millis(1)));
-    // A machine that was asleep makes the next block, not all that it missed.
+    // After a suspend, make the next block rather than all missed ones.
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
     let mut failures = 0;
@@ -292,8 +290,8 @@ async fn make_blocks(
         match blocking(&chain, Chain::seal).await {
             Ok(head) => {
                 failures = 0;
-                tracing::debug!(number = head.number, hash = ?head.hash, "a block");
-                // What one block had no room for asks for another.
+                tracing::debug!(number = head.number, hash = ?head.hash, "block made");
+                // Transactions that did not fit need another block.
                 if sealing == Sealing::Instant && !chain.pending().is_empty() {
                     chain.work.notify_one();
                 }
@@ -301,7 +299,7 @@ async fn make_blocks(
             Err(SealError::Stopped) => return Ok(()),
             Err(error @ SealError::Build { .. }) if failures + 1 < FAILURES_MAX => {
                 failures += 1;
-                tracing::error!(error = &error as &dyn std::error::Error, "no block");
+                tracing::error!(error = &error as &dyn std::error::Error, "no block made");
             }
             Err(error) => return Err(error),
         }

@@ -1,11 +1,11 @@
-//! Transactions that wait for a block.
+//! The transaction pool.
 //!
-//! The runtime says of each what it requires and what it provides, as tags: for a signed transaction, its account with
-//! the nonce before and its own. One whose requirements are met, by the chain or by others that are ready, is ready; the
-//! rest waits. Blocks take the ready ones by priority and age, a provider always before what needs it.
+//! The runtime tells the tags that a transaction requires and provides: for a signed one, its account with the
+//! previous nonce and with its own. A transaction is ready if the chain or ready transactions provide what it
+//! requires; otherwise it waits. A block takes the ready ones by priority and age, providers first.
 //!
-//! Everything has a bound. A full pool gives up what waits for others first, then the lowest priority, then the latest;
-//! if that would be the newcomer, the newcomer is refused.
+//! The pool is bounded. A full pool drops waiting transactions first, then those of the lowest priority, then the
+//! newest; a newcomer that would be dropped is refused.
 
 use crate::execute::{Candidate, Extrinsic, LeftOut};
 use serde_json::{Value, json};
@@ -17,19 +17,19 @@ use std::{
 };
 use tokio::sync::mpsc;
 
-/// Blocks of its own that a transaction may fail to fit into before it is taken for too large.
+/// A transaction that did not fit into this many empty blocks is too large.
 const TIMES_TOO_LARGE_MAX: u8 = 8;
-/// Transactions remembered for having made the runtime panic.
+/// Number of banned transactions, which made the runtime panic.
 const BANNED_MAX: usize = 256;
 
-/// What the pool may hold.
+/// Limits of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolLimits {
-    /// Transactions, ready or not.
+    /// Transactions, ready or waiting.
     pub transactions: usize,
-    /// Their bytes together.
+    /// Their total size in bytes.
     pub bytes: usize,
-    /// How many of them may be waiting for others that are not there.
+    /// Waiting transactions.
     pub waiting: usize,
 }
 
@@ -39,16 +39,16 @@ impl Default for PoolLimits {
     }
 }
 
-/// What is told to whoever watches a transaction, in the words of `author_submitAndWatchExtrinsic`.
+/// Status of a watched transaction, as in `author_submitAndWatchExtrinsic`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     Future,
     Ready,
     InBlock(H256),
-    /// The block it was in is no longer part of the chain. It is back in the pool.
+    /// Its block was dropped. It is in the pool again.
     Retracted(H256),
     Finalized(H256),
-    /// Another with the same tags and a higher priority took its place.
+    /// Replaced by a transaction with the same tags and a higher priority.
     Usurped(H256),
     Dropped,
     Invalid,
@@ -56,16 +56,16 @@ pub(crate) enum Status {
 
 pub(crate) type Watcher = mpsc::Sender<Status>;
 
-/// Why a valid transaction is not taken.
+/// Why a valid transaction is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Rejection {
     #[error("already imported")]
     AlreadyThere,
-    #[error("it made the runtime panic before")]
+    #[error("the transaction made the runtime panic before")]
     Banned,
-    #[error("it provides no tag")]
+    #[error("the transaction provides no tag")]
     NothingProvided,
-    #[error("its priority {offered} is not above {taken}, which another with the same tags has")]
+    #[error("the priority {offered} is not above {taken}, that of a transaction with the same tags")]
     PriorityTooLow { taken: u64, offered: u64 },
     #[error("the pool is full")]
     Full,
@@ -76,7 +76,7 @@ pub(crate) struct Pool {
     limits: PoolLimits,
     entries: HashMap<H256, Entry>,
     providers: HashMap<Tag, H256>,
-    /// Who waits for a tag.
+    /// Waiting transactions by tag.
     waiting: HashMap<Tag, Vec<H256>>,
     bytes: usize,
     arrivals: u64,
@@ -88,19 +88,19 @@ struct Entry {
     bytes: Extrinsic,
     priority: u64,
     provides: BTreeSet<Tag>,
-    /// What it requires and the chain does not yet provide.
+    /// Required tags that the chain does not provide yet.
     waits_for: BTreeSet<Tag>,
     arrived: u64,
     ready: bool,
-    /// The last block it can be in.
+    /// The last block that can include it.
     valid_till: u64,
-    /// The block on top of which it was last found valid.
+    /// The block on which it was last validated.
     checked_at: u32,
     times_too_large: u8,
 }
 
 impl Status {
-    /// Whether nothing can follow.
+    /// Whether no status can follow.
     fn is_last(&self) -> bool {
         matches!(self, Status::Finalized(_) | Status::Usurped(_) | Status::Dropped | Status::Invalid)
     }
@@ -124,7 +124,7 @@ impl Pool {
         Pool { limits, ..Pool::default() }
     }
 
-    /// Takes a transaction that was found valid on top of block `at`.
+    /// Adds a transaction that was validated on block `at`.
     pub(crate) fn submit(
         &mut self,
         hash: H256,
@@ -159,24 +159,24 @@ impl Pool {
         }
         for other in &usurped {
             self.remove(other);
-            self.tell(other, Status::Usurped(hash));
+            self.notify(other, Status::Usurped(hash));
         }
         for other in &crowded_out {
             self.remove(other);
-            self.tell(other, Status::Dropped);
+            self.notify(other, Status::Dropped);
         }
         let ready = entry.ready;
         self.insert(hash, entry);
-        self.tell(&hash, if ready { Status::Ready } else { Status::Future });
+        self.notify(&hash, if ready { Status::Ready } else { Status::Future });
         if !usurped.is_empty() || !crowded_out.is_empty() {
-            self.settle();
+            self.update_ready();
         } else if ready {
             self.promote_after(hash);
         }
         Ok(())
     }
 
-    /// Whether it is worth validating at all.
+    /// Refuses known and banned transactions before validation.
     pub(crate) fn may_submit(&self, hash: H256) -> Result<(), Rejection> {
         if self.entries.contains_key(&hash) {
             return Err(Rejection::AlreadyThere);
@@ -187,18 +187,18 @@ impl Pool {
         Ok(())
     }
 
-    /// The ready transactions in the order a block should take them.
+    /// The ready transactions, in the order for a block.
     pub(crate) fn candidates(&self) -> Vec<Candidate> {
         let of = |hash: H256| Candidate { hash, bytes: self.entries[&hash].bytes.clone() };
         self.order().into_iter().map(of).collect()
     }
 
-    /// Whether a transaction that is ready provides this.
+    /// Whether a ready transaction provides this tag.
     pub(crate) fn is_provided(&self, tag: &Tag) -> bool {
         self.providers.get(tag).is_some_and(|provider| self.entries[provider].ready)
     }
 
-    /// A new block of the chain, and what became of the candidates.
+    /// Updates the pool for a new block, and for the candidates that it left out.
     pub(crate) fn block(
         &mut self,
         number: u32,
@@ -212,7 +212,7 @@ impl Pool {
                     self.provided_by_the_chain(tag);
                 }
             }
-            self.tell(hash, Status::InBlock(block));
+            self.notify(hash, Status::InBlock(block));
         }
         for (hash, why) in left_out {
             match why {
@@ -227,7 +227,7 @@ impl Pool {
                         self.discard(&hash, Status::Invalid);
                     }
                 }
-                // The next revalidation tells what it waits for.
+                // Revalidation finds what it requires.
                 LeftOut::TooEarly => {
                     if let Some(entry) = self.entries.get_mut(&hash) {
                         entry.checked_at = 0;
@@ -246,22 +246,22 @@ impl Pool {
         for hash in &expired {
             self.discard(hash, Status::Invalid);
         }
-        self.settle();
+        self.update_ready();
     }
 
     pub(crate) fn finalised(&mut self, block: H256, included: &[H256]) {
         for hash in included {
-            self.tell(hash, Status::Finalized(block));
+            self.notify(hash, Status::Finalized(block));
         }
     }
 
     pub(crate) fn retracted(&mut self, block: H256, included: &[H256]) {
         for hash in included {
-            self.tell(hash, Status::Retracted(block));
+            self.notify(hash, Status::Retracted(block));
         }
     }
 
-    /// Up to `count` transactions that were not looked at since a block before `number`, the longest unseen first.
+    /// The first `count` transactions not validated since block `number`, the longest ago first.
     pub(crate) fn due(&self, number: u32, count: usize) -> Vec<Candidate> {
         let mut due: Vec<_> = self
             .entries
@@ -274,7 +274,7 @@ impl Pool {
         due.into_iter().take(count).map(|(_, _, hash)| of(hash)).collect()
     }
 
-    /// What validating again on top of block `at` gave: nothing if it is valid no more.
+    /// Stores the results of a revalidation on block `at`; `None` is invalid.
     pub(crate) fn revalidated(&mut self, results: Vec<(H256, Option<ValidTransaction>)>, at: u32) {
         for (hash, valid) in results {
             let Some(valid) = valid else {
@@ -288,10 +288,10 @@ impl Pool {
             entry.checked_at = at;
             self.insert(hash, entry);
         }
-        self.settle();
+        self.update_ready();
     }
 
-    /// Everything in the pool, in order of arrival. Whoever watches goes on watching.
+    /// Removes all transactions, in order of arrival. Watchers stay.
     pub(crate) fn drain(&mut self) -> Vec<Candidate> {
         self.providers.clear();
         self.waiting.clear();
@@ -301,13 +301,13 @@ impl Pool {
         entries.into_iter().map(|(hash, entry)| Candidate { hash, bytes: entry.bytes }).collect()
     }
 
-    /// Takes a transaction out, if it is there, and says why to whoever watches.
+    /// Removes a transaction, and tells its watcher why.
     pub(crate) fn discard(&mut self, hash: &H256, why: Status) {
         self.remove(hash);
-        self.tell(hash, why);
+        self.notify(hash, why);
     }
 
-    /// Never takes this one again (until some hundreds of others were banned).
+    /// Refuses this transaction from now on, until some hundreds of others are banned.
     pub(crate) fn ban(&mut self, hash: H256) {
         if self.banned.len() >= BANNED_MAX {
             self.banned.pop_front();
@@ -315,7 +315,7 @@ impl Pool {
         self.banned.push_back(hash);
     }
 
-    /// Everything that is ready before what needs it, otherwise by priority, then by age.
+    /// Orders the ready transactions: providers first, then by priority, then by age.
     fn order(&self) -> Vec<H256> {
         let mut missing = HashMap::<H256, usize>::new();
         let mut next = BinaryHeap::new();
@@ -331,7 +331,7 @@ impl Pool {
             order.push(hash);
             let provided = self.entries[&hash].provides.iter().filter_map(|tag| self.waiting.get(tag));
             for waiter in provided.flatten() {
-                let left = missing.get_mut(waiter).expect("whoever waits for a tag misses it");
+                let left = missing.get_mut(waiter).expect("a waiting transaction misses its tag");
                 *left -= 1;
                 if *left == 0 {
                     let entry = &self.entries[waiter];
@@ -342,8 +342,8 @@ impl Pool {
         order
     }
 
-    /// Finds out anew who is ready, and tells whoever it has changed for.
-    fn settle(&mut self) {
+    /// Updates which transactions are ready, and tells their watchers.
+    fn update_ready(&mut self) {
         let ready: HashSet<H256> = self.order().into_iter().collect();
         let mut changed = Vec::new();
         for (hash, entry) in &mut self.entries {
@@ -354,11 +354,11 @@ impl Pool {
             }
         }
         for (hash, status) in changed {
-            self.tell(&hash, status);
+            self.notify(&hash, status);
         }
     }
 
-    /// Makes ready what waited for this one, and what waited for that.
+    /// Marks as ready what waited for this transaction, recursively.
     fn promote_after(&mut self, hash: H256) {
         let mut promoted = vec![hash];
         while let Some(hash) = promoted.pop() {
@@ -369,14 +369,14 @@ impl Pool {
                 let entry = &self.entries[&waiter];
                 if !entry.ready && entry.waits_for.iter().all(|tag| self.is_provided(tag)) {
                     self.entries.get_mut(&waiter).expect("it was looked up above").ready = true;
-                    self.tell(&waiter, Status::Ready);
+                    self.notify(&waiter, Status::Ready);
                     promoted.push(waiter);
                 }
             }
         }
     }
 
-    /// Whose tags a newcomer would take over.
+    /// The transactions that a newcomer replaces.
     fn usurped_by(&self, newcomer: &Entry) -> Result<BTreeSet<H256>, Rejection> {
         let usurped: BTreeSet<H256> =
             newcomer.provides.iter().filter_map(|tag| self.providers.get(tag)).copied().collect();
@@ -388,7 +388,7 @@ impl Pool {
         }
     }
 
-    /// Who has to go so that a newcomer fits.
+    /// The transactions dropped to make room for a newcomer.
     fn crowded_out_by(&self, newcomer: &Entry, usurped: &BTreeSet<H256>) -> Result<Vec<H256>, Rejection> {
         if !newcomer.ready
             && self.entries.values().filter(|entry| !entry.ready).count() >= self.limits.waiting
@@ -449,7 +449,7 @@ impl Pool {
         Some(entry)
     }
 
-    /// Nobody waits any longer for what the chain now provides.
+    /// Removes a tag that the chain now provides from all requirements.
     fn provided_by_the_chain(&mut self, tag: &Tag) {
         for waiter in self.waiting.remove(tag).unwrap_or_default() {
             if let Some(entry) = self.entries.get_mut(&waiter) {
@@ -458,8 +458,8 @@ impl Pool {
         }
     }
 
-    /// A watcher that does not listen, or has heard the last, is forgotten.
-    fn tell(&mut self, hash: &H256, status: Status) {
+    /// Removes a watcher after its last status, or if it is not reading.
+    fn notify(&mut self, hash: &H256, status: Status) {
         let last = status.is_last();
         if let Some(watcher) = self.watchers.get(hash)
             && (watcher.try_send(status).is_err() || last)
@@ -479,7 +479,7 @@ mod tests {
         H256::repeat_byte(n)
     }
 
-    /// A transaction of one account: it provides its nonce and requires the one before, unless that is on the chain.
+    /// A transaction of an account: provides its nonce, and requires the previous one unless it is on the chain.
     fn signed(account: u8, nonce: u8, on_chain: u8, priority: u64) -> ValidTransaction {
         ValidTransaction {
             priority,
@@ -508,12 +508,12 @@ mod tests {
         statuses
     }
 
-    fn heard(statuses: &mut mpsc::Receiver<Status>) -> Vec<Status> {
+    fn received(statuses: &mut mpsc::Receiver<Status>) -> Vec<Status> {
         std::iter::from_fn(|| statuses.try_recv().ok()).collect()
     }
 
     #[test]
-    fn a_nonce_comes_after_the_one_before_whatever_its_priority() {
+    fn nonces_are_ordered_regardless_of_priority() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(7, 0, 0, 1)).unwrap();
         put(&mut pool, 2, signed(7, 1, 0, 100)).unwrap();
@@ -530,7 +530,7 @@ mod tests {
         put(&mut pool, 1, signed(7, 0, 0, 1)).unwrap();
         assert_eq!(order(&pool), [hash(1), hash(2)]);
         assert!(pool.is_provided(&vec![7, 1]));
-        assert_eq!(heard(&mut late), [Status::Future, Status::Ready]);
+        assert_eq!(received(&mut late), [Status::Future, Status::Ready]);
     }
 
     #[test]
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watcher_hears_of_every_step() {
+    fn a_watcher_gets_every_status() {
         let mut pool = Pool::new(LIMITS);
         let mut statuses = watched(&mut pool, 1, signed(7, 0, 0, 1));
         pool.block(2, hash(100), &[hash(1)], vec![]);
@@ -563,12 +563,12 @@ mod tests {
             Status::InBlock(hash(101)),
             Status::Finalized(hash(101)),
         ];
-        assert_eq!(heard(&mut statuses), expected);
+        assert_eq!(received(&mut statuses), expected);
         assert!(pool.watchers.is_empty());
     }
 
     #[test]
-    fn a_watcher_that_does_not_listen_is_forgotten() {
+    fn a_watcher_that_does_not_read_is_removed() {
         let mut pool = Pool::new(LIMITS);
         let (watcher, _statuses) = mpsc::channel(1);
         pool.submit(hash(1), bytes(10), signed(7, 0, 0, 1), 1, Some(watcher)).unwrap();
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_higher_priority_usurps_and_an_equal_one_does_not() {
+    fn a_higher_priority_replaces_and_an_equal_one_does_not() {
         let mut pool = Pool::new(LIMITS);
         let mut first = watched(&mut pool, 1, signed(7, 0, 0, 5));
         put(&mut pool, 2, signed(7, 1, 0, 5)).unwrap();
@@ -586,12 +586,12 @@ mod tests {
             Err(Rejection::PriorityTooLow { taken: 5, offered: 5 })
         );
         put(&mut pool, 4, signed(7, 0, 0, 6)).unwrap();
-        assert_eq!(heard(&mut first), [Status::Ready, Status::Usurped(hash(4))]);
+        assert_eq!(received(&mut first), [Status::Ready, Status::Usurped(hash(4))]);
         assert_eq!(order(&pool), [hash(4), hash(2)]);
     }
 
     #[test]
-    fn the_same_transaction_is_taken_once() {
+    fn a_transaction_is_accepted_once() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(7, 0, 0, 5)).unwrap();
         assert_eq!(put(&mut pool, 1, signed(7, 0, 0, 5)), Err(Rejection::AlreadyThere));
@@ -605,18 +605,18 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pool_gives_up_its_worst_or_refuses_the_newcomer() {
+    fn a_full_pool_drops_its_worst_or_refuses_the_newcomer() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(1, 0, 0, 5)).unwrap();
         put(&mut pool, 2, signed(2, 0, 0, 5)).unwrap();
         let mut waiting = watched(&mut pool, 3, signed(3, 9, 0, 50));
         let mut latest = watched(&mut pool, 4, signed(4, 0, 0, 5));
 
-        // First who waits for others, then the latest of the lowest priority.
+        // First a waiting one, then the newest of the lowest priority.
         put(&mut pool, 5, signed(5, 0, 0, 6)).unwrap();
-        assert_eq!(heard(&mut waiting), [Status::Future, Status::Dropped]);
+        assert_eq!(received(&mut waiting), [Status::Future, Status::Dropped]);
         put(&mut pool, 6, signed(6, 0, 0, 6)).unwrap();
-        assert_eq!(heard(&mut latest), [Status::Ready, Status::Dropped]);
+        assert_eq!(received(&mut latest), [Status::Ready, Status::Dropped]);
         assert_eq!(put(&mut pool, 7, signed(7, 0, 0, 5)), Err(Rejection::Full));
         assert_eq!(order(&pool), [hash(5), hash(6), hash(1), hash(2)]);
     }
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn few_may_wait_for_what_is_not_there() {
+    fn the_number_of_waiting_transactions_is_bounded() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(1, 5, 0, 5)).unwrap();
         put(&mut pool, 2, signed(2, 5, 0, 5)).unwrap();
@@ -641,20 +641,20 @@ mod tests {
     }
 
     #[test]
-    fn what_becomes_invalid_leaves_its_dependants_waiting() {
+    fn an_invalid_transaction_leaves_its_dependants_waiting() {
         let mut pool = Pool::new(LIMITS);
         let mut first = watched(&mut pool, 1, signed(7, 0, 0, 1));
         let mut second = watched(&mut pool, 2, signed(7, 1, 0, 1));
         pool.revalidated(vec![(hash(1), None)], 2);
-        assert_eq!(heard(&mut first), [Status::Ready, Status::Invalid]);
-        assert_eq!(heard(&mut second), [Status::Ready, Status::Future]);
-        // A second look at it may find that the chain provides what it waited for.
+        assert_eq!(received(&mut first), [Status::Ready, Status::Invalid]);
+        assert_eq!(received(&mut second), [Status::Ready, Status::Future]);
+        // Revalidation finds the required tag on the chain.
         pool.revalidated(vec![(hash(2), Some(signed(7, 1, 1, 1)))], 2);
         assert_eq!(order(&pool), [hash(2)]);
     }
 
     #[test]
-    fn what_the_block_had_no_room_for_stays_and_what_never_fits_goes() {
+    fn a_transaction_that_did_not_fit_stays_and_one_that_never_fits_is_removed() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(7, 0, 0, 1)).unwrap();
         for number in 2..20 {
@@ -668,18 +668,18 @@ mod tests {
     }
 
     #[test]
-    fn longevity_ends() {
+    fn a_transaction_expires_after_its_longevity() {
         let mut pool = Pool::new(LIMITS);
         let mut statuses = watched(&mut pool, 1, signed(7, 0, 0, 1));
         pool.block(11, hash(100), &[], vec![]);
         assert_eq!(order(&pool), [hash(1)]);
         pool.block(12, hash(101), &[], vec![]);
-        assert_eq!(heard(&mut statuses), [Status::Ready, Status::Invalid]);
+        assert_eq!(received(&mut statuses), [Status::Ready, Status::Invalid]);
         assert!(order(&pool).is_empty());
     }
 
     #[test]
-    fn what_made_the_runtime_panic_does_not_come_back() {
+    fn a_transaction_that_made_the_runtime_panic_is_banned() {
         let mut pool = Pool::new(LIMITS);
         put(&mut pool, 1, signed(7, 0, 0, 1)).unwrap();
         pool.block(2, hash(100), &[], vec![(hash(1), LeftOut::Panicked("overflow".into()))]);
@@ -687,7 +687,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_unseen_are_looked_at_first() {
+    fn the_longest_unvalidated_are_revalidated_first() {
         let mut pool = Pool::new(LIMITS);
         for id in 1..=3 {
             put(&mut pool, id, signed(id, 0, 0, 1)).unwrap();

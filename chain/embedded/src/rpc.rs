@@ -1,7 +1,7 @@
-//! The Substrate JSON-RPC: the methods that subxt, polkadot-js and their like use of a node, in a node's words.
+//! The Substrate JSON-RPC: the methods of a node that subxt, polkadot-js and other clients use.
 //!
-//! Subscriptions are driven by where the chain's ends are, not by a queue of events: whoever is slow finds more headers
-//! waiting, misses none that is still kept, and costs no memory meanwhile.
+//! Subscriptions follow the chain's heads rather than a queue of events: a slow subscriber finds more headers
+//! waiting, misses no stored one, and needs no memory.
 
 use crate::{
     chain::{Chain, Head, Heads, QueryError, SubmitError},
@@ -26,19 +26,19 @@ use sp_runtime::{
 use std::{str::FromStr, sync::Arc};
 use tokio::sync::{mpsc, watch};
 
-/// What a client shows as the name of the chain.
+/// The chain's name in clients.
 const CHAIN_NAME: &str = "Mettle Development (embedded, one process)";
 const NODE_NAME: &str = "mettle-embedded-chain";
-/// Storage keys in one answer, as on a node.
+/// The most storage keys in one answer, as on a node.
 const KEYS_MAX: usize = 1000;
-/// Storage entries that one subscription may follow.
+/// The most storage entries of one subscription.
 const FOLLOWED_MAX: usize = 4096;
-/// Steps of a transaction that may be waiting for its watcher to take them.
+/// The most unread statuses of a transaction.
 const STATUSES_MAX: usize = 64;
 
 type Answer = Result<Value, ErrorObjectOwned>;
 
-/// Every method that is served.
+/// All methods.
 pub(crate) fn module(chain: Arc<Chain>, engine: bool) -> RpcModule<Chain> {
     let mut module = RpcModule::from_arc(chain);
     blocks(&mut module);
@@ -59,17 +59,17 @@ pub(crate) fn module(chain: Arc<Chain>, engine: bool) -> RpcModule<Chain> {
         ("state_callAt", "state_call"),
         ("account_nextIndex", "system_accountNextIndex"),
     ] {
-        module.register_alias(alias, name).expect("each name is given once, after what it stands for");
+        module.register_alias(alias, name).expect("each alias is unique and follows its method");
     }
     let mut names: Vec<&str> = module.method_names().chain(["rpc_methods"]).collect();
     names.sort_unstable();
     let methods = json!({ "methods": names });
-    quick(&mut module, "rpc_methods", move |_, _| Ok(methods.clone()));
+    method(&mut module, "rpc_methods", move |_, _| Ok(methods.clone()));
     module
 }
 
 fn blocks(module: &mut RpcModule<Chain>) {
-    quick(module, "chain_getBlockHash", |params, chain| {
+    method(module, "chain_getBlockHash", |params, chain| {
         let which: Option<Value> = params.sequence().optional_next()?;
         let hash_of = |number: &Value| Ok(json!(chain.hash_of(block_number(number)?)));
         match which {
@@ -78,17 +78,17 @@ fn blocks(module: &mut RpcModule<Chain>) {
             Some(number) => hash_of(&number),
         }
     });
-    quick(module, "chain_getHeader", |params, chain| {
+    method(module, "chain_getHeader", |params, chain| {
         Ok(json!(chain.header(at(chain, params.sequence().optional_next()?))))
     });
-    quick(module, "chain_getBlock", |params, chain| {
-        let block = chain.block(at(chain, params.sequence().optional_next()?)).map_err(unanswered)?;
+    method(module, "chain_getBlock", |params, chain| {
+        let block = chain.block(at(chain, params.sequence().optional_next()?)).map_err(query_error)?;
         Ok(json!(block.map(|(header, extrinsics)| {
             let extrinsics: Vec<Value> = extrinsics.iter().map(|bytes| hex(bytes)).collect();
             json!({ "block": { "header": header, "extrinsics": extrinsics }, "justifications": null })
         })))
     });
-    quick(module, "chain_getFinalizedHead", |_, chain| Ok(json!(ends(chain).finalised.hash)));
+    method(module, "chain_getFinalizedHead", |_, chain| Ok(json!(ends(chain).finalised.hash)));
 
     for (subscribe, event, unsubscribe) in [
         ("chain_subscribeNewHeads", "chain_newHead", "chain_unsubscribeNewHeads"),
@@ -108,50 +108,50 @@ fn blocks(module: &mut RpcModule<Chain>) {
 }
 
 fn state(module: &mut RpcModule<Chain>) {
-    quick(module, "state_getRuntimeVersion", |_, chain| Ok(json!(chain.runtime.version)));
-    slow(module, "state_getMetadata", |params, chain| {
-        let (_, state) = chain.state(params.sequence().optional_next()?).map_err(unanswered)?;
-        let metadata = chain.runtime.call(&state, "Metadata_metadata", &[]).map_err(failed)?;
+    method(module, "state_getRuntimeVersion", |_, chain| Ok(json!(chain.runtime.version)));
+    blocking_method(module, "state_getMetadata", |params, chain| {
+        let (_, state) = chain.state(params.sequence().optional_next()?).map_err(query_error)?;
+        let metadata = chain.runtime.call(&state, "Metadata_metadata", &[]).map_err(call_error)?;
         Ok(hex(&decode::<Vec<u8>>(&metadata)?))
     });
-    slow(module, "state_call", |params, chain| {
+    blocking_method(module, "state_call", |params, chain| {
         let mut params = params.sequence();
         let (method, args): (String, Bytes) = (params.next()?, params.next()?);
-        let (_, state) = chain.state(params.optional_next()?).map_err(unanswered)?;
-        Ok(hex(&chain.runtime.call_for_client(&state, &method, &args).map_err(failed)?))
+        let (_, state) = chain.state(params.optional_next()?).map_err(query_error)?;
+        Ok(hex(&chain.runtime.call_for_client(&state, &method, &args).map_err(call_error)?))
     });
-    quick(module, "state_getStorage", |params, chain| {
+    method(module, "state_getStorage", |params, chain| {
         Ok(stored(params, chain)?.map(|value| hex(&value)).unwrap_or_default())
     });
-    quick(module, "state_getStorageHash", |params, chain| {
+    method(module, "state_getStorageHash", |params, chain| {
         Ok(json!(stored(params, chain)?.map(|value| BlakeTwo256::hash(&value))))
     });
-    quick(module, "state_getStorageSize", |params, chain| {
+    method(module, "state_getStorageSize", |params, chain| {
         Ok(json!(stored(params, chain)?.map(|value| value.len())))
     });
-    quick(module, "state_getKeysPaged", |params, chain| {
+    method(module, "state_getKeysPaged", |params, chain| {
         let mut params = params.sequence();
         let prefix: Option<Bytes> = params.next()?;
         let count: usize = params.next()?;
         let after: Option<Bytes> = params.optional_next()?;
-        let (_, state) = chain.state(params.optional_next()?).map_err(unanswered)?;
+        let (_, state) = chain.state(params.optional_next()?).map_err(query_error)?;
         if count > KEYS_MAX {
             return Err(error(4002, format!("count exceeds maximum value. value: {count}, max: {KEYS_MAX}")));
         }
         let keys = state.keys(prefix.as_deref().unwrap_or_default(), after.as_deref(), count);
         Ok(keys.iter().map(|key| hex(key)).collect())
     });
-    quick(module, "state_queryStorageAt", |params, chain| {
+    method(module, "state_queryStorageAt", |params, chain| {
         let mut params = params.sequence();
         let keys: Vec<StorageKey> = params.next()?;
         Ok(json!([values(chain, &keys, params.optional_next()?)?]))
     });
-    slow(module, "state_queryStorage", |params, chain| {
+    blocking_method(module, "state_queryStorage", |params, chain| {
         let mut params = params.sequence();
         let (keys, from): (Vec<StorageKey>, H256) = (params.next()?, params.next()?);
         let to: Option<H256> = params.optional_next()?;
         let number = |hash| chain.header(hash).map(|header| header.number);
-        let unknown = |hash| unanswered(QueryError::UnknownBlock(hash));
+        let unknown = |hash| query_error(QueryError::UnknownBlock(hash));
         let to = at(chain, to);
         let first = number(from).ok_or_else(|| unknown(from))?;
         let last = number(to).ok_or_else(|| unknown(to))?;
@@ -168,7 +168,7 @@ fn state(module: &mut RpcModule<Chain>) {
         ("state_subscribeRuntimeVersion", "state_runtimeVersion", "state_unsubscribeRuntimeVersion");
     subscription(module, subscribe, event, unsubscribe, |_, pending, chain| async move {
         let Ok(sink) = pending.accept().await else { return };
-        // It is compiled in: the first version is the last.
+        // Compiled in, so it never changes.
         send(&sink, &json!(chain.runtime.version)).await;
         sink.closed().await;
     });
@@ -184,26 +184,26 @@ fn state(module: &mut RpcModule<Chain>) {
 }
 
 fn transactions(module: &mut RpcModule<Chain>) {
-    slow(module, "author_submitExtrinsic", |params, chain| {
+    blocking_method(module, "author_submitExtrinsic", |params, chain| {
         let extrinsic: Bytes = params.one()?;
-        Ok(json!(chain.submit(extrinsic.0, None).map_err(not_taken)?))
+        Ok(json!(chain.submit(extrinsic.0, None).map_err(submit_error)?))
     });
-    quick(module, "author_pendingExtrinsics", |_, chain| {
+    method(module, "author_pendingExtrinsics", |_, chain| {
         Ok(chain.pending().iter().map(|extrinsic| hex(extrinsic)).collect())
     });
-    slow(module, "system_accountNextIndex", |params, chain| {
+    blocking_method(module, "system_accountNextIndex", |params, chain| {
         let account: String = params.one()?;
         let account = AccountId32::from_str(&account).map_err(|reason| error(-32602, reason.into()))?;
-        let (_, state) = chain.state(None).map_err(unanswered)?;
+        let (_, state) = chain.state(None).map_err(query_error)?;
         let nonce = chain.runtime.call(&state, "AccountNonceApi_account_nonce", &account.encode());
-        let mut nonce: mettle_runtime::Nonce = decode(&nonce.map_err(failed)?)?;
-        // Those that wait in the pool count as if they were in a block. The tag is `CheckNonce`'s.
+        let mut nonce: mettle_runtime::Nonce = decode(&nonce.map_err(call_error)?)?;
+        // Transactions in the pool count as included. The tag is that of `CheckNonce`.
         while chain.is_provided(&(&account, nonce).encode()) {
             nonce += 1;
         }
         Ok(json!(nonce))
     });
-    slow(module, "payment_queryInfo", |params, chain| {
+    blocking_method(module, "payment_queryInfo", |params, chain| {
         let info = fees(params, chain, "TransactionPaymentApi_query_info")?;
         let (ref_time, proof_size, class, fee): (Compact<u64>, Compact<u64>, u8, u128) = decode(&info)?;
         let class = ["normal", "operational", "mandatory"].get(usize::from(class));
@@ -213,7 +213,7 @@ fn transactions(module: &mut RpcModule<Chain>) {
             "partialFee": fee.to_string(),
         }))
     });
-    slow(module, "payment_queryFeeDetails", |params, chain| {
+    blocking_method(module, "payment_queryFeeDetails", |params, chain| {
         let details = fees(params, chain, "TransactionPaymentApi_query_fee_details")?;
         let (inclusion, _tip): (Option<(u128, u128, u128)>, u128) = decode(&details)?;
         let hex = |amount: u128| format!("{amount:#x}");
@@ -230,7 +230,7 @@ fn transactions(module: &mut RpcModule<Chain>) {
             Ok(extrinsic) => {
                 let taken =
                     tokio::task::spawn_blocking(move || chain.submit(extrinsic.0, Some(watcher))).await;
-                taken.expect("taking a transaction does not panic").map_err(not_taken)
+                taken.expect("submitting a transaction does not panic").map_err(submit_error)
             }
             Err(error) => Err(error),
         };
@@ -242,41 +242,41 @@ fn transactions(module: &mut RpcModule<Chain>) {
 }
 
 fn system(module: &mut RpcModule<Chain>) {
-    quick(module, "system_chain", |_, _| Ok(json!(CHAIN_NAME)));
-    quick(module, "system_name", |_, _| Ok(json!(NODE_NAME)));
-    quick(module, "system_version", |_, _| Ok(json!(env!("CARGO_PKG_VERSION"))));
-    quick(module, "system_chainType", |_, _| Ok(json!("Development")));
-    quick(module, "system_properties", |_, _| {
+    method(module, "system_chain", |_, _| Ok(json!(CHAIN_NAME)));
+    method(module, "system_name", |_, _| Ok(json!(NODE_NAME)));
+    method(module, "system_version", |_, _| Ok(json!(env!("CARGO_PKG_VERSION"))));
+    method(module, "system_chainType", |_, _| Ok(json!("Development")));
+    method(module, "system_properties", |_, _| {
         Ok(json!({ "tokenDecimals": 12, "tokenSymbol": "MTL", "ss58Format": mettle_runtime::SS58_PREFIX }))
     });
-    quick(module, "system_health", |_, _| {
+    method(module, "system_health", |_, _| {
         Ok(json!({ "peers": 0, "isSyncing": false, "shouldHavePeers": false }))
     });
-    quick(module, "system_peers", |_, _| Ok(json!([])));
-    quick(module, "system_localListenAddresses", |_, _| Ok(json!([])));
-    quick(module, "system_nodeRoles", |_, _| Ok(json!(["Authority"])));
-    quick(module, "system_syncState", |_, chain| {
+    method(module, "system_peers", |_, _| Ok(json!([])));
+    method(module, "system_localListenAddresses", |_, _| Ok(json!([])));
+    method(module, "system_nodeRoles", |_, _| Ok(json!(["Authority"])));
+    method(module, "system_syncState", |_, chain| {
         let best = ends(chain).best.number;
         Ok(json!({ "startingBlock": 0, "currentBlock": best, "highestBlock": best }))
     });
 }
 
-/// What only a development chain offers: to make a block, and to take some back.
+/// Methods of a development chain: make a block, drop blocks.
 fn making_blocks(module: &mut RpcModule<Chain>) {
-    slow(module, "engine_createBlock", |_, chain| {
+    blocking_method(module, "engine_createBlock", |_, chain| {
         let head = chain.seal().map_err(|reason| error(5000, reason.to_string()))?;
         Ok(json!({ "hash": head.hash, "number": head.number }))
     });
-    slow(module, "engine_dropUnfinalized", |_, chain| {
+    blocking_method(module, "engine_dropUnfinalized", |_, chain| {
         let dropped = chain.drop_unfinalised().map_err(|reason| error(5000, reason.to_string()))?;
         Ok(json!({ "dropped": dropped, "head": ends(chain).best.hash }))
     });
 }
 
-/// Sends every header that becomes the best. After blocks were dropped it goes on from the block where the chain parted.
+/// Sends each new best header. After a drop it continues from the fork.
 ///
-/// As with all subscriptions, where the chain stands is looked up before the subscription is confirmed: whoever has the
-/// confirmation hears of every block that is made from then on.
+/// As all subscriptions, it reads the chain's heads before it confirms the subscription, so that a client misses no
+/// block after the confirmation.
 async fn follow_best(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     let mut heads = chain.heads();
     let Heads { best, finalised } = *heads.borrow_and_update();
@@ -284,7 +284,7 @@ async fn follow_best(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     if let Some(header) = chain.header(best.hash) {
         send(&sink, &json!(header)).await;
     }
-    // What was sent last, and up to where it can never be dropped.
+    // The last header sent, and the last block that cannot be dropped.
     let (mut last, mut sure) = (best, finalised.number);
     while let Some(Heads { best, finalised }) = next_heads(&sink, &mut heads).await {
         for (hash, header) in chain.headers_after(last, sure, best) {
@@ -297,7 +297,7 @@ async fn follow_best(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     }
 }
 
-/// Sends every header that becomes final, in order.
+/// Sends each finalised header, in order.
 async fn follow_finalised(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     let mut heads = chain.heads();
     let mut last = heads.borrow_and_update().finalised;
@@ -315,14 +315,14 @@ async fn follow_finalised(chain: Arc<Chain>, pending: PendingSubscriptionSink) {
     }
 }
 
-/// Sends the entries as they are, then those that change.
+/// Sends the entries, then those that change.
 async fn follow_storage(chain: Arc<Chain>, pending: PendingSubscriptionSink, keys: Vec<StorageKey>) {
     let mut heads = chain.heads();
     let mut best = heads.borrow_and_update().best;
     let Ok(sink) = pending.accept().await else { return };
     let mut known = Vec::new();
     loop {
-        // It may have been dropped meanwhile: the next change says by what.
+        // The block may have been dropped; then the next change replaces it.
         if let Ok(set) = values(&chain, &keys, Some(best.hash))
             && let Some(changed) = changed_since(&mut known, set)
             && !send(&sink, &json!(changed)).await
@@ -350,7 +350,7 @@ async fn follow_transaction(pending: PendingSubscriptionSink, mut statuses: mpsc
     }
 }
 
-/// Waits for the chain to move; none once nobody listens.
+/// Waits for new heads; `None` if the subscription is closed.
 async fn next_heads(sink: &SubscriptionSink, heads: &mut watch::Receiver<Heads>) -> Option<Heads> {
     tokio::select! {
         () = sink.closed() => None,
@@ -358,13 +358,13 @@ async fn next_heads(sink: &SubscriptionSink, heads: &mut watch::Receiver<Heads>)
     }
 }
 
-/// Whether somebody still listens.
+/// Sends a value; false if the subscription is closed.
 async fn send(sink: &SubscriptionSink, value: &Value) -> bool {
     let message = serde_json::value::to_raw_value(value).expect("a JSON value has a text");
     sink.send(message).await.is_ok()
 }
 
-/// The entries that are not as they were; all of them the first time.
+/// The changed entries; all of them the first time.
 fn changed_since(
     known: &mut Vec<(StorageKey, Option<StorageData>)>,
     set: StorageChangeSet<H256>,
@@ -385,7 +385,7 @@ fn values(
     keys: &[StorageKey],
     at: Option<H256>,
 ) -> Result<StorageChangeSet<H256>, ErrorObjectOwned> {
-    let (head, state) = chain.state(at).map_err(unanswered)?;
+    let (head, state) = chain.state(at).map_err(query_error)?;
     let changes = keys.iter().map(|key| (key.clone(), state.get(&key.0).map(StorageData))).collect();
     Ok(StorageChangeSet { block: head.hash, changes })
 }
@@ -393,18 +393,18 @@ fn values(
 fn stored(params: &Params<'_>, chain: &Chain) -> Result<Option<Vec<u8>>, ErrorObjectOwned> {
     let mut params = params.sequence();
     let key: StorageKey = params.next()?;
-    let (_, state) = chain.state(params.optional_next()?).map_err(unanswered)?;
+    let (_, state) = chain.state(params.optional_next()?).map_err(query_error)?;
     Ok(state.get(&key.0))
 }
 
-/// What a transaction would cost, as the runtime encodes it.
+/// The fees of a transaction, as the runtime encodes them.
 fn fees(params: &Params<'_>, chain: &Chain, method: &str) -> Result<Vec<u8>, ErrorObjectOwned> {
     let mut params = params.sequence();
     let extrinsic: Bytes = params.next()?;
-    let (_, state) = chain.state(params.optional_next()?).map_err(unanswered)?;
-    let length = u32::try_from(extrinsic.len()).expect("a request is shorter");
+    let (_, state) = chain.state(params.optional_next()?).map_err(query_error)?;
+    let length = u32::try_from(extrinsic.len()).expect("requests are shorter");
     let args = [extrinsic.0, length.encode()].concat();
-    chain.runtime.call_for_client(&state, method, &args).map_err(failed)
+    chain.runtime.call_for_client(&state, method, &args).map_err(call_error)
 }
 
 fn ends(chain: &Chain) -> Heads {
@@ -415,7 +415,7 @@ fn at(chain: &Chain, hash: Option<H256>) -> H256 {
     hash.unwrap_or_else(|| ends(chain).best.hash)
 }
 
-/// A number, or one in hexadecimal as polkadot-js sends it.
+/// A number, also in hexadecimal as polkadot-js sends it.
 fn block_number(value: &Value) -> Result<u32, ErrorObjectOwned> {
     let hexadecimal = |text: &str| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok();
     let number = match value {
@@ -433,16 +433,16 @@ fn decode<T: Decode>(mut bytes: &[u8]) -> Result<T, ErrorObjectOwned> {
     T::decode(&mut bytes).map_err(|reason| error(4003, format!("the runtime's answer: {reason}")))
 }
 
-fn unanswered(reason: QueryError) -> ErrorObjectOwned {
+fn query_error(reason: QueryError) -> ErrorObjectOwned {
     error(4003, format!("Client error: {reason}"))
 }
 
-fn failed(reason: CallError) -> ErrorObjectOwned {
+fn call_error(reason: CallError) -> ErrorObjectOwned {
     error(4003, format!("Client error: Execution failed: {reason}"))
 }
 
-/// A node's codes, which clients go by.
-fn not_taken(reason: SubmitError) -> ErrorObjectOwned {
+/// The error codes of a node.
+fn submit_error(reason: SubmitError) -> ErrorObjectOwned {
     let (code, message, data) = match reason {
         SubmitError::Call(CallError::BadExtrinsic(reason)) => {
             (1001, format!("Extrinsic has invalid format: {reason}"), None)
@@ -486,24 +486,24 @@ fn error(code: i32, message: String) -> ErrorObjectOwned {
     ErrorObjectOwned::owned(code, message, None::<()>)
 }
 
-/// A method that only looks something up.
-fn quick(
+/// A method that needs no runtime call.
+fn method(
     module: &mut RpcModule<Chain>,
     name: &'static str,
     answer: impl Fn(&Params<'_>, &Chain) -> Answer + Send + Sync + 'static,
 ) {
     let registered = module.register_method(name, move |params, chain, _| answer(&params, chain));
-    registered.expect("each name is given once");
+    registered.expect("each method is registered once");
 }
 
-/// A method that runs the runtime.
-fn slow(
+/// A method that calls the runtime.
+fn blocking_method(
     module: &mut RpcModule<Chain>,
     name: &'static str,
     answer: impl Fn(&Params<'_>, &Chain) -> Answer + Clone + Send + Sync + 'static,
 ) {
     let registered = module.register_blocking_method(name, move |params, chain, _| answer(&params, &chain));
-    registered.expect("each name is given once");
+    registered.expect("each method is registered once");
 }
 
 fn subscription<F>(
@@ -519,5 +519,5 @@ fn subscription<F>(
         module.register_subscription(subscribe, event, unsubscribe, move |params, pending, chain, _| {
             serve(params, pending, chain)
         });
-    registered.expect("each name is given once");
+    registered.expect("each method is registered once");
 }

@@ -1,8 +1,8 @@
-//! The chain's state after a block: a real Patricia trie over a map that shares what it has in common with its elders.
+//! The state after a block: a Patricia trie over a map that shares its nodes with earlier states.
 //!
-//! A block changes a few dozen of thousands of entries. As the trie's nodes lie in a persistent map, keeping the state of
-//! every recent block costs only the nodes that the block changed, and the new root costs only the hashing of those. So
-//! nothing is copied per block, and the root is the one that a node on disk would compute.
+//! A block changes a few dozen of thousands of entries. The trie's nodes are in a persistent map, so the state of
+//! each recent block costs only its changed nodes, and a new root only their hashes. Nothing is copied per block, and
+//! the root is that of a node's database.
 
 use sp_core::{H256, storage::StateVersion};
 use sp_runtime::traits::{BlakeTwo256, Hash};
@@ -11,23 +11,23 @@ use sp_state_machine::{
 };
 use std::{cmp::Ordering, sync::Arc};
 
-/// What the runtime's `system_version` 1 asks for: values above 32 bytes are nodes of their own.
+/// As of the runtime's `system_version` 1: values above 32 bytes are separate nodes.
 pub(crate) const STATE_VERSION: StateVersion = StateVersion::V1;
 
-/// Entries that change: the new value, or none where the entry goes away.
+/// Changed entries: the new value, or `None` if removed.
 pub(crate) type Changes = Vec<(Vec<u8>, Option<Vec<u8>>)>;
 
-/// The hash of an empty node: the root of a state without entries.
+/// The hash of this node is the root of an empty state.
 const EMPTY_NODE: [u8; 1] = [0];
 
-/// One state. Cloning it copies no entry.
+/// A state. Cloning it copies no entry.
 #[derive(Clone)]
 pub(crate) struct State {
     root: H256,
     nodes: Nodes,
 }
 
-/// The trie's nodes by where they are and what they hash to.
+/// The trie's nodes by position and hash.
 #[derive(Clone, Default)]
 pub(crate) struct Nodes(imbl::OrdMap<Arc<[u8]>, Arc<[u8]>>);
 
@@ -36,41 +36,41 @@ impl State {
         State { root: BlakeTwo256::hash(&EMPTY_NODE), nodes: Nodes::default() }
     }
 
-    /// What a header commits to.
+    /// The state root in the header.
     pub(crate) fn root(&self) -> H256 {
         self.root
     }
 
     pub(crate) fn get(&self, key: &[u8]) -> Option<Vec<u8>> {
-        self.backend().storage(key).expect("the map holds every node of its trie")
+        self.backend().storage(key).expect("the map has every node of its trie")
     }
 
-    /// Keys with this prefix in their order, the first of them after `after` if that is given.
+    /// Keys with this prefix in order, optionally only those after `after`.
     pub(crate) fn keys(&self, prefix: &[u8], after: Option<&[u8]>, count: usize) -> Vec<Vec<u8>> {
         let backend = self.backend();
         let mut args = IterArgs::default();
         args.prefix = Some(prefix);
         args.start_at = after;
         args.start_at_exclusive = after.is_some();
-        let keys = backend.keys(args).expect("the map holds every node of its trie");
-        keys.take(count).map(|key| key.expect("the map holds every node of its trie")).collect()
+        let keys = backend.keys(args).expect("the map has every node of its trie");
+        keys.take(count).map(|key| key.expect("the map has every node of its trie")).collect()
     }
 
-    /// The state after these changes, in any order.
+    /// The state after these changes, which may be in any order.
     pub(crate) fn with_changes(&self, changes: &Changes) -> State {
         let delta = changes.iter().map(|(key, value)| (key.as_slice(), value.as_deref()));
         let (root, nodes) = self.backend().storage_root(delta, STATE_VERSION);
         self.with_nodes(root, nodes)
     }
 
-    /// What takes `changes` back.
+    /// The changes that undo `changes`.
     pub(crate) fn undo(&self, changes: &Changes) -> Changes {
         let backend = self.backend();
-        let before = |key: &[u8]| backend.storage(key).expect("the map holds every node of its trie");
+        let before = |key: &[u8]| backend.storage(key).expect("the map has every node of its trie");
         changes.iter().map(|(key, _)| (key.clone(), before(key))).collect()
     }
 
-    /// The state whose nodes differ from this one's by `nodes`.
+    /// The state with these changes of nodes.
     pub(crate) fn with_nodes(&self, root: H256, mut nodes: BackendTransaction<BlakeTwo256>) -> State {
         let mut changed = self.nodes.clone();
         for (key, (node, references)) in nodes.drain() {
@@ -87,7 +87,7 @@ impl State {
         State { root, nodes: changed }
     }
 
-    /// What the runtime's host functions read.
+    /// The backend for the runtime's host functions.
     pub(crate) fn backend(&self) -> TrieBackend<Nodes, BlakeTwo256> {
         TrieBackendBuilder::new(self.nodes.clone(), self.root).build()
     }
@@ -116,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn the_root_is_that_of_a_trie_built_at_once() {
+    fn the_root_equals_that_of_a_trie_built_at_once() {
         let mut state = State::empty();
         let mut model = BTreeMap::<Vec<u8>, Vec<u8>>::new();
         assert_eq!(state.root(), BlakeTwo256::trie_root(vec![], STATE_VERSION));
-        // Keys share prefixes, values are short and long, entries come and go.
+        // Keys share prefixes, values are short and long, entries are added and removed.
         for round in 0_u32..60 {
             let step: Changes = (0..7)
                 .map(|i| {
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_changed_can_be_taken_back_and_elders_do_not_notice() {
+    fn changes_can_be_undone_and_earlier_states_stay_unchanged() {
         let one =
             State::empty().with_changes(&changes(&[("a", Some("1")), ("b", Some("2")), ("abc", Some("3"))]));
         let step = changes(&[("a", None), ("b", Some("other")), ("c", Some("new"))]);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_page_by_page() {
+    fn keys_are_read_in_pages() {
         let state = State::empty().with_changes(&changes(&[
             ("a1", Some("")),
             ("a2", Some("")),

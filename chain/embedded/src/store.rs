@@ -1,11 +1,10 @@
-//! The chain on disk: one redb file that holds the finalised chain, a block in one transaction.
+//! The finalised chain on disk: one redb file, one transaction per block.
 //!
-//! What is written is what cannot be taken back: a block is on disk before anybody hears that it is final, so that a
-//! process killed at any moment comes back with the last finalised block that it told of, or a later one. Unfinalised
-//! blocks and the pool are lost with the process.
+//! A block is on disk before any client is told that it is final, so that a process killed at any moment resumes at
+//! the last finalised block that it announced, or a later one. Unfinalised blocks and the pool are lost.
 //!
-//! The state is kept flat, as of the last block. Each recent block holds what would take it back, so that the states
-//! before it can be had again.
+//! The state is stored for the last block only. Each recent block stores its undo changes, from which earlier states
+//! are rebuilt.
 
 use crate::{
     execute::{Genesis, Header},
@@ -21,10 +20,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Raised when older releases could not read what this one writes.
+/// Raised when older releases cannot read the file.
 const FORMAT: u32 = 1;
 const FILE: &str = "chain.redb";
-/// Where a new chain is written until it is whole.
+/// A new chain is written here until it is complete.
 const NEW_FILE: &str = "chain.redb.new";
 const CACHE_BYTES: usize = 16 << 20;
 
@@ -33,30 +32,30 @@ const STATE: TableDefinition<&[u8], &[u8]> = TableDefinition::new("state");
 const HEADERS: TableDefinition<u32, &[u8]> = TableDefinition::new("headers");
 const BODIES: TableDefinition<u32, &[u8]> = TableDefinition::new("bodies");
 
-/// How much of the past is kept, in finalised blocks.
+/// How many finalised blocks are stored.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Keep {
-    /// States and extrinsics, at least one.
+    /// With state and extrinsics; at least one.
     pub(crate) states: u32,
     pub(crate) headers: u32,
 }
 
 impl Keep {
-    /// The first block whose state and extrinsics are kept.
+    /// The first block with state and extrinsics.
     pub(crate) fn first_state(&self, finalised: u32) -> u32 {
         (finalised + 1).saturating_sub(self.states)
     }
 
-    /// The first block whose header is kept, the genesis block aside.
+    /// The first block with a header, except genesis.
     pub(crate) fn first_header(&self, finalised: u32) -> u32 {
         (finalised + 1).saturating_sub(self.headers.max(self.states))
     }
 }
 
-/// Why the chain's directory cannot be used, or no longer.
+/// Why the chain's directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("{dir} holds something else than a chain: choose an empty directory, or one that does not exist")]
+    #[error("{dir} holds other files than a chain: choose an empty or new directory")]
     Foreign { dir: PathBuf },
     #[error("the chain in {dir} is in use by another process")]
     InUse { dir: PathBuf },
@@ -76,9 +75,9 @@ pub enum StoreError {
     OtherGenesis { dir: PathBuf, found: H256, ours: H256 },
     #[error("the chain in {dir} is damaged: {reason}")]
     Damaged { dir: PathBuf, reason: String },
-    #[error("could not use the directory {dir}")]
+    #[error("cannot use the directory {dir}")]
     Directory { dir: PathBuf, source: io::Error },
-    #[error("could not read or write {file}")]
+    #[error("cannot read or write {file}")]
     File { file: PathBuf, source: Box<redb::Error> },
 }
 
@@ -88,7 +87,7 @@ pub(crate) struct Store {
     keep: Keep,
 }
 
-/// What a block's extrinsics did, and how to take it back.
+/// The extrinsics of a block, and the changes that undo it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct Body {
     pub(crate) inherents: u32,
@@ -96,16 +95,16 @@ pub(crate) struct Body {
     pub(crate) undo: Changes,
 }
 
-/// The chain as it was left.
+/// A stored chain.
 pub(crate) struct Resumed {
-    /// Every header that is kept, ascending. The first is the genesis block's, the last the finalised head's.
+    /// The stored headers, ascending, from genesis to the finalised head.
     pub(crate) blocks: Vec<(Header, Option<Body>)>,
     /// The state after the last block.
     pub(crate) state: Changes,
 }
 
 impl Store {
-    /// Opens the chain in `dir`, or makes a new one there.
+    /// Opens the chain in `dir`, or creates it.
     pub(crate) fn open(
         dir: &Path,
         keep: Keep,
@@ -124,7 +123,7 @@ impl Store {
         Ok((store, resumed))
     }
 
-    /// Adds a finalised block. It is on disk when this returns.
+    /// Stores a finalised block. It is on disk on return.
     pub(crate) fn append(&self, header: &Header, body: &Body, changes: &Changes) -> Result<(), StoreError> {
         let number = *header.number();
         let append = || -> Result<(), redb::Error> {
@@ -143,7 +142,7 @@ impl Store {
         append().map_err(|error| failed(&self.dir, FILE, error))
     }
 
-    /// That this is a chain of ours, which this release and these settings can go on with.
+    /// Checks that this release and these settings can continue the chain.
     fn check(&self, genesis: &Genesis, version: &RuntimeVersion) -> Result<(), StoreError> {
         let dir = self.dir.clone();
         let foreign = || StoreError::Foreign { dir: dir.clone() };
@@ -162,8 +161,8 @@ impl Store {
         }
         let genesis = genesis.header.hash();
         if found < ours {
-            // A newer runtime has another genesis. It migrates the state it finds with the next block.
-            tracing::info!(from = found, to = ours, "the chain goes on with a newer runtime");
+            // A newer runtime has another genesis. Its migrations run with the next block.
+            tracing::info!(from = found, to = ours, "continuing the chain with a newer runtime");
             return self.follow_runtime(ours, genesis);
         }
         let found: H256 = self.meta("genesis")?.ok_or_else(foreign)?;
@@ -197,7 +196,9 @@ impl Store {
         for (number, bytes) in headers {
             let header: Header = self.decode(&bytes, &format!("the header of block {number}"))?;
             if header.number != number {
-                return Err(self.damaged(&format!("block {number} says that it is {}", header.number)));
+                return Err(
+                    self.damaged(&format!("block {number} has the number {} in its header", header.number))
+                );
             }
             let parent = blocks.last().filter(|(parent, _)| parent.number + 1 == number);
             if parent.is_some_and(|(parent, _)| parent.hash() != header.parent_hash) {
@@ -211,7 +212,7 @@ impl Store {
             return Err(self.damaged("it has no genesis block"));
         }
         if blocks.last().is_none_or(|(_, body)| body.is_none()) {
-            return Err(self.damaged("its last block is not whole"));
+            return Err(self.damaged("its last block has no body"));
         }
         Ok(Resumed { blocks, state })
     }
@@ -230,7 +231,7 @@ impl Store {
         bytes.map(|bytes| self.decode(&bytes, key)).transpose()
     }
 
-    /// Notes that the chain is run by another version of the runtime from here on, and what genesis that would have made.
+    /// Records a newer runtime version, and the genesis that it would have.
     fn follow_runtime(&self, version: u32, genesis: H256) -> Result<(), StoreError> {
         let follow = || -> Result<(), redb::Error> {
             let transaction = self.database.begin_write()?;
@@ -261,7 +262,7 @@ impl Store {
     }
 }
 
-/// Writes a new chain beside its place and moves it there when it is whole.
+/// Creates a chain in a temporary file, and renames it when it is complete.
 fn create(dir: &Path, genesis: &Genesis, version: &RuntimeVersion) -> Result<(), StoreError> {
     let unusable = |source| StoreError::Directory { dir: dir.into(), source };
     for entry in fs::read_dir(dir).map_err(unusable)? {
@@ -270,7 +271,7 @@ fn create(dir: &Path, genesis: &Genesis, version: &RuntimeVersion) -> Result<(),
         }
     }
     let database = match open(dir, NEW_FILE, true) {
-        // Half written by somebody who was interrupted.
+        // An earlier process was interrupted while it wrote the file.
         Err(StoreError::Damaged { .. }) => {
             fs::remove_file(dir.join(NEW_FILE)).map_err(unusable)?;
             open(dir, NEW_FILE, true)?
@@ -330,7 +331,7 @@ fn open(dir: &Path, file: &'static str, create: bool) -> Result<Database, StoreE
     })
 }
 
-/// Tells a file that is not what it should be from a disk that does not do its work.
+/// Distinguishes a damaged file from a failing disk.
 fn failed(dir: &Path, file: &str, error: redb::Error) -> StoreError {
     let damaged = |reason: String| StoreError::Damaged { dir: dir.into(), reason };
     match error {

@@ -1,10 +1,10 @@
-//! Builds the runtime's blob with plain cargo, in a build of its own.
+//! Builds the Wasm runtime with cargo, in a separate build.
 //!
-//! The usual builder of such blobs compiles an optimiser in C++ first, for some minutes and a tenth off the size.
-//! rustc's own optimisations, over the whole blob at once, are enough for us.
+//! Substrate's `wasm-builder` first compiles an optimiser in C++, for some minutes and a tenth off the size.
+//! Link-time optimisation by rustc suffices.
 //!
-//! `WASM_BUILD_TOOLCHAIN`: build the blob with this toolchain of rustup's. `METTLE_WASM`: take the blob from this file.
-//! `SKIP_WASM_BUILD`: go without, for whoever only checks or documents the code.
+//! `WASM_BUILD_TOOLCHAIN`: build with this rustup toolchain. `METTLE_WASM`: use this Wasm runtime. `SKIP_WASM_BUILD`:
+//! build none, to check or document the code only.
 
 use std::{
     env, fs,
@@ -13,11 +13,11 @@ use std::{
 };
 
 const TARGET: &str = "wasm32v1-none";
-/// Where cargo puts the blob within its target directory, by the names of target, profile and crate.
-const BLOB: &str = "wasm32v1-none/wasm/mettle_runtime_wasm.wasm";
-/// The table of functions and the end of the heap are for the host to see; the memory is the host's.
+/// The path of the binary in cargo's target directory.
+const WASM_BINARY: &str = "wasm32v1-none/wasm/mettle_runtime_wasm.wasm";
+/// The host reads the function table and the heap's end, and provides the memory.
 const RUSTFLAGS: &str = "--cfg substrate_runtime -C link-arg=--export-table -C link-arg=--export=__heap_base -C link-arg=--import-memory";
-/// Crates that the runtime is built from, seen from the repository's root.
+/// Crates of the runtime, relative to the repository's root.
 const SOURCES: [&str; 7] = [
     "chain/runtime",
     "contracts/nomination",
@@ -36,7 +36,7 @@ fn main() {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let out = PathBuf::from(variable("OUT_DIR"));
-    let blob = if env::var_os("SKIP_WASM_BUILD").is_some() {
+    let binary = if env::var_os("SKIP_WASM_BUILD").is_some() {
         None
     } else {
         let from = match env::var_os("METTLE_WASM") {
@@ -46,20 +46,21 @@ fn main() {
             }
             None => build(&out),
         };
-        let blob = out.join("blob.wasm");
-        fs::copy(&from, &blob).unwrap_or_else(|error| panic!("{} cannot be read: {error}", from.display()));
-        Some(blob)
+        let binary = out.join("runtime.wasm");
+        fs::copy(&from, &binary).unwrap_or_else(|error| panic!("cannot read {}: {error}", from.display()));
+        Some(binary)
     };
-    let value = match blob {
+    let value = match binary {
         Some(path) => format!("Some(include_bytes!({path:?}))"),
         None => "None".into(),
     };
-    let source =
-        format!("/// The blob; `None` if it was not built.\npub const BLOB: Option<&[u8]> = {value};\n");
-    fs::write(out.join("blob.rs"), source).expect("cargo made OUT_DIR");
+    let source = format!(
+        "/// The Wasm runtime; `None` if it was not built.\npub const WASM_BINARY: Option<&[u8]> = {value};\n"
+    );
+    fs::write(out.join("wasm_binary.rs"), source).expect("cargo made OUT_DIR");
 }
 
-/// Builds the blob and returns where it lies.
+/// Builds the Wasm runtime and returns its path.
 fn build(out: &Path) -> PathBuf {
     let workspace = Path::new(&variable("CARGO_MANIFEST_DIR")).join("..");
     let root = workspace.join("../..");
@@ -85,7 +86,7 @@ fn build(out: &Path) -> PathBuf {
         }
         None => Command::new(variable("CARGO")),
     };
-    // Flags are for the machine that the rest is built for, and so are wrappers that look at them.
+    // Flags and wrappers of the outer build are for the host.
     for variable in
         ["CARGO_ENCODED_RUSTFLAGS", "RUSTC_WRAPPER", "RUSTC_WORKSPACE_WRAPPER", "CARGO_BUILD_TARGET"]
     {
@@ -102,22 +103,23 @@ fn build(out: &Path) -> PathBuf {
         "--target",
         TARGET,
     ]);
-    for (feature, variable) in
-        [("rehearsal", "CARGO_FEATURE_REHEARSAL"), ("runtime-benchmarks", "CARGO_FEATURE_RUNTIME_BENCHMARKS")]
-    {
+    for (feature, variable) in [
+        ("upgrade-test", "CARGO_FEATURE_UPGRADE_TEST"),
+        ("runtime-benchmarks", "CARGO_FEATURE_RUNTIME_BENCHMARKS"),
+    ] {
         if env::var_os(variable).is_some() {
             cargo.args(["--features", feature]);
         }
     }
-    let status = cargo.status().unwrap_or_else(|error| panic!("{cargo:?} cannot be run: {error}"));
+    let status = cargo.status().unwrap_or_else(|error| panic!("cannot run {cargo:?}: {error}"));
     assert!(
         status.success(),
-        "the runtime's blob was not built. Is there the target {TARGET}? scripts/setup-wasm installs it"
+        "the Wasm runtime was not built. Is the target {TARGET} installed? See scripts/setup-wasm"
     );
-    target_dir.join(BLOB)
+    target_dir.join(WASM_BINARY)
 }
 
-/// A directory of the blob's own, the same for all profiles: cargo keeps the one that it is building in to itself.
+/// The target directory of the inner build, shared by all profiles: cargo locks the outer one.
 fn target_dir(out: &Path) -> PathBuf {
     let outer = out.ancestors().find(|path| path.join("CACHEDIR.TAG").exists());
     outer.unwrap_or(out).join("wasm-runtime")

@@ -1,6 +1,6 @@
-//! The command line: Substrate's own commands, and one that makes a chain's specification from a TOML file.
+//! The command line: Substrate's commands, and one that builds a chain specification from a TOML file.
 
-use crate::{service, spec};
+use crate::{parts, service, spec};
 use clap::Parser;
 use mettle_runtime::OpaqueBlock as Block;
 use sc_cli::SubstrateCli;
@@ -18,50 +18,50 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Make, look at and insert keys.
+    /// Generate, inspect and insert keys.
     #[command(subcommand)]
     Key(sc_cli::KeySubcommand),
 
-    /// Make a new chain's specification.
+    /// Build the specification of a new chain.
     #[command(subcommand)]
     ChainSpec(ChainSpecCommand),
 
-    /// Write the specification of a chain that this program knows or that a file describes.
+    /// Export the specification of a chain that this program knows or that a file describes.
     ExportChainSpec(sc_cli::ExportChainSpecCmd),
 
-    /// Check a block again.
+    /// Validate a block again.
     CheckBlock(sc_cli::CheckBlockCmd),
 
-    /// Write blocks to a file.
+    /// Export blocks to a file.
     ExportBlocks(sc_cli::ExportBlocksCmd),
 
-    /// Read blocks from a file.
+    /// Import blocks from a file.
     ImportBlocks(sc_cli::ImportBlocksCmd),
 
-    /// Write the state at a block as a specification of a chain that starts from it.
+    /// Export the state at a block as the specification of a chain that starts from it.
     ExportState(sc_cli::ExportStateCmd),
 
     /// Delete this node's copy of the chain.
     PurgeChain(sc_cli::PurgeChainCmd),
 
-    /// Take blocks back that are not final.
+    /// Revert blocks that are not finalised.
     Revert(sc_cli::RevertCmd),
 
-    /// Say which blocks this node has.
+    /// Show which blocks this node has.
     ChainInfo(sc_cli::ChainInfoCmd),
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum ChainSpecCommand {
-    /// Make it from a TOML file, with the runtime that this program carries.
+    /// Build it from a TOML file, with the Wasm runtime in this program.
     Build {
-        /// Who makes blocks, who owns what, and so on: see docs/node.md.
+        /// Authorities, endowments and so on: see docs/node.md.
         file: PathBuf,
-        /// Write the genesis state itself rather than what it is built from. This is what the nodes of a network
-        /// should share: another release would build another state.
+        /// Write the genesis state rather than its settings. The nodes of a network should share this: another
+        /// release would build another state.
         #[arg(long)]
         raw: bool,
-        /// Write to this file rather than to the standard output.
+        /// Write to this file instead of standard output.
         #[arg(long, short)]
         output: Option<PathBuf>,
     },
@@ -102,7 +102,7 @@ pub fn run() -> sc_cli::Result<()> {
     match &cli.command {
         None => cli.create_runner(&cli.run)?.run_node_until_exit(|config| async move {
             if !matches!(config.network.network_backend, NetworkBackendType::Litep2p) {
-                return Err(sc_cli::Error::Input("this node speaks litep2p only".into()));
+                return Err(sc_cli::Error::Input("this node supports litep2p only".into()));
             }
             service::start(config).map_err(sc_cli::Error::Service)
         }),
@@ -112,26 +112,26 @@ pub fn run() -> sc_cli::Result<()> {
         }
         Some(Command::ExportChainSpec(command)) => command.run(cli.load_spec(&command.chain)?),
         Some(Command::CheckBlock(command)) => cli.create_runner(command)?.async_run(|config| {
-            let parts = service::parts(&config)?;
+            let parts = parts::parts(&config)?;
             Ok((command.run(parts.client, parts.import_queue), parts.task_manager))
         }),
         Some(Command::ExportBlocks(command)) => cli.create_runner(command)?.async_run(|config| {
-            let parts = service::parts(&config)?;
+            let parts = parts::parts(&config)?;
             Ok((command.run(parts.client, config.database), parts.task_manager))
         }),
         Some(Command::ImportBlocks(command)) => cli.create_runner(command)?.async_run(|config| {
-            let parts = service::parts(&config)?;
+            let parts = parts::parts(&config)?;
             Ok((command.run(parts.client, parts.import_queue), parts.task_manager))
         }),
         Some(Command::ExportState(command)) => cli.create_runner(command)?.async_run(|config| {
-            let parts = service::parts(&config)?;
+            let parts = parts::parts(&config)?;
             Ok((command.run(parts.client, config.chain_spec), parts.task_manager))
         }),
         Some(Command::PurgeChain(command)) => {
             cli.create_runner(command)?.sync_run(|config| command.run(config.database))
         }
         Some(Command::Revert(command)) => cli.create_runner(command)?.async_run(|config| {
-            let parts = service::parts(&config)?;
+            let parts = parts::parts(&config)?;
             let votes = Box::new(|client, _, blocks| {
                 sc_consensus_grandpa::revert(client, blocks)?;
                 Ok(())

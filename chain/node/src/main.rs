@@ -1,10 +1,11 @@
-//! A node of a Mettle chain: makes blocks, agrees with others on which are final, and answers clients.
+//! A node of a Mettle chain: makes and finalises blocks, and serves clients.
 //!
-//! All of it is stock: Aura says whose turn it is to make a block, GRANDPA what is final, ParityDB keeps it, litep2p
-//! carries it. What the chain decides is in the runtime, which is data of the chain itself: a node runs whatever
-//! runtime the chain says, and this program carries one only for the first block of a new chain.
+//! All parts are Substrate's: Aura chooses block authors, GRANDPA finalises, ParityDB stores, litep2p connects. The
+//! rules are in the runtime, which is part of the chain's state: a node runs the chain's runtime, and uses the one in
+//! this program only for the first block of a new chain.
 
 mod cli;
+mod parts;
 mod rpc;
 mod service;
 mod spec;

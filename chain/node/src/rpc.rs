@@ -1,6 +1,6 @@
-//! What a client may call beyond what every Substrate node offers: nonces, fees, and how GRANDPA is getting on.
+//! RPC methods besides those of every Substrate node: nonces, fees, and the state of GRANDPA.
 
-use crate::service::{Backend, Client, TransactionPool};
+use crate::parts::{Backend, Client, TransactionPool};
 use jsonrpsee::RpcModule;
 use mettle_runtime::{Hash, OpaqueBlock as Block};
 use pallet_transaction_payment_rpc::{TransactionPayment, TransactionPaymentApiServer};
@@ -12,7 +12,7 @@ use sc_rpc::SubscriptionTaskExecutor;
 use std::sync::Arc;
 use substrate_frame_rpc_system::{System, SystemApiServer};
 
-/// What of GRANDPA is told to clients.
+/// The state of GRANDPA, for clients.
 #[derive(Clone)]
 pub struct Finality {
     pub authorities: SharedAuthoritySet<Hash, u32>,
@@ -21,6 +21,7 @@ pub struct Finality {
     pub proofs: Arc<FinalityProofProvider<Backend, Block>>,
 }
 
+/// Builds the RPC module.
 pub fn module(
     client: Arc<Client>,
     pool: Arc<TransactionPool>,

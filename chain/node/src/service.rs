@@ -1,133 +1,29 @@
-//! Puts the parts of a node together and starts them.
+//! Starts a node: network, RPC, block authoring and finality.
 
-use crate::rpc::{self, Finality};
-use futures::FutureExt;
-use mettle_runtime::{Hash, OpaqueBlock as Block, RuntimeApi};
-use sc_client_api::{Backend as _, BlockBackend};
-use sc_consensus_aura::{ImportQueueParams, SlotProportion, StartAuraParams};
+use crate::{
+    parts::{self, JUSTIFICATION_PERIOD, Parts, inherents},
+    rpc::{self, Finality},
+};
+use mettle_runtime::{Hash, OpaqueBlock as Block};
+use sc_client_api::BlockBackend;
+use sc_consensus_aura::{SlotProportion, StartAuraParams};
 use sc_consensus_grandpa::{
-    FinalityProofProvider, GrandpaBlockImport, GrandpaParams, LinkHalf, SharedVoterState,
-    ThreeQuartersOfTheUnfinalizedChain, VotingRulesBuilder, warp_proof,
+    FinalityProofProvider, GrandpaParams, SharedVoterState, ThreeQuartersOfTheUnfinalizedChain,
+    VotingRulesBuilder, warp_proof,
 };
 use sc_network::{Litep2pNetworkBackend, NetworkBackend};
 use sc_service::{Configuration, TaskManager, WarpSyncConfig, error::Error};
-use sc_telemetry::{Telemetry, TelemetryWorker};
+use sc_telemetry::Telemetry;
 use sc_transaction_pool_api::OffchainTransactionPoolFactory;
 use sp_consensus_aura::sr25519::AuthorityPair as AuraPair;
 use std::{sync::Arc, time::Duration};
 
-pub type Client =
-    sc_service::TFullClient<Block, RuntimeApi, sc_executor::WasmExecutor<sp_io::SubstrateHostFunctions>>;
-pub type Backend = sc_service::TFullBackend<Block>;
-pub type TransactionPool = sc_transaction_pool::TransactionPoolHandle<Block, Client>;
-type SelectChain = sc_consensus::LongestChain<Backend, Block>;
-type BlockImport = GrandpaBlockImport<Backend, Block, Client, SelectChain>;
 type Network = Litep2pNetworkBackend;
 
-/// Blocks after which a proof that one is final is kept for whoever catches up; others are thrown away.
-const JUSTIFICATION_PERIOD: u32 = 512;
-/// How often GRANDPA's voters tell each other where they are.
+/// How often GRANDPA's voters gossip their state.
 const GOSSIP: Duration = Duration::from_millis(333);
 
-/// The parts that have nothing to do with other nodes.
-pub struct Parts {
-    pub client: Arc<Client>,
-    pub backend: Arc<Backend>,
-    pub task_manager: TaskManager,
-    pub import_queue: sc_consensus::DefaultImportQueue<Block>,
-    keystore: sc_service::KeystoreContainer,
-    select_chain: SelectChain,
-    pool: Arc<TransactionPool>,
-    block_import: BlockImport,
-    grandpa: LinkHalf<Block, Client, SelectChain>,
-    telemetry: Option<Telemetry>,
-}
-
-pub fn parts(config: &Configuration) -> Result<Parts, Error> {
-    let telemetry = config
-        .telemetry_endpoints
-        .clone()
-        .filter(|endpoints| !endpoints.is_empty())
-        .map(|endpoints| -> Result<_, sc_telemetry::Error> {
-            let worker = TelemetryWorker::new(16)?;
-            let telemetry = worker.handle().new_telemetry(endpoints);
-            Ok((worker, telemetry))
-        })
-        .transpose()?;
-    let executor = sc_service::new_wasm_executor(&config.executor);
-    let (client, backend, keystore, task_manager) = sc_service::new_full_parts::<Block, RuntimeApi, _>(
-        config,
-        telemetry.as_ref().map(|(_, telemetry)| telemetry.handle()),
-        executor,
-        Vec::new(),
-    )?;
-    let client = Arc::new(client);
-    let telemetry = telemetry.map(|(worker, telemetry)| {
-        task_manager.spawn_handle().spawn("telemetry", None, worker.run());
-        telemetry
-    });
-    let telemetry_handle = telemetry.as_ref().map(Telemetry::handle);
-
-    let select_chain = SelectChain::new(backend.clone());
-    let pool = sc_transaction_pool::Builder::new(
-        task_manager.spawn_essential_handle(),
-        client.clone(),
-        config.role.is_authority().into(),
-    )
-    .with_options(config.transaction_pool.clone())
-    .with_prometheus(config.prometheus_registry())
-    .build();
-
-    let (block_import, grandpa) = sc_consensus_grandpa::block_import(
-        client.clone(),
-        JUSTIFICATION_PERIOD,
-        &client,
-        select_chain.clone(),
-        telemetry_handle.clone(),
-    )?;
-    let slots = client.clone();
-    let import_queue = sc_consensus_aura::import_queue::<AuraPair, _, _, _, _, _>(ImportQueueParams {
-        block_import: block_import.clone(),
-        justification_import: Some(Box::new(block_import.clone())),
-        client: client.clone(),
-        create_inherent_data_providers: move |parent, ()| {
-            let slots = slots.clone();
-            async move { Ok(inherents(sc_consensus_aura::standalone::slot_duration_at(&*slots, parent)?)) }
-        },
-        spawner: &task_manager.spawn_essential_handle(),
-        registry: config.prometheus_registry(),
-        check_for_equivocation: Default::default(),
-        telemetry: telemetry_handle,
-        compatibility_mode: Default::default(),
-    })?;
-
-    Ok(Parts {
-        client,
-        backend,
-        task_manager,
-        import_queue,
-        keystore,
-        select_chain,
-        pool: Arc::new(pool),
-        block_import,
-        grandpa,
-        telemetry,
-    })
-}
-
-/// What every block says about when it was made.
-fn inherents(
-    slot_duration: sp_consensus_aura::SlotDuration,
-) -> (sp_consensus_aura::inherents::InherentDataProvider, sp_timestamp::InherentDataProvider) {
-    let now = sp_timestamp::InherentDataProvider::from_system_time();
-    let slot = sp_consensus_aura::inherents::InherentDataProvider::from_timestamp_and_slot_duration(
-        *now,
-        slot_duration,
-    );
-    (slot, now)
-}
-
-/// Starts a node, which runs for as long as the task manager does.
+/// Starts a node. It runs until the returned task manager is dropped.
 pub fn start(config: Configuration) -> Result<TaskManager, Error> {
     let Parts {
         client,
@@ -140,9 +36,10 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
         block_import,
         grandpa,
         mut telemetry,
-    } = parts(&config)?;
+    } = parts::parts(&config)?;
     let registry = config.prometheus_registry().cloned();
-    let genesis = client.block_hash(0)?.ok_or_else(|| Error::Other("the chain has no first block".into()))?;
+    let genesis =
+        client.block_hash(0)?.ok_or_else(|| Error::Other("the chain has no genesis block".into()))?;
 
     let mut net_config = sc_network::config::FullNetworkConfiguration::<Block, Hash, Network>::new(
         &config.network,
@@ -177,21 +74,6 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
             metrics,
             gap_sync_body_policy: None,
         })?;
-
-    if config.offchain_worker.enabled {
-        let workers = sc_offchain::OffchainWorkers::new(sc_offchain::OffchainWorkerOptions {
-            runtime_api_provider: client.clone(),
-            is_validator: config.role.is_authority(),
-            keystore: Some(keystore.keystore()),
-            offchain_db: backend.offchain_storage(),
-            transaction_pool: Some(OffchainTransactionPoolFactory::new(pool.clone())),
-            network_provider: Arc::new(network.clone()),
-            enable_http_requests: false,
-            custom_extensions: |_| Vec::new(),
-        })?;
-        let running = workers.run(client.clone(), task_manager.spawn_handle()).boxed();
-        task_manager.spawn_handle().spawn("offchain-workers", "offchain-worker", running);
-    }
 
     let role = config.role;
     let force_authoring = config.force_authoring;
@@ -247,7 +129,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
                 proposer_factory,
                 create_inherent_data_providers: move |_, ()| async move { Ok(inherents(slot_duration)) },
                 force_authoring,
-                // While nothing becomes final, windows would pass in which nobody can take part: blocks come more rarely.
+                // Without finality, windows would pass in which no seat can take part: slow down block production.
                 backoff_authoring_blocks: Some(
                     sc_consensus_slots::BackoffAuthoringOnFinalizedHeadLagging::default(),
                 ),
@@ -259,7 +141,7 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
                 telemetry: telemetry.clone(),
                 compatibility_mode: Default::default(),
             })?;
-        // Essential: a node that can no longer make blocks stops, so that somebody sees it.
+        // Essential: a node that can no longer make blocks stops, so that its operator notices.
         task_manager.spawn_essential_handle().spawn_blocking("aura", Some("block-authoring"), aura);
     }
 
@@ -279,8 +161,8 @@ pub fn start(config: Configuration) -> Result<TaskManager, Error> {
             network,
             sync: sync_service,
             notification_service: grandpa_notifications,
-            // Votes are for the best block itself, where the default stays two blocks behind it: what voters do not see
-            // alike, GRANDPA leaves open anyway, and whoever waits for a final block waits two slots less.
+            // Vote for the best block rather than two blocks behind it, which saves two slots. GRANDPA does not finalise
+            // what its voters do not agree on.
             voting_rule: VotingRulesBuilder::new().add(ThreeQuartersOfTheUnfinalizedChain).build(),
             prometheus_registry: registry,
             shared_voter_state: voter_state,

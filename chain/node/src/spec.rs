@@ -1,10 +1,10 @@
-//! Chain specifications: what a chain starts from, and where its nodes are first met.
+//! Chain specifications: genesis, name and boot nodes of a chain.
 //!
-//! `dev` and `local` are the runtime's own presets, with well-known keys. Any other chain starts from a JSON file, made
-//! once from a TOML file and then handed to everybody who runs a node of it.
+//! `dev` and `local` are the runtime's presets, with well-known keys. Any other chain has a JSON file, built once
+//! from a TOML file and shared by the operators of its nodes.
 
 use mettle_runtime::{AccountId, Balance, MaxAuthorities, SS58_PREFIX, UNIT};
-use mettle_runtime_wasm::BLOB;
+use mettle_runtime_wasm::WASM_BINARY;
 use sc_service::{ChainType, GenericChainSpec, Properties, config::MultiaddrWithPeerId};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -15,49 +15,49 @@ use std::{
     str::FromStr,
 };
 
-/// Letters that an id may have: it becomes a directory's name and a part of network protocols' names.
+/// The longest id. It names a directory and network protocols.
 const ID_MAX: usize = 64;
-/// Whole MTL that an account may start with: the runtime reads amounts from JSON as 64-bit numbers.
+/// The largest endowment in whole MTL: the runtime reads amounts in JSON as 64-bit numbers.
 const ENDOWMENT_MAX: u64 = u64::MAX / UNIT as u64;
-/// A slot must leave time to make a block in it and to send it round.
+/// Long enough to make a block and distribute it.
 const SLOT_MILLIS: std::ops::RangeInclusive<u64> = 200..=60_000;
 
 /// Why there is no chain specification.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     #[error(
-        "say which chain: --chain dev, --chain local, or --chain FILE with a chain's specification (JSON)"
+        "no chain given: use --chain dev, --chain local, or --chain FILE with a chain specification (JSON)"
     )]
     NoChain,
     #[error(
-        "this program carries no runtime (it was built with SKIP_WASM_BUILD), so that it cannot start a new chain"
+        "this program has no Wasm runtime (it was built with SKIP_WASM_BUILD), so it cannot start a new chain"
     )]
     NoRuntime,
-    #[error("{path} cannot be read: {source}")]
+    #[error("cannot read {path}: {source}")]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {source}")]
     Toml { path: PathBuf, source: Box<toml::de::Error> },
     #[error("{path}: {source}")]
-    Settings { path: PathBuf, source: Refusal },
-    #[error("the chain's specification cannot be used: {0}")]
+    Settings { path: PathBuf, source: InvalidSettings },
+    #[error("invalid chain specification: {0}")]
     Spec(String),
 }
 
-/// What is wrong with the settings of a new chain.
+/// An invalid setting of a new chain.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refusal {
+pub enum InvalidSettings {
     #[error("`name` is empty")]
     NoName,
     #[error("`id` must be 1 to {ID_MAX} of a-z, 0-9, - and _, not {0:?}")]
     Id(String),
     #[error("`slot_millis` must be an even number from {min} to {max}, not {0}", min = SLOT_MILLIS.start(), max = SLOT_MILLIS.end())]
     Slot(u64),
-    #[error("there is no [[authorities]]: nobody would make blocks")]
+    #[error("there is no [[authorities]]: the chain would have no block author")]
     NoAuthority,
-    #[error("there are {0} [[authorities]], and may be {max} at most", max = <MaxAuthorities as Get<u32>>::get())]
+    #[error("there are {0} [[authorities]], of at most {max}", max = <MaxAuthorities as Get<u32>>::get())]
     TooManyAuthorities(usize),
     #[error(
-        "`{field}` of {of} is no address (SS58) and no public key (0x and 64 hexadecimal digits): {text:?}"
+        "`{field}` of {of} is neither an address (SS58) nor a public key (0x and 64 hexadecimal digits): {text:?}"
     )]
     Key { of: String, field: &'static str, text: String },
     #[error("{of} repeats `{field}` {text}: each must be different")]
@@ -65,14 +65,14 @@ pub enum Refusal {
     #[error("[[endowments]] of {account}: `mtl` must be from 1 to {ENDOWMENT_MAX}, not {mtl}")]
     Endowment { account: String, mtl: u64 },
     #[error(
-        "`bootnodes` has {text:?}, which is no address of a node (as /dns/example.org/tcp/30333/p2p/12D3…): {reason}"
+        "`bootnodes` has {text:?}, which is not a node's address (like /dns/example.org/tcp/30333/p2p/12D3…): {reason}"
     )]
     Bootnode { text: String, reason: String },
     #[error("`sudo` {0} has no [[endowments]]: it could not pay for a transaction")]
     PoorSudo(String),
 }
 
-/// The specification that a node was told to run: a name that this program knows, or a file.
+/// Loads a specification: by a name that this program knows, or from a file.
 pub fn load(id: &str) -> Result<GenericChainSpec, SpecError> {
     match id {
         "" => Err(SpecError::NoChain),
@@ -83,7 +83,7 @@ pub fn load(id: &str) -> Result<GenericChainSpec, SpecError> {
 }
 
 fn preset(name: &str, id: &str, chain_type: ChainType, preset: &str) -> Result<GenericChainSpec, SpecError> {
-    let spec = GenericChainSpec::builder(BLOB.ok_or(SpecError::NoRuntime)?, None)
+    let spec = GenericChainSpec::builder(WASM_BINARY.ok_or(SpecError::NoRuntime)?, None)
         .with_name(name)
         .with_id(id)
         .with_chain_type(chain_type)
@@ -92,20 +92,21 @@ fn preset(name: &str, id: &str, chain_type: ChainType, preset: &str) -> Result<G
     Ok(spec.build())
 }
 
-/// What wallets show.
+/// Properties for wallets.
 fn properties() -> Properties {
     let properties = json!({ "tokenSymbol": "MTL", "tokenDecimals": 12, "ss58Format": SS58_PREFIX });
-    properties.as_object().expect("it is written as one").clone()
+    properties.as_object().expect("the properties are an object").clone()
 }
 
-/// Makes the specification that a TOML file describes, as JSON; with the genesis state itself if `raw`.
+/// Builds the specification that a TOML file describes, as JSON; with the genesis state if `raw`.
 pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
     let at = || path.to_owned();
     let text = std::fs::read_to_string(path).map_err(|source| SpecError::Read { path: at(), source })?;
     let settings: Settings =
         toml::from_str(&text).map_err(|source| SpecError::Toml { path: at(), source: Box::new(source) })?;
-    let chain = Chain::try_from(settings).map_err(|source| SpecError::Settings { path: at(), source })?;
-    let spec: GenericChainSpec = GenericChainSpec::builder(BLOB.ok_or(SpecError::NoRuntime)?, None)
+    let chain =
+        ChainSettings::try_from(settings).map_err(|source| SpecError::Settings { path: at(), source })?;
+    let spec: GenericChainSpec = GenericChainSpec::builder(WASM_BINARY.ok_or(SpecError::NoRuntime)?, None)
         .with_name(&chain.name)
         .with_id(&chain.id)
         .with_protocol_id(&chain.id)
@@ -114,12 +115,12 @@ pub fn build(path: &Path, raw: bool) -> Result<String, SpecError> {
         .with_boot_nodes(chain.bootnodes.clone())
         .with_genesis_config_patch(chain.genesis())
         .build();
-    // Building the state has the runtime check all of it, whether or not it is then written.
-    let whole = spec.as_json(true).map_err(SpecError::Spec)?;
-    if raw { Ok(whole) } else { spec.as_json(false).map_err(SpecError::Spec) }
+    // The runtime validates the genesis by building the state, also if it is not written.
+    let raw_spec = spec.as_json(true).map_err(SpecError::Spec)?;
+    if raw { Ok(raw_spec) } else { spec.as_json(false).map_err(SpecError::Spec) }
 }
 
-/// The TOML file as it is written.
+/// The TOML file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Settings {
@@ -155,16 +156,16 @@ fn default_slot() -> u64 {
     6000
 }
 
-/// The settings of a chain that can be.
+/// Validated settings of a chain.
 #[derive(Debug, PartialEq)]
-struct Chain {
+struct ChainSettings {
     name: String,
     id: String,
     slot_millis: u64,
     sudo: Option<AccountId>,
     bootnodes: Vec<MultiaddrWithPeerId>,
     authorities: Vec<Authority>,
-    /// Accounts with what they start with, in the smallest units.
+    /// Accounts and their balances, in the smallest unit.
     endowments: Vec<(AccountId, Balance)>,
 }
 
@@ -175,26 +176,26 @@ struct Authority {
     grandpa: ed25519::Public,
 }
 
-impl TryFrom<Settings> for Chain {
-    type Error = Refusal;
+impl TryFrom<Settings> for ChainSettings {
+    type Error = InvalidSettings;
 
-    fn try_from(settings: Settings) -> Result<Chain, Refusal> {
+    fn try_from(settings: Settings) -> Result<ChainSettings, InvalidSettings> {
         let Settings { name, id, slot_millis, sudo, bootnodes, authorities, endowments } = settings;
         if name.trim().is_empty() {
-            return Err(Refusal::NoName);
+            return Err(InvalidSettings::NoName);
         }
         let may_be_in_id = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '_';
         if id.is_empty() || id.len() > ID_MAX || !id.chars().all(may_be_in_id) {
-            return Err(Refusal::Id(id));
+            return Err(InvalidSettings::Id(id));
         }
         if !SLOT_MILLIS.contains(&slot_millis) || slot_millis % 2 != 0 {
-            return Err(Refusal::Slot(slot_millis));
+            return Err(InvalidSettings::Slot(slot_millis));
         }
         if authorities.is_empty() {
-            return Err(Refusal::NoAuthority);
+            return Err(InvalidSettings::NoAuthority);
         }
         if authorities.len() > <MaxAuthorities as Get<u32>>::get() as usize {
-            return Err(Refusal::TooManyAuthorities(authorities.len()));
+            return Err(InvalidSettings::TooManyAuthorities(authorities.len()));
         }
 
         let mut seen = BTreeSet::new();
@@ -214,7 +215,7 @@ impl TryFrom<Settings> for Chain {
                     ("grandpa", &written.grandpa, authority.grandpa.0),
                 ] {
                     if !seen.insert((field, key)) {
-                        return Err(Refusal::Repeated { of: of(), field, text: text.clone() });
+                        return Err(InvalidSettings::Repeated { of: of(), field, text: text.clone() });
                     }
                 }
                 Ok(authority)
@@ -228,10 +229,10 @@ impl TryFrom<Settings> for Chain {
                 let of = || format!("[[endowments]] number {number}");
                 let id = bytes(&account, of, "account")?;
                 if !seen.insert(("endowment", id)) {
-                    return Err(Refusal::Repeated { of: of(), field: "account", text: account });
+                    return Err(InvalidSettings::Repeated { of: of(), field: "account", text: account });
                 }
                 if !(1..=ENDOWMENT_MAX).contains(&mtl) {
-                    return Err(Refusal::Endowment { account, mtl });
+                    return Err(InvalidSettings::Endowment { account, mtl });
                 }
                 Ok((AccountId::from(id), Balance::from(mtl) * UNIT))
             })
@@ -241,41 +242,41 @@ impl TryFrom<Settings> for Chain {
             .map(|text| {
                 let id = AccountId::from(bytes(&text, || "the chain".into(), "sudo")?);
                 let endowed = endowments.iter().any(|(account, _)| *account == id);
-                if endowed { Ok(id) } else { Err(Refusal::PoorSudo(text)) }
+                if endowed { Ok(id) } else { Err(InvalidSettings::PoorSudo(text)) }
             })
             .transpose()?;
         let bootnodes = bootnodes
             .into_iter()
             .map(|text| {
                 MultiaddrWithPeerId::from_str(&text)
-                    .map_err(|error| Refusal::Bootnode { reason: error.to_string(), text })
+                    .map_err(|error| InvalidSettings::Bootnode { reason: error.to_string(), text })
             })
             .collect::<Result<_, _>>()?;
-        Ok(Chain { name, id, slot_millis, sudo, bootnodes, authorities, endowments })
+        Ok(ChainSettings { name, id, slot_millis, sudo, bootnodes, authorities, endowments })
     }
 }
 
-/// A public key or an account, as an address or in hexadecimal.
-fn bytes(text: &str, of: impl Fn() -> String, field: &'static str) -> Result<[u8; 32], Refusal> {
-    let refusal = || Refusal::Key { of: of(), field, text: text.into() };
+/// A public key or account, from an address or hexadecimal.
+fn bytes(text: &str, of: impl Fn() -> String, field: &'static str) -> Result<[u8; 32], InvalidSettings> {
+    let invalid = || InvalidSettings::Key { of: of(), field, text: text.into() };
     match text.strip_prefix("0x") {
         Some(digits) => {
             let mut bytes = [0; 32];
             if digits.len() != 64 || !digits.is_ascii() {
-                return Err(refusal());
+                return Err(invalid());
             }
             for (byte, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks(2)) {
-                let pair = std::str::from_utf8(pair).map_err(|_| refusal())?;
-                *byte = u8::from_str_radix(pair, 16).map_err(|_| refusal())?;
+                let pair = std::str::from_utf8(pair).map_err(|_| invalid())?;
+                *byte = u8::from_str_radix(pair, 16).map_err(|_| invalid())?;
             }
             Ok(bytes)
         }
-        None => AccountId::from_ss58check(text).map(<[u8; 32]>::from).map_err(|_| refusal()),
+        None => AccountId::from_ss58check(text).map(<[u8; 32]>::from).map_err(|_| invalid()),
     }
 }
 
-impl Chain {
-    /// What the runtime's default genesis is changed by.
+impl ChainSettings {
+    /// The changes to the runtime's default genesis.
     fn genesis(&self) -> Value {
         let keys = |authority: &Authority| {
             let keys = json!({
@@ -326,7 +327,7 @@ mod tests {
         )
     }
 
-    fn chain(toml: &str) -> Result<Chain, Refusal> {
+    fn chain(toml: &str) -> Result<ChainSettings, InvalidSettings> {
         toml::from_str::<Settings>(toml).unwrap().try_into()
     }
 
@@ -342,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_needs_neither_a_sudo_key_nor_bootnodes_and_has_slots_of_six_seconds() {
+    fn sudo_key_bootnodes_and_the_length_of_a_slot_are_optional() {
         let toml = good()
             .replace(&format!("sudo = \"{ALICE}\""), "")
             .replace("bootnodes", "#")
@@ -352,67 +353,68 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_by_name() {
-        let key = |of: &str, field, text: &str| Refusal::Key { of: of.into(), field, text: text.into() };
+    fn each_invalid_setting_has_its_own_error() {
+        let key =
+            |of: &str, field, text: &str| InvalidSettings::Key { of: of.into(), field, text: text.into() };
         let second = format!(
             "[[authorities]]\naccount = \"{ALICE}\"\naura = \"{BOB}\"\ngrandpa = \"{KEY}\"\n[[endowments]]"
         );
         let cases = [
-            ("\"Mettle Test\"", "\" \"", Refusal::NoName),
-            ("mettle-test_1", "Mettle", Refusal::Id("Mettle".into())),
-            ("mettle-test_1", "", Refusal::Id(String::new())),
-            ("slot_millis = 6000", "slot_millis = 2001", Refusal::Slot(2001)),
-            ("slot_millis = 6000", "slot_millis = 0", Refusal::Slot(0)),
+            ("\"Mettle Test\"", "\" \"", InvalidSettings::NoName),
+            ("mettle-test_1", "Mettle", InvalidSettings::Id("Mettle".into())),
+            ("mettle-test_1", "", InvalidSettings::Id(String::new())),
+            ("slot_millis = 6000", "slot_millis = 2001", InvalidSettings::Slot(2001)),
+            ("slot_millis = 6000", "slot_millis = 0", InvalidSettings::Slot(0)),
             (BOB, "0x12", key("[[authorities]] number 1", "account", "0x12")),
             (KEY, "5Grw", key("[[authorities]] number 1", "grandpa", "5Grw")),
             ("sudo = \"5", "sudo = \"", key("the chain", "sudo", &ALICE[1..])),
             (
                 "[[endowments]]",
                 second.as_str(),
-                Refusal::Repeated {
+                InvalidSettings::Repeated {
                     of: "[[authorities]] number 2".into(),
                     field: "grandpa",
                     text: KEY.into(),
                 },
             ),
-            ("mtl = 1000", "mtl = 0", Refusal::Endowment { account: ALICE.into(), mtl: 0 }),
+            ("mtl = 1000", "mtl = 0", InvalidSettings::Endowment { account: ALICE.into(), mtl: 0 }),
             (
                 "mtl = 1000",
                 "mtl = 18446745",
-                Refusal::Endowment { account: ALICE.into(), mtl: ENDOWMENT_MAX + 1 },
+                InvalidSettings::Endowment { account: ALICE.into(), mtl: ENDOWMENT_MAX + 1 },
             ),
             (
                 "mtl = 1000",
                 "mtl = 1000\n[[endowments]]\naccount = \"5GrwvaEF5zXb26Fz9rcQpDWS57CtERHpNehXCPcNoHGKutQY\"\nmtl = 1",
-                Refusal::Repeated {
+                InvalidSettings::Repeated {
                     of: "[[endowments]] number 2".into(),
                     field: "account",
                     text: ALICE.into(),
                 },
             ),
         ];
-        for (from, to, refusal) in cases {
+        for (from, to, error) in cases {
             let toml = good().replacen(from, to, 1);
             assert_ne!(toml, good());
-            assert_eq!(chain(&toml), Err(refusal), "{from} -> {to}");
+            assert_eq!(chain(&toml), Err(error), "{from} -> {to}");
         }
         let poor = good().split("[[endowments]]").next().unwrap().to_owned();
-        assert_eq!(chain(&poor), Err(Refusal::PoorSudo(ALICE.into())));
+        assert_eq!(chain(&poor), Err(InvalidSettings::PoorSudo(ALICE.into())));
         let lost = chain(&good().replace(NODE, "example.org"));
-        assert!(matches!(lost, Err(Refusal::Bootnode { text, .. }) if text == "example.org"));
+        assert!(matches!(lost, Err(InvalidSettings::Bootnode { text, .. }) if text == "example.org"));
         let nobody = good().split("[[authorities]]").next().unwrap().replace("sudo", "#");
-        assert_eq!(chain(&nobody), Err(Refusal::NoAuthority));
+        assert_eq!(chain(&nobody), Err(InvalidSettings::NoAuthority));
         let authority = |number: usize| {
             format!(
                 "[[authorities]]\naccount = \"0x{number:064x}\"\naura = \"0x{number:064x}\"\ngrandpa = \"0x{number:064x}\"\n"
             )
         };
         let crowd = (1..=33).map(authority).collect::<String>();
-        assert_eq!(chain(&format!("{nobody}{crowd}")), Err(Refusal::TooManyAuthorities(33)));
+        assert_eq!(chain(&format!("{nobody}{crowd}")), Err(InvalidSettings::TooManyAuthorities(33)));
     }
 
     #[test]
-    fn a_word_that_is_not_known_is_refused_with_its_line() {
+    fn an_unknown_setting_is_refused_with_its_line() {
         let error = toml::from_str::<Settings>(&good().replace("sudo", "root")).unwrap_err().to_string();
         assert!(error.contains("unknown field `root`") && error.contains("line 5"), "{error}");
     }

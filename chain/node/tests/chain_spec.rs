@@ -1,4 +1,4 @@
-//! `mettle-node chain-spec build`, as whoever founds a network calls it.
+//! `mettle-node chain-spec build`.
 
 use std::{fs, process::Command};
 
@@ -17,7 +17,7 @@ const SETTINGS: &str = r#"
     mtl = 1_000_000
 "#;
 
-/// Builds a specification and returns it, or what was complained of.
+/// Builds a specification; returns it, or the error text.
 fn build(settings: &str, arguments: &[&str]) -> Result<serde_json::Value, String> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("chain.toml");
@@ -49,7 +49,7 @@ fn a_toml_file_becomes_a_chain_specification() {
 }
 
 #[test]
-fn a_mistake_is_named_with_its_file() {
+fn an_error_names_the_file_and_the_setting() {
     let refusal = build(&SETTINGS.replace("mtl = 1_000_000", "mtl = 0"), &[]).unwrap_err();
     assert!(refusal.contains("chain.toml") && refusal.contains("`mtl` must be from 1"), "{refusal}");
     let refusal = build(&SETTINGS.replace("sudo", "root"), &[]).unwrap_err();

@@ -1,11 +1,11 @@
-//! Four authorities on this machine: what becomes of finality, and of a client, when one dies, when two cannot hear the other
-//! two, and when the chain is given another runtime.
+//! Four authorities on this machine: finality and a client, when one node dies, when links between two halves are
+//! cut, and when the runtime is upgraded.
 //!
 //!     cargo test -p mettle-node --test network -- --ignored --nocapture
 //!
-//! Nodes reach each other by way of relays within the test, one for each pair and direction, so that a live link can be cut
-//! and mended with both nodes running. The client is our own, a process of its own (`chain/client/examples/follow.rs`), built by
-//! the test unless METTLE_CLIENT names it; METTLE_NEXT_WASM names the next runtime's blob, which is built otherwise, too.
+//! Nodes connect through relays in the test, one per pair and direction, so that a live link can be cut and restored.
+//! The client is a separate process (`chain/client/examples/follow.rs`), built by the test unless METTLE_CLIENT names
+//! it. METTLE_NEXT_WASM names the next Wasm runtime, which is built otherwise.
 
 use codec::{Decode, Encode};
 use mettle_runtime::{Hash, RuntimeCall, TxExtension, UncheckedExtrinsic, VERSION};
@@ -30,13 +30,13 @@ use std::{
 
 const NODE: &str = env!("CARGO_BIN_EXE_mettle-node");
 const NAMES: [&str; 4] = ["alice", "bob", "charlie", "dave"];
-/// A busy machine must not fail a test that is right.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 struct Node {
     name: &'static str,
     directory: PathBuf,
-    /// Who it is to other nodes.
+    /// The node's peer id.
     identity: String,
     port: u16,
     rpc: u16,
@@ -63,7 +63,7 @@ impl Node {
         Node { name, directory, identity, port, rpc, metrics, process: None }
     }
 
-    /// Starts it on the local network. `others` is where it reaches each of the others, with their identities.
+    /// Starts the node on the local network. `others` are the addresses of the other nodes, with their peer ids.
     fn start(&mut self, chain: &Path, others: &[String]) {
         let log = fs::File::options().create(true).append(true).open(self.directory.join("log")).unwrap();
         let mut command = Command::new(NODE);
@@ -86,7 +86,7 @@ impl Node {
         self.process = Some(process);
     }
 
-    /// As a power cut would.
+    /// Kills the node without warning.
     fn kill(&mut self) {
         if let Some(mut process) = self.process.take() {
             process.kill().unwrap();
@@ -129,7 +129,7 @@ impl Node {
         self.ask("state_getRuntimeVersion", json!([])).ok()?["specVersion"].as_u64()
     }
 
-    /// Alice's, the pool's transactions included.
+    /// Alice's nonce, with the pool's transactions.
     fn nonce(&self) -> Option<u64> {
         self.nonce_of(&Alice)
     }
@@ -166,25 +166,25 @@ impl Drop for Node {
     }
 }
 
-/// How a relay treats what comes.
+/// How a relay treats traffic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum LinkState {
     Open,
-    /// Connections go on, and new ones are refused.
+    /// Keeps connections, refuses new ones.
     Full,
-    /// Nothing gets through and nobody is told, as if a cable were cut.
+    /// Passes nothing on, without closing connections: like a cut cable.
     Silent,
-    /// Connections break, and new ones are refused.
+    /// Breaks connections, refuses new ones.
     Closed,
-    /// For good: the test is over.
+    /// Ends the relay.
     Over,
 }
 
-/// Takes connections on a port of its own and passes on to another what comes, both ways.
+/// Accepts connections on its own port, and passes traffic on in both directions.
 #[derive(Clone)]
 struct Relay {
     port: u16,
-    way: Arc<AtomicU8>,
+    state: Arc<AtomicU8>,
 }
 
 impl Relay {
@@ -192,14 +192,14 @@ impl Relay {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let relay = Relay {
             port: listener.local_addr().unwrap().port(),
-            way: Arc::new(AtomicU8::new(Way::Open as u8)),
+            state: Arc::new(AtomicU8::new(LinkState::Open as u8)),
         };
         listener.set_nonblocking(true).unwrap();
         let taker = relay.clone();
         std::thread::spawn(move || {
-            while taker.way() != Way::Over {
+            while taker.state() != LinkState::Over {
                 match listener.accept() {
-                    Ok((near, _)) if !matches!(taker.way(), Way::Full | Way::Closed) => {
+                    Ok((near, _)) if !matches!(taker.state(), LinkState::Full | LinkState::Closed) => {
                         taker.pass_on(near, target)
                     }
                     Ok(_) => {}
@@ -210,13 +210,14 @@ impl Relay {
         relay
     }
 
-    fn way(&self) -> Way {
-        let ways = [Way::Open, Way::Full, Way::Silent, Way::Closed, Way::Over];
-        ways[usize::from(self.way.load(Ordering::SeqCst))]
+    fn state(&self) -> LinkState {
+        let states =
+            [LinkState::Open, LinkState::Full, LinkState::Silent, LinkState::Closed, LinkState::Over];
+        states[usize::from(self.state.load(Ordering::SeqCst))]
     }
 
-    fn set(&self, way: Way) {
-        self.way.store(way as u8, Ordering::SeqCst);
+    fn set(&self, state: LinkState) {
+        self.state.store(state as u8, Ordering::SeqCst);
     }
 
     fn pass_on(&self, near: TcpStream, target: u16) {
@@ -229,27 +230,27 @@ impl Relay {
         }
     }
 
-    /// Until either side ends or the relay is closed; then both sides have ended.
+    /// Copies until either side ends or the relay closes; then both sides have ended.
     fn pump(&self, mut from: TcpStream, mut to: TcpStream) {
         from.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
         let mut bytes = vec![0; 1 << 16];
         loop {
-            match self.way() {
-                Way::Open | Way::Full => {}
-                Way::Silent => {
+            match self.state() {
+                LinkState::Open | LinkState::Full => {}
+                LinkState::Silent => {
                     std::thread::sleep(Duration::from_millis(20));
                     continue;
                 }
-                Way::Closed | Way::Over => break,
+                LinkState::Closed | LinkState::Over => break,
             }
             match from.read(&mut bytes) {
                 Ok(0) => break,
                 Ok(count) => {
-                    // What was read as the cable was cut waits for it to be mended.
-                    while self.way() == Way::Silent {
+                    // Bytes read before the cut wait until the link is restored.
+                    while self.state() == LinkState::Silent {
                         std::thread::sleep(Duration::from_millis(20));
                     }
-                    let broken = matches!(self.way(), Way::Closed | Way::Over);
+                    let broken = matches!(self.state(), LinkState::Closed | LinkState::Over);
                     if broken || to.write_all(&bytes[..count]).is_err() {
                         break;
                     }
@@ -263,12 +264,12 @@ impl Relay {
     }
 }
 
-/// Four nodes, and a relay from each to each.
+/// Four nodes, with a relay from each to each.
 struct Network {
     nodes: Vec<Node>,
-    /// By who connects and whom to.
+    /// By source and target.
     relays: Vec<Vec<Relay>>,
-    /// The specification's file.
+    /// The file of the chain specification.
     chain: PathBuf,
 }
 
@@ -276,7 +277,7 @@ impl Network {
     fn start(directory: &Path) -> Network {
         let nodes: Vec<_> = (0..4).map(|index| Node::new(NAMES[index], index, directory)).collect();
         let relays = nodes.iter().map(|_| nodes.iter().map(|to| Relay::to(to.port)).collect()).collect();
-        // On a chain that calls itself local, nodes tell each other where they really are, and find ways around the relays.
+        // On a chain of type `Local`, nodes exchange their real addresses and bypass the relays.
         let exported = Command::new(NODE).args(["export-chain-spec", "--chain", "local"]).output().unwrap();
         let mut spec: Value = serde_json::from_slice(&exported.stdout).expect("a specification is JSON");
         spec["chainType"] = json!("Live");
@@ -300,15 +301,15 @@ impl Network {
         self.nodes.iter().collect()
     }
 
-    /// Sets how the first two and the last two hear each other.
+    /// Sets the links between the first two and the last two nodes.
     ///
-    /// Nodes tell each other by what addresses they reach others: one finds its way across by the relay of a node that is
-    /// there, unless those take nobody new.
-    fn set_across(&self, way: Way) {
+    /// Nodes exchange the addresses by which they reach others, and could connect across through the relays of their
+    /// own half, so these take no new connections meanwhile.
+    fn set_across(&self, state: LinkState) {
         for (from, relays) in self.relays.iter().enumerate() {
             for (to, relay) in relays.iter().enumerate() {
                 let across = (from < 2) != (to < 2);
-                relay.set(if across || way == Way::Open { way } else { Way::Full });
+                relay.set(if across || state == LinkState::Open { state } else { LinkState::Full });
             }
         }
     }
@@ -317,7 +318,7 @@ impl Network {
         self.nodes.iter().map(|node| node.last_final().expect("the node answers")).collect()
     }
 
-    /// Waits until each node's best block is so many blocks further.
+    /// Waits until each node's best block has advanced by `blocks`.
     fn until_further(&self, blocks: u32, what: &str) {
         let bests: Vec<_> = self.nodes.iter().map(|node| node.best().expect("the node answers")).collect();
         wait(what, || {
@@ -334,11 +335,11 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        self.relays.iter().flatten().for_each(|relay| relay.set(Way::Over));
+        self.relays.iter().flatten().for_each(|relay| relay.set(LinkState::Over));
     }
 }
 
-/// Our own client, which follows a chain and makes a call every few blocks, in a process that is started once.
+/// Our client: follows the chain and makes a call every few blocks.
 struct Client {
     process: Child,
     said: Arc<Mutex<Vec<Value>>>,
@@ -350,7 +351,7 @@ impl Client {
             Some(program) => Command::new(program),
             None => {
                 let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-                let example = ["--release", "--quiet", "--package=chain-client", "--example=follow"];
+                let example = ["--release", "--quiet", "--package=mettle-chain-client", "--example=follow"];
                 let cargo = |verb| {
                     let mut cargo = Command::new(env!("CARGO"));
                     cargo.current_dir(&root).arg(verb).args(example);
@@ -380,7 +381,7 @@ impl Client {
         said.iter().filter_map(|line| line.get(what).cloned()).collect()
     }
 
-    /// Waits until a call of its is in a final block that is later than this one, and it has seen that block itself.
+    /// Waits until a call of the client is final in a later block than this one, and the client has seen that block.
     fn until_served_after(&mut self, block: u32, what: &str) {
         let later = |value: &Value| value.as_u64().is_some_and(|number| number > block.into());
         wait(what, || {
@@ -404,7 +405,7 @@ fn free_ports<const N: usize>() -> [u16; N] {
     listeners.map(|listener| listener.local_addr().unwrap().port())
 }
 
-/// One JSON-RPC call over HTTP.
+/// A JSON-RPC call over HTTP.
 fn call(port: u16, method: &str, params: Value) -> Result<Value, String> {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
     let answer = http(port, "POST /", &body)?;
@@ -415,7 +416,7 @@ fn call(port: u16, method: &str, params: Value) -> Result<Value, String> {
     }
 }
 
-/// Sends a request and returns the answer's body.
+/// Sends a request and returns the body of the response.
 fn http(port: u16, request: &str, body: &str) -> Result<String, String> {
     let length = body.len();
     let request = format!(
@@ -446,7 +447,7 @@ fn from_hex(text: &str) -> Vec<u8> {
     digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
 }
 
-/// Asks four times a second until there is an answer, and says how long it took.
+/// Polls four times per second until there is an answer, and prints how long it took.
 fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
@@ -459,7 +460,7 @@ fn wait<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// Waits until all of these nodes have this much final, and agree about it.
+/// Waits until all nodes have finalised this block, and checks that they agree.
 fn all_final(nodes: &[&Node], number: u32, what: &str) {
     wait(what, || {
         nodes.iter().all(|node| node.last_final().is_some_and(|last| last.number >= number)).then_some(())
@@ -468,13 +469,13 @@ fn all_final(nodes: &[&Node], number: u32, what: &str) {
     assert!(hashes.windows(2).all(|pair| pair[0] == pair[1] && pair[0].is_some()), "{what}: {hashes:?}");
 }
 
-/// The last block that is final with each of them.
+/// The latest block that any node has finalised.
 fn latest(nodes: &[&Node]) -> Block {
     let blocks = nodes.iter().map(|node| node.last_final().expect("the node answers"));
     blocks.max_by_key(|block| block.number).expect("there are nodes")
 }
 
-/// A transaction of Alice's as any client signs it.
+/// Signs a transaction of Alice as any client does.
 fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> String {
     let genesis = Hash::decode(&mut from_hex(&node.hash(0).unwrap()).as_slice()).unwrap();
     let account = Alice.to_account_id();
@@ -499,15 +500,15 @@ fn signed(node: &Node, spec_version: u32, call: impl Into<RuntimeCall>) -> Strin
     to_hex(&transaction.encode())
 }
 
-/// The runtime of the release after this one, with its migration.
-fn next_blob(directory: &Path) -> Vec<u8> {
+/// The next Wasm runtime, with its migration.
+fn next_runtime(directory: &Path) -> Vec<u8> {
     if let Some(path) = std::env::var_os("METTLE_NEXT_WASM") {
         return fs::read(path).unwrap();
     }
     let path = directory.join("next.wasm");
     let built = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .args(["run", "--quiet", "--package=mettle-runtime-wasm", "--features=rehearsal", "--"])
+        .args(["run", "--quiet", "--package=mettle-runtime-wasm", "--features=upgrade-test", "--"])
         .arg(&path)
         .status()
         .unwrap();
@@ -517,7 +518,7 @@ fn next_blob(directory: &Path) -> Vec<u8> {
 
 #[test]
 #[ignore = "runs four nodes for some minutes"]
-fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
+fn finality_and_a_client_survive_a_dead_node_and_cut_links() {
     let directory = tempfile::tempdir().unwrap();
     let mut network = Network::start(directory.path());
     all_final(&network.nodes(), 3, "four nodes, the first blocks are final");
@@ -550,10 +551,10 @@ fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
     all_final(&network.nodes(), now.number + 1, "the dead one is back and has caught up");
     assert_eq!(network.nodes[3].hash(before.number), Some(before.hash));
 
-    // Two against two: blocks on both sides, nothing final on either. At first nobody is told that the links are cut.
+    // Two against two: blocks on both sides, none final. At first the nodes do not notice the cut.
     let processes = network.processes();
-    network.set_across(Way::Silent);
-    // What was through already may still become final.
+    network.set_across(LinkState::Silent);
+    // Votes that passed already may still finalise a block.
     std::thread::sleep(Duration::from_secs(6));
     let finals = network.finals();
     network.until_further(3, "the links are cut, both sides have made three more blocks");
@@ -563,7 +564,7 @@ fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
     assert_ne!(nodes[0].hash(height), nodes[2].hash(height), "both sides made the same block");
 
     // Then the connections break.
-    network.set_across(Way::Closed);
+    network.set_across(LinkState::Closed);
     wait("the connections are gone, and nobody finds another way", || {
         let alone =
             |node: &Node| node.ask("system_health", json!([])).is_ok_and(|health| health["peers"] == 1);
@@ -579,7 +580,7 @@ fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
 
     let height =
         network.nodes().iter().filter_map(|node| Some(node.best()?.number)).max().expect("there are nodes");
-    network.set_across(Way::Open);
+    network.set_across(LinkState::Open);
     all_final(&network.nodes(), height + 1, "the links are mended, and all agree on what is final");
     for before in &finals {
         for node in &network.nodes {
@@ -593,9 +594,9 @@ fn four_authorities_and_a_client_outlive_a_death_and_a_cut_of_their_links() {
 
 #[test]
 #[ignore = "runs four nodes for some minutes, and builds a second runtime"]
-fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
+fn a_live_network_upgrades_its_runtime_and_migrates_its_state() {
     let directory = tempfile::tempdir().unwrap();
-    let blob = next_blob(directory.path());
+    let code = next_runtime(directory.path());
     let network = Network::start(directory.path());
     let nodes = network.nodes();
     all_final(&nodes, 2, "four nodes, the first blocks are final");
@@ -622,7 +623,7 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
         "with their keys on the chain"
     );
 
-    let set_code = frame_system::Call::<mettle_runtime::Runtime>::set_code { code: blob };
+    let set_code = frame_system::Call::<mettle_runtime::Runtime>::set_code { code };
     let upgrade = pallet_sudo::Call::sudo_unchecked_weight {
         call: Box::new(set_code.into()),
         weight: Default::default(),
@@ -632,10 +633,10 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
         everywhere(&|node| Some(node.spec_version()? == u64::from(after)))
     });
     wait("its migration has been applied with each", || everywhere(&|node| version(node, 2)));
-    // The client was not started again: it reads the new metadata by itself, and signs anew what was on its way.
+    // The client was not restarted: it reads the new metadata and signs its pending call again.
     let upgraded = nodes.iter().filter_map(|node| Some(node.best()?.number)).max().expect("there are nodes");
     client.until_served_after(upgraded, "a call of the client's for it is final");
-    // The rehearsal's migration turns the authorities' order round.
+    // The test migration reverses the list of authorities.
     let accounts = old[0].as_mut().expect("there are four");
     let mut turned = Vec::<[u8; 32]>::decode(&mut accounts.as_slice()).expect("a list of accounts");
     turned.reverse();
@@ -656,7 +657,7 @@ fn four_live_authorities_take_another_runtime_and_migrate_their_state() {
     all_final(&nodes, now.number + 3, "and blocks become final as before");
 
     assert_eq!(client.said("failed"), Vec::<Value>::new(), "no call was given up");
-    // It makes one call after the other.
+    // The client makes one call after the other.
     let used = nodes[1].nonce_of(&Bob).expect("the node answers");
     let included = client.said("included").len() as u64;
     eprintln!("          the client's calls: {included}");

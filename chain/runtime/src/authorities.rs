@@ -1,16 +1,15 @@
-//! Who makes blocks and votes on which are final, and how far blocks lie apart.
+//! The authorities, which make and finalise blocks, and the length of a slot.
 //!
-//! An authority is an account. Which keys it signs blocks and votes with is the session pallet's: the account sets them
-//! itself (`Session::set_keys`) and may replace them at any time. Root adds and removes accounts, nobody else: this is
-//! the administration of a chain, not an election.
+//! An authority is an account. Its session keys, which sign blocks and votes, are the session pallet's: the account
+//! sets them (`Session::set_keys`) and may replace them at any time. Only root adds and removes accounts: this
+//! administers a chain, it is no election.
 //!
-//! A session lasts a fixed number of blocks. A change waits for the next session to be planned and takes effect in the
-//! one after it, so that everybody knows the new set before it signs.
+//! A session has a fixed number of blocks. A change is planned at the next session's start and takes effect one
+//! session later, so that every authority knows the new set first.
 //!
-//! Sessions are ended from here rather than by the session pallet's own hook, for two reasons. That hook claims a whole
-//! block's weight, so that no transaction would get into it, and a window's deadline may fall on any block. And a
-//! chain on which no authority has keys makes no further block that could give it one: a session is only ended while
-//! somebody would carry on.
+//! This pallet ends sessions instead of the session pallet's hook, for two reasons. That hook claims the weight of a
+//! whole block, in which no transaction would fit, although a deadline may fall on it. And a chain whose authorities
+//! have no keys could never get any: a session ends only while some authority has keys.
 
 use crate::SLOT_DURATION;
 use alloc::vec::Vec;
@@ -24,7 +23,7 @@ pub mod pallet {
     use super::*;
 
     const STORAGE_VERSION: StorageVersion =
-        StorageVersion::new(if cfg!(feature = "rehearsal") { 2 } else { 1 });
+        StorageVersion::new(if cfg!(feature = "upgrade-test") { 2 } else { 1 });
 
     #[pallet::pallet]
     #[pallet::storage_version(STORAGE_VERSION)]
@@ -34,27 +33,27 @@ pub mod pallet {
     pub trait Config:
         frame_system::Config + pallet_session::Config<ValidatorId = <Self as frame_system::Config>::AccountId>
     {
-        /// Blocks in a session.
+        /// Blocks per session.
         #[pallet::constant]
         type SessionBlocks: Get<BlockNumberFor<Self>>;
 
-        /// Authorities, at most.
+        /// The most authorities.
         #[pallet::constant]
         type MaxAuthorities: Get<u32>;
     }
 
-    /// The authorities' accounts in the order in which they were added.
+    /// The authorities, in the order in which they were added.
     #[pallet::storage]
     pub type Authorities<T: Config> =
         StorageValue<_, BoundedVec<T::AccountId, T::MaxAuthorities>, ValueQuery>;
 
-    /// Milliseconds from one slot to the next. Set at genesis, for ever: slots are counted from the epoch of clocks.
+    /// The length of a slot in milliseconds. Set at genesis for good, as slots are counted from the Unix epoch.
     #[pallet::storage]
     pub type SlotMillis<T: Config> = StorageValue<_, u64, ValueQuery, ConstU64<SLOT_DURATION>>;
 
     #[pallet::genesis_config]
     pub struct GenesisConfig<T: Config> {
-        /// Each must have keys in the genesis of the session pallet.
+        /// Each needs keys in the genesis of the session pallet.
         pub accounts: Vec<T::AccountId>,
         pub slot_millis: u64,
     }
@@ -70,7 +69,10 @@ pub mod pallet {
         fn build(&self) {
             assert!(self.slot_millis >= 2, "a slot must last at least 2 ms");
             let accounts = self.accounts.clone();
-            Authorities::<T>::put(BoundedVec::try_from(accounts).expect("genesis has too many authorities"));
+            Authorities::<T>::put(
+                BoundedVec::try_from(accounts)
+                    .expect("genesis has at most the maximal number of authorities"),
+            );
             SlotMillis::<T>::put(self.slot_millis);
         }
     }
@@ -78,11 +80,11 @@ pub mod pallet {
     #[pallet::event]
     #[pallet::generate_deposit(pub(super) fn deposit_event)]
     pub enum Event<T: Config> {
-        /// The account will be an authority from the session after the next on.
+        /// The account is an authority from the session after the next.
         Added { account: T::AccountId },
-        /// The account will be an authority no more from the session after the next on.
+        /// The account is no authority from the session after the next.
         Removed { account: T::AccountId },
-        /// Of those who are to be authorities nobody has keys: those who are carry on.
+        /// None of the authorities has keys: the previous ones stay.
         NobodyHasKeys,
     }
 
@@ -94,9 +96,9 @@ pub mod pallet {
         NoAuthority,
         /// A chain needs an authority.
         LastAuthority,
-        /// There are as many authorities as there may be.
+        /// The set of authorities is full.
         TooMany,
-        /// The account has set no session keys, so that it could make no block.
+        /// The account has no session keys, so it could make no block.
         NoKeys,
     }
 
@@ -111,7 +113,7 @@ pub mod pallet {
             } else {
                 pallet_session::Pallet::<T>::rotate_session();
             }
-            ending_a_session::<T>()
+            session_end_weight::<T>()
         }
 
         fn integrity_test() {
@@ -121,7 +123,7 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Adds an authority; by root. The account must have set its session keys.
+        /// Adds an authority that has set its session keys. Root only.
         #[pallet::call_index(0)]
         #[pallet::weight(T::DbWeight::get().reads_writes(2, 1))]
         pub fn add(origin: OriginFor<T>, account: T::AccountId) -> DispatchResult {
@@ -135,7 +137,7 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Removes an authority, but never the last one; by root.
+        /// Removes an authority, but not the last one. Root only.
         #[pallet::call_index(1)]
         #[pallet::weight(T::DbWeight::get().reads_writes(1, 1))]
         pub fn remove(origin: OriginFor<T>, account: T::AccountId) -> DispatchResult {
@@ -154,7 +156,7 @@ pub mod pallet {
 }
 
 impl<T: Config> SessionManager<T::AccountId> for Pallet<T> {
-    /// `None` while nothing changes: a set that is announced is a new set to GRANDPA even if it is the same.
+    /// `None` if nothing changes: to GRANDPA, every announced set is a new set.
     fn new_session(_: u32) -> Option<Vec<T::AccountId>> {
         let next = with_keys::<T>();
         (next != pallet_session::Validators::<T>::get()).then_some(next)
@@ -165,20 +167,20 @@ impl<T: Config> SessionManager<T::AccountId> for Pallet<T> {
     fn end_session(_: u32) {}
 }
 
-/// The authorities that could make a block.
+/// The authorities with session keys.
 fn with_keys<T: Config>() -> Vec<T::AccountId> {
     Authorities::<T>::get().into_iter().filter(|account| NextKeys::<T>::contains_key(account)).collect()
 }
 
-/// What it takes to look at every authority's keys, plan the next session and hand the planned one to Aura and GRANDPA:
-/// the values of the session pallet and of both are read and written once, the keys of each authority read twice.
-fn ending_a_session<T: Config>() -> Weight {
+/// The weight of a session's end: the values of the session pallet, Aura and GRANDPA are read and written once, the
+/// keys of each authority are read twice.
+fn session_end_weight<T: Config>() -> Weight {
     let authorities = u64::from(T::MaxAuthorities::get());
     let reading = T::DbWeight::get().reads_writes(12 + 2 * authorities, 14);
     reading.saturating_add(Weight::from_parts(50_000_000 + 2_000_000 * authorities, 0))
 }
 
-/// Leaves it to this pallet when a session ends.
+/// Never ends a session: this pallet does.
 pub struct Never;
 
 impl<BlockNumber> pallet_session::ShouldEndSession<BlockNumber> for Never {
@@ -187,12 +189,12 @@ impl<BlockNumber> pallet_session::ShouldEndSession<BlockNumber> for Never {
     }
 }
 
-/// Milliseconds by which chain time advances with a block, at least. Aura's slot is twice that.
+/// Half a slot in milliseconds: the least advance of chain time per block.
 pub struct HalfSlot;
 
 impl Get<u64> for HalfSlot {
     fn get() -> u64 {
-        // Native code also asks where there is no chain, for instance to describe the runtime.
+        // Native code is also called without a chain, for instance for metadata.
         #[cfg(feature = "std")]
         if sp_externalities::with_externalities(|_| ()).is_none() {
             return SLOT_DURATION / 2;
@@ -217,7 +219,7 @@ mod tests {
 
     type Set = Pallet<Runtime>;
 
-    /// The local network's genesis: Alice, Bob, Charlie and Dave.
+    /// The genesis of the local network: Alice, Bob, Charlie and Dave.
     fn local() -> TestState {
         let patch = presets::get_preset(&"local_testnet".into()).unwrap();
         let patch: serde_json::Value = serde_json::from_slice(&patch).unwrap();
@@ -231,7 +233,7 @@ mod tests {
         config.build_storage().unwrap().into()
     }
 
-    /// The first block of each of the next sessions.
+    /// Runs the first block of each of the next sessions.
     fn sessions(count: u32) {
         for _ in 0..count {
             let length: u32 = <SessionBlocks as Get<u32>>::get();
@@ -263,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn the_genesis_set_makes_blocks_from_the_first_on() {
+    fn the_genesis_authorities_make_blocks_from_the_first_one() {
         use Sr25519Keyring::{Alice, Bob, Charlie, Dave};
         local().execute_with(|| {
             assert_eq!(making_blocks(), [Alice, Bob, Charlie, Dave]);
             assert_eq!(Aura::slot_duration(), SLOT_DURATION);
             sessions(2);
             assert_eq!(making_blocks(), [Alice, Bob, Charlie, Dave]);
-            // Nothing changed: GRANDPA votes in the set of genesis.
+            // Without a change, GRANDPA keeps the first set.
             assert_eq!(pallet_grandpa::CurrentSetId::<Runtime>::get(), 0);
         });
     }
@@ -303,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_takes_its_keys_back_makes_no_blocks_and_the_last_one_carries_on() {
+    fn an_authority_without_keys_makes_no_blocks_and_the_last_one_with_keys_continues() {
         use Sr25519Keyring::{Alice, Bob, Charlie, Dave};
         local().execute_with(|| {
             for key in [Alice, Bob, Charlie] {
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn only_root_changes_the_set_and_every_refusal_has_its_name() {
+    fn only_root_changes_the_authorities_and_each_refusal_has_its_own_error() {
         use Sr25519Keyring::{Alice, Bob, Charlie, Dave, Eve};
         local().execute_with(|| {
             let root = RuntimeOrigin::root;
@@ -345,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn genesis_says_how_long_a_slot_lasts() {
+    fn the_genesis_sets_the_length_of_a_slot() {
         local().execute_with(|| {
             GenesisConfig::<Runtime> { accounts: vec![], slot_millis: 6000 }.build();
             assert_eq!(Aura::slot_duration(), 6000);
@@ -353,9 +355,9 @@ mod tests {
     }
 
     #[test]
-    fn ending_a_session_leaves_room_in_the_block() {
+    fn the_end_of_a_session_leaves_room_in_its_block() {
         let limits: frame_system::limits::BlockWeights =
             <Runtime as frame_system::Config>::BlockWeights::get();
-        assert!(ending_a_session::<Runtime>().ref_time() * 20 < limits.max_block.ref_time());
+        assert!(session_end_weight::<Runtime>().ref_time() * 20 < limits.max_block.ref_time());
     }
 }

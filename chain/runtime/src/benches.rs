@@ -1,4 +1,4 @@
-//! Our pallets' benchmarks, run by the node's `benchmark pallet` within the blob, as their calls are on a chain.
+//! Benchmarks of our pallets in the Wasm runtime.
 
 use crate::{AllPalletsWithSystem, Nomination, Registry, Rewards, Weights, Windows};
 use alloc::{string::String, vec::Vec};
@@ -7,7 +7,7 @@ use frame::deps::{
     frame_support::traits::{StorageInfo, StorageInfoTrait as _, WhitelistedStorageKeys as _},
 };
 
-/// Which benchmarks there are.
+/// The list of benchmarks.
 pub fn list(extra: bool) -> (Vec<BenchmarkList>, Vec<StorageInfo>) {
     let mut list = Vec::new();
     list_benchmark!(list, extra, pallet_nomination, Nomination);
@@ -18,7 +18,7 @@ pub fn list(extra: bool) -> (Vec<BenchmarkList>, Vec<StorageInfo>) {
     (list, AllPalletsWithSystem::storage_info())
 }
 
-/// Runs one of them.
+/// Runs one benchmark.
 pub fn run(config: BenchmarkConfig) -> Result<Vec<BenchmarkBatch>, String> {
     let whitelist = AllPalletsWithSystem::whitelisted_storage_keys();
     let params = (&config, &whitelist);

@@ -1,12 +1,12 @@
-//! Which pallets, in which order, with which numbers.
+//! The Mettle runtime: the pallets with their order and bounds, fees, and the runtime API.
 //!
-//! The rules are in `contracts/`; what is here is their order, their bounds, what things cost, and what a client may
-//! ask. An ordinary Substrate solochain otherwise: Aura and GRANDPA, MultiSignature accounts, the standard transaction
-//! extensions, so that a stock client can read, sign and submit.
+//! The rules are in `contracts/`. Otherwise this is an ordinary Substrate solochain with Aura, GRANDPA,
+//! MultiSignature accounts and the standard transaction extensions, so that any Substrate client can read, sign and
+//! submit.
 //!
-//! No rule reads the clock. How long a slot lasts is said at genesis (`authorities.slotMillis`, `SLOT_DURATION` if
-//! nothing is said): by so much chain time advances with a block, at least. A development chain may make blocks faster
-//! than that.
+//! No rule reads a wall clock. The genesis sets the length of a slot (`authorities.slotMillis`, by default
+//! `SLOT_DURATION`): chain time advances by at least that with each block. A development chain may make blocks
+//! faster.
 #![cfg_attr(not(feature = "std"), no_std)]
 
 extern crate alloc;
@@ -19,15 +19,16 @@ use frame::{
         frame_system, sp_core, sp_genesis_builder,
         sp_runtime::{
             MultiAddress, generic, impl_opaque_keys,
-            traits::{Block as BlockT, Convert, ConvertBack, ConvertInto, OpaqueKeys},
+            traits::{Block as BlockT, ConvertInto, OpaqueKeys},
         },
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
-use pallet_rewards::{Earned, Former};
+use pallet_registry::AccountIsHotkey;
+use pallet_rewards::Former;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
 use pallet_weights::Departed;
-use protocol::{Hotkey, RunId, Uid, Window, consensus::Consensus, view};
+use protocol::{RunId, Uid, Window, consensus::Consensus, view};
 use sp_consensus_aura::sr25519::AuthorityId as AuraId;
 use sp_consensus_grandpa::AuthorityId as GrandpaId;
 
@@ -38,8 +39,8 @@ pub mod authorities;
 mod benches;
 pub mod mettle_api;
 pub mod migrations;
-pub mod precedence;
 pub mod presets;
+pub mod priority;
 pub mod proxies;
 #[cfg(test)]
 mod tests;
@@ -50,15 +51,15 @@ pub type Nonce = u32;
 pub type BlockNumber = u32;
 pub type Hash = sp_core::H256;
 
-/// One MTL, which has twelve decimals.
+/// One MTL. It has twelve decimals.
 pub const UNIT: Balance = 1_000_000_000_000;
-/// Milliseconds from slot to slot where the genesis says nothing else.
+/// The default length of a slot, in milliseconds.
 pub const SLOT_DURATION: u64 = 2000;
-/// The prefix of addresses.
+/// The SS58 prefix of addresses.
 pub const SS58_PREFIX: u16 = 42;
 
-/// What a client is told of this runtime, and a node reads in the blob without running it.
-#[cfg_attr(not(feature = "rehearsal"), runtime_version)]
+/// The version, for clients, and for nodes that read it from the Wasm runtime without running it.
+#[cfg_attr(not(feature = "upgrade-test"), runtime_version)]
 const RELEASE: RuntimeVersion = RuntimeVersion {
     spec_name: alloc::borrow::Cow::Borrowed("mettle"),
     impl_name: alloc::borrow::Cow::Borrowed("mettle"),
@@ -72,7 +73,7 @@ const RELEASE: RuntimeVersion = RuntimeVersion {
 
 pub const VERSION: RuntimeVersion = {
     let mut version = RELEASE;
-    if cfg!(feature = "rehearsal") {
+    if cfg!(feature = "upgrade-test") {
         version.spec_version += 1;
     }
     version
@@ -85,7 +86,7 @@ impl_opaque_keys! {
     }
 }
 
-/// The order is part of what is signed: a change needs a new `transaction_version`.
+/// Signatures depend on the order: a change needs a new `transaction_version`.
 pub type TxExtension = (
     frame_system::AuthorizeCall<Runtime>,
     frame_system::CheckNonZeroSender<Runtime>,
@@ -93,10 +94,10 @@ pub type TxExtension = (
     frame_system::CheckTxVersion<Runtime>,
     frame_system::CheckGenesis<Runtime>,
     frame_system::CheckEra<Runtime>,
-    // A client sees `CheckNonce`.
-    precedence::ProtocolFirst,
+    // Shown to clients as `CheckNonce`.
+    priority::ProtocolPriority,
     frame_system::CheckWeight<Runtime>,
-    // A client sees the fee's extension alone: this one only asks the call whether it is owed.
+    // Skips the fee of feeless calls. Clients see the fee's extension only.
     pallet_skip_feeless_payment::SkipCheckIfFeeless<
         Runtime,
         pallet_transaction_payment::ChargeTransactionPayment<Runtime>,
@@ -143,7 +144,7 @@ mod runtime {
     pub type TransactionPayment = pallet_transaction_payment::Pallet<Runtime>;
     #[runtime::pallet_index(6)]
     pub type Sudo = pallet_sudo::Pallet<Runtime>;
-    // Before the session pallet: its genesis asks who the authorities are.
+    // Before the session pallet, whose genesis reads the authorities.
     #[runtime::pallet_index(7)]
     pub type Authorities = authorities::Pallet<Runtime>;
     #[runtime::pallet_index(8)]
@@ -179,22 +180,22 @@ parameter_types! {
     pub const NominationsId: PalletId = PalletId(*b"mettle/n");
     pub const MinNomination: Balance = UNIT / 10;
     pub SharePayWeight: Weight =
-        <pallet_nomination::weights::Measured<Runtime> as pallet_nomination::WeightInfo>::share_pay();
-    /// Half of a block: the dearest step on top of it still leaves room for calls.
-    pub MaxStepWeight: Weight = block_weights().max_block.saturating_div(2);
+        <pallet_nomination::weight_info::Measured<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+    /// Half of a block: one more task still leaves room for calls.
+    pub MaxTaskWeight: Weight = block_weights().max_block.saturating_div(2);
 }
 
 fn block_weights() -> frame_system::limits::BlockWeights {
     <Runtime as frame_system::Config>::BlockWeights::get()
 }
 
-/// Runs that the chain carries, at most.
+/// The most runs.
 pub type MaxRuns = ConstU32<1024>;
-/// Seats in a run, at most.
+/// The most seats per run.
 pub type MaxSeats = ConstU32<1088>;
-/// Accounts that make blocks, at most.
+/// The most authorities.
 pub type MaxAuthorities = ConstU32<32>;
-/// Blocks in a session: changed authorities and keys take effect after one to two of them.
+/// Blocks per session. New authorities and keys take effect after one to two sessions.
 pub type SessionBlocks = ConstU32<600>;
 
 #[derive_impl(frame_system::config_preludes::SolochainDefaultConfig)]
@@ -298,7 +299,7 @@ impl pallet_transaction_payment::Config for Runtime {
     type LengthToFee = FixedFee<1, Balance>;
 }
 
-/// A unit for each hundred picoseconds: a hotkey with one MTL can pay for a hundred thousand ordinary calls.
+/// One unit per hundred picoseconds: one MTL pays for a hundred thousand ordinary calls.
 pub struct SmallFee;
 
 impl weights::WeightToFee for SmallFee {
@@ -313,13 +314,13 @@ impl pallet_registry::Config for Runtime {
     type Currency = Balances;
     type RuntimeHoldReason = RuntimeHoldReason;
     type OnRunCreated = Windows;
-    // The weights first: they ask of a validator what the windows are about to forget.
+    // Weights first: they read the validator's record before the windows clear it.
     type OnSeats = ((Weights, Windows), (Rewards, Nomination));
     type Nominations = Nomination;
     type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
-    type WeightInfo = pallet_registry::weights::Measured<Runtime>;
+    type WeightInfo = pallet_registry::weight_info::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type MaxCheckpointWindows = ConstU32<64>;
@@ -331,11 +332,11 @@ impl pallet_windows::Config for Runtime {
     type Nominations = Nomination;
     type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = pallet_windows::weights::Measured<Runtime>;
+    type WeightInfo = pallet_windows::weight_info::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
-    type MaxStepWeight = MaxStepWeight;
+    type MaxTaskWeight = MaxTaskWeight;
 }
 
 impl pallet_weights::Config for Runtime {
@@ -343,7 +344,7 @@ impl pallet_weights::Config for Runtime {
     type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type Members = Windows;
-    type WeightInfo = pallet_weights::weights::Measured<Runtime>;
+    type WeightInfo = pallet_weights::weight_info::Measured<Runtime>;
     type MaxSeats = MaxSeats;
 }
 
@@ -351,7 +352,7 @@ impl pallet_rewards::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
     type Nominations = Nomination;
-    type WeightInfo = pallet_rewards::weights::Measured<Runtime>;
+    type WeightInfo = pallet_rewards::weight_info::Measured<Runtime>;
     type SharePayWeight = SharePayWeight;
     type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
@@ -360,48 +361,25 @@ impl pallet_rewards::Config for Runtime {
 impl pallet_nomination::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
-    type WeightInfo = pallet_nomination::weights::Measured<Runtime>;
-    // No step walks through them; a low number would let a rival fill a pool.
+    type WeightInfo = pallet_nomination::weight_info::Measured<Runtime>;
+    // Nothing iterates over nominators, and a low limit would let a rival fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;
     type MinNomination = MinNomination;
     type PalletId = NominationsId;
 }
 
-/// A hotkey is an account, and the account's 32 bytes are its public key.
-pub struct AccountIsHotkey;
-
-impl Convert<AccountId, Hotkey> for AccountIsHotkey {
-    fn convert(account: AccountId) -> Hotkey {
-        Hotkey(account.into())
-    }
-}
-
-impl ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
-    fn convert_back(hotkey: Hotkey) -> AccountId {
-        hotkey.0.into()
-    }
-}
-
-/// An epoch's consensus is paid from the run's treasury.
+/// Pays an epoch's consensus from the run's treasury.
 pub struct PayFromTreasury;
 
 impl pallet_weights::Payroll<AccountId> for PayFromTreasury {
     fn pay(run: RunId, epoch: u32, consensus: &Consensus, departed: &[Departed<AccountId>]) -> Weight {
-        // A uid is a miner's or a validator's.
-        let trust: Vec<_> = consensus.trust.iter().chain(&consensus.validator_trust).copied().collect();
-        let earned = Earned {
-            weights: &consensus.weights,
-            incentive: &consensus.incentive,
-            trust: &trust,
-            dividends: &consensus.dividends,
-        };
-        let former = departed.iter().map(|gone| Former {
-            seat: gone.seat,
-            coldkey: gone.coldkey.clone(),
-            stake: gone.stake,
+        let former = departed.iter().map(|departed| Former {
+            seat: departed.seat,
+            coldkey: departed.coldkey.clone(),
+            stake: departed.stake,
         });
-        Rewards::pay_epoch(run, epoch, earned, &former.collect::<Vec<_>>())
+        Rewards::pay_epoch(run, epoch, &consensus.seats(), &former.collect::<Vec<_>>())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a new runtime does, once, to the state that the one before it left.
+//! Storage migrations of a runtime upgrade.
 
 use crate::{Nomination, Runtime, Weights};
 use frame::{
@@ -6,15 +6,15 @@ use frame::{
     runtime::prelude::Weight,
 };
 
-/// In the order in which they are applied. Each knows from its pallet's storage version whether it still has to.
-#[cfg(not(feature = "rehearsal"))]
+/// In order of application. Each checks its pallet's storage version.
+#[cfg(not(feature = "upgrade-test"))]
 pub type All = (ToVersion1, ToVersion2);
 
-#[cfg(feature = "rehearsal")]
-pub type All = (ToVersion1, ToVersion2, rehearsal::Migration);
+#[cfg(feature = "upgrade-test")]
+pub type All = (ToVersion1, ToVersion2, upgrade_test::Migration);
 
-/// From before runs had terms, and seats a history. Nothing was released with that layout, nor with this one yet: chains of
-/// version 0 were made from a checkout, and these migrations, each with its test, are what the next ones are made after.
+/// To version 1, with terms of runs and histories of seats. Chains of version 0 were made from a checkout only; these
+/// migrations and their tests are the pattern for later ones.
 type ToVersion1 = (
     pallet_registry::migrations::ToVersion1<Runtime>,
     pallet_windows::migrations::ToVersion1<Runtime>,
@@ -23,12 +23,12 @@ type ToVersion1 = (
     VersionedMigration<0, 1, Nothing, Nomination, DbWeight>,
 );
 
-/// From before a validator that never votes earned nothing: what is remembered of who left says of it since.
+/// To version 2 of the weights: departed seats record whether they were inactive.
 type ToVersion2 = pallet_weights::migrations::ToVersion2<Runtime>;
 
 type DbWeight = <Runtime as crate::frame_system::Config>::DbWeight;
 
-/// What version 0 stored, if anything, reads the same in version 1: only the version is written.
+/// Changes no storage but the version.
 pub struct Nothing;
 
 impl UncheckedOnRuntimeUpgrade for Nothing {
@@ -37,15 +37,15 @@ impl UncheckedOnRuntimeUpgrade for Nothing {
     }
 }
 
-/// A migration as the next release might have one: so that upgrading a live chain can be tried from end to end.
-#[cfg(feature = "rehearsal")]
-mod rehearsal {
+/// A migration as a later release may have one, for the test of a live upgrade.
+#[cfg(feature = "upgrade-test")]
+mod upgrade_test {
     use super::*;
     use crate::{Authorities, authorities};
 
     pub type Migration = VersionedMigration<1, 2, Reversed, Authorities, DbWeight>;
 
-    /// Turns the list of authorities round.
+    /// Reverses the list of authorities.
     pub struct Reversed;
 
     impl UncheckedOnRuntimeUpgrade for Reversed {

@@ -1,6 +1,6 @@
-//! Genesis states for development: well-known keys, each with plenty. Never for a network with money in it.
+//! Genesis presets for development, with well-known keys. Not for networks with value.
 //!
-//! They differ in who makes blocks, and in nothing else.
+//! They differ only in their authorities.
 
 use crate::{
     AuthoritiesConfig, BalancesConfig, RuntimeGenesisConfig, SLOT_DURATION, SessionConfig, SessionKeys,
@@ -14,11 +14,11 @@ use frame::{
 use serde_json::Value;
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
 
-/// What each well-known account starts with.
+/// The balance of each well-known account.
 pub const ENDOWMENT: crate::Balance = 1_000_000 * UNIT;
 
-/// `development`: Alice alone makes blocks. `local_testnet`: Alice, Bob, Charlie and Dave do, of whom three agree on
-/// what is final.
+/// `development` has the authority Alice; `local_testnet` has Alice, Bob, Charlie and Dave, three of whom finalise
+/// blocks.
 pub fn get_preset(id: &PresetId) -> Option<Vec<u8>> {
     let alice = (Sr25519Keyring::Alice, Ed25519Keyring::Alice);
     let bob = (Sr25519Keyring::Bob, Ed25519Keyring::Bob);
@@ -39,7 +39,7 @@ pub fn names() -> Vec<PresetId> {
     ]
 }
 
-/// The keys are those that a node started with `--alice` and so on has in its keystore.
+/// The keys in the keystore of a node started with `--alice` and so on.
 fn genesis(authorities: &[(Sr25519Keyring, Ed25519Keyring)]) -> Value {
     let accounts = Sr25519Keyring::iter()
         .map(|key| key.to_account_id())

@@ -1,40 +1,27 @@
-//! What an account may let another do in its name, so that a coldkey can stay in its drawer.
+//! Kinds of proxies: what an account may let another do for it, so that its coldkey can stay offline.
 
 use crate::RuntimeCall;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::deps::{frame_support::traits::InstanceFilter, scale_info::TypeInfo};
 
-/// A kind of proxy. An added kind goes last: these are stored by their number.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Encode,
-    Decode,
-    DecodeWithMemTracking,
-    MaxEncodedLen,
-    TypeInfo,
-)]
+/// A kind of proxy. Stored by index, so a new kind is added at the end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum ProxyType {
-    /// Everything.
+    /// All calls.
     #[default]
     Any,
-    /// Everything that cannot send money to somebody else, and nothing of root's.
+    /// All calls that cannot send money to another account, and none of root's.
     NonTransfer,
-    /// What concerns seats and the stake behind them: the proxy can lose it, by what a seat is slashed for, but not take it.
+    /// Seats and their stake. The proxy can cause a slash, but cannot take the stake.
     Staking,
-    /// Claim pay: into the account itself, so that nothing can be taken with it.
+    /// Claims of pay, which go to the account itself.
     Claims,
 }
 
 impl InstanceFilter<RuntimeCall> for ProxyType {
     fn filter(&self, call: &RuntimeCall) -> bool {
-        // Calls within calls are looked at one by one: whoever may do nothing but claim may claim in batches.
+        // Calls within a batch are filtered one by one.
         let batch = matches!(
             call,
             RuntimeCall::Utility(
@@ -64,7 +51,7 @@ impl InstanceFilter<RuntimeCall> for ProxyType {
             ) | RuntimeCall::Rewards(pallet_rewards::Call::set_payout { .. })
                 | RuntimeCall::Nomination(_)
         );
-        // Whoever gets a run gets what its owner is paid.
+        // The new owner of a run gets the owner's pay.
         let gives_away = matches!(call, RuntimeCall::Registry(pallet_registry::Call::offer_run { .. }));
         let protocol = matches!(
             call,
@@ -102,21 +89,19 @@ mod tests {
     const KINDS: [ProxyType; 4] =
         [ProxyType::Any, ProxyType::NonTransfer, ProxyType::Staking, ProxyType::Claims];
 
-    /// One call of each sort, and the kinds that may make it.
+    /// One call of each sort, with the kinds that allow it.
     fn calls() -> Vec<(RuntimeCall, &'static [ProxyType])> {
-        let somebody = AccountId::new([1; 32]);
+        let account = AccountId::new([1; 32]);
         let run = RunId(0);
-        let transfer = pallet_balances::Call::transfer_allow_death {
-            dest: MultiAddress::Id(somebody.clone()),
-            value: 1,
-        };
+        let transfer =
+            pallet_balances::Call::transfer_allow_death { dest: MultiAddress::Id(account.clone()), value: 1 };
         let root = crate::frame_system::Call::remark { remark: vec![] };
         vec![
             (transfer.into(), &[ProxyType::Any]),
             (pallet_sudo::Call::sudo { call: Box::new(root.into()) }.into(), &[ProxyType::Any]),
             (
                 pallet_proxy::Call::add_proxy {
-                    delegate: MultiAddress::Id(somebody),
+                    delegate: MultiAddress::Id(account),
                     proxy_type: ProxyType::Any,
                     delay: 0,
                 }
@@ -124,9 +109,9 @@ mod tests {
                 &[ProxyType::Any],
             ),
             (pallet_session::Call::purge_keys {}.into(), &KINDS[..2]),
-            // Into a run whose owner is the proxy, that would be a transfer.
+            // Could be a transfer to the proxy: into a run that it owns.
             (pallet_rewards::Call::fund { run, amount: 1 }.into(), &[ProxyType::Any]),
-            // So would be a run with what its owner is paid.
+            // Gives away the owner's pay.
             (pallet_registry::Call::offer_run { run, to: AccountId::new([1; 32]) }.into(), &[ProxyType::Any]),
             (pallet_registry::Call::set_stopped { run, stopped: true }.into(), &KINDS[..2]),
             (pallet_registry::Call::add_stake { run, uid: Uid(0), amount: 1 }.into(), &KINDS[..3]),
@@ -138,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_of_proxy_lets_through_its_calls_and_no_others() {
+    fn a_kind_of_proxy_allows_its_calls_and_no_others() {
         for (call, kinds) in calls() {
             for kind in KINDS {
                 assert_eq!(kind.filter(&call), kinds.contains(&kind), "{kind:?}: {call:?}");
@@ -147,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wider_kind_lets_through_all_that_a_narrower_one_does() {
+    fn a_wider_kind_allows_every_call_of_a_narrower_one() {
         for wide in KINDS {
             for narrow in KINDS.into_iter().filter(|narrow| wide.is_superset(narrow)) {
                 for (call, _) in calls() {

@@ -1,4 +1,4 @@
-//! The pallets together, in real blocks: digests, inherents, signed transactions with every extension, and fees.
+//! The pallets together in real blocks: digests, inherents, signed transactions with every extension, and fees.
 
 use crate::*;
 use codec::{Decode, Encode};
@@ -22,7 +22,7 @@ use frame::{
 use mettle_api::runtime_decl_for_mettle_api::MettleApi;
 use pallet_registry::Seats;
 use protocol::{
-    Block as Height, Digest, Role, RunParams, Schedule, Terms,
+    Block as Height, Digest, Hotkey, Role, RunParams, Schedule, Terms,
     consensus::ONE,
     params::{PayShares, Permille},
     reveal,
@@ -35,7 +35,7 @@ mod random;
 
 const TIMESTAMP: InherentIdentifier = *b"timstap0";
 const RUN: RunId = RunId(0);
-/// Coldkey of every seat.
+/// The coldkey of every seat.
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 /// Seats 0 and 1 mine, seats 2 to 4 validate.
@@ -47,13 +47,13 @@ const HOTKEYS: [Ed25519Keyring; 5] = [
     Ed25519Keyring::Eve,
 ];
 
-/// A chain of real blocks, in memory.
+/// A chain of real blocks in memory.
 struct Chain {
     state: TestState,
     head: Header,
 }
 
-/// Whoever may sign a transaction.
+/// A key that signs transactions.
 trait Signer {
     fn account(&self) -> AccountId;
     fn signature(&self, message: &[u8]) -> Signature;
@@ -87,7 +87,7 @@ impl Chain {
         let head =
             Header::new(0, Default::default(), Default::default(), Default::default(), Default::default());
         let mut chain = Chain { state: config.build_storage().unwrap().into(), head };
-        // What is signed includes the genesis hash, which the state knows from block 1 on.
+        // The signed genesis hash is in the state from block 1.
         chain.go_to(1);
         chain
     }
@@ -96,7 +96,7 @@ impl Chain {
         *self.head.number()
     }
 
-    /// Makes a block of these transactions, one slot after the last, and returns what became of each.
+    /// Makes a block with these transactions, one slot later, and returns their results.
     fn block(&mut self, transactions: Vec<UncheckedExtrinsic>) -> Vec<Result<(), DispatchError>> {
         let number = self.height() + 1;
         let slot = u64::from(number);
@@ -125,7 +125,7 @@ impl Chain {
         }
     }
 
-    /// The transaction as a stock client signs it: over call, extensions and what they imply.
+    /// Signs a transaction as any Substrate client does: over call, extensions and implicit data.
     fn sign(&mut self, signer: &dyn Signer, call: impl Into<RuntimeCall>, nonce: u32) -> UncheckedExtrinsic {
         self.sign_with_tip(signer, call, nonce, 0)
     }
@@ -158,11 +158,11 @@ impl Chain {
         })
     }
 
-    /// What a pool is told of a transaction.
+    /// Validates a transaction as a pool does.
     fn validate(&mut self, transaction: UncheckedExtrinsic) -> TransactionValidity {
         let at = self.head.hash();
         self.state.execute_with(|| {
-            // A pool asks over a state that it throws away.
+            // A pool discards the resulting state.
             with_transaction_unchecked(|| {
                 let source = TransactionSource::External;
                 let valid = RuntimeExecutive::validate_transaction(source, transaction, at);
@@ -171,7 +171,7 @@ impl Chain {
         })
     }
 
-    /// Makes a block of one transaction of each signer.
+    /// Makes a block with these calls, signed with the right nonces.
     fn submit(&mut self, calls: Vec<(&dyn Signer, RuntimeCall)>) -> Vec<Result<(), DispatchError>> {
         let mut nonces = std::collections::BTreeMap::<AccountId, u32>::new();
         let transactions = calls
@@ -226,7 +226,7 @@ fn url() -> pallet_registry::Url {
     b"http://127.0.0.1:9000/seat".to_vec().try_into().unwrap()
 }
 
-/// Windows of ten blocks from block 10 on, two an epoch.
+/// Windows of ten blocks from block 10, two per epoch.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -275,7 +275,7 @@ fn create_run(params: RunParams) -> RuntimeCall {
     .into()
 }
 
-/// A chain with a funded run, two miners and three validators, before its first window.
+/// A funded run with two miners and three validators, before its first window.
 fn with_run() -> Chain {
     let mut chain = Chain::new();
     chain.all_accepted(vec![(&OWNER, create_run(params()))]);
@@ -290,7 +290,7 @@ fn by_validators(call: impl Fn() -> RuntimeCall) -> Vec<(&'static dyn Signer, Ru
     HOTKEYS[2..].iter().map(|hotkey| (hotkey as &dyn Signer, call())).collect()
 }
 
-/// Plays a window in which all take part and agree.
+/// Plays a window in which every seat takes part and agrees.
 fn play(chain: &mut Chain, window: u32) {
     let (window, opens) = (Window(window), params().schedule.opens_at(Window(window)).0);
     chain.go_to(opens);
@@ -316,7 +316,7 @@ fn play(chain: &mut Chain, window: u32) {
 }
 
 #[test]
-fn an_epoch_told_in_real_blocks() {
+fn an_epoch_in_real_blocks_is_paid_and_shown_to_clients() {
     let mut chain = with_run();
     play(&mut chain, 0);
     let weights = vec![(Uid(0), 65535), (Uid(1), 65535)];
@@ -333,7 +333,7 @@ fn an_epoch_told_in_real_blocks() {
         pallet_weights::Call::reveal { run: RUN, epoch: 0, weights, salt }.into()
     }));
     assert_eq!(chain.read(|| Runtime::weights(RUN)), []);
-    // The epoch's ballots are counted as the window after those in which they are revealed opens.
+    // The epoch closes at the opening after its reveal window.
     play(&mut chain, 2);
     chain.go_to(40);
 
@@ -363,7 +363,7 @@ fn an_epoch_told_in_real_blocks() {
         assert!(400 * UNIT - dividends < 3);
         assert_eq!(run.treasury, 5000 * UNIT - 500 * UNIT - dividends - 90 * UNIT - 10 * UNIT);
     });
-    chain.read(what_wallets_and_dashboards_are_told);
+    chain.read(check_client_views);
 
     let claim = |uid| pallet_rewards::Call::claim { run: RUN, uid: Uid(uid) }.into();
     let before = chain.read(|| Balances::free_balance(COLDKEY.to_account_id()));
@@ -373,25 +373,25 @@ fn an_epoch_told_in_real_blocks() {
     assert_eq!(after - before, 500 * UNIT);
 }
 
-/// After the epoch that is told in real blocks.
-fn what_wallets_and_dashboards_are_told() {
+/// Checks the views after that epoch.
+fn check_client_views() {
     let status = Runtime::run_status(RUN).unwrap();
     assert_eq!(status.run, Runtime::run(RUN).unwrap());
     assert_eq!((status.block, status.window, status.epoch), (Height(40), Some(Window(3)), Some(1)));
     assert_eq!((status.miners.taken, status.validators.taken), (2, 3));
     assert_eq!(status.miners.max, terms().miner_seats_max);
     assert!(status.miners.price >= terms().seat_price_min);
-    let books = status.books;
+    let books = status.treasury;
     assert_eq!(books.funded, 5000 * UNIT);
     assert_eq!(books.funded, books.treasury + books.claimable + books.paid + books.burnt);
 
     let seats = Runtime::seat_statuses(RUN, Uid(1), 2);
     assert_eq!(seats.iter().map(|status| status.seat.id.uid).collect::<Vec<_>>(), [Uid(1), Uid(2)]);
     assert_eq!(seats[0].seat, Runtime::seats(RUN)[1]);
-    assert_eq!((seats[0].standing.weight, seats[0].standing.incentive), (65535, ONE / 2));
+    assert_eq!((seats[0].consensus.weight, seats[0].consensus.incentive), (65535, ONE / 2));
     assert_eq!(seats[0].recent_pay, 250 * UNIT);
     assert_eq!(seats[1].last_attested, Some(Window(2)));
-    assert!(seats[1].standing.dividends > ONE / 4 && seats[1].standing.trust > ONE - 4);
+    assert!(seats[1].consensus.dividends > ONE / 4 && seats[1].consensus.trust > ONE - 4);
     assert_eq!(Runtime::seat_statuses(RUN, Uid(9), 2), []);
 
     let account = Runtime::account_status(RUN, COLDKEY.to_account_id().into());
@@ -403,13 +403,13 @@ fn what_wallets_and_dashboards_are_told() {
     let payslips = Runtime::payslips(RUN, Uid(0));
     assert_eq!(payslips.len(), 1);
     assert_eq!((payslips[0].epoch, payslips[0].pot, payslips[0].amount), (0, 1000 * UNIT, 250 * UNIT));
-    assert_eq!(payslips[0].standing.incentive, ONE / 2);
+    assert_eq!(payslips[0].consensus.incentive, ONE / 2);
     let bonds = Runtime::consensus_bonds(RUN, Uid(2));
     assert_eq!(bonds.iter().map(|(seat, _)| *seat).collect::<Vec<_>>(), [Uid(0), Uid(1)]);
 }
 
 #[test]
-fn a_hotkey_without_a_coin_takes_part_and_a_wasted_call_is_refused_unpaid() {
+fn a_hotkey_without_balance_takes_part_and_its_other_calls_are_refused() {
     let stranger = large::Seat::of(60_000);
     let hotkey = stranger.account();
     let mut chain = with_run();
@@ -429,16 +429,16 @@ fn a_hotkey_without_a_coin_takes_part_and_a_wasted_call_is_refused_unpaid() {
     let commit = |byte| -> RuntimeCall {
         pallet_windows::Call::commit { run: RUN, window: Window(1), digest: digest(byte) }.into()
     };
-    // Four times, in the blocks 21 and 22: the last one binds.
+    // Four commitments in blocks 21 and 22; the last one counts.
     for bytes in [[0, 1], [2, 3]] {
         let commits = bytes.map(|byte| (&stranger as &dyn Signer, commit(byte)));
         chain.all_accepted(commits.to_vec());
     }
-    // It has used up what is free, and has nothing to pay with.
+    // It has used its free calls, and cannot pay a fee.
     let fifth = chain.sign(&stranger, commit(9), 4);
     let refused = chain.validate(fifth);
     assert_eq!(refused.unwrap_err(), TransactionValidityError::Invalid(InvalidTransaction::Payment));
-    // A call that would fail is not free either.
+    // A call that would fail is not free.
     let late: RuntimeCall =
         pallet_windows::Call::commit { run: RUN, window: Window(0), digest: digest(1) }.into();
     let late = chain.sign(&stranger, late, 4);
@@ -457,16 +457,16 @@ fn a_refusal_names_its_pallet_and_error() {
     assert_eq!((*index, *message), (11, Some("NotStarted")));
 }
 
-/// Tips could fill every block of a window for less than a seat earns by it.
+/// Tips could fill every block of a window for less than a seat earns in it.
 #[test]
-fn no_tip_outbids_what_a_seat_has_to_say_and_no_seat_floods_by_that() {
+fn no_tip_outbids_a_free_call_and_no_seat_floods_the_chain_with_free_calls() {
     let mut chain = with_run();
     chain.go_to(params().schedule.start.0);
     let commit = |byte| pallet_windows::Call::commit { run: RUN, window: Window(0), digest: digest(byte) };
     let miner = HOTKEYS[0];
     let first = chain.sign(&miner, commit(1), 0);
     assert_eq!(chain.validate(first).unwrap().priority, u64::MAX);
-    // Of what an account has waiting only the next one goes first.
+    // Only an account's next transaction gets the priority.
     let second = chain.sign(&miner, commit(2), 1);
     assert_eq!(chain.validate(second).unwrap().priority, 0);
 
@@ -476,7 +476,7 @@ fn no_tip_outbids_what_a_seat_has_to_say_and_no_seat_floods_by_that() {
     let offered = chain.validate(rich).unwrap().priority;
     assert!(0 < offered && offered < u64::MAX, "{offered}");
 
-    // What a seat has no longer free does not go first, and what would fail neither.
+    // Calls beyond the free ones, and calls that would fail, get no priority.
     let free = u32::from(pallet_windows::FREE_COMMITMENTS);
     let commits = (0..free).map(|nonce| chain.sign(&miner, commit(nonce as u8), nonce)).collect();
     for result in chain.block(commits) {
@@ -489,7 +489,7 @@ fn no_tip_outbids_what_a_seat_has_to_say_and_no_seat_floods_by_that() {
 }
 
 #[test]
-fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers() {
+fn a_seat_that_leaves_after_an_epoch_is_paid_and_its_unbonding_nominations_can_be_slashed() {
     let mut chain = with_run();
     let nominate = pallet_nomination::Call::nominate { run: RUN, uid: Uid(4), amount: 100 * UNIT };
     chain.all_accepted(vec![(&OWNER, nominate.into())]);
@@ -504,7 +504,7 @@ fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers
     chain.go_to(params().schedule.opens_at(Window(1)).0);
     let leave = |uid| -> RuntimeCall { pallet_registry::Call::leave { run: RUN, uid: Uid(uid) }.into() };
     chain.all_accepted(vec![(&COLDKEY, leave(0))]);
-    // The miner is gone as window 2 opens, the validator, which has revealed by then, as window 3 does and the epoch closes.
+    // The miner leaves as window 2 opens; the validator, which has revealed, as window 3 opens and the epoch closes.
     chain.go_to(params().schedule.opens_at(Window(2)).0);
     let old = chain.read(|| <Registry as Seats<AccountId>>::seat(RUN, Uid(4)).unwrap().id(Uid(4)));
     chain.all_accepted(by_validators(|| {
@@ -517,7 +517,7 @@ fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers
     chain.read(|| {
         let seats: Vec<u16> = Runtime::seats(RUN).iter().map(|seat| seat.id.uid.0).collect();
         assert_eq!(seats, [1, 2, 3]);
-        // Half of the miners' part; by stake half of the validators', of which half is the nominator's.
+        // Half of the miners' part; by stake half of the validators' part, of which half goes to the nominator.
         let former = Rewards::former_claimable(RUN, &COLDKEY.to_account_id());
         let expected = 250 * UNIT + 400 * UNIT / 2 / 2;
         assert!(former.abs_diff(expected) < UNIT / 1000, "{former} of {expected}");
@@ -527,7 +527,7 @@ fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers
         assert_eq!(behind[0].unbonding[0].amount, 100 * UNIT);
         let issuance = Balances::total_issuance();
         let slashed = <Registry as Seats<AccountId>>::slash(RUN, old, Permille(100), None);
-        // A tenth of 100 of its own and of 100 behind it.
+        // A tenth of its own 100 and of the nominated 100.
         assert_eq!((slashed, issuance - Balances::total_issuance()), (20 * UNIT, 20 * UNIT));
         let behind = Nomination::nominations_of(RUN, &OWNER.to_account_id());
         assert_eq!(behind[0].unbonding[0].amount, 90 * UNIT);
@@ -536,7 +536,7 @@ fn who_leaves_after_an_epoch_is_paid_for_it_and_what_was_behind_it_still_answers
 }
 
 #[test]
-fn every_pallet_s_storage_is_of_the_version_that_its_code_says() {
+fn every_pallet_s_storage_version_is_that_of_its_code() {
     use frame::{
         deps::frame_support::traits::{GetStorageVersion, PalletInfoAccess, StorageVersion},
         traits::OnRuntimeUpgrade as _,
@@ -554,7 +554,7 @@ fn every_pallet_s_storage_is_of_the_version_that_its_code_says() {
     }
     let mut chain = Chain::new();
     chain.read(all);
-    // A chain of the first layout comes to the same.
+    // A chain of version 0 is migrated to the same versions.
     chain.read(|| {
         let first = StorageVersion::new(0);
         first.put::<Registry>();

@@ -1,14 +1,14 @@
-//! Views that take more than one pallet.
+//! Views that combine several pallets.
 
 use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows};
 use alloc::{string::String, vec::Vec};
 use pallet_registry::{Nominations as _, Payslips as _, Seat, Seats as _, Url};
 use protocol::{
     Hotkey, Role, RunId, SeatId, Uid,
-    view::{Account, AccountStatus, RunStatus, RunView, SeatStatus, SeatView, SeatsTaken},
+    view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},
 };
 
-/// Seats in one answer, at most: a client asks for the next page.
+/// The most seats in one answer; a client pages.
 const PAGE_MAX: u32 = 256;
 
 pub fn run(id: RunId) -> Option<RunView> {
@@ -34,7 +34,7 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
     let position = Windows::position(id)?;
     let seats = |role| {
         let (taken, max) = Registry::taken(id, role);
-        SeatsTaken { taken, max, price: Registry::price(id, role) }
+        SeatOccupancy { taken, max, price: Registry::price(id, role) }
     };
     Some(RunStatus {
         block: position.block,
@@ -44,7 +44,7 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
         validators: seats(Role::Validator),
         pending_terms: Registry::pending_terms(id),
         stopped_by_owner: Registry::is_stopped(id),
-        books: Rewards::books(id),
+        treasury: Rewards::treasury_view(id),
         run,
     })
 }
@@ -80,7 +80,7 @@ fn status_of(run: RunId, uid: Uid, seat: Seat<AccountId>) -> SeatStatus {
         nominated: Nomination::behind(run, uid),
         commission: Nomination::commission(run, uid),
         commission_raise: Nomination::commission_raise(run, uid),
-        standing: Weights::standing(run, uid),
+        consensus: Weights::consensus_of(run, uid),
         recent_pay: Rewards::recent_pay(run, uid),
         last_attested: Windows::presence(run, uid).and_then(|presence| presence.last_attested),
         seat: view_of(run, uid, seat),
@@ -105,7 +105,7 @@ fn account(id: &AccountId) -> Account {
     *id.as_ref()
 }
 
-/// The registry takes printable ASCII only, so nothing is lost.
+/// Lossless: the registry accepts printable ASCII only.
 fn text(url: Url) -> String {
     String::from_utf8_lossy(&url).into_owned()
 }

@@ -3,9 +3,9 @@
 use anyhow::Context as _;
 use codec::Encode as _;
 use nn::{DeviceChoice, Evaluator};
-use node::causes;
+use node::error_chain;
 use node::output::{ExitStatus, Output};
-use node::{Flags, Reading};
+use node::{Flags, ReadOnlyConfig};
 use protocol::{
     Role, Uid, Window,
     receipt::{Observed, Receipt},
@@ -66,9 +66,9 @@ struct Checked {
 }
 
 /// Audits, and prints what was found.
-pub async fn act(verb: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let reading = Reading::read(&verb.flags)?;
-    let reader = node::open_to_read(&reading).await?;
+pub async fn act(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let reading = ReadOnlyConfig::read(&command.flags)?;
+    let reader = node::open_read_only(&reading).await?;
     let device = DeviceChoice::parse(&reading.device)?;
     let values = reader.follower.schema().values();
     let evaluator = Evaluator::new(&reader.spec.model, device, &vec![0.0; values])
@@ -80,12 +80,12 @@ pub async fn act(verb: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
         model_at: Some(reading.directory.join("model.state")),
         state: None,
     };
-    let window = Window(verb.window);
+    let window = Window(command.window);
     let view = match auditor.window(window).await {
         Ok(view) => view,
         Err(error) => return Err(not_audited(error)),
     };
-    let uids = match verb.validator {
+    let uids = match command.validator {
         Some(uid) => vec![Uid(uid)],
         None => {
             let seats = reader.chain.seats(reading.run).await?;
@@ -99,7 +99,7 @@ pub async fn act(verb: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
         let mut differences: Vec<Difference> = dissent(&view, uid).into_iter().collect();
         let result = match auditor.facts(&view, uid).await {
             Ok(mut facts) => {
-                facts.tolerance = verb.tolerance;
+                facts.tolerance = command.tolerance;
                 differences = audit(&facts);
                 Ok(Checked {
                     unchecked: unchecked(&facts),
@@ -109,7 +109,7 @@ pub async fn act(verb: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
                         "history": facts.remembered.is_some() || facts.receipt.previous.is_none(),
                         "losses": facts.measured.as_ref().map_or(0, |seats| seats.len()),
                         "merge": facts.merged.is_some(),
-                        "ballot": facts.ballot.is_some(),
+                        "ballot": facts.weight_vote.is_some(),
                     }),
                     receipt: facts.receipt,
                 })
@@ -143,7 +143,7 @@ pub async fn act(verb: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
 fn not_audited(error: AuditError) -> anyhow::Error {
     match error {
         AuditError::Chain(error) => error.into(),
-        error => ExitStatus { code: EXIT_NOT_AUDITED, text: causes(&error) }.into(),
+        error => ExitStatus { code: EXIT_NOT_AUDITED, text: error_chain(&error) }.into(),
     }
 }
 
@@ -158,9 +158,11 @@ fn text(window: Window, all: &[Audited]) -> String {
         };
         let _ = match result {
             Err(error) if differences.is_empty() => {
-                writeln!(text, "uid {uid}: not audited: {}", causes(error))
+                writeln!(text, "uid {uid}: not audited: {}", error_chain(error))
             }
-            Err(error) => writeln!(text, "uid {uid}: {found}; the rest was not audited: {}", causes(error)),
+            Err(error) => {
+                writeln!(text, "uid {uid}: {found}; the rest was not audited: {}", error_chain(error))
+            }
             Ok(checked) => {
                 writeln!(text, "uid {uid}: {found}; {}", about(&checked.receipt, &checked.checks))
             }
@@ -201,13 +203,13 @@ fn about(receipt: &Receipt, checks: &Value) -> String {
         .iter()
         .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
         .count();
-    let ballot = if checks["ballot"] == true {
+    let weight_vote = if checks["ballot"] == true {
         "its epoch's weights too"
     } else {
         "no weights of its for the epoch are on the chain"
     };
     format!(
-        "it judged {} seats, {measured} of them measured, of which {} were measured again; {ballot}",
+        "it judged {} seats, {measured} of them measured, of which {} were measured again; {weight_vote}",
         judgement.seats.len(),
         checks["losses"],
     )
@@ -226,7 +228,7 @@ impl Audited {
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
         });
         let more = match &self.result {
-            Err(error) => json!({ "audited": false, "why": causes(error) }),
+            Err(error) => json!({ "audited": false, "why": error_chain(error) }),
             Ok(Checked { receipt, unchecked, evidence, checks }) => {
                 let proof = |signed: &SignedStatement| {
                     json!({

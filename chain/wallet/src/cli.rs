@@ -2,13 +2,13 @@
 
 use crate::{
     audit::{self, Audit},
+    commands::{self, WalletCommand},
     model::{self, ModelCommand},
-    nominate::{self, NominateVerb},
-    owner::{self, RunVerb},
+    nominate::{self, NominateCommand},
+    owner::{self, RunCommand},
     prepare::{self, Prepare},
     receipts::{self, Receipts},
     report::{self, Report},
-    verbs::{self, Verb},
 };
 use clap::{Parser, Subcommand};
 use node::{output::Output, program};
@@ -25,12 +25,12 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     #[command(flatten)]
-    Seat(Verb),
+    Seat(WalletCommand),
     #[command(flatten)]
-    Nominate(NominateVerb),
+    Nominate(NominateCommand),
     /// Create a run, fund it, and change what its owner may change.
     #[command(subcommand)]
-    Run(RunVerb),
+    Run(RunCommand),
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
@@ -58,12 +58,12 @@ impl Cli {
     /// Whether one JSON object is wanted on standard output.
     pub fn json(&self) -> bool {
         match &self.command {
-            Command::Seat(verb) => verb.json(),
-            Command::Nominate(verb) => verb.json(),
-            Command::Run(verb) => verb.json(),
+            Command::Seat(command) => command.json(),
+            Command::Nominate(command) => command.json(),
+            Command::Run(command) => command.json(),
             Command::Receipts(receipts) => receipts.json,
             Command::Audit(audit) => audit.json,
-            Command::Report(report) => report.consent.json,
+            Command::Report(report) => report.confirm.json,
             // They print their own.
             Command::Model(_) | Command::Dataset(_) => false,
         }
@@ -72,9 +72,9 @@ impl Cli {
     /// Runs the command; it prints and asks through `output`.
     pub async fn execute(self, output: &mut Output<'_>) -> anyhow::Result<()> {
         match self.command {
-            Command::Seat(verb) => verbs::act(verb, output).await,
-            Command::Nominate(verb) => nominate::act(verb, output).await,
-            Command::Run(verb) => owner::act(verb, output).await,
+            Command::Seat(command) => commands::act(command, output).await,
+            Command::Nominate(command) => nominate::act(command, output).await,
+            Command::Run(command) => owner::act(command, output).await,
             Command::Receipts(receipts) => receipts::act(receipts, output).await,
             Command::Audit(audit) => audit::act(audit, output).await,
             Command::Report(report) => report::act(report, output).await,

@@ -2,7 +2,7 @@
 //!
 //! In this order, so that whoever sees the run on the chain finds what it names.
 
-use crate::sign::{Consent, Desk, Proposal, Signer};
+use crate::sign::{ConfirmArgs, Signer, SigningSession, TransactionPlan};
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{Amount, Call, Chain, terms};
 use dataset::Dataset;
@@ -10,7 +10,7 @@ use model::RunSpec;
 use model::{ModelConfig, Recipe};
 use nn::hugging_face::Import;
 use node::config::{Flags, Settings};
-use node::create::{self, BLOCKS_BEFORE_START, NewRun, Ready};
+use node::create::{self, BLOCKS_BEFORE_START, NewRun, PreparedRun};
 use node::output::Output;
 use protocol::{Block, Digest, RunId, RunParams, Terms};
 use serde_json::json;
@@ -64,7 +64,7 @@ pub struct CreateRun {
     #[arg(long, value_name = "AMOUNT", default_value = "0")]
     pub fund: Amount,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 /// `mettle run create`: reads its files, shows what it would sign, publishes, creates the run, prints its id.
@@ -134,14 +134,14 @@ pub async fn run(create: CreateRun, output: &mut Output<'_>) -> anyhow::Result<(
         fund: create.fund,
     };
     let ready = create::prepare(&mut new).await?;
-    let mut desk = Desk::open(&settings.chain).await?;
+    let mut session = SigningSession::open(&settings.chain).await?;
     let signer = Signer {
         source: settings.key.clone(),
         password_file: settings.password_file.clone(),
         whose: "the run's owner",
     };
-    let proposal = proposal(&*desk.chain, &new, &ready, signer, bucket.bucket.clone()).await?;
-    let Some(agreed) = desk.agree(output, &proposal, &create.consent).await? else {
+    let plan = plan(&*session.chain, &new, &ready, signer, bucket.bucket.clone()).await?;
+    let Some(agreed) = session.agree(output, &plan, &create.confirm).await? else {
         return Ok(());
     };
     let run = create::publish(&*agreed.chain, &store, new, ready).await?;
@@ -184,14 +184,14 @@ fn imported(from: &Path, dataset: &Path) -> anyhow::Result<(ModelConfig, Vec<f32
 }
 
 /// What the owner is asked to sign.
-async fn proposal(
+async fn plan(
     chain: &dyn Chain,
     new: &NewRun<'_>,
-    ready: &Ready,
+    ready: &PreparedRun,
     signer: Signer,
     bucket: String,
-) -> anyhow::Result<Proposal> {
-    let wish = ready.wish(new);
+) -> anyhow::Result<TransactionPlan> {
+    let wish = ready.request(new);
     let mut calls = vec![Call::CreateRun {
         params: Box::new(wish.params),
         terms: Box::new(wish.terms),
@@ -220,7 +220,7 @@ async fn proposal(
         ));
     }
     let what = format!("create the run `{}`", new.spec.name);
-    Ok(Proposal { what, calls, signer, proxy_of: None, then })
+    Ok(TransactionPlan { what, calls, signer, proxy_of: None, then })
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> anyhow::Result<T> {

@@ -27,7 +27,7 @@ const NO_CHARACTER: char = '\u{fffd}';
 
 /// Where a model is, and what it runs on.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Which {
+pub struct ModelArgs {
     /// A node's directory, or one in Hugging Face's form (config.json, safetensors).
     #[arg(value_name = "MODEL")]
     model: PathBuf,
@@ -49,7 +49,7 @@ pub struct Which {
 #[derive(Clone, Debug, clap::Args)]
 pub struct EvaluateModel {
     #[command(flatten)]
-    which: Which,
+    which: ModelArgs,
     /// The prepared dataset.
     #[arg(long, value_name = "DIR")]
     dataset: PathBuf,
@@ -73,7 +73,7 @@ enum Split {
 
 /// Where words become tokens.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Words {
+pub struct TokenizerArgs {
     /// A tokenizer.json; the one beside the model where absent.
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
@@ -89,9 +89,9 @@ pub struct Words {
 #[derive(Clone, Debug, clap::Args)]
 pub struct GenerateText {
     #[command(flatten)]
-    which: Which,
+    which: ModelArgs,
     #[command(flatten)]
-    words: Words,
+    words: TokenizerArgs,
     /// What to go on with; the beginning of a document where absent.
     #[arg(long, value_name = "TEXT", default_value = "")]
     prompt: String,
@@ -116,9 +116,9 @@ pub struct GenerateText {
 #[derive(Clone, Debug, clap::Args)]
 pub struct ChooseContinuation {
     #[command(flatten)]
-    which: Which,
+    which: ModelArgs,
     #[command(flatten)]
-    words: Words,
+    words: TokenizerArgs,
     /// The questions; a small set of this program's own where absent.
     #[arg(long, value_name = "FILE")]
     questions: Option<PathBuf>,
@@ -132,7 +132,7 @@ pub fn evaluate(wanted: &EvaluateModel) -> anyhow::Result<()> {
         wanted.which.context.is_none_or(|context| context == length),
         "the dataset's sequences are {length} tokens long, so --context cannot be another number"
     );
-    let which = Which { context: Some(length), ..wanted.which.clone() };
+    let which = ModelArgs { context: Some(length), ..wanted.which.clone() };
     let loaded = load(&which)?;
     let vocab = loaded.config.vocab;
     ensure!(
@@ -161,7 +161,7 @@ pub fn evaluate(wanted: &EvaluateModel) -> anyhow::Result<()> {
             bytes += predicted_bytes(&tokenizer, sequence)?;
         }
     }
-    let figures = Figures::of(&losses, length, bytes);
+    let figures = PrepareStats::of(&losses, length, bytes);
     if wanted.which.json {
         let of = json!({
             "model": loaded.name, "dataset": dataset.digest().to_string(), "split": wanted.split, "figures": figures,
@@ -181,7 +181,7 @@ pub fn evaluate(wanted: &EvaluateModel) -> anyhow::Result<()> {
 
 /// What a model's losses come to.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Figures {
+struct PrepareStats {
     sequences: usize,
     /// That were predicted.
     tokens: u64,
@@ -195,14 +195,14 @@ struct Figures {
     bits_per_byte: Option<f64>,
 }
 
-impl Figures {
+impl PrepareStats {
     /// From the mean loss of each sequence of `length` tokens, all equally long.
-    fn of(losses: &[f64], length: usize, bytes: u64) -> Figures {
+    fn of(losses: &[f64], length: usize, bytes: u64) -> PrepareStats {
         let count = losses.len() as f64;
         let loss = losses.iter().sum::<f64>() / count;
         let tokens = losses.len() as u64 * length as u64;
         let bits = loss * tokens as f64 / std::f64::consts::LN_2;
-        Figures {
+        PrepareStats {
             sequences: losses.len(),
             tokens,
             bytes,
@@ -443,7 +443,7 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn evaluator(&self, which: &Which) -> anyhow::Result<Evaluator> {
+    fn evaluator(&self, which: &ModelArgs) -> anyhow::Result<Evaluator> {
         Ok(Evaluator::new(&self.config, DeviceChoice::parse(&which.device)?, &self.theta)?)
     }
 
@@ -458,7 +458,7 @@ impl Loaded {
 }
 
 /// From a directory with a `config.json`, or a node's.
-fn load(which: &Which) -> anyhow::Result<Loaded> {
+fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
     let directory = &which.model;
     let (name, mut config, theta) = if directory.join("config.json").is_file() {
         let mut import =
@@ -496,8 +496,8 @@ fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelC
     Ok((name, spec.model, state.theta))
 }
 
-impl Words {
-    fn tokenizer(&self, which: &Which) -> anyhow::Result<TextTokenizer> {
+impl TokenizerArgs {
+    fn tokenizer(&self, which: &ModelArgs) -> anyhow::Result<TextTokenizer> {
         let beside = [which.model.join("tokenizer.json"), tokenizer_path(&which.model.join("dataset"))];
         let path = match (&self.tokenizer, &self.dataset) {
             (Some(file), _) => file.clone(),
@@ -614,12 +614,12 @@ mod tests {
 
     #[test]
     fn figures_are_one_loss_in_three_units() {
-        let figures = Figures::of(&[2.0, 3.0], 10, 40);
+        let figures = PrepareStats::of(&[2.0, 3.0], 10, 40);
         assert_eq!((figures.sequences, figures.tokens, figures.loss), (2, 20, 2.5));
         assert!((figures.perplexity - 2.5f64.exp()).abs() < 1e-12);
         assert!((figures.bits_per_byte.unwrap() - 2.5 * 20.0 / 40.0 / 2f64.ln()).abs() < 1e-12);
         assert!((figures.standard_error - 0.5).abs() < 1e-12);
-        assert_eq!(Figures::of(&[2.0], 10, 0).bits_per_byte, None);
+        assert_eq!(PrepareStats::of(&[2.0], 10, 0).bits_per_byte, None);
     }
 
     #[test]
@@ -645,8 +645,8 @@ mod tests {
         })
         .unwrap();
 
-        let which = Which { model: path, run: None, context: Some(12), device: "cpu".into(), json: true };
-        let words = Words { tokenizer: None, dataset: None, end_of_document: None };
+        let which = ModelArgs { model: path, run: None, context: Some(12), device: "cpu".into(), json: true };
+        let words = TokenizerArgs { tokenizer: None, dataset: None, end_of_document: None };
         let loaded = load(&which).unwrap();
         assert_eq!((&loaded.theta, loaded.config.seq_len), (&theta, 12));
         let tokenizer = words.tokenizer(&which).unwrap();
@@ -664,7 +664,7 @@ mod tests {
         assert_eq!(answered.chosen_norm, first_highest(&a_character));
         assert!(answered.log_likelihoods.iter().all(|likelihood| *likelihood < 0.0));
 
-        let wanted = |model: &Path, context| Which { model: model.into(), context, ..which.clone() };
+        let wanted = |model: &Path, context| ModelArgs { model: model.into(), context, ..which.clone() };
         let error = load(&wanted(directory.path(), None)).err().unwrap().to_string();
         assert!(error.contains("holds no model"), "{error}");
         let error = load(&wanted(&which.model, Some(17))).err().unwrap().to_string();

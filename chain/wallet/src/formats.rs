@@ -158,8 +158,8 @@ fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
 mod tests {
     use super::AllFormats;
     use dataset::{
-        Compression as Compressed, Formats as _, Place, PrepareError, PrepareOptions, Prepared, Source,
-        SourceError, TokenizerChoice, prepare,
+        Compression as Compressed, Formats as _, OutputDirectory, PrepareError, PrepareOptions, Prepared,
+        Source, SourceError, TokenizerChoice, prepare,
     };
     use parquet::{
         basic::{Compression, ZstdLevel},
@@ -236,9 +236,10 @@ mod tests {
             let read = |bytes: &[u8]| {
                 let file = Box::new(std::io::Cursor::new(bytes.to_vec()));
                 let mut text = Vec::new();
-                AllFormats.decompress(Path::new("a"), compression, file)?.read_to_end(&mut text).map_err(
-                    |source| SourceError::Unreadable { path: "a".into(), source },
-                )?;
+                AllFormats
+                    .decompress(Path::new("a"), compression, file)?
+                    .read_to_end(&mut text)
+                    .map_err(|source| SourceError::Unreadable { path: "a".into(), source })?;
                 Ok::<_, SourceError>(text)
             };
             assert_eq!(read(&bytes).expect("readable"), lines);
@@ -251,7 +252,7 @@ mod tests {
         let text = root.join(format!("of-{name}"));
         fs::create_dir(&text).expect("writable");
         fs::write(text.join(name), bytes).expect("writable");
-        let place = Place::Directory(root.join(format!("dataset-{name}")));
+        let place = OutputDirectory::Directory(root.join(format!("dataset-{name}")));
         let options = PrepareOptions {
             formats: &AllFormats,
             tokenizer: TokenizerChoice::Train { vocab: 400 },
@@ -265,8 +266,9 @@ mod tests {
     #[test]
     fn the_dataset_is_the_same_in_every_format() {
         let root = tempfile::tempdir().expect("a temporary directory");
-        let texts: Vec<String> =
-            (0..200).map(|n| format!("{n} times {n} is {}, and half of it is {}. ", n * n, n * n / 2).repeat(4)).collect();
+        let texts: Vec<String> = (0..200)
+            .map(|n| format!("{n} times {n} is {}, and half of it is {}. ", n * n, n * n / 2).repeat(4))
+            .collect();
         let lines: String = texts.iter().map(|text| format!("{{\"text\": {text:?}}}\n")).collect();
         let parquet = root.path().join("rows");
         let rows: Vec<Option<&[u8]>> = texts.iter().map(|text| Some(text.as_bytes())).collect();

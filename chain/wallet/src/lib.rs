@@ -2,6 +2,7 @@
 
 pub mod audit;
 pub mod cli;
+pub mod commands;
 pub mod create;
 pub mod evaluation;
 mod formats;
@@ -14,6 +15,5 @@ pub mod report;
 pub mod sign;
 pub mod status;
 pub mod time;
-pub mod verbs;
 
-pub use verbs::Verb;
+pub use commands::WalletCommand;

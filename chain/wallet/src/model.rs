@@ -11,7 +11,7 @@ use nn::{
     hugging_face::{self, Export, ExportedTokenizer, Import},
 };
 use node::output::Output;
-use node::{Flags, Published, config::Reading, program};
+use node::{Flags, PublishedRun, config::ReadOnlyConfig, program};
 use node::{
     ModelState, checkpoint,
     follow::{first_checkpoint, genesis_of_seed},
@@ -141,7 +141,7 @@ async fn interruptible(
     };
     tokio::select! {
         done = &mut work => return done?,
-        () = program::told_to_stop() => stop.store(true, Ordering::Relaxed),
+        () = program::stop_requested() => stop.store(true, Ordering::Relaxed),
     }
     work.await?
 }
@@ -199,7 +199,8 @@ fn from_directory(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
 /// What validators voted.
 async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
     let reading = reading(wanted)?;
-    let Published { chain, fetch, run, spec } = node::open_published(&reading.chain, reading.run).await?;
+    let PublishedRun { chain, fetch, run, spec } =
+        node::open_published_run(&reading.chain, reading.run).await?;
     let values = spec.schema()?.values();
     let checkpoint = voted(&*chain, &run, wanted.window).await?;
     let mirrors = Mirrors::validators(&chain.seats(run.id).await?, &[], &run.origin, 0);
@@ -268,8 +269,8 @@ async fn voted(chain: &dyn Chain, run: &RunView, window: Option<u32>) -> anyhow:
     }
 }
 
-fn reading(wanted: &ExportModel) -> anyhow::Result<Reading> {
-    Reading::read(&Flags {
+fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
+    ReadOnlyConfig::read(&Flags {
         config: wanted.config.clone(),
         chain: wanted.chain.clone(),
         run: wanted.run,
@@ -280,7 +281,7 @@ fn reading(wanted: &ExportModel) -> anyhow::Result<Reading> {
 }
 
 /// The tokenizer of the dataset that the settings name, or of the one that the node fetched.
-fn tokenizer_at_hand(reading: &Reading) -> anyhow::Result<Option<Vec<u8>>> {
+fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>> {
     let (directory, must_be) = match &reading.dataset {
         Some(directory) => (directory.clone(), true),
         None => (reading.directory.join("dataset"), false),

@@ -1,9 +1,9 @@
 //! What a person does with money that is put behind somebody else's validator.
 
 use crate::{
-    sign::{Consent, Desk, OnBehalf, Proposal, Signer, units},
-    time::Pace,
-    verbs::{ColdkeyFlags, Seat, seat_at},
+    commands::{ColdkeyFlags, Seat, seat_at},
+    sign::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
+    time::BlockClock,
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
@@ -12,7 +12,7 @@ use chain_client::{
     percent, terms,
 };
 use clap::Subcommand;
-use node::config::{AccountFlags, Place, SeatFlags};
+use node::config::{AccountFlags, EndpointArgs, SeatFlags};
 use node::output::{EXIT_CODES, Output};
 use protocol::{
     Role, Uid,
@@ -22,7 +22,7 @@ use protocol::{
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug, Subcommand)]
-pub enum NominateVerb {
+pub enum NominateCommand {
     /// Put money behind a validator: it counts as its stake, earns a part of its pay, and can be slashed with it.
     #[command(after_help = EXIT_CODES)]
     Nominate(Nominate),
@@ -50,7 +50,7 @@ pub struct Nominate {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -70,7 +70,7 @@ pub struct Unnominate {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -107,7 +107,7 @@ pub struct FetchFlags {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -120,7 +120,7 @@ pub struct SetCommission {
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub commission: Permille,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 fn parse_share(text: &str) -> Result<Permille, String> {
@@ -128,46 +128,48 @@ fn parse_share(text: &str) -> Result<Permille, String> {
         .ok_or_else(|| "not a share. Write percent, as in `12.5 %`, or thousandths, as in `125`".into())
 }
 
-impl NominateVerb {
+impl NominateCommand {
     /// Whether one JSON object is wanted.
     pub fn json(&self) -> bool {
         match self {
-            NominateVerb::Nominate(verb) => verb.consent.json,
-            NominateVerb::Unnominate(verb) => verb.consent.json,
-            NominateVerb::Nominations(Nominations {
-                fetch: Some(Fetch::Claim(verb) | Fetch::Withdraw(verb)),
+            NominateCommand::Nominate(command) => command.confirm.json,
+            NominateCommand::Unnominate(command) => command.confirm.json,
+            NominateCommand::Nominations(Nominations {
+                fetch: Some(Fetch::Claim(command) | Fetch::Withdraw(command)),
                 ..
-            }) => verb.consent.json,
-            NominateVerb::Nominations(verb) => verb.json,
-            NominateVerb::SetCommission(verb) => verb.consent.json,
+            }) => command.confirm.json,
+            NominateCommand::Nominations(command) => command.json,
+            NominateCommand::SetCommission(command) => command.confirm.json,
         }
     }
 }
 
 /// Does what was asked.
-pub async fn act(verb: NominateVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
-    match verb {
-        NominateVerb::Nominate(verb) => nominate(verb, output).await,
-        NominateVerb::Unnominate(verb) => unnominate(verb, output).await,
-        NominateVerb::Nominations(Nominations { fetch: Some(fetch), .. }) => self::fetch(fetch, output).await,
-        NominateVerb::Nominations(verb) => nominations(verb, output).await,
-        NominateVerb::SetCommission(verb) => set_commission(verb, output).await,
+pub async fn act(command: NominateCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match command {
+        NominateCommand::Nominate(command) => nominate(command, output).await,
+        NominateCommand::Unnominate(command) => unnominate(command, output).await,
+        NominateCommand::Nominations(Nominations { fetch: Some(fetch), .. }) => {
+            self::fetch(fetch, output).await
+        }
+        NominateCommand::Nominations(command) => nominations(command, output).await,
+        NominateCommand::SetCommission(command) => set_commission(command, output).await,
     }
 }
 
 /// Who signs, and whose money it is.
 pub(crate) fn signer(
-    place: &Place,
+    args: &EndpointArgs,
     behalf: &OnBehalf,
     whose: &'static str,
 ) -> anyhow::Result<(Signer, Account)> {
-    let Some(source) = place.key.clone() else {
+    let Some(source) = args.key.clone() else {
         bail!("nobody signs: add --key KEY, or `key = \"FILE\"` to the settings file");
     };
     let proxy_of = behalf.account()?;
     let signer = Signer {
         source,
-        password_file: place.password_file.clone(),
+        password_file: args.password_file.clone(),
         whose: if proxy_of.is_some() { "a proxy" } else { whose },
     };
     let account = match proxy_of {
@@ -178,46 +180,46 @@ pub(crate) fn signer(
 }
 
 /// Where a run stands, and how fast it goes.
-async fn run_of(desk: &Desk, place: &Place) -> anyhow::Result<(RunStatus, Pace)> {
-    let status = desk.chain.status(place.run).await?;
-    let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
-    Ok((status, pace))
+async fn run_of(session: &SigningSession, args: &EndpointArgs) -> anyhow::Result<(RunStatus, BlockClock)> {
+    let status = session.chain.status(args.run).await?;
+    let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
+    Ok((status, clock))
 }
 
-async fn validator_at(desk: &Desk, place: &Place, uid: Uid) -> anyhow::Result<SeatStatus> {
-    let seat = seat_at(&*desk.chain, place.run, uid).await?;
-    let seat = seat.with_context(|| format!("there is no uid {uid} in run {}", place.run))?;
+async fn validator_at(session: &SigningSession, args: &EndpointArgs, uid: Uid) -> anyhow::Result<SeatStatus> {
+    let seat = seat_at(&*session.chain, args.run, uid).await?;
+    let seat = seat.with_context(|| format!("there is no uid {uid} in run {}", args.run))?;
     ensure!(
         seat.seat.role == Role::Validator,
         "uid {uid} of run {} is a miner: only validators are nominated",
-        place.run
+        args.run
     );
     Ok(seat)
 }
 
 /// What `account` has behind `uid`.
 async fn behind(
-    desk: &Desk,
-    place: &Place,
+    session: &SigningSession,
+    args: &EndpointArgs,
     account: &Account,
     uid: Uid,
 ) -> anyhow::Result<Option<NominationView>> {
-    let nominations = desk.chain.account_status(place.run, account).await?.nominations;
+    let nominations = session.chain.account_status(args.run, account).await?.nominations;
     Ok(nominations.into_iter().find(|nomination| nomination.validator == uid))
 }
 
-async fn nominate(verb: Nominate, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.account.read()?;
-    let (signer, account) = signer(&place, &verb.behalf, "the nominator")?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let (status, pace) = run_of(&desk, &place).await?;
-    let (uid, amount) = (Uid(verb.uid), verb.amount);
-    let validator = validator_at(&desk, &place, uid).await?;
-    let proposal = Proposal {
-        what: format!("nominate uid {uid} of run {} with {amount}", place.run),
-        calls: vec![Call::Nominate { run: place.run, uid, amount }],
+async fn nominate(command: Nominate, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.account.read()?;
+    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let (status, clock) = run_of(&session, &args).await?;
+    let (uid, amount) = (Uid(command.uid), command.amount);
+    let validator = validator_at(&session, &args, uid).await?;
+    let plan = TransactionPlan {
+        what: format!("nominate uid {uid} of run {} with {amount}", args.run),
+        calls: vec![Call::Nominate { run: args.run, uid, amount }],
         signer,
-        proxy_of: verb.behalf.account()?,
+        proxy_of: command.behalf.account()?,
         then: vec![
             format!(
                 "{amount} leaves {}; it counts as stake of uid {uid} from the next window",
@@ -231,13 +233,13 @@ async fn nominate(verb: Nominate, output: &mut Output<'_>) -> anyhow::Result<()>
                 "if uid {uid} is proven to have signed two different things, it loses {} of it, and you lose as large a part",
                 percent(status.run.terms.equivocation_slash)
             ),
-            format!("once taken back it is free after {}", pace.windows(status.run.terms.unbonding_windows)),
+            format!("once taken back it is free after {}", clock.windows(status.run.terms.unbonding_windows)),
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
-    let has = behind(&desk, &place, &account, uid).await?;
+    let has = behind(&session, &args, &account, uid).await?;
     let has = Amount(has.map_or(0, |nomination| nomination.amount));
     output.result(
         &format!("{} has {has} behind uid {uid}", address(&account)),
@@ -246,27 +248,27 @@ async fn nominate(verb: Nominate, output: &mut Output<'_>) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn unnominate(verb: Unnominate, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.account.read()?;
-    let (signer, account) = signer(&place, &verb.behalf, "the nominator")?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let (status, pace) = run_of(&desk, &place).await?;
-    let uid = Uid(verb.uid);
-    let has = behind(&desk, &place, &account, uid).await?;
+async fn unnominate(command: Unnominate, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.account.read()?;
+    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let (status, clock) = run_of(&session, &args).await?;
+    let uid = Uid(command.uid);
+    let has = behind(&session, &args, &account, uid).await?;
     let has = Amount(has.map_or(0, |nomination| nomination.amount));
-    let amount = verb.amount.unwrap_or(has);
+    let amount = command.amount.unwrap_or(has);
     ensure!(
         Amount::ZERO < amount && amount <= has,
         "{} has {has} behind uid {uid} of run {}: take back at most that",
         address(&account),
-        place.run
+        args.run
     );
-    let unbonding = pace.windows(status.run.terms.unbonding_windows);
-    let proposal = Proposal {
-        what: format!("take {amount} back from behind uid {uid} of run {}", place.run),
-        calls: vec![Call::Unnominate { run: place.run, uid, amount }],
+    let unbonding = clock.windows(status.run.terms.unbonding_windows);
+    let plan = TransactionPlan {
+        what: format!("take {amount} back from behind uid {uid} of run {}", args.run),
+        calls: vec![Call::Unnominate { run: args.run, uid, amount }],
         signer,
-        proxy_of: verb.behalf.account()?,
+        proxy_of: command.behalf.account()?,
         then: vec![
             format!("it earns nothing any more, and can be slashed with uid {uid}, for {unbonding}"),
             format!(
@@ -275,13 +277,13 @@ async fn unnominate(verb: Unnominate, output: &mut Output<'_>) -> anyhow::Result
             format!("{} stays behind uid {uid}", has.saturating_sub(amount)),
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
-    let leaving = behind(&desk, &place, &account, uid).await?.map(|nomination| nomination.unbonding);
+    let leaving = behind(&session, &args, &account, uid).await?.map(|nomination| nomination.unbonding);
     let until = leaving.unwrap_or_default().iter().map(|chunk| chunk.until).max();
     let text = match until {
-        Some(until) => format!("{amount} is free in {}", pace.until(until)),
+        Some(until) => format!("{amount} is free in {}", clock.until(until)),
         None => format!("{amount} is on its way out"),
     };
     output.result(&text, json!({ "uid": uid, "amount": units(amount), "until": until }))?;
@@ -289,45 +291,45 @@ async fn unnominate(verb: Unnominate, output: &mut Output<'_>) -> anyhow::Result
 }
 
 async fn fetch(fetch: Fetch, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (verb, claims) = match fetch {
-        Fetch::Claim(verb) => (verb, true),
-        Fetch::Withdraw(verb) => (verb, false),
+    let (command, claims) = match fetch {
+        Fetch::Claim(command) => (command, true),
+        Fetch::Withdraw(command) => (command, false),
     };
-    let place = verb.account.read()?;
-    let (signer, account) = signer(&place, &verb.behalf, "the nominator")?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let (status, pace) = run_of(&desk, &place).await?;
-    let uid = Uid(verb.uid);
-    let Some(nomination) = behind(&desk, &place, &account, uid).await? else {
-        bail!("{} has nothing behind uid {uid} of run {}", address(&account), place.run);
+    let args = command.account.read()?;
+    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let (status, clock) = run_of(&session, &args).await?;
+    let uid = Uid(command.uid);
+    let Some(nomination) = behind(&session, &args, &account, uid).await? else {
+        bail!("{} has nothing behind uid {uid} of run {}", address(&account), args.run);
     };
     let is_free = |until| status.window.is_some_and(|now| until <= now);
     let free = nomination.unbonding.iter().filter(|chunk| is_free(chunk.until));
     let free = free.fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)));
     let (what, call, amount) = if claims {
-        let what = format!("claim what a nomination of uid {uid} of run {} has earned", place.run);
-        (what, Call::ClaimNomination { run: place.run, uid }, Amount(nomination.claimable))
+        let what = format!("claim what a nomination of uid {uid} of run {} has earned", args.run);
+        (what, Call::ClaimNomination { run: args.run, uid }, Amount(nomination.claimable))
     } else {
-        let what = format!("withdraw what was behind uid {uid} of run {}", place.run);
-        (what, Call::WithdrawNomination { run: place.run, uid }, free)
+        let what = format!("withdraw what was behind uid {uid} of run {}", args.run);
+        (what, Call::WithdrawNomination { run: args.run, uid }, free)
     };
     if amount == Amount::ZERO {
         let next = nomination.unbonding.iter().map(|chunk| chunk.until).min();
         let text = match next {
             _ if claims => "nothing to claim".to_owned(),
-            Some(next) => format!("nothing to withdraw yet: the first is free in {}", pace.until(next)),
+            Some(next) => format!("nothing to withdraw yet: the first is free in {}", clock.until(next)),
             None => "nothing to withdraw: take it back first with `mettle unnominate`".into(),
         };
         return Ok(output.result(&text, json!({ "uid": uid, "amount": units(amount) }))?);
     }
-    let proposal = Proposal {
+    let plan = TransactionPlan {
         what,
         calls: vec![call],
         signer,
-        proxy_of: verb.behalf.account()?,
+        proxy_of: command.behalf.account()?,
         then: vec![format!("{amount} go to {}", address(&account))],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     output.result(
@@ -337,20 +339,20 @@ async fn fetch(fetch: Fetch, output: &mut Output<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn nominations(verb: Nominations, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.account.read()?;
-    let account = match (&verb.of, &place.key) {
+async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.account.read()?;
+    let account = match (&command.of, &args.key) {
         (Some(address), _) => parse_address(address)?,
         (None, Some(key)) => key.public().with_context(|| format!("could not read the key {key}"))?.0,
         (None, None) => bail!("whose? Add --key KEY, or --of ADDRESS"),
     };
-    let desk = Desk::open(&place.chain).await?;
-    let (_, pace) = run_of(&desk, &place).await?;
-    let nominations = desk.chain.account_status(place.run, &account).await?.nominations;
-    Ok(output.result(&said(&account, &nominations, &pace), as_json(&account, &nominations))?)
+    let session = SigningSession::open(&args.chain).await?;
+    let (_, clock) = run_of(&session, &args).await?;
+    let nominations = session.chain.account_status(args.run, &account).await?.nominations;
+    Ok(output.result(&said(&account, &nominations, &clock), as_json(&account, &nominations))?)
 }
 
-fn said(account: &Account, nominations: &[NominationView], pace: &Pace) -> String {
+fn said(account: &Account, nominations: &[NominationView], clock: &BlockClock) -> String {
     if nominations.is_empty() {
         return format!("{} has nothing behind any validator", address(account));
     }
@@ -363,7 +365,11 @@ fn said(account: &Account, nominations: &[NominationView], pace: &Pace) -> Strin
             Amount(nomination.claimable)
         ));
         for chunk in &nomination.unbonding {
-            lines.push(format!("  {} taken back, free in {}", Amount(chunk.amount), pace.until(chunk.until)));
+            lines.push(format!(
+                "  {} taken back, free in {}",
+                Amount(chunk.amount),
+                clock.until(chunk.until)
+            ));
         }
     }
     lines.join("\n")
@@ -384,33 +390,33 @@ fn as_json(account: &Account, nominations: &[NominationView]) -> Value {
     json!({ "account": address(account), "nominations": nominations })
 }
 
-async fn set_commission(verb: SetCommission, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let mut desk = Desk::open(&place.chain).await?;
-    let found = Seat::find(&desk, &verb.seat, &place).await?;
-    found.owned_by(&verb.coldkey)?;
+async fn set_commission(command: SetCommission, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let mut session = SigningSession::open(&args.chain).await?;
+    let found = Seat::find(&session, &command.seat, &args).await?;
+    found.owned_by(&command.coldkey)?;
     let uid = found.uid();
     ensure!(
         found.seat.seat.role == Role::Validator,
         "uid {uid} is a miner: only validators have a commission"
     );
-    let (from, to) = (found.seat.commission, verb.commission);
+    let (from, to) = (found.seat.commission, command.commission);
     let when = if to > from {
-        let unbonding = found.pace.windows(found.status.run.terms.unbonding_windows);
+        let unbonding = found.clock.windows(found.status.run.terms.unbonding_windows);
         format!("a commission that rises takes effect after {unbonding}, so that nominators can leave first")
     } else {
         "a commission that falls takes effect at once".into()
     };
-    let proposal = Proposal {
+    let plan = TransactionPlan {
         what: format!(
             "set the commission of uid {uid} of run {} from {} to {}",
-            place.run,
+            args.run,
             percent(from),
             percent(to)
         ),
-        calls: vec![Call::SetCommission { run: place.run, uid, commission: to }],
-        signer: verb.coldkey.signer()?,
-        proxy_of: verb.coldkey.behalf.account()?,
+        calls: vec![Call::SetCommission { run: args.run, uid, commission: to }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
         then: vec![
             format!(
                 "of what its nominators' stake earns, uid {uid} keeps {} before it is shared",
@@ -419,7 +425,7 @@ async fn set_commission(verb: SetCommission, output: &mut Output<'_>) -> anyhow:
             when,
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_none() {
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
         return Ok(());
     }
     let text = if to > from {
@@ -453,7 +459,7 @@ mod tests {
             attest_by: 14,
             vote_by: 16,
         };
-        let pace = Pace { block: Block(25), schedule, block_time: Duration::from_secs(6) };
+        let clock = BlockClock { block: Block(25), schedule, block_time: Duration::from_secs(6) };
         let account = [1; 32];
         let chunk = UnbondingView { uid: Uid(3), amount: Amount::mtl(2).0, until: Window(4) };
         let nomination = NominationView {
@@ -463,10 +469,10 @@ mod tests {
             claimable: Amount::mtl(1).0,
         };
         assert_eq!(
-            said(&account, std::slice::from_ref(&nomination), &pace),
+            said(&account, std::slice::from_ref(&nomination), &clock),
             "uid 3: 5 MTL behind it, 1 MTL of pay to claim\n  2 MTL taken back, free in window 4, in about 5 min 30 s"
         );
-        assert!(said(&account, &[], &pace).contains("nothing behind any validator"));
+        assert!(said(&account, &[], &clock).contains("nothing behind any validator"));
         let value = as_json(&account, &[nomination]);
         assert_eq!(value["nominations"][0]["amount"], "5000000000000");
         assert_eq!(value["nominations"][0]["unbonding"][0]["until"], 4);

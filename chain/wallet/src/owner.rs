@@ -3,8 +3,8 @@
 use crate::{
     create::{self, CreateRun},
     nominate::signer,
-    sign::{Consent, Desk, OnBehalf, Proposal, units},
-    time::Pace,
+    sign::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan, units},
+    time::BlockClock,
 };
 use anyhow::{Context as _, ensure};
 use chain_client::{
@@ -13,17 +13,17 @@ use chain_client::{
     terms,
 };
 use clap::Subcommand;
-use node::config::{AccountFlags, Place};
+use node::config::{AccountFlags, EndpointArgs};
 use node::output::{EXIT_CODES, Output};
 use protocol::{
     RunParams, Terms, Window,
-    view::{Account, BooksView, RunStatus},
+    view::{Account, RunStatus, TreasuryView},
 };
 use serde_json::{Map, Value, json};
 use std::{fmt::Write as _, path::PathBuf};
 
 #[derive(Clone, Debug, Subcommand)]
-pub enum RunVerb {
+pub enum RunCommand {
     /// Publish a model's shape, its data and its first weights, and open the run on the chain.
     #[command(after_help = EXIT_CODES)]
     Create(Box<CreateRun>),
@@ -36,7 +36,7 @@ pub enum RunVerb {
     /// the lineage begins with them, and two parties that differ in one would train two different models. New terms take
     /// effect as an epoch begins, so that nobody is paid by other terms than those that stood when the work was done.
     #[command(alias = "params", after_help = EXIT_CODES)]
-    Terms(TermsVerb),
+    Terms(TermsCommand),
     /// Stop the run as the next window opens: windows are void, and nobody is paid, until it goes on.
     #[command(after_help = EXIT_CODES)]
     Pause(OwnerFlags),
@@ -61,7 +61,7 @@ pub struct OwnerFlags {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 #[derive(Clone, Debug, clap::Args)]
@@ -74,7 +74,7 @@ pub struct Fund {
 }
 
 #[derive(Clone, Debug, clap::Args)]
-pub struct TermsVerb {
+pub struct TermsCommand {
     #[command(flatten)]
     pub flags: OwnerFlags,
     /// Change one term, such as miner_seats_max=128, "validator_stake_min=12.5 MTL" or "quorum=60 %". May be given several
@@ -98,71 +98,71 @@ pub struct Offer {
     pub to: String,
 }
 
-impl RunVerb {
+impl RunCommand {
     /// Whether one JSON object is wanted.
     pub fn json(&self) -> bool {
         match self {
-            RunVerb::Create(verb) => verb.consent.json,
-            RunVerb::Fund(verb) => verb.flags.consent.json,
-            RunVerb::Terms(verb) => verb.flags.consent.json,
-            RunVerb::Offer(verb) => verb.flags.consent.json,
-            RunVerb::Pause(flags)
-            | RunVerb::Resume(flags)
-            | RunVerb::Claim(flags)
-            | RunVerb::Accept(flags) => flags.consent.json,
+            RunCommand::Create(command) => command.confirm.json,
+            RunCommand::Fund(command) => command.flags.confirm.json,
+            RunCommand::Terms(command) => command.flags.confirm.json,
+            RunCommand::Offer(command) => command.flags.confirm.json,
+            RunCommand::Pause(flags)
+            | RunCommand::Resume(flags)
+            | RunCommand::Claim(flags)
+            | RunCommand::Accept(flags) => flags.confirm.json,
         }
     }
 }
 
 /// Does what was asked.
-pub async fn act(verb: RunVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
-    match verb {
-        RunVerb::Create(verb) => create::run(*verb, output).await,
-        RunVerb::Fund(verb) => fund(verb, output).await,
-        RunVerb::Terms(verb) => terms(verb, output).await,
-        RunVerb::Pause(flags) => stop(flags, true, output).await,
-        RunVerb::Resume(flags) => stop(flags, false, output).await,
-        RunVerb::Claim(flags) => claim(flags, output).await,
-        RunVerb::Offer(verb) => offer(verb, output).await,
-        RunVerb::Accept(flags) => accept(flags, output).await,
+pub async fn act(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match command {
+        RunCommand::Create(command) => create::run(*command, output).await,
+        RunCommand::Fund(command) => fund(command, output).await,
+        RunCommand::Terms(command) => terms(command, output).await,
+        RunCommand::Pause(flags) => stop(flags, true, output).await,
+        RunCommand::Resume(flags) => stop(flags, false, output).await,
+        RunCommand::Claim(flags) => claim(flags, output).await,
+        RunCommand::Offer(command) => offer(command, output).await,
+        RunCommand::Accept(flags) => accept(flags, output).await,
     }
 }
 
 /// A run as its owner sees it.
 struct Owned {
-    place: Place,
-    desk: Desk,
+    args: EndpointArgs,
+    session: SigningSession,
     status: RunStatus,
-    pace: Pace,
+    clock: BlockClock,
 }
 
 impl Owned {
     async fn open(flags: &OwnerFlags) -> anyhow::Result<Owned> {
-        let place = flags.account.read()?;
-        let desk = Desk::open(&place.chain).await?;
-        let status = desk.chain.status(place.run).await?;
-        let pace = Pace::read(&*desk.chain, status.run.params.schedule).await?;
-        Ok(Owned { place, desk, status, pace })
+        let args = flags.account.read()?;
+        let session = SigningSession::open(&args.chain).await?;
+        let status = session.chain.status(args.run).await?;
+        let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
+        Ok(Owned { args, session, status, clock })
     }
 
     /// A proposal of the owner's. Refuses everybody else: better said here than paid for there.
-    fn proposal(
+    fn plan(
         &self,
         flags: &OwnerFlags,
         what: String,
         call: Call,
         then: Vec<String>,
-    ) -> anyhow::Result<Proposal> {
-        let (signer, account) = signer(&self.place, &flags.behalf, "the run's owner")?;
+    ) -> anyhow::Result<TransactionPlan> {
+        let (signer, account) = signer(&self.args, &flags.behalf, "the run's owner")?;
         let owner: Account = self.status.run.owner;
         ensure!(
             owner == account,
             "run {} belongs to {}, not to {}: sign with its owner's key, or with a proxy of it and --proxy-of",
-            self.place.run,
+            self.args.run,
             address(&owner),
             address(&account)
         );
-        Ok(Proposal { what, calls: vec![call], signer, proxy_of: flags.behalf.account()?, then })
+        Ok(TransactionPlan { what, calls: vec![call], signer, proxy_of: flags.behalf.account()?, then })
     }
 
     /// The first window of the next epoch, when new terms take effect.
@@ -181,31 +181,31 @@ fn next_epoch(params: &RunParams, now: Option<Window>) -> Window {
     }
 }
 
-async fn fund(verb: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&verb.flags).await?;
-    let run = owned.place.run;
-    let (signer, _) = signer(&owned.place, &verb.flags.behalf, "the sponsor")?;
-    let before = Amount(owned.status.books.treasury);
+async fn fund(command: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut owned = Owned::open(&command.flags).await?;
+    let run = owned.args.run;
+    let (signer, _) = signer(&owned.args, &command.flags.behalf, "the sponsor")?;
+    let before = Amount(owned.status.treasury.treasury);
     let emission = Amount(owned.status.run.terms.emission(owned.status.epoch.unwrap_or(0)));
     let mut then = vec![
-        format!("the treasury rises from {before} to {}", before.saturating_add(verb.amount)),
+        format!("the treasury rises from {before} to {}", before.saturating_add(command.amount)),
         format!("an epoch pays {emission} at most, while the treasury lasts"),
         "nothing of it comes back but as pay".into(),
     ];
-    if owned.status.books == BooksView::default() {
+    if owned.status.treasury == TreasuryView::default() {
         then.push("as the first to fund the run you also pay the existential deposit of its account".into());
     }
-    let proposal = Proposal {
-        what: format!("fund run {run} with {}", verb.amount),
-        calls: vec![Call::Fund { run, amount: verb.amount }],
+    let plan = TransactionPlan {
+        what: format!("fund run {run} with {}", command.amount),
+        calls: vec![Call::Fund { run, amount: command.amount }],
         signer,
-        proxy_of: verb.flags.behalf.account()?,
+        proxy_of: command.flags.behalf.account()?,
         then,
     };
-    if owned.desk.sign(output, &proposal, &verb.flags.consent).await?.is_none() {
+    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
         return Ok(());
     }
-    let treasury = Amount(owned.desk.chain.status(run).await?.books.treasury);
+    let treasury = Amount(owned.session.chain.status(run).await?.treasury.treasury);
     output.result(
         &format!("the treasury of run {run} holds {treasury}"),
         json!({ "run": run, "treasury": units(treasury) }),
@@ -236,14 +236,14 @@ fn terms_text(status: &RunStatus, when: &str) -> String {
     text
 }
 
-async fn terms(verb: TermsVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let mut owned = Owned::open(&verb.flags).await?;
-    let run = owned.place.run;
-    let when = owned.pace.until(owned.next_epoch());
-    if verb.cancel {
-        return cancel_terms(verb, owned, output).await;
+async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let mut owned = Owned::open(&command.flags).await?;
+    let run = owned.args.run;
+    let when = owned.clock.until(owned.next_epoch());
+    if command.cancel {
+        return cancel_terms(command, owned, output).await;
     }
-    if verb.set.is_empty() && verb.file.is_none() {
+    if command.set.is_empty() && command.file.is_none() {
         let status = &owned.status;
         let pending = status.pending_terms.as_ref().map(terms_json);
         let value = json!({
@@ -255,13 +255,13 @@ async fn terms(verb: TermsVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
     // On top of what waits already: a second change does not undo the first.
     let from = owned.status.pending_terms.unwrap_or(owned.status.run.terms);
     let mut to = from;
-    if let Some(path) = &verb.file {
+    if let Some(path) = &command.file {
         let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
         let json =
             serde_json::from_slice(&bytes).with_context(|| format!("{} is no JSON", path.display()))?;
         terms::lay_over(&mut to, &json).with_context(|| format!("{} holds no terms", path.display()))?;
     }
-    for assignment in &verb.set {
+    for assignment in &command.set {
         terms::set(&mut to, assignment)?;
     }
     to.validate().context("the run could not have these terms")?;
@@ -278,8 +278,8 @@ async fn terms(verb: TermsVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
         then.push("it takes the place of new terms that wait already, and includes them".into());
     }
     let call = Call::SetTerms { run, terms: Box::new(to) };
-    let proposal = owned.proposal(&verb.flags, format!("change the terms of run {run}"), call, then)?;
-    if owned.desk.sign(output, &proposal, &verb.flags.consent).await?.is_none() {
+    let plan = owned.plan(&command.flags, format!("change the terms of run {run}"), call, then)?;
+    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
         return Ok(());
     }
     let names: Vec<&str> = changes.iter().map(|(name, ..)| *name).collect();
@@ -290,8 +290,12 @@ async fn terms(verb: TermsVerb, output: &mut Output<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn cancel_terms(verb: TermsVerb, mut owned: Owned, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let run = owned.place.run;
+async fn cancel_terms(
+    command: TermsCommand,
+    mut owned: Owned,
+    output: &mut Output<'_>,
+) -> anyhow::Result<()> {
+    let run = owned.args.run;
     let Some(pending) = &owned.status.pending_terms else {
         return Ok(output.result("no new terms are waiting", json!({ "changed": [] }))?);
     };
@@ -300,9 +304,8 @@ async fn cancel_terms(verb: TermsVerb, mut owned: Owned, output: &mut Output<'_>
         .map(|(name, old, new)| format!("{name} stays {old}, and does not become {new}"))
         .collect();
     let call = Call::DropTerms { run };
-    let proposal =
-        owned.proposal(&verb.flags, format!("take back the new terms of run {run}"), call, then)?;
-    if owned.desk.sign(output, &proposal, &verb.flags.consent).await?.is_none() {
+    let plan = owned.plan(&command.flags, format!("take back the new terms of run {run}"), call, then)?;
+    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
         return Ok(());
     }
     Ok(output.result("the terms stay as they are", json!({ "changed": [] }))?)
@@ -310,9 +313,9 @@ async fn cancel_terms(verb: TermsVerb, mut owned: Owned, output: &mut Output<'_>
 
 async fn stop(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut owned = Owned::open(&flags).await?;
-    let run = owned.place.run;
-    let next = owned.pace.next_window();
-    let when = owned.pace.until(next);
+    let run = owned.args.run;
+    let next = owned.clock.next_window();
+    let when = owned.clock.until(next);
     if owned.status.stopped_by_owner == stopped {
         let text = if stopped { "the run is stopped already" } else { "the run is not stopped" };
         return Ok(output.result(text, json!({ "run": run, "stopped": stopped }))?);
@@ -327,8 +330,8 @@ async fn stop(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyh
     } else {
         (format!("let run {run} go on"), vec![format!("its windows count again from {when}, on")])
     };
-    let proposal = owned.proposal(&flags, what, Call::SetStopped { run, stopped }, then)?;
-    if owned.desk.sign(output, &proposal, &flags.consent).await?.is_none() {
+    let plan = owned.plan(&flags, what, Call::SetStopped { run, stopped }, then)?;
+    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
         return Ok(());
     }
     let text = if stopped { "stops" } else { "goes on" };
@@ -341,19 +344,19 @@ async fn stop(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyh
 
 async fn claim(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut owned = Owned::open(&flags).await?;
-    let run = owned.place.run;
-    let amount = Amount(owned.status.books.owner_claimable);
+    let run = owned.args.run;
+    let amount = Amount(owned.status.treasury.owner_claimable);
     if amount == Amount::ZERO {
         return Ok(output.result("nothing to claim", json!({ "run": run, "claimed": units(amount) }))?);
     }
     let to = address(&owned.status.run.owner);
-    let proposal = owned.proposal(
+    let plan = owned.plan(
         &flags,
         format!("claim the owner's share of run {run}"),
         Call::ClaimOwner { run },
         vec![format!("{amount} go to {to}")],
     )?;
-    if owned.desk.sign(output, &proposal, &flags.consent).await?.is_none() {
+    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
         return Ok(());
     }
     Ok(output.result(
@@ -362,10 +365,10 @@ async fn claim(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()>
     )?)
 }
 
-async fn offer(verb: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let to = parse_address(&verb.to)?;
-    let mut owned = Owned::open(&verb.flags).await?;
-    let run = owned.place.run;
+async fn offer(command: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let to = parse_address(&command.to)?;
+    let mut owned = Owned::open(&command.flags).await?;
+    let run = owned.args.run;
     let then = vec![
         format!(
             "{} may then become the owner with `mettle run accept`; until it does, you are",
@@ -374,8 +377,8 @@ async fn offer(verb: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
         "an owner may change the terms, stop the run, and has the owner's share of the pay".into(),
     ];
     let what = format!("offer run {run} to {}", address(&to));
-    let proposal = owned.proposal(&verb.flags, what, Call::OfferRun { run, to }, then)?;
-    if owned.desk.sign(output, &proposal, &verb.flags.consent).await?.is_none() {
+    let plan = owned.plan(&command.flags, what, Call::OfferRun { run, to }, then)?;
+    if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
         return Ok(());
     }
     let to = address(&to);
@@ -384,9 +387,9 @@ async fn offer(verb: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
 
 async fn accept(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut owned = Owned::open(&flags).await?;
-    let run = owned.place.run;
-    let (signer, account) = signer(&owned.place, &flags.behalf, "the new owner")?;
-    let proposal = Proposal {
+    let run = owned.args.run;
+    let (signer, account) = signer(&owned.args, &flags.behalf, "the new owner")?;
+    let plan = TransactionPlan {
         what: format!("become the owner of run {run}"),
         calls: vec![Call::AcceptRun { run }],
         signer,
@@ -397,7 +400,7 @@ async fn accept(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()
             address(&owned.status.run.owner)
         )],
     };
-    if owned.desk.sign(output, &proposal, &flags.consent).await?.is_none() {
+    if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
         return Ok(());
     }
     let owner = address(&account);

@@ -2,7 +2,7 @@
 
 use crate::formats::AllFormats;
 use anyhow::{Context as _, bail};
-use dataset::{Place, PrepareOptions, Prepared, Progress, Source, TEXT_FIELD, TokenizerChoice};
+use dataset::{OutputDirectory, PrepareOptions, Prepared, Progress, Source, TEXT_FIELD, TokenizerChoice};
 use node::program::say;
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -59,7 +59,7 @@ pub async fn run(prepare: Prepare) -> anyhow::Result<()> {
     });
     let prepared = tokio::select! {
         done = work => done?.context("could not prepare the dataset")?,
-        () = node::program::told_to_stop() => {
+        () = node::program::stop_requested() => {
             eprintln!();
             bail!("stopped; what is done is kept, and the same command goes on from there")
         }
@@ -84,7 +84,7 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,
         threads: prepare.threads,
-        ..PrepareOptions::new(source, Place::Directory(prepare.out))
+        ..PrepareOptions::new(source, OutputDirectory::Directory(prepare.out))
     })
 }
 

@@ -3,17 +3,17 @@
 //! The receipts come from the validators' buckets, each checked against the digest that the chain anchored; the pay comes from the
 //! chain. Nothing is signed, and with `--uid` no key is needed.
 
-use crate::sign::Desk;
+use crate::sign::SigningSession;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{Amount, account};
 use node::config::SeatFlags;
 use node::output::{EXIT_CODES, Output};
-use node::{causes, mirrors::Mirrors};
+use node::{error_chain, mirrors::Mirrors};
 use protocol::{
     Role, Uid, Window,
     consensus::ONE,
     keys,
-    receipt::{self, Attested, Judged, Observed, Outcome, Receipt, Remembered, Standing},
+    receipt::{self, Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
     view::{Payslip, RunView, SeatView, WindowView},
 };
 use serde_json::{Value, json};
@@ -55,32 +55,32 @@ struct Account {
 }
 
 /// Reads, and prints.
-pub async fn act(verb: Receipts, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let desk = Desk::open(&place.chain).await?;
-    let chain = &*desk.chain;
-    let status = chain.status(place.run).await?;
-    let uid = match verb.seat.uid {
+pub async fn act(command: Receipts, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let session = SigningSession::open(&args.chain).await?;
+    let chain = &*session.chain;
+    let status = chain.status(args.run).await?;
+    let uid = match command.seat.uid {
         Some(uid) => Uid(uid),
         None => {
-            let Some(key) = &place.key else {
+            let Some(key) = &args.key else {
                 bail!(
                     "no seat was named: add --uid UID, or --key FILE, or `key = \"FILE\"` to the settings file"
                 );
             };
             let hotkey = key.public().with_context(|| format!("could not read the key {key}"))?;
-            let seat = account::seat_of(chain, place.run, &hotkey).await?;
-            seat.with_context(|| format!("the key {key} has no seat in run {}", place.run))?.id.uid
+            let seat = account::seat_of(chain, args.run, &hotkey).await?;
+            seat.with_context(|| format!("the key {key} has no seat in run {}", args.run))?.id.uid
         }
     };
-    let windows = match verb.window {
+    let windows = match command.window {
         Some(window) => vec![Window(window)],
         None => {
             let open = status.window.map_or(0, |window| window.0);
-            (open.saturating_sub(verb.last)..open).map(Window).collect()
+            (open.saturating_sub(command.last)..open).map(Window).collect()
         }
     };
-    ensure!(!windows.is_empty(), "no window of run {} is over yet; try again after the first", place.run);
+    ensure!(!windows.is_empty(), "no window of run {} is over yet; try again after the first", args.run);
 
     let run = status.run;
     let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
@@ -136,7 +136,8 @@ async fn receipt_of(
     let key = keys::receipt(run.id, view.window, uid, digest);
     let mirrors = Mirrors::one(&seat.endpoint);
     let bytes = mirrors.get(fetch, &key, digest, &Limits::for_bytes(largest)).await;
-    let bytes = bytes.map_err(|error| format!("its bucket does not give its receipt: {}", causes(&error)))?;
+    let bytes =
+        bytes.map_err(|error| format!("its bucket does not give its receipt: {}", error_chain(&error)))?;
     let receipt = Receipt::open(&bytes, &run.params)
         .map_err(|error| format!("what it anchored is no receipt: {error}"))?;
     if receipt.window != view.window || receipt.validator.uid != uid || receipt.run != run.id {
@@ -163,9 +164,9 @@ impl Account {
                 text,
                 "  epoch {}: the validators' consensus weight is {} of 65535; paid {}, being {} of the miners' part of {}",
                 self.epoch,
-                slip.standing.weight,
+                slip.consensus.weight,
                 Amount(slip.amount),
-                percent(slip.standing.incentive as f64 / ONE as f64),
+                percent(slip.consensus.incentive as f64 / ONE as f64),
                 Amount(slip.pot),
             ),
             None => writeln!(text, "  epoch {}: not paid, or not yet", self.epoch),
@@ -175,7 +176,7 @@ impl Account {
 
     /// What became of the seat's work with one validator, in a sentence.
     fn verdict(&self, uid: Uid, receipt: &Receipt) -> String {
-        let attested = attested(&receipt.attested, uid);
+        let attested = attested(&receipt.attestation, uid);
         let Some(judgement) = &receipt.judgement else {
             return format!("{attested}; it judged nobody in this window: it was void, or there was no time");
         };
@@ -207,22 +208,22 @@ impl Account {
     }
 
     fn numbers(&self, text: &mut String, uid: Uid, receipt: &Receipt) -> std::fmt::Result {
-        let Some(Judged { observed, result, .. }) = receipt.of(uid) else { return Ok(()) };
+        let Some(SeatJudgement { observed, result, .. }) = receipt.of(uid) else { return Ok(()) };
         let Outcome {
             own_gain,
             common_gain,
             common_error,
             own_data,
-            place,
+            rank,
             ordinal,
-            field_ordinal,
-            merit,
+            median_rating,
+            rating_factor,
             score,
             weight,
         } = result;
         if let Some(gain) = common_gain {
             let error = common_error.map(|error| format!(" ± {}", percent(error.get()))).unwrap_or_default();
-            let place = place.map(|place| format!(": place {place} in the window")).unwrap_or_default();
+            let place = rank.map(|place| format!(": place {place} in the window")).unwrap_or_default();
             writeln!(
                 text,
                 "    it takes {}{error} of the loss away on the common sequences{place}",
@@ -243,34 +244,34 @@ impl Account {
                 None => writeln!(text, ": too few to test")?,
             }
         }
-        if let Observed::Valid { trained, twin, .. } = observed {
+        if let Observed::Valid { trained, near_duplicate, .. } = observed {
             let all = self.sequences_per_seat;
             writeln!(text, "    trained on {trained} of {all} sequences")?;
-            if let Some(twin) = twin {
+            if let Some(near_duplicate) = near_duplicate {
                 writeln!(
                     text,
                     "    a near-duplicate of what uid {} sent in window {}: alike by {:.3}",
-                    twin.uid,
-                    twin.window.0,
-                    twin.alike.get()
+                    near_duplicate.uid,
+                    near_duplicate.window.0,
+                    near_duplicate.alike.get()
                 )?;
             }
         }
         let (before, after) = (receipt.before.of(uid), receipt.after().of(uid));
-        if let Some(Remembered { standing: after, .. }) = after {
-            let start = before.map(|before| &before.standing);
-            let rating = |of: &Standing| format!("{:.3} ± {:.3}", of.mu.get(), of.sigma.get());
+        if let Some(SeatReputation { reputation: after, .. }) = after {
+            let start = before.map(|before| &before.reputation);
+            let rating = |of: &Reputation| format!("{:.3} ± {:.3}", of.mu.get(), of.sigma.get());
             let was = start.map_or("new".to_owned(), rating);
             writeln!(
                 text,
                 "    rating {was} before, {} after: surely {:.3}, where the field has {:.3}; merit {:.3}",
                 rating(after),
                 ordinal.get(),
-                field_ordinal.get(),
-                merit.get()
+                median_rating.get(),
+                rating_factor.get()
             )?;
-            let was = start.map_or(0.0, |start| start.mark.get());
-            writeln!(text, "    mark of own work {was:.4} before, {:.4} after", after.mark.get())?;
+            let was = start.map_or(0.0, |start| start.own_data_score.get());
+            writeln!(text, "    mark of own work {was:.4} before, {:.4} after", after.own_data_score.get())?;
             for penalty in &after.penalties {
                 let (since, left) = (penalty.since.0, penalty.remaining);
                 writeln!(
@@ -289,7 +290,7 @@ impl Account {
             Ok(receipt) => json!({
                 "validator": said.validator,
                 "receipt": { "hotkey": receipt.hotkey, "base": receipt.base, "previous": receipt.previous },
-                "attested": attested(&receipt.attested, uid),
+                "attested": attested(&receipt.attestation, uid),
                 "judged": receipt.of(uid),
                 "common": receipt.judgement.as_ref().map(|judgement| &judgement.common),
                 "before": receipt.before.of(uid),
@@ -298,7 +299,7 @@ impl Account {
         };
         let pay = self.pay.map(|slip| {
             json!({
-                "weight": slip.standing.weight, "incentive": slip.standing.incentive as f64 / ONE as f64,
+                "weight": slip.consensus.weight, "incentive": slip.consensus.incentive as f64 / ONE as f64,
                 "amount": slip.amount.to_string(), "pot": slip.pot.to_string(),
             })
         });
@@ -310,7 +311,7 @@ impl Account {
 }
 
 /// What a validator attested of the seat, in words.
-fn attested(attested: &Attested, uid: Uid) -> String {
+fn attested(attested: &Attestation, uid: Uid) -> String {
     if attested.valid.contains(&uid) {
         return "it attested the contribution as valid".into();
     }
@@ -333,13 +334,13 @@ mod tests {
     use protocol::{
         Block, Digest, Hotkey, RunId, RunParams, SeatId,
         receipt::{
-            Baseline, Earned, Exact, FORMAT, FaultSaid, Judgement, LossPair, Measured, OwnData, Penalty,
-            PenaltyReason, Sealed, Standings, Stated,
+            Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, OwnData, Penalty, PenaltyReason,
+            ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
         },
-        view::Standing as ChainStanding,
+        view::SeatConsensus,
     };
     use std::sync::Arc;
-    use store::{MemoryStore, Store as _, memory::InProcess};
+    use store::{MemoryStore, Store as _, memory::MemoryFetcher};
 
     fn seat(uid: u16) -> SeatId {
         SeatId { uid: Uid(uid), registered_at: Block(1) }
@@ -349,44 +350,44 @@ mod tests {
         ed25519_dalek::SigningKey::from_bytes(&[7; 32])
     }
 
-    fn standing(mu: f64, mark: f64) -> Remembered {
-        let standing = Standing {
-            mu: Exact::of(mu),
-            sigma: Exact::of(8.0),
-            mark: Exact::of(mark),
-            mark_variance: Exact::of(0.0),
+    fn reputation(mu: f64, own_data_score: f64) -> SeatReputation {
+        let reputation = Reputation {
+            mu: ExactF64::of(mu),
+            sigma: ExactF64::of(8.0),
+            own_data_score: ExactF64::of(own_data_score),
+            own_data_variance: ExactF64::of(0.0),
             unmeasured: 0,
             penalties: vec![Penalty { reason: PenaltyReason::Harm, since: Window(3), remaining: 4 }],
             first_seen: Window(1),
             last_evaluated: Some(Window(4)),
             evaluations: 4,
             faults: 0,
-            share: Exact::of(0.9),
-            recent: vec![Earned { score: Exact::of(0.5), penalty: Exact::of(0.25) }],
+            share: ExactF64::of(0.9),
+            recent: vec![WindowScore { score: ExactF64::of(0.5), penalty: ExactF64::of(0.25) }],
         };
-        Remembered { seat: seat(4), standing }
+        SeatReputation { seat: seat(4), reputation }
     }
 
     fn receipt(observed: Observed) -> Receipt {
         let data = OwnData {
-            gap: Exact::of(0.004),
-            error: Exact::of(0.0005),
-            scale: Exact::of(0.005),
-            outcome: Exact::of(0.79),
+            gap: ExactF64::of(0.004),
+            error: ExactF64::of(0.0005),
+            scale: ExactF64::of(0.005),
+            outcome: ExactF64::of(0.79),
         };
         let result = Outcome {
-            own_gain: Some(Exact::of(0.0091)),
-            common_gain: Some(Exact::of(0.0051)),
-            common_error: Some(Exact::of(0.0003)),
+            own_gain: Some(ExactF64::of(0.0091)),
+            common_gain: Some(ExactF64::of(0.0051)),
+            common_error: Some(ExactF64::of(0.0003)),
             own_data: Some(data),
-            place: Some(2),
-            ordinal: Exact::of(3.5),
-            field_ordinal: Exact::of(3.0),
-            merit: Exact::of(0.875),
-            score: Exact::of(0.125),
+            rank: Some(2),
+            ordinal: ExactF64::of(3.5),
+            median_rating: ExactF64::of(3.0),
+            rating_factor: ExactF64::of(0.875),
+            score: ExactF64::of(0.125),
             weight: 51_000,
         };
-        let common = vec![Baseline { sequence: 7, before: Exact::of(3.0) }];
+        let common = vec![Baseline { sequence: 7, before: ExactF64::of(3.0) }];
         Receipt {
             format: FORMAT,
             run: RunId(0),
@@ -396,37 +397,37 @@ mod tests {
             base: Digest([1; 32]),
             previous: None,
             salt: [0; 32],
-            attested: Attested { valid: vec![Uid(4)], ..Attested::default() },
+            attestation: Attestation { valid: vec![Uid(4)], ..Attestation::default() },
             merged: None,
-            stated: Stated::default(),
-            before: Standings { judged: Some(Window(4)), seats: vec![standing(25.0, 0.1)] },
+            statements: Statements::default(),
+            before: Reputations { judged: Some(Window(4)), seats: vec![reputation(25.0, 0.1)] },
             judgement: Some(Judgement {
                 held: vec![Uid(4)],
                 budget: 64,
                 order: vec![Uid(4)],
                 common,
-                seats: vec![Judged { seat: seat(4), observed, result }],
-                after: Standings { judged: Some(Window(5)), seats: vec![standing(26.25, 0.14)] },
+                seats: vec![SeatJudgement { seat: seat(4), observed, result }],
+                after: Reputations { judged: Some(Window(5)), seats: vec![reputation(26.25, 0.14)] },
                 weights: vec![(Uid(4), 51_000)],
             }),
         }
     }
 
     fn measured() -> Observed {
-        let own = vec![LossPair { sequence: 1, before: Exact::of(3.0), after: Exact::of(2.9) }];
-        let measured = Measured { own, common_after: vec![Exact::of(2.95)] };
-        Observed::Valid { trained: 18, measured: Some(measured), twin: None }
+        let own = vec![LossPair { sequence: 1, before: ExactF64::of(3.0), after: ExactF64::of(2.9) }];
+        let measured = Measured { own, common_after: vec![ExactF64::of(2.95)] };
+        Observed::Valid { trained: 18, measured: Some(measured), near_duplicate: None }
     }
 
     fn account(receipt: Result<Receipt, String>) -> Account {
-        let standing = ChainStanding { weight: 50_000, incentive: ONE / 4, trust: ONE, dividends: 0 };
+        let consensus = SeatConsensus { weight: 50_000, incentive: ONE / 4, trust: ONE, dividends: 0 };
         let (pot, amount) = (Amount::mtl(8).0, Amount::mtl(1).0);
         Account {
             window: Window(5),
             epoch: 2,
             sequences_per_seat: 20,
             said: vec![Said { validator: Uid(2), receipt: receipt.map(Box::new) }],
-            pay: Some(Payslip { epoch: 2, pot, standing, amount, nominators: 0 }),
+            pay: Some(Payslip { epoch: 2, pot, consensus, amount, nominators: 0 }),
         }
     }
 
@@ -457,14 +458,18 @@ mod tests {
         assert!(of(Observed::Unobserved).contains("that changes nothing"));
         let fault = Observed::Faulty { label: "late".into(), detail: "it came late".into() };
         assert!(of(fault).contains("faulty for two thirds of the stake (late: it came late)"));
-        let waiting = Observed::Valid { trained: 18, measured: None, twin: None };
+        let waiting = Observed::Valid { trained: 18, measured: None, near_duplicate: None };
         assert!(of(waiting).contains("its turn to be measured did not come"));
         assert!(account(Ok(receipt(measured()))).text(Uid(9)).contains("was not in this window"));
         let mut void = receipt(measured());
         void.judgement = None;
-        void.attested = Attested {
-            faulty: vec![FaultSaid { uid: Uid(4), label: "missing".into(), detail: "nothing came".into() }],
-            ..Attested::default()
+        void.attestation = Attestation {
+            faulty: vec![ReportedFault {
+                uid: Uid(4),
+                label: "missing".into(),
+                detail: "nothing came".into(),
+            }],
+            ..Attestation::default()
         };
         let text = account(Ok(void)).text(Uid(4));
         assert!(text.contains("as faulty (missing: nothing came); it judged nobody"), "{text}");
@@ -516,7 +521,7 @@ mod tests {
             claimable: 0,
             earned: 0,
         };
-        let Sealed { digest, bytes } = receipt(measured()).seal(&key());
+        let SignedReceipt { digest, bytes } = receipt(measured()).sign(&key());
         let view = |window: u32, anchored: Option<Digest>| WindowView {
             window: Window(window),
             opening_hash: None,
@@ -539,7 +544,7 @@ mod tests {
         for window in [5, 6] {
             bucket.put(&name(window), bytes.clone().into()).await.unwrap();
         }
-        let fetch = InProcess::new();
+        let fetch = MemoryFetcher::new();
         fetch.serve("http://bucket", bucket);
         let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));

@@ -1,13 +1,13 @@
 //! `mettle report`: brings before the chain what a validator's own receipt proves against it (PROT-21).
 
-use crate::sign::{Consent, Desk, OnBehalf, Proposal};
+use crate::sign::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan};
 use anyhow::{Context as _, bail};
 use chain_client::Call;
 use node::config::AccountFlags;
 use node::output::{EXIT_CODES, Output};
 use protocol::{
     Role, Uid, Window,
-    statement::{Matter, SignedStatement},
+    statement::{SignedStatement, StatementKind},
 };
 use serde_json::json;
 use store::{HttpFetcher, fetch::FetchPolicy};
@@ -31,17 +31,17 @@ pub struct Report {
     #[command(flatten)]
     pub behalf: OnBehalf,
     #[command(flatten)]
-    pub consent: Consent,
+    pub confirm: ConfirmArgs,
 }
 
 /// Looks at the receipt and the chain; where they contradict each other, shows the evidence, asks, and submits it.
-pub async fn act(verb: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.account.read()?;
-    let (uid, window) = (Uid(verb.validator), Window(verb.window));
-    let mut desk = Desk::open(&place.chain).await?;
-    let run = desk.chain.run(place.run).await?;
-    let view = desk.chain.window(run.id, window).await?.ok_or(AuditError::NoWindow { window })?;
-    let seats = desk.chain.seats(run.id).await?;
+pub async fn act(command: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.account.read()?;
+    let (uid, window) = (Uid(command.validator), Window(command.window));
+    let mut session = SigningSession::open(&args.chain).await?;
+    let run = session.chain.run(args.run).await?;
+    let view = session.chain.window(run.id, window).await?.ok_or(AuditError::NoWindow { window })?;
+    let seats = session.chain.seats(run.id).await?;
     let seat = seats.iter().find(|seat| seat.id.uid == uid && seat.role == Role::Validator);
     let seat = seat.ok_or(AuditError::NoValidator { uid })?;
     let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
@@ -53,7 +53,7 @@ pub async fn act(verb: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
         );
     }
 
-    let attestation = desk.chain.attestation(run.id, window, uid).await?;
+    let attestation = session.chain.attestation(run.id, window, uid).await?;
     let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
     let proofs = evidence(&receipt, attestation.as_deref(), vote);
     if proofs.is_empty() {
@@ -63,11 +63,11 @@ pub async fn act(verb: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
         );
         return Ok(output.result(&text, json!({ "reported": [] }))?);
     }
-    let matters: Vec<&str> = proofs.iter().map(matter).collect();
+    let matters: Vec<&str> = proofs.iter().map(kind).collect();
     let source =
-        place.key.clone().context("nobody signs: add --key KEY, or `key = \"FILE\"` to the settings file")?;
-    let whose = if verb.behalf.proxy_of.is_some() { "a proxy" } else { "the reporter" };
-    let proposal = Proposal {
+        args.key.clone().context("nobody signs: add --key KEY, or `key = \"FILE\"` to the settings file")?;
+    let whose = if command.behalf.proxy_of.is_some() { "a proxy" } else { "the reporter" };
+    let plan = TransactionPlan {
         what: format!(
             "report that uid {uid} of run {} signed another {} in window {} than it told the chain",
             run.id,
@@ -78,8 +78,8 @@ pub async fn act(verb: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
             .into_iter()
             .map(|statement| Call::ReportContradiction { hotkey: receipt.hotkey, statement })
             .collect(),
-        signer: crate::sign::Signer { source, password_file: place.password_file.clone(), whose },
-        proxy_of: verb.behalf.account()?,
+        signer: crate::sign::Signer { source, password_file: args.password_file.clone(), whose },
+        proxy_of: command.behalf.account()?,
         then: vec![
             format!(
                 "uid {uid} loses {} thousandths of all that it has at stake, and of what is nominated behind it",
@@ -88,17 +88,17 @@ pub async fn act(verb: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
             "a tenth of what is taken is the reporter's, as is the fee; the rest is burnt".into(),
         ],
     };
-    if desk.sign(output, &proposal, &verb.consent).await?.is_some() {
+    if session.sign(output, &plan, &command.confirm).await?.is_some() {
         let text = format!("reported: uid {uid} is punished for its {}", matters.join(" and its "));
         output.result(&text, json!({ "reported": matters }))?;
     }
     Ok(())
 }
 
-fn matter(of: &SignedStatement) -> &'static str {
-    match of.statement.matter {
-        Matter::Attestation => "attestation",
-        Matter::Vote => "vote",
-        Matter::Receipts => "receipt",
+fn kind(of: &SignedStatement) -> &'static str {
+    match of.statement.kind {
+        StatementKind::Attestation => "attestation",
+        StatementKind::Vote => "vote",
+        StatementKind::Receipts => "receipt",
     }
 }

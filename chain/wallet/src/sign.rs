@@ -1,6 +1,6 @@
 //! The one way in which anything is signed for a person: shown, agreed to, submitted, reported.
 //!
-//! A verb makes a [`Proposal`]; everything after that is here, so that no verb can sign what it has not shown. The preview
+//! A verb makes a [`TransactionPlan`]; everything after that is here, so that no verb can sign what it has not shown. The preview
 //! is made from the very calls that are then submitted, and from what the chain says of them; the key is opened only once
 //! somebody has agreed.
 
@@ -22,7 +22,7 @@ use std::{
 
 /// How what is proposed is agreed to, and how what came of it is told.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct Consent {
+pub struct ConfirmArgs {
     /// Sign without asking. Without a terminal nothing is signed unless this is given.
     #[arg(long)]
     pub yes: bool,
@@ -76,7 +76,7 @@ impl Signer {
 
 /// What somebody is asked to sign.
 #[derive(Clone, Debug)]
-pub struct Proposal {
+pub struct TransactionPlan {
     /// What it comes to, as an order: "take 5 MTL out of the stake of uid 3".
     pub what: String,
     /// Signed and submitted one after the other.
@@ -186,41 +186,41 @@ fn done(number: usize) -> &'static str {
 }
 
 /// A chain at hand, with nobody's key yet.
-pub struct Desk {
+pub struct SigningSession {
     pub chain: Arc<dyn Chain>,
     pub url: String,
 }
 
-impl Desk {
+impl SigningSession {
     /// Connects to read.
-    pub async fn open(url: &str) -> anyhow::Result<Desk> {
-        Ok(Desk { chain: open::chain(url, None).await?, url: url.to_owned() })
+    pub async fn open(url: &str) -> anyhow::Result<SigningSession> {
+        Ok(SigningSession { chain: open::chain(url, None).await?, url: url.to_owned() })
     }
 
     /// What would be signed, from the chain's own mouth.
-    pub async fn preview(&self, proposal: &Proposal) -> anyhow::Result<Preview> {
-        let account = proposal.signer.account()?;
+    pub async fn preview(&self, plan: &TransactionPlan) -> anyhow::Result<Preview> {
+        let account = plan.signer.account()?;
         let mut calls = Vec::new();
-        for call in &proposal.calls {
-            let call = in_the_name_of(proposal.proxy_of, call.clone());
+        for call in &plan.calls {
+            let call = in_the_name_of(plan.proxy_of, call.clone());
             let draft = self.chain.draft(&call, &account).await?;
             let argument = |(name, value): (&str, String)| PreviewedArgument { name: name.into(), value };
             calls.push(PreviewedCall {
                 call: call.name(),
-                arguments: call.said().into_iter().map(argument).collect(),
+                arguments: call.describe().into_iter().map(argument).collect(),
                 call_data: format!("0x{}", hex::encode(&draft.call_data)),
                 fee: draft.fee.map(|fee| fee.to_string()),
             });
         }
         Ok(Preview {
-            what: proposal.what.clone(),
+            what: plan.what.clone(),
             chain: self.url.clone(),
             signer: address(&account),
-            whose: proposal.signer.whose.to_owned(),
+            whose: plan.signer.whose.to_owned(),
             free: self.chain.balance(&account).await?.free.to_string(),
-            on_behalf_of: proposal.proxy_of.as_ref().map(address),
+            on_behalf_of: plan.proxy_of.as_ref().map(address),
             calls,
-            then: proposal.then.clone(),
+            then: plan.then.clone(),
         })
     }
 
@@ -229,44 +229,44 @@ impl Desk {
     pub async fn agree(
         &mut self,
         output: &mut Output<'_>,
-        proposal: &Proposal,
-        consent: &Consent,
-    ) -> anyhow::Result<Option<Agreed>> {
-        let preview = self.preview(proposal).await?;
-        output.preview(&preview, serde_json::to_value(&preview)?, consent.dry_run)?;
-        if consent.dry_run {
+        plan: &TransactionPlan,
+        confirm: &ConfirmArgs,
+    ) -> anyhow::Result<Option<Confirmed>> {
+        let preview = self.preview(plan).await?;
+        output.preview(&preview, serde_json::to_value(&preview)?, confirm.dry_run)?;
+        if confirm.dry_run {
             return Ok(None);
         }
-        output.confirm(consent.yes)?;
-        let key = proposal.signer.open()?;
+        output.confirm(confirm.yes)?;
+        let key = plan.signer.open()?;
         ensure!(
-            key.account() == proposal.signer.account()?,
+            key.account() == plan.signer.account()?,
             "the key {} is not the one that was shown: its file says otherwise",
-            proposal.signer.source
+            plan.signer.source
         );
         // From here on what is read has the effect of what was signed in it.
         self.chain = open::chain(&self.url, Some(key)).await?;
-        Ok(Some(Agreed { chain: self.chain.clone(), proxy_of: proposal.proxy_of }))
+        Ok(Some(Confirmed { chain: self.chain.clone(), proxy_of: plan.proxy_of }))
     }
 
-    /// [`Desk::agree`], then submits every call of the proposal. Returns where each was included, and puts that into the
+    /// [`SigningSession::agree`], then submits every call of the proposal. Returns where each was included, and puts that into the
     /// output's JSON.
     pub async fn sign(
         &mut self,
         output: &mut Output<'_>,
-        proposal: &Proposal,
-        consent: &Consent,
+        plan: &TransactionPlan,
+        confirm: &ConfirmArgs,
     ) -> anyhow::Result<Option<Vec<Included>>> {
-        let Some(agreed) = self.agree(output, proposal, consent).await? else {
+        let Some(agreed) = self.agree(output, plan, confirm).await? else {
             return Ok(None);
         };
         let mut included = Vec::new();
-        for (index, call) in proposal.calls.iter().enumerate() {
+        for (index, call) in plan.calls.iter().enumerate() {
             match agreed.submit(call.clone()).await {
                 Ok(block) => included.push(block),
-                Err(source) if proposal.calls.len() == 1 => return Err(source.into()),
+                Err(source) if plan.calls.len() == 1 => return Err(source.into()),
                 Err(source) => {
-                    bail!(Halfway { number: index.saturating_add(1), of: proposal.calls.len(), source })
+                    bail!(Halfway { number: index.saturating_add(1), of: plan.calls.len(), source })
                 }
             }
         }
@@ -282,12 +282,12 @@ impl Desk {
 }
 
 /// A chain client with the key that somebody agreed to use.
-pub struct Agreed {
+pub struct Confirmed {
     pub chain: Arc<dyn Chain>,
     proxy_of: Option<Account>,
 }
 
-impl Agreed {
+impl Confirmed {
     pub async fn submit(&self, call: Call) -> Result<Included, ChainError> {
         self.chain.submit(in_the_name_of(self.proxy_of, call)).await
     }
@@ -313,7 +313,7 @@ mod tests {
 
     fn preview() -> Preview {
         let call = Call::Unstake { run: RunId(1), uid: Uid(3), amount: Amount::mtl(5) };
-        let arguments = call.said().into_iter();
+        let arguments = call.describe().into_iter();
         let arguments = arguments.map(|(name, value)| PreviewedArgument { name: name.into(), value });
         Preview {
             what: "take 5 MTL out of the stake of uid 3".into(),
@@ -348,7 +348,7 @@ mod tests {
                - it is free in window 9\n"
         );
         let mut other = preview();
-        let terms = Call::SetTerms { run: RunId(1), terms: Box::default() }.said().remove(1).1;
+        let terms = Call::SetTerms { run: RunId(1), terms: Box::default() }.describe().remove(1).1;
         other.calls[0].arguments.push(PreviewedArgument { name: "terms".into(), value: terms });
         let text = other.to_string();
         assert!(

@@ -1,16 +1,16 @@
 //! How a seat is doing, and why: what it has, what waits for it, what it was paid for what.
 
 use crate::{
-    sign::{Desk, units},
-    time::Pace,
-    verbs::{hotkey_of, seat_at},
+    commands::{hotkey_of, seat_at},
+    sign::{SigningSession, units},
+    time::BlockClock,
 };
 use chain_client::{Amount, Balance, account, keys::address, percent};
 use node::{config::SeatFlags, output::Output};
 use protocol::{
-    Hotkey, Phase, Role, Uid, Window,
+    Hotkey, Role, Uid, Window,
     consensus::ONE,
-    view::{AccountStatus, Payslip, PendingChange, RunStatus, SeatStatus, Standing, UnbondingView},
+    view::{AccountStatus, Payslip, PendingChange, RunStatus, SeatConsensus, SeatStatus, UnbondingView},
 };
 use serde_json::{Value, json};
 use std::{cmp::Reverse, fmt::Write as _};
@@ -31,9 +31,9 @@ pub struct Status {
 }
 
 /// Everything that is said of a seat.
-pub(crate) struct Standings {
+pub(crate) struct StatusReport {
     pub run: RunStatus,
-    pub pace: Pace,
+    pub clock: BlockClock,
     pub seat: SeatStatus,
     /// The latest last.
     pub payslips: Vec<Payslip>,
@@ -45,52 +45,52 @@ pub(crate) struct Standings {
     pub coldkey_balance: Balance,
 }
 
-pub(crate) async fn status(verb: Status, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let place = verb.seat.read()?;
-    let desk = Desk::open(&place.chain).await?;
-    let chain = &*desk.chain;
-    let run = chain.status(place.run).await?;
-    let pace = Pace::read(chain, run.run.params.schedule).await?;
-    let (uid, hotkey) = match verb.seat.uid {
+pub(crate) async fn status(command: Status, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let args = command.seat.read()?;
+    let session = SigningSession::open(&args.chain).await?;
+    let chain = &*session.chain;
+    let run = chain.status(args.run).await?;
+    let clock = BlockClock::read(chain, run.run.params.schedule).await?;
+    let (uid, hotkey) = match command.seat.uid {
         Some(uid) => (Some(Uid(uid)), None),
         None => {
-            let hotkey = hotkey_of(&place)?;
-            let seat = account::seat_of(chain, place.run, &hotkey).await?;
+            let hotkey = hotkey_of(&args)?;
+            let seat = account::seat_of(chain, args.run, &hotkey).await?;
             (seat.map(|seat| seat.id.uid), Some(hotkey))
         }
     };
     let seat = match uid {
-        Some(uid) => seat_at(chain, place.run, uid).await?,
+        Some(uid) => seat_at(chain, args.run, uid).await?,
         None => None,
     };
     let Some(seat) = seat else {
-        let text = without_a_seat(&run, &pace, uid, hotkey.as_ref());
+        let text = without_a_seat(&run, &clock, uid, hotkey.as_ref());
         let funds = match &hotkey {
             Some(hotkey) => units(chain.balance(&hotkey.0).await?.free),
             None => Value::Null,
         };
         return Ok(output
-            .result(&text, json!({ "run": run_json(&run, &pace), "seat": null, "hotkey_funds": funds }))?);
+            .result(&text, json!({ "run": run_json(&run, &clock), "seat": null, "hotkey_funds": funds }))?);
     };
     let bonds = match seat.seat.role {
-        Role::Validator => chain.bonds(place.run, seat.seat.id.uid).await?,
+        Role::Validator => chain.bonds(args.run, seat.seat.id.uid).await?,
         Role::Miner => Vec::new(),
     };
-    let standings = Standings {
+    let report = StatusReport {
         bonds,
-        payslips: chain.payslips(place.run, seat.seat.id.uid).await?,
-        account: chain.account_status(place.run, &seat.seat.coldkey).await?,
+        payslips: chain.payslips(args.run, seat.seat.id.uid).await?,
+        account: chain.account_status(args.run, &seat.seat.coldkey).await?,
         hotkey_balance: chain.balance(&seat.seat.hotkey.0).await?,
         coldkey_balance: chain.balance(&seat.seat.coldkey).await?,
         run,
-        pace,
+        clock,
         seat,
     };
-    Ok(output.result(&standings.text(), standings.json())?)
+    Ok(output.result(&report.text(), report.json())?)
 }
 
-fn without_a_seat(run: &RunStatus, pace: &Pace, uid: Option<Uid>, hotkey: Option<&Hotkey>) -> String {
-    let mut text = run_text(run, pace);
+fn without_a_seat(run: &RunStatus, clock: &BlockClock, uid: Option<Uid>, hotkey: Option<&Hotkey>) -> String {
+    let mut text = run_text(run, clock);
     let _ = match (uid, hotkey) {
         (Some(uid), _) => writeln!(text, "uid {uid} is nobody's"),
         (None, Some(hotkey)) => {
@@ -122,17 +122,7 @@ fn share_json(parts: u64) -> Value {
     json!(parts as f64 / ONE as f64)
 }
 
-fn phase_name(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Commit => "commit",
-        Phase::Reveal => "reveal",
-        Phase::Attest => "attest",
-        Phase::Vote => "vote",
-        Phase::Settle => "settle",
-    }
-}
-
-fn run_text(run: &RunStatus, pace: &Pace) -> String {
+fn run_text(run: &RunStatus, clock: &BlockClock) -> String {
     let mut text = String::new();
     let schedule = &run.run.params.schedule;
     let _ = match schedule.phase_at(run.block) {
@@ -141,11 +131,11 @@ fn run_text(run: &RunStatus, pace: &Pace) -> String {
             "run {}: window {}, {}, epoch {}, block {}",
             run.run.id,
             window.0,
-            phase_name(phase),
+            phase.label(),
             run.epoch.unwrap_or_default(),
             run.block.0
         ),
-        None => writeln!(text, "run {} starts with {}", run.run.id, pace.until(Window(0))),
+        None => writeln!(text, "run {} starts with {}", run.run.id, clock.until(Window(0))),
     };
     if run.stopped_by_owner {
         let _ = writeln!(text, "the run's owner has stopped it: its windows are void, and nobody is paid");
@@ -158,23 +148,23 @@ fn run_text(run: &RunStatus, pace: &Pace) -> String {
     text
 }
 
-fn run_json(run: &RunStatus, pace: &Pace) -> Value {
-    let phase = run.run.params.schedule.phase_at(run.block).map(|(_, phase)| phase_name(phase));
-    let seats = |seats: protocol::view::SeatsTaken| json!({ "taken": seats.taken, "max": seats.max, "price": units(Amount(seats.price)) });
+fn run_json(run: &RunStatus, clock: &BlockClock) -> Value {
+    let phase = run.run.params.schedule.phase_at(run.block).map(|(_, phase)| phase.label());
+    let seats = |seats: protocol::view::SeatOccupancy| json!({ "taken": seats.taken, "max": seats.max, "price": units(Amount(seats.price)) });
     json!({
         "id": run.run.id, "block": run.block, "window": run.window, "epoch": run.epoch, "phase": phase,
         "paused": run.run.paused, "stopped_by_owner": run.stopped_by_owner,
         "miners": seats(run.miners), "validators": seats(run.validators),
-        "treasury": units(Amount(run.books.treasury)), "new_terms_pending": run.pending_terms.is_some(),
-        "block_seconds": pace.block_time.as_secs_f64(),
+        "treasury": units(Amount(run.treasury.treasury)), "new_terms_pending": run.pending_terms.is_some(),
+        "block_seconds": clock.block_time.as_secs_f64(),
     })
 }
 
-impl Standings {
+impl StatusReport {
     /// For a person.
     pub(crate) fn text(&self) -> String {
         // Writing to a text does not fail.
-        let mut text = run_text(&self.run, &self.pace);
+        let mut text = run_text(&self.run, &self.clock);
         let SeatStatus { seat, .. } = &self.seat;
         let _ = writeln!(
             text,
@@ -185,7 +175,7 @@ impl Standings {
             self.place()
         );
         if let Some(pending) = &self.seat.pending {
-            let when = self.pace.until(self.pace.next_window());
+            let when = self.clock.until(self.clock.next_window());
             let _ = match pending {
                 PendingChange::Rotates(hotkey) => {
                     writeln!(text, "changes its hotkey to {} as {when}, opens", address(&hotkey.0))
@@ -208,14 +198,14 @@ impl Standings {
             Role::Miner => writeln!(text),
         };
         if let Some((commission, from)) = self.seat.commission_raise {
-            let when = self.pace.until(from);
+            let when = self.clock.until(from);
             let _ = writeln!(text, "          the commission rises to {} in {when}", percent(commission));
         }
         for chunk in self.unbonding() {
-            let when = self.pace.until(chunk.until);
+            let when = self.clock.until(chunk.until);
             let _ = writeln!(text, "          {} taken out, free in {when}", Amount(chunk.amount));
         }
-        let _ = writeln!(text, "standing  {}", self.standing_text());
+        let _ = writeln!(text, "standing  {}", self.consensus_text());
         let to = if self.seat.pays_into_stake { "its stake" } else { "its coldkey" };
         let _ = writeln!(
             text,
@@ -255,7 +245,7 @@ impl Standings {
         let role = self.seat.seat.role;
         let immune = self.run.window.is_none_or(|now| now < self.seat.immune_until);
         if immune {
-            return format!("nobody can take its place before {}", self.pace.until(self.seat.immune_until));
+            return format!("nobody can take its place before {}", self.clock.until(self.seat.immune_until));
         }
         let recent = Amount(self.seat.recent_pay);
         if seats.taken < seats.max {
@@ -271,8 +261,8 @@ impl Standings {
         self.account.unbonding.iter().filter(|chunk| chunk.uid == self.seat.seat.id.uid)
     }
 
-    fn standing_text(&self) -> String {
-        let Standing { weight, incentive, trust, dividends } = self.seat.standing;
+    fn consensus_text(&self) -> String {
+        let SeatConsensus { weight, incentive, trust, dividends } = self.seat.consensus;
         match self.seat.seat.role {
             Role::Miner => {
                 format!("weight {weight} of 65535; {} of what miners are paid", share(incentive))
@@ -307,19 +297,19 @@ impl Standings {
         let role = self.seat.seat.role;
         let _ = writeln!(text, "why it was paid, epoch by epoch:");
         for slip in self.payslips.iter().rev().take(PAYSLIPS_SHOWN) {
-            let Payslip { epoch, pot, standing, amount, nominators } = slip;
+            let Payslip { epoch, pot, consensus, amount, nominators } = slip;
             let (pot, amount) = (Amount(*pot), Amount(*amount));
             let _ = match role {
                 Role::Miner => writeln!(
                     text,
                     "  epoch {epoch}: {amount}, being {} of the miners' part of {pot}",
-                    share(standing.incentive)
+                    share(consensus.incentive)
                 ),
                 Role::Validator => writeln!(
                     text,
                     "  epoch {epoch}: {amount}, and {} to its nominators, being {} of the validators' part of {pot}",
                     Amount(*nominators),
-                    share(standing.dividends)
+                    share(consensus.dividends)
                 ),
             };
         }
@@ -327,11 +317,11 @@ impl Standings {
 
     /// For a program.
     pub(crate) fn json(&self) -> Value {
-        let SeatStatus { seat, standing, .. } = &self.seat;
-        let standing_json = |standing: &Standing| {
+        let SeatStatus { seat, consensus, .. } = &self.seat;
+        let consensus_json = |consensus: &SeatConsensus| {
             json!({
-                "weight": standing.weight, "incentive": share_json(standing.incentive),
-                "trust": share_json(standing.trust), "dividends": share_json(standing.dividends),
+                "weight": consensus.weight, "incentive": share_json(consensus.incentive),
+                "trust": share_json(consensus.trust), "dividends": share_json(consensus.dividends),
             })
         };
         let payslips: Vec<Value> = self
@@ -339,7 +329,7 @@ impl Standings {
             .iter()
             .map(|slip| {
                 json!({
-                    "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "standing": standing_json(&slip.standing),
+                    "epoch": slip.epoch, "pot": units(Amount(slip.pot)), "standing": consensus_json(&slip.consensus),
                     "amount": units(Amount(slip.amount)), "nominators": units(Amount(slip.nominators)),
                 })
             })
@@ -363,7 +353,7 @@ impl Standings {
             .commission_raise
             .map(|(commission, from)| json!({ "commission": commission.0, "from": from }));
         json!({
-            "run": run_json(&self.run, &self.pace),
+            "run": run_json(&self.run, &self.clock),
             "seat": {
                 "uid": seat.id.uid, "registered_at": seat.id.registered_at, "role": seat.role.to_string(),
                 "hotkey": address(&seat.hotkey.0), "coldkey": address(&seat.coldkey), "endpoint": seat.endpoint,
@@ -371,7 +361,7 @@ impl Standings {
                 "commission": self.seat.commission.0, "commission_raise": raise, "claimable": units(Amount(seat.claimable)),
                 "earned": units(Amount(seat.earned)), "recent_pay": units(Amount(self.seat.recent_pay)),
                 "pays_into_stake": self.seat.pays_into_stake, "immune_until": self.seat.immune_until,
-                "pending": pending, "last_attested": self.seat.last_attested, "standing": standing_json(standing),
+                "pending": pending, "last_attested": self.seat.last_attested, "standing": consensus_json(consensus),
                 "unbonding": unbonding,
             },
             "payslips": payslips, "bonds": bonds,
@@ -387,11 +377,11 @@ mod tests {
     use protocol::{
         Block, Digest, RunId, RunParams, Schedule, SeatId, Terms,
         params::Permille,
-        view::{BooksView, RunView, SeatView, SeatsTaken},
+        view::{RunView, SeatOccupancy, SeatView, TreasuryView},
     };
     use std::time::Duration;
 
-    fn standings(role: Role) -> Standings {
+    fn report(role: Role) -> StatusReport {
         let schedule = Schedule {
             start: Block(100),
             blocks_per_window: 20,
@@ -420,13 +410,13 @@ mod tests {
             block,
             window: Some(Window(3)),
             epoch: Some(0),
-            miners: SeatsTaken { taken: 2, max: 2, price: 5 },
-            validators: SeatsTaken { taken: 1, max: 4, price: 7 },
+            miners: SeatOccupancy { taken: 2, max: 2, price: 5 },
+            validators: SeatOccupancy { taken: 1, max: 4, price: 7 },
             pending_terms: None,
             stopped_by_owner: false,
-            books: BooksView::default(),
+            treasury: TreasuryView::default(),
         };
-        let standing = Standing { weight: 65535, incentive: ONE / 4, trust: ONE, dividends: ONE / 3 };
+        let consensus = SeatConsensus { weight: 65535, incentive: ONE / 4, trust: ONE, dividends: ONE / 3 };
         let seat = SeatStatus {
             seat: SeatView {
                 id: SeatId { uid: Uid(4), registered_at: Block(90) },
@@ -444,14 +434,14 @@ mod tests {
             nominated: Amount::mtl(6).0,
             commission: Permille(125),
             commission_raise: (role == Role::Validator).then_some((Permille(200), Window(9))),
-            standing,
+            consensus,
             recent_pay: Amount::mtl(3).0,
             last_attested: Some(Window(2)),
         };
         let slip = |epoch| Payslip {
             epoch,
             pot: Amount::mtl(8).0,
-            standing,
+            consensus,
             amount: Amount::mtl(1).0,
             nominators: Amount(500_000_000_000).0,
         };
@@ -460,9 +450,9 @@ mod tests {
             amount: Amount::mtl(5).0,
             until: Window(until),
         });
-        Standings {
+        StatusReport {
             run,
-            pace: Pace { block, schedule, block_time: Duration::from_secs(6) },
+            clock: BlockClock { block, schedule, block_time: Duration::from_secs(6) },
             seat,
             payslips: vec![slip(0), slip(1)],
             bonds: (0..6).map(|uid| (Uid(uid), u32::from(uid) << 29)).collect(),
@@ -474,7 +464,7 @@ mod tests {
 
     #[test]
     fn a_validator_reads_what_it_has_and_why_it_was_paid() {
-        let text = standings(Role::Validator).text();
+        let text = report(Role::Validator).text();
         for part in [
             "run 1: window 3, commit, epoch 0, block 165",
             "uid 4, validator, since block 90; 1 of 4 validators' seats are taken (recent pay 3 MTL)",
@@ -496,12 +486,12 @@ mod tests {
 
     #[test]
     fn a_miner_in_a_full_run_reads_what_it_may_lose_its_seat_by() {
-        let text = standings(Role::Miner).text();
+        let text = report(Role::Miner).text();
         assert!(text.contains("all miners' seats are taken"), "{text}");
         assert!(text.contains("weight 65535 of 65535; 25.00 % of what miners are paid"), "{text}");
         assert!(text.contains("epoch 0: 1 MTL, being 25.00 % of the miners' part of 8 MTL"), "{text}");
         assert!(!text.contains("commission"), "{text}");
-        let mut young = standings(Role::Miner);
+        let mut young = report(Role::Miner);
         young.seat.immune_until = Window(5);
         assert!(young.text().contains("nobody can take its place before window 5, in about 3 min 30 s"));
         young.payslips.clear();
@@ -510,24 +500,24 @@ mod tests {
 
     #[test]
     fn what_the_next_window_brings_is_said() {
-        let mut standings = standings(Role::Miner);
+        let mut report = report(Role::Miner);
         for (pending, said) in [
             (PendingChange::Leaves, "is given up as window 4, in about 1 min 30 s, opens"),
             (PendingChange::Replaced, "is taken over by somebody else"),
             (PendingChange::Rotates(Hotkey([7; 32])), "changes its hotkey to 5"),
         ] {
-            standings.seat.pending = Some(pending);
-            assert!(standings.text().contains(said), "{}", standings.text());
+            report.seat.pending = Some(pending);
+            assert!(report.text().contains(said), "{}", report.text());
         }
-        standings.run.stopped_by_owner = true;
-        standings.run.pending_terms = Some(Terms::default());
-        let text = standings.text();
+        report.run.stopped_by_owner = true;
+        report.run.pending_terms = Some(Terms::default());
+        let text = report.text();
         assert!(text.contains("owner has stopped it") && text.contains("new terms take effect"), "{text}");
     }
 
     #[test]
     fn as_json_every_amount_is_a_text_and_survives() {
-        let value = standings(Role::Validator).json();
+        let value = report(Role::Validator).json();
         assert_eq!(value["seat"]["earned"], u128::MAX.to_string());
         assert_eq!(value["seat"]["stake"], "10000000000000");
         assert_eq!(value["seat"]["standing"]["incentive"], 0.25);
@@ -540,11 +530,11 @@ mod tests {
 
     #[test]
     fn somebody_without_a_seat_reads_what_one_costs() {
-        let standings = standings(Role::Miner);
-        let text = without_a_seat(&standings.run, &standings.pace, None, Some(&Hotkey([2; 32])));
+        let report = report(Role::Miner);
+        let text = without_a_seat(&report.run, &report.clock, None, Some(&Hotkey([2; 32])));
         assert!(text.contains("has no seat; register it with `mettle register`"), "{text}");
         assert!(text.contains("the next costs 0.000000000005 MTL and a stake of 0.01 MTL"), "{text}");
-        let text = without_a_seat(&standings.run, &standings.pace, Some(Uid(9)), None);
+        let text = without_a_seat(&report.run, &report.clock, Some(Uid(9)), None);
         assert!(text.contains("uid 9 is nobody's"), "{text}");
     }
 

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 /// Where a run stands, and how fast it goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pace {
+pub struct BlockClock {
     pub block: Block,
     pub schedule: Schedule,
     /// As the chain means it: a development chain may be faster, and a network in trouble slower.
     pub block_time: Duration,
 }
 
-impl Pace {
-    pub async fn read(chain: &dyn Chain, schedule: Schedule) -> Result<Pace, ChainError> {
+impl BlockClock {
+    pub async fn read(chain: &dyn Chain, schedule: Schedule) -> Result<BlockClock, ChainError> {
         let block = chain.heads().borrow().block;
-        Ok(Pace { block, schedule, block_time: chain.block_time().await? })
+        Ok(BlockClock { block, schedule, block_time: chain.block_time().await? })
     }
 
     /// The window that opens next.
@@ -93,13 +93,13 @@ mod tests {
             attest_by: 14,
             vote_by: 16,
         };
-        let pace = |block| Pace { block: Block(block), schedule, block_time: Duration::from_secs(6) };
-        assert_eq!(pace(0).next_window(), Window(0));
-        assert_eq!(pace(0).until(Window(0)), "window 0, in about 10 min");
-        assert_eq!(pace(125).next_window(), Window(2));
-        assert_eq!(pace(125).until(Window(2)), "window 2, in about 1 min 30 s");
-        assert_eq!(pace(125).until(Window(1)), "window 1, which has come");
-        assert_eq!(pace(125).windows(30), "30 windows, about 1 h");
-        assert_eq!(pace(125).windows(1), "1 window, about 2 min");
+        let clock = |block| BlockClock { block: Block(block), schedule, block_time: Duration::from_secs(6) };
+        assert_eq!(clock(0).next_window(), Window(0));
+        assert_eq!(clock(0).until(Window(0)), "window 0, in about 10 min");
+        assert_eq!(clock(125).next_window(), Window(2));
+        assert_eq!(clock(125).until(Window(2)), "window 2, in about 1 min 30 s");
+        assert_eq!(clock(125).until(Window(1)), "window 1, which has come");
+        assert_eq!(clock(125).windows(30), "30 windows, about 1 h");
+        assert_eq!(clock(125).windows(1), "1 window, about 2 min");
     }
 }

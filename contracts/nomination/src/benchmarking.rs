@@ -1,5 +1,5 @@
-//! What each call and step costs at worst (PROT-33). Runs and seats are written into the registry's storage as they would
-//! stand there, so that what is measured is this pallet alone.
+//! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
+//! storage, so that only this pallet is measured.
 
 use crate::{Call, Config, FormerPools, Holdings, NominationOf, Nominations, Pallet, PoolOf};
 use alloc::vec;
@@ -58,7 +58,7 @@ fn rich<T: Config>(who: &T::AccountId) {
     let _ = <T as Config>::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
 }
 
-/// A nominator with as many amounts on their way out as there can be but `free`, each of another window.
+/// A nominator with the maximal number of unbonding amounts less `free`, each of another window.
 fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
     let who = whitelisted_caller::<T::AccountId>();
     rich::<T>(&who);
@@ -71,7 +71,7 @@ fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
     who
 }
 
-/// Ends the seat, and lets everything that was behind it become free.
+/// Ends the seat, and goes to where its nominations have unbonded.
 fn vacate<T: Config + pallet_registry::Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
     Pallet::<T>::vacated(RUN, UID, seat, ENDING);
     at_window::<T>(params, ENDING.until);
@@ -85,7 +85,7 @@ fn nomination<T: Config>(who: &T::AccountId) -> Option<NominationOf<T>> {
 mod benchmarks {
     use super::*;
 
-    /// The first of all: ledger, pool and nomination are new.
+    /// The first nomination: ledger, pool and nomination are new.
     #[benchmark]
     fn nominate() {
         validator::<T>();
@@ -112,7 +112,7 @@ mod benchmarks {
         assert_eq!(leaving, Some(<T as Config>::MaxUnbonding::get()));
     }
 
-    /// The last one leaves a closed pool.
+    /// The last nominator leaves a closed pool.
     #[benchmark]
     fn withdraw() {
         let (seat, params) = validator::<T>();
@@ -125,7 +125,7 @@ mod benchmarks {
         assert!(nomination::<T>(&who).is_none());
     }
 
-    /// The last one claims, and the pool goes.
+    /// The last nominator claims, and the pool is removed.
     #[benchmark]
     fn claim() {
         let (seat, params) = validator::<T>();

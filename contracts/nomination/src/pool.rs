@@ -1,8 +1,8 @@
-//! What is behind one seat: who owns how much of it, and who earned what. Plain arithmetic (PROT-29, PROT-32).
+//! The pool of one seat's nominations: shares, value and pay, as plain arithmetic (PROT-29, PROT-32).
 //!
-//! A nominator holds shares, not an amount: a slash lowers what all shares are worth at once, and no nominator has to
-//! be looked up. Likewise pay is written down once, for a share, however many there are. All roundings are against whoever
-//! acts, so that a pool never owes more than it holds; what they leave is dust, which stays in the pool.
+//! A nominator holds shares rather than an amount: a slash lowers the value of all shares, and a payment raises the
+//! pay per share, without a visit to any nominator. Every rounding is against the account that acts, so that a pool
+//! never owes more than it holds. The remainders stay in the pool as dust.
 
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use frame::{
@@ -13,48 +13,47 @@ use pallet_registry::Balance;
 use protocol::{RunId, SeatId, Window, params::Permille};
 use scale_info::TypeInfo;
 
-/// Pay for a share is counted in parts of a unit, of which there are 2^120: what rounding them down loses is less than a unit
-/// for each payment while there are fewer than 2^120 shares.
+/// Pay per share is counted in 2^-120 of a unit: rounding it down loses less than a unit per payment while there are
+/// fewer than 2^120 shares.
 const PAY_BITS: u32 = 120;
 
-/// A pool whose shares have kept no more than a 2^20th of their worth is closed: shares would become too many to count.
+/// A pool whose shares kept at most 2^-20 of their worth is closed: the number of shares would overflow.
 const WORTH_BITS: u32 = 20;
 
-/// How far a pool has come.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+/// The stage of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub enum Stage {
-    /// It counts behind the seat, and anybody may join.
+    /// It counts for its seat, and any account may join.
     Open,
-    /// The seat's holder is gone, and everything is on its way out: it answers for what the holder did like the holder's own
-    /// stake, and is free from the window `until` on.
+    /// The seat's holder has left, and everything unbonds. The pool is slashed with the former holder's stake, and
+    /// free from window `until`.
     Unbonding {
         until: Window,
-        /// What the holder kept of its nominators' pay in the end: the last epoch may be paid after it left.
+        /// The former holder's commission: its last epoch may be paid after it left.
         commission: Permille,
     },
-    /// Next to nothing is left: everybody may leave at once.
+    /// Almost nothing is left: every nominator may withdraw at once.
     Spent,
 }
 
-/// Everything that others have put behind one holder of a seat.
+/// The nominations of one holder of a seat.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Pool {
     pub run: RunId,
-    /// The seat as this holder has it, or had.
+    /// The seat's holder.
     pub seat: SeatId,
-    /// What all shares together are worth.
+    /// Value of all shares.
     pub value: Balance,
-    /// Those on their way out included.
+    /// All shares, including the unbonding ones.
     pub shares: u128,
-    /// On their way out: slashed like the others, but they earn nothing and do not count as stake.
+    /// Unbonding shares: they can be slashed, earn nothing, and do not count as stake.
     pub leaving: u128,
-    /// What a share that was here from the beginning has earned, in parts of a unit.
+    /// Pay of one share since the pool began, in 2^-120 of a unit.
     pub pay_per_share: U256,
-    /// Pay that came in and was not claimed yet.
+    /// Unclaimed pay.
     pub unclaimed: Balance,
-    /// Accounts that hold shares or have pay to claim.
+    /// Accounts that hold shares or have unclaimed pay.
     pub nominators: u32,
     pub stage: Stage,
 }
@@ -79,17 +78,17 @@ impl Pool {
         self.shares.saturating_sub(self.leaving)
     }
 
-    /// What counts as the seat's stake.
+    /// The value that counts as the seat's stake.
     pub fn behind(&self) -> Balance {
         self.worth(self.active())
     }
 
-    /// What `shares` of the pool would bring now.
+    /// The present value of `shares`.
     pub fn worth(&self, shares: u128) -> Balance {
         mul_div(self.value, shares, self.shares, Rounding::Down).unwrap_or(0)
     }
 
-    /// Takes `amount` in and returns the shares that it buys; `None` where they exceed what a number can hold.
+    /// Adds `amount`, and returns the shares that it buys; `None` on overflow.
     pub(crate) fn join(&mut self, amount: Balance) -> Option<u128> {
         let bought = match self.shares {
             0 => amount,
@@ -100,7 +99,7 @@ impl Pool {
         Some(bought)
     }
 
-    /// How many of `own` shares have to go so that `amount` leaves: all of them where that is all they are worth.
+    /// The shares, of `own`, that must leave for `amount`: all of them if `amount` is all they are worth.
     pub(crate) fn shares_for(&self, amount: Balance, own: u128) -> u128 {
         if amount >= self.worth(own) {
             return own;
@@ -108,8 +107,7 @@ impl Pool {
         mul_div(amount, self.shares, self.value, Rounding::Up).unwrap_or(own).min(own)
     }
 
-    /// Takes `active` shares, and `leaving` ones that were on their way out, out of the pool. Returns what they are
-    /// worth.
+    /// Removes `active` and `leaving` shares. Returns their value.
     pub(crate) fn release(&mut self, active: u128, leaving: u128) -> Balance {
         let shares = active.saturating_add(leaving);
         let amount = self.worth(shares);
@@ -119,7 +117,7 @@ impl Pool {
         amount
     }
 
-    /// Whether everybody may leave at once.
+    /// Whether every nominator may withdraw at once.
     pub(crate) fn is_free(&self, now: Window) -> bool {
         match self.stage {
             Stage::Open => false,
@@ -128,8 +126,7 @@ impl Pool {
         }
     }
 
-    /// The first window in which shares can be withdrawn that were to be free from `until` on; at `now`, those of a spent
-    /// pool.
+    /// The first window in which shares unbonding until `until` can be withdrawn.
     pub(crate) fn frees(&self, until: Window, now: Window) -> Window {
         match self.stage {
             Stage::Open => until,
@@ -138,26 +135,26 @@ impl Pool {
         }
     }
 
-    /// Takes `share` of the value from everybody, and returns it.
+    /// Takes `share` of the pool's value, and returns it.
     pub(crate) fn slash(&mut self, share: Permille) -> Balance {
         let taken = thousandths(self.value, share);
         self.value = self.value.saturating_sub(taken);
         taken
     }
 
-    /// Whether shares are worth so little that the pool cannot go on.
+    /// Whether shares are worth too little for the pool to continue.
     pub(crate) fn is_spent(&self) -> bool {
         self.shares > 0 && self.value <= self.shares >> WORTH_BITS
     }
 
-    /// Books `amount` as earned by the shares that earn. There must be one.
+    /// Adds `amount` as pay of the active shares, of which there is at least one.
     pub(crate) fn pay(&mut self, amount: Balance) {
         let each = (U256::from(amount) << PAY_BITS).checked_div(self.active().into()).unwrap_or_default();
         self.pay_per_share = self.pay_per_share.saturating_add(each);
         self.unclaimed = self.unclaimed.saturating_add(amount);
     }
 
-    /// What `shares` earned since the pool's pay for a share was `mark`.
+    /// The pay of `shares` since the pay per share was `mark`.
     pub(crate) fn earned(&self, shares: u128, mark: U256) -> Balance {
         let each = self.pay_per_share.saturating_sub(mark);
         let earned = each.saturating_mul(shares.into()) >> PAY_BITS;
@@ -165,25 +162,24 @@ impl Pool {
     }
 }
 
-/// Of `amount`, which a seat with `own` stake and `behind` behind it earned: what its nominators get after
-/// `commission`.
+/// The nominators' part of `amount`, earned by a seat with `own` stake and `behind` nominated, after the commission.
 pub(crate) fn nominators_part(
     amount: Balance,
     own: Balance,
     behind: Balance,
     commission: Permille,
 ) -> Balance {
-    // Where the sum exceeds a number, so does the token's issuance.
+    // The sum is below the token's issuance, so it does not overflow.
     let gross = mul_div(amount, behind, own.saturating_add(behind), Rounding::Down).unwrap_or(0).min(amount);
     thousandths(gross, Permille(1000u16.saturating_sub(commission.0)))
 }
 
-/// `⌊amount · share / 1000⌋`, never more than `amount`.
+/// `⌊amount · share / 1000⌋`, at most `amount`.
 pub(crate) fn thousandths(amount: Balance, share: Permille) -> Balance {
     mul_div(amount, u128::from(share.0.min(1000)), 1000, Rounding::Down).unwrap_or(0)
 }
 
-/// `a · b / c`; `None` where `c` is zero or a number cannot hold it.
+/// `a · b / c`; `None` if `c` is zero or on overflow.
 fn mul_div(a: u128, b: u128, c: u128, rounding: Rounding) -> Option<u128> {
     multiply_by_rational_with_rounding(a, b, c, rounding)
 }
@@ -199,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn two_nominators_bear_a_slash_and_earn_by_what_they_put_in() {
+    fn nominators_share_slashes_and_pay_by_their_amounts() {
         let mut pool = pool();
         assert_eq!((pool.join(300), pool.join(100)), (Some(300), Some(100)));
         pool.pay(200);
@@ -207,7 +203,7 @@ mod tests {
         assert_eq!((pool.earned(300, one), pool.earned(100, one)), (150, 50));
         assert_eq!(pool.slash(Permille(250)), 100);
         assert_eq!((pool.worth(300), pool.worth(100), pool.behind()), (225, 75, 300));
-        // Whoever comes after the slash bears none of it, and earns nothing of what came before.
+        // A later nominator bears no earlier slash and gets no earlier pay.
         assert_eq!(pool.join(150), Some(200));
         let mark = pool.pay_per_share;
         assert_eq!((pool.worth(200), pool.earned(200, mark)), (150, 0));
@@ -216,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn leaving_shares_are_slashed_and_earn_nothing() {
+    fn unbonding_shares_are_slashed_and_earn_nothing() {
         let mut pool = pool();
         pool.join(300);
         pool.join(100);
@@ -229,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn who_takes_out_part_gives_up_shares_rounded_up_and_who_takes_all_gives_up_all() {
+    fn a_partial_withdrawal_costs_shares_rounded_up_and_a_full_one_costs_all() {
         let mut pool = pool();
         pool.join(3);
         pool.join(7);
@@ -244,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_keeps_its_own_stake_s_part_and_its_commission() {
+    fn a_seat_keeps_the_part_of_its_own_stake_and_its_commission() {
         assert_eq!(nominators_part(1000, 100, 300, Permille(0)), 750);
         assert_eq!(nominators_part(1000, 100, 300, Permille(100)), 675);
         assert_eq!(nominators_part(1000, 100, 300, Permille(1000)), 0);
@@ -255,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_is_spent_when_its_shares_are_worth_next_to_nothing() {
+    fn a_pool_is_spent_when_its_shares_lost_almost_all_value() {
         let mut pool = pool();
         assert!(!pool.is_spent());
         pool.join(1 << 40);
@@ -272,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn more_shares_than_a_number_holds_are_refused_and_change_nothing() {
+    fn an_overflow_of_shares_is_refused_and_changes_nothing() {
         let mut pool = pool();
         pool.join(u128::MAX - 5);
         let before = pool.clone();
@@ -288,7 +284,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_order_of_joining_and_leaving_takes_out_more_than_was_put_in(
+        fn no_order_of_joins_and_withdrawals_pays_out_more_than_was_paid_in(
             joins in proptest::collection::vec(1u128..1 << 90, 1..8),
             slashes in proptest::collection::vec(0u16..300, 1..8),
             pays in proptest::collection::vec(0u128..1 << 90, 1..8),
@@ -310,7 +306,7 @@ mod tests {
             }
             let earned: u128 = held.iter().map(|(shares, mark)| pool.earned(*shares, *mark)).sum();
             prop_assert!(earned <= paid);
-            // A unit for each payment and each holder, at most.
+            // At most one unit per payment and holder.
             prop_assert!(paid - earned <= 2 * held.len() as u128);
             let out: u128 = held.iter().map(|(shares, _)| pool.release(*shares, 0)).sum();
             prop_assert_eq!(out + taken, put_in);

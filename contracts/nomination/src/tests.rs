@@ -1,7 +1,8 @@
-//! What is behind a validator, what it earns and loses, and every refusal with storage left as it was (PROT-33).
+//! Nominations, their pay and slashes, and every refusal with storage unchanged (PROT-33).
 
 use crate::{self as pallet_nomination, *};
-use frame::{testing_prelude::*, traits::IdentityLookup};
+use frame::testing_prelude::*;
+use pallet_mock::pallet_balances;
 use pallet_registry::{Ending, Nominations as _, OnSeats as _, Url};
 use proptest::prelude::*;
 use protocol::{
@@ -9,59 +10,14 @@ use protocol::{
     view::{NominationView, UnbondingView},
 };
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-    #[runtime::pallet_index(3)]
-    pub type Nomination = pallet_nomination::Pallet<Test>;
+pallet_mock::runtime! {
+    account: u128, deposit: DEPOSIT;
+    2 Registry: pallet_registry,
+    3 Nomination: pallet_nomination,
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-    // Wide enough for the pallet's account.
-    type AccountId = u128;
-    type Lookup = IdentityLookup<u128>;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-    type ExistentialDeposit = ConstU128<DEPOSIT>;
-}
-
-impl pallet_registry::Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = ();
-    type OnSeats = Nomination;
-    type Nominations = Nomination;
-    type Payslips = ();
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<16>;
-    type MaxChanges = ConstU32<8>;
-    type MaxUnbonding = ConstU32<4>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<0>;
+pallet_mock::registry! {
+    on_run_created: (), on_seats: Nomination, nominations: Nomination, payslips: ()
 }
 
 parameter_types! {
@@ -106,15 +62,9 @@ fn params() -> RunParams {
 }
 
 pub(crate) fn chain() -> TestState {
-    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
     let mut balances = [OWNER, COLDKEY, ONE, OTHER, THIRD, FOURTH, PAYER].map(|who| (who, FUNDS)).to_vec();
     balances.push((RICH, Balance::MAX / 2));
-    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
-        .assimilate_storage(&mut storage)
-        .unwrap();
-    let mut chain: TestState = storage.into();
-    chain.execute_with(|| System::set_block_number(1));
-    chain
+    pallet_mock::chain::<Test>(balances)
 }
 
 /// A run with a miner and a validator, each with 100 staked.
@@ -143,7 +93,7 @@ fn with_run(story: impl FnOnce()) {
     });
 }
 
-/// Nobody gives the account anything in these tests, so it holds what the ledger says, to the unit.
+/// No test transfers to the account, so it holds exactly what the ledger says.
 fn check() {
     Nomination::check_invariants().unwrap();
     let Ledger { nominated, unclaimed, dust } = Holdings::<Test>::get().unwrap_or_default();
@@ -175,7 +125,7 @@ fn set_commission(share: u16) -> DispatchResult {
     Nomination::set_commission(RuntimeOrigin::signed(COLDKEY), RUN, UID, Permille(share))
 }
 
-/// The seat as its present holder has it.
+/// The seat with its present holder.
 fn seat() -> SeatId {
     <Registry as pallet_registry::Seats<u128>>::seat(RUN, UID).unwrap().id(UID)
 }
@@ -196,7 +146,7 @@ fn slash(share: u16) -> Balance {
     slash_of(seat(), share, None)
 }
 
-/// Another one holds the seat from now on. What was behind the old one is free after `UNBONDING` windows.
+/// Gives the seat a new holder. The old holder's nominations unbond in `UNBONDING` windows.
 fn vacate() {
     let gone = <Registry as pallet_registry::Seats<u128>>::seat(RUN, UID).unwrap();
     let block = Block(System::block_number() as u32);
@@ -219,12 +169,12 @@ fn view(who: u128) -> NominationView {
 }
 
 #[test]
-fn what_is_nominated_leaves_the_account_and_counts_behind_the_seat() {
+fn a_nomination_leaves_the_account_and_counts_as_stake() {
     with_run(|| {
         assert_ok!(nominate(ONE, 300));
         assert_ok!(nominate(OTHER, 100));
         assert_ok!(nominate(ONE, 50));
-        // The first nominator paid the account's deposit.
+        // The first nominator paid the existential deposit.
         assert_eq!(Balances::free_balance(ONE), FUNDS - 350 - DEPOSIT);
         assert_eq!(Balances::free_balance(OTHER), FUNDS - 100);
         assert_eq!((behind(), Nomination::behind(RUN, MINER)), (450, 0));
@@ -238,7 +188,7 @@ fn what_is_nominated_leaves_the_account_and_counts_behind_the_seat() {
     });
 }
 
-/// Worked by hand: stakes 100 (own), 300 and 100; the commission is a quarter.
+/// Computed by hand: stakes 100 (own), 300 and 100; the commission is a quarter.
 #[test]
 fn pay_is_shared_by_stake_after_the_commission() {
     with_run(|| {
@@ -247,19 +197,19 @@ fn pay_is_shared_by_stake_after_the_commission() {
         assert_eq!(Nomination::commission(RUN, UID), Permille(250));
         assert_ok!(nominate(ONE, 300));
         assert_ok!(nominate(OTHER, 100));
-        // Of 1000, four fifths are the nominators', less a quarter: 600, of which 450 and 150.
+        // Of 1000, the nominators' part is four fifths, less a quarter: 600, as 450 and 150.
         assert_eq!(pay(100, 1000), 600);
         assert_eq!((view(ONE).claimable, view(OTHER).claimable), (450, 150));
         assert_eq!(Balances::free_balance(PAYER), FUNDS - 600);
         System::assert_last_event(Event::<Test>::Shared { run: RUN, uid: UID, amount: 600 }.into());
 
-        // Half is slashed: 150 and 50 are left. The own stake is the registry's to slash.
+        // Half is slashed: 150 and 50 are left. The registry slashes the own stake.
         assert_eq!(slash(500), 200);
         assert_eq!((view(ONE).amount, view(OTHER).amount), (150, 50));
         System::assert_last_event(
             Event::<Test>::Slashed { run: RUN, uid: UID, amount: 200, rewarded: 0 }.into(),
         );
-        // 200 more buys as many shares as there are; 400 of 500 is behind the seat.
+        // 200 more buys as many shares as exist; 400 of 500 is nominated.
         assert_ok!(nominate(THIRD, 200));
         assert_eq!((behind(), view(THIRD).amount, view(THIRD).claimable), (400, 200, 0));
         assert_eq!(pay(100, 1000), 600);
@@ -271,7 +221,7 @@ fn pay_is_shared_by_stake_after_the_commission() {
             Event::<Test>::Claimed { run: RUN, uid: UID, who: ONE, amount: 675 }.into(),
         );
         assert_noop!(claim(ONE), Error::<Test>::NothingToClaim);
-        // A lower commission holds at once. Half of 1000 is the own stake's now; of the other half 187.5, 62.5 and 250.
+        // A lower commission applies at once. Of 1000, half goes to the own stake; of the rest 187.5, 62.5 and 250.
         assert_ok!(set_commission(0));
         assert_eq!(pay(400, 1000), 500);
         assert_eq!([ONE, OTHER, THIRD].map(|who| view(who).claimable), [187, 225 + 62, 300 + 250]);
@@ -279,7 +229,7 @@ fn pay_is_shared_by_stake_after_the_commission() {
 }
 
 #[test]
-fn what_roundings_leave_is_counted_and_nobody_s() {
+fn rounding_remainders_are_counted_as_dust() {
     with_run(|| {
         for who in [ONE, OTHER, THIRD] {
             assert_ok!(nominate(who, MIN));
@@ -299,7 +249,7 @@ fn what_roundings_leave_is_counted_and_nobody_s() {
 }
 
 #[test]
-fn what_is_taken_out_earns_nothing_is_slashed_and_comes_back_when_it_has_unbonded() {
+fn an_unbonding_nomination_earns_nothing_can_be_slashed_and_is_paid_back_in_the_end() {
     with_run(|| {
         window(2);
         assert_ok!(nominate(ONE, 100));
@@ -330,7 +280,7 @@ fn what_is_taken_out_earns_nothing_is_slashed_and_comes_back_when_it_has_unbonde
 }
 
 #[test]
-fn whoever_takes_everything_out_is_forgotten_and_so_is_an_empty_pool() {
+fn an_empty_nomination_and_an_empty_pool_are_removed() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
         assert_ok!(unnominate(ONE, 100));
@@ -346,7 +296,7 @@ fn whoever_takes_everything_out_is_forgotten_and_so_is_an_empty_pool() {
 }
 
 #[test]
-fn what_leaves_in_one_window_is_one_amount() {
+fn amounts_unbonding_in_one_window_are_merged() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
         window(1);
@@ -365,7 +315,7 @@ fn what_leaves_in_one_window_is_one_amount() {
 }
 
 #[test]
-fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
+fn a_raised_commission_waits_until_earlier_nominators_could_leave() {
     with_run(|| {
         window(3);
         assert_ok!(set_commission(200));
@@ -388,7 +338,7 @@ fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
         assert_eq!(Nomination::commission_raise(RUN, UID), None);
         assert_eq!(pay(0, 100), 80);
-        // A further raise waits anew; lower than now holds at once, and calls off what waited.
+        // Another raise waits anew; a lower commission applies at once and cancels the waiting one.
         assert_ok!(set_commission(300));
         assert_eq!(Nomination::commission(RUN, UID), Permille(200));
         assert_ok!(set_commission(150));
@@ -399,7 +349,7 @@ fn a_raised_commission_waits_until_who_nominated_before_can_be_out() {
 }
 
 #[test]
-fn when_the_seat_changes_hands_everything_unbonds_and_the_next_holder_begins_with_nothing() {
+fn nominations_unbond_when_the_seat_changes_hands_and_the_next_holder_has_none() {
     with_run(|| {
         window(2);
         assert_ok!(set_commission(0));
@@ -412,7 +362,7 @@ fn when_the_seat_changes_hands_everything_unbonds_and_the_next_holder_begins_wit
         System::assert_last_event(Event::<Test>::PoolClosed { run: RUN, uid: UID, value: 100, until }.into());
         assert_eq!((behind(), pay(0, 100), slash(500)), (0, 0, 0));
         assert!(!Commissions::<Test>::contains_key(RUN, UID));
-        // What was on its way out already, which would have been free a window later, is free with the rest.
+        // An amount that would have unbonded a window later is free with the rest.
         let free = UnbondingView { uid: UID, amount: 100, until };
         let view = view(ONE);
         assert_eq!((view.amount, view.unbonding, view.claimable), (0, vec![free], 30));
@@ -434,9 +384,9 @@ fn when_the_seat_changes_hands_everything_unbonds_and_the_next_holder_begins_wit
     });
 }
 
-/// Worked by hand: 300 and 100 behind a holder that leaves, 50 behind the next; then the old one is convicted.
+/// Computed by hand: 300 and 100 behind a holder that leaves, 50 behind the next; then the former one is convicted.
 #[test]
-fn what_was_behind_a_former_holder_answers_for_it_until_it_is_free() {
+fn nominations_of_a_former_holder_are_slashed_with_it_until_they_are_free() {
     with_run(|| {
         window(2);
         assert_ok!(nominate(ONE, 300));
@@ -453,7 +403,7 @@ fn what_was_behind_a_former_holder_answers_for_it_until_it_is_free() {
         assert_eq!(Balances::free_balance(FOURTH), reporter + 4);
         assert_eq!(Balances::total_issuance(), issuance - 36);
         check();
-        // The next holder's nominators have nothing to do with it, nor the other way round.
+        // The nominators of the two holders are independent.
         assert_eq!((behind(), view(THIRD).amount), (50, 50));
         assert_eq!(slash(500), 25);
         let lost = |who| view(who).unbonding.iter().map(|part| part.amount).sum::<Balance>();
@@ -463,7 +413,7 @@ fn what_was_behind_a_former_holder_answers_for_it_until_it_is_free() {
         assert_eq!(slash_of(old, 100, None), 0);
         let before = [ONE, OTHER].map(Balances::free_balance);
         assert_ok!(withdraw(ONE));
-        // A second conviction in time would have found what is not withdrawn, and finds nothing of what is free.
+        // A later conviction finds nothing that is free.
         assert_eq!(slash_of(old, 1000, None), 0);
         assert_ok!(withdraw(OTHER));
         assert_eq!([ONE, OTHER].map(Balances::free_balance), [before[0] + 270, before[1] + 90]);
@@ -472,20 +422,20 @@ fn what_was_behind_a_former_holder_answers_for_it_until_it_is_free() {
 }
 
 #[test]
-fn who_was_behind_a_former_holder_gets_its_part_of_pay_that_comes_late() {
+fn nominators_of_a_former_holder_get_their_part_of_late_pay() {
     with_run(|| {
         assert_ok!(set_commission(250));
         window(UNBONDING);
         assert_ok!(nominate(ONE, 300));
         let old = seat();
         vacate();
-        // The next holder keeps nothing, and has somebody else behind it.
+        // The next holder has no commission and other nominators.
         assert_ok!(nominate(OTHER, 100));
-        // Of 800, three quarters less a quarter of that, by the old holder's commission.
+        // Of 800, three quarters, less the old holder's commission of a quarter.
         assert_eq!(pay_to(old, 100, 800), 450);
         assert_eq!((view(ONE).claimable, view(OTHER).claimable), (450, 0));
         assert_ok!(claim(ONE));
-        // Once everybody is out, the former seat keeps it all.
+        // Once all nominators have left, the former seat keeps it all.
         window(2 * UNBONDING);
         assert_ok!(withdraw(ONE));
         assert_eq!(pay_to(old, 100, 1000), 0);
@@ -493,7 +443,7 @@ fn who_was_behind_a_former_holder_gets_its_part_of_pay_that_comes_late() {
 }
 
 #[test]
-fn a_former_holder_s_pool_that_lost_everything_frees_who_is_in_it() {
+fn a_former_holder_s_pool_without_value_frees_its_nominators() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
         assert_eq!(pay(0, 50), 50);
@@ -517,7 +467,7 @@ fn a_slash_pays_the_reporter_and_burns_the_rest() {
         assert_eq!(slash_of(seat(), 100, reporter), 100);
         assert_eq!(Balances::free_balance(POOR), 10);
         assert_eq!((Balances::total_issuance(), behind()), (issuance - 90, 900));
-        // Two units cannot reach an account that does not exist.
+        // Two units cannot create an account.
         let reporter = Some((&(POOR + 100), Permille(100)));
         assert_eq!(slash_of(seat(), 30, reporter), 27);
         assert_eq!((Balances::total_issuance(), behind()), (issuance - 117, 873));
@@ -525,7 +475,7 @@ fn a_slash_pays_the_reporter_and_burns_the_rest() {
 }
 
 #[test]
-fn a_pool_that_lost_everything_is_closed_and_does_not_stand_in_the_way_of_another() {
+fn a_pool_without_value_is_closed_and_a_new_one_can_begin() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
         assert_eq!(pay(0, 50), 50);
@@ -543,7 +493,7 @@ fn a_pool_that_lost_everything_is_closed_and_does_not_stand_in_the_way_of_anothe
 }
 
 #[test]
-fn nominating_refuses_what_cannot_be() {
+fn invalid_nominations_are_refused() {
     with_run(|| {
         let signed = RuntimeOrigin::signed;
         assert_noop!(Nomination::nominate(RuntimeOrigin::none(), RUN, UID, 50), DispatchError::BadOrigin);
@@ -567,7 +517,7 @@ fn nominating_refuses_what_cannot_be() {
 }
 
 #[test]
-fn taking_out_refuses_what_is_not_there() {
+fn invalid_removals_are_refused() {
     with_run(|| {
         let signed = RuntimeOrigin::signed;
         assert_noop!(Nomination::unnominate(RuntimeOrigin::none(), RUN, UID, 1), DispatchError::BadOrigin);
@@ -587,7 +537,7 @@ fn taking_out_refuses_what_is_not_there() {
 }
 
 #[test]
-fn withdrawing_and_claiming_refuse_what_is_not_there() {
+fn withdrawals_and_claims_of_nothing_are_refused() {
     with_run(|| {
         let signed = RuntimeOrigin::signed;
         assert_noop!(Nomination::withdraw(RuntimeOrigin::none(), RUN, UID), DispatchError::BadOrigin);
@@ -599,7 +549,7 @@ fn withdrawing_and_claiming_refuse_what_is_not_there() {
         assert_ok!(nominate(ONE, 64));
         assert_noop!(withdraw(ONE), Error::<Test>::NothingToWithdraw);
         assert_noop!(claim(ONE), Error::<Test>::NothingToClaim);
-        // An account that died meanwhile cannot be paid less than the existential deposit.
+        // An account below the existential deposit cannot be paid less than it.
         let all = Balances::free_balance(ONE);
         assert_ok!(Balances::transfer_allow_death(signed(ONE), OTHER, all));
         assert_eq!(pay(0, DEPOSIT - 1), DEPOSIT - 1);
@@ -616,7 +566,7 @@ fn withdrawing_and_claiming_refuse_what_is_not_there() {
 }
 
 #[test]
-fn a_commission_is_the_coldkey_s_of_a_validator_and_at_most_everything() {
+fn only_a_validator_s_coldkey_sets_a_commission_of_at_most_one() {
     with_run(|| {
         let set = |origin, run, uid, share| Nomination::set_commission(origin, run, uid, Permille(share));
         let signed = RuntimeOrigin::signed;
@@ -635,7 +585,7 @@ fn a_commission_is_the_coldkey_s_of_a_validator_and_at_most_everything() {
 }
 
 #[test]
-fn a_payer_that_cannot_pay_leaves_everything_with_the_seat() {
+fn the_seat_keeps_all_pay_if_the_payer_cannot_pay() {
     with_run(|| {
         assert_ok!(nominate(ONE, 100));
         assert_eq!(Nomination::share_pay(RUN, seat(), 100, 1000, &POOR), 0);
@@ -680,13 +630,13 @@ enum Op {
     Withdraw(u128),
     Claim(u128),
     Commission(u16),
-    /// To the present holder of the seat or the one before.
+    /// Pays the present holder of the seat or the former one.
     Pay {
         former: bool,
         own: Balance,
         amount: Balance,
     },
-    /// Likewise.
+    /// Slashes one of them.
     Slash {
         former: bool,
         share: u16,
@@ -718,7 +668,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
-    fn whatever_is_called_no_unit_is_made_or_lost(ops in proptest::collection::vec(op(), 0..80)) {
+    fn no_calls_create_or_lose_a_unit(ops in proptest::collection::vec(op(), 0..80)) {
         with_run(|| {
             let mut now = 0;
             let issuance = Balances::total_issuance();
@@ -767,7 +717,7 @@ proptest! {
                 check();
                 assert_eq!(Balances::total_issuance() + burnt, issuance);
             }
-            // Everybody can leave with everything, and nothing but dust stays.
+            // Every nominator can withdraw everything, and only dust stays.
             vacate();
             window(now + UNBONDING + 1);
             for who in ONE..=FOURTH {

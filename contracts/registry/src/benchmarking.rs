@@ -1,4 +1,4 @@
-//! What each call costs, at its worst: lists as long as they get, endpoints as long as they may be, every seat a candidate.
+//! The cost of each call at worst: the longest lists and endpoints, and every seat a candidate (PROT-33).
 
 use crate::*;
 use alloc::{vec, vec::Vec};
@@ -35,7 +35,7 @@ fn url() -> Url {
     BoundedVec::truncate_from(url)
 }
 
-/// Nobody is immune, and stake is free as soon as it is out.
+/// No immunity, and stake unbonds at once.
 fn terms(miners: u32) -> Terms {
     Terms {
         miner_seats_max: miners.max(1) as u16,
@@ -55,7 +55,7 @@ fn params() -> RunParams {
     }
 }
 
-/// Run 0, with `miners` seats taken by one coldkey and none left. Returns the coldkey.
+/// Run 0 with `miners` seats of one coldkey and no free one. Returns the coldkey.
 fn full_run<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     create::<T>(miners)?;
     let coldkey = rich::<T>("coldkey");
@@ -80,7 +80,7 @@ fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     Ok(owner)
 }
 
-/// A miner's seat, of those that there are or of those that wait.
+/// A present or waiting miner's seat.
 fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     Seat {
         registered_at: Block(1),
@@ -94,7 +94,7 @@ fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     }
 }
 
-/// Leaves room for one change, and takes no seat's chance to change.
+/// Fills the list of changes but for one, without a change of any seat.
 fn almost_full_queue<T: Config>() -> Queue<T> {
     let waiting = 1..T::MaxChanges::get();
     let change = |index: u32| {
@@ -109,7 +109,7 @@ fn chunks<T: Config>(count: u32) -> BoundedVec<Chunk, T::MaxUnbonding> {
     BoundedVec::truncate_from((0..count).map(chunk).collect())
 }
 
-/// Writes down that a seat has all but `spare` of its chunks unbonding, and holds them.
+/// Records and holds unbonding stake of a seat in all but `spare` chunks.
 fn unbond<T: Config>(coldkey: &T::AccountId, seat: SeatId, spare: u32) -> Result<(), BenchmarkError> {
     let chunks = chunks::<T>(T::MaxUnbonding::get() - spare);
     T::Currency::hold(&HoldReason::Stake.into(), coldkey, STAKE * chunks.len() as Balance)?;
@@ -117,7 +117,7 @@ fn unbond<T: Config>(coldkey: &T::AccountId, seat: SeatId, spare: u32) -> Result
     Ok(())
 }
 
-/// The first block of a window in which whatever is unbonding is free.
+/// The first block of a window in which all stake has unbonded.
 fn late<T: Config>() {
     let late = params().schedule.opens_at(Window(1_000));
     frame_system::Pallet::<T>::set_block_number(late.0.into());
@@ -153,7 +153,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// All `n` seats were paid alike and can be replaced.
+    /// All `n` seats have equal pay and can be replaced.
     #[benchmark]
     fn replace(n: Linear<1, { T::MaxSeats::get() - 1 }>) -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(n)?;
@@ -221,7 +221,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// Of `n` seats that are gone, all that was unbonding is free.
+    /// All unbonding stake of `n` former seats is free.
     #[benchmark]
     fn withdraw(n: Linear<1, { T::MaxChanges::get() }>) -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(1)?;
@@ -310,7 +310,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// `n` seats of a full run are taken over, each with stake unbonding already; and there are new terms.
+    /// `n` seats of a full run are replaced, each with unbonding stake; and there are new terms.
     #[benchmark]
     fn window_opens(n: Linear<0, { T::MaxChanges::get() }>) -> Result<(), BenchmarkError> {
         let seats = T::MaxSeats::get() - 1;
@@ -337,7 +337,7 @@ mod benchmarks {
         Ok(())
     }
 
-    /// Everything that a seat has at risk, and its reporter is paid.
+    /// Stake and unbonding stake are slashed, and the reporter is paid.
     #[benchmark]
     fn slash() -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(1)?;

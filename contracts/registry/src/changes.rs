@@ -1,13 +1,13 @@
-//! What is written as seats come, change and go: what waits for an opening, and what the opening does about it.
+//! Writes changes of seats: requests for the next opening, and what the opening does.
 
-use crate::{pallet::*, rules::part, *};
+use crate::{pallet::*, rules::share_of, *};
 use frame::{
     deps::frame_support::traits::tokens::Restriction,
     prelude::{fungible::hold::Mutate as _, *},
 };
 
 impl<T: Config> Pallet<T> {
-    /// Puts a change for `uid` on the list, in the place of a new hotkey that waits for the same seat.
+    /// Queues a change for `uid`; it replaces a waiting rotation of the same seat.
     pub(crate) fn queue(
         changes: &mut BoundedVec<(Uid, Change<T::AccountId>), T::MaxChanges>,
         uid: Uid,
@@ -55,25 +55,25 @@ impl<T: Config> Pallet<T> {
         }
     }
 
-    /// Whether nothing can be done to a chunk any more but to withdraw it.
+    /// Whether a chunk has unbonded: it can be withdrawn and not be slashed.
     pub(crate) fn is_free(details: &Run<T::AccountId>, chunk: &Chunk) -> bool {
         Self::window_now(details).is_some_and(|window| window >= chunk.until)
     }
 
-    /// Writes down that `amount` of a seat's stake is unbonding; false if that leaves no room for `room_kept` more.
+    /// Adds `amount` to a seat's unbonding stake; false if that leaves fewer than `reserved` free chunks.
     pub(crate) fn unbond(
         run: RunId,
         coldkey: &T::AccountId,
         seat: SeatId,
         amount: Balance,
         until: Window,
-        room_kept: u32,
+        reserved: u32,
     ) -> bool {
         let mut chunks = Unbonding::<T>::get((run, coldkey, seat));
         if let Some(chunk) = chunks.iter_mut().find(|chunk| chunk.until == until) {
             chunk.amount = chunk.amount.saturating_add(amount);
         } else {
-            let room = T::MaxUnbonding::get().saturating_sub(room_kept) as usize;
+            let room = T::MaxUnbonding::get().saturating_sub(reserved) as usize;
             if chunks.len() >= room || chunks.try_push(Chunk { amount, until }).is_err() {
                 return false;
             }
@@ -82,8 +82,8 @@ impl<T: Config> Pallet<T> {
         true
     }
 
-    /// Lets a seat begin. Its stake is held, its hotkey counted.
-    pub(crate) fn seat_down(
+    /// Starts a seat, whose stake is held and whose hotkey is counted already.
+    pub(crate) fn take_seat(
         run: RunId,
         uid: Uid,
         seat: Seat<T::AccountId>,
@@ -108,13 +108,13 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// Ends a seat: its stake unbonds, its hotkey is remembered, and whoever kept something for it is told.
+    /// Ends a seat: its stake unbonds, its hotkey is retired, and the other pallets are told.
     pub(crate) fn vacate(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
         let (id, until) = (seat.id(uid), ending.until);
         SeatsOf::<T>::remove(run, uid);
         Self::retire(run, &seat.hotkey, id);
         if seat.stake > 0 && !Self::unbond(run, &seat.coldkey, id, seat.stake, until, 0) {
-            defensive!("an unstake leaves room for the seat's end");
+            defensive!("a chunk is reserved for the seat's end");
         }
         if Unbonding::<T>::contains_key((run, &seat.coldkey, id)) {
             FormerSeats::<T>::insert(run, id, &seat.coldkey);
@@ -129,14 +129,14 @@ impl<T: Config> Pallet<T> {
         T::OnSeats::vacated(run, uid, seat, ending)
     }
 
-    /// Remembers a hotkey as one that is used no more.
+    /// Marks a hotkey as used for good.
     pub(crate) fn retire(run: RunId, hotkey: &T::AccountId, seat: SeatId) {
         Hotkeys::<T>::remove(run, hotkey);
         FormerHotkeys::<T>::insert(run, hotkey, seat);
         frame_system::Pallet::<T>::dec_sufficients(hotkey);
     }
 
-    /// Does what waits for a window to open; returns the cost of what others did about it.
+    /// Applies the changes of an opening. Returns the weight of what other pallets did.
     pub(crate) fn apply(
         run: RunId,
         window: Window,
@@ -149,7 +149,7 @@ impl<T: Config> Pallet<T> {
         let mut weight = Weight::zero();
         for (uid, change) in changes {
             let Some(mut seat) = SeatsOf::<T>::get(run, uid) else {
-                defensive!("a seat that changes is there until it does");
+                defensive!("a seat with a waiting change exists");
                 continue;
             };
             match change {
@@ -168,10 +168,10 @@ impl<T: Config> Pallet<T> {
                 }
                 Change::Replaced(newcomer) => {
                     weight.saturating_accrue(Self::vacate(run, uid, &seat, ending));
-                    // Not when it was paid for, or two holders of a uid could have one identity.
+                    // Dated now rather than at payment, so that two holders of a uid never have one identity.
                     let newcomer = Seat { registered_at: Self::now(), since: window, ..newcomer };
-                    if Self::seat_down(run, uid, newcomer, &mut roster).is_err() {
-                        defensive!("a seat that is taken over is on the roster");
+                    if Self::take_seat(run, uid, newcomer, &mut roster).is_err() {
+                        defensive!("a replaced seat is on the roster");
                     }
                 }
             }
@@ -180,7 +180,7 @@ impl<T: Config> Pallet<T> {
         weight
     }
 
-    /// Takes `amount` of `coldkey`'s held stake; returns the reporter's part, which it has. The rest is burnt.
+    /// Takes `amount` of `coldkey`'s held stake: the reporter's part is paid and returned, the rest burnt.
     pub(crate) fn confiscate(
         coldkey: &T::AccountId,
         amount: Balance,
@@ -188,12 +188,12 @@ impl<T: Config> Pallet<T> {
     ) -> Balance {
         let reason = HoldReason::Stake.into();
         let rewarded = reporter.map_or(0, |(reporter, share)| {
-            // An account that cannot be paid so little gets nothing, and all is burnt.
+            // A transfer below the existential deposit of a new account fails; then all is burnt.
             T::Currency::transfer_on_hold(
                 &reason,
                 coldkey,
                 reporter,
-                part(amount, share),
+                share_of(amount, share),
                 Precision::Exact,
                 Restriction::Free,
                 Fortitude::Force,
@@ -203,7 +203,7 @@ impl<T: Config> Pallet<T> {
         let rest = amount.saturating_sub(rewarded);
         let burnt = T::Currency::burn_held(&reason, coldkey, rest, Precision::Exact, Fortitude::Force);
         if burnt.is_err() {
-            defensive!("what is recorded as stake is held");
+            defensive!("recorded stake is held");
         }
         rewarded
     }

@@ -1,20 +1,20 @@
-//! Runs and seats: who trains which model, under which key, and with how much at stake (PROT-29).
+//! Runs and seats: which accounts train which model, under which keys, with which stake (PROT-29).
 //!
-//! A run is a set of parameters that nobody can change afterwards, and terms that its owner may; a seat is a uid in it, held
-//! by a hotkey (an online signing key) on behalf of a coldkey (the account that owns the stake).
+//! A run has parameters that never change and terms that its owner may change. A seat is a uid in a run, held by a
+//! hotkey (an online signing key) for a coldkey (the account that owns the stake).
 //!
-//! Nobody's seat, key or terms change within a window. A free seat is taken at once and counts from the next opening;
-//! whatever else changes waits in a list, and happens as the windows pallet opens a window (`Seats::window_opens`):
+//! Seats, keys and terms do not change within a window. A free seat is taken at once and counts from the next
+//! opening. Every other change waits until the windows pallet opens a window (`Seats::window_opens`):
 //!
-//! | what                            | waits for                       |
+//! | change                          | takes effect at                 |
 //! |---------------------------------|---------------------------------|
-//! | a seat given up, or taken over  | the next opening                |
-//! | another hotkey                  | the next opening                |
-//! | the owner's stop                | the next opening                |
-//! | terms                           | the first opening of an epoch   |
+//! | a seat is given up or replaced  | the next opening                |
+//! | a new hotkey                    | the next opening                |
+//! | the owner stops the run         | the next opening                |
+//! | new terms                       | the first opening of an epoch   |
 //!
-//! Stake that leaves a seat, in whichever way, stays held for a while and answers for what the seat did: a slash reaches it,
-//! and never the uid's former or later holder. A run is never closed: its deposit stays held.
+//! Stake that leaves a seat stays held while it unbonds: a slash for what the holder did reaches it, and never the
+//! stake of another holder of the uid. A run is never closed, and its deposit stays held.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![allow(
     clippy::large_enum_variant,
@@ -43,13 +43,13 @@ mod seats;
 mod tests;
 mod traits;
 mod types;
-pub mod weights;
+pub mod weight_info;
 
 pub use pallet::*;
 pub use price::Price;
 pub use traits::*;
 pub use types::*;
-pub use weights::WeightInfo;
+pub use weight_info::WeightInfo;
 
 /// An amount of the chain's token, in its smallest unit.
 pub type Balance = u128;
@@ -69,7 +69,7 @@ pub mod pallet {
         *,
     };
 
-    /// The layout of what is stored. It rises with a migration.
+    /// Storage version, raised by each migration.
     const LAYOUT: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]
@@ -78,7 +78,7 @@ pub mod pallet {
 
     #[pallet::config]
     pub trait Config: frame_system::Config {
-        /// What deposits and stakes are held in.
+        /// The currency of deposits and stakes.
         type Currency: Inspect<Self::AccountId, Balance = Balance>
             + Mutate<Self::AccountId>
             + hold::Mutate<Self::AccountId, Reason = Self::RuntimeHoldReason>;
@@ -87,40 +87,40 @@ pub mod pallet {
 
         type OnRunCreated: OnRunCreated<Self::AccountId>;
 
-        /// Told when a seat changes hands.
+        /// Called when a seat changes hands.
         type OnSeats: OnSeats<Self::AccountId>;
 
-        /// What others have put behind validators: it is slashed with them.
+        /// Nominations are slashed with their validators.
         type Nominations: Nominations<Self::AccountId>;
 
-        /// Who is replaced in a run that is full.
+        /// Recent pay decides which seat a newcomer replaces in a full run.
         type Payslips: Payslips;
 
         type WeightInfo: WeightInfo;
 
-        /// Runs that the chain carries, at most.
+        /// The most runs.
         #[pallet::constant]
         type MaxRuns: Get<u32>;
 
-        /// Seats in a run, at most; at most 65536, so that a uid fits.
+        /// The most seats per run: at most 65536, so that a uid fits.
         #[pallet::constant]
         type MaxSeats: Get<u32>;
 
-        /// Seats of a run that change hands or keys as one window opens, at most. Half of them may change keys, so that
-        /// nobody keeps newcomers out by changing keys.
+        /// The most seats of a run that change hands or keys at one opening. At most half may be new hotkeys, so that
+        /// rotations cannot keep newcomers out.
         #[pallet::constant]
         type MaxChanges: Get<u32>;
 
-        /// Times that a seat may have taken stake out and not have it back yet; the last is for the seat's end.
+        /// The most unbonding chunks per seat; the last is reserved for the seat's end.
         #[pallet::constant]
         type MaxUnbonding: Get<u32>;
 
-        /// `checkpoint_windows` of a run, at most: a node that joins needs every update since the latest checkpoint,
-        /// and the chain remembers windows for a limited time.
+        /// The longest `checkpoint_windows`: a joining node needs every update since the last checkpoint, and the
+        /// chain stores a limited number of windows.
         #[pallet::constant]
         type MaxCheckpointWindows: Get<u32>;
 
-        /// Held from whoever creates a run.
+        /// Held from the account that creates a run.
         #[pallet::constant]
         type RunDeposit: Get<Balance>;
     }
@@ -128,33 +128,32 @@ pub mod pallet {
     /// Why funds of an account are held.
     #[pallet::composite_enum]
     pub enum HoldReason {
-        /// The stake of the seats whose coldkey the account is or was, what is unbonding included.
+        /// Stake of the account's present and former seats, including unbonding stake.
         Stake,
-        /// The deposit for the runs that the account owns.
+        /// Deposits of the runs that the account owns.
         RunDeposit,
     }
 
-    /// Runs created so far, which is also the next run's id.
+    /// Number of runs, and the next run's id.
     #[pallet::storage]
     pub type RunCount<T: Config> = StorageValue<_, u32, ValueQuery>;
 
     #[pallet::storage]
     pub type Runs<T: Config> = StorageMap<_, Twox64Concat, RunId, Run<T::AccountId>>;
 
-    /// What a run's owner has asked for.
+    /// Changes that a run's owner has requested.
     #[pallet::storage]
     pub type WaitingOf<T: Config> = StorageMap<_, Twox64Concat, RunId, Waiting, ValueQuery>;
 
-    /// The terms before the present ones, and the first epoch in which they stood no longer.
+    /// The previous terms, and the first epoch of the present ones.
     #[pallet::storage]
     pub type FormerTerms<T: Config> = StorageMap<_, Twox64Concat, RunId, (u32, Terms)>;
 
-    /// To whom a run's owner has offered the run.
+    /// The account to which a run's owner has offered the run.
     #[pallet::storage]
     pub type Offers<T: Config> = StorageMap<_, Twox64Concat, RunId, T::AccountId>;
 
-    /// Which uids of a run are taken, and what has to be known of every one of them at once: the item at index `u` is uid
-    /// `u`'s.
+    /// The taken uids of a run, with the data that is needed of all of them at once. Item `u` is uid `u`.
     #[pallet::storage]
     pub type Rosters<T: Config> =
         StorageMap<_, Twox64Concat, RunId, BoundedVec<Option<Entry>, T::MaxSeats>, ValueQuery>;
@@ -163,18 +162,18 @@ pub mod pallet {
     pub type SeatsOf<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Uid, Seat<T::AccountId>>;
 
-    /// Which seat a hotkey holds.
+    /// The seat that a hotkey holds.
     #[pallet::storage]
     pub type Hotkeys<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Blake2_128Concat, T::AccountId, Uid>;
 
-    /// Which seat a hotkey held. Remembered for good, as no hotkey is used twice in a run; it grows by at most
-    /// `MaxChanges` in a window, and each of them was paid for.
+    /// The seat that a former hotkey held. Kept for good, as no hotkey is used twice in a run; grows by at most
+    /// `MaxChanges` paid entries per window.
     #[pallet::storage]
     pub type FormerHotkeys<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Blake2_128Concat, T::AccountId, SeatId>;
 
-    /// What happens as a run's next window opens, in this order; at most one change for a seat.
+    /// Changes for the next opening, in order; at most one per seat.
     #[pallet::storage]
     pub type Changes<T: Config> = StorageMap<
         _,
@@ -184,12 +183,12 @@ pub mod pallet {
         ValueQuery,
     >;
 
-    /// What the last seat of a role left of its price.
+    /// The price that the last registration of a role left.
     #[pallet::storage]
     pub type Prices<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, Role, Price, ValueQuery>;
 
-    /// What was taken out of a seat and is not withdrawn, by the coldkey that it belongs to.
+    /// Unbonding stake, by coldkey and seat.
     #[pallet::storage]
     pub type Unbonding<T: Config> = StorageNMap<
         _,
@@ -202,7 +201,7 @@ pub mod pallet {
         ValueQuery,
     >;
 
-    /// The coldkeys of seats that are gone, for as long as anything of theirs is unbonding.
+    /// Coldkeys of former seats with unbonding stake.
     #[pallet::storage]
     pub type FormerSeats<T: Config> =
         StorageDoubleMap<_, Twox64Concat, RunId, Twox64Concat, SeatId, T::AccountId>;
@@ -212,7 +211,7 @@ pub mod pallet {
     pub enum Event<T: Config> {
         /// A run was created. Its first window opens at `start`.
         RunCreated { run: RunId, owner: T::AccountId, start: Block },
-        /// A seat was taken. It counts from the next window that opens.
+        /// A seat was taken. It counts from the next opening.
         Registered {
             run: RunId,
             uid: Uid,
@@ -223,40 +222,39 @@ pub mod pallet {
         },
         /// A newcomer paid for a seat; the price was burnt.
         PricePaid { run: RunId, role: Role, coldkey: T::AccountId, price: Balance },
-        /// A newcomer takes this seat over as the next window opens.
+        /// A newcomer replaces this seat at the next opening.
         TakingOver { run: RunId, uid: Uid, hotkey: T::AccountId, coldkey: T::AccountId, stake: Balance },
-        /// A seat publishes elsewhere from now on.
+        /// A seat has a new endpoint.
         EndpointSet { run: RunId, uid: Uid, endpoint: Url },
-        /// A seat has more at stake. It counts from the next window that opens.
+        /// A seat has more stake, which counts from the next opening.
         StakeAdded { run: RunId, uid: Uid, amount: Balance, stake: Balance },
-        /// A seat has less at stake; the amount can be withdrawn in the window `until`.
+        /// A seat has less stake; the amount can be withdrawn from window `until`.
         Unstaked { run: RunId, uid: Uid, amount: Balance, stake: Balance, until: Window },
-        /// A seat is given up as the next window opens.
+        /// A seat is given up at the next opening.
         Leaving { run: RunId, uid: Uid },
-        /// A seat's holder is gone; its stake can be withdrawn in the window `until`.
+        /// A seat's holder has left; its stake can be withdrawn from window `until`.
         Vacated { run: RunId, seat: SeatId, coldkey: T::AccountId, stake: Balance, until: Window },
-        /// Stake that was unbonding is free.
+        /// Unbonded stake was released.
         Withdrawn { run: RunId, coldkey: T::AccountId, amount: Balance },
-        /// A seat gets another hotkey as the next window opens.
+        /// A seat gets a new hotkey at the next opening.
         Rotating { run: RunId, uid: Uid, hotkey: T::AccountId },
-        /// A seat has another hotkey.
+        /// A seat has a new hotkey.
         Rotated { run: RunId, uid: Uid, hotkey: T::AccountId },
-        /// New terms wait for an epoch to begin.
+        /// New terms wait for the next epoch.
         TermsProposed { run: RunId, terms: Terms },
-        /// The owner has taken them back.
+        /// The owner withdrew the waiting terms.
         TermsDropped { run: RunId },
-        /// A run has new terms.
+        /// The run has new terms.
         TermsChanged { run: RunId, epoch: u32 },
-        /// The owner stops the run, or lets it go on, as the next window opens.
+        /// The owner requested to stop or restart the run at the next opening.
         StopAsked { run: RunId, stopped: bool },
-        /// The owner's word counts from this window on.
+        /// The run was stopped or restarted.
         Stopped { run: RunId, window: Window, stopped: bool },
-        /// A run's owner has offered the run to `to`.
+        /// The owner offered the run to `to`.
         RunOffered { run: RunId, to: T::AccountId },
-        /// A run has another owner.
+        /// The run has a new owner.
         OwnerChanged { run: RunId, owner: T::AccountId },
-        /// A seat was slashed, and what is nominated behind it. `rewarded` went to the reporter out of `stake`; the rest of
-        /// that was burnt.
+        /// A seat and its nominations were slashed. Of `stake`, `rewarded` went to the reporter; the rest was burnt.
         Slashed { run: RunId, seat: SeatId, stake: Balance, rewarded: Balance, nominated: Balance },
     }
 
@@ -264,47 +262,47 @@ pub mod pallet {
     pub enum Error<T> {
         /// There is no run with this id. List the runs and pick one of them.
         UnknownRun,
-        /// The chain carries as many runs as it can. Nothing helps but another chain.
+        /// The chain has the maximal number of runs.
         TooManyRuns,
         /// The deadlines do not rise. Set 0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window.
         BadSchedule,
-        /// The run would have started already. Set `schedule.start` to a later block.
+        /// The run would start in the past. Set `schedule.start` to a later block.
         StartPassed,
-        /// A parameter is zero that must not be. See `RunParams` and `Terms` for which.
+        /// A parameter is zero that must not be. See `RunParams` and `Terms`.
         ZeroParameter,
-        /// A density is not from 1 to 4096 values in 4096.
+        /// A density must be from 1 to 4096 values in 4096.
         BadDensity,
-        /// A rate is not finite, not above zero, or too large.
+        /// A rate must be finite, above zero, and within its maximum.
         BadRate,
-        /// The places contradict each other. Set min_contributions ≤ reserve_places.
+        /// The numbers of places contradict each other. Set min_contributions ≤ reserve_places.
         BadPlaces,
-        /// The quorum is not from 1 to 1000 thousandths.
+        /// The quorum must be from 1 to 1000 thousandths.
         BadQuorum,
-        /// The pay shares do not add up to 1000 thousandths.
+        /// The pay shares must add up to 1000 thousandths.
         BadShares,
-        /// Weights would be revealed for longer than an epoch. Lower `reveal_windows`.
+        /// The reveal phase would be longer than an epoch. Lower `reveal_windows`.
         BadReveal,
-        /// Hidden attestations or votes would be revealed too late. Lower `hidden_blocks`, or give them more blocks.
+        /// Attestations or votes would be revealed too late. Lower `hidden_blocks`, or move the deadlines.
         BadHidden,
-        /// The slash for equivocation is above 1000 thousandths.
+        /// The slash for equivocation must be at most 1000 thousandths.
         BadSlash,
-        /// Stake would stay held for too long. Lower `unbonding_windows`.
+        /// Stake would unbond too slowly. Lower `unbonding_windows`.
         BadUnbonding,
-        /// The run would have more seats than the chain can carry. Lower `miner_seats_max` or `validator_seats_max`.
+        /// The run would have more seats than the chain allows. Lower `miner_seats_max` or `validator_seats_max`.
         TooManySeats,
-        /// Checkpoints would be too far apart for a node to join. Lower `checkpoint_windows`.
+        /// Checkpoints would be too rare for a node to join. Lower `checkpoint_windows`.
         CheckpointsTooRare,
-        /// Not a base URL: `http://` or `https://`, a host, printable ASCII, and never a user or password in it.
+        /// Not a base URL: it needs `http://` or `https://`, a host, printable ASCII, and no user or password.
         BadUrl,
-        /// All seats of the role are taken, and each is immune or about to change hands. Wait for the next window.
+        /// All seats of the role are taken, and each is immune or about to change hands. Wait for the next opening.
         RunFull,
-        /// The hotkey holds, held or is about to hold a seat in this run. Use one that never did: each seat needs its own.
+        /// The hotkey holds, held or will hold a seat in this run. Use a new one.
         HotkeyInUse,
-        /// The stake is below the run's minimum for the role, or would be. Stake more, or give the seat up.
+        /// The stake is, or would be, below the run's minimum for the role. Stake more, or leave.
         StakeTooLow,
-        /// A seat costs more now than the signer is willing to pay. Wait for the price to fall, or pay it.
+        /// The price is above the signer's maximum. Wait for it to fall, or raise the maximum.
         PriceAboveMax,
-        /// The account cannot pay this and stay alive. Transfer to it first.
+        /// The account cannot pay this and keep the existential deposit. Transfer to it first.
         NotEnoughFunds,
         /// The signer holds no seat in this run. Register its hotkey first.
         NotASeat,
@@ -314,35 +312,35 @@ pub mod pallet {
         NotTheColdkey,
         /// Only the run's owner may do this.
         NotTheOwner,
-        /// The amount is zero. Add something.
+        /// The amount is zero.
         NothingToAdd,
-        /// The amount is zero. Take something out.
+        /// The amount is zero.
         NothingToTake,
-        /// The stake would exceed what a number can hold.
+        /// The stake would overflow.
         StakeTooLarge,
-        /// The endpoint has moved in this window already. Wait for the next one.
+        /// The endpoint was set in this window already. Wait for the next one.
         EndpointJustSet,
-        /// As many changes wait for the next window as one can take. Wait for it.
+        /// The list of changes for the next opening is full. Wait for it.
         TooManyChanges,
-        /// The seat is given up, taken over or gets another hotkey as the next window opens. Wait for it.
+        /// The seat already has a change waiting. Wait for the next opening.
         ChangeWaiting,
-        /// Stake of this seat is unbonding in as many parts as can be. Withdraw what is free, or wait.
+        /// The seat has the maximal number of unbonding chunks. Withdraw the unbonded ones, or wait.
         TooManyUnbonding,
-        /// Nothing of the signer's is free yet. See until when it is unbonding.
+        /// None of the signer's stake has unbonded yet.
         NothingToWithdraw,
-        /// No new terms are waiting.
+        /// No terms are waiting.
         NoTermsWaiting,
-        /// The run was not offered to the signer. Its owner has to do so first.
+        /// The run was not offered to the signer. Its owner must offer it first.
         NotOffered,
     }
 
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn integrity_test() {
-            assert!(T::MaxSeats::get() <= u32::from(u16::MAX) + 1, "a uid holds 16 bits");
+            assert!(T::MaxSeats::get() <= u32::from(u16::MAX) + 1, "a uid has 16 bits");
             assert!(T::MaxCheckpointWindows::get() > 0, "a run must have checkpoints");
-            assert!(T::MaxChanges::get() > 1, "a hotkey must be able to change");
-            assert!(T::MaxUnbonding::get() > 1, "a seat's end must find room beside an earlier unstake");
+            assert!(T::MaxChanges::get() > 1, "a hotkey can be rotated");
+            assert!(T::MaxUnbonding::get() > 1, "a chunk is left for a seat's end");
         }
 
         #[cfg(feature = "try-runtime")]
@@ -353,8 +351,8 @@ pub mod pallet {
 
     #[pallet::call]
     impl<T: Config> Pallet<T> {
-        /// Creates a run that the signer owns, and holds its deposit. Runs are numbered from 0. Specification, dataset and
-        /// `θ_0` are published at the base URL `published_at`.
+        /// Creates a run owned by the signer, and holds its deposit. Runs are numbered from 0. Specification, dataset
+        /// and `θ_0` are published at the base URL `published_at`.
         #[pallet::call_index(0)]
         #[pallet::weight(T::WeightInfo::create_run())]
         pub fn create_run(
@@ -400,11 +398,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Takes a seat of `run` for `hotkey`: burns what it costs now, `price_max` at most, from the signer, its coldkey, and
-        /// holds `stake`.
+        /// Takes a seat of `run` for `hotkey`. The signer is its coldkey: the price, at most `price_max`, is burnt,
+        /// and `stake` is held.
         ///
-        /// The lowest free uid is taken at once. Where the role has none, the newcomer takes over as the next window opens:
-        /// a seat that is given up, or else the one that was paid the least of late and is past its immunity.
+        /// The lowest free uid is taken at once. If the role has none, the newcomer replaces a seat at the next
+        /// opening: one that is given up, or else the lowest paid one that is past its immunity.
         #[pallet::call_index(1)]
         #[pallet::weight(T::WeightInfo::replace(T::MaxSeats::get()).max(T::WeightInfo::register()))]
         pub fn register(
@@ -456,11 +454,11 @@ pub mod pallet {
             };
             let weight = match place {
                 Place::Free(uid) => {
-                    Self::seat_down(run, uid, seat, &mut roster)?;
+                    Self::take_seat(run, uid, seat, &mut roster)?;
                     Rosters::<T>::insert(run, roster);
                     T::WeightInfo::register()
                 }
-                Place::Of(uid) => {
+                Place::Replacing(uid) => {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
                     Self::put_changes(run, changes);
                     Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
@@ -470,15 +468,14 @@ pub mod pallet {
             Ok(Some(weight).into())
         }
 
-        /// Says where the signer's seat publishes from now on. Signed by the hotkey, once a window at most; and as it is so
-        /// rare, it costs no fee.
+        /// Sets the endpoint of the signer's seat. Signed by the hotkey; free of charge, and allowed once per window.
         #[pallet::call_index(2)]
         #[pallet::weight(T::WeightInfo::set_endpoint())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, endpoint: &Url| -> bool {
-            Pallet::<T>::moving(origin.clone(), *run, endpoint).is_ok()
+            Pallet::<T>::may_set_endpoint(origin.clone(), *run, endpoint).is_ok()
         })]
         pub fn set_endpoint(origin: OriginFor<T>, run: RunId, endpoint: Url) -> DispatchResult {
-            let (uid, mut seat) = Self::moving(origin, run, &endpoint)?;
+            let (uid, mut seat) = Self::may_set_endpoint(origin, run, &endpoint)?;
 
             seat.endpoint = endpoint.clone();
             seat.endpoint_set_at = Some(Self::now());
@@ -487,11 +484,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Holds `amount` more from the signer, the seat's coldkey, as the seat's stake.
+        /// Adds `amount` to a seat's stake, held from the signer, its coldkey.
         #[pallet::call_index(3)]
         #[pallet::weight(T::WeightInfo::add_stake())]
         pub fn add_stake(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
-            let (_, mut seat) = Self::owned(origin, run, uid)?;
+            let (_, mut seat) = Self::seat_of_coldkey(origin, run, uid)?;
             ensure!(amount > 0, Error::<T>::NothingToAdd);
             seat.stake = seat.stake.checked_add(amount).ok_or(Error::<T>::StakeTooLarge)?;
             T::Currency::hold(&HoldReason::Stake.into(), &seat.coldkey, amount)
@@ -503,20 +500,20 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Takes `amount` out of a seat's stake, down to the role's minimum. Signed by the coldkey. It stays held, and can be
-        /// slashed, until it has unbonded.
+        /// Removes `amount` from a seat's stake, down to the role's minimum. Signed by the coldkey. The amount stays
+        /// held and can be slashed until it has unbonded.
         #[pallet::call_index(4)]
         #[pallet::weight(T::WeightInfo::unstake())]
         pub fn unstake(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
-            let (details, mut seat) = Self::owned(origin, run, uid)?;
+            let (details, mut seat) = Self::seat_of_coldkey(origin, run, uid)?;
             let terms = &details.terms;
             ensure!(amount > 0, Error::<T>::NothingToTake);
             let left = seat.stake.checked_sub(amount).ok_or(Error::<T>::StakeTooLow)?;
             ensure!(left >= terms.stake_min(seat.role), Error::<T>::StakeTooLow);
             let until = Window(Self::opens_next(&details).0.saturating_add(terms.unbonding_windows));
-            let room_kept = 1;
+            let reserved = 1;
             ensure!(
-                Self::unbond(run, &seat.coldkey, seat.id(uid), amount, until, room_kept),
+                Self::unbond(run, &seat.coldkey, seat.id(uid), amount, until, reserved),
                 Error::<T>::TooManyUnbonding
             );
 
@@ -526,11 +523,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Gives a seat up as the next window opens. Signed by the coldkey. All its stake unbonds.
+        /// Gives up a seat at the next opening. Signed by the coldkey. All its stake unbonds.
         #[pallet::call_index(5)]
         #[pallet::weight(T::WeightInfo::leave())]
         pub fn leave(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
-            Self::owned(origin, run, uid)?;
+            Self::seat_of_coldkey(origin, run, uid)?;
             let mut changes = Changes::<T>::get(run);
             let waiting = changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change);
             ensure!(matches!(waiting, None | Some(Change::Rotates(_))), Error::<T>::ChangeWaiting);
@@ -541,8 +538,8 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Releases what has unbonded of the signer's seats in `run`, present and former ones. It looks at `MaxChanges` seats
-        /// at most: who has more on their way out calls again.
+        /// Releases the unbonded stake of the signer's present and former seats in `run`. Visits at most `MaxChanges`
+        /// seats; with more, call again.
         #[pallet::call_index(6)]
         #[pallet::weight(T::WeightInfo::withdraw(T::MaxChanges::get()))]
         pub fn withdraw(origin: OriginFor<T>, run: RunId) -> DispatchResultWithPostInfo {
@@ -569,8 +566,8 @@ pub mod pallet {
             Ok(Some(T::WeightInfo::withdraw(looked_at)).into())
         }
 
-        /// Gives a seat another hotkey as the next window opens: one that never was a hotkey in this run. Signed by the
-        /// coldkey. The old one is never used again.
+        /// Gives a seat a new hotkey at the next opening, one never used in this run. Signed by the coldkey. The old
+        /// hotkey is never used again.
         #[pallet::call_index(7)]
         #[pallet::weight(T::WeightInfo::rotate_hotkey())]
         pub fn rotate_hotkey(
@@ -579,7 +576,7 @@ pub mod pallet {
             uid: Uid,
             hotkey: T::AccountId,
         ) -> DispatchResult {
-            Self::owned(origin, run, uid)?;
+            Self::seat_of_coldkey(origin, run, uid)?;
             let mut changes = Changes::<T>::get(run);
             ensure!(changes.iter().all(|(seat, _)| *seat != uid), Error::<T>::ChangeWaiting);
             ensure!(!Self::is_used(run, &hotkey, &changes), Error::<T>::HotkeyInUse);
@@ -593,11 +590,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Changes a run's terms as its next epoch begins. Signed by the owner, who may set others until then.
+        /// Sets the terms that take effect with the next epoch. Signed by the owner, who may replace them until then.
         #[pallet::call_index(8)]
         #[pallet::weight(T::WeightInfo::set_terms())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
-            Self::ruled(origin, run)?;
+            Self::run_of_owner(origin, run)?;
             Self::check_terms(&terms)?;
 
             WaitingOf::<T>::mutate(run, |waiting| waiting.terms = Some(terms));
@@ -605,11 +602,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Takes back terms that wait for an epoch to begin. Signed by the owner.
+        /// Withdraws the waiting terms. Signed by the owner.
         #[pallet::call_index(9)]
         #[pallet::weight(T::WeightInfo::drop_terms())]
         pub fn drop_terms(origin: OriginFor<T>, run: RunId) -> DispatchResult {
-            Self::ruled(origin, run)?;
+            Self::run_of_owner(origin, run)?;
             let mut waiting = WaitingOf::<T>::get(run);
             ensure!(waiting.terms.take().is_some(), Error::<T>::NoTermsWaiting);
 
@@ -618,11 +615,11 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Stops a run, or lets it go on, as the next window opens (PROT-3). Signed by the owner.
+        /// Stops or restarts a run at the next opening (PROT-3). Signed by the owner.
         #[pallet::call_index(10)]
         #[pallet::weight(T::WeightInfo::set_stopped())]
         pub fn set_stopped(origin: OriginFor<T>, run: RunId, stopped: bool) -> DispatchResult {
-            let details = Self::ruled(origin, run)?;
+            let details = Self::run_of_owner(origin, run)?;
 
             let mut waiting = WaitingOf::<T>::get(run);
             waiting.stopped = (stopped != details.stopped).then_some(stopped);
@@ -631,19 +628,19 @@ pub mod pallet {
             Ok(())
         }
 
-        /// Offers a run to another account, in place of whomever it was offered to before. Signed by the owner.
+        /// Offers a run to another account; replaces an earlier offer. Signed by the owner.
         #[pallet::call_index(11)]
         #[pallet::weight(T::WeightInfo::offer_run())]
         pub fn offer_run(origin: OriginFor<T>, run: RunId, to: T::AccountId) -> DispatchResult {
-            Self::ruled(origin, run)?;
+            Self::run_of_owner(origin, run)?;
 
             Offers::<T>::insert(run, &to);
             Self::deposit_event(Event::RunOffered { run, to });
             Ok(())
         }
 
-        /// Makes the signer, to whom it was offered, the owner of a run. Its deposit is held from the signer from now on, and
-        /// no longer from the owner before.
+        /// Makes the signer, to whom the run was offered, its owner. The deposit is released from the old owner and
+        /// held from the new one.
         #[pallet::call_index(12)]
         #[pallet::weight(T::WeightInfo::accept_run())]
         pub fn accept_run(origin: OriginFor<T>, run: RunId) -> DispatchResult {

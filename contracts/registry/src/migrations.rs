@@ -1,4 +1,4 @@
-//! From one layout of the storage to the next.
+//! Storage migrations.
 
 use crate::{pallet::*, *};
 use frame::{
@@ -6,11 +6,11 @@ use frame::{
     prelude::*,
 };
 
-/// From the first layout to version 1, in which a run has terms and a seat a first window, and uids may have gaps.
+/// To version 1: a run has terms, a seat has a first window, and uids may have gaps.
 pub type ToVersion1<T> =
     VersionedMigration<0, 1, version_1::Migrate<T>, Pallet<T>, <T as frame_system::Config>::DbWeight>;
 
-/// What version 1 changed.
+/// The migration to version 1.
 pub mod version_1 {
     use super::*;
     use frame::storage_alias;
@@ -19,7 +19,7 @@ pub mod version_1 {
         params::{Density, F32Bits, MergeRule, PayShares},
     };
 
-    /// Parameters as version 0 had them, those that are terms now among them.
+    /// Version 0 of the parameters, with those that are terms now.
     #[derive(Clone, Debug, Encode, Decode)]
     pub struct OldParams {
         pub schedule: Schedule,
@@ -48,7 +48,7 @@ pub mod version_1 {
         pub localnet: bool,
     }
 
-    /// A run as version 0 had it.
+    /// Version 0 of a run.
     #[derive(Clone, Debug, Encode, Decode)]
     pub struct OldRun<AccountId> {
         pub owner: AccountId,
@@ -60,7 +60,7 @@ pub mod version_1 {
         pub deposit: Balance,
     }
 
-    /// A seat as version 0 had it.
+    /// Version 0 of a seat.
     #[derive(Clone, Debug, Encode, Decode)]
     pub struct OldSeat<AccountId> {
         pub registered_at: Block,
@@ -71,14 +71,14 @@ pub mod version_1 {
         pub stake: Balance,
     }
 
-    /// Seats of a run, whose uids had no gaps.
+    /// Number of seats of a run, whose uids had no gaps.
     #[storage_alias]
     pub type SeatCount<T: Config> = StorageMap<Pallet<T>, Twox64Concat, RunId, u32, ValueQuery>;
 
-    /// Goes once over all runs and their seats. What version 0 did not know is as [`Terms::default`] has it.
+    /// Visits all runs and seats once. Missing values are those of [`Terms::default`].
     ///
-    /// A run's first lineage hashes parameters of which some are terms now: of a run from before, only a checkpoint can be
-    /// joined, not `θ_0`.
+    /// A run's first lineage hashes parameters of which some are terms now: nodes join such a run from a checkpoint
+    /// only, not from `θ_0`.
     pub struct Migrate<T>(PhantomData<T>);
 
     impl<T: Config> UncheckedOnRuntimeUpgrade for Migrate<T> {
@@ -89,7 +89,7 @@ pub mod version_1 {
                 Some(run::<T>(old))
             });
             SeatsOf::<T>::translate::<OldSeat<T::AccountId>, _>(|run, uid, old| {
-                // The seat, its hotkey's account, and its place on the roster.
+                // The seat, its hotkey's account, and its roster entry.
                 touched = touched.saturating_add(3);
                 frame_system::Pallet::<T>::inc_sufficients(&old.hotkey);
                 let schedule = Runs::<T>::get(run)?.params.schedule;
@@ -133,7 +133,7 @@ pub mod version_1 {
             checkpoint_windows: old.checkpoint_windows,
             localnet: old.localnet,
         };
-        // Half of all seats for miners at least, and a quarter at most for those who judge them.
+        // At least half of all seats for miners, and at most a quarter for validators.
         let seats_max = u16::try_from(T::MaxSeats::get()).unwrap_or(u16::MAX);
         let defaults = Terms::default();
         let validator_seats_max = defaults.validator_seats_max.min(seats_max / 4).max(1);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_and_seats_from_before_there_were_terms_go_on() {
+    fn runs_and_seats_of_version_0_are_migrated() {
         empty_chain().execute_with(|| {
             let (reason, stake) = (HoldReason::Stake.into(), 60);
             assert_ok!(<Balances as fungible::MutateHold<u64>>::hold(&reason, &COLDKEY, 2 * stake));
@@ -266,7 +266,7 @@ mod tests {
             assert_eq!((seat(0).since, seat(1).since, seat(1).stake), (Window(0), Window(1), stake));
             assert_eq!((Registry::next_uid(RUN), System::sufficients(&HOTKEY)), (Some(Uid(2)), 1));
 
-            // A second time, it does nothing.
+            // The second run does nothing.
             assert_storage_noop!({
                 ToVersion1::<Test>::on_runtime_upgrade();
             });

@@ -1,42 +1,14 @@
-//! A chain with nothing but balances and the registry; what other pallets would say is set by the test.
+//! The registry with stand-ins for the other pallets, which a test sets.
 
 use crate::{self as pallet_registry, *};
 use frame::testing_prelude::*;
+use pallet_mock::pallet_balances;
 use protocol::Schedule;
 use std::collections::BTreeMap;
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-}
-
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-    type ExistentialDeposit = ConstU128<EXISTENTIAL_DEPOSIT>;
+pallet_mock::runtime! {
+    account: u64, deposit: EXISTENTIAL_DEPOSIT;
+    2 Registry: pallet_registry,
 }
 
 impl Config for Test {
@@ -56,15 +28,15 @@ impl Config for Test {
 }
 
 parameter_types! {
-    /// What the seats of run 0 were paid.
+    /// Recent pay of the seats of run 0.
     pub static Paid: BTreeMap<u16, Balance> = BTreeMap::new();
-    /// What is nominated behind them.
+    /// Their nominations.
     pub static Behind: BTreeMap<u16, Balance> = BTreeMap::new();
-    /// The seats that were told to be gone.
+    /// The seats reported as vacated.
     pub static Gone: Vec<(RunId, SeatId)> = Vec::new();
 }
 
-/// What other pallets would say, and what they would hear.
+/// Stands in for the other pallets.
 pub struct Others;
 
 impl Payslips for Others {
@@ -87,7 +59,7 @@ impl Nominations<u64> for Others {
     fn share_pay(_: RunId, _: SeatId, _: Balance, _: Balance, _: &u64) -> Balance {
         0
     }
-    /// What is behind a former seat these tests do not know of.
+    /// These tests have no nominations of former seats.
     fn slash(_: RunId, id: SeatId, share: Permille, _: Option<(&u64, Permille)>) -> Balance {
         let uid = id.uid;
         if SeatsOf::<Test>::get(RUN, uid).is_none_or(|seat| seat.id(uid) != id) {
@@ -117,7 +89,7 @@ pub fn params() -> RunParams {
     RunParams { schedule, epoch_windows: 3, ..RunParams::default() }
 }
 
-/// Three miners, two validators; immune for four windows, unbonding for five; seats for nothing.
+/// Three miners, two validators; immunity of four windows, unbonding of five, no price.
 pub fn terms() -> Terms {
     Terms {
         miner_stake_min: MINER_STAKE,
@@ -159,7 +131,7 @@ pub fn validate(hotkey: u64, stake: Balance) -> DispatchResult {
     register(COLDKEY, Role::Validator, HOTKEY + hotkey, stake)
 }
 
-/// Goes to the first block of `window` and opens it, as the windows pallet does.
+/// Goes to the first block of `window` and opens it.
 pub fn open(window: u32) {
     System::set_block_number(params().schedule.opens_at(Window(window)).0.into());
     <Registry as Seats<u64>>::window_opens(RUN, Window(window));
@@ -174,22 +146,15 @@ pub fn hotkeys() -> Vec<(u16, u64)> {
     seats.map(|(uid, seat)| (uid.0, seat.hotkey - HOTKEY)).collect()
 }
 
-/// A chain on which accounts 1 to 5 have a thousand each.
+/// Accounts 1 to 5 have a thousand each.
 pub fn empty_chain() -> TestState {
     Paid::set(BTreeMap::new());
     Behind::set(BTreeMap::new());
     Gone::set(Vec::new());
-    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
-    let balances = (1..=5).map(|who| (who, 1_000)).collect();
-    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
-        .assimilate_storage(&mut storage)
-        .unwrap();
-    let mut chain: TestState = storage.into();
-    chain.execute_with(|| System::set_block_number(1));
-    chain
+    pallet_mock::chain::<Test>((1..=5).map(|who| (who, 1_000)).collect())
 }
 
-/// Runs `story` on a chain with one run under `terms`.
+/// Runs `story` with one run under `terms`.
 pub fn with_terms(terms: Terms, story: impl FnOnce()) {
     empty_chain().execute_with(|| {
         assert_ok!(create(OWNER, params(), terms));

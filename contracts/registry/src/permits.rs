@@ -1,4 +1,4 @@
-//! Who may do what now, and where a newcomer sits. Nothing here writes.
+//! The checks of each call, without writes, and the seat that a newcomer gets.
 
 use crate::{pallet::*, rules, *};
 use core::cmp::Reverse;
@@ -7,11 +7,11 @@ use frame::prelude::*;
 type RunOf<T> = Run<<T as frame_system::Config>::AccountId>;
 type SeatOf<T> = Seat<<T as frame_system::Config>::AccountId>;
 
-/// Where a newcomer sits.
+/// The seat that a newcomer gets.
 pub(crate) enum Place {
     Free(Uid),
-    /// In the place of whoever holds it now, from the next opening.
-    Of(Uid),
+    /// Replaces its holder at the next opening.
+    Replacing(Uid),
 }
 
 impl<T: Config> Pallet<T> {
@@ -19,12 +19,12 @@ impl<T: Config> Pallet<T> {
         Block(frame_system::Pallet::<T>::block_number().saturated_into())
     }
 
-    /// The window that is open; `None` before the run starts.
+    /// The open window; `None` before the run starts.
     pub(crate) fn window_now(details: &Run<T::AccountId>) -> Option<Window> {
         details.params.schedule.window_at(Self::now())
     }
 
-    /// The window that opens next.
+    /// The next window to open.
     pub(crate) fn opens_next(details: &Run<T::AccountId>) -> Window {
         Self::window_now(details).map_or(Window(0), Window::next)
     }
@@ -36,16 +36,16 @@ impl<T: Config> Pallet<T> {
         Ok(())
     }
 
-    /// A run, for its owner.
-    pub(crate) fn ruled(origin: OriginFor<T>, run: RunId) -> Result<Run<T::AccountId>, DispatchError> {
+    /// The run, if the signer owns it.
+    pub(crate) fn run_of_owner(origin: OriginFor<T>, run: RunId) -> Result<Run<T::AccountId>, DispatchError> {
         let owner = ensure_signed(origin)?;
         let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
         ensure!(details.owner == owner, Error::<T>::NotTheOwner);
         Ok(details)
     }
 
-    /// A seat, for its coldkey.
-    pub(crate) fn owned(
+    /// The run and the seat, if the signer is the seat's coldkey.
+    pub(crate) fn seat_of_coldkey(
         origin: OriginFor<T>,
         run: RunId,
         uid: Uid,
@@ -57,8 +57,8 @@ impl<T: Config> Pallet<T> {
         Ok((details, seat))
     }
 
-    /// A seat that may move to `endpoint` now, for its hotkey.
-    pub(crate) fn moving(
+    /// The signer's seat, if it may set its endpoint to `endpoint` now.
+    pub(crate) fn may_set_endpoint(
         origin: OriginFor<T>,
         run: RunId,
         endpoint: &Url,
@@ -74,7 +74,7 @@ impl<T: Config> Pallet<T> {
         Ok((uid, seat))
     }
 
-    /// Whether `hotkey` holds or held a seat, or is about to.
+    /// Whether `hotkey` holds, held or will hold a seat.
     pub(crate) fn is_used(
         run: RunId,
         hotkey: &T::AccountId,
@@ -84,10 +84,10 @@ impl<T: Config> Pallet<T> {
         waits || Hotkeys::<T>::contains_key(run, hotkey) || FormerHotkeys::<T>::contains_key(run, hotkey)
     }
 
-    /// Where a newcomer of `role` sits; `None` if nowhere.
+    /// The seat that a newcomer of `role` gets; `None` if there is none.
     ///
-    /// Terms may have lowered the number of seats below what is taken. Then nobody is sent away; a newcomer still takes
-    /// somebody's place, and seats that are given up stay empty until the number is right.
+    /// New terms may allow fewer seats than are taken. Then holders stay, a newcomer may still replace one, and seats
+    /// that are given up stay empty until the number is right.
     pub(crate) fn place(
         run: RunId,
         role: Role,
@@ -109,23 +109,23 @@ impl<T: Config> Pallet<T> {
         }
         let of_role =
             of_role().filter_map(|(entry, index)| Some((Uid(u16::try_from(index).ok()?), entry.as_ref()?)));
-        let mut given_up_for_good = taken.saturating_sub(seats_max);
+        let mut surplus = taken.saturating_sub(seats_max);
         let mut lowest = None;
         for (uid, entry) in of_role {
             match changes.iter().find(|(seat, _)| *seat == uid).map(|(_, change)| change) {
                 Some(Change::Replaced(_)) => continue,
-                Some(Change::Leaves) if given_up_for_good > 0 => {
-                    given_up_for_good = given_up_for_good.saturating_sub(1);
+                Some(Change::Leaves) if surplus > 0 => {
+                    surplus = surplus.saturating_sub(1);
                     continue;
                 }
-                Some(Change::Leaves) => return Some(Place::Of(uid)),
+                Some(Change::Leaves) => return Some(Place::Replacing(uid)),
                 Some(Change::Rotates(_)) | None => {}
             }
             if entry.since.0.saturating_add(terms.immunity_windows) > opens.0 {
                 continue;
             }
             let Some(seat) = SeatsOf::<T>::get(run, uid) else {
-                defensive!("a uid on the roster is a seat's");
+                defensive!("every uid on the roster has a seat");
                 continue;
             };
             let stake = match role {
@@ -138,7 +138,7 @@ impl<T: Config> Pallet<T> {
                 lowest = Some(rank);
             }
         }
-        lowest.map(|(_, _, _, Reverse(uid))| Place::Of(uid))
+        lowest.map(|(_, _, _, Reverse(uid))| Place::Replacing(uid))
     }
 }
 
@@ -151,7 +151,7 @@ pub(crate) fn incoming<AccountId>(change: &Change<AccountId>) -> Option<&Account
     }
 }
 
-/// The lowest uid that nobody has.
+/// The lowest free uid.
 pub(crate) fn free_uid(roster: &[Option<Entry>], seats_max: u32) -> Option<Uid> {
     let index = roster.iter().position(Option::is_none).unwrap_or(roster.len());
     if index >= seats_max as usize {

@@ -1,35 +1,34 @@
-//! What a seat costs: more where many want one, less as time goes by (PROT-29). Plain functions; they read no storage.
+//! The price of a seat: it rises with each registration and falls with time (PROT-29). Plain functions, without
+//! storage.
 
 use crate::Balance;
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use protocol::{Role, Terms, Window};
 use scale_info::TypeInfo;
 
-/// Of the price, what a newcomer that takes somebody's place adds to it: an eighth.
+/// A newcomer that replaces a seat raises the price by one part in this many.
 const CONTESTED_PARTS: u128 = 8;
 
-/// The price falls by half in so many parts of a seat's immunity. About six newcomers in that time keep it where it is.
+/// The price halves this many times in a seat's immunity. About six replacements in that time keep it constant.
 const HALVINGS_IN_IMMUNITY: u32 = 4;
 
-/// What the last seat left of its price, and when.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo,
-)]
+/// The price that the last registration left, and its window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
 pub struct Price {
     pub amount: Balance,
     pub at: Window,
 }
 
 impl Price {
-    /// What the next seat costs in `window`: half as much after each half-life, evenly in between, and never less than the
-    /// terms ask.
+    /// The price in `window`: it halves with each half-life, linearly in between, and is at least the terms' minimum.
     pub fn in_window(&self, window: Window, terms: &Terms) -> Balance {
         let elapsed = window.0.saturating_sub(self.at.0);
         decayed(self.amount, elapsed, half_life(terms)).max(terms.seat_price_min)
     }
 
-    /// The price that a newcomer leaves behind which paid `paid` in `window`. One that takes a free seat adds at most a
-    /// share that makes a whole run, filled at once, cost the last of them less than three times what the first paid.
+    /// The price after a registration that paid `paid` in `window`. Taking a free seat raises it so little that a
+    /// whole run, filled at once, costs the last newcomer less than three times what the first paid.
     pub fn after(paid: Balance, window: Window, terms: &Terms, role: Role, free: bool) -> Price {
         let parts = match free {
             true => CONTESTED_PARTS.max(terms.seats_max(role).into()),
@@ -47,7 +46,7 @@ fn decayed(amount: Balance, elapsed: u32, half_life: u32) -> Balance {
     let (halvings, rest) = (elapsed / half_life, Balance::from(elapsed % half_life));
     let halved = amount.checked_shr(halvings).unwrap_or(0);
     let (next, half_life) = (halved / 2, Balance::from(half_life));
-    // `next · rest / half_life`, with no product that could overflow.
+    // `next · rest / half_life` without overflow.
     let fallen = (next / half_life) * rest + (next % half_life) * rest / half_life;
     halved - fallen
 }
@@ -63,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_price_halves_evenly_towards_its_minimum() {
+    fn a_price_halves_with_each_half_life_down_to_its_minimum() {
         let price = Price { amount: 800, at: Window(5) };
         let at = |window| price.in_window(Window(window), &terms());
         assert_eq!(
@@ -73,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newcomer_adds_an_eighth_where_it_takes_a_place_and_little_where_one_is_free() {
+    fn a_replacement_raises_the_price_by_an_eighth_and_a_free_seat_by_little() {
         let after = |free| Price::after(1920, Window(7), &terms(), Role::Miner, free);
         assert_eq!(after(false), Price { amount: 2160, at: Window(7) });
         assert_eq!(after(true), Price { amount: 1930, at: Window(7) });
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_filled_at_once_costs_the_last_less_than_three_times_what_the_first_paid() {
+    fn filling_a_run_at_once_less_than_triples_the_price() {
         for seats in [1, 4, 64, 192, 1024] {
             let terms = Terms { miner_seats_max: seats, seat_price_min: 1_000_000, ..terms() };
             let mut price = Price::default();
@@ -96,7 +95,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_price_never_rises_by_itself_and_no_amount_is_too_large(
+        fn a_price_never_rises_by_itself_and_never_overflows(
             amount: Balance, at: u32, elapsed: u32, immunity: u32,
         ) {
             let terms = Terms { immunity_windows: immunity, seat_price_min: 0, ..terms() };

@@ -4,17 +4,17 @@ use crate::{pallet::*, permits::free_uid, *};
 use frame::prelude::Get;
 
 impl<T: Config> Pallet<T> {
-    /// The runs, in the order of their ids.
+    /// The ids of all runs, ascending.
     pub fn run_ids() -> Vec<RunId> {
         (0..RunCount::<T>::get()).map(RunId).collect()
     }
 
-    /// The uid that the next seat gets if its role has a free one; `None` if all of the run are taken.
+    /// The lowest free uid of a run; `None` if all are taken.
     pub fn next_uid(run: RunId) -> Option<Uid> {
         free_uid(&Rosters::<T>::get(run), T::MaxSeats::get())
     }
 
-    /// Seats of `role` that are taken, and how many there may be. More may be taken, where the terms once allowed it.
+    /// The taken seats of `role`, and their maximum. More may be taken than newer terms allow.
     pub fn taken(run: RunId, role: Role) -> (u16, u16) {
         let roster = Rosters::<T>::get(run);
         let taken = roster.iter().flatten().filter(|entry| entry.role == role).count();
@@ -22,7 +22,7 @@ impl<T: Config> Pallet<T> {
         (u16::try_from(taken).unwrap_or(u16::MAX), seats_max)
     }
 
-    /// What a seat of `role` costs now; zero in a run that does not exist.
+    /// The present price of a seat of `role`; zero if there is no such run.
     pub fn price(run: RunId, role: Role) -> Balance {
         Runs::<T>::get(run).map_or(0, |details| {
             let now = Self::window_now(&details).unwrap_or_default();
@@ -30,18 +30,18 @@ impl<T: Config> Pallet<T> {
         })
     }
 
-    /// Terms that wait for an epoch to begin.
+    /// Terms that wait for the next epoch.
     pub fn pending_terms(run: RunId) -> Option<Terms> {
         WaitingOf::<T>::get(run).terms
     }
 
-    /// Whether the owner has stopped the run, or has asked to; not if the owner has asked that it go on.
+    /// Whether the run is stopped, or will be at the next opening.
     pub fn is_stopped(run: RunId) -> bool {
         let stopped = Runs::<T>::get(run).is_some_and(|details| details.stopped);
         WaitingOf::<T>::get(run).stopped.unwrap_or(stopped)
     }
 
-    /// What the next opening brings for a seat.
+    /// The change of a seat at the next opening.
     pub fn pending_change(run: RunId, uid: Uid) -> Option<view::PendingChange>
     where
         T::AccountId: Into<[u8; 32]>,
@@ -60,7 +60,7 @@ impl<T: Config> Pallet<T> {
         Some(Window(SeatsOf::<T>::get(run, uid)?.since.0.saturating_add(immunity)))
     }
 
-    /// What an account has taken out of its seats and not withdrawn, the soonest first.
+    /// The unbonding stake of an account, by window.
     pub fn unbonding(run: RunId, account: &T::AccountId) -> Vec<view::UnbondingView> {
         let mut views: Vec<view::UnbondingView> = Unbonding::<T>::iter_prefix((run, account))
             .flat_map(|(seat, chunks)| {

@@ -1,9 +1,9 @@
-//! What makes a URL or a set of parameters acceptable. Plain functions: they read no storage.
+//! Checks of URLs and parameters, and shares of amounts: plain functions, without storage.
 
 use crate::{Balance, Config, Error};
 use protocol::params::{ParamsError, Permille};
 
-/// Whether `url` may be published as a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
+/// Whether `url` is a base URL: `http` or `https`, a host, printable ASCII, no credential (PROT-12).
 pub(crate) fn is_base_url(url: &[u8]) -> bool {
     let Some(rest) = url.strip_prefix(b"http://").or_else(|| url.strip_prefix(b"https://")) else {
         return false;
@@ -30,9 +30,9 @@ impl<T: Config> From<ParamsError> for Error<T> {
     }
 }
 
-/// `share` of `amount`, rounded down; all of it for a share above 1000 thousandths.
-pub(crate) fn part(amount: Balance, share: Permille) -> Balance {
+/// `share` of `amount`, rounded down; at most all of it.
+pub(crate) fn share_of(amount: Balance, share: Permille) -> Balance {
     let share = Balance::from(share.0.min(1000));
-    // `amount · share / 1000`, with no product that could overflow.
+    // `amount · share / 1000` without overflow.
     (amount / 1000) * share + (amount % 1000) * share / 1000
 }

@@ -1,6 +1,6 @@
-//! What other pallets ask about runs and seats, and what they have done to them.
+//! Runs and seats for other pallets: lookups, openings, slashes.
 
-use crate::{pallet::*, rules::part, *};
+use crate::{pallet::*, rules::share_of, *};
 use frame::prelude::{fungible::MutateHold as _, *};
 
 impl<T: Config> Seats<T::AccountId> for Pallet<T> {
@@ -42,7 +42,7 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         let changes = Changes::<T>::take(run);
         let mut weight = T::WeightInfo::window_opens(changes.len() as u32);
         if !changes.is_empty() {
-            // Before any new terms: whoever leaves, leaves by those that stood when they said so.
+            // Before new terms: a seat leaves by the terms of the time of its request.
             weight.saturating_accrue(Self::apply(run, window, &details, changes));
         }
 
@@ -84,7 +84,7 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         let Some(details) = Runs::<T>::get(run) else {
             return 0;
         };
-        // Nominators may have more on its way out than the seat itself, or something where that has nothing any more.
+        // Nominators may have unbonding stake of which the seat has none.
         let nominated = T::Nominations::slash(run, id, share, reporter);
         let present = SeatsOf::<T>::get(run, id.uid).filter(|seat| seat.id(id.uid) == id);
         let coldkey = present.as_ref().map(|seat| seat.coldkey.clone());
@@ -97,13 +97,13 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
 
         let mut stake: Balance = 0;
         if let Some(mut seat) = present {
-            stake = part(seat.stake, share);
+            stake = share_of(seat.stake, share);
             seat.stake = seat.stake.saturating_sub(stake);
             SeatsOf::<T>::insert(run, id.uid, seat);
         }
         let mut chunks = Unbonding::<T>::get((run, &coldkey, id));
         for chunk in chunks.iter_mut().filter(|chunk| !Self::is_free(&details, chunk)) {
-            let taken = part(chunk.amount, share);
+            let taken = share_of(chunk.amount, share);
             chunk.amount = chunk.amount.saturating_sub(taken);
             stake = stake.saturating_add(taken);
         }

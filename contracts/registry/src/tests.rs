@@ -1,4 +1,4 @@
-//! A run and its seats: what happens to them, and every refusal with storage left as it was (PROT-29, 33).
+//! Runs and seats, and every refusal with storage unchanged (PROT-29, 33).
 
 use crate::{mock::*, *};
 use frame::{
@@ -40,7 +40,7 @@ fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
     <R as Seats<u64>>::slash(RUN, seat, Permille(share), reporter)
 }
 
-// A run.
+// Runs.
 
 #[test]
 fn a_run_is_created_with_its_deposit_held() {
@@ -58,7 +58,7 @@ fn a_run_is_created_with_its_deposit_held() {
 }
 
 #[test]
-fn parameters_and_terms_out_of_bounds_are_refused_by_name() {
+fn parameters_and_terms_out_of_bounds_are_refused_with_their_own_error() {
     empty_chain().execute_with(|| {
         let good = params();
         let schedule = |commit_by| Schedule { commit_by, ..good.schedule };
@@ -94,7 +94,7 @@ fn bad_terms() -> [(Terms, E); 6] {
 }
 
 #[test]
-fn a_run_must_start_later_than_the_block_that_creates_it() {
+fn a_run_starts_after_the_block_that_creates_it() {
     empty_chain().execute_with(|| {
         let at =
             |start| RunParams { schedule: Schedule { start: Block(start), ..params().schedule }, ..params() };
@@ -104,7 +104,7 @@ fn a_run_must_start_later_than_the_block_that_creates_it() {
 }
 
 #[test]
-fn the_chain_carries_so_many_runs_and_no_more() {
+fn the_number_of_runs_is_bounded() {
     empty_chain().execute_with(|| {
         for _ in 0..3 {
             assert_ok!(create(OWNER, params(), terms()));
@@ -114,7 +114,7 @@ fn the_chain_carries_so_many_runs_and_no_more() {
 }
 
 #[test]
-fn terms_change_as_an_epoch_begins_and_pay_follows_those_before() {
+fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
     with_a_run(|| {
         let of = |epoch| <R as Seats<u64>>::terms_of(RUN, epoch).unwrap();
         let now = || <R as Seats<u64>>::run(RUN).unwrap().terms;
@@ -145,7 +145,7 @@ fn terms_change_as_an_epoch_begins_and_pay_follows_those_before() {
 }
 
 #[test]
-fn a_run_whose_first_window_begins_an_epoch_begins_with_the_new_terms() {
+fn terms_set_before_the_first_window_hold_from_the_first_window() {
     with_a_run(|| {
         let new = Terms { immunity_windows: 1, ..terms() };
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
@@ -156,7 +156,7 @@ fn a_run_whose_first_window_begins_an_epoch_begins_with_the_new_terms() {
 }
 
 #[test]
-fn the_owner_stops_a_run_and_lets_it_go_on_from_the_next_opening() {
+fn the_owner_stops_and_restarts_a_run_at_the_next_opening() {
     with_a_run(|| {
         let stopped = || <R as Seats<u64>>::run(RUN).unwrap().stopped;
         open(0);
@@ -179,7 +179,7 @@ fn the_owner_stops_a_run_and_lets_it_go_on_from_the_next_opening() {
 }
 
 #[test]
-fn a_run_passes_to_whom_it_was_offered_with_its_deposit() {
+fn an_offered_run_passes_to_the_new_owner_with_its_deposit() {
     with_a_run(|| {
         assert_noop!(R::offer_run(signed(OTHER), RUN, OTHER), E::NotTheOwner);
         assert_noop!(R::accept_run(signed(OTHER), RUN), E::NotOffered);
@@ -194,14 +194,14 @@ fn a_run_passes_to_whom_it_was_offered_with_its_deposit() {
 
         assert_ok!(R::offer_run(signed(OTHER), RUN, STRANGER));
         assert_noop!(R::accept_run(signed(STRANGER), RUN), E::NotEnoughFunds);
-        // To oneself, it changes nothing.
+        // An offer to the owner itself changes nothing.
         assert_ok!(R::offer_run(signed(OTHER), RUN, OTHER));
         assert_ok!(R::accept_run(signed(OTHER), RUN));
         assert_eq!(deposited(OTHER), 100);
     });
 }
 
-// A seat.
+// Seats.
 
 #[test]
 fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
@@ -226,7 +226,7 @@ fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
 }
 
 #[test]
-fn an_endpoint_moves_once_a_window_without_a_fee_and_a_stake_grows() {
+fn an_endpoint_is_set_once_per_window_for_free_and_stake_can_be_added() {
     with_a_run(|| {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
         let set = |text: &str| R::set_endpoint(signed(HOTKEY), RUN, url(text));
@@ -254,7 +254,7 @@ fn an_endpoint_moves_once_a_window_without_a_fee_and_a_stake_grows() {
 }
 
 #[test]
-fn a_role_has_so_many_seats_whatever_the_other_has() {
+fn the_seats_of_each_role_are_bounded_separately() {
     with_a_run(|| {
         for hotkey in 0..3 {
             assert_ok!(mine(hotkey));
@@ -303,7 +303,7 @@ fn a_stake_is_at_least_the_minimum_of_the_role() {
 }
 
 #[test]
-fn nobody_stakes_or_deposits_what_they_do_not_have() {
+fn stakes_and_deposits_need_funds() {
     with_a_run(|| {
         assert_noop!(create(STRANGER, params(), terms()), E::NotEnoughFunds);
         assert_noop!(register(COLDKEY, Role::Miner, HOTKEY, 996), E::NotEnoughFunds);
@@ -316,7 +316,7 @@ fn nobody_stakes_or_deposits_what_they_do_not_have() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused() {
+fn unknown_runs_and_seats_are_refused() {
     with_a_run(|| {
         let (nowhere, seat) = (RunId(7), url("http://a"));
         let cold = || signed(COLDKEY);
@@ -356,7 +356,7 @@ fn what_does_not_exist_is_refused() {
 }
 
 #[test]
-fn only_the_coldkey_rules_over_a_seat_and_its_stake() {
+fn only_the_coldkey_controls_a_seat_and_its_stake() {
     with_a_run(|| {
         assert_ok!(mine(0));
         for who in [HOTKEY, OTHER] {
@@ -372,7 +372,7 @@ fn only_the_coldkey_rules_over_a_seat_and_its_stake() {
 }
 
 #[test]
-fn an_unsigned_call_is_refused_and_so_is_root() {
+fn unsigned_and_root_calls_are_refused() {
     with_a_run(|| {
         assert_ok!(mine(0));
         let (digest, seat, uid) = (Digest([0; 32]), url("http://a"), Uid(0));
@@ -437,7 +437,7 @@ fn a_base_url_is_http_with_a_host_and_without_a_credential() {
     });
 }
 
-// What a seat costs.
+// The price of a seat.
 
 #[test]
 fn a_seat_costs_more_with_each_newcomer_and_less_with_each_window() {
@@ -459,12 +459,12 @@ fn a_seat_costs_more_with_each_newcomer_and_less_with_each_window() {
         assert_eq!(R::price(RUN, Role::Miner), 90);
         assert_noop!(bid(1, 89), E::PriceAboveMax);
         assert_ok!(bid(1, 90));
-        // Nobody wants to validate.
+        // No validator has registered.
         assert_eq!((R::price(RUN, Role::Miner), R::price(RUN, Role::Validator)), (102, 80));
         assert_ok!(bid(2, 102));
         assert_eq!(Balances::total_issuance(), issued - 80 - 90 - 102);
 
-        // 102 and an eighth, rounded up, is 115. In one window it falls by half of its half, in two by all of that.
+        // 102 plus an eighth, rounded up, is 115. It falls by a quarter in one window, by half in two.
         assert_eq!(R::price(RUN, Role::Miner), 115);
         open(1);
         assert_eq!(R::price(RUN, Role::Miner), 115 - 57 / 2);
@@ -474,16 +474,16 @@ fn a_seat_costs_more_with_each_newcomer_and_less_with_each_window() {
 }
 
 #[test]
-fn who_cannot_pay_the_price_keeps_the_stake() {
+fn an_account_that_cannot_pay_the_price_keeps_its_stake() {
     with_terms(Terms { seat_price_min: 990, ..terms() }, || {
         assert_noop!(mine(0), E::NotEnoughFunds);
         assert_eq!((free(COLDKEY), staked(COLDKEY)), (1_000, 0));
     });
 }
 
-// Who has to go.
+// Replacement.
 
-/// Three miners with uids 0 to 2 and stakes 10, 20 and 10, there since window 0.
+/// Three miners, uids 0 to 2 with stakes 10, 20 and 10, since window 0.
 fn with_a_full_run(story: impl FnOnce()) {
     with_a_run(|| {
         for (hotkey, stake) in [(0, 10), (1, 20), (2, 10)] {
@@ -506,13 +506,13 @@ fn a_full_run_replaces_the_lowest_paid_seat_that_is_past_its_immunity() {
             assert_noop!(newcomer(3), E::RunFull);
         }
         open(3);
-        // Immune in windows 0 to 3; the next one to open is 4. Of the two that were paid alike, uid 2 has less at stake.
+        // Immune in windows 0 to 3; window 4 opens next. Of the two with equal pay, uid 2 has less stake.
         assert_ok!(newcomer(3));
         assert_ok!(newcomer(4));
         assert_ok!(newcomer(5));
         assert_noop!(newcomer(6), E::RunFull);
         assert_noop!(newcomer(4), E::HotkeyInUse);
-        // Nothing has changed hands yet, though all is paid for.
+        // Paid for, but not replaced before the opening.
         assert_eq!(hotkeys(), [(0, 0), (1, 1), (2, 2)]);
         assert_eq!((staked(OTHER), holder(3)), (45, None));
         assert_eq!(Gone::get(), []);
@@ -538,7 +538,7 @@ fn a_full_run_replaces_the_lowest_paid_seat_that_is_past_its_immunity() {
 }
 
 #[test]
-fn of_seats_alike_the_one_that_came_last_goes_first() {
+fn of_equal_seats_the_newest_is_replaced() {
     with_a_run(|| {
         assert_ok!(mine(0));
         assert_ok!(mine(1));
@@ -553,7 +553,7 @@ fn of_seats_alike_the_one_that_came_last_goes_first() {
 }
 
 #[test]
-fn what_is_nominated_behind_a_validator_speaks_for_it() {
+fn nominations_protect_a_validator_from_replacement() {
     with_a_run(|| {
         assert_ok!(validate(0, 60));
         assert_ok!(validate(1, 50));
@@ -566,7 +566,7 @@ fn what_is_nominated_behind_a_validator_speaks_for_it() {
 }
 
 #[test]
-fn a_newcomer_takes_a_seat_that_is_given_up_rather_than_somebodys() {
+fn a_newcomer_takes_a_seat_that_is_given_up_before_it_replaces_one() {
     with_a_full_run(|| {
         Paid::set([(0, 5), (1, 9), (2, 3)].into());
         open(0);
@@ -582,13 +582,13 @@ fn a_newcomer_takes_a_seat_that_is_given_up_rather_than_somebodys() {
 }
 
 #[test]
-fn a_uid_that_was_given_up_is_taken_again_the_lowest_first() {
+fn the_lowest_free_uid_is_taken_first() {
     with_a_full_run(|| {
         open(0);
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         System::assert_last_event(Event::<Test>::Leaving { run: RUN, uid: Uid(0) }.into());
-        // It goes on until the opening.
+        // The holder stays until the opening.
         assert_eq!((R::taken(RUN, Role::Miner), hotkeys().len()), ((3, 3), 3));
         open(1);
         assert_eq!((R::taken(RUN, Role::Miner), hotkeys()), ((1, 3), vec![(2, 2)]));
@@ -602,15 +602,15 @@ fn a_uid_that_was_given_up_is_taken_again_the_lowest_first() {
 }
 
 #[test]
-fn fewer_seats_send_nobody_away_but_are_not_filled_again() {
+fn lowering_the_number_of_seats_evicts_no_holder_but_seats_given_up_stay_empty() {
     with_a_full_run(|| {
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 1, ..terms() }));
         open(3);
         assert_eq!(R::taken(RUN, Role::Miner), (3, 1));
-        // Two seats are too many: that they are given up makes no room.
+        // Two seats too many: giving them up frees none.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
-        // The one that stays can still be taken over.
+        // The remaining one can still be replaced.
         assert_ok!(newcomer(3));
         assert_noop!(newcomer(4), E::RunFull);
         open(4);
@@ -626,7 +626,7 @@ fn fewer_seats_send_nobody_away_but_are_not_filled_again() {
 }
 
 #[test]
-fn a_role_may_find_every_uid_taken_though_it_has_seats_to_give() {
+fn a_role_below_its_maximum_may_find_every_uid_taken() {
     with_terms(Terms { miner_seats_max: 6, ..terms() }, || {
         for hotkey in 0..6 {
             assert_ok!(mine(hotkey));
@@ -644,7 +644,7 @@ fn a_role_may_find_every_uid_taken_though_it_has_seats_to_give() {
 }
 
 #[test]
-fn a_window_brings_so_many_changes_and_at_most_half_of_them_new_hotkeys() {
+fn the_changes_of_an_opening_are_bounded_and_at_most_half_are_rotations() {
     with_terms(Terms { miner_seats_max: 6, ..terms() }, || {
         for hotkey in 0..6 {
             assert_ok!(mine(hotkey));
@@ -654,11 +654,11 @@ fn a_window_brings_so_many_changes_and_at_most_half_of_them_new_hotkeys() {
         assert_ok!(rotate(0, 10));
         assert_ok!(rotate(1, 11));
         assert_noop!(rotate(2, 12), E::TooManyChanges);
-        // uid 5, and in the place of the new hotkeys none: they came earlier and go later.
+        // uid 5 is replaced. Rotations keep their place.
         assert_ok!(newcomer(20));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(3)));
         assert_noop!(R::leave(signed(COLDKEY), RUN, Uid(4)), E::TooManyChanges);
-        // A seat on the list already takes no more room.
+        // A seat with a waiting rotation needs no further entry.
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         assert_ok!(newcomer(21));
         assert_ok!(newcomer(22));
@@ -668,10 +668,10 @@ fn a_window_brings_so_many_changes_and_at_most_half_of_them_new_hotkeys() {
     });
 }
 
-// Which key.
+// Hotkeys.
 
 #[test]
-fn a_seat_gets_a_new_hotkey_as_the_window_opens_and_the_old_one_is_never_used_again() {
+fn a_seat_gets_a_new_hotkey_at_the_opening_and_the_old_one_is_never_used_again() {
     with_a_full_run(|| {
         let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
         let id = SeatId { uid: Uid(0), registered_at: Block(1) };
@@ -685,7 +685,7 @@ fn a_seat_gets_a_new_hotkey_as_the_window_opens_and_the_old_one_is_never_used_ag
         assert_noop!(validate(7, VALIDATOR_STAKE), E::HotkeyInUse);
         assert_eq!((holder(0), holder(7)), (Some(id), None));
         open(1);
-        // The same seat, with the same past.
+        // The same holder.
         assert_eq!((holder(0), holder(7), seat(0).registered_at), (Some(id), Some(id), Block(1)));
         assert_eq!(<R as Seats<u64>>::seat_of(RUN, &HOTKEY), None);
         assert_eq!(<R as Seats<u64>>::seat_of(RUN, &(HOTKEY + 7)), Some((Uid(0), Role::Miner)));
@@ -697,7 +697,7 @@ fn a_seat_gets_a_new_hotkey_as_the_window_opens_and_the_old_one_is_never_used_ag
 }
 
 #[test]
-fn a_new_hotkey_does_not_save_a_seat_from_its_end() {
+fn a_waiting_rotation_does_not_prevent_a_replacement() {
     with_a_full_run(|| {
         let rotate = |uid: u16, hotkey| R::rotate_hotkey(signed(COLDKEY), RUN, Uid(uid), HOTKEY + hotkey);
         open(3);
@@ -707,7 +707,7 @@ fn a_new_hotkey_does_not_save_a_seat_from_its_end() {
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(1)));
         assert_noop!(rotate(2, 9), E::ChangeWaiting);
         assert_noop!(rotate(1, 9), E::ChangeWaiting);
-        // Those keys held nothing and may be used.
+        // Keys that held no seat may be used.
         assert_eq!((System::sufficients(&(HOTKEY + 7)), System::sufficients(&(HOTKEY + 8))), (0, 0));
         assert_ok!(rotate(0, 7));
         open(4);
@@ -715,10 +715,10 @@ fn a_new_hotkey_does_not_save_a_seat_from_its_end() {
     });
 }
 
-// Stake that leaves.
+// Unbonding.
 
 #[test]
-fn stake_is_taken_out_down_to_the_minimum_and_is_free_after_it_has_unbonded() {
+fn stake_is_removed_down_to_the_minimum_and_released_after_it_has_unbonded() {
     with_a_run(|| {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 100));
         let take = |amount| R::unstake(signed(COLDKEY), RUN, Uid(0), amount);
@@ -729,13 +729,13 @@ fn stake_is_taken_out_down_to_the_minimum_and_is_free_after_it_has_unbonded() {
         System::assert_last_event(
             Event::<Test>::Unstaked { run: RUN, uid: Uid(0), amount: 30, stake: 70, until: Window(6) }.into(),
         );
-        // In the same window it is one chunk.
+        // One chunk per window.
         assert_ok!(take(10));
         assert_eq!((seat(0).stake, staked(COLDKEY), unbonding(COLDKEY)), (60, 100, vec![(0, 40, 6)]));
         open(1);
         assert_ok!(take(5));
         open(2);
-        // The third chunk is kept for the seat's end.
+        // The third chunk is reserved for the seat's end.
         assert_noop!(take(5), E::TooManyUnbonding);
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         open(3);
@@ -757,7 +757,7 @@ fn stake_is_taken_out_down_to_the_minimum_and_is_free_after_it_has_unbonded() {
 }
 
 #[test]
-fn who_leaves_leaves_by_the_terms_that_stood_when_they_said_so() {
+fn a_seat_leaves_by_the_terms_of_the_time_of_its_request() {
     with_a_full_run(|| {
         open(2);
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { unbonding_windows: 1000, ..terms() }));
@@ -768,7 +768,7 @@ fn who_leaves_leaves_by_the_terms_that_stood_when_they_said_so() {
 }
 
 #[test]
-fn a_withdrawal_looks_at_so_many_seats_and_can_be_made_again() {
+fn a_withdrawal_visits_a_bounded_number_of_seats_and_can_be_repeated() {
     with_terms(Terms { miner_seats_max: 6, unbonding_windows: 0, ..terms() }, || {
         for hotkey in 0..6 {
             assert_ok!(mine(hotkey));
@@ -803,7 +803,7 @@ fn pay_becomes_stake_out_of_the_payers_account() {
 // Slashing.
 
 #[test]
-fn a_slash_takes_its_share_of_stake_of_what_is_unbonding_and_of_what_is_nominated() {
+fn a_slash_takes_its_share_of_stake_unbonding_stake_and_nominations() {
     with_a_run(|| {
         assert_ok!(validate(0, 100));
         assert_ok!(validate(1, 100));
@@ -813,7 +813,7 @@ fn a_slash_takes_its_share_of_stake_of_what_is_unbonding_and_of_what_is_nominate
         open(1);
         assert_ok!(R::unstake(signed(COLDKEY), RUN, Uid(0), 30));
         let issued = Balances::total_issuance();
-        // A tenth of 50, 20, 30 and 500. The reporter has a tenth of the first three.
+        // A tenth of 50, 20, 30 and 500. The reporter gets a tenth of the first three.
         let taken = slash(seat(0).id(Uid(0)), 100, Some(OTHER));
         assert_eq!(taken, 5 + 2 + 3 + 50);
         System::assert_last_event(
@@ -830,7 +830,7 @@ fn a_slash_takes_its_share_of_stake_of_what_is_unbonding_and_of_what_is_nominate
         assert_eq!((free(OTHER), Balances::total_issuance()), (1_001, issued - 9));
         assert_eq!((staked(COLDKEY), Behind::get()), (190, [(0, 450), (1, 500)].into()));
 
-        // What has unbonded is out of reach, withdrawn or not. Who has nobody to thank burns all.
+        // Unbonded stake is not slashed, withdrawn or not. Without a reporter all is burnt.
         open(6);
         assert_eq!(slash(seat(0).id(Uid(0)), 1000, None), 45 + 27 + 450);
         assert_eq!((seat(0).stake, unbonding(COLDKEY)), (0, vec![(0, 18, 6)]));
@@ -842,7 +842,7 @@ fn a_slash_takes_its_share_of_stake_of_what_is_unbonding_and_of_what_is_nominate
 }
 
 #[test]
-fn a_slash_reaches_neither_who_held_the_uid_before_nor_who_holds_it_after() {
+fn a_slash_reaches_no_earlier_or_later_holder_of_the_uid() {
     with_a_run(|| {
         assert_ok!(validate(0, 100));
         let first = seat(0).id(Uid(0));
@@ -853,7 +853,7 @@ fn a_slash_reaches_neither_who_held_the_uid_before_nor_who_holds_it_after() {
         let second = seat(0).id(Uid(0));
         Behind::set([(0, 500)].into());
 
-        // Whoever is gone answers with what is unbonding, and nobody else with anything.
+        // A former holder answers with its unbonding stake only.
         assert_eq!(slash(first, 500, None), 50);
         assert_eq!(
             (seat(0).stake, unbonding(COLDKEY), Behind::get()),
@@ -868,11 +868,11 @@ fn a_slash_reaches_neither_who_held_the_uid_before_nor_who_holds_it_after() {
 }
 
 #[test]
-fn a_reporter_whose_account_cannot_be_paid_so_little_gets_nothing() {
+fn a_reporter_without_an_account_gets_no_reward_below_the_existential_deposit() {
     with_a_run(|| {
         assert_ok!(validate(0, 400));
         let issued = Balances::total_issuance();
-        // Four in a tenth of a tenth, and an account needs five to exist.
+        // A tenth of a tenth is four; a new account needs five.
         assert_eq!(slash(seat(0).id(Uid(0)), 100, Some(STRANGER)), 40);
         assert_eq!((free(STRANGER), Balances::total_issuance()), (0, issued - 40));
         assert_eq!(slash(seat(0).id(Uid(0)), 500, Some(STRANGER)), 180);
@@ -881,16 +881,16 @@ fn a_reporter_whose_account_cannot_be_paid_so_little_gets_nothing() {
 }
 
 #[test]
-fn a_share_of_any_amount_is_rounded_down_and_never_more_than_all() {
-    use crate::rules::part;
-    assert_eq!([0, 9, 10, 19, 1000].map(|amount| part(amount, Permille(100))), [0, 0, 1, 1, 100]);
-    assert_eq!(part(Balance::MAX, Permille(1000)), Balance::MAX);
-    assert_eq!(part(Balance::MAX, Permille(u16::MAX)), Balance::MAX);
-    assert_eq!(part(Balance::MAX, Permille(1)), Balance::MAX / 1000);
+fn a_share_is_rounded_down_and_never_exceeds_the_amount() {
+    use crate::rules::share_of;
+    assert_eq!([0, 9, 10, 19, 1000].map(|amount| share_of(amount, Permille(100))), [0, 0, 1, 1, 100]);
+    assert_eq!(share_of(Balance::MAX, Permille(1000)), Balance::MAX);
+    assert_eq!(share_of(Balance::MAX, Permille(u16::MAX)), Balance::MAX);
+    assert_eq!(share_of(Balance::MAX, Permille(1)), Balance::MAX / 1000);
 }
 
 #[test]
-fn nothing_overflows_in_the_last_window_that_a_chain_can_have() {
+fn nothing_overflows_in_the_last_possible_window() {
     let terms = Terms { immunity_windows: u32::MAX, unbonding_windows: 100_000, ..terms() };
     with_terms(terms, || {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 900));
@@ -907,7 +907,7 @@ fn nothing_overflows_in_the_last_window_that_a_chain_can_have() {
     });
 }
 
-// Whatever is called.
+// Random calls.
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -968,7 +968,7 @@ fn done(call: DispatchResultWithPostInfo) -> DispatchResult {
     call.map(|_| ()).map_err(|error| error.error)
 }
 
-/// Does what `op` says, in whose name it says it; a refusal is an answer too.
+/// Makes the call of `op`, signed by its account. A refusal is a valid answer.
 fn call(op: Op, window: &mut u32) -> DispatchResult {
     match op {
         Op::Create(who) => create(who, params(), Terms { immunity_windows: 1, seat_price_min: 8, ..terms() }),
@@ -1024,7 +1024,7 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
     }
 }
 
-/// What the events say was burnt.
+/// The amount burnt, by the events.
 fn burnt() -> Balance {
     let burnt = |event| match event {
         RuntimeEvent::Registry(Event::PricePaid { price, .. }) => price,
@@ -1037,7 +1037,7 @@ fn burnt() -> Balance {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
     #[test]
-    fn whatever_is_called_seats_holds_and_issuance_agree(ops in proptest::collection::vec(op(), 0..120)) {
+    fn seats_held_stake_and_issuance_agree_after_any_calls(ops in proptest::collection::vec(op(), 0..120)) {
         empty_chain().execute_with(|| {
             let issued = Balances::total_issuance();
             let _ = create(OWNER, params(), Terms { immunity_windows: 1, seat_price_min: 8, ..terms() });
@@ -1050,7 +1050,7 @@ proptest! {
                 }
                 assert_eq!(Balances::total_issuance() + burnt(), issued, "after {text}");
             }
-            // In the end everybody can have everything back.
+            // In the end, every account can withdraw everything.
             let _ = call(Op::Open, &mut window);
             for run in R::run_ids() {
                 for (uid, seat) in <R as Seats<u64>>::seats(run) {

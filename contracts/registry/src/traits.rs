@@ -1,56 +1,56 @@
-//! What this pallet answers to others, and what it asks of them.
+//! What the registry offers to other pallets, and what it asks of them.
 
 use crate::{Balance, Entry, Run, Seat};
 use alloc::vec::Vec;
-use frame::prelude::{DispatchResult, Weight};
-use protocol::{Role, RunId, SeatId, Terms, Uid, Window, params::Permille};
+use frame::prelude::{Convert, ConvertBack, DispatchResult, Weight};
+use protocol::{Hotkey, Role, RunId, SeatId, Terms, Uid, Window, params::Permille};
 
-/// What other pallets may ask about runs and seats.
+/// Runs and seats, for other pallets.
 pub trait Seats<AccountId> {
     fn run(run: RunId) -> Option<Run<AccountId>>;
 
-    /// The terms that stood in `epoch`, which is the present one or the one before: pay follows the terms under which the
-    /// work was done, also where it is shared out later.
+    /// The terms of `epoch`: the present or the previous one. Pay follows the terms of the time of the work, also
+    /// when it is shared later.
     fn terms_of(run: RunId, epoch: u32) -> Option<Terms>;
 
-    /// The seat that `hotkey` holds in `run`, and what it is for.
+    /// The seat that `hotkey` holds in `run`, and its role.
     fn seat_of(run: RunId, hotkey: &AccountId) -> Option<(Uid, Role)>;
 
     fn seat(run: RunId, uid: Uid) -> Option<Seat<AccountId>>;
 
-    /// What the roster says of every seat of `run`, in uid order. There may be gaps. One read, however many there are.
+    /// The roster of `run`, in uid order, with gaps. One storage read.
     fn roster(run: RunId) -> Vec<(Uid, Entry)>;
 
-    /// Every seat of `run`, in uid order: a read for each.
+    /// Every seat of `run`, in uid order. One storage read per seat.
     fn seats(run: RunId) -> Vec<(Uid, Seat<AccountId>)>;
 
-    /// Applies what waits for `window` to open: terms, hotkeys, seats that are given up or replaced, the owner's stop.
-    /// Called once, as the window opens and before anything is read for it.
+    /// Applies the changes that wait for `window` to open: terms, hotkeys, seats given up or replaced, the owner's
+    /// stop. Called once, before anything is read for the window.
     fn window_opens(run: RunId, window: Window) -> Weight;
 
-    /// Whose seat a hotkey holds or ever held: no hotkey is used twice in a run.
+    /// The present or former seat of a hotkey. No hotkey is used twice in a run.
     fn holder_of(run: RunId, hotkey: &AccountId) -> Option<SeatId>;
 
-    /// Takes `share` of everything that a seat has at risk: its stake, what of it is being taken out, and what others
-    /// have put behind it. Of that, `reporter` gets its part and the rest is burnt. Returns what was taken.
+    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets its part, the rest is
+    /// burnt. Returns the amount slashed.
     fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
 
-    /// Turns `amount` out of `from`'s account into stake of a seat: how pay becomes stake.
+    /// Moves `amount` from `from`'s account into a seat's stake.
     fn add_to_stake(run: RunId, uid: Uid, from: &AccountId, amount: Balance) -> DispatchResult;
 }
 
-/// How a seat ends.
+/// The end of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// The window that opens without it.
+    /// The first window without the seat.
     pub window: Window,
-    /// The first window in which what it has at risk is free.
+    /// The first window in which its stake and nominations are free.
     pub until: Window,
 }
 
-/// Told when a seat's holder is gone and somebody else may get its uid.
+/// Called when a seat's holder has left and its uid is free for another.
 pub trait OnSeats<AccountId> {
-    /// Clears, or sets aside for the old holder, what belonged to `seat`; returns what that cost.
+    /// Clears the state of `seat`, or sets it aside for the old holder. Returns the weight of that.
     fn vacated(run: RunId, uid: Uid, seat: &Seat<AccountId>, ending: Ending) -> Weight;
 }
 
@@ -66,18 +66,18 @@ impl<AccountId, A: OnSeats<AccountId>, B: OnSeats<AccountId>> OnSeats<AccountId>
     }
 }
 
-/// What other accounts have put behind validators.
+/// Nominations: stake of other accounts behind validators.
 pub trait Nominations<AccountId> {
-    /// What is nominated behind the present holder of a seat. It counts as the seat's stake.
+    /// The nominations of a seat's present holder. They count as its stake.
     fn behind(run: RunId, uid: Uid) -> Balance;
 
-    /// Takes the nominators' part of `amount`, which a present or former seat with `own_stake` earned, out of `payer`'s
-    /// account. Returns that part; the rest is the seat's.
+    /// Shares `amount`, earned by a present or former seat with `own_stake`, with its nominators, out of `payer`'s
+    /// account. Returns the nominators' part.
     fn share_pay(run: RunId, seat: SeatId, own_stake: Balance, amount: Balance, payer: &AccountId)
     -> Balance;
 
-    /// Takes `share` of what is behind a present seat, or was behind a former one and is unbonding; for `reporter` its part
-    /// and the rest burnt. Returns what was taken.
+    /// Slashes `share` of the nominations of a present seat, or of the unbonding ones of a former seat. The reporter
+    /// gets its part, the rest is burnt. Returns the amount slashed.
     fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
 }
 
@@ -93,9 +93,9 @@ impl<AccountId> Nominations<AccountId> for () {
     }
 }
 
-/// What seats were paid of late: a full run replaces the seat with the least (PROT-29).
+/// Recent pay of seats: a full run replaces the lowest paid seat (PROT-29).
 pub trait Payslips {
-    /// Pay of the last epochs, older ones fading.
+    /// Pay of the last epochs, decaying with age.
     fn recent_pay(run: RunId, uid: Uid) -> Balance;
 }
 
@@ -105,7 +105,7 @@ impl Payslips for () {
     }
 }
 
-/// Told once about each new run, before it starts. An error refuses the run.
+/// Called for each new run, before it starts. An error refuses the run.
 pub trait OnRunCreated<AccountId> {
     fn run_created(run: RunId, details: &Run<AccountId>) -> DispatchResult;
 }
@@ -113,5 +113,20 @@ pub trait OnRunCreated<AccountId> {
 impl<AccountId> OnRunCreated<AccountId> for () {
     fn run_created(_: RunId, _: &Run<AccountId>) -> DispatchResult {
         Ok(())
+    }
+}
+
+/// A hotkey is an account: the 32 bytes of its account id are its public key.
+pub struct AccountIsHotkey;
+
+impl<AccountId: Into<[u8; 32]>> Convert<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert(account: AccountId) -> Hotkey {
+        Hotkey(account.into())
+    }
+}
+
+impl<AccountId: Into<[u8; 32]> + From<[u8; 32]>> ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
+    fn convert_back(hotkey: Hotkey) -> AccountId {
+        hotkey.0.into()
     }
 }

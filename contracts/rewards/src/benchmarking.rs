@@ -1,7 +1,7 @@
-//! What each call and step costs at worst (PROT-33). Runs and seats are written into the registry's storage as they would
-//! stand there, so that what is measured is this pallet alone.
+//! The cost of each call and step at worst (PROT-33). Runs and seats are written directly into the registry's
+//! storage, so that only this pallet is measured.
 
-use crate::{BooksOf, Call, Config, Earned, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
+use crate::{BooksOf, Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
 use alloc::{vec, vec::Vec};
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
@@ -11,11 +11,12 @@ use pallet_registry::{Balance, Ending, Entry, OnSeats as _, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::{PayShares, Permille},
+    view::SeatConsensus,
 };
 
 const RUN: RunId = RunId(0);
 
-/// What the run pays in an epoch: enough that every seat gets something, and the existential deposit.
+/// The emission: enough for a payment to every seat above the existential deposit.
 fn emission<T: Config>() -> Balance {
     <T as Config>::Currency::minimum_balance().saturating_mul(1_000_000)
 }
@@ -26,7 +27,7 @@ fn caller<T: Config>() -> T::AccountId {
     who
 }
 
-/// A funded run of the caller's, in which epoch 0 is over.
+/// A funded run of the caller, after epoch 0.
 fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
     let owner = caller::<T>();
     let params = RunParams {
@@ -58,8 +59,11 @@ fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
     owner
 }
 
-/// Takes seats for the caller.
-fn seats<T: Config + pallet_registry::Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, u64)> {
+/// Registers seats of the caller, with their shares in the consensus.
+fn seats<T: Config + pallet_registry::Config>(
+    role: Role,
+    uids: core::ops::Range<u32>,
+) -> Vec<(Uid, SeatConsensus)> {
     uids.map(|index| {
         let uid = Uid(index as u16);
         let seat = Seat {
@@ -77,16 +81,18 @@ fn seats<T: Config + pallet_registry::Config>(role: Role, uids: core::ops::Range
             let _ = roster.try_push(Some(Entry::from(&seat)));
         });
         pallet_registry::SeatsOf::<T>::insert(RUN, uid, seat);
-        (uid, 1_000_000)
+        let share = |of: Role| if role == of { 1_000_000 } else { 0 };
+        let (incentive, dividends) = (share(Role::Miner), share(Role::Validator));
+        (uid, SeatConsensus { incentive, dividends, ..SeatConsensus::default() })
     })
     .collect()
 }
 
-/// A run in which the caller's one seat, uid 0, was paid.
+/// A run that has paid the caller's one seat, uid 0.
 fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
     let owner = run::<T>();
-    let incentive = seats::<T>(Role::Miner, 0..1);
-    Pallet::<T>::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() }, &[]);
+    let consensus = seats::<T>(Role::Miner, 0..1);
+    Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
     assert!(EarningsOf::<T>::get(RUN, Uid(0)).claimable > 0);
     owner
 }
@@ -111,7 +117,7 @@ mod benchmarks {
         assert_eq!(Pallet::<T>::treasury(RUN), emission::<T>() * 101);
     }
 
-    /// Into stake.
+    /// With the pay added to the stake.
     #[benchmark]
     fn claim() {
         let who = paid::<T>();
@@ -154,20 +160,17 @@ mod benchmarks {
         assert!(Pallet::<T>::pays_into_stake(RUN, Uid(0)));
     }
 
-    /// One seat in seventeen validates, as where 64 validators judge 1,024 miners.
+    /// One seat in seventeen is a validator's, as with 64 validators and 1,024 miners.
     #[benchmark]
     fn pay_epoch(s: Linear<0, { <T as Config>::MaxSeats::get() }>) {
         run::<T>();
         let validators = s / 17;
-        let dividends = seats::<T>(Role::Validator, 0..validators);
-        let incentive = seats::<T>(Role::Miner, validators..s);
-        let weights: Vec<_> = incentive.iter().map(|(uid, _)| (*uid, u16::MAX)).collect();
-        let earned =
-            Earned { weights: &weights, incentive: &incentive, trust: &dividends, dividends: &dividends };
+        let mut consensus = seats::<T>(Role::Validator, 0..validators);
+        consensus.extend(seats::<T>(Role::Miner, validators..s));
 
         #[block]
         {
-            Pallet::<T>::pay_epoch(RUN, 0, earned, &[]);
+            Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
         }
 
         assert_eq!(History::<T>::get(RUN, 0).map(|record| record.slips.len()), Some(s as usize));

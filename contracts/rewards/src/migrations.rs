@@ -1,4 +1,4 @@
-//! From one layout of the storage to the next.
+//! Storage migrations.
 
 use crate::pallet::*;
 use frame::{
@@ -6,24 +6,24 @@ use frame::{
     prelude::*,
 };
 
-/// From the first layout to version 1, in which earnings tell of recent pay and of free claims.
+/// To version 1: earnings record recent pay and free claims.
 pub type ToVersion1<T> =
     VersionedMigration<0, 1, version_1::Migrate<T>, Pallet<T>, <T as frame_system::Config>::DbWeight>;
 
-/// What version 1 changed.
+/// The migration to version 1.
 pub mod version_1 {
     use super::*;
     use codec::{Decode, Encode};
     use pallet_registry::Balance;
 
-    /// Earnings as version 0 had them.
+    /// Version 0 of earnings.
     #[derive(Clone, Copy, Debug, Encode, Decode)]
     pub struct Earnings {
         pub claimable: Balance,
         pub earned: Balance,
     }
 
-    /// Goes once over what seats were paid. Of when that was version 0 said nothing: nobody has recent pay.
+    /// Visits each seat's earnings once. Version 0 had no recent pay, so it starts at zero.
     pub struct Migrate<T>(PhantomData<T>);
 
     impl<T: Config> UncheckedOnRuntimeUpgrade for Migrate<T> {

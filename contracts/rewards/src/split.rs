@@ -1,4 +1,4 @@
-//! Divides an epoch's pay, to the last unit (PROT-32).
+//! Divides an epoch's pay (PROT-32).
 
 use alloc::vec::Vec;
 use frame::{arithmetic::Rounding, arithmetic::helpers_128bit::multiply_by_rational_with_rounding};
@@ -8,19 +8,19 @@ use protocol::{
     params::{PayShares, Permille},
 };
 
-/// Who gets what of a pot. What is in none of them is rest, and stays where it was.
+/// The parts of a pot. The remainder stays in the treasury.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Split {
     /// By incentive, in the order given, without zeros.
     pub miners: Vec<(Uid, Balance)>,
-    /// By dividends; their nominators' part included.
+    /// By dividends, including their nominators' part.
     pub validators: Vec<(Uid, Balance)>,
     pub owner: Balance,
     pub burn: Balance,
 }
 
-/// Divides `pot` by the run's shares, and the miners' and validators' parts by `incentive` and `dividends`. All
-/// roundings are down, so the split never exceeds the pot.
+/// Divides `pot` by the run's shares, and the parts of miners and validators by `incentive` and `dividends`. Rounds
+/// down, so the split never exceeds the pot.
 pub(crate) fn split(
     pot: Balance,
     shares: PayShares,
@@ -45,12 +45,12 @@ fn thousandths(amount: Balance, share: Permille) -> Balance {
     fraction(amount, u128::from(share.0), 1000)
 }
 
-/// `⌊amount · part / total⌋`; nothing of nothing.
+/// `⌊amount · part / total⌋`; 0 if `total` is 0.
 fn fraction(amount: Balance, part: u128, total: u128) -> Balance {
     if total == 0 {
         return 0;
     }
-    // Not more than `amount`, as no part is larger than the total.
+    // At most `amount`, as no part is above the total.
     multiply_by_rational_with_rounding(amount, part, total, Rounding::Down).unwrap_or(0)
 }
 
@@ -67,7 +67,7 @@ mod tests {
     };
 
     #[test]
-    fn shares_are_what_the_run_says() {
+    fn a_pot_is_divided_by_the_run_s_shares() {
         let split = split(1000, SHARES, &[(Uid(1), 1), (Uid(2), 3)], &[(Uid(7), 9)]);
         assert_eq!(split.miners, [(Uid(1), 125), (Uid(2), 375)]);
         assert_eq!(split.validators, [(Uid(7), 400)]);
@@ -75,10 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn a_share_that_nobody_earned_is_paid_to_nobody() {
+    fn an_unearned_share_is_not_paid() {
         let split = split(1000, SHARES, &[(Uid(1), 0)], &[]);
-        let nobody = Vec::new;
-        assert_eq!(split, Split { miners: nobody(), validators: nobody(), owner: 90, burn: 10 });
+        assert_eq!(split, Split { miners: vec![], validators: vec![], owner: 90, burn: 10 });
     }
 
     proptest! {

@@ -1,71 +1,27 @@
-//! Money in, money out, and every refusal with storage left as it was (PROT-33). With the real registry and nominations.
+//! Funding, pay and claims, and every refusal with storage unchanged (PROT-33). Uses the real registry and
+//! nominations.
 
 use crate::{self as pallet_rewards, *};
 use frame::deps::frame_support::storage::with_storage_layer;
-use frame::{prelude::fungible::InspectHold as _, testing_prelude::*, traits::IdentityLookup};
+use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};
+use pallet_mock::pallet_balances;
 use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Seats as _, Url};
 use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     params::{PayShares, Permille},
-    view::{BooksView, Payslip},
+    view::{Payslip, TreasuryView},
 };
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-    #[runtime::pallet_index(3)]
-    pub type Nomination = pallet_nomination::Pallet<Test>;
-    #[runtime::pallet_index(4)]
-    pub type Rewards = pallet_rewards::Pallet<Test>;
+pallet_mock::runtime! {
+    account: u128, deposit: DEPOSIT;
+    2 Registry: pallet_registry,
+    3 Nomination: pallet_nomination,
+    4 Rewards: pallet_rewards,
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-    // Wide enough that the runs' accounts differ.
-    type AccountId = u128;
-    type Lookup = IdentityLookup<u128>;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-    type ExistentialDeposit = ConstU128<DEPOSIT>;
-}
-
-impl pallet_registry::Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = ();
-    type OnSeats = (Nomination, Rewards);
-    type Nominations = Nomination;
-    type Payslips = Rewards;
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<34>;
-    type MaxChanges = ConstU32<8>;
-    type MaxUnbonding = ConstU32<4>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<0>;
+pallet_mock::registry! {
+    on_run_created: (), on_seats: (Nomination, Rewards), nominations: Nomination, payslips: Rewards
 }
 
 parameter_types! {
@@ -136,15 +92,9 @@ fn terms() -> Terms {
 }
 
 pub(crate) fn chain() -> TestState {
-    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
     let mut balances = [OWNER, COLDKEY, PATRON, NOMINATOR].map(|who| (who, FUNDS)).to_vec();
     balances.push((RICH, Balance::MAX / 2));
-    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
-        .assimilate_storage(&mut storage)
-        .unwrap();
-    let mut chain: TestState = storage.into();
-    chain.execute_with(|| System::set_block_number(1));
-    chain
+    pallet_mock::chain::<Test>(balances)
 }
 
 /// Two runs. In the first, seats 0 and 1 mine and seat 2 validates.
@@ -192,11 +142,24 @@ fn fund(amount: Balance) -> DispatchResult {
 const INCENTIVE: [(Uid, u64); 2] = [(Uid(0), 3), (Uid(1), 1)];
 const DIVIDENDS: [(Uid, u64); 1] = [(Uid(2), 7)];
 
+/// What the consensus says of the seats that these lists name.
+fn consensus(incentive: &[(Uid, u64)], dividends: &[(Uid, u64)]) -> Vec<(Uid, SeatConsensus)> {
+    let mut seats = std::collections::BTreeMap::<Uid, SeatConsensus>::new();
+    for (uid, share) in incentive {
+        seats.entry(*uid).or_default().incentive = *share;
+    }
+    for (uid, share) in dividends {
+        seats.entry(*uid).or_default().dividends = *share;
+    }
+    seats.into_iter().collect()
+}
+
 fn pay(epoch: u32) {
-    let weights = [(Uid(0), u16::MAX), (Uid(1), u16::MAX / 3)];
-    let trust = [(Uid(2), 99)];
-    let earned = Earned { weights: &weights, incentive: &INCENTIVE, trust: &trust, dividends: &DIVIDENDS };
-    Rewards::pay_epoch(RUN, epoch, earned, &[]);
+    let mut seats = consensus(&INCENTIVE, &DIVIDENDS);
+    seats[0].1.weight = u16::MAX;
+    seats[1].1.weight = u16::MAX / 3;
+    seats[2].1.trust = 99;
+    Rewards::pay_epoch(RUN, epoch, &seats, &[]);
     Rewards::check_invariants().unwrap();
 }
 
@@ -229,7 +192,7 @@ fn earnings(uid: u16) -> (Balance, Balance) {
 }
 
 #[test]
-fn a_run_is_funded_by_anybody_and_the_first_pays_its_account_s_deposit() {
+fn any_account_funds_a_run_and_the_first_pays_the_existential_deposit() {
     with_run(|| {
         assert_ok!(fund(300));
         assert_eq!(Balances::free_balance(PATRON), FUNDS - 300 - DEPOSIT);
@@ -266,8 +229,8 @@ fn an_epoch_is_split_by_the_run_s_shares() {
             .into(),
         );
         assert_eq!(
-            Rewards::books(RUN),
-            BooksView {
+            Rewards::treasury_view(RUN),
+            TreasuryView {
                 funded: 5000,
                 treasury: 4000,
                 claimable: 990,
@@ -276,12 +239,12 @@ fn an_epoch_is_split_by_the_run_s_shares() {
                 burnt: 10
             }
         );
-        assert_eq!(Rewards::books(RunId(1)), BooksView::default());
+        assert_eq!(Rewards::treasury_view(RunId(1)), TreasuryView::default());
     });
 }
 
 #[test]
-fn an_epoch_pays_no_more_than_the_treasury_has_and_leaves_the_rest_there() {
+fn an_epoch_pays_at_most_the_treasury_and_leaves_the_remainder() {
     with_run(|| {
         pay(0);
         assert_eq!(BooksOf::<Test>::get(RUN), None);
@@ -312,7 +275,7 @@ fn the_emission_halves_as_the_terms_say() {
 }
 
 #[test]
-fn an_epoch_is_paid_once_and_none_before_it_any_more() {
+fn an_epoch_is_paid_once_and_no_earlier_one_after_it() {
     with_run(|| {
         assert_ok!(fund(5000));
         pay(3);
@@ -326,16 +289,16 @@ fn an_epoch_is_paid_once_and_none_before_it_any_more() {
 }
 
 #[test]
-fn a_share_that_nobody_earned_stays_in_the_treasury() {
+fn an_unearned_share_stays_in_the_treasury() {
     with_run(|| {
         assert_ok!(fund(1000));
-        Rewards::pay_epoch(RUN, 0, Earned { dividends: &DIVIDENDS, ..Earned::default() }, &[]);
+        Rewards::pay_epoch(RUN, 0, &consensus(&[], &DIVIDENDS), &[]);
         assert_eq!((earnings(2).0, books().treasury), (400, 500));
     });
 }
 
 #[test]
-fn whoever_came_after_the_epoch_is_not_paid_for_what_a_predecessor_did() {
+fn a_later_holder_is_not_paid_for_its_predecessor_s_work() {
     with_run(|| {
         assert_ok!(fund(1000));
         epoch(1);
@@ -344,19 +307,19 @@ fn whoever_came_after_the_epoch_is_not_paid_for_what_a_predecessor_did() {
         assert_ok!(Registry::register(coldkey, RUN, Role::Miner, 77, url, STAKE, Balance::MAX));
         // Seat 3 is new and seat 9 does not exist: their halves of 500 stay in the treasury.
         let incentive = [(Uid(0), 2), (Uid(3), 1), (Uid(9), 1)];
-        Rewards::pay_epoch(RUN, 0, Earned { incentive: &incentive, ..Earned::default() }, &[]);
+        Rewards::pay_epoch(RUN, 0, &consensus(&incentive, &[]), &[]);
         assert_eq!((earnings(0).0, earnings(3).0, earnings(9).0), (250, 0, 0));
         assert_eq!(books().treasury, 1000 - 250 - 100);
         assert_eq!(Rewards::payslips(RUN, Uid(3)), []);
-        Rewards::pay_epoch(RUN, 1, Earned { incentive: &incentive, ..Earned::default() }, &[]);
+        Rewards::pay_epoch(RUN, 1, &consensus(&incentive, &[]), &[]);
         assert!(earnings(3).0 > 0);
     });
 }
 
-/// Worked by hand: of 1000, the miner that left has 3/4 of 500, the validator that left 400, of which 3/4 are its
-/// nominator's.
+/// Computed by hand: of 1000, the miner that left gets 3/4 of 500; the validator that left gets 400, of which 3/4 go
+/// to its nominator.
 #[test]
-fn who_held_a_seat_as_the_epoch_ended_is_paid_though_others_hold_it_now() {
+fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
     with_run(|| {
         assert_ok!(fund(1000));
         Registry::window_opens(RUN, Window(0));
@@ -373,7 +336,7 @@ fn who_held_a_seat_as_the_epoch_ended_is_paid_though_others_hold_it_now() {
         }
         epoch(1);
         Registry::window_opens(RUN, Window(params().epoch_windows));
-        // Others hold both seats by the time the epoch is paid.
+        // Both seats have new holders when the epoch is paid.
         let url: Url = b"http://a".to_vec().try_into().unwrap();
         for (hotkey, role) in [(77, Role::Miner), (78, Role::Validator)] {
             let patron = RuntimeOrigin::signed(PATRON);
@@ -381,14 +344,14 @@ fn who_held_a_seat_as_the_epoch_ended_is_paid_though_others_hold_it_now() {
         }
         assert_eq!([0, 2].map(|uid| Registry::seat(RUN, Uid(uid)).unwrap().coldkey), [PATRON; 2]);
 
-        let earned = Earned { incentive: &INCENTIVE, dividends: &DIVIDENDS, ..Earned::default() };
-        Rewards::pay_epoch(RUN, 0, earned, &former);
+        let earned = consensus(&INCENTIVE, &DIVIDENDS);
+        Rewards::pay_epoch(RUN, 0, &earned, &former);
         check();
         assert_eq!([earnings(0), earnings(1), earnings(2)], [(0, 0), (125, 125), (0, 0)]);
         assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 375 + 100);
         assert_eq!(Nomination::nominations_of(RUN, &NOMINATOR)[0].claimable, 300);
         assert_eq!(books().treasury, 0);
-        // The record names the holder of then: whoever has the seat now sees nothing of it.
+        // The record names the former holder: the present one sees none of it.
         assert_eq!((Rewards::payslips(RUN, Uid(0)), Rewards::payslips(RUN, Uid(1)).len()), (vec![], 1));
         assert_eq!((Rewards::recent_pay(RUN, Uid(0)), Rewards::recent_pay(RUN, Uid(2))), (0, 0));
         let before = Balances::free_balance(COLDKEY);
@@ -398,7 +361,7 @@ fn who_held_a_seat_as_the_epoch_ended_is_paid_though_others_hold_it_now() {
 }
 
 #[test]
-fn what_is_nominated_gets_its_part_of_a_validator_s_pay_and_no_miner_s() {
+fn nominators_get_a_part_of_their_validator_s_pay_and_of_no_miner_s() {
     with_run(|| {
         assert_ok!(fund(5000));
         assert_ok!(Nomination::nominate(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2), 300));
@@ -407,7 +370,7 @@ fn what_is_nominated_gets_its_part_of_a_validator_s_pay_and_no_miner_s() {
         assert_eq!([earnings(0), earnings(2)], [(375, 375), (100, 100)]);
         let nominator = &Nomination::nominations_of(RUN, &NOMINATOR)[0];
         assert_eq!(nominator.claimable, 300);
-        assert_eq!((books().paid, Rewards::books(RUN).claimable), (300, 375 + 125 + 100 + 90));
+        assert_eq!((books().paid, Rewards::treasury_view(RUN).claimable), (300, 375 + 125 + 100 + 90));
         System::assert_last_event(
             Event::<Test>::EpochPaid {
                 run: RUN,
@@ -420,7 +383,7 @@ fn what_is_nominated_gets_its_part_of_a_validator_s_pay_and_no_miner_s() {
             }
             .into(),
         );
-        // What the seat earned for others counts as its own where seats compete.
+        // Pay of its nominators counts as the seat's when seats compete.
         assert_eq!(Rewards::recent_pay(RUN, Uid(2)), 400);
         let slip = Rewards::payslips(RUN, Uid(2))[0];
         assert_eq!((slip.amount, slip.nominators), (100, 300));
@@ -428,17 +391,17 @@ fn what_is_nominated_gets_its_part_of_a_validator_s_pay_and_no_miner_s() {
 }
 
 #[test]
-fn paying_costs_by_the_seats_and_the_validators() {
+fn the_weight_of_paying_grows_with_seats_and_validators() {
     with_run(|| {
         assert_ok!(fund(5000));
-        let earned = Earned { incentive: &INCENTIVE, dividends: &DIVIDENDS, ..Earned::default() };
-        assert_eq!(Rewards::pay_epoch(RUN, 0, earned, &[]), SharePay::get());
-        assert_eq!(Rewards::pay_epoch(RunId(9), 0, earned, &[]), Weight::zero());
+        let earned = consensus(&INCENTIVE, &DIVIDENDS);
+        assert_eq!(Rewards::pay_epoch(RUN, 0, &earned, &[]), SharePay::get());
+        assert_eq!(Rewards::pay_epoch(RunId(9), 0, &earned, &[]), Weight::zero());
     });
 }
 
 #[test]
-fn a_claim_pays_the_coldkey_whichever_of_the_seat_s_keys_signs() {
+fn a_claim_pays_the_coldkey_for_either_signer() {
     with_run(|| {
         assert_ok!(fund(5000));
         pay(0);
@@ -457,7 +420,7 @@ fn a_claim_pays_the_coldkey_whichever_of_the_seat_s_keys_signs() {
 }
 
 #[test]
-fn pay_becomes_stake_where_the_seat_wants_it() {
+fn pay_is_added_to_the_stake_if_the_seat_is_set_so() {
     with_run(|| {
         assert_ok!(fund(5000));
         assert_ok!(Rewards::set_payout(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), Payout::Stake));
@@ -486,7 +449,7 @@ fn pay_becomes_stake_where_the_seat_wants_it() {
 }
 
 #[test]
-fn pay_that_cannot_become_stake_goes_to_the_account() {
+fn pay_that_cannot_be_added_to_the_stake_goes_to_the_account() {
     with_run(|| {
         assert_ok!(fund(5000));
         assert_ok!(Rewards::set_payout(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), Payout::Stake));
@@ -508,7 +471,7 @@ fn pay_that_cannot_become_stake_goes_to_the_account() {
 }
 
 #[test]
-fn a_seat_that_is_given_up_leaves_its_pay_and_in_time_its_nominators_free() {
+fn a_seat_that_is_given_up_frees_its_pay_and_later_its_nominations() {
     with_run(|| {
         assert_ok!(fund(5000));
         Registry::window_opens(RUN, Window(0));
@@ -531,7 +494,7 @@ fn a_seat_that_is_given_up_leaves_its_pay_and_in_time_its_nominators_free() {
 }
 
 #[test]
-fn a_hotkey_claims_without_a_fee_once_an_epoch_and_only_where_there_is_something() {
+fn a_hotkey_claims_for_free_once_per_epoch_if_there_is_pay() {
     with_run(|| {
         assert!(!is_feeless(HOTKEY, 0), "there is nothing to claim, and no epoch");
         epoch(1);
@@ -544,14 +507,14 @@ fn a_hotkey_claims_without_a_fee_once_an_epoch_and_only_where_there_is_something
         assert!(!is_feeless(HOTKEY, 9), "no such seat");
         assert_ok!(claim(HOTKEY, 0));
         assert!(!is_feeless(HOTKEY, 0));
-        // Paid once more in the same epoch: it may claim, for a fee.
+        // A second claim in one epoch pays a fee.
         pay(1);
         assert!(!is_feeless(HOTKEY, 0));
         assert_ok!(claim(HOTKEY, 0));
         pay(2);
         epoch(2);
         assert!(is_feeless(HOTKEY, 0));
-        // The coldkey's claim does not use the hotkey's up.
+        // The coldkey's claim does not use up the hotkey's free one.
         assert_ok!(claim(COLDKEY, 0));
         pay(3);
         assert!(is_feeless(HOTKEY, 0));
@@ -573,12 +536,12 @@ fn the_owner_claims_the_owner_s_share() {
 }
 
 #[test]
-fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_begins_with_nothing() {
+fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_has_none() {
     with_run(|| {
         assert_ok!(fund(5000));
         assert_ok!(Rewards::set_payout(RuntimeOrigin::signed(COLDKEY), RUN, Uid(0), Payout::Stake));
         pay(0);
-        let claimable = Rewards::books(RUN).claimable;
+        let claimable = Rewards::treasury_view(RUN).claimable;
         vacate(0);
         System::assert_last_event(
             Event::<Test>::SetAside { run: RUN, uid: Uid(0), coldkey: COLDKEY, amount: 375 }.into(),
@@ -588,7 +551,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_begins_with_not
         assert_eq!((earnings(0), Rewards::recent_pay(RUN, Uid(0))), ((0, 0), 0));
         assert!(!Rewards::pays_into_stake(RUN, Uid(0)));
         assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 500);
-        assert_eq!(Rewards::books(RUN).claimable, claimable);
+        assert_eq!(Rewards::treasury_view(RUN).claimable, claimable);
         assert_noop!(claim(COLDKEY, 0), Error::<Test>::NothingToClaim);
 
         let before = Balances::free_balance(COLDKEY);
@@ -599,7 +562,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_begins_with_not
             Rewards::claim_former(RuntimeOrigin::signed(COLDKEY), RUN),
             Error::<Test>::NothingToClaim
         );
-        // A seat that was never paid leaves nothing to set aside.
+        // A seat that was never paid sets nothing aside.
         vacate(0);
         assert_eq!(FormerPay::<Test>::iter().count(), 0);
     });
@@ -610,7 +573,7 @@ fn a_payslip_says_why_a_seat_was_paid_and_is_kept_for_sixty_four_epochs() {
     with_run(|| {
         assert_ok!(fund(80_000));
         for epoch in 0..70 {
-            // An epoch without a consensus is not paid, and leaves no record.
+            // An epoch without a consensus is not paid, and has no record.
             if epoch != 68 {
                 pay(epoch);
             }
@@ -618,10 +581,10 @@ fn a_payslip_says_why_a_seat_was_paid_and_is_kept_for_sixty_four_epochs() {
         let slips = Rewards::payslips(RUN, Uid(0));
         let epochs: Vec<_> = slips.iter().map(|slip| slip.epoch).collect();
         assert_eq!(epochs, (6..68).chain([69]).collect::<Vec<_>>());
-        let standing = Standing { weight: u16::MAX, incentive: 3, trust: 0, dividends: 0 };
-        assert_eq!(slips[0], Payslip { epoch: 6, pot: EMISSION, standing, amount: 375, nominators: 0 });
-        let standing = Standing { weight: 0, incentive: 0, trust: 99, dividends: 7 };
-        assert_eq!(Rewards::payslips(RUN, Uid(2))[0].standing, standing);
+        let consensus = SeatConsensus { weight: u16::MAX, incentive: 3, trust: 0, dividends: 0 };
+        assert_eq!(slips[0], Payslip { epoch: 6, pot: EMISSION, consensus, amount: 375, nominators: 0 });
+        let consensus = SeatConsensus { weight: 0, incentive: 0, trust: 99, dividends: 7 };
+        assert_eq!(Rewards::payslips(RUN, Uid(2))[0].consensus, consensus);
         assert_eq!(Rewards::payslips(RUN, Uid(9)), []);
         assert_eq!(Rewards::payslips(RunId(1), Uid(0)), []);
         assert_eq!(History::<Test>::iter().count(), 64);
@@ -629,16 +592,16 @@ fn a_payslip_says_why_a_seat_was_paid_and_is_kept_for_sixty_four_epochs() {
 }
 
 #[test]
-fn a_payslip_of_an_empty_treasury_says_so() {
+fn a_payslip_records_an_empty_treasury() {
     with_run(|| {
         pay(0);
         let slip = Rewards::payslips(RUN, Uid(0))[0];
-        assert_eq!((slip.pot, slip.amount, slip.standing.incentive), (0, 0, 3));
+        assert_eq!((slip.pot, slip.amount, slip.consensus.incentive), (0, 0, 3));
     });
 }
 
 #[test]
-fn the_next_holder_sees_none_of_its_predecessor_s_payslips() {
+fn a_holder_does_not_see_its_predecessor_s_payslips() {
     with_run(|| {
         pay(0);
         pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(0), |seat| {
@@ -654,20 +617,20 @@ fn the_next_holder_sees_none_of_its_predecessor_s_payslips() {
 }
 
 #[test]
-fn recent_pay_fades_by_half_with_each_epoch_that_is_paid() {
+fn recent_pay_halves_with_each_paid_epoch() {
     with_run(|| {
         assert_ok!(fund(20_000));
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         pay(0);
         pay(1);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375 / 2 + 375);
-        let others = Earned { incentive: &INCENTIVE[1..], ..Earned::default() };
-        Rewards::pay_epoch(RUN, 3, others, &[]);
+        let others = consensus(&INCENTIVE[1..], &[]);
+        Rewards::pay_epoch(RUN, 3, &others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
-        // Time alone changes nothing: the run may stand still.
+        // Nothing decays while no epoch is paid.
         epoch(50);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 562 / 4);
-        Rewards::pay_epoch(RUN, 200, others, &[]);
+        Rewards::pay_epoch(RUN, 200, &others, &[]);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         pay(201);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375);
@@ -675,7 +638,7 @@ fn recent_pay_fades_by_half_with_each_epoch_that_is_paid() {
 }
 
 #[test]
-fn what_seats_earned_before_there_was_recent_pay_is_still_theirs() {
+fn earnings_of_version_0_are_migrated() {
     use crate::migrations::{ToVersion1, version_1};
     use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
 
@@ -700,7 +663,7 @@ fn what_seats_earned_before_there_was_recent_pay_is_still_theirs() {
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         check();
         assert_ok!(claim(COLDKEY, 0));
-        // A second time, it does nothing.
+        // The second run does nothing.
         assert_storage_noop!({
             ToVersion1::<Test>::on_runtime_upgrade();
         });
@@ -730,14 +693,14 @@ fn everything_can_be_claimed_to_the_last_unit() {
 fn runs_share_no_money() {
     with_run(|| {
         assert_ok!(fund(5000));
-        Rewards::pay_epoch(RunId(1), 0, Earned { incentive: &[(Uid(0), 1)], ..Earned::default() }, &[]);
+        Rewards::pay_epoch(RunId(1), 0, &consensus(&[(Uid(0), 1)], &[]), &[]);
         assert_eq!(BooksOf::<Test>::get(RunId(1)), None);
         assert_ne!(Rewards::account(RUN), Rewards::account(RunId(1)));
     });
 }
 
 #[test]
-fn funding_refuses_what_cannot_be() {
+fn invalid_funding_is_refused() {
     with_run(|| {
         assert_noop!(fund(0), Error::<Test>::NothingToFund);
         assert_noop!(fund(FUNDS), Error::<Test>::NotEnoughFunds);
@@ -749,7 +712,7 @@ fn funding_refuses_what_cannot_be() {
 }
 
 #[test]
-fn claiming_refuses_what_is_not_there_or_another_s() {
+fn claims_of_nothing_and_by_strangers_are_refused() {
     with_run(|| {
         let signed = RuntimeOrigin::signed;
         assert_noop!(claim(COLDKEY, 0), Error::<Test>::NothingToClaim);
@@ -794,7 +757,7 @@ fn pay_that_cannot_reach_an_account_stays_claimable() {
         pay(0);
         let all = Balances::free_balance(OWNER);
         assert_ok!(Balances::transfer_allow_death(RuntimeOrigin::signed(OWNER), PATRON, all));
-        // One unit of pay, and the existential deposit is five.
+        // One unit of pay; the existential deposit is five.
         let claim_owner = || Rewards::claim_owner(RuntimeOrigin::signed(OWNER), RUN);
         assert_noop!(claim_owner(), Error::<Test>::CannotPay);
         assert_ok!(Balances::transfer_keep_alive(RuntimeOrigin::signed(PATRON), OWNER, DEPOSIT));
@@ -813,18 +776,18 @@ fn the_largest_amounts_do_not_panic() {
         let uids = [(Uid(0), u64::MAX), (Uid(1), u64::MAX)];
         let dividends = [(Uid(2), u64::MAX)];
         for epoch in [0, 1, u32::MAX] {
-            let earned = Earned { incentive: &uids, dividends: &dividends, ..Earned::default() };
-            Rewards::pay_epoch(RUN, epoch, earned, &[]);
+            let earned = consensus(&uids, &dividends);
+            Rewards::pay_epoch(RUN, epoch, &earned, &[]);
             check();
         }
         assert!(earnings(0).0 > most / 5);
         assert_ok!(claim(COLDKEY, 0));
         assert_ok!(Rewards::claim_owner(RuntimeOrigin::signed(OWNER), RUN));
-        assert!(Rewards::payslips(RUN, Uid(0)).len() == 1, "the others are long past");
-        // What was funded ever is a number too, and cannot grow without end.
+        assert!(Rewards::payslips(RUN, Uid(0)).len() == 1, "older records are overwritten");
+        // The sum of all funds ever is bounded too.
         let all = Balances::free_balance(COLDKEY) - FUNDS;
         assert_ok!(Rewards::fund(RuntimeOrigin::signed(COLDKEY), RUN, all));
-        Rewards::pay_epoch(RUN, u32::MAX, Earned::default(), &[]);
+        Rewards::pay_epoch(RUN, u32::MAX, &[], &[]);
     });
 }
 
@@ -881,7 +844,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_is_called_no_unit_is_made_or_lost(ops in proptest::collection::vec(op(), 0..80)) {
+    fn no_calls_create_or_lose_a_unit(ops in proptest::collection::vec(op(), 0..80)) {
         with_run(|| {
             let signed = RuntimeOrigin::signed;
             let start = Balances::total_issuance();
@@ -900,17 +863,17 @@ proptest! {
                     Op::Pay { run, incentive, dividends } => {
                         let (incentive, dividends) = (with_uids(incentive), with_uids(dividends));
                         let earned =
-                            Earned { incentive: &incentive, dividends: &dividends, ..Earned::default() };
-                        // Every third time somebody is gone who held a seat that was paid.
+                            consensus(&incentive, &dividends);
+                        // Every third time, a former seat is paid.
                         let seat = SeatId { uid: Uid(step as u16 % 4), registered_at: protocol::Block(1) };
                         let gone = [Former { seat, coldkey: PATRON, stake: STAKE }];
                         let gone = if step % 3 == 0 { &gone[..] } else { &[] };
-                        Rewards::pay_epoch(RunId(run), step as u32, earned, gone);
+                        Rewards::pay_epoch(RunId(run), step as u32, &earned, gone);
                     }
                     Op::Claim { who, uid } => {
                         let feeless = is_feeless(who, uid);
                         let done = with_storage_layer(|| claim(who, uid));
-                        assert!(!feeless || done.is_ok(), "what costs no fee succeeds");
+                        assert!(!feeless || done.is_ok(), "a free call succeeds");
                     }
                     Op::ClaimOwner { who, run } => {
                         let _ = with_storage_layer(|| Rewards::claim_owner(signed(who), RunId(run)));

@@ -1,4 +1,4 @@
-//! What calls and steps cost where a run is fullest (PROT-33).
+//! The cost of calls and steps in the fullest run (PROT-33).
 
 use super::*;
 use crate::full::{self, RUN, uid};
@@ -27,7 +27,7 @@ mod benchmarks {
         full::run_with::<T>(s, 1, 4);
         let signer = full::hotkey::<T>(uid(s));
         let hotkey = T::HotkeyOf::convert(signer.clone());
-        let weights = full::ballot::<T>(s, uid(s));
+        let weights = full::vote::<T>(s, uid(s));
         let sealed = Sealed { hash: commitment(&weights, &[3; 32], &hotkey), hotkey };
         Commits::<T>::insert((RUN, 3), uid(s), sealed);
 

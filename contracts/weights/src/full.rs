@@ -1,4 +1,4 @@
-//! A run with all its seats taken, as it would be after years: for benchmarks and measurements, which need no history.
+//! A run with all seats taken, for benchmarks and measurements.
 
 use crate::{Ballots, BondsOf, Commits, Config, ConsensusWeights, Sealed, Standings};
 use alloc::vec::Vec;
@@ -6,19 +6,19 @@ use frame::prelude::*;
 use pallet_registry::{Entry, Run, Seat, Url};
 use pallet_windows::Member;
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::Standing,
+    Block, Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window, consensus::ONE, view::SeatConsensus,
 };
 
 pub(crate) const RUN: RunId = RunId(0);
 
-/// The hotkey's account of a seat.
+/// The account of a seat's hotkey.
 pub(crate) fn hotkey<T: Config>(uid: Uid) -> T::AccountId {
     let mut seed = [7u8; 32];
     seed[..2].copy_from_slice(&uid.0.to_le_bytes());
     T::AccountId::decode(&mut &seed[..]).expect("an account id is at most 32 bytes, and any will do")
 }
 
-/// Miners have the uids from 0, validators those after them.
+/// Miners have the first uids, validators the next.
 pub(crate) fn members(miners: u32, validators: u32) -> Vec<Member> {
     let stake = |place: u32| 1_000_000_000_000 + u128::from(place) * 7_777_777;
     (0..validators)
@@ -36,7 +36,7 @@ pub(crate) fn uid(number: u32) -> Uid {
     Uid(number as u16)
 }
 
-/// Makes the run, with so many seats, at the first block of `epoch`.
+/// Creates the run with these seats, at the first block of `epoch`.
 pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validators: u32, epoch: u32) {
     let params = RunParams::default();
     let account = hotkey::<T>(Uid(u16::MAX));
@@ -76,25 +76,25 @@ pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validat
     frame_system::Pallet::<T>::set_block_number(now.0.into());
 }
 
-/// A ballot on `seats` miners, no two alike.
-pub(crate) fn ballot<T: Config>(seats: u32, validator: Uid) -> crate::SeatWeights<T> {
+/// A weight vote on `seats` miners, different for each validator.
+pub(crate) fn vote<T: Config>(seats: u32, validator: Uid) -> crate::SeatWeights<T> {
     let weight = |seat: u32| 1 + ((seat * 61 + u32::from(validator.0) * 3) % 60_000) as u16;
     crate::SeatWeights::<T>::truncate_from((0..seats).map(|seat| (uid(seat), weight(seat))).collect())
 }
 
-/// Ballots for `epoch` from every validator, and bonds and standings from the one before. As many stay sealed, which is more
-/// than there can be.
+/// Weight votes for `epoch` from every validator, with bonds and consensus of the epoch before. Every commitment
+/// stays too, which is more than the worst case.
 pub(crate) fn revealed<T: Config>(miners: u32, validators: u32, epoch: u32) {
     for Member { uid: validator, .. } in members(miners, validators) {
-        let ballot = ballot::<T>(miners, validator);
-        let bonds = ballot.iter().map(|(seat, weight)| (*seat, u32::from(*weight) * 100)).collect();
-        Ballots::<T>::insert((RUN, epoch), validator, ballot);
+        let weights = vote::<T>(miners, validator);
+        let bonds = weights.iter().map(|(seat, weight)| (*seat, u32::from(*weight) * 100)).collect();
+        Ballots::<T>::insert((RUN, epoch), validator, weights);
         BondsOf::<T>::insert(RUN, validator, BoundedVec::truncate_from(bonds));
         let sealed = Sealed { hash: Digest([1; 32]), hotkey: Hotkey([1; 32]) };
         Commits::<T>::insert((RUN, epoch), validator, sealed);
     }
-    let weights = ballot::<T>(miners, Uid(0));
-    let standing = |weight: u16| Standing { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
+    let weights = vote::<T>(miners, Uid(0));
+    let standing = |weight: u16| SeatConsensus { weight, incentive: ONE / 2048, trust: ONE, dividends: 0 };
     let standings = weights.iter().map(|(seat, weight)| (*seat, standing(*weight))).collect();
     Standings::<T>::insert(RUN, BoundedVec::truncate_from(standings));
     ConsensusWeights::<T>::insert(RUN, weights);

@@ -1,4 +1,4 @@
-//! From one layout of the storage to the next.
+//! Storage migrations.
 
 use crate::pallet::*;
 use frame::{
@@ -6,18 +6,18 @@ use frame::{
     prelude::*,
 };
 
-/// From version 1 to 2, in which what is remembered of who left says whether it kept silent all epoch.
+/// From version 1 to 2: a departed seat records whether it was inactive.
 pub type ToVersion2<T> =
     VersionedMigration<1, 2, version_2::Migrate<T>, Pallet<T>, <T as frame_system::Config>::DbWeight>;
 
-/// What version 2 changed.
+/// The migration to version 2.
 pub mod version_2 {
     use super::*;
     use codec::{Decode, Encode};
     use pallet_registry::Balance;
     use protocol::{Role, SeatId, Uid, Window};
 
-    /// A validator that decides, as version 1 had it.
+    /// Version 1 of a member.
     #[derive(Clone, Copy, Debug, Encode, Decode)]
     pub struct Member {
         pub uid: Uid,
@@ -26,7 +26,7 @@ pub mod version_2 {
         pub dissents: u32,
     }
 
-    /// Who left, as version 1 had it.
+    /// Version 1 of a departed seat.
     #[derive(Clone, Debug, Encode, Decode)]
     pub struct Departed<AccountId> {
         pub seat: SeatId,
@@ -37,7 +37,7 @@ pub mod version_2 {
         pub member: Option<Member>,
     }
 
-    /// Goes once over who left before its epoch was closed. Version 1 did not count who voted: nobody kept silent.
+    /// Visits each departed seat once. Version 1 did not count votes, so none is inactive.
     pub struct Migrate<T>(PhantomData<T>);
 
     impl<T: Config> UncheckedOnRuntimeUpgrade for Migrate<T> {

@@ -1,79 +1,30 @@
-//! A chain with the real registry and windows, and a payroll that only writes down what it is told.
+//! The registry, the windows and the weights pallets, with a payroll that records its calls.
 
 use crate::{self as pallet_weights, Departed, Payroll, SeatWeights};
 use frame::{
-    deps::{
-        sp_core::H256,
-        sp_runtime::{AccountId32, traits::IdentityLookup},
-    },
-    prelude::fungible::Mutate as _,
+    deps::{sp_core::H256, sp_runtime::AccountId32},
     testing_prelude::*,
 };
-use pallet_registry::{Balance, Url};
-use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, consensus::Consensus, reveal,
-};
+use pallet_mock::pallet_balances;
+use pallet_registry::{AccountIsHotkey, Balance, Url};
+use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, consensus::Consensus, reveal};
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-    #[runtime::pallet_index(3)]
-    pub type Windows = pallet_windows::Pallet<Test>;
-    #[runtime::pallet_index(4)]
-    pub type Weights = pallet_weights::Pallet<Test>;
+pallet_mock::runtime! {
+    account: AccountId32, deposit: 1;
+    2 Registry: pallet_registry,
+    3 Windows: pallet_windows,
+    4 Weights: pallet_weights,
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountId = AccountId32;
-    type Lookup = IdentityLookup<AccountId32>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-}
-
-impl pallet_registry::Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = Windows;
-    type OnSeats = (Weights, Windows);
-    type Nominations = ();
-    type Payslips = ();
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<1088>;
-    type MaxChanges = ConstU32<64>;
-    type MaxUnbonding = ConstU32<8>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<0>;
+pallet_mock::registry! {
+    on_run_created: Windows, on_seats: (Weights, Windows), nominations: (), payslips: ()
 }
 
 parameter_types! {
     pub static Paid: Vec<(RunId, u32, Consensus)> = Vec::new();
-    /// Who had left when an epoch was last paid.
+    /// The departed seats of the last payment.
     pub static Left: Vec<Departed<AccountId32>> = Vec::new();
-    pub const StepBudget: Weight = Weight::MAX;
+    pub const TaskBudget: Weight = Weight::MAX;
 }
 
 impl pallet_windows::Config for Test {
@@ -85,7 +36,7 @@ impl pallet_windows::Config for Test {
     type MaxRuns = ConstU32<4>;
     type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
-    type MaxStepWeight = StepBudget;
+    type MaxTaskWeight = TaskBudget;
 }
 
 impl pallet_weights::Config for Test {
@@ -97,22 +48,7 @@ impl pallet_weights::Config for Test {
     type MaxSeats = ConstU32<1088>;
 }
 
-/// As on the real chain: a hotkey's account is its public key.
-pub struct AccountIsHotkey;
-
-impl Convert<AccountId32, Hotkey> for AccountIsHotkey {
-    fn convert(account: AccountId32) -> Hotkey {
-        Hotkey(account.into())
-    }
-}
-
-impl ConvertBack<AccountId32, Hotkey> for AccountIsHotkey {
-    fn convert_back(hotkey: Hotkey) -> AccountId32 {
-        AccountId32::new(hotkey.0)
-    }
-}
-
-/// A payroll that only writes down what it is told.
+/// A payroll that records its calls.
 pub struct Payslips;
 
 impl Payroll<AccountId32> for Payslips {
@@ -128,7 +64,8 @@ pub const COLDKEY: AccountId32 = AccountId32::new([1; 32]);
 /// Seats 0 to 2 mine, seats 3 to 5 validate with equal stakes.
 pub const STAKE: Balance = 100;
 pub const VALIDATORS: [u16; 3] = [3, 4, 5];
-/// Windows of five blocks, two an epoch: epoch 0 is blocks 10 to 19, revealed in blocks 20 to 24 and closed by block 25.
+/// Two epochs of two windows of five blocks: epoch 0 is blocks 10 to 19, revealed in blocks 20 to 24, closed at block
+/// 25.
 pub const SCHEDULE: Schedule =
     Schedule { start: Block(10), blocks_per_window: 5, commit_by: 1, reveal_by: 2, attest_by: 3, vote_by: 4 };
 
@@ -150,7 +87,7 @@ pub fn coldkey() -> RuntimeOrigin {
     RuntimeOrigin::signed(COLDKEY)
 }
 
-/// The salt with which `uid` hides its ballots in these tests.
+/// The test salt of `uid`.
 pub fn salt(uid: u16) -> [u8; 32] {
     [uid as u8; 32]
 }
@@ -162,19 +99,17 @@ pub fn register(role: Role, key: u16) {
 }
 
 pub fn empty_chain() -> TestState {
-    frame_system::GenesisConfig::<Test>::default().build_storage().unwrap().into()
+    pallet_mock::chain::<Test>(vec![(COLDKEY, 1_000_000)])
 }
 
 pub fn with_run(story: impl FnOnce()) {
     with_params(params(), story);
 }
 
-/// Tells `story` on a chain with one run of three miners and three validators.
+/// Runs `story` with one run, three miners and three validators.
 pub fn with_params(params: RunParams, story: impl FnOnce()) {
     empty_chain().execute_with(|| {
         Paid::set(Vec::new());
-        System::set_block_number(1);
-        Balances::mint_into(&COLDKEY, 1_000_000).unwrap();
         let terms = Terms {
             validator_stake_min: STAKE,
             miner_stake_min: 1,
@@ -201,7 +136,7 @@ pub fn check() {
     Registry::check_invariants().unwrap();
 }
 
-/// Makes blocks up to `number`, each with a hash: where its opening has none, a window is void.
+/// Makes blocks up to `number`, each with a hash: without the opening's hash a window is void.
 pub fn go_to_block(number: u64) {
     let hooks = RunToBlockHooks::default().before_initialize(|number: u64| {
         frame_system::BlockHash::<Test>::insert(number - 1, H256::repeat_byte(number as u8 | 1))
@@ -226,7 +161,7 @@ pub fn reveal(uid: u16, epoch: u32, of: &[(u16, u16)]) -> DispatchResult {
     Weights::reveal(signed(uid), RUN, epoch, weights(of), salt(uid))
 }
 
-/// Attests the window that is open, so that the validator is not absent.
+/// Attests the open window, so that the validator is not absent.
 pub fn attest(uid: u16) -> DispatchResult {
     let window = SCHEDULE.window_at(Block(System::block_number() as u32)).unwrap();
     Windows::attest(signed(uid), RUN, window, Default::default(), Digest([0; 32]))

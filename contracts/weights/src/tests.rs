@@ -1,4 +1,4 @@
-//! Ballots, the consensus they come to, and every refusal with storage left as it was (PROT-33).
+//! Weight votes, their consensus, and every refusal with storage unchanged (PROT-33).
 
 use crate::{mock::*, *};
 use frame::{deps::frame_support::dispatch::CheckIfFeeless, testing_prelude::*};
@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunParams, Window,
     consensus::ONE,
-    view::{Outcome, Standing, Verdict, Vote},
+    view::{Outcome, SeatConsensus, Verdict, Vote},
 };
 
-/// The first blocks of what happens to the ballots of `epoch`.
+/// The first block of each phase of an epoch's weight votes.
 fn committing(epoch: u32) -> u64 {
     17 + u64::from(epoch) * 10
 }
@@ -21,15 +21,15 @@ fn closing(epoch: u32) -> u64 {
     25 + u64::from(epoch) * 10
 }
 
-/// Every validator given here attests and commits in `epoch`, reveals in the next, and the epoch closes.
-fn epoch_of(epoch: u32, ballots: &[(u16, &[(u16, u16)])]) {
+/// The given validators attest and commit in `epoch` and reveal in the next one, until the epoch closes.
+fn epoch_of(epoch: u32, votes: &[(u16, &[(u16, u16)])]) {
     go_to_block(committing(epoch));
-    for (uid, weights) in ballots {
+    for (uid, weights) in votes {
         assert_ok!(attest(*uid));
         assert_ok!(commit(*uid, epoch, weights));
     }
     go_to_block(revealing(epoch));
-    for (uid, weights) in ballots {
+    for (uid, weights) in votes {
         assert_ok!(reveal(*uid, epoch, weights));
     }
     go_to_block(closing(epoch));
@@ -52,7 +52,7 @@ fn bonds(validator: u16) -> Vec<u16> {
 }
 
 #[test]
-fn weights_that_all_agree_on_become_the_consensus_once_they_are_revealed() {
+fn agreed_weights_become_the_consensus_at_the_close() {
     with_run(|| {
         go_to_block(12);
         for uid in VALIDATORS {
@@ -76,7 +76,7 @@ fn weights_that_all_agree_on_become_the_consensus_once_they_are_revealed() {
         System::assert_has_event(
             Event::<Test>::ConsensusReached { run: RUN, epoch: 0, ballots: 3, seats: 2 }.into(),
         );
-        // The window that opens with it draws by them already.
+        // The window that opens at the close draws by the new weights.
         let view = Windows::window_view(RUN, Window(3)).unwrap();
         assert_eq!(view.weights, [(Uid(0), 65535), (Uid(1), 65535)]);
     });
@@ -96,20 +96,20 @@ fn an_epoch_is_paid_once_by_its_consensus() {
 }
 
 #[test]
-fn what_the_consensus_said_of_a_seat_can_be_read() {
+fn the_consensus_on_a_seat_can_be_read() {
     with_run(|| {
         epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1), (2, 1)])]);
-        let miner = Weights::standing(RUN, Uid(0));
+        let miner = Weights::consensus_of(RUN, Uid(0));
         assert_eq!(miner.weight, 65535);
         assert!(miner.incentive > ONE / 2 && miner.incentive < ONE, "seat 1 has two thirds as much");
         assert_eq!((miner.trust, miner.dividends), (ONE, 0));
-        let outsider = Weights::standing(RUN, Uid(5));
+        let outsider = Weights::consensus_of(RUN, Uid(5));
         assert_eq!((outsider.weight, outsider.incentive, outsider.trust), (0, 0, ONE / 2));
-        assert!(0 < outsider.dividends && outsider.dividends < Weights::standing(RUN, Uid(3)).dividends);
-        // Seat 2 has one validator behind it, so nothing is said of it, nor of a seat that is not there.
-        assert_eq!(Weights::standing(RUN, Uid(2)), Standing::default());
-        assert_eq!(Weights::standing(RUN, Uid(99)), Standing::default());
-        assert_eq!(Weights::standings(RUN).len(), 5);
+        assert!(0 < outsider.dividends && outsider.dividends < Weights::consensus_of(RUN, Uid(3)).dividends);
+        // Seat 2 has one validator behind it, and seat 9 does not exist: neither has a consensus.
+        assert_eq!(Weights::consensus_of(RUN, Uid(2)), SeatConsensus::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(99)), SeatConsensus::default());
+        assert_eq!(Weights::consensus(RUN).len(), 5);
         assert_eq!((bonds(3), bonds(5)), (vec![0, 1], vec![0]));
     });
 }
@@ -118,13 +118,13 @@ fn what_the_consensus_said_of_a_seat_can_be_read() {
 fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 65535)]));
-        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN));
-        // One of three equal stakes is no majority, however alone it is.
+        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN));
+        // One of three equal stakes is no majority, even without others.
         epoch_of(1, &[(3, &[(1, 65535)])]);
-        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::standings(RUN)), before);
+        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN)), before);
         assert_eq!(Paid::get().len(), 1);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, ballots: 1 }.into());
-        // And nobody revealing anything is none either.
+        // Without any revealed vote there is no consensus.
         go_to_block(closing(2));
         assert_eq!(standing_weights(), [(0, 65535)]);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 2, ballots: 0 }.into());
@@ -132,7 +132,7 @@ fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
 }
 
 #[test]
-fn who_does_not_reveal_what_it_committed_to_earns_nothing_and_its_part_goes_to_the_others() {
+fn a_validator_that_does_not_reveal_earns_nothing_and_the_others_earn_its_part() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1)]));
         go_to_block(committing(1));
@@ -151,7 +151,7 @@ fn who_does_not_reveal_what_it_committed_to_earns_nothing_and_its_part_goes_to_t
 }
 
 #[test]
-fn a_validator_absent_all_epoch_has_no_say_and_earns_nothing() {
+fn a_validator_absent_all_epoch_has_no_vote_and_earns_nothing() {
     with_run(|| {
         go_to_block(12);
         for (uid, weights) in [(3, [(0, 1)]), (4, [(0, 1)]), (5, [(1, 1)])] {
@@ -160,7 +160,7 @@ fn a_validator_absent_all_epoch_has_no_say_and_earns_nothing() {
             }
             assert_ok!(commit(uid, 0, &weights));
         }
-        // Coming back in the next epoch does not mend it.
+        // Returning in the next epoch does not change it.
         go_to_block(22);
         for (uid, weights) in [(3, [(0, 1)]), (4, [(0, 1)]), (5, [(1, 1)])] {
             assert_ok!(attest(uid));
@@ -174,7 +174,7 @@ fn a_validator_absent_all_epoch_has_no_say_and_earns_nothing() {
 }
 
 #[test]
-fn a_validator_that_dissented_still_has_its_say_and_earns_nothing() {
+fn a_validator_with_a_minority_vote_keeps_its_weight_vote_and_earns_nothing() {
     with_run(|| {
         go_to_block(12);
         for uid in VALIDATORS {
@@ -190,12 +190,12 @@ fn a_validator_that_dissented_still_has_its_say_and_earns_nothing() {
         let consensus = &Paid::get()[0].2;
         assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(5), ONE / 2)]);
         assert_eq!(bonds(4), bonds(3));
-        assert_eq!(Weights::standing(RUN, Uid(4)).trust, ONE);
+        assert_eq!(Weights::consensus_of(RUN, Uid(4)).trust, ONE);
     });
 }
 
-/// Both windows of epoch 0 are merged by the votes of `voters`, who vote one after the other; all validators attest, commit to a
-/// ballot and reveal it, and `before_the_close` happens once they have.
+/// Both windows of epoch 0 are merged by the votes of `voters`, one after the other. All validators attest, commit
+/// and reveal; then `before_the_close` runs.
 fn merged_epoch(voters: &[u16], before_the_close: impl FnOnce()) -> Consensus {
     let update = Vote { update: Digest([7; 32]), state_root: None };
     with_params(RunParams { min_contributions: 1, ..params() }, || {
@@ -229,22 +229,22 @@ fn merged_epoch(voters: &[u16], before_the_close: impl FnOnce()) -> Consensus {
 }
 
 #[test]
-fn a_validator_that_never_voted_earns_nothing_and_its_part_goes_to_the_others() {
+fn an_inactive_validator_earns_nothing_and_the_others_earn_its_part() {
     let consensus = merged_epoch(&[3, 4], || {});
     assert_eq!(consensus.dividends, [(Uid(3), ONE / 2), (Uid(4), ONE / 2)]);
-    // It still has its say, and its bonds.
+    // It keeps its weight vote and its bonds.
     let of = |uid| consensus.bonds.iter().find(|(validator, _)| *validator == Uid(uid)).unwrap().1.clone();
     assert_eq!(of(5), of(3));
-    assert_eq!(consensus.standings().iter().find(|(uid, _)| *uid == Uid(5)).unwrap().1.trust, ONE);
+    assert_eq!(consensus.seats().iter().find(|(uid, _)| *uid == Uid(5)).unwrap().1.trust, ONE);
 }
 
 #[test]
-fn a_validator_whose_vote_came_after_two_thirds_is_paid_like_the_others() {
+fn a_validator_that_votes_after_two_thirds_is_paid_like_the_others() {
     assert_eq!(earners(&merged_epoch(&[3, 4, 5], || {})), VALIDATORS);
 }
 
 #[test]
-fn who_never_voted_and_leaves_before_the_close_earns_nothing_and_who_voted_is_paid() {
+fn an_inactive_validator_that_leaves_before_the_close_earns_nothing_and_an_active_one_is_paid() {
     let leave = |uid| {
         move || {
             assert_ok!(Registry::leave(coldkey(), RUN, Uid(uid)));
@@ -257,7 +257,7 @@ fn who_never_voted_and_leaves_before_the_close_earns_nothing_and_who_voted_is_pa
 }
 
 #[test]
-fn who_left_is_remembered_across_the_upgrade_and_nobody_kept_silent_before_it() {
+fn departed_seats_of_version_1_are_migrated_as_active() {
     use crate::migrations::{ToVersion2, version_2};
     use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
     use pallet_registry::OnSeats as _;
@@ -294,7 +294,7 @@ fn who_left_is_remembered_across_the_upgrade_and_nobody_kept_silent_before_it() 
             })
             .collect();
         assert_eq!(DepartedOf::<Test>::iter().collect::<Vec<_>>(), expected);
-        // A second time, it does nothing.
+        // The second run does nothing.
         assert_storage_noop!({
             let _ = ToVersion2::<Test>::on_runtime_upgrade();
         });
@@ -315,18 +315,18 @@ fn a_minority_cannot_raise_a_seat() {
 }
 
 #[test]
-fn who_was_behind_a_seat_earlier_earns_more_by_it_later() {
+fn an_earlier_backer_of_a_seat_earns_more_by_it_later() {
     with_run(|| {
         epoch_of(0, &[(3, &[(0, 1), (1, 1)]), (4, &[(0, 1), (1, 1)]), (5, &[(0, 1)])]);
         epoch_of(1, &all(&[(0, 1), (1, 1)]));
-        let dividends = |uid| Weights::standing(RUN, Uid(uid)).dividends;
+        let dividends = |uid| Weights::consensus_of(RUN, Uid(uid)).dividends;
         assert!(dividends(5) < dividends(3), "{} against {}", dividends(5), dividends(3));
         assert!(dividends(3).abs_diff(dividends(4)) <= 1);
     });
 }
 
 #[test]
-fn a_ballot_is_committed_in_the_epoch_that_goes_on() {
+fn a_weight_vote_is_committed_in_its_own_epoch() {
     with_run(|| {
         assert_noop!(commit(3, 0, &[(0, 1)]), Error::<Test>::NotStarted);
         go_to_block(19);
@@ -340,7 +340,7 @@ fn a_ballot_is_committed_in_the_epoch_that_goes_on() {
 }
 
 #[test]
-fn a_ballot_is_revealed_in_the_first_windows_of_the_next_epoch() {
+fn a_weight_vote_is_revealed_in_the_first_windows_of_the_next_epoch() {
     with_run(|| {
         assert_noop!(reveal(3, 0, &[(0, 1)]), Error::<Test>::NotStarted);
         go_to_block(19);
@@ -359,7 +359,7 @@ fn a_ballot_is_revealed_in_the_first_windows_of_the_next_epoch() {
 }
 
 #[test]
-fn one_commitment_is_final_and_so_is_what_it_revealed() {
+fn commitment_and_reveal_are_final() {
     with_run(|| {
         go_to_block(12);
         assert_ok!(commit(3, 0, &[(0, 1)]));
@@ -372,11 +372,11 @@ fn one_commitment_is_final_and_so_is_what_it_revealed() {
 }
 
 #[test]
-fn only_what_was_hashed_can_be_revealed_and_only_by_whom_it_names() {
+fn only_the_hashed_weights_can_be_revealed_and_only_by_the_hashed_hotkey() {
     with_run(|| {
         go_to_block(12);
         assert_ok!(commit(3, 0, &[(0, 1), (1, 2)]));
-        // Another's hash is worthless: it binds the other's hotkey.
+        // A copied hash cannot be revealed: it binds the other hotkey.
         assert_ok!(Weights::commit(signed(4), RUN, 0, hash(3, &[(0, 1), (1, 2)])));
         go_to_block(20);
         assert_noop!(reveal(3, 0, &[(0, 1), (1, 3)]), Error::<Test>::OtherThanCommitted);
@@ -394,7 +394,7 @@ fn only_what_was_hashed_can_be_revealed_and_only_by_whom_it_names() {
 }
 
 #[test]
-fn a_ballot_is_spelt_the_one_way_there_is() {
+fn only_canonical_weights_can_be_revealed() {
     with_run(|| {
         go_to_block(12);
         let bad: [&[(u16, u16)]; 3] = [&[(1, 1), (0, 1)], &[(0, 1), (0, 1)], &[(0, 1), (1, 0)]];
@@ -410,7 +410,7 @@ fn a_ballot_is_spelt_the_one_way_there_is() {
 }
 
 #[test]
-fn only_validators_give_weights_and_only_in_runs_there_are() {
+fn only_validators_vote_on_weights_and_only_in_existing_runs() {
     with_run(|| {
         go_to_block(12);
         let digest = Digest([0; 32]);
@@ -436,9 +436,9 @@ fn only_validators_give_weights_and_only_in_runs_there_are() {
 }
 
 #[test]
-fn weights_of_uids_that_mine_nothing_count_for_nothing() {
+fn weights_of_uids_without_a_miner_do_not_count() {
     with_run(|| {
-        // Seat 4 validates, seat 9 is nobody's.
+        // Seat 4 is a validator's, and seat 9 does not exist.
         epoch_of(0, &all(&[(0, 1), (4, 60_000), (9, 60_000)]));
         assert_eq!(standing_weights(), [(0, 65535)]);
         assert_eq!(bonds(3), [0]);
@@ -446,7 +446,7 @@ fn weights_of_uids_that_mine_nothing_count_for_nothing() {
 }
 
 #[test]
-fn a_new_hotkey_reveals_what_the_old_one_committed_to() {
+fn a_rotated_hotkey_reveals_the_old_one_s_commitment() {
     with_run(|| {
         go_to_block(12);
         for uid in VALIDATORS {
@@ -463,11 +463,11 @@ fn a_new_hotkey_reveals_what_the_old_one_committed_to() {
 }
 
 #[test]
-fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_with_nothing() {
+fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_inherits_nothing() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1), (1, 1)]));
         assert_eq!(bonds(3), [0, 1]);
-        // Seat 1 leaves with the last window of epoch 1, and its uid has a new holder at once.
+        // Seat 1 leaves with the last window of epoch 1, and its uid is taken again at once.
         go_to_block(committing(1));
         for uid in VALIDATORS {
             assert_ok!(attest(uid));
@@ -476,7 +476,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
         go_to_block(revealing(1));
         assert_eq!(standing_weights(), [(0, 65535)]);
-        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(1)), SeatConsensus::default());
         register(Role::Miner, 50);
         assert_eq!(pallet_registry::SeatsOf::<Test>::get(RUN, Uid(1)).unwrap().hotkey, hotkey(50));
         for uid in VALIDATORS {
@@ -485,7 +485,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
         go_to_block(closing(1));
         assert_eq!(standing_weights(), [(0, 65535)]);
         assert_eq!(bonds(3), [0]);
-        // It did the epoch's work, and what it earned is due to it and not to whoever has the uid.
+        // It did the epoch's work, so the pay is due to it.
         let (_, epoch, consensus) = Paid::get().pop().unwrap();
         assert_eq!((epoch, consensus.incentive.iter().map(|(uid, _)| uid.0).collect()), (1, vec![0, 1]));
         let left = Left::get();
@@ -493,9 +493,9 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
         assert_eq!((left[0].seat.uid, left[0].since, left[0].stake), (Uid(1), Window(0), 1));
         assert_eq!((left[0].coldkey.clone(), left[0].member), (COLDKEY, None));
         assert_eq!(DepartedOf::<Test>::iter().count(), 0);
-        assert_eq!(Weights::standing(RUN, Uid(1)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(1)), SeatConsensus::default());
 
-        // What is said of the new holder counts.
+        // The consensus on the new holder counts.
         epoch_of(2, &all(&[(0, 1), (1, 1)]));
         assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
         assert_eq!(bonds(3), [0, 1]);
@@ -503,7 +503,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_begins_w
 }
 
 #[test]
-fn who_leaves_within_the_epoch_hands_on_no_bonds_but_its_successor_can_be_weighed() {
+fn a_miner_that_leaves_within_the_epoch_leaves_no_bonds_and_its_successor_can_be_weighted() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1), (1, 1)]));
         let old = Weights::bonds(RUN, Uid(3));
@@ -512,7 +512,7 @@ fn who_leaves_within_the_epoch_hands_on_no_bonds_but_its_successor_can_be_weighe
         go_to_block(30);
         register(Role::Miner, 50);
         go_to_block(40);
-        // Epoch 1 closed without a consensus, so bonds are as they were, but those to the one who left.
+        // Epoch 1 closed without a consensus: bonds are unchanged, except those to the seat that left.
         let kept: Vec<_> = old.into_iter().filter(|(uid, _)| *uid != Uid(1)).collect();
         assert_eq!(Weights::bonds(RUN, Uid(3)), kept);
         epoch_of(3, &all(&[(0, 1), (1, 1)]));
@@ -524,7 +524,7 @@ fn who_leaves_within_the_epoch_hands_on_no_bonds_but_its_successor_can_be_weighe
 }
 
 #[test]
-fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
+fn a_validator_that_leaves_leaves_no_vote_and_no_bonds_behind() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1)]));
         go_to_block(26);
@@ -534,11 +534,11 @@ fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
         go_to_block(30);
         assert!(!Commits::<Test>::contains_key((RUN, 1), Uid(5)));
-        assert_eq!(Weights::standing(RUN, Uid(5)), Standing::default());
+        assert_eq!(Weights::consensus_of(RUN, Uid(5)), SeatConsensus::default());
         register(Role::Validator, 60);
         let revealed = Weights::reveal(signed(60), RUN, 1, weights(&[(0, 1)]), salt(5));
         assert_noop!(revealed, Error::<Test>::NothingCommitted);
-        // Its bonds are there until the epoch that it held its seat to the end of is closed.
+        // Its bonds stay until the epoch that it held out is closed.
         assert_eq!((bonds(5), bonds(3)), (vec![0], vec![0]));
         go_to_block(closing(1));
         assert_eq!((bonds(5), bonds(3)), (vec![], vec![0]));
@@ -546,7 +546,7 @@ fn a_validator_that_leaves_leaves_no_ballot_and_no_bonds_behind() {
 }
 
 #[test]
-fn a_validator_that_leaves_after_its_reveal_decides_and_earns_like_the_others() {
+fn a_validator_that_leaves_after_its_reveal_votes_and_earns_like_the_others() {
     with_params(RunParams { epoch_windows: 3, reveal_windows: 2, ..params() }, || {
         let close = |epoch: u32| (10 + 5 * (3 * (epoch + 1) + 2)) as u64;
         go_to_block(13);
@@ -559,7 +559,7 @@ fn a_validator_that_leaves_after_its_reveal_decides_and_earns_like_the_others() 
             assert_ok!(reveal(uid, 0, &[(0, 1), (1, 1)]));
         }
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(5)));
-        // It is gone, and another has its uid, before the epoch closes: without a say in what was before its time.
+        // It has left, and its uid is taken again before the epoch closes; the newcomer has no vote on that epoch.
         go_to_block(30);
         register(Role::Validator, 60);
         assert_noop!(
@@ -575,14 +575,14 @@ fn a_validator_that_leaves_after_its_reveal_decides_and_earns_like_the_others() 
         let left = Left::get();
         assert_eq!((left.len(), left[0].seat.uid, left[0].stake), (1, Uid(5), STAKE));
         assert_eq!(left[0].member.map(|member| (member.stake, member.attested)), Some((STAKE, true)));
-        // The next holder has neither its bonds nor its standing.
-        assert_eq!((bonds(5), Weights::standing(RUN, Uid(5))), (vec![], Standing::default()));
+        // The next holder inherits neither bonds nor consensus.
+        assert_eq!((bonds(5), Weights::consensus_of(RUN, Uid(5))), (vec![], SeatConsensus::default()));
         assert_eq!(bonds(3), [0, 1]);
     });
 }
 
 #[test]
-fn reveals_may_take_a_whole_epoch() {
+fn the_reveal_phase_may_take_a_whole_epoch() {
     with_params(RunParams { reveal_windows: 2, ..params() }, || {
         go_to_block(12);
         for uid in VALIDATORS {
@@ -599,14 +599,15 @@ fn reveals_may_take_a_whole_epoch() {
             assert_ok!(commit(uid, 1, &[(0, 1), (1, 1)]));
         }
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
-        // As epoch 2 opens, seat 1 is given up first; then epoch 0 closes, and the ballots of 1 name it still.
+        // As epoch 2 opens, seat 1 is given up first; then epoch 0 closes, and the votes for epoch 1 still name the
+        // seat.
         go_to_block(30);
         register(Role::Miner, 50);
         assert_eq!(standing_weights(), [(0, 65535)]);
-        // It is paid for both epochs: for the first one at once, for the second as that closes.
+        // It is paid for both epochs: at once for the first, at its close for the second.
         assert_eq!(Left::get().len(), 1);
         assert_eq!(DepartedOf::<Test>::iter_keys().collect::<Vec<_>>(), [((RUN, 1), Uid(1))]);
-        // Nobody has bonds to it in the end, but they count for the second epoch.
+        // No validator has bonds to it in the end, but they count for the second epoch.
         assert_eq!(bonds(3), [0, 1]);
         for uid in VALIDATORS {
             assert_ok!(reveal(uid, 1, &[(0, 1), (1, 1)]));
@@ -621,7 +622,7 @@ fn reveals_may_take_a_whole_epoch() {
 }
 
 #[test]
-fn a_validator_outside_the_electorate_keeps_its_bonds_and_they_fade() {
+fn the_bonds_of_a_validator_outside_the_electorate_decay() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1)]));
         let before = Weights::bonds(RUN, Uid(5))[0].1;
@@ -641,7 +642,7 @@ fn a_validator_outside_the_electorate_keeps_its_bonds_and_they_fade() {
 }
 
 #[test]
-fn nothing_is_kept_of_epochs_that_are_closed() {
+fn nothing_is_stored_of_closed_epochs() {
     with_run(|| {
         for epoch in 0..5 {
             epoch_of(epoch, &all(&[(0, 1)]));
@@ -657,7 +658,7 @@ fn nothing_is_kept_of_epochs_that_are_closed() {
 }
 
 #[test]
-fn a_closed_epoch_of_nobody_is_no_consensus() {
+fn an_epoch_without_validators_has_no_consensus() {
     with_run(|| {
         go_to_block(30);
         Weights::close(RUN, 0, &[]);
@@ -669,7 +670,7 @@ fn a_closed_epoch_of_nobody_is_no_consensus() {
 }
 
 #[test]
-fn what_would_succeed_costs_no_fee_and_what_would_not_does() {
+fn a_call_is_free_if_it_would_succeed() {
     let free = |call: Call<Test>, uid: u16| call.is_feeless(&signed(uid));
     let commits = |uid, epoch| {
         let hash = hash(uid, &[(0, 1)]);
@@ -696,7 +697,7 @@ fn what_would_succeed_costs_no_fee_and_what_would_not_does() {
     });
 }
 
-/// Prints what closing the largest epoch takes, natively and without a database.
+/// Measures the close of the largest epoch, natively and without a database.
 ///
 /// ```text
 /// cargo test --release -p pallet-weights -- --ignored --nocapture the_largest_epoch
@@ -719,36 +720,36 @@ fn the_largest_epoch_closes_within_two_seconds() {
     });
 }
 
-/// What may happen at random.
+/// A random step.
 #[derive(Clone, Debug)]
-enum Deed {
-    Commit { uid: u16, epoch: u32, ballot: usize },
-    Reveal { uid: u16, epoch: u32, ballot: usize },
+enum Step {
+    Commit { uid: u16, epoch: u32, vote: usize },
+    Reveal { uid: u16, epoch: u32, vote: usize },
     Attest { uid: u16 },
     Leave { uid: u16 },
     Register { miner: bool },
     Wait { blocks: u64 },
 }
 
-const BALLOTS: [&[(u16, u16)]; 4] =
+const VOTES: [&[(u16, u16)]; 4] =
     [&[(0, 1)], &[(0, 5), (1, 5)], &[(0, 65535), (1, 3), (2, 900), (7, 9)], &[(2, 1), (3, 1)]];
 
-fn any_deed() -> impl Strategy<Value = Deed> {
+fn any_deed() -> impl Strategy<Value = Step> {
     let uid = || 3u16..7;
     prop_oneof![
-        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, ballot)| Deed::Commit { uid, epoch, ballot }),
-        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, ballot)| Deed::Reveal { uid, epoch, ballot }),
-        2 => uid().prop_map(|uid| Deed::Attest { uid }),
-        1 => (0u16..8).prop_map(|uid| Deed::Leave { uid }),
-        1 => any::<bool>().prop_map(|miner| Deed::Register { miner }),
-        3 => (1u64..8).prop_map(|blocks| Deed::Wait { blocks }),
+        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, vote)| Step::Commit { uid, epoch, vote }),
+        4 => (uid(), 0u32..6, 0usize..4).prop_map(|(uid, epoch, vote)| Step::Reveal { uid, epoch, vote }),
+        2 => uid().prop_map(|uid| Step::Attest { uid }),
+        1 => (0u16..8).prop_map(|uid| Step::Leave { uid }),
+        1 => any::<bool>().prop_map(|miner| Step::Register { miner }),
+        3 => (1u64..8).prop_map(|blocks| Step::Wait { blocks }),
     ]
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
-    fn whatever_is_called_the_invariants_hold_and_only_seats_are_paid(
+    fn invariants_hold_and_only_seats_are_paid_after_any_calls(
         deeds in proptest::collection::vec(any_deed(), 0..60),
         reveal_windows in 1u32..=2,
     ) {
@@ -757,25 +758,25 @@ proptest! {
             let mut key = 100;
             for deed in deeds {
                 match deed {
-                    Deed::Commit { uid, epoch, ballot } => {
-                        let _ = commit(uid, epoch, BALLOTS[ballot]);
+                    Step::Commit { uid, epoch, vote } => {
+                        let _ = commit(uid, epoch, VOTES[vote]);
                     }
-                    Deed::Reveal { uid, epoch, ballot } => {
-                        let _ = reveal(uid, epoch, BALLOTS[ballot]);
+                    Step::Reveal { uid, epoch, vote } => {
+                        let _ = reveal(uid, epoch, VOTES[vote]);
                     }
-                    Deed::Attest { uid } => {
+                    Step::Attest { uid } => {
                         let _ = attest(uid);
                     }
-                    Deed::Leave { uid } => {
+                    Step::Leave { uid } => {
                         let _ = Registry::leave(coldkey(), RUN, Uid(uid));
                     }
-                    Deed::Register { miner } => {
+                    Step::Register { miner } => {
                         key += 1;
                         let role = if miner { Role::Miner } else { Role::Validator };
                         let url = b"http://a".to_vec().try_into().unwrap();
                         let _ = Registry::register(coldkey(), RUN, role, hotkey(key), url, STAKE, u128::MAX);
                     }
-                    Deed::Wait { blocks } => go_to_block(System::block_number() + blocks),
+                    Step::Wait { blocks } => go_to_block(System::block_number() + blocks),
                 }
                 Weights::check_invariants().unwrap();
             }

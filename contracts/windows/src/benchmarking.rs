@@ -1,4 +1,4 @@
-//! What each call and each step costs, at its worst: the largest run that the chain carries, every seat taking part.
+//! The cost of each call and task at worst: the largest run, with every seat taking part (PROT-33).
 
 use crate::*;
 use ed25519_dalek::SigningKey;
@@ -7,7 +7,7 @@ use pallet_registry::{Balance, Url};
 use protocol::{
     Hotkey, Role, RunParams, Schedule, Terms, reveal,
     select::Selected,
-    statement::{Equivocation, Matter, SignedStatement, Statement},
+    statement::{Equivocation, SignedStatement, Statement, StatementKind},
     view::{Outcome, Verdict, Vote},
 };
 
@@ -28,7 +28,7 @@ const SCHEDULE: Schedule = Schedule {
     attest_by: 30,
     vote_by: 45,
 };
-/// The first blocks at which a call of each kind is in time, where hidden ones are revealed for five blocks.
+/// The first block of each phase, with a reveal phase of five blocks.
 const ATTEST: u32 = 11;
 const REVEAL_ATTESTATION: u32 = 31;
 const VOTE: u32 = 36;
@@ -58,7 +58,7 @@ fn ballot(update: u8) -> Vote {
     Vote { update: digest(update), state_root: None }
 }
 
-/// Miners come first, and the validators after them.
+/// Miners come first, then validators.
 fn public(uid: u32) -> Hotkey {
     let mut secret = [7; 32];
     secret[..4].copy_from_slice(&uid.to_le_bytes());
@@ -87,7 +87,7 @@ fn go_to<T: Config>(offset: u32) {
     frame_system::Pallet::<T>::set_block_number((START + offset).into());
 }
 
-/// A run with so many seats, at the block before it starts.
+/// A run with these seats, at the block before it starts.
 fn create<T: Config + pallet_registry::Config>(
     miners: u32,
     validators: u32,
@@ -109,7 +109,7 @@ fn create<T: Config + pallet_registry::Config>(
         url(),
     )?;
     for index in 0..miners + validators {
-        // What a seat costs is no part of what is measured here.
+        // The price of a seat is not measured here.
         let _ = pallet_registry::Prices::<T>::clear(u32::MAX, None);
         let role = if index < miners { Role::Miner } else { Role::Validator };
         let hotkey = hotkey::<T>(index);
@@ -119,7 +119,7 @@ fn create<T: Config + pallet_registry::Config>(
     Ok(())
 }
 
-/// Window 0 of a run with so many seats, which all stand in the consensus, just opened.
+/// Window 0 of a run with these seats, just opened, with a consensus weight for each miner.
 fn open_window<T: Config + pallet_registry::Config>(
     miners: u32,
     validators: u32,
@@ -127,10 +127,10 @@ fn open_window<T: Config + pallet_registry::Config>(
 ) -> Result<(), BenchmarkError> {
     create::<T>(miners, validators, hidden_blocks)?;
     go_to::<T>(0);
-    let _ = Pallet::<T>::take_steps(Block(START));
+    let _ = Pallet::<T>::run_due_tasks(Block(START));
     go_to::<T>(1);
     frame_system::BlockHash::<T>::insert(BlockNumberFor::<T>::from(START), T::Hash::repeat_byte(7));
-    let _ = Pallet::<T>::take_steps(Block(START + 1));
+    let _ = Pallet::<T>::run_due_tasks(Block(START + 1));
     Records::<T>::mutate(RUN, NOW, |record| {
         if let Some(record) = record {
             let weights = (0..miners).map(|index| (uid(index), index as u16 + 1)).collect();
@@ -150,7 +150,7 @@ fn a_validator<T: Config>() -> u32 {
     miners_max::<T>()
 }
 
-/// Every miner has committed.
+/// Every miner commits.
 fn commit_all<T: Config>(miners: u32) {
     for index in 0..miners {
         Commitments::<T>::insert((RUN, NOW), uid(index), digest(index as u8));
@@ -163,14 +163,14 @@ fn verdicts<T: Config>(count: u32) -> Verdicts<T> {
     BoundedVec::truncate_from((0..count).map(|index| (uid(index), Verdict::Valid)).collect())
 }
 
-/// Every validator has called every contribution valid.
+/// Every validator attests every contribution as valid.
 fn attest_all<T: Config>(miners: u32, validators: u32) {
     for index in miners..miners + validators {
         Attestations::<T>::insert((RUN, NOW), uid(index), verdicts::<T>(miners));
     }
 }
 
-/// As if the selection stood.
+/// Stores a selection.
 fn select_one<T: Config>() {
     Records::<T>::mutate(RUN, NOW, |record| {
         if let Some(record) = record {
@@ -192,8 +192,8 @@ fn end_window<T: Config>() {
     });
 }
 
-fn statement(index: u32, matter: Matter, of: u8) -> SignedStatement {
-    Statement { run: RUN, window: NOW, uid: uid(index), matter, digest: digest(of) }.sign(&key(index))
+fn statement(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
+    Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }.sign(&key(index))
 }
 
 #[benchmarks(where T: pallet_registry::Config)]
@@ -300,12 +300,13 @@ mod benchmarks {
     fn report_equivocation() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         let validator = a_validator::<T>();
-        let (one, other) = (statement(validator, Matter::Vote, 1), statement(validator, Matter::Vote, 2));
+        let (one, other) =
+            (statement(validator, StatementKind::Vote, 1), statement(validator, StatementKind::Vote, 2));
         let proof = Equivocation { hotkey: public(validator), one, other };
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
         _(RawOrigin::Signed(reporter), proof);
-        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Vote)));
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), StatementKind::Vote)));
         Ok(())
     }
 
@@ -313,30 +314,30 @@ mod benchmarks {
     fn report_contradiction() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         let validator = a_validator::<T>();
-        // The attestation is the largest thing that can be contradicted.
+        // The attestation is the largest record that can be contradicted.
         attest_all::<T>(miners_max::<T>(), 1);
-        let signed = statement(validator, Matter::Attestation, 2);
+        let signed = statement(validator, StatementKind::Attestation, 2);
         let reporter: T::AccountId = whitelisted_caller();
         #[extrinsic_call]
         _(RawOrigin::Signed(reporter), public(validator), signed);
-        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), Matter::Attestation)));
+        assert!(Punished::<T>::contains_key((RUN, NOW), (uid(validator), StatementKind::Attestation)));
         Ok(())
     }
 
-    /// One step that finds its work done.
+    /// A task that finds its work done.
     #[benchmark]
-    fn agenda() -> Result<(), BenchmarkError> {
+    fn task() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         end_window::<T>();
-        let fixing = Block(START + SCHEDULE.vote_by + 1);
+        let finalising = Block(START + SCHEDULE.vote_by + 1);
         let before = ProgressOf::<T>::get(RUN).ok_or(BenchmarkError::Stop("a run has progress"))?.next_step;
         Agenda::<T>::remove(before);
-        Pallet::<T>::note_next_step(RUN, fixing);
+        Pallet::<T>::schedule_next_task(RUN, finalising);
         #[block]
         {
-            let _ = Pallet::<T>::take_steps(fixing);
+            let _ = Pallet::<T>::run_due_tasks(finalising);
         }
-        assert!(ProgressOf::<T>::get(RUN).is_some_and(|progress| progress.next_step > fixing));
+        assert!(ProgressOf::<T>::get(RUN).is_some_and(|progress| progress.next_step > finalising));
         Ok(())
     }
 
@@ -353,34 +354,35 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn note_hash() -> Result<(), BenchmarkError> {
+    fn record_hash() -> Result<(), BenchmarkError> {
         largest::<T>(0)?;
         frame_system::BlockHash::<T>::insert(BlockNumberFor::<T>::from(START + 11), T::Hash::repeat_byte(8));
         #[block]
         {
-            let _ = Pallet::<T>::note_hash(RUN, NOW, Block(START + 12), |record| &mut record.evaluation_hash);
+            let _ =
+                Pallet::<T>::record_hash(RUN, NOW, Block(START + 12), |record| &mut record.evaluation_hash);
         }
         assert!(Records::<T>::get(RUN, NOW).is_some_and(|record| record.evaluation_hash.is_some()));
         Ok(())
     }
 
     #[benchmark]
-    fn choose(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+    fn select(m: Linear<1, { miners_max::<T>() }>, v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         open_window::<T>(m, v, 0)?;
         commit_all::<T>(m);
         attest_all::<T>(m, v);
         #[block]
         {
-            let _ = Pallet::<T>::choose(RUN, NOW, &params(0));
+            let _ = Pallet::<T>::select(RUN, NOW, &params(0));
         }
         let valid = Records::<T>::get(RUN, NOW).and_then(|record| record.selection);
         assert_eq!(valid.map(|selection| selection.valid.len() as u32), Some(m));
         Ok(())
     }
 
-    /// A third of the electorate dissents, and all of it has decided a window of the epoch before.
+    /// A third of the electorate casts minority votes; all of it is recorded in the epoch's participation.
     #[benchmark]
-    fn fix(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
+    fn finalise(v: Linear<1, 64>) -> Result<(), BenchmarkError> {
         let miners = miners_max::<T>();
         open_window::<T>(miners, v, 0)?;
         select_one::<T>();
@@ -389,10 +391,14 @@ mod benchmarks {
             Votes::<T>::insert((RUN, NOW), uid(miners + index), ballot(update));
         }
         let decided = (0..v).map(|index| (uid(miners + index), false)).collect();
-        Turnouts::<T>::insert(RUN, NOW.epoch(params(0).epoch_windows), Turnout::<T>::truncate_from(decided));
+        Turnouts::<T>::insert(
+            RUN,
+            NOW.epoch(params(0).epoch_windows),
+            Participation::<T>::truncate_from(decided),
+        );
         #[block]
         {
-            let _ = Pallet::<T>::fix(RUN, NOW, &params(0));
+            let _ = Pallet::<T>::finalise(RUN, NOW, &params(0));
         }
         let outcome = Records::<T>::get(RUN, NOW).and_then(|record| record.outcome);
         assert_eq!(outcome, Some(Outcome::Merged(ballot(50))));
@@ -400,13 +406,13 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn forget(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
+    fn prune(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
         for index in 0..e {
             Commitments::<T>::insert((RUN, NOW), uid(index), digest(1));
         }
         #[block]
         {
-            let _ = Pallet::<T>::forget(RUN, NOW);
+            let _ = Pallet::<T>::prune(RUN, NOW);
         }
         assert_eq!(Commitments::<T>::iter_key_prefix((RUN, NOW)).count(), 0);
         Ok(())

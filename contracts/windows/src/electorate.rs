@@ -1,11 +1,11 @@
-//! Who decides a window: the largest validators that are there (PROT-3).
+//! The electorate of a window: the largest validators that are present (PROT-3).
 
 use crate::Presence;
 use alloc::vec::Vec;
 use core::cmp::Reverse;
 use protocol::{Terms, Uid, Window, params::Permille};
 
-/// A validator with at least the run's minimum stake of its own. `stake` is that and what is nominated behind it.
+/// A validator with at least the run's minimum stake of its own. `stake` includes nominations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bonded {
     pub uid: Uid,
@@ -17,13 +17,13 @@ pub(crate) struct Bonded {
 pub(crate) struct Electorate {
     /// In uid order, with their stake.
     pub members: Vec<(Uid, u128)>,
-    /// What the members have at stake: the denominator of every "two thirds".
+    /// The members' stake: the denominator of every "two thirds".
     pub stake: u128,
-    /// What all validators with the minimum have at stake, absent or not.
+    /// The stake of all validators with the minimum, absent ones included.
     pub bonded_stake: u128,
 }
 
-/// The electorate of `window`. Of two validators with equal stake the one with the lower uid comes first.
+/// The electorate of `window`. Ties go to the lower uid.
 pub(crate) fn choose(terms: &Terms, window: Window, bonded: &[Bonded]) -> Electorate {
     let mut members: Vec<(Uid, u128)> = bonded
         .iter()
@@ -40,14 +40,14 @@ pub(crate) fn choose(terms: &Terms, window: Window, bonded: &[Bonded]) -> Electo
     }
 }
 
-/// Whether a validator has not attested in the last `absence_windows` windows that it could have.
+/// Whether a validator attested in none of the last `absence_windows` windows that it could attest.
 fn is_absent(presence: Presence, window: Window, absence_windows: u32) -> bool {
-    let heard_of = presence.last_attested.map_or(presence.since, |last| last.next().max(presence.since));
-    window.0.saturating_sub(heard_of.0) >= absence_windows
+    let present_until = presence.last_attested.map_or(presence.since, |last| last.next().max(presence.since));
+    window.0.saturating_sub(present_until.0) >= absence_windows
 }
 
 impl Electorate {
-    /// Whether the members hold at least `quorum` of the bonded stake, and anything at all.
+    /// Whether the members hold stake, and at least `quorum` of the bonded stake.
     pub fn has_quorum(&self, quorum: Permille) -> bool {
         self.stake > 0
             && self.stake.saturating_mul(1000) >= self.bonded_stake.saturating_mul(u128::from(quorum.0))
@@ -86,14 +86,14 @@ mod tests {
         validator.presence.last_attested = Some(Window(4));
         assert_eq!(members(&terms, 7, &[validator]), [1]);
         assert!(members(&terms, 8, &[validator]).is_empty());
-        // Attesting ahead of its first opening does not make a newcomer absent earlier.
+        // An attestation before its first opening does not make a newcomer absent earlier.
         validator.presence =
             Presence { since: Window(9), last_attested: Some(Window(2)), epoch_before: None };
         assert_eq!(members(&terms, 11, &[validator]), [1]);
     }
 
     #[test]
-    fn presence_knows_the_last_two_epochs_in_which_a_validator_attested() {
+    fn presence_remembers_the_last_two_epochs_with_an_attestation() {
         let attested = |windows: &[u32]| {
             let new = bonded(1, 5).presence;
             let presence =

@@ -1,4 +1,4 @@
-//! From one layout of the storage to the next.
+//! Storage migrations.
 
 use crate::pallet::*;
 use frame::{
@@ -6,24 +6,24 @@ use frame::{
     prelude::*,
 };
 
-/// From the first layout to version 1, in which presence tells of two epochs and commitments are counted by slot.
+/// To version 1: presence covers two epochs, and commitments are counted by slot.
 pub type ToVersion1<T> =
     VersionedMigration<0, 1, version_1::Migrate<T>, Pallet<T>, <T as frame_system::Config>::DbWeight>;
 
-/// What version 1 changed.
+/// The migration to version 1.
 pub mod version_1 {
     use super::*;
     use codec::{Decode, Encode};
     use protocol::Window;
 
-    /// Presence as version 0 had it.
+    /// Version 0 of presence.
     #[derive(Clone, Copy, Debug, Encode, Decode)]
     pub struct Presence {
         pub since: Window,
         pub last_attested: Option<Window>,
     }
 
-    /// Goes once over the validators, and over the commitments of the windows that are kept.
+    /// Visits each validator, and each commitment of the stored windows, once.
     pub struct Migrate<T>(PhantomData<T>);
 
     impl<T: Config> UncheckedOnRuntimeUpgrade for Migrate<T> {

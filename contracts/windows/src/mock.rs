@@ -1,114 +1,53 @@
-//! A chain with the real registry, the windows pallet, and epochs that only write down what they are told.
+//! The registry, the windows pallet, and epochs that record their calls.
 
 use crate::{self as pallet_windows, Epochs, Event, Member};
 use ed25519_dalek::SigningKey;
 use frame::{
-    deps::{
-        sp_core::H256,
-        sp_runtime::{AccountId32, traits::IdentityLookup},
-    },
+    deps::{sp_core::H256, sp_runtime::AccountId32},
     testing_prelude::*,
 };
-use pallet_registry::{Balance, Nominations, Url};
+use pallet_mock::pallet_balances;
+use pallet_registry::{AccountIsHotkey, Balance, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     params::Permille,
     reveal,
-    statement::{Matter, SignedStatement, Statement},
+    statement::{SignedStatement, Statement, StatementKind},
     view::{Outcome, Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
 
-#[frame_construct_runtime]
-mod runtime {
-    #[runtime::runtime]
-    #[runtime::derive(
-        RuntimeCall,
-        RuntimeEvent,
-        RuntimeError,
-        RuntimeOrigin,
-        RuntimeFreezeReason,
-        RuntimeHoldReason,
-        RuntimeTask
-    )]
-    pub struct Test;
-    #[runtime::pallet_index(0)]
-    pub type System = frame_system::Pallet<Test>;
-    #[runtime::pallet_index(1)]
-    pub type Balances = pallet_balances::Pallet<Test>;
-    #[runtime::pallet_index(2)]
-    pub type Registry = pallet_registry::Pallet<Test>;
-    #[runtime::pallet_index(3)]
-    pub type Windows = pallet_windows::Pallet<Test>;
+pallet_mock::runtime! {
+    account: AccountId32, deposit: 1, db_weight: frame::weights_prelude::RocksDbWeight;
+    2 Registry: pallet_registry,
+    3 Windows: pallet_windows,
 }
 
-#[derive_impl(frame_system::config_preludes::TestDefaultConfig)]
-impl frame_system::Config for Test {
-    type Block = MockBlock<Test>;
-    type AccountId = AccountId32;
-    type Lookup = IdentityLookup<AccountId32>;
-    type AccountData = pallet_balances::AccountData<Balance>;
-    type DbWeight = frame::weights_prelude::RocksDbWeight;
-}
-
-#[derive_impl(pallet_balances::config_preludes::TestDefaultConfig)]
-impl pallet_balances::Config for Test {
-    type Balance = Balance;
-    type AccountStore = System;
-}
-
-impl pallet_registry::Config for Test {
-    type Currency = Balances;
-    type RuntimeHoldReason = RuntimeHoldReason;
-    type OnRunCreated = Windows;
-    type OnSeats = Windows;
-    type Nominations = Nominated;
-    type Payslips = ();
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<16>;
-    type MaxSeats = ConstU32<1088>;
-    type MaxChanges = ConstU32<64>;
-    type MaxUnbonding = ConstU32<8>;
-    type MaxCheckpointWindows = ConstU32<64>;
-    type RunDeposit = ConstU128<0>;
+pallet_mock::registry! {
+    on_run_created: Windows, on_seats: Windows, nominations: Nominated, payslips: ()
 }
 
 impl pallet_windows::Config for Test {
     type Registry = Registry;
     type Nominations = Nominated;
     type HotkeyOf = AccountIsHotkey;
-    type Epochs = Notebook;
-    type WeightInfo = pallet_windows::weights::Measured<Test>;
+    type Epochs = RecordedEpochs;
+    type WeightInfo = pallet_windows::weight_info::Measured<Test>;
     type MaxRuns = ConstU32<16>;
     type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
-    type MaxStepWeight = StepBudget;
-}
-
-/// As on the real chain: a hotkey's account is its public key.
-pub struct AccountIsHotkey;
-
-impl Convert<AccountId32, Hotkey> for AccountIsHotkey {
-    fn convert(account: AccountId32) -> Hotkey {
-        Hotkey(account.into())
-    }
-}
-
-impl ConvertBack<AccountId32, Hotkey> for AccountIsHotkey {
-    fn convert_back(hotkey: Hotkey) -> AccountId32 {
-        AccountId32::new(hotkey.0)
-    }
+    type MaxTaskWeight = TaskBudget;
 }
 
 parameter_types! {
     pub static StandingWeights: Vec<(Uid, u16)> = Vec::new();
     pub static Closed: Vec<(RunId, u32, Vec<Member>)> = Vec::new();
-    /// What others have put behind validators.
+    /// Nominations by validator.
     pub static Behind: BTreeMap<Uid, Balance> = BTreeMap::new();
-    pub static StepBudget: Weight = Weight::MAX;
+    pub static TaskBudget: Weight = Weight::MAX;
 }
 
-/// Nominations that a test sets.
+/// Nominations set by a test.
 pub struct Nominated;
 
 impl Nominations<AccountId32> for Nominated {
@@ -123,10 +62,10 @@ impl Nominations<AccountId32> for Nominated {
     }
 }
 
-/// Epochs whose weights a test sets, and whose closings it reads.
-pub struct Notebook;
+/// Epochs with weights set by a test, which record each close.
+pub struct RecordedEpochs;
 
-impl Epochs for Notebook {
+impl Epochs for RecordedEpochs {
     fn weights(_: RunId) -> Vec<(Uid, u16)> {
         StandingWeights::get()
     }
@@ -138,7 +77,7 @@ impl Epochs for Notebook {
 }
 
 pub const RUN: RunId = RunId(0);
-/// Miners are the seats 0, 1 and 2, validators the seats 3, 4 and 5; whoever registers later comes after.
+/// Seats 0, 1 and 2 mine, seats 3, 4 and 5 validate. Later registrations follow.
 pub const MINERS: [u16; 3] = [0, 1, 2];
 pub const VALIDATORS: [u16; 3] = [3, 4, 5];
 pub const STAKE: Balance = 100;
@@ -165,7 +104,7 @@ pub fn params() -> RunParams {
     }
 }
 
-/// Attestations are revealed at the offsets 15 and 16, votes committed at 17 and 18, and revealed at 19 and 20.
+/// Attestations are revealed at offsets 15 and 16, votes committed at 17 and 18 and revealed at 19 and 20.
 pub fn hidden_params() -> RunParams {
     let schedule = Schedule { blocks_per_window: 24, vote_by: 18, ..SCHEDULE };
     RunParams { schedule, hidden_blocks: 2, ..params() }
@@ -204,7 +143,7 @@ pub fn digest(byte: u8) -> Digest {
     Digest([byte; 32])
 }
 
-/// The hash that block `number` has in these tests.
+/// The test hash of block `number`.
 pub fn hash_of(number: u64) -> H256 {
     H256::from_low_u64_be(0xb10c_0000 + number)
 }
@@ -227,23 +166,18 @@ pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
 
 /// A chain at block 1 without a run.
 pub fn chain() -> TestState {
-    let mut storage = frame_system::GenesisConfig::<Test>::default().build_storage().unwrap();
-    let balances = vec![(COLDKEY, 1_000_000_000_000), (REPORTER, 1_000)];
-    pallet_balances::GenesisConfig::<Test> { balances, ..Default::default() }
-        .assimilate_storage(&mut storage)
-        .unwrap();
-    let mut chain: TestState = storage.into();
+    let mut chain = pallet_mock::chain::<Test>(vec![(COLDKEY, 1_000_000_000_000), (REPORTER, 1_000)]);
     chain.execute_with(|| {
         StandingWeights::set(Vec::new());
         Closed::set(Vec::new());
         Behind::set(BTreeMap::new());
-        StepBudget::set(Weight::MAX);
+        TaskBudget::set(Weight::MAX);
         go_to_block(1);
     });
     chain
 }
 
-/// Tells `story` on a chain with one run of these parameters, three miners, and three validators of equal stake.
+/// Runs `story` with one run, three miners, and three validators of equal stake.
 pub fn with_run(params: RunParams, story: impl FnOnce()) {
     with_terms(params, terms(), story);
 }
@@ -263,7 +197,7 @@ pub fn with_terms(params: RunParams, terms: Terms, story: impl FnOnce()) {
     });
 }
 
-/// Makes blocks up to `number`. Invariants hold at each.
+/// Makes blocks up to `number`, and checks the invariants at each.
 pub fn go_to_block(number: u64) {
     let hooks = RunToBlockHooks::default()
         .before_initialize(|number: u64| {
@@ -303,7 +237,7 @@ pub fn public(uid: u16) -> Hotkey {
     AccountIsHotkey::convert(hotkey(uid))
 }
 
-/// The salt with which `uid` hides something in these tests.
+/// The test salt of `uid`.
 pub fn salt(uid: u16) -> [u8; 32] {
     [uid as u8 + 100; 32]
 }
@@ -326,9 +260,9 @@ pub fn reveal_vote(uid: u16, window: u32, update: u8) -> DispatchResult {
     Windows::reveal_vote(signed(uid), RUN, Window(window), ballot(update, None), salt(uid))
 }
 
-/// What `uid` signs outside the chain.
-pub fn statement(uid: u16, window: u32, matter: Matter, digest: Digest) -> SignedStatement {
-    Statement { run: RUN, window: Window(window), uid: Uid(uid), matter, digest }.sign(&key(uid))
+/// A statement that `uid` signs off the chain.
+pub fn statement(uid: u16, window: u32, kind: StatementKind, digest: Digest) -> SignedStatement {
+    Statement { run: RUN, window: Window(window), uid: Uid(uid), kind, digest }.sign(&key(uid))
 }
 
 pub fn view(window: u32) -> WindowView {
@@ -343,8 +277,8 @@ pub fn selected(window: u32) -> Vec<u16> {
     view(window).selection.unwrap().selected.iter().map(|seat| seat.uid.0).collect()
 }
 
-/// Plays `window` up to the block at which it is fixed: all miners commit, and of the validators those in `present`
-/// find everything valid and vote the same.
+/// Plays `window` until it is finalised: all miners commit; the validators in `present` find everything valid and
+/// vote the same.
 pub fn play(window: u32, present: &[u16]) {
     go_to(window, 1);
     for uid in MINERS {
@@ -363,7 +297,7 @@ pub fn play(window: u32, present: &[u16]) {
     go_to(window, SCHEDULE.vote_by + 1);
 }
 
-/// The pallet's own events so far.
+/// The pallet's own events.
 pub fn events() -> Vec<Event<Test>> {
     let own = |event| match event {
         RuntimeEvent::Windows(event) => Some(event),

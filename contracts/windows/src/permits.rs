@@ -1,27 +1,26 @@
-//! Who may call what, and when: a column of checks for each call. A call asks here before it writes, and its fee is
-//! waived where the same answer is yes.
+//! The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
 
-use crate::{pallet::*, steps::Deadlines};
+use crate::{pallet::*, tasks::Deadlines};
 use codec::Encode;
 use frame::prelude::*;
 use pallet_registry::Seats;
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
     reveal::{self, Salt},
-    statement::{Matter, NoProof, SignedStatement, Statement},
+    statement::{ProofError, SignedStatement, Statement, StatementKind},
     view::{Verdict, Vote},
 };
 
-/// A commitment that is allowed.
+/// An allowed commitment.
 pub(crate) struct MayCommit {
     pub uid: Uid,
-    /// Commitments of the seat for this window so far.
+    /// Commitments of the seat for this window before this one.
     pub times: u8,
-    /// The seat's place among the window's slots.
+    /// The seat's position among the window's slots.
     slot: usize,
 }
 
-/// A validator that is to be punished.
+/// A validator to be punished.
 pub(crate) struct Conviction {
     seat: SeatId,
     terms: Terms,
@@ -149,7 +148,7 @@ impl<T: Config> Pallet<T> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.vote_by, Deadlines::of(&params).vote_revealed_by)?;
-        // It was in the electorate when it committed, and a window's electorate never changes.
+        // A member when it committed; a window's electorate does not change.
         let uid = Self::validator(run, hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
@@ -169,9 +168,9 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// Whether the holder of `hotkey` can be punished for what `statement` is about. Signatures are checked elsewhere.
+    /// Checks that the holder of `hotkey` can be punished for `statement`. Does not check signatures.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
-        let Statement { run, window, uid, matter, .. } = *statement;
+        let Statement { run, window, uid, kind, .. } = *statement;
         let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
         ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
         let account = T::HotkeyOf::convert_back(*hotkey);
@@ -184,22 +183,24 @@ impl<T: Config> Pallet<T> {
         {
             ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
         }
-        ensure!(!Punished::<T>::contains_key((run, window), (uid, matter)), Error::<T>::AlreadyPunished);
+        ensure!(!Punished::<T>::contains_key((run, window), (uid, kind)), Error::<T>::AlreadyPunished);
         Ok(Conviction { seat, terms: details.terms })
     }
 
-    /// Whether a signed statement differs from what the same holder of the seat put on the chain.
+    /// Checks that a signed statement differs from what the same holder of the seat put on the chain.
     pub(crate) fn may_contradict(hotkey: &Hotkey, signed: &SignedStatement) -> Result<Conviction, Error<T>> {
-        let Statement { run, window, uid, matter, digest } = signed.statement;
+        let Statement { run, window, uid, kind, digest } = signed.statement;
         let conviction = Self::may_convict(hotkey, &signed.statement)?;
-        // What the chain holds of a window is by whoever held the seat then: nobody answers for its predecessor's.
+        // The chain's record of a window is by the holder of that time. A holder does not answer for its predecessor.
         let held = T::Registry::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
         let key = (run, window);
-        let on_record = match matter {
-            Matter::Attestation => Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
-            Matter::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
-            Matter::Receipts => Receipts::<T>::get(key, uid),
+        let on_record = match kind {
+            StatementKind::Attestation => {
+                Attestations::<T>::get(key, uid).map(|own| Digest::of(&own.encode()))
+            }
+            StatementKind::Vote => Votes::<T>::get(key, uid).map(|own| Digest::of(&own.encode())),
+            StatementKind::Receipts => Receipts::<T>::get(key, uid),
         };
         let on_record = on_record.ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(on_record != digest, Error::<T>::NoContradiction);
@@ -207,18 +208,18 @@ impl<T: Config> Pallet<T> {
         Ok(conviction)
     }
 
-    /// Slashes a convicted validator, and remembers that it was.
+    /// Slashes a convicted validator, and records the punishment.
     pub(crate) fn punish(conviction: Conviction, statement: &Statement, reporter: T::AccountId) {
-        let Statement { run, window, uid, matter, .. } = *statement;
+        let Statement { run, window, uid, kind, .. } = *statement;
         let Conviction { seat, terms } = conviction;
-        Punished::<T>::insert((run, window), (uid, matter), ());
+        Punished::<T>::insert((run, window), (uid, kind), ());
         let reward = Some((&reporter, crate::REPORTER_SHARE));
         let slashed = T::Registry::slash(run, seat, terms.equivocation_slash, reward);
-        Self::deposit_event(Event::EquivocationPunished { run, window, uid, matter, reporter, slashed });
+        Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 
-    /// Takes down an attestation: its validator is there (PROT-3).
-    pub(crate) fn note_attestation(
+    /// Records an attestation: its validator is present (PROT-3).
+    pub(crate) fn record_attestation(
         run: RunId,
         window: Window,
         uid: Uid,
@@ -228,7 +229,7 @@ impl<T: Config> Pallet<T> {
         let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).count() as u32;
         let faulty = (verdicts.len() as u32).saturating_sub(valid);
         Attestations::<T>::insert((run, window), uid, verdicts);
-        // A seat that was registered in this window is bonded from the next opening on.
+        // A seat registered in this window is bonded from the next opening.
         let presence = PresenceOf::<T>::get(run, uid).unwrap_or(crate::Presence {
             since: window.next(),
             last_attested: None,
@@ -238,7 +239,7 @@ impl<T: Config> Pallet<T> {
         Self::deposit_event(Event::Attested { run, window, uid, valid, faulty });
     }
 
-    /// The run's parameters and the offset in `window`, which must be the one that is open.
+    /// The run's parameters and the offset in `window`, which must be the open one.
     fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
         let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
         let (open, offset) = params.schedule.locate(Self::now()).ok_or(Error::<T>::NotStarted)?;
@@ -247,14 +248,14 @@ impl<T: Config> Pallet<T> {
         Ok((params, offset))
     }
 
-    /// Whether `offset` comes after one deadline and not after the next.
+    /// Checks that `offset` is after one deadline and not after the next.
     fn in_phase(offset: u32, after: u32, until: u32) -> Result<(), Error<T>> {
         ensure!(offset > after, Error::<T>::TooEarly);
         ensure!(offset <= until, Error::<T>::TooLate);
         Ok(())
     }
 
-    /// The record of the open window. On a chain that is behind with its steps it may not be there for some blocks.
+    /// The record of the open window. It is missing while the opening is delayed.
     fn record(run: RunId, window: Window) -> Result<Record<T>, Error<T>> {
         Records::<T>::get(run, window).ok_or(Error::<T>::TooEarly)
     }
@@ -265,7 +266,7 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// The validator, if it is in the electorate and there is something to vote on.
+    /// The validator's seat, if it is in the electorate and there is something to vote on.
     fn member(run: RunId, window: Window, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
         let uid = Self::validator(run, hotkey)?;
         let record = Self::record(run, window)?;
@@ -276,7 +277,7 @@ impl<T: Config> Pallet<T> {
         Ok(uid)
     }
 
-    /// Verdicts ascend by uid, and each is on a seat that committed to something.
+    /// Checks that verdicts ascend by uid, each on a seat with a commitment.
     fn check_verdicts(run: RunId, window: Window, verdicts: &[(Uid, Verdict)]) -> Result<(), Error<T>> {
         ensure!(verdicts.windows(2).all(|pair| pair[0].0 < pair[1].0), Error::<T>::VerdictsNotSorted);
         let record = Self::record(run, window)?;
@@ -309,12 +310,12 @@ impl<T: Config> Pallet<T> {
     }
 }
 
-impl<T> From<NoProof> for Error<T> {
-    fn from(reason: NoProof) -> Error<T> {
+impl<T> From<ProofError> for Error<T> {
+    fn from(reason: ProofError) -> Error<T> {
         match reason {
-            NoProof::OtherMatter => Error::NotOneMatter,
-            NoProof::SameDigest => Error::NoContradiction,
-            NoProof::NotSigned(_) => Error::NotSigned,
+            ProofError::DifferentSubject => Error::NotOneMatter,
+            ProofError::SameDigest => Error::NoContradiction,
+            ProofError::NotSigned(_) => Error::NotSigned,
         }
     }
 }

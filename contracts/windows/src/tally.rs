@@ -1,5 +1,5 @@
-//! Adds stake up: what two thirds of an electorate say of a contribution, and which update they voted (PROT-14, 19, 20);
-//! and who never voted (PROT-30).
+//! Counts stake: which verdicts and which update two thirds of the electorate agree on (PROT-14, 19, 20), and which
+//! members voted (PROT-30).
 
 use alloc::{collections::BTreeMap, vec::Vec};
 use protocol::{
@@ -8,25 +8,25 @@ use protocol::{
     view::{Verdict, Vote},
 };
 
-/// What two thirds say. Each list is in uid order.
+/// The verdicts that two thirds agree on. Each list is in uid order.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct Agreed {
     pub valid: Vec<Uid>,
     pub faulty: Vec<Uid>,
 }
 
-/// The stake of an electorate.
+/// The total stake of an electorate.
 pub(crate) fn total(electorate: &[(Uid, u128)]) -> u128 {
     electorate.iter().fold(0, |sum: u128, (_, stake)| sum.saturating_add(*stake))
 }
 
-/// Judges each of the `committed` seats, given in uid order, by the stake behind each verdict on it. Each attestation is
-/// in uid order too, so one walk along both lists finds what belongs together.
+/// Judges each of the `committed` seats by the stake behind each verdict on it. Seats and attestations are in uid
+/// order, so one pass over both lists matches them.
 pub(crate) fn verdicts<'a>(
     committed: &[Uid],
     attestations: impl Iterator<Item = (u128, &'a [(Uid, Verdict)])>,
     total: u128,
-) -> Found {
+) -> Agreed {
     let mut stakes: Vec<(u128, u128)> = alloc::vec![(0, 0); committed.len()];
     for (stake, verdicts) in attestations {
         let mut seats = committed.iter().zip(&mut stakes).peekable();
@@ -42,18 +42,18 @@ pub(crate) fn verdicts<'a>(
             *side = side.saturating_add(stake);
         }
     }
-    let mut found = Found::default();
+    let mut agreed = Agreed::default();
     for (uid, (valid, faulty)) in committed.iter().zip(stakes) {
         if two_thirds(valid, total) {
-            found.valid.push(*uid);
+            agreed.valid.push(*uid);
         } else if two_thirds(faulty, total) {
-            found.faulty.push(*uid);
+            agreed.faulty.push(*uid);
         }
     }
-    found
+    agreed
 }
 
-/// What two thirds voted: the update, and the state root after it if two thirds voted the same one with it.
+/// The update that two thirds voted for, with the state root if two thirds voted the same one.
 pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> Option<Vote> {
     let mut by_update = BTreeMap::<Digest, u128>::new();
     let mut by_vote = BTreeMap::<Vote, u128>::new();
@@ -70,8 +70,8 @@ pub(crate) fn agreed(votes: impl Iterator<Item = (u128, Vote)>, total: u128) -> 
     })
 }
 
-/// Who decided a merged window of an epoch, in uid order, and whether it voted in any: `before`, and one such window more.
-pub(crate) fn turnout(
+/// Adds a merged window to `before`: the members of the electorate in uid order, and whether each has voted.
+pub(crate) fn participation(
     before: &[(Uid, bool)],
     electorate: &[(Uid, u128)],
     voters: impl Iterator<Item = Uid>,
@@ -84,9 +84,9 @@ pub(crate) fn turnout(
     now.into_iter().collect()
 }
 
-/// Whether windows were merged, and `uid` voted in none of them: also if it was away, and so decided none.
-pub(crate) fn never_voted(turnout: &[(Uid, bool)], uid: Uid) -> bool {
-    !turnout.is_empty() && !turnout.contains(&(uid, true))
+/// Whether windows were merged and `uid` voted in none of them, also because it was not in the electorate.
+pub(crate) fn is_inactive(participation: &[(Uid, bool)], uid: Uid) -> bool {
+    !participation.is_empty() && !participation.contains(&(uid, true))
 }
 
 #[cfg(test)]
@@ -114,15 +114,15 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_that_two_thirds_call_neither_was_not_observed() {
+    fn a_seat_without_two_thirds_for_either_verdict_is_not_observed() {
         let valid = [(Uid(1), Verdict::Valid), (Uid(2), Verdict::Faulty), (Uid(9), Verdict::Valid)];
         let faulty = [(Uid(1), Verdict::Faulty), (Uid(2), Verdict::Faulty)];
         let found = verdicts(&[Uid(1), Uid(2)], [(50, &valid[..]), (50, &faulty[..])].into_iter(), 100);
-        assert_eq!(found, Found { valid: vec![], faulty: vec![Uid(2)] });
+        assert_eq!(found, Agreed { valid: vec![], faulty: vec![Uid(2)] });
     }
 
     #[test]
-    fn an_update_stands_without_a_checkpoint_where_only_the_state_roots_differ() {
+    fn an_update_is_merged_without_a_checkpoint_if_only_the_state_roots_differ() {
         let votes = [(100, vote(1, Some(1))), (100, vote(1, Some(2)))];
         assert_eq!(agreed(&votes, 300), Some(vote(1, None)));
         let votes = [(200, vote(1, Some(1))), (100, vote(1, Some(2)))];
@@ -130,22 +130,22 @@ mod tests {
     }
 
     #[test]
-    fn one_vote_of_an_epoch_is_enough_and_who_was_away_has_none() {
+    fn one_vote_in_an_epoch_is_enough_and_an_absent_validator_has_none() {
         let electorate = |uids: &[u16]| uids.iter().map(|uid| (Uid(*uid), 1)).collect::<Vec<_>>();
         let voters = |uids: &'static [u16]| uids.iter().map(|uid| Uid(*uid));
-        let first = turnout(&[], &electorate(&[1, 2, 5]), voters(&[2]));
+        let first = participation(&[], &electorate(&[1, 2, 5]), voters(&[2]));
         assert_eq!(first, vec![(Uid(1), false), (Uid(2), true), (Uid(5), false)]);
-        let second = turnout(&first, &electorate(&[2, 3, 5]), voters(&[3, 5]));
+        let second = participation(&first, &electorate(&[2, 3, 5]), voters(&[3, 5]));
         let expected = vec![(Uid(1), false), (Uid(2), true), (Uid(3), true), (Uid(5), true)];
         assert_eq!(second, expected);
-        let silent: Vec<u16> = (0..6).filter(|uid| never_voted(&second, Uid(*uid))).collect();
-        assert_eq!(silent, vec![0, 1, 4]);
-        assert!(!never_voted(&[], Uid(1)), "nothing was merged");
+        let inactive: Vec<u16> = (0..6).filter(|uid| is_inactive(&second, Uid(*uid))).collect();
+        assert_eq!(inactive, vec![0, 1, 4]);
+        assert!(!is_inactive(&[], Uid(1)), "nothing was merged");
     }
 
     #[test]
     fn an_empty_electorate_agrees_on_nothing() {
         assert_eq!(agreed(&[], 0), None);
-        assert_eq!(verdicts(&[Uid(1)], core::iter::empty(), 0), Found::default());
+        assert_eq!(verdicts(&[Uid(1)], core::iter::empty(), 0), Agreed::default());
     }
 }

@@ -1,4 +1,4 @@
-//! A window told block by block, and every refusal with storage left as it was (PROT-33).
+//! A window block by block, and every refusal with storage unchanged (PROT-33).
 
 use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
@@ -6,20 +6,20 @@ use pallet_registry::Seats as _;
 use proptest::prelude::*;
 use protocol::{
     Role, RunParams, Schedule, Terms, Uid, Window, lineage,
-    statement::{Equivocation, Matter},
+    statement::{Equivocation, StatementKind},
     view::{Checkpoint, Outcome, Verdict, VoidReason, Vote},
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-mod dissent;
+mod commit_reveal;
 mod equivocation;
 mod feeless;
-mod hidden;
 mod late;
 mod layout;
+mod minority_votes;
+mod participation;
 mod scale;
 mod seats;
-mod turnout;
 
 const VALID: Verdict = Verdict::Valid;
 const FAULTY: Verdict = Verdict::Faulty;
@@ -32,10 +32,10 @@ fn genesis() -> Digest {
     lineage::genesis(&params(), &digest(2), &digest(3))
 }
 
-// One good window.
+// A good window.
 
 #[test]
-fn a_window_takes_down_who_takes_part_as_it_opens() {
+fn a_window_records_its_participants_as_it_opens() {
     with_run(params(), || {
         go_to_block(9);
         assert_eq!(Windows::window_view(RUN, Window(0)), None);
@@ -59,7 +59,7 @@ fn a_window_takes_down_who_takes_part_as_it_opens() {
 }
 
 #[test]
-fn the_hashes_that_seed_a_window_are_known_a_block_after_their_blocks() {
+fn the_hashes_that_seed_a_window_are_recorded_one_block_later() {
     with_run(params(), || {
         go_to(0, 1);
         assert_eq!(view(0).opening_hash, Some(Digest(hash_of(10).0)));
@@ -123,7 +123,7 @@ fn the_salts_for_a_window_are_committed_in_the_one_before() {
 }
 
 #[test]
-fn the_last_commitment_binds() {
+fn the_last_commitment_counts() {
     with_run(params(), || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -164,7 +164,7 @@ fn an_attestation_is_in_time_after_the_commitments_and_up_to_its_deadline() {
 }
 
 #[test]
-fn a_vote_is_in_time_once_the_selection_stands_and_up_to_its_deadline() {
+fn a_vote_is_in_time_after_the_selection_and_up_to_its_deadline() {
     with_run(params(), || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -184,7 +184,7 @@ fn a_vote_is_in_time_once_the_selection_stands_and_up_to_its_deadline() {
 }
 
 #[test]
-fn calls_are_for_the_open_window_only() {
+fn only_the_open_window_takes_calls() {
     with_run(params(), || {
         assert_noop!(commit(0, 0, 1), Error::<Test>::NotStarted);
         assert_noop!(attest(3, 0, &[]), Error::<Test>::NotStarted);
@@ -201,10 +201,10 @@ fn calls_are_for_the_open_window_only() {
     });
 }
 
-// Who may do what.
+// Permissions.
 
 #[test]
-fn miners_commit_and_validators_attest_and_vote() {
+fn only_miners_commit_and_only_validators_attest_and_vote() {
     with_run(params(), || {
         go_to(0, 0);
         assert_noop!(commit(3, 0, 1), Error::<Test>::NotAMiner);
@@ -224,7 +224,7 @@ fn miners_commit_and_validators_attest_and_vote() {
 }
 
 #[test]
-fn a_seat_counts_from_the_window_that_opens_after_its_registration() {
+fn a_seat_counts_from_the_first_window_opened_after_its_registration() {
     with_run(params(), || {
         go_to(0, 0);
         let miner = register(RUN, Role::Miner, 1);
@@ -235,7 +235,7 @@ fn a_seat_counts_from_the_window_that_opens_after_its_registration() {
         for uid in VALIDATORS {
             assert_ok!(attest(uid, 0, &[(0, VALID)]));
         }
-        // A newcomer may attest, which brings its salt; it decides nothing yet.
+        // A newcomer may attest, which records its salt; its verdicts do not count yet.
         assert_ok!(attest(validator, 0, &[(0, FAULTY)]));
         go_to(0, 15);
         assert_noop!(vote(validator, 0, 50, None), Error::<Test>::NotInElectorate);
@@ -309,13 +309,13 @@ fn a_state_root_is_voted_at_checkpoints_and_only_there() {
 // Two thirds, exactly.
 
 #[test]
-fn a_contribution_is_valid_with_exactly_two_thirds_of_the_stake() {
+fn exactly_two_thirds_of_the_stake_make_a_contribution_valid() {
     with_run(params(), || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
         assert_ok!(commit(1, 0, 2));
         go_to(0, 9);
-        // Three equal stakes: two of them are two thirds, one is not.
+        // With three equal stakes, two are two thirds and one is not.
         assert_ok!(attest(3, 0, &[(0, VALID), (1, VALID)]));
         assert_ok!(attest(4, 0, &[(0, VALID), (1, FAULTY)]));
         go_to(0, 15);
@@ -326,9 +326,9 @@ fn a_contribution_is_valid_with_exactly_two_thirds_of_the_stake() {
 }
 
 #[test]
-fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
+fn one_unit_less_than_two_thirds_of_the_stake_is_no_agreement() {
     with_run(params(), || {
-        // Electorate: 100, 100, 100 + 1: two hundred of 301 is less than two thirds.
+        // Stakes of 100, 100 and 101: 200 of 301 is less than two thirds.
         let add = Registry::add_stake(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5), 1);
         assert_ok!(add);
         go_to(0, 0);
@@ -347,7 +347,7 @@ fn two_thirds_less_one_unit_of_stake_is_no_agreement() {
 }
 
 #[test]
-fn with_one_validator_of_three_away_windows_are_merged_and_with_two_away_they_are_void() {
+fn windows_are_merged_with_one_of_three_validators_absent_and_void_with_two() {
     with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
         play(0, &[3, 4]);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
@@ -382,7 +382,7 @@ fn a_window_without_enough_contributions_is_void_and_leaves_the_lineage() {
 }
 
 #[test]
-fn a_window_with_no_vote_at_all_is_void() {
+fn a_window_without_votes_is_void() {
     with_run(params(), || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -396,13 +396,13 @@ fn a_window_with_no_vote_at_all_is_void() {
 }
 
 #[test]
-fn void_windows_consume_their_data_too() {
+fn a_void_window_consumes_its_data() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &[]);
         play(2, &VALIDATORS);
         go_to(3, 0);
-        // Three slots of seven sequences a window.
+        // Three slots of seven sequences per window.
         assert_eq!([0, 1, 2, 3].map(|window| view(window).cursor), [0, 21, 42, 63]);
         register(RUN, Role::Miner, 1);
         go_to(5, 0);
@@ -434,13 +434,13 @@ fn an_absent_validator_leaves_the_electorate_and_returns_by_attesting() {
 }
 
 #[test]
-fn an_electorate_below_its_quorum_pauses_the_run_until_it_is_back() {
+fn a_run_is_paused_while_its_electorate_is_below_quorum() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &[3]);
         play(2, &[3]);
         go_to(3, 0);
-        // One hundred of three hundred bonded.
+        // 100 of 300 bonded.
         assert_eq!(view(3).electorate, [(Uid(3), STAKE)]);
         assert!(Windows::progress(RUN).unwrap().paused);
         assert!(events().contains(&Event::Paused {
@@ -473,7 +473,7 @@ fn a_run_without_validators_is_paused() {
 }
 
 #[test]
-fn the_electorate_is_the_largest_validators_with_the_minimum() {
+fn the_electorate_is_the_largest_validators_with_the_minimum_stake() {
     with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
         assert_eq!(register(RUN, Role::Validator, STAKE + 1), 6);
         go_to(0, 0);
@@ -504,7 +504,7 @@ fn a_checkpoint_is_the_state_that_two_thirds_voted() {
 }
 
 #[test]
-fn an_update_is_merged_where_only_the_state_roots_differ() {
+fn an_update_is_merged_if_only_the_state_roots_differ() {
     with_run(RunParams { checkpoint_windows: 1, ..params() }, || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
@@ -522,10 +522,10 @@ fn an_update_is_merged_where_only_the_state_roots_differ() {
     });
 }
 
-// Selection, epochs, and the agenda.
+// Selection, epochs and scheduled tasks.
 
 #[test]
-fn selection_draws_by_the_weights_as_they_stood_at_the_opening() {
+fn selection_draws_by_the_weights_recorded_at_the_opening() {
     with_run(RunParams { places: 1, reserve_places: 1, newcomer_windows: 0, ..params() }, || {
         play(0, &VALIDATORS);
         StandingWeights::set(vec![(Uid(1), 65535), (Uid(2), 100)]);
@@ -540,9 +540,9 @@ fn selection_draws_by_the_weights_as_they_stood_at_the_opening() {
 }
 
 #[test]
-fn a_seat_is_a_newcomer_for_so_many_windows_after_its_registration() {
+fn a_seat_is_a_newcomer_for_newcomer_windows_after_its_registration() {
     with_run(RunParams { newcomer_windows: 1, ..params() }, || {
-        // Weights stand, and none of them belongs to a seat that commits.
+        // The consensus has weights, none of them for a seat that commits.
         StandingWeights::set(vec![(Uid(200), 65535)]);
         play(0, &VALIDATORS);
         assert_eq!(selected(0), MINERS);
@@ -554,13 +554,13 @@ fn a_seat_is_a_newcomer_for_so_many_windows_after_its_registration() {
 }
 
 #[test]
-fn while_no_weights_stand_every_seat_is_a_newcomer() {
+fn every_seat_is_a_newcomer_before_the_first_consensus() {
     with_run(RunParams { newcomer_windows: 1, ..params() }, || {
         for window in 0..4 {
             play(window, &VALIDATORS);
             assert_eq!(selected(window), MINERS);
         }
-        // With the first consensus the rule is as written.
+        // After the first consensus, newcomers age.
         StandingWeights::set(vec![(Uid(200), 65535)]);
         play(4, &VALIDATORS);
         play(5, &VALIDATORS);
@@ -569,7 +569,7 @@ fn while_no_weights_stand_every_seat_is_a_newcomer() {
 }
 
 #[test]
-fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
+fn an_epoch_closes_after_its_reveal_windows_and_reports_which_members_attested() {
     let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..params() };
     with_terms(params, Terms { absence_windows: 9, ..terms() }, || {
         play(0, &VALIDATORS);
@@ -577,7 +577,7 @@ fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
         play(2, &[3, 4]);
         assert_eq!(Closed::get(), []);
         play(3, &[3]);
-        // Who was away from window 2, which was merged, did not vote in it either.
+        // A validator absent from the merged window 2 did not vote in it.
         let member = |uid, attested: bool| {
             let silent = !attested;
             Member { uid: Uid(uid), stake: STAKE, attested, dissents: 0, silent }
@@ -586,7 +586,7 @@ fn an_epoch_closes_once_its_weights_are_revealed_and_says_who_attested_in_it() {
         assert_eq!(Closed::get(), [(RUN, 0, all)]);
         play(4, &VALIDATORS);
         go_to(5, 0);
-        // That the fifth attested again in window 4, which is of the next epoch, changes nothing about epoch 1.
+        // The fifth attested in window 4, of the next epoch: that does not count for epoch 1.
         let two = vec![member(3, true), member(4, true), member(5, false)];
         assert_eq!(Closed::get()[1..], [(RUN, 1, two)]);
     });
@@ -608,7 +608,7 @@ fn an_epoch_may_close_as_the_one_after_the_next_begins() {
 }
 
 #[test]
-fn a_window_whose_votes_end_with_its_last_block_is_fixed_as_the_next_one_opens() {
+fn a_window_whose_votes_end_with_its_last_block_is_finalised_at_the_next_opening() {
     let schedule = Schedule { blocks_per_window: 18, ..SCHEDULE };
     with_run(RunParams { schedule, ..params() }, || {
         go_to_block(10);
@@ -630,7 +630,7 @@ fn a_window_whose_votes_end_with_its_last_block_is_fixed_as_the_next_one_opens()
 }
 
 #[test]
-fn the_tightest_schedule_that_is_allowed_takes_every_step() {
+fn the_tightest_allowed_schedule_runs_every_task() {
     let schedule = Schedule {
         start: Block(10),
         blocks_per_window: 5,
@@ -661,7 +661,7 @@ fn the_tightest_schedule_that_is_allowed_takes_every_step() {
 }
 
 #[test]
-fn runs_keep_their_own_time() {
+fn each_run_follows_its_own_schedule() {
     with_run(params(), || {
         let schedule = Schedule {
             start: Block(13),
@@ -683,7 +683,7 @@ fn runs_keep_their_own_time() {
 }
 
 #[test]
-fn a_block_in_which_nothing_is_due_costs_two_reads() {
+fn a_block_with_no_task_due_costs_two_reads() {
     with_run(params(), || {
         let two_reads = <Test as frame_system::Config>::DbWeight::get().reads(2);
         go_to(0, 4);
@@ -694,8 +694,8 @@ fn a_block_in_which_nothing_is_due_costs_two_reads() {
 }
 
 #[test]
-fn old_windows_are_forgotten_whole() {
-    // Windows of five blocks, so that the test is short.
+fn old_windows_are_pruned_completely() {
+    // Short windows keep the test short.
     let schedule = Schedule {
         start: Block(10),
         blocks_per_window: 5,
@@ -729,7 +729,7 @@ fn old_windows_are_forgotten_whole() {
     });
 }
 
-// Whatever is called.
+// Random calls.
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -756,33 +756,37 @@ enum Op {
     Stop(bool),
     Nominate(u16, u128),
     Anchor(u16),
-    /// Two statements of a key on a matter of a window so many windows back.
+    /// Reports two statements of a key on a window some windows back.
     Report {
         key: u16,
-        matter: Matter,
+        kind: StatementKind,
         behind: u32,
     },
-    /// What a key signed against what it put on the chain.
+    /// Reports a signed statement that may differ from the chain's record.
     Contradict {
         key: u16,
-        matter: Matter,
+        kind: StatementKind,
         behind: u32,
     },
-    /// Room for so many steps a block.
+    /// A budget of this many tasks per block.
     Budget(Option<u64>),
-    /// Miners and validators in accord, each call as far as the block allows it.
+    /// Miners and validators take part in agreement, as far as the block allows.
     Agree,
     Reweigh(Vec<(u16, u16)>),
     AddRun(u32),
 }
 
-/// Keys of seats that are registered on the way: no key is used twice.
+/// The first key of later registrations: no key is used twice.
 const LATER: u16 = 100;
 
 fn op() -> impl Strategy<Value = Op> {
     let key = prop_oneof![4 => 0u16..6, 1 => LATER..LATER + 4];
-    let matter = prop_oneof![Just(Matter::Attestation), Just(Matter::Vote), Just(Matter::Receipts)];
-    let whose = (key.clone(), matter, 0u32..3);
+    let kind = prop_oneof![
+        Just(StatementKind::Attestation),
+        Just(StatementKind::Vote),
+        Just(StatementKind::Receipts)
+    ];
+    let whose = (key.clone(), kind, 0u32..3);
     prop_oneof![
         4 => (1u64..6).prop_map(Op::Blocks),
         4 => (key.clone(), any::<bool>(), 0u8..4).prop_map(|(key, behind, of)| Op::Commit { key, behind, of }),
@@ -796,8 +800,8 @@ fn op() -> impl Strategy<Value = Op> {
         1 => any::<bool>().prop_map(Op::Stop),
         1 => (3u16..7, 0u128..500).prop_map(|(uid, amount)| Op::Nominate(uid, amount)),
         1 => key.prop_map(Op::Anchor),
-        1 => whose.clone().prop_map(|(key, matter, behind)| Op::Report { key, matter, behind }),
-        1 => whose.prop_map(|(key, matter, behind)| Op::Contradict { key, matter, behind }),
+        1 => whose.clone().prop_map(|(key, kind, behind)| Op::Report { key, kind, behind }),
+        1 => whose.prop_map(|(key, kind, behind)| Op::Contradict { key, kind, behind }),
         1 => proptest::option::of(0u64..3).prop_map(Op::Budget),
         1 => proptest::collection::btree_map(0u16..10, 1u16.., 0..5)
             .prop_map(|weights| Op::Reweigh(weights.into_iter().collect())),
@@ -805,7 +809,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Takes part in `window` as far as the block allows it, in the open or hidden as the run asks.
+/// Takes part in `window` as far as the block allows, with commit–reveal if the run uses it.
 fn take_part(key: u16, window: u32, of: &[(u16, Verdict)], update: u8, root: Option<u8>) {
     let _ = attest(key, window, of);
     let _ = attest_hidden(key, window, of);
@@ -889,19 +893,19 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                         let _ = Windows::anchor_receipts(signed(key), RUN, Window(window), digest(9));
                     }
                 }
-                Op::Report { key, matter, behind } => {
+                Op::Report { key, kind, behind } => {
                     let window = open.saturating_sub(behind);
                     let said = |of| {
-                        let mut said = statement(key, window, matter, digest(of)).statement;
+                        let mut said = statement(key, window, kind, digest(of)).statement;
                         said.uid = uid_of(key);
                         said.sign(&mock::key(key))
                     };
                     let proof = Equivocation { hotkey: public(key), one: said(1), other: said(2) };
                     let _ = Windows::report_equivocation(RuntimeOrigin::signed(REPORTER), proof);
                 }
-                Op::Contradict { key, matter, behind } => {
+                Op::Contradict { key, kind, behind } => {
                     let window = open.saturating_sub(behind);
-                    let mut said = statement(key, window, matter, digest(1)).statement;
+                    let mut said = statement(key, window, kind, digest(1)).statement;
                     said.uid = uid_of(key);
                     let signed = said.sign(&mock::key(key));
                     let _ =
@@ -909,7 +913,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                 }
                 Op::Budget(steps) => {
                     let step = <Test as Config>::WeightInfo::open(3, 3);
-                    StepBudget::set(steps.map_or(Weight::MAX, |steps| step * steps));
+                    TaskBudget::set(steps.map_or(Weight::MAX, |steps| step * steps));
                 }
                 Op::Reweigh(weights) => {
                     StandingWeights::set(
@@ -925,7 +929,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
             }
             Windows::check_invariants().unwrap();
             Registry::check_invariants().unwrap();
-            // What is fixed never changes.
+            // A finalised window never changes.
             for window in 0..=open {
                 if let Some(view) = Windows::window_view(RUN, Window(window))
                     && let Some(outcome) = view.outcome
@@ -942,13 +946,13 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
     merged
 }
 
-/// The seat that a key holds or held; one that nobody has for a key that is no seat's.
+/// The seat that a key holds or held; an unused uid for a key without a seat.
 fn uid_of(key: u16) -> Uid {
     Registry::holder_of(RUN, &hotkey(key)).map_or(Uid(u16::MAX), |seat| seat.uid)
 }
 
 #[test]
-fn in_accord_every_window_is_merged() {
+fn every_window_is_merged_while_all_agree() {
     let ops = |blocks| (0..blocks).flat_map(|_| [Op::Agree, Op::Blocks(1)]).collect();
     assert_eq!(run_ops(ops(40), 0), 4);
     assert_eq!(run_ops(ops(50), 1), 4);
@@ -957,7 +961,7 @@ fn in_accord_every_window_is_merged() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
     #[test]
-    fn whatever_is_called_the_invariants_hold_and_nothing_fixed_changes(
+    fn invariants_hold_and_finalised_windows_never_change_under_any_calls(
         ops in proptest::collection::vec(op(), 0..80), hidden_blocks in 0u32..2,
     ) {
         let _ = run_ops(ops, hidden_blocks);

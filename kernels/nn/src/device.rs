@@ -46,7 +46,7 @@ pub enum Gpu {
 pub struct GpuSettings {
     /// `None` leaves it to what the device has and is used for.
     pub precision: Option<Precision>,
-    pub recompute: Recompute,
+    pub activation_checkpointing: ActivationCheckpointing,
 }
 
 /// What products take and give. Sums, losses, weights and what an optimiser remembers are f32 in either.
@@ -60,7 +60,7 @@ pub enum Precision {
 
 /// Activations that are not kept for the way back but made again there: less memory for more time, and the same bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Recompute {
+pub enum ActivationCheckpointing {
     #[default]
     Nothing,
     /// Gates and ups of the feed-forward half, which are over half of what a layer keeps: one product more, of a layer's twelve.
@@ -69,13 +69,13 @@ pub enum Recompute {
     Layers,
 }
 
-impl Recompute {
+impl ActivationCheckpointing {
     /// As it stands behind a device's name; nothing where nothing is.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Recompute::Nothing => "",
-            Recompute::FeedForward => "recompute=feed-forward",
-            Recompute::Layers => "recompute=layers",
+            ActivationCheckpointing::Nothing => "",
+            ActivationCheckpointing::FeedForward => "recompute=feed-forward",
+            ActivationCheckpointing::Layers => "recompute=layers",
         }
     }
 }
@@ -156,17 +156,17 @@ impl DeviceChoice {
                 "f16" => Some(Precision::F16),
                 _ => None,
             };
-            let recompute = match word {
-                "recompute=feed-forward" => Recompute::FeedForward,
-                "recompute=layers" => Recompute::Layers,
-                _ => Recompute::Nothing,
+            let activation_checkpointing = match word {
+                "recompute=feed-forward" => ActivationCheckpointing::FeedForward,
+                "recompute=layers" => ActivationCheckpointing::Layers,
+                _ => ActivationCheckpointing::Nothing,
             };
-            match (precision, recompute) {
+            match (precision, activation_checkpointing) {
                 (Some(_), _) if settings.precision.is_none() => settings.precision = precision,
-                (None, Recompute::FeedForward | Recompute::Layers)
-                    if settings.recompute == Recompute::Nothing =>
+                (None, ActivationCheckpointing::FeedForward | ActivationCheckpointing::Layers)
+                    if settings.activation_checkpointing == ActivationCheckpointing::Nothing =>
                 {
-                    settings.recompute = recompute;
+                    settings.activation_checkpointing = activation_checkpointing;
                 }
                 _ => return None,
             }
@@ -240,11 +240,11 @@ impl DeviceChoice {
     }
 
     /// The card's name and its memory, where its driver tells: for NVIDIA's GPUs, in a program built for them.
-    pub fn card(self) -> Option<Card> {
+    pub fn gpu_info(self) -> Option<GpuInfo> {
         match self {
             #[cfg(feature = "cuda")]
             DeviceChoice::Gpu(Gpu::Cuda(index), _) | DeviceChoice::Tape(index) => {
-                driver::Driver::load().ok()?.card(index)
+                driver::Driver::load().ok()?.gpu_info(index)
             }
             _ => None,
         }
@@ -253,14 +253,14 @@ impl DeviceChoice {
 
 /// What a driver says of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub struct GpuInfo {
     pub name: String,
     /// Bytes that nobody holds, and all.
     pub memory_free: u64,
     pub memory: u64,
 }
 
-impl Card {
+impl GpuInfo {
     /// Operations a second that the data sheet promises for dense products of bf16 with sums in f32; `None` of a card that is not
     /// in the list, so that nothing is divided by a guess.
     ///
@@ -311,9 +311,9 @@ impl fmt::Display for DeviceChoice {
             Some(Precision::Bf16) => ",bf16",
             Some(Precision::F16) => ",f16",
         })?;
-        match settings.recompute {
-            Recompute::Nothing => Ok(()),
-            recompute => write!(f, ",{}", recompute.word()),
+        match settings.activation_checkpointing {
+            ActivationCheckpointing::Nothing => Ok(()),
+            activation_checkpointing => write!(f, ",{}", activation_checkpointing.word()),
         }
     }
 }
@@ -321,7 +321,7 @@ impl fmt::Display for DeviceChoice {
 /// Asks NVIDIA's driver for its GPUs, if there is a driver.
 #[cfg(all(any(feature = "cuda", test), unix))]
 mod driver {
-    use super::{Card, DeviceError};
+    use super::{DeviceError, GpuInfo};
     use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
     // Part of the C library that the standard library links anyway.
@@ -393,7 +393,7 @@ mod driver {
 
         /// What it says of one. The context that it asks in is the one that everything else in this process uses too.
         #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only a program for NVIDIA's GPUs asks"))]
-        pub fn card(&self, index: u16) -> Option<Card> {
+        pub fn gpu_info(&self, index: u16) -> Option<GpuInfo> {
             let done = |code: c_int| (code == 0).then_some(());
             let (mut device, mut context) = (0, std::ptr::null_mut());
             let mut name: [c_char; 256] = [0; 256];
@@ -411,14 +411,14 @@ mod driver {
             }
             (self.release)(device);
             done(asked)?;
-            Some(Card { name, memory_free: free as u64, memory: all as u64 })
+            Some(GpuInfo { name, memory_free: free as u64, memory: all as u64 })
         }
     }
 }
 
 #[cfg(all(feature = "cuda", not(unix)))]
 mod driver {
-    use super::{Card, DeviceError};
+    use super::{DeviceError, GpuInfo};
 
     /// Only Unix is asked.
     pub(super) enum Driver {}
@@ -432,7 +432,7 @@ mod driver {
             match *self {}
         }
 
-        pub fn card(&self, _: u16) -> Option<Card> {
+        pub fn gpu_info(&self, _: u16) -> Option<GpuInfo> {
             match *self {}
         }
     }
@@ -511,13 +511,13 @@ mod tests {
         // Whatever this machine has, asking is safe.
         if let Ok(driver) = driver::Driver::load() {
             let gpus = driver.gpus().unwrap_or(0);
-            assert_eq!(driver.card(0).is_some(), gpus > 0);
+            assert_eq!(driver.gpu_info(0).is_some(), gpus > 0);
         }
     }
 
     #[test]
     fn a_peak_is_told_of_cards_by_their_whole_name() {
-        let peak = |name: &str| Card { name: name.into(), memory_free: 0, memory: 0 }.peak_flops();
+        let peak = |name: &str| GpuInfo { name: name.into(), memory_free: 0, memory: 0 }.peak_flops();
         assert_eq!(peak("NVIDIA H100 80GB HBM3"), Some(989.4e12));
         assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
         assert_eq!(peak("NVIDIA H100"), None);

@@ -18,7 +18,7 @@
 
 use crate::{
     ModelError, batch,
-    device::{self, DeviceChoice, DeviceError, GpuSettings, Recompute},
+    device::{self, ActivationCheckpointing, DeviceChoice, DeviceError, GpuSettings},
     memory::{MemoryEstimate, logits_rows},
     optimiser::{StateError, read_state, values_as_bytes, write_state},
     train::Step,
@@ -31,7 +31,7 @@ use kernels::{
         network::{Angles, Array, Precision, matmul::View},
     },
     matmul::Write,
-    rotary::{self, Turn},
+    rotary::{self, Rotation},
 };
 use model::{ModelConfig, Optimiser, Recipe};
 use protocol::Digest;
@@ -45,7 +45,7 @@ pub(crate) struct Network {
     shape: Shape,
     angles: Angles,
     precision: Precision,
-    recompute: Recompute,
+    activation_checkpointing: ActivationCheckpointing,
     /// Rows whose logits exist at once, at most.
     logits_rows: usize,
 }
@@ -220,9 +220,9 @@ impl Network {
         if !device.supports(precision) {
             return Err(DeviceError::NoSuchPrecision { device: on.to_string() }.into());
         }
-        let recompute = match on {
-            DeviceChoice::Gpu(_, GpuSettings { recompute, .. }) => recompute,
-            DeviceChoice::Cpu | DeviceChoice::Tape(_) => Recompute::Nothing,
+        let activation_checkpointing = match on {
+            DeviceChoice::Gpu(_, GpuSettings { activation_checkpointing, .. }) => activation_checkpointing,
+            DeviceChoice::Cpu | DeviceChoice::Tape(_) => ActivationCheckpointing::Nothing,
         };
         let angles = rotary::Angles::new(config.seq_len, config.head_width(), config.rope_theta);
         Ok(Network {
@@ -234,7 +234,7 @@ impl Network {
                 head_width: config.head_width(),
             },
             precision,
-            recompute,
+            activation_checkpointing,
             logits_rows: logits_rows(config.vocab, usize::MAX),
             config: config.clone(),
             device,
@@ -264,10 +264,10 @@ impl Network {
         let first = kept()?;
         let mut layers = vec![first.clone()];
         while layers.len() < self.config.layers {
-            layers.push(match self.recompute {
+            layers.push(match self.activation_checkpointing {
                 _ if !learns => first.clone(),
-                Recompute::Layers => Kept { x: f32s(D)?, ..first.clone() },
-                Recompute::FeedForward => Kept {
+                ActivationCheckpointing::Layers => Kept { x: f32s(D)?, ..first.clone() },
+                ActivationCheckpointing::FeedForward => Kept {
                     x: f32s(D)?,
                     roots: f32s(1)?,
                     rows: narrow(W)?,
@@ -277,7 +277,7 @@ impl Network {
                     middle_roots: f32s(1)?,
                     gates_and_ups: first.gates_and_ups.clone(),
                 },
-                Recompute::Nothing => kept()?,
+                ActivationCheckpointing::Nothing => kept()?,
             });
         }
         Ok(Room {
@@ -412,11 +412,11 @@ impl Network {
         for (layer, kept) in room.layers.iter().enumerate().rev() {
             let last = layer + 1 == room.layers.len();
             let (weights, gradients) = (&weights.layers[layer], &gradients.layers[layer]);
-            if self.recompute == Recompute::Layers && !last {
+            if self.activation_checkpointing == ActivationCheckpointing::Layers && !last {
                 self.attend(weights, kept, room)?;
                 self.norm(&kept.middle, &weights.feed_forward_norm, room, &kept.middle_roots)?;
             }
-            let again = self.recompute != Recompute::Nothing && !last;
+            let again = self.activation_checkpointing != ActivationCheckpointing::Nothing && !last;
             self.feed_forward_back(weights, gradients, kept, room, back, again)?;
             self.attend_back(weights, gradients, kept, room, back)?;
         }
@@ -450,7 +450,7 @@ impl Network {
             normed,
             View::new(weights.rows.operand(), [W, D]).transposed(),
         )?;
-        device.rotary(&kept.rows, W, [H, K], T, &self.angles, Turn::Forward)?;
+        device.rotary(&kept.rows, W, [H, K], T, &self.angles, Rotation::Forward)?;
         device.attention(&self.shape, &kept.rows, &kept.mixed, &kept.log_sums)?;
         let mixed = View::new(&kept.mixed, [N, D]);
         device.product(
@@ -565,7 +565,7 @@ impl Network {
             of_mixed,
             &back.of_rows,
         )?;
-        device.rotary(&back.of_rows, W, [H, K], T, &self.angles, Turn::Back)?;
+        device.rotary(&back.of_rows, W, [H, K], T, &self.angles, Rotation::Back)?;
 
         let gain = &weights.attention_norm.values;
         device.rms_norm_again(&kept.x, gain, &kept.roots, &room.normed)?;
@@ -992,7 +992,10 @@ mod tests {
     }
 
     fn on(precision: device::Precision) -> DeviceChoice {
-        let settings = GpuSettings { precision: Some(precision), recompute: Recompute::Nothing };
+        let settings = GpuSettings {
+            precision: Some(precision),
+            activation_checkpointing: ActivationCheckpointing::Nothing,
+        };
         DeviceChoice::Gpu(Gpu::Vulkan, settings)
     }
 

@@ -16,7 +16,7 @@ use kernels::{
     attention, cross_entropy,
     matmul::{Mat, MatMut, Threads, Write, matmul},
     rms_norm,
-    rotary::{self, Angles, Turn},
+    rotary::{self, Angles, Rotation},
     swiglu,
 };
 use model::ModelConfig;
@@ -265,7 +265,7 @@ impl Host {
         let rows = sized(&mut kept.rows, N * W);
         let weight = Mat::new(stack([weights.query, weights.key, weights.value], stacked), [W, D]);
         product(Write::Over, rows, [N, W], normed, weight.transposed());
-        rotary::turn(rows, W, [H, K], T, &self.angles, Turn::Forward);
+        rotary::rotate(rows, W, [H, K], T, &self.angles, Rotation::Forward);
 
         let (mixed, log_sums) = (sized(&mut kept.mixed, N * D), sized(&mut kept.log_sums, N * H));
         attention::forward(&self.attention, rows, mixed, log_sums);
@@ -320,7 +320,7 @@ impl Host {
         product(Write::Add, gradients.down, [D, F], of_next.transposed(), Mat::new(inner, [N, F]));
 
         let normed = sized(&mut room.normed, N * D);
-        rms_norm::again(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
+        rms_norm::forward_from_roots(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
         let of_normed = sized(&mut room.of_normed, N * D);
         let of_both = Mat::new(&kept.gates_and_ups, [N, 2 * F]);
         let weight = Mat::new(stack([weights.gate, weights.up], &mut room.stacked), [2 * F, D]);
@@ -357,10 +357,10 @@ impl Host {
         product(Write::Add, gradients.output, [D, D], of_middle.transposed(), Mat::new(&kept.mixed, [N, D]));
         let of_rows = sized(&mut room.of_rows, N * W);
         attention::backward(&self.attention, &kept.rows, &kept.mixed, &kept.log_sums, of_mixed, of_rows);
-        rotary::turn(of_rows, W, [H, K], T, &self.angles, Turn::Back);
+        rotary::rotate(of_rows, W, [H, K], T, &self.angles, Rotation::Back);
 
         let normed = sized(&mut room.normed, N * D);
-        rms_norm::again(&kept.x, weights.attention_norm, &kept.roots, normed);
+        rms_norm::forward_from_roots(&kept.x, weights.attention_norm, &kept.roots, normed);
         let of_normed = sized(&mut room.of_normed, N * D);
         let of_rows = Mat::new(of_rows, [N, W]);
         let weight = stack([weights.query, weights.key, weights.value], &mut room.stacked);

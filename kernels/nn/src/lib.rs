@@ -17,7 +17,7 @@ mod text;
 mod train;
 
 pub use batch::BatchError;
-pub use device::{Card, DeviceChoice, DeviceError, Gpu, GpuSettings, Precision, Recompute};
+pub use device::{ActivationCheckpointing, DeviceChoice, DeviceError, Gpu, GpuInfo, GpuSettings, Precision};
 pub use evaluate::{Evaluator, Undo};
 pub use memory::{Advice, MemoryError, MemoryEstimate, available_memory};
 pub use optimiser::StateError;

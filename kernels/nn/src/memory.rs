@@ -5,7 +5,7 @@
 #![allow(non_snake_case, reason = "a length is named by its letter: see llama.rs")]
 
 use crate::{
-    device::{DeviceChoice, Gpu, GpuSettings, Place, Precision, Recompute},
+    device::{ActivationCheckpointing, DeviceChoice, Gpu, GpuSettings, Place, Precision},
     loss::LOGITS_MAX,
 };
 use model::{ModelConfig, Recipe};
@@ -48,7 +48,7 @@ pub enum Advice {
     /// Fewer sequences at once, which changes nothing but the time: the most that fit.
     MicroBatch(usize),
     /// One sequence at once does not fit, but so many do if activations are computed again.
-    Recompute(Recompute, usize),
+    ActivationCheckpointing(ActivationCheckpointing, usize),
     /// One sequence at once does not fit either, and takes so many bytes.
     NotEvenOne(u64),
 }
@@ -57,8 +57,8 @@ impl fmt::Display for Advice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Advice::MicroBatch(sequences) => write!(f, "set micro_batch to {sequences} or less"),
-            Advice::Recompute(recompute, sequences) => {
-                let word = recompute.word();
+            Advice::ActivationCheckpointing(activation_checkpointing, sequences) => {
+                let word = activation_checkpointing.word();
                 write!(f, "write {word} behind the device's name, and set micro_batch to {sequences} or less")
             }
             Advice::NotEvenOne(bytes) => {
@@ -130,10 +130,10 @@ impl MemoryEstimate {
 
         // Bytes a token: what goes into a layer; gates and ups; rows, mixed, log-sums, the stream between the halves and both roots.
         let (input, wide, rest) = (4 * D, width * 2 * F, width * (W + D) + 4 * (H + D + 2));
-        let kept = match settings.recompute {
-            Recompute::Nothing => L * (input + rest + wide),
-            Recompute::FeedForward => L * (input + rest) + wide,
-            Recompute::Layers => L * input + rest + wide,
+        let kept = match settings.activation_checkpointing {
+            ActivationCheckpointing::Nothing => L * (input + rest + wide),
+            ActivationCheckpointing::FeedForward => L * (input + rest) + wide,
+            ActivationCheckpointing::Layers => L * input + rest + wide,
         };
         // What the last layer gives, and the stream's gradient; norms' and products' results; the inner width; rows' gradient.
         let work = 4 * (2 * D + 1) + width * (3 * D + F + W);
@@ -200,13 +200,17 @@ fn advice(config: &ModelConfig, recipe: &Recipe, on: DeviceChoice, most: usize, 
     }
     let mut last = on;
     if let DeviceChoice::Gpu(gpu, settings) = on {
-        for recompute in [Recompute::FeedForward, Recompute::Layers] {
-            if settings.recompute == Recompute::Layers || settings.recompute == recompute {
+        for activation_checkpointing in
+            [ActivationCheckpointing::FeedForward, ActivationCheckpointing::Layers]
+        {
+            if settings.activation_checkpointing == ActivationCheckpointing::Layers
+                || settings.activation_checkpointing == activation_checkpointing
+            {
                 continue;
             }
-            last = DeviceChoice::Gpu(gpu, GpuSettings { recompute, ..settings });
+            last = DeviceChoice::Gpu(gpu, GpuSettings { activation_checkpointing, ..settings });
             if let fits @ 1.. = most_that_fit(last, recipe.micro_batch.min(recipe.batch)) {
-                return Advice::Recompute(recompute, fits);
+                return Advice::ActivationCheckpointing(activation_checkpointing, fits);
             }
         }
     }
@@ -386,10 +390,10 @@ mod tests {
         assert_eq!(check("cuda:0", all.total() - 1).unwrap_err().advice, Advice::MicroBatch(7));
         assert_eq!(
             check("cuda:0", of("cuda:0", 1).total() - 1).unwrap_err().advice,
-            Advice::Recompute(Recompute::FeedForward, 1)
+            Advice::ActivationCheckpointing(ActivationCheckpointing::FeedForward, 1)
         );
         let error = check("cuda:0", one).unwrap_err();
-        assert_eq!(error.advice, Advice::Recompute(Recompute::Layers, 1));
+        assert_eq!(error.advice, Advice::ActivationCheckpointing(ActivationCheckpointing::Layers, 1));
         assert!(
             error.to_string().ends_with(
                 "write recompute=layers behind the device's name, and set micro_batch to 1 or less"

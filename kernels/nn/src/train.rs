@@ -81,7 +81,7 @@ impl Trainer {
         let schema = config.schema()?.digest();
         let available = match on.place() {
             Place::Host => memory::available_memory(),
-            Place::Gpu(_) => on.card().map(|card| card.memory_free),
+            Place::Gpu(_) => on.gpu_info().map(|card| card.memory_free),
             // What a tape takes is only known roughly.
             Place::Tape => None,
         };

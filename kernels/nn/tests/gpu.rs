@@ -10,8 +10,8 @@ mod harness;
 
 use harness::Found;
 use mettle_nn::{
-    DeviceChoice, DeviceError, Evaluator, Gpu, GpuSettings, MemoryEstimate, ModelError, Precision, Recompute,
-    Trainer,
+    ActivationCheckpointing, DeviceChoice, DeviceError, Evaluator, Gpu, GpuSettings, MemoryEstimate,
+    ModelError, Precision, Trainer,
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use protocol::contribution::{Sparse, SparseTensor};
@@ -63,11 +63,11 @@ fn main() {
 
 /// In f32, all activations kept.
 fn on(gpu: Gpu) -> DeviceChoice {
-    again(gpu, Recompute::Nothing)
+    again(gpu, ActivationCheckpointing::Nothing)
 }
 
-fn again(gpu: Gpu, recompute: Recompute) -> DeviceChoice {
-    DeviceChoice::Gpu(gpu, GpuSettings { precision: Some(Precision::F32), recompute })
+fn again(gpu: Gpu, activation_checkpointing: ActivationCheckpointing) -> DeviceChoice {
+    DeviceChoice::Gpu(gpu, GpuSettings { precision: Some(Precision::F32), activation_checkpointing })
 }
 
 fn shape(
@@ -207,16 +207,18 @@ fn micro_batches(gpu: Gpu) {
 
 fn recompute(gpu: Gpu) {
     let config = ModelConfig { layers: 3, ..grouped() };
-    let run = |recompute| {
-        let (trainer, losses) = trained(&config, &recipe(4, 2), again(gpu, recompute), 3);
+    let run = |activation_checkpointing| {
+        let (trainer, losses) = trained(&config, &recipe(4, 2), again(gpu, activation_checkpointing), 3);
         let losses: Vec<u64> = losses.iter().map(|loss| loss.to_bits()).collect();
         (losses, bits(&trainer.weights_flat()), trainer.state())
     };
-    let kept = run(Recompute::Nothing);
-    let memory = |recompute| MemoryEstimate::of(&config, &recipe(4, 2), again(gpu, recompute)).total();
-    for recompute in [Recompute::FeedForward, Recompute::Layers] {
-        assert!(run(recompute) == kept, "{recompute:?}");
-        assert!(memory(recompute) < memory(Recompute::Nothing));
+    let kept = run(ActivationCheckpointing::Nothing);
+    let memory = |activation_checkpointing| {
+        MemoryEstimate::of(&config, &recipe(4, 2), again(gpu, activation_checkpointing)).total()
+    };
+    for activation_checkpointing in [ActivationCheckpointing::FeedForward, ActivationCheckpointing::Layers] {
+        assert!(run(activation_checkpointing) == kept, "{activation_checkpointing:?}");
+        assert!(memory(activation_checkpointing) < memory(ActivationCheckpointing::Nothing));
     }
 }
 
@@ -357,25 +359,30 @@ fn refused_losses(gpu: Gpu) {
 fn estimate(gpu: Gpu) {
     let config = ModelConfig { layers: 3, ..ModelConfig::preset("1m").unwrap() };
     let recipe = recipe(8, 8);
-    for recompute in [Recompute::Layers, Recompute::FeedForward, Recompute::Nothing] {
+    for activation_checkpointing in [
+        ActivationCheckpointing::Layers,
+        ActivationCheckpointing::FeedForward,
+        ActivationCheckpointing::Nothing,
+    ] {
         let small = shape(17, 1, 2, 1, 4, 8, 3);
         let one = Recipe { batch: 1, ..recipe.clone() };
         let nothing = Trainer::new(&small, &one, on(gpu), &init_flat(&small, 1).unwrap()).unwrap();
         let [nothing, _] = nothing.gpu_memory().unwrap();
         let flat = init_flat(&config, 1).unwrap();
-        let mut trainer = Trainer::new(&config, &recipe, again(gpu, recompute), &flat).unwrap();
+        let mut trainer =
+            Trainer::new(&config, &recipe, again(gpu, activation_checkpointing), &flat).unwrap();
         let [planned, _] = trainer.gpu_memory().unwrap();
         trainer.step(&sequences(&config, 8, 1)).unwrap();
         let [_, held] = trainer.gpu_memory().unwrap();
         let mebibytes = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let [planned, held] = [planned - nothing, held].map(mebibytes);
-        let estimate = MemoryEstimate::of(&config, &recipe, again(gpu, recompute));
+        let estimate = MemoryEstimate::of(&config, &recipe, again(gpu, activation_checkpointing));
         let [total, passing] = [estimate.total(), estimate.passing].map(mebibytes);
         println!(
-            "  {recompute:?}: {planned:.2} MiB planned and {held:.2} held; estimated {:.2} and {total:.2}",
+            "  {activation_checkpointing:?}: {planned:.2} MiB planned and {held:.2} held; estimated {:.2} and {total:.2}",
             total - passing
         );
-        assert!(((total - passing) / planned - 1.0).abs() < 0.01, "{recompute:?}");
+        assert!(((total - passing) / planned - 1.0).abs() < 0.01, "{activation_checkpointing:?}");
     }
 }
 
@@ -455,12 +462,13 @@ fn contribution(gpu: Gpu) {
 
 fn sixteen_bits(gpu: Gpu) {
     let config = grouped();
-    let in_precision =
-        |precision, recompute| DeviceChoice::Gpu(gpu, GpuSettings { precision: Some(precision), recompute });
+    let in_precision = |precision, activation_checkpointing| {
+        DeviceChoice::Gpu(gpu, GpuSettings { precision: Some(precision), activation_checkpointing })
+    };
     let flat = weights(&config);
     let mut tried = 0;
     for precision in [Precision::Bf16, Precision::F16] {
-        let on_sixteen = in_precision(precision, Recompute::Nothing);
+        let on_sixteen = in_precision(precision, ActivationCheckpointing::Nothing);
         if let Err(error) = Evaluator::new(&config, on_sixteen, &flat) {
             // A device without it says so, and trains in f32 if nothing is named.
             let says = matches!(error, ModelError::Device(DeviceError::NoSuchPrecision { .. }));
@@ -486,7 +494,7 @@ fn sixteen_bits(gpu: Gpu) {
         let apart = losses.iter().zip(&exact).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
         println!("  20 steps {apart:.1e} apart");
         assert!(apart < 0.05, "{losses:?} {exact:?}");
-        let (again, _) = steps(in_precision(precision, Recompute::Layers));
+        let (again, _) = steps(in_precision(precision, ActivationCheckpointing::Layers));
         assert_eq!(bits(&again.weights_flat()), bits(&trainer.weights_flat()));
     }
     let unnamed = DeviceChoice::Gpu(gpu, GpuSettings::default());

@@ -103,7 +103,7 @@ impl Device {
     }
 
     /// `e ← fl(e − sent)` at every entry (PROT-10).
-    pub fn spend(&self, update: &Decoded, residual: &mut Values) -> Result<(), GpuError> {
+    pub fn subtract_sent(&self, update: &Decoded, residual: &mut Values) -> Result<(), GpuError> {
         self.apply(update, 1.0, residual).map(|_| ())
     }
 }

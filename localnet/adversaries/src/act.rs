@@ -1,17 +1,17 @@
-//! From what an adversary decides to what its process does: a conduct for the miner, and wrappers around its chain and its bucket.
+//! From what an adversary decides to what its process does: a strategy for the miner, and wrappers around its chain and its bucket.
 //!
 //! The honest program does the waiting. Where it commits, the wrapped chain commits to what the adversary wants; where it uploads, the
 //! wrapped bucket gets what the adversary shows.
 
 use crate::{
-    adversary::{Adversary, Moment, Own, Presentation, What, When},
-    door,
+    adversary::{Adversary, Content, MinerContext, OwnContribution, Presentation, Timing},
+    faulty_proxy,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
 use ed25519_dalek::SigningKey;
-use miner::{conduct::Conduct, spool::Spool};
+use miner::{contribution_store::ContributionStore, strategy::Strategy};
 use node::{Contribution, Follower, wait_past};
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window, keys,
@@ -36,7 +36,7 @@ const RETRY: Duration = Duration::from_millis(200);
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
     #[error("could not listen at {address} for those that fetch from us")]
-    Door { address: SocketAddr, source: std::io::Error },
+    FaultyProxy { address: SocketAddr, source: std::io::Error },
 }
 
 /// What an adversary's wrappers share.
@@ -46,33 +46,33 @@ struct Act {
     follower: Arc<Follower>,
     key: SigningKey,
     uid: Uid,
-    spool: Spool,
+    contribution_store: ContributionStore,
     /// What is to be shown of the window that was last committed to.
     presenting: Mutex<Option<(Window, Presentation)>>,
 }
 
-/// Puts an adversary in the place of an honest miner's conduct, and its wrappers around chain and store. `directory` is the seat's, where
+/// Puts an adversary in the place of an honest miner's strategy, and its wrappers around chain and store. `directory` is the seat's, where
 /// its contributions are spooled. With `listen`, its readers are answered there.
-pub fn take_over(
-    mut opened: node::Opened,
+pub fn install_adversary(
+    mut opened: node::NodeContext,
     adversary: Box<dyn Adversary>,
     directory: &Path,
     listen: Option<SocketAddr>,
-) -> Result<(node::Opened, Box<dyn Conduct>), ActError> {
+) -> Result<(node::NodeContext, Box<dyn Strategy>), ActError> {
     let follower = opened.follower.clone();
     let act = Arc::new(Act {
         adversary: Mutex::new(adversary),
         key: opened.key.signing_key().clone(),
         uid: opened.seat.id.uid,
-        spool: Spool::new(directory),
+        contribution_store: ContributionStore::new(directory),
         presenting: Mutex::new(None),
         follower: follower.clone(),
     });
     if let Some(address) = listen {
         let asked = act.clone();
         let limit = follower.contribution_limits().max_bytes;
-        door::open(address, opened.store.clone(), limit, Box::new(move || asked.adversary().door()))
-            .map_err(|source| ActError::Door { address, source })?;
+        faulty_proxy::open(address, opened.store.clone(), limit, Box::new(move || asked.adversary().proxy()))
+            .map_err(|source| ActError::FaultyProxy { address, source })?;
     }
 
     let chain: Arc<dyn Chain> = Arc::new(ActingChain { inner: opened.chain.clone(), act: act.clone() });
@@ -89,7 +89,7 @@ pub fn take_over(
     });
     opened.chain = chain;
     opened.store = Arc::new(ActingStore { inner: opened.store.clone(), act: act.clone() });
-    Ok((opened, Box::new(ActingConduct { act, window: Window::FIRST, seen: BTreeMap::new() })))
+    Ok((opened, Box::new(ActingStrategy { act, window: Window::FIRST, seen: BTreeMap::new() })))
 }
 
 impl Act {
@@ -97,8 +97,8 @@ impl Act {
         self.adversary.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn moment(&self, window: Window) -> Moment<'_> {
-        Moment {
+    fn moment(&self, window: Window) -> MinerContext<'_> {
+        MinerContext {
             run: self.follower.run.id,
             window,
             uid: self.uid,
@@ -117,11 +117,11 @@ impl Act {
             Ok(Some(view)) => view.commitments,
             _ => Vec::new(),
         };
-        let bytes = Bytes::from(std::fs::read(self.spool.path(digest)).unwrap_or_default());
+        let bytes = Bytes::from(std::fs::read(self.contribution_store.path(digest)).unwrap_or_default());
         let header = Submission::read(&bytes).map(|submission| submission.header);
         let presentation = match header {
             Ok(header) => {
-                let own = Own { header, bytes: bytes.clone(), key: &self.key };
+                let own = OwnContribution { header, bytes: bytes.clone(), key: &self.key };
                 self.adversary().present(&self.moment(window), &own, &commitments)
             }
             // A lost file is lost to a cheat as well.
@@ -154,7 +154,7 @@ impl Act {
 }
 
 /// The adversary's part inside the miner.
-struct ActingConduct {
+struct ActingStrategy {
     act: Arc<Act>,
     /// The window that is being worked on.
     window: Window,
@@ -162,7 +162,7 @@ struct ActingConduct {
     seen: BTreeMap<Window, Vec<Contribution>>,
 }
 
-impl ActingConduct {
+impl ActingStrategy {
     /// What others showed in the `back` windows before `window`, the latest first.
     async fn look_back(&mut self, window: Window, back: u32) -> Vec<Contribution> {
         let first = Window(window.0.saturating_sub(back));
@@ -196,7 +196,7 @@ async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contrib
 }
 
 #[async_trait]
-impl Conduct for ActingConduct {
+impl Strategy for ActingStrategy {
     fn sequences(&mut self, window: Window, assigned: Vec<u64>, of: u64) -> Vec<u64> {
         self.window = window;
         self.act.adversary().sequences(&self.act.moment(window), assigned, of)
@@ -246,7 +246,7 @@ impl ActingChain {
         let head = *self.inner.heads().borrow();
         let mut included = Included { block: head.block, hash: head.hash };
         for commit in presentation.commits {
-            if commit.when == When::Late {
+            if commit.when == Timing::Late {
                 self.act.wait_past(commit_by).await;
             }
             included = self.inner.submit(Call::Commit { run, window, digest: commit.digest }).await?;
@@ -299,13 +299,13 @@ impl Chain for ActingChain {
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
         self.inner.bonds(run, validator).await
     }
-    async fn ballot(
+    async fn weight_vote(
         &self,
         run: RunId,
         epoch: u32,
         hotkey: &Hotkey,
     ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
-        self.inner.ballot(run, epoch, hotkey).await
+        self.inner.weight_vote(run, epoch, hotkey).await
     }
     async fn block_time(&self) -> Result<Duration, ChainError> {
         self.inner.block_time().await
@@ -334,14 +334,14 @@ impl ActingStore {
         let reveal_by = schedule.reveal_deadline(window);
         // A look that a validator has begun by the deadline may still find what comes just after it. This is later.
         let late = Block(reveal_by.0.midpoint(schedule.attest_deadline(window).0));
-        for show in self.act.presentation(window, digest).await.shows {
-            if show.when == When::Late {
+        for show in self.act.presentation(window, digest).await.uploads {
+            if show.when == Timing::Late {
                 self.act.wait_past(late).await;
             }
             let key = keys::contribution(run, window, &show.under);
             let bytes = match show.what {
-                What::Bytes(bytes) => Some(bytes),
-                What::BytesOf(victim) => self.act.bytes_of(victim, &key, reveal_by).await,
+                Content::Bytes(bytes) => Some(bytes),
+                Content::BytesOf(victim) => self.act.bytes_of(victim, &key, reveal_by).await,
             };
             if let Some(bytes) = bytes {
                 self.inner.put(&key, bytes).await?;

@@ -1,7 +1,7 @@
 //! What a dishonest miner decides, as plain functions: no clock, network or disk. A process of a localnet asks them ([`crate::act`]), and
 //! so does a simulation.
 
-use crate::dice::Dice;
+use crate::seeded_rng::SeededRng;
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use node::{Codec, Contribution};
@@ -12,7 +12,7 @@ use protocol::{
 
 /// Where in the run a decision is made, and by which seat. All of it is public.
 #[derive(Clone, Copy, Debug)]
-pub struct Moment<'a> {
+pub struct MinerContext<'a> {
     pub run: RunId,
     pub window: Window,
     pub uid: Uid,
@@ -21,10 +21,10 @@ pub struct Moment<'a> {
     pub codec: &'a Codec,
 }
 
-impl Moment<'_> {
+impl MinerContext<'_> {
     /// Randomness of this seat in this window, the same whenever it is asked for.
-    pub fn dice(&self, purpose: &str) -> Dice {
-        Dice::new(&[
+    pub fn rng(&self, purpose: &str) -> SeededRng {
+        SeededRng::new(&[
             purpose.as_bytes(),
             &self.run.0.to_le_bytes(),
             &self.window.0.to_le_bytes(),
@@ -33,15 +33,15 @@ impl Moment<'_> {
     }
 }
 
-/// One miner's conduct. What is not written otherwise is as an honest one decides, step by step as a window goes.
+/// One miner's strategy. What is not written otherwise is as an honest one decides, step by step as a window goes.
 pub trait Adversary: Send {
     /// The sequences to train on, in order. `assigned` are the seat's own, out of `of` in the training split. With none it does not train.
-    fn sequences(&mut self, _at: &Moment<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
     }
 
     /// The prefix `t` to declare.
-    fn declares(&mut self, _at: &Moment<'_>, trained: u32, _assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, trained: u32, _assigned: u32) -> u32 {
         trained
     }
 
@@ -54,7 +54,7 @@ pub trait Adversary: Send {
     /// windows that it looks back to, the latest first, in uid order. `None`: not yet, ask again.
     fn outcome(
         &mut self,
-        _at: &Moment<'_>,
+        _at: &MinerContext<'_>,
         _seen: &[Contribution],
         _before: &[f32],
         after: &[f32],
@@ -68,26 +68,31 @@ pub trait Adversary: Send {
     }
 
     /// What it commits to and what it shows. `own` is what an honest miner would show; `commitments` are those on the chain by now.
-    fn present(&mut self, _at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        _at: &MinerContext<'_>,
+        own: &OwnContribution<'_>,
+        _commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         Presentation::honest(own)
     }
 
     /// Who answers those that fetch from it.
-    fn door(&self) -> Door {
-        Door::Store
+    fn proxy(&self) -> FaultyProxy {
+        FaultyProxy::Store
     }
 }
 
 /// The sealed contribution that an honest miner would show, and the key to seal another.
 #[derive(Clone, Debug)]
-pub struct Own<'a> {
+pub struct OwnContribution<'a> {
     pub header: Header,
     /// Header, body and signature.
     pub bytes: Bytes,
     pub key: &'a SigningKey,
 }
 
-impl Own<'_> {
+impl OwnContribution<'_> {
     pub fn body(&self) -> &[u8] {
         let end = self.bytes.len().saturating_sub(SIGNATURE_BYTES);
         self.bytes.get(PREFIX_BYTES..end).unwrap_or_default()
@@ -108,32 +113,32 @@ impl Own<'_> {
 pub struct Presentation {
     /// In this order; the last one that is in time binds (PROT-11).
     pub commits: Vec<Commit>,
-    pub shows: Vec<Show>,
+    pub uploads: Vec<Upload>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Commit {
     pub digest: Digest,
-    pub when: When,
+    pub when: Timing,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Show {
+pub struct Upload {
     /// The digest under whose name the bytes are put.
     pub under: Digest,
-    pub what: What,
-    pub when: When,
+    pub what: Content,
+    pub when: Timing,
 }
 
 /// Before or after the deadline for it: that of commitments, or that of uploads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum When {
+pub enum Timing {
     InTime,
     Late,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum Content {
     Bytes(Bytes),
     /// What that seat shows under the same digest, once it does.
     BytesOf(Uid),
@@ -141,7 +146,7 @@ pub enum What {
 
 impl Presentation {
     /// Commits in time to what it shows in time.
-    pub fn honest(own: &Own<'_>) -> Presentation {
+    pub fn honest(own: &OwnContribution<'_>) -> Presentation {
         Presentation::of(own.bytes.clone())
     }
 
@@ -149,15 +154,15 @@ impl Presentation {
     pub fn of(bytes: Bytes) -> Presentation {
         let digest = Digest::of(&bytes);
         Presentation {
-            commits: vec![Commit { digest, when: When::InTime }],
-            shows: vec![Show { under: digest, what: What::Bytes(bytes), when: When::InTime }],
+            commits: vec![Commit { digest, when: Timing::InTime }],
+            uploads: vec![Upload { under: digest, what: Content::Bytes(bytes), when: Timing::InTime }],
         }
     }
 }
 
 /// What stands between a bucket and its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum FaultyProxy {
     /// The store itself.
     Store,
     /// Answers so many requests for each object, and denies the others that there is one. Where all readers have one address, as on one

@@ -1,11 +1,11 @@
-//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its conduct makes of what others have
+//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its strategy makes of what others have
 //! said. The lazy voter runs so.
 //!
 //! What others attest is not in a client's view of the window, but it shows: who attests a seat as valid has put its bytes into a public
 //! bucket before (PROT-15). So whoever asks there for each digest that was committed to knows the verdict without looking at one byte.
 
 use chain_client::{Call, Chain, ChainError, Head};
-use node::{Follower, causes, wait_past};
+use node::{Follower, error_chain, wait_past};
 use protocol::{
     Block, Digest, RunId, Uid, Window, keys,
     view::{RunView, SeatView, Verdict, WindowView},
@@ -13,8 +13,8 @@ use protocol::{
 use std::path::Path;
 use tokio::sync::watch;
 use validator::{
-    ballot::{BallotError, Ballots},
-    conduct::Conduct,
+    strategy::Strategy,
+    weight_vote::{WeightVoteError, WeightVotes},
 };
 
 /// What ends an idle validator.
@@ -23,7 +23,7 @@ pub enum IdleError {
     #[error("lost the chain")]
     Chain(#[from] ChainError),
     #[error("could not keep the weights that are to be revealed")]
-    Ballots(#[from] BallotError),
+    WeightVotes(#[from] WeightVoteError),
 }
 
 /// Speaks at the last moment of each phase, so that there is most to copy. Ends only with the chain.
@@ -32,21 +32,28 @@ pub async fn serve(
     seat: &SeatView,
     secret: &[u8; 32],
     directory: &Path,
-    conduct: &mut dyn Conduct,
+    strategy: &mut dyn Strategy,
 ) -> Result<(), IdleError> {
     let (chain, run) = (&*follower.chain, &follower.run);
     let mut heads = chain.heads();
-    let (mut ballots, _) = Ballots::load(directory, secret, false)?;
+    let (mut weight_votes, _) = WeightVotes::load(directory, secret, false)?;
     let (id, schedule, epoch_windows) = (run.id, run.params.schedule, run.params.epoch_windows);
     let mut window = schedule.window_at(heads.borrow().block).unwrap_or(Window::FIRST);
     loop {
-        reveal(chain, id, window.epoch(epoch_windows), &mut ballots, schedule.opens_at(window), &mut heads)
-            .await?;
+        reveal(
+            chain,
+            id,
+            window.epoch(epoch_windows),
+            &mut weight_votes,
+            schedule.opens_at(window),
+            &mut heads,
+        )
+        .await?;
 
         before(schedule.attest_deadline(window), &mut heads).await?;
         if let Some(view) = chain.window(id, window).await?
             && let copied = copied(follower, &view, seat.id.uid).await?
-            && let Some(verdicts) = conduct.verdicts(&view, copied)
+            && let Some(verdicts) = strategy.verdicts(&view, copied)
         {
             // The salt is never revealed, as nothing is measured with it.
             let next_salt = Digest::of(&[&secret[..], &window.0.to_le_bytes()].concat());
@@ -55,10 +62,10 @@ pub async fn serve(
 
         before(schedule.vote_deadline(window), &mut heads).await?;
         if let Some(view) = chain.window(id, window).await? {
-            if let Some(vote) = conduct.vote(&view, None) {
+            if let Some(vote) = strategy.vote(&view, None) {
                 tell(chain, Call::Vote { run: id, window, vote }).await?;
             }
-            commit(chain, run, seat, &view, &mut ballots, conduct).await?;
+            commit(chain, run, seat, &view, &mut weight_votes, strategy).await?;
         }
         wait_past(&mut heads, schedule.vote_deadline(window)).await?;
         window = window.next();
@@ -93,18 +100,18 @@ async fn reveal(
     chain: &dyn Chain,
     run: RunId,
     epoch: u32,
-    ballots: &mut Ballots,
+    weight_votes: &mut WeightVotes,
     opens: Block,
     heads: &mut watch::Receiver<Head>,
 ) -> Result<(), IdleError> {
-    let due = ballots.before(run, epoch);
+    let due = weight_votes.before(run, epoch);
     if !due.is_empty() {
         wait_past(heads, opens).await?;
     }
     for kept in due {
         let (salt, weights) = (kept.salt(), kept.weights.clone());
         tell(chain, Call::RevealWeights { run, epoch: kept.epoch, weights, salt }).await?;
-        ballots.forget(run, kept.epoch)?;
+        weight_votes.forget(run, kept.epoch)?;
     }
     Ok(())
 }
@@ -114,16 +121,16 @@ async fn commit(
     run: &RunView,
     seat: &SeatView,
     view: &WindowView,
-    ballots: &mut Ballots,
-    conduct: &mut dyn Conduct,
+    weight_votes: &mut WeightVotes,
+    strategy: &mut dyn Strategy,
 ) -> Result<(), IdleError> {
     let epoch_windows = run.params.epoch_windows;
     let epoch = view.window.epoch(epoch_windows);
-    let weights = conduct.weights(view, Vec::new());
+    let weights = strategy.weights(view, Vec::new());
     if view.window.next().epoch(epoch_windows) == epoch || weights.is_empty() {
         return Ok(());
     }
-    let hash = ballots.seal(run.id, epoch, weights)?.hash(&seat.hotkey);
+    let hash = weight_votes.store(run.id, epoch, weights)?.hash(&seat.hotkey);
     tell(chain, Call::CommitWeights { run: run.id, epoch, hash }).await
 }
 
@@ -132,7 +139,7 @@ async fn tell(chain: &dyn Chain, call: Call) -> Result<(), IdleError> {
     match chain.submit(call).await {
         Ok(_) => Ok(()),
         Err(error) if !error.is_transient() => {
-            tracing::info!(error = %causes(&error), "refused");
+            tracing::info!(error = %error_chain(&error), "refused");
             Ok(())
         }
         Err(error) => Err(error.into()),

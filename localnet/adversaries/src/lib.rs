@@ -2,20 +2,22 @@
 
 pub mod act;
 pub mod adversary;
-mod den;
-mod dice;
-pub mod door;
+pub mod faulty_proxy;
 pub mod idle;
 pub mod miners;
+mod seeded_rng;
+mod shared_mailbox;
 pub mod validators;
 
-pub use adversary::{Adversary, Commit, Door, Moment, Own, Presentation, Show, What, When};
-pub use den::Den;
-pub use dice::Dice;
+pub use adversary::{
+    Adversary, Commit, Content, FaultyProxy, MinerContext, OwnContribution, Presentation, Timing, Upload,
+};
+pub use seeded_rng::SeededRng;
+pub use shared_mailbox::SharedMailbox;
 
 use miners::*;
 use protocol::{Role, Uid};
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 use validators::*;
 
 /// What an adversary is told of the network it is put into.
@@ -28,14 +30,20 @@ pub struct Setup {
     /// Windows of honest work before the one begins that needs a good standing.
     pub good_windows: u32,
     /// Where colluding miners meet.
-    pub den: Den,
+    pub mailbox: SharedMailbox,
     /// Whom a validator favours; `None`: the last seat.
     pub friend: Option<Uid>,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
-        Setup { index: 0, validators: 3, good_windows: GOOD_WINDOWS, den: Den::default(), friend: None }
+        Setup {
+            index: 0,
+            validators: 3,
+            good_windows: GOOD_WINDOWS,
+            mailbox: SharedMailbox::default(),
+            friend: None,
+        }
     }
 }
 
@@ -53,19 +61,19 @@ pub struct Kind {
     /// Seats of this kind come in twos.
     pub in_pairs: bool,
     /// Whether it answers its readers itself, and so needs a port.
-    pub has_door: bool,
+    pub has_proxy: bool,
 }
 
 const fn miner_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
-    Kind { name, role: Role::Miner, tries, ends_at, in_pairs: false, has_door: false }
+    Kind { name, role: Role::Miner, tries, ends_at, in_pairs: false, has_proxy: false }
 }
 
 const fn validator_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
-    Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false, has_door: false }
+    Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false, has_proxy: false }
 }
 
-const fn with_door(kind: Kind) -> Kind {
-    Kind { has_door: true, ..kind }
+const fn with_proxy(kind: Kind) -> Kind {
+    Kind { has_proxy: true, ..kind }
 }
 
 /// All of them, miners first.
@@ -90,7 +98,7 @@ pub const KINDS: &[Kind] = &[
     miner_kind("poison-norm", "sends its work backwards, and a thousand times as large", &[14, 17, 25]),
     miner_kind("poison-one-shot", "works honestly for a while, and then poisons once", &[17, 25]),
     miner_kind("late", "commits late in even windows, and uploads late in odd ones", &[11, 14]),
-    with_door(miner_kind(
+    with_proxy(miner_kind(
         "withholder",
         "trains for one step, and shows its bytes to some validators only",
         &[14, 15, 23],
@@ -98,8 +106,8 @@ pub const KINDS: &[Kind] = &[
     miner_kind("equivocator", "commits twice, and shows what it committed to first", &[11, 14]),
     miner_kind("malformed", "provokes every fault, one a window, in turn", &[8, 9, 14]),
     Kind { in_pairs: true, ..miner_kind("sybil", "sends the work of one training from two seats", &[24]) },
-    with_door(miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14])),
-    with_door(miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13])),
+    with_proxy(miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14])),
+    with_proxy(miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13])),
     validator_kind("weight-copier", "scores nobody, and posts the last consensus", &[30, 31]),
     validator_kind("inventor", "makes its measurements up", &[27, 31]),
     validator_kind("favourer", "posts ten times a friend's weight", &[27, 31]),
@@ -119,7 +127,7 @@ pub fn kind(name: &str) -> Option<&'static Kind> {
     KINDS.iter().find(|kind| kind.name == name)
 }
 
-/// A miner's conduct by name; `None` if no miner is called so.
+/// A miner's strategy by name; `None` if no miner is called so.
 pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
     Some(match name {
         "copycat" => Box::new(copycat::Copycat),
@@ -141,15 +149,15 @@ pub fn miner(name: &str, setup: &Setup) -> Option<Box<dyn Adversary>> {
         "withholder" => Box::new(withholder::Withholder { validators: setup.validators }),
         "equivocator" => Box::new(equivocator::Equivocator),
         "malformed" => Box::new(malformed::Malformed::default()),
-        "sybil" => Box::new(sybil::Sybil::new(setup.index, setup.den.clone())),
+        "sybil" => Box::new(sybil::Sybil::new(setup.index, setup.mailbox.clone())),
         "clock-liar" => Box::new(clock_liar::ClockLiar),
         "slow-loris" => Box::new(slow_loris::SlowLoris),
         _ => return None,
     })
 }
 
-/// A validator's conduct by name; `None` if no validator is called so.
-pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Conduct>> {
+/// A validator's strategy by name; `None` if no validator is called so.
+pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
     Some(match name {
         "weight-copier" => Box::new(weight_copier::WeightCopier),
         "inventor" => Box::new(inventor::Inventor { seed: u64::from(setup.index) }),
@@ -183,8 +191,8 @@ mod tests {
     fn who_needs_a_door_has_a_port_for_it() {
         for kind in KINDS.iter().filter(|kind| kind.role == Role::Miner) {
             let mut adversary = miner(kind.name, &Setup::default()).unwrap();
-            let opens = miners::tests::after_a_window(&mut *adversary) != Door::Store;
-            assert_eq!(opens, kind.has_door, "{}", kind.name);
+            let opens = miners::tests::after_a_window(&mut *adversary) != FaultyProxy::Store;
+            assert_eq!(opens, kind.has_proxy, "{}", kind.name);
         }
     }
 }

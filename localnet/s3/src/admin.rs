@@ -25,7 +25,7 @@ pub const TOKEN_HEADER: &str = "x-mettle-token";
 
 /// Why an order was not carried out.
 #[derive(Debug, thiserror::Error)]
-pub enum OrderError {
+pub enum InjectError {
     #[error("could not reach the server that takes orders at {address}")]
     Unreachable { address: SocketAddr, source: reqwest::Error },
     #[error("the server refused the order: {status} {answer}")]
@@ -33,23 +33,23 @@ pub enum OrderError {
 }
 
 /// Orders faults from another process. `Faults::default()` ends them.
-pub async fn order(
+pub async fn inject(
     address: SocketAddr,
     token: &str,
     bucket: &str,
     faults: &Faults,
-) -> Result<(), OrderError> {
+) -> Result<(), InjectError> {
     let url = format!("http://{address}/faults/{bucket}?{}", faults.to_query());
     ask(address, token, Method::PUT, url).await.map(|_| ())
 }
 
 /// What went through each bucket: the lines of `GET /traffic`.
-pub async fn traffic(address: SocketAddr, token: &str) -> Result<String, OrderError> {
+pub async fn traffic(address: SocketAddr, token: &str) -> Result<String, InjectError> {
     ask(address, token, Method::GET, format!("http://{address}/traffic")).await
 }
 
-async fn ask(address: SocketAddr, token: &str, method: Method, url: String) -> Result<String, OrderError> {
-    let unreachable = |source| OrderError::Unreachable { address, source };
+async fn ask(address: SocketAddr, token: &str, method: Method, url: String) -> Result<String, InjectError> {
+    let unreachable = |source| InjectError::Unreachable { address, source };
     store::tls::install_provider();
     let client = reqwest::Client::builder()
         .no_proxy()
@@ -64,7 +64,7 @@ async fn ask(address: SocketAddr, token: &str, method: Method, url: String) -> R
     if status.is_success() {
         Ok(answer)
     } else {
-        Err(OrderError::Refused { status: status.as_u16(), answer })
+        Err(InjectError::Refused { status: status.as_u16(), answer })
     }
 }
 
@@ -141,13 +141,13 @@ impl Desk {
                 Ok(bucket) => match method {
                     "GET" => ("200 OK", format!("{}\n", bucket.faults.left().to_query())),
                     "DELETE" => {
-                        bucket.faults.order(Faults::default());
+                        bucket.faults.inject(Faults::default());
                         ("200 OK", String::new())
                     }
                     "PUT" => match Faults::from_query(&request.query) {
                         Ok(faults) => {
                             tracing::info!(bucket = name, ?faults, "faults were ordered");
-                            bucket.faults.order(faults);
+                            bucket.faults.inject(faults);
                             ("200 OK", String::new())
                         }
                         Err(bad) => ("400 Bad Request", format!("{bad}\n")),

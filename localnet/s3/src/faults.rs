@@ -41,7 +41,7 @@ pub struct Faults {
 
 /// An order that cannot be understood.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadOrder {
+pub enum InvalidFaults {
     #[error("there is no fault {0:?}")]
     UnknownFault(String),
     #[error("{value:?} is no value for {fault}")]
@@ -50,10 +50,10 @@ pub enum BadOrder {
 
 impl Faults {
     /// Reads orders as a query string: `unavailable=3&stalled=1&stall_ms=2000`. `always` is a count.
-    pub fn from_query(query: &str) -> Result<Faults, BadOrder> {
+    pub fn from_query(query: &str) -> Result<Faults, InvalidFaults> {
         let mut faults = Faults::default();
         for (fault, value) in form_urlencoded::parse(query.as_bytes()) {
-            let bad = || BadOrder::BadValue { fault: fault.to_string(), value: value.to_string() };
+            let bad = || InvalidFaults::BadValue { fault: fault.to_string(), value: value.to_string() };
             let count = || if value == "always" { Ok(ALWAYS) } else { value.parse().map_err(|_| bad()) };
             match fault.as_ref() {
                 "prefix" => faults.prefix = value.to_string(),
@@ -70,7 +70,7 @@ impl Faults {
                 "clock_skew_seconds" => faults.clock_skew_seconds = value.parse().map_err(|_| bad())?,
                 "full" => faults.full = value.parse().map_err(|_| bad())?,
                 "conditions_ignored" => faults.conditions_ignored = value.parse().map_err(|_| bad())?,
-                _ => return Err(BadOrder::UnknownFault(fault.to_string())),
+                _ => return Err(InvalidFaults::UnknownFault(fault.to_string())),
             }
         }
         Ok(faults)
@@ -119,7 +119,7 @@ pub(super) struct ReadFaults {
 }
 
 impl FaultDesk {
-    pub fn order(&self, faults: Faults) {
+    pub fn inject(&self, faults: Faults) {
         *self.lock() = faults;
     }
 
@@ -195,7 +195,7 @@ mod tests {
     #[test]
     fn a_fault_ends_when_it_is_used_up() {
         let desk = FaultDesk::default();
-        desk.order(Faults { unavailable: 2, missing: ALWAYS, ..Faults::default() });
+        desk.inject(Faults { unavailable: 2, missing: ALWAYS, ..Faults::default() });
         assert!(
             desk.take_unavailable(None) && desk.take_unavailable(Some("a")) && !desk.take_unavailable(None)
         );
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_fault_may_concern_some_objects_only() {
         let desk = FaultDesk::default();
-        desk.order(Faults {
+        desk.inject(Faults {
             prefix: "runs/0/".into(),
             unavailable: 1,
             flipped: 1,
@@ -223,9 +223,9 @@ mod tests {
 
     #[test]
     fn orders_that_make_no_sense_are_refused() {
-        assert_eq!(Faults::from_query("exploded=1"), Err(BadOrder::UnknownFault("exploded".into())));
+        assert_eq!(Faults::from_query("exploded=1"), Err(InvalidFaults::UnknownFault("exploded".into())));
         let bad = Faults::from_query("missing=-1");
-        assert_eq!(bad, Err(BadOrder::BadValue { fault: "missing".into(), value: "-1".into() }));
+        assert_eq!(bad, Err(InvalidFaults::BadValue { fault: "missing".into(), value: "-1".into() }));
         assert_eq!(Faults::from_query(""), Ok(Faults::default()));
     }
 

@@ -6,7 +6,7 @@
 //! directory and survive a restart.
 //!
 //! And it can be ordered to misbehave, one bucket at a time, while it runs: see [`Faults`]. The orders come through
-//! [`S3Server::order`], or from another process through a small HTTP port of its own ([`admin`]).
+//! [`S3Server::inject`], or from another process through a small HTTP port of its own ([`admin`]).
 
 pub mod admin;
 mod faults;
@@ -30,7 +30,7 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-pub use faults::{ALWAYS, BadOrder, Faults};
+pub use faults::{ALWAYS, Faults, InvalidFaults};
 
 use faults::FaultDesk;
 use objects::Objects;
@@ -226,8 +226,8 @@ impl S3Server {
     }
 
     /// From now on, until it is used up or ordered otherwise, this is what goes wrong with a bucket.
-    pub fn order(&self, bucket: &str, faults: Faults) -> Result<(), UnknownBucket> {
-        self.state.bucket(bucket)?.faults.order(faults);
+    pub fn inject(&self, bucket: &str, faults: Faults) -> Result<(), UnknownBucket> {
+        self.state.bucket(bucket)?.faults.inject(faults);
         Ok(())
     }
 

@@ -146,7 +146,7 @@ impl Operations {
                 // Cut short, or not what was signed.
                 let chunk =
                     chunk.map_err(|error| S3Error::with_source(S3ErrorCode::IncompleteBody, error))?;
-                state.traffic.went_up(chunk.len() as u64);
+                state.traffic.add_up(chunk.len() as u64);
                 received += chunk.len() as u64;
                 checks.update(&chunk);
                 if let Some(md5) = &mut md5 {
@@ -677,7 +677,7 @@ async fn pump(
         };
         at = next;
         if let Ok(bucket) = state.bucket(bucket) {
-            bucket.traffic.came_down(chunk.len() as u64);
+            bucket.traffic.add_down(chunk.len() as u64);
         }
         if chunks.send(Ok(chunk)).await.is_err() {
             return;

@@ -14,7 +14,7 @@ use reqwest::StatusCode;
 use store::fetch::FetchPolicy;
 use store::probe::{Ability, Outcome};
 use store::{
-    Credentials, Fetch, FetchError, HttpFetcher, Limits, Receive, S3Settings, S3Store, Store, StoreError,
+    Credentials, Fetch, FetchError, HttpFetcher, Limits, S3Settings, S3Store, Sink, Store, StoreError,
     fetch_verified, fetch_verified_into, probe, probe_public,
 };
 
@@ -201,7 +201,7 @@ async fn a_range_of_an_object_is_fetched_to_the_byte_and_nothing_beyond_it() {
         (Faults { truncated: 1, ..Faults::default() }, "cut-short"),
         (Faults { unavailable: 1, ..Faults::default() }, "unavailable"),
     ] {
-        server.order("miner-0", faults).expect("a bucket");
+        server.inject("miner-0", faults).expect("a bucket");
         assert_eq!(fetch(10..200_000).await.expect_err(label).label(), label);
     }
 }
@@ -383,7 +383,7 @@ async fn a_shutdown_lets_what_is_under_way_end() {
     let server = S3Server::start(config).await.expect("a server");
     let (key, digest, body) = large(1, 2 << 20);
     store(&server).put(&key, body).await.expect("put");
-    server.order("miner-0", Faults { stalled: 1, stall_ms: 300, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { stalled: 1, stall_ms: 300, ..Faults::default() }).expect("a bucket");
     let (base, address) = (server.base_url("miner-0"), server.address());
     let fetching = tokio::spawn(async move {
         fetch_verified(&fetcher(), &base, &key, &digest, &Limits::for_bytes(2 << 20)).await
@@ -405,11 +405,11 @@ async fn a_short_storm_of_503_is_weathered_and_a_long_one_is_told() {
     let own = S3Store::open(&S3Settings { retries: 4, ..settings(&server, "miner-0", "key-0", "secret-0") });
     let own = own.expect("a store");
     let (key, _, bytes) = object("weathered");
-    server.order("miner-0", Faults { unavailable: 3, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: 3, ..Faults::default() }).expect("a bucket");
     own.put(&key, bytes.clone()).await.expect("the fourth try");
     assert_eq!(server.faults("miner-0"), Ok(Faults::default()));
 
-    server.order("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
     let error = store(&server).put(&key, bytes).await.expect_err("always");
     assert!(matches!(error, StoreError::Unavailable { .. }) && error.may_pass(), "{error:?}");
     let error = fetcher().fetch(&server.base_url("miner-0"), &key, &Limits::for_bytes(100)).await;
@@ -427,7 +427,7 @@ async fn one_deadline_covers_all_tries() {
         deadline: Duration::from_millis(400),
         ..settings(&server, "miner-0", "key-0", "secret-0")
     };
-    server.order("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
     let error = S3Store::open(&hasty).expect("a store").put(&key, bytes).await.expect_err("always");
     assert!(error.may_pass(), "{error:?}");
     assert!(matches!(error, StoreError::Deadline { .. } | StoreError::Unavailable { .. }), "{error:?}");
@@ -456,7 +456,7 @@ async fn every_fault_of_a_read_is_seen_for_what_it_is() {
         async move { fetch_verified(fetcher, base, key, digest, &limits).await }
     };
     let after_within = |faults: Faults, limits: Limits| {
-        server.order("miner-0", faults).expect("a bucket");
+        server.inject("miner-0", faults).expect("a bucket");
         fetch(limits)
     };
     let after = |faults: Faults| after_within(faults, patient);
@@ -491,7 +491,7 @@ struct Compared<'a> {
     pieces: usize,
 }
 
-impl Receive for Compared<'_> {
+impl Sink for Compared<'_> {
     fn begin(&mut self, length: u64) {
         assert_eq!(length, self.whole.len() as u64);
         (self.at, self.pieces) = (0, 0);
@@ -519,7 +519,7 @@ async fn a_large_object_comes_piece_by_piece_and_is_the_same() {
     assert_eq!(fetcher.traffic().down_bytes, body.len() as u64);
 
     // Cut short by the server, it is known for what it is, and what came is the object's beginning.
-    server.order("miner-0", Faults { truncated: 1, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { truncated: 1, ..Faults::default() }).expect("a bucket");
     let cut = fetch_verified_into(&fetcher, &base, &key, &digest, &limits, &mut compared).await;
     assert!(matches!(cut, Err(FetchError::CutShort { got, .. }) if got == compared.at as u64), "{cut:?}");
 }
@@ -530,7 +530,7 @@ async fn exactly_one_bit_is_flipped() {
     let (key, _, body) = large(1, 700_001);
     let own = store(&server);
     own.put(&key, body.clone()).await.expect("put");
-    server.order("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
     let got = own.get(&key, 1 << 20).await.expect("get");
     let bits: u32 = got.iter().zip(&body).map(|(left, right)| (left ^ right).count_ones()).sum();
     assert_eq!((got.len(), bits), (body.len(), 1));
@@ -549,7 +549,7 @@ async fn a_wrong_clock_is_shown_and_changes_nothing() {
     };
     let right = shown().await;
     server
-        .order("miner-0", Faults { clock_skew_seconds: -86_400 * 365, ..Faults::default() })
+        .inject("miner-0", Faults { clock_skew_seconds: -86_400 * 365, ..Faults::default() })
         .expect("a bucket");
     let wrong = shown().await;
     assert_ne!(right, wrong);
@@ -574,7 +574,7 @@ async fn a_fault_can_concern_one_kind_of_object() {
         full: true,
         ..Faults::default()
     };
-    server.order("miner-0", faults).expect("a bucket");
+    server.inject("miner-0", faults).expect("a bucket");
     assert!(own.get(&contribution, 10).await.expect_err("ordered").is_not_found());
     let full = own.put(&contribution, Bytes::new()).await;
     assert!(matches!(full, Err(StoreError::Full { .. })), "{full:?}");
@@ -585,7 +585,7 @@ async fn a_fault_can_concern_one_kind_of_object() {
 #[tokio::test]
 async fn a_bucket_that_is_not_there_takes_no_orders() {
     let server = in_memory().await;
-    assert_eq!(server.order("nobody", Faults::default()), Err(UnknownBucket("nobody".into())));
+    assert_eq!(server.inject("nobody", Faults::default()), Err(UnknownBucket("nobody".into())));
     assert!(server.faults("nobody").is_err() && server.traffic("nobody").is_err());
 }
 
@@ -597,7 +597,7 @@ async fn another_process_orders_faults_through_the_admin_port() {
     let address = server.admin_address().expect("an admin port");
     let faults =
         Faults { prefix: "a&b/ü".into(), unavailable: 7, stall_ms: 5, full: true, ..Faults::default() };
-    admin::order(address, "hush", "miner-0", &faults).await.expect("ordered");
+    admin::inject(address, "hush", "miner-0", &faults).await.expect("ordered");
     assert_eq!(server.faults("miner-0"), Ok(faults.clone()));
     assert_eq!(server.faults("miner-1"), Ok(Faults::default()));
 
@@ -619,8 +619,8 @@ async fn another_process_orders_faults_through_the_admin_port() {
     assert_eq!(ask("PUT", "/faults/nobody?missing=1", "hush").await.0, 404);
     assert_eq!(ask("GET", "/elsewhere", "hush").await.0, 404);
     assert_eq!(ask("PUT", "/faults/miner-0?missing=1", "guess").await.0, 401);
-    let refused = admin::order(address, "guess", "miner-0", &Faults::default()).await;
-    assert!(matches!(refused, Err(admin::OrderError::Refused { status: 401, .. })));
+    let refused = admin::inject(address, "guess", "miner-0", &Faults::default()).await;
+    assert!(matches!(refused, Err(admin::InjectError::Refused { status: 401, .. })));
     assert_eq!(server.faults("miner-0"), Ok(Faults::default()));
 
     let (key, _, bytes) = object("counted");
@@ -628,8 +628,8 @@ async fn another_process_orders_faults_through_the_admin_port() {
     let traffic = admin::traffic(address, "hush").await.expect("told");
     assert_eq!(traffic, "miner-0 7 0 1 0\nminer-1 0 0 0 0\n");
     server.shutdown().await;
-    let away = admin::order(address, "hush", "miner-0", &Faults::default()).await;
-    assert!(matches!(away, Err(admin::OrderError::Unreachable { .. })));
+    let away = admin::inject(address, "hush", "miner-0", &Faults::default()).await;
+    assert!(matches!(away, Err(admin::InjectError::Unreachable { .. })));
 }
 
 #[tokio::test]
@@ -729,12 +729,12 @@ async fn the_probe_tells_a_store_that_works_from_ones_that_do_not() {
     assert_eq!(report.outcome(Ability::PublicRead), Some(Outcome::Works));
     assert!(own.list("", 10).await.expect("list").entries.is_empty(), "a probe leaves nothing");
 
-    server.order("miner-0", Faults { conditions_ignored: true, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { conditions_ignored: true, ..Faults::default() }).expect("a bucket");
     let report = probe(&own).await;
     assert_eq!(report.outcome(Ability::WriteIfAbsent), Some(Outcome::Misleads), "{report}");
     assert!(report.is_usable(), "no rule relies on conditions");
 
-    server.order("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
     let report = probe(&own).await;
     assert_eq!(report.outcome(Ability::ReadBack), Some(Outcome::Misleads), "{report}");
     assert!(!report.is_usable());

@@ -4,7 +4,7 @@ use chain_client::Chain;
 use clap::Parser as _;
 use localnet::{
     defaults,
-    layout::{Claimed, Plan},
+    layout::{LockedDirectory, Plan},
     network::Network,
     observe::Observer,
     process::last_lines,
@@ -42,7 +42,7 @@ pub struct Net {
     pub plan: Plan,
     pub chain: Arc<dyn Chain>,
     pub observer: Observer,
-    pub claimed: Claimed,
+    pub claimed: LockedDirectory,
     at_last: Duration,
     _home: tempfile::TempDir,
 }
@@ -118,7 +118,7 @@ impl Net {
     /// The same, with all of it to be chosen.
     pub async fn sit(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Net {
         let home = tempfile::tempdir().expect("a directory");
-        let mut claimed = Claimed::claim(&home.path().join("net")).expect("a new directory");
+        let mut claimed = LockedDirectory::lock(&home.path().join("net")).expect("a new directory");
         let mut network = Network::new(claimed.path(), PROGRAM.into());
         let wanted = Wanted {
             seats,
@@ -200,10 +200,10 @@ impl Net {
     }
 
     /// Orders that `bucket` goes wrong from now on.
-    pub async fn order(&self, bucket: &str, faults: &Faults) {
+    pub async fn inject(&self, bucket: &str, faults: &Faults) {
         let (port, token) = self.plan.store_admin.as_ref().expect("asked for in `up`");
         let address = SocketAddr::from(([127, 0, 0, 1], *port));
-        admin::order(address, token, bucket, faults).await.expect("the store takes orders");
+        admin::inject(address, token, bucket, faults).await.expect("the store takes orders");
     }
 
     pub async fn down(mut self) {
@@ -260,22 +260,22 @@ pub fn mettle(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
 }
 
 /// One `localnet up`, while it runs.
-pub struct Sitting {
+pub struct Session {
     child: tokio::process::Child,
     said: Arc<Mutex<String>>,
     complained: Arc<Mutex<String>>,
     readers: Vec<tokio::task::JoinHandle<()>>,
 }
 
-impl Sitting {
+impl Session {
     /// A small, quick network in `directory`.
-    pub fn up(directory: &Path, more: &[&str]) -> Sitting {
+    pub fn up(directory: &Path, more: &[&str]) -> Session {
         let quick = ["--block-millis", "200", "--train-blocks", "10"];
-        Sitting::up_as(directory, &[&quick[..], more].concat())
+        Session::up_as(directory, &[&quick[..], more].concat())
     }
 
     /// A small network in `directory`, whatever its chain.
-    pub fn up_as(directory: &Path, more: &[&str]) -> Sitting {
+    pub fn up_as(directory: &Path, more: &[&str]) -> Session {
         let small = ["--plain", "--miners", "2"];
         let mut child = tokio::process::Command::new(PROGRAM)
             .args(["up", "--dir"])
@@ -293,7 +293,7 @@ impl Sitting {
             read(child.stdout.take().expect("piped"), &said),
             read(child.stderr.take().expect("piped"), &complained),
         ];
-        Sitting { child, said, complained, readers }
+        Session { child, said, complained, readers }
     }
 
     pub async fn until_said(&mut self, words: &str) {

@@ -1,6 +1,6 @@
 //! A small prepared text, and a small model for it.
 
-use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
+use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
 use model::ModelConfig;
 use std::{
     fs,
@@ -19,7 +19,7 @@ pub fn prepare(directory: &Path) -> PathBuf {
         tokenizer: TokenizerChoice::Train { vocab: 320 },
         seq_len: 16,
         held_out_sequences_min: 8,
-        ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+        ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
     };
     dataset::prepare(options, &mut |_| {}).unwrap();
     data

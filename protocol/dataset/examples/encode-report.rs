@@ -8,7 +8,7 @@
 //! `tokenizers` encode its first MEGABYTES, which are in memory by then; then compares the tokens of those.
 //! Speeds are bytes of text per second of processor time, so that a busy machine does not matter much. Linux only.
 
-use mettle_dataset::{Place, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
+use mettle_dataset::{OutputDirectory, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
 use std::{
     error::Error,
     fs::{self, File},
@@ -102,7 +102,7 @@ fn measure(
         seq_len: 2048,
         shard_bytes: 64 << 20,
         threads: Some(threads),
-        ..PrepareOptions::new(Source::directory(file), Place::Directory(out.path().join("data")))
+        ..PrepareOptions::new(Source::directory(file), OutputDirectory::Directory(out.path().join("data")))
     };
     let (began, cpu) = (Instant::now(), cpu_seconds()?);
     let prepared = prepare(options, &mut |_| {})?;

@@ -2,7 +2,7 @@
 //!
 //!     cargo run --release -p mettle-dataset --example prepare -- DIRECTORY [TEXT]
 
-use mettle_dataset::{Place, PrepareOptions, Source, cargo_homes, prepare};
+use mettle_dataset::{OutputDirectory, PrepareOptions, Source, cargo_homes, prepare};
 use std::{error::Error, path::PathBuf};
 
 #[allow(clippy::disallowed_methods, reason = "the environment is read in `main`")]
@@ -13,9 +13,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         Some(text) => Source::directory(text),
         None => Source::default_text(cargo_homes(|name| std::env::var_os(name))),
     };
-    let prepared = prepare(PrepareOptions::new(source, Place::Directory(directory)), &mut |progress| {
-        eprintln!("{progress}");
-    })?;
+    let prepared =
+        prepare(PrepareOptions::new(source, OutputDirectory::Directory(directory)), &mut |progress| {
+            eprintln!("{progress}");
+        })?;
     let manifest = &prepared.manifest;
     println!("{:#?}", prepared.figures);
     println!("vocabulary: {} tokens, {} bytes each", manifest.vocab, manifest.token_bytes);

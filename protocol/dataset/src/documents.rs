@@ -166,13 +166,7 @@ impl Documents {
         let kind = match format {
             Format::Text { promised } => {
                 let part_bytes = opening.part_bytes;
-                Kind::Text(Parts {
-                    reader: reader()?,
-                    buffer: Vec::new(),
-                    before: 0,
-                    part_bytes,
-                    promised,
-                })
+                Kind::Text(Parts { reader: reader()?, buffer: Vec::new(), before: 0, part_bytes, promised })
             }
             Format::JsonLines => Kind::Lines(reader()?),
             Format::Parquet => Kind::Rows(formats.rows(path, opening.field)?),
@@ -418,7 +412,10 @@ mod tests {
     fn a_format_that_the_caller_does_not_bring_is_refused_by_name() {
         for name in ["a.jsonl.gz", "a.txt.zst", "a.parquet"] {
             let error = documents(name, b"anything", 100).expect_err("not supported");
-            assert!(matches!(&error, SourceError::Unsupported { path, .. } if path.ends_with(name)), "{error}");
+            assert!(
+                matches!(&error, SourceError::Unsupported { path, .. } if path.ends_with(name)),
+                "{error}"
+            );
         }
     }
 

@@ -25,10 +25,11 @@ pub use files::{manifest_path, shard_path, tokenizer_path};
 pub use formats::{Compression, Formats, PlainFormats, Rows};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
 pub use prepare::{
-    Figures, Place, PrepareError, PrepareOptions, Prepared, Progress, SourceFigures, TokenizerChoice, prepare,
+    OutputDirectory, PrepareError, PrepareOptions, PrepareStats, Prepared, Progress, SourceStats,
+    TokenizerChoice, prepare,
 };
-pub use reader::{Dataset, Mend, OpenError, Pieces, PiecesError, ReadError, ShardRange};
+pub use reader::{Dataset, OpenError, PieceSource, PieceSourceError, ReadError, ShardRange, ShardRepair};
 pub use source::{Source, SourceError, TEXT_FIELD};
 pub use stream::{BatchStream, Position, Prefetch, StreamError};
 pub use tokenizer::{TextEncoder, TextTokenizer, TokenizerError};
-pub use tree::{NotItsTree, PIECE_BYTES, ShardTree, TreeBuilder};
+pub use tree::{PIECE_BYTES, ShardTree, TreeBuilder, TreeMismatch};

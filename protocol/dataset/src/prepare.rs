@@ -52,7 +52,7 @@ pub struct PrepareOptions {
     pub source: Source,
     /// How compressed files and Parquet are read. [`PlainFormats`] refuses them.
     pub formats: &'static dyn Formats,
-    pub place: Place,
+    pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
     /// Tokens the model sees at once. A stored sequence has one more.
     pub seq_len: u32,
@@ -68,7 +68,7 @@ pub struct PrepareOptions {
 
 /// Where the dataset goes.
 #[derive(Clone, Debug)]
-pub enum Place {
+pub enum OutputDirectory {
     /// This directory, which is not there, empty, or holds just this dataset.
     Directory(PathBuf),
     /// A directory of its own below this one, named after text and options.
@@ -90,7 +90,7 @@ pub struct Prepared {
     /// Of the manifest, for the chain.
     pub digest: Digest,
     pub manifest: Manifest,
-    pub figures: Figures,
+    pub figures: PrepareStats,
     /// In nats per token; see [`Dataset::unigram_loss`].
     pub unigram_loss: f64,
     /// It stood already.
@@ -99,7 +99,7 @@ pub struct Prepared {
 
 /// What went in, and how it was divided.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Figures {
+pub struct PrepareStats {
     /// Training and held-out documents; one that was taken twice counts twice.
     pub documents: u64,
     pub held_out_documents: u64,
@@ -114,12 +114,12 @@ pub struct Figures {
     /// Files left out because they are no text.
     pub skipped_files: u64,
     /// What was taken of each source, in their order.
-    pub sources: Vec<SourceFigures>,
+    pub sources: Vec<SourceStats>,
 }
 
 /// What was taken of one source of a mixture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SourceFigures {
+pub struct SourceStats {
     pub name: String,
     pub documents: u64,
     pub text_bytes: u64,
@@ -206,7 +206,7 @@ impl PrepareError {
 
 impl PrepareOptions {
     /// The options of a localnet: 2048 tokens, sequences of 128.
-    pub fn new(source: Source, place: Place) -> PrepareOptions {
+    pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
         PrepareOptions {
             source,
             formats: &PlainFormats,
@@ -251,7 +251,7 @@ pub fn prepare(
 ) -> Result<Prepared, PrepareError> {
     options.check()?;
     let given = given_tokenizer(&options.tokenizer)?;
-    if let Place::Directory(directory) = &options.place {
+    if let OutputDirectory::Directory(directory) = &options.place {
         // Better now than after the text is read.
         description(directory)?;
     }
@@ -351,18 +351,22 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
     }
 }
 
-fn figures(options: &PrepareOptions, scan: &Scan, selection: &Selection, taken: &[encode::Taken]) -> Figures {
+fn figures(
+    options: &PrepareOptions,
+    scan: &Scan,
+    selection: &Selection,
+    taken: &[encode::Taken],
+) -> PrepareStats {
     let sum = |of: fn(&encode::Taken) -> u64| taken.iter().map(of).sum();
     let sources = options.source.parts.iter().zip(taken).zip(&selection.rates);
-    let source =
-        |((part, taken), rate): ((&crate::source::SourcePart, &encode::Taken), &u64)| SourceFigures {
-            name: part.name.clone(),
-            documents: taken.documents,
-            text_bytes: taken.bytes,
-            tokens: taken.tokens,
-            epochs_milli: rate.saturating_mul(1000) / ONE,
-        };
-    Figures {
+    let source = |((part, taken), rate): ((&crate::source::SourcePart, &encode::Taken), &u64)| SourceStats {
+        name: part.name.clone(),
+        documents: taken.documents,
+        text_bytes: taken.bytes,
+        tokens: taken.tokens,
+        epochs_milli: rate.saturating_mul(1000) / ONE,
+    };
+    PrepareStats {
         documents: sum(|taken| taken.documents),
         held_out_documents: sum(|taken| taken.held_out_documents),
         text_bytes: sum(|taken| taken.bytes),
@@ -501,24 +505,24 @@ impl Parts {
     }
 }
 
-impl Place {
+impl OutputDirectory {
     /// Where it is made: the directory and the name that are claimed.
     fn claimed(&self, request: &Digest) -> Result<(PathBuf, String), PrepareError> {
         match self {
-            Place::Directory(directory) => {
+            OutputDirectory::Directory(directory) => {
                 let foreign = || PrepareError::Foreign { directory: directory.clone() };
                 let name = directory.file_name().ok_or_else(foreign)?;
                 let parent = directory.parent().unwrap_or(Path::new(""));
                 Ok((parent.to_owned(), name.to_string_lossy().into_owned()))
             }
-            Place::CacheUnder(cache) => Ok((cache.clone(), request.to_string()[..16].to_owned())),
+            OutputDirectory::CacheUnder(cache) => Ok((cache.clone(), request.to_string()[..16].to_owned())),
         }
     }
 
     fn directory(&self, inputs: &Digest) -> PathBuf {
         match self {
-            Place::Directory(directory) => directory.clone(),
-            Place::CacheUnder(cache) => cache.join(&inputs.to_string()[..16]),
+            OutputDirectory::Directory(directory) => directory.clone(),
+            OutputDirectory::CacheUnder(cache) => cache.join(&inputs.to_string()[..16]),
         }
     }
 }
@@ -530,7 +534,7 @@ struct Description {
     format: String,
     inputs: Digest,
     manifest: Digest,
-    figures: Figures,
+    figures: PrepareStats,
 }
 
 /// What a directory says of itself, if there is anything in it.

@@ -37,22 +37,22 @@ struct Inner {
     held_out: Split,
     unigram_loss: OnceLock<f64>,
     /// Where shards come from that are not in the directory.
-    pieces: Option<Arc<dyn Pieces>>,
+    pieces: Option<Arc<dyn PieceSource>>,
     /// Who brings a shard again that is damaged.
-    mend: Option<Arc<dyn Mend>>,
+    repair: Option<Arc<dyn ShardRepair>>,
 }
 
 /// Gives parts of shards that are not on this disk.
-pub trait Pieces: Send + Sync {
+pub trait PieceSource: Send + Sync {
     /// The bytes of all these ranges, in their order, each checked against its shard's digest. Blocks while they come.
-    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError>;
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError>;
 }
 
 /// Puts a shard into its place again that turned out to be damaged, or gone.
-pub trait Mend: Send + Sync {
+pub trait ShardRepair: Send + Sync {
     /// Replaces `path` by the right bytes of `shard`, which are `bytes` many: by renaming, so that nobody who reads the old ones is
     /// disturbed. Blocks while they come.
-    fn mend(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PiecesError>;
+    fn repair(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PieceSourceError>;
 }
 
 /// Some bytes of a shard.
@@ -63,7 +63,7 @@ pub struct ShardRange {
 }
 
 /// Why they cannot be had.
-pub type PiecesError = Box<dyn std::error::Error + Send + Sync>;
+pub type PieceSourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why a directory is not the dataset we want.
 #[derive(Debug, thiserror::Error)]
@@ -105,9 +105,9 @@ pub enum ReadError {
     #[error("shard {} has token {token}, which is outside the vocabulary of {vocab}", path.display())]
     OutsideVocabulary { path: PathBuf, token: u32, vocab: u32 },
     #[error("could not fetch what is needed of the data")]
-    NotFetched(#[source] PiecesError),
+    NotFetched(#[source] PieceSourceError),
     #[error("shard {} is damaged, and could not be fetched again", path.display())]
-    NotMended { path: PathBuf, source: PiecesError },
+    NotMended { path: PathBuf, source: PieceSourceError },
     #[error("the dataset's tokenizer cannot be used")]
     Tokenizer(#[from] TokenizerError),
 }
@@ -116,14 +116,14 @@ impl Dataset {
     /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest that the
     /// chain names; without it, any dataset will do.
     pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
-        Dataset::open_mended(directory, expected, None)
+        Dataset::open_with_repair(directory, expected, None)
     }
 
-    /// The same; a shard that is damaged when it is first used is brought again by `mend`, and is used once it is right.
-    pub fn open_mended(
+    /// The same; a shard that is damaged when it is first used is brought again by `repair`, and is used once it is right.
+    pub fn open_with_repair(
         directory: impl AsRef<Path>,
         expected: Option<Digest>,
-        mend: Option<Arc<dyn Mend>>,
+        repair: Option<Arc<dyn ShardRepair>>,
     ) -> Result<Dataset, OpenError> {
         let directory = directory.as_ref().to_owned();
         let path = manifest_path(&directory);
@@ -146,18 +146,27 @@ impl Dataset {
         let held_out = Split::open(&directory, &manifest, &manifest.held_out)?;
         let unigram_loss = OnceLock::new();
         let pieces = None;
-        let inner =
-            Inner { directory, manifest, digest, tokenizer, training, held_out, unigram_loss, pieces, mend };
+        let inner = Inner {
+            directory,
+            manifest,
+            digest,
+            tokenizer,
+            training,
+            held_out,
+            unigram_loss,
+            pieces,
+            repair,
+        };
         Ok(Dataset(Arc::new(inner)))
     }
 
     /// A dataset whose shards are elsewhere: `pieces` gives what is read of them. `tokenizer` are the bytes that the manifest names;
     /// `directory` is where notes about it are kept.
-    pub fn elsewhere(
+    pub fn remote(
         directory: PathBuf,
         manifest: Manifest,
         tokenizer: Vec<u8>,
-        pieces: Arc<dyn Pieces>,
+        pieces: Arc<dyn PieceSource>,
     ) -> Result<Dataset, OpenError> {
         manifest.check().map_err(|source| OpenError::Manifest { path: manifest_path(&directory), source })?;
         if Digest::of(&tokenizer) != manifest.tokenizer {
@@ -166,9 +175,18 @@ impl Dataset {
         let [training, held_out] =
             [&manifest.training, &manifest.held_out].map(|shards| Split::of(&directory, shards));
         let digest = manifest.digest();
-        let (unigram_loss, pieces, mend) = (OnceLock::new(), Some(pieces), None);
-        let inner =
-            Inner { directory, manifest, digest, tokenizer, training, held_out, unigram_loss, pieces, mend };
+        let (unigram_loss, pieces, repair) = (OnceLock::new(), Some(pieces), None);
+        let inner = Inner {
+            directory,
+            manifest,
+            digest,
+            tokenizer,
+            training,
+            held_out,
+            unigram_loss,
+            pieces,
+            repair,
+        };
         Ok(Dataset(Arc::new(inner)))
     }
 
@@ -226,7 +244,7 @@ impl Dataset {
 
     fn one(&self, split: &Split, index: u64) -> Result<Vec<u32>, ReadError> {
         match &self.0.pieces {
-            None => split.sequence(&self.0.manifest, self.0.mend.as_deref(), index),
+            None => split.sequence(&self.0.manifest, self.0.repair.as_deref(), index),
             Some(pieces) => {
                 let mut found = split.fetched(&self.0.manifest, &**pieces, &[index])?;
                 Ok(found.pop().expect("one was asked for"))
@@ -237,8 +255,8 @@ impl Dataset {
     fn many(&self, split: &Split, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         match &self.0.pieces {
             None => {
-                let mend = self.0.mend.as_deref();
-                indices.iter().map(|&index| split.sequence(&self.0.manifest, mend, index)).collect()
+                let repair = self.0.repair.as_deref();
+                indices.iter().map(|&index| split.sequence(&self.0.manifest, repair, index)).collect()
             }
             Some(pieces) => split.fetched(&self.0.manifest, &**pieces, indices),
         }
@@ -387,7 +405,7 @@ impl Split {
     fn fetched(
         &self,
         manifest: &Manifest,
-        pieces: &dyn Pieces,
+        pieces: &dyn PieceSource,
         indices: &[u64],
     ) -> Result<Vec<Vec<u32>>, ReadError> {
         let bytes = manifest.sequence_bytes();
@@ -415,13 +433,13 @@ impl Split {
     fn sequence(
         &self,
         manifest: &Manifest,
-        mend: Option<&dyn Mend>,
+        repair: Option<&dyn ShardRepair>,
         index: u64,
     ) -> Result<Vec<u32>, ReadError> {
         let shard = self.shard_of(index)?;
-        let bytes = match mend {
+        let bytes = match repair {
             None => shard.verified(manifest)?,
-            Some(mend) => shard.mended(manifest, mend)?,
+            Some(repair) => shard.mended(manifest, repair)?,
         };
         let sequence_bytes = manifest.sequence_bytes() as usize;
         // Below the length of a mapped file, so it fits an address.
@@ -430,7 +448,11 @@ impl Split {
     }
 
     /// How often each token is a target.
-    fn count_targets(&self, manifest: &Manifest, pieces: Option<&dyn Pieces>) -> Result<Vec<u64>, ReadError> {
+    fn count_targets(
+        &self,
+        manifest: &Manifest,
+        pieces: Option<&dyn PieceSource>,
+    ) -> Result<Vec<u64>, ReadError> {
         let mut counts = vec![0; manifest.vocab as usize];
         if let Some(pieces) = pieces {
             let indices: Vec<u64> = (0..self.sequences).collect();
@@ -473,7 +495,7 @@ impl Shard {
     }
 
     /// The same; where the shard is damaged or gone, once it was brought again.
-    fn mended(&self, manifest: &Manifest, mend: &dyn Mend) -> Result<&[u8], ReadError> {
+    fn mended(&self, manifest: &Manifest, repair: &dyn ShardRepair) -> Result<&[u8], ReadError> {
         if let Some(map) = self.map.get() {
             return Ok(map);
         }
@@ -483,7 +505,8 @@ impl Shard {
             Err(ReadError::Unreadable { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             other => return other,
         }
-        mend.mend(self.info.digest, manifest.shard_bytes(&self.info), &self.path)
+        repair
+            .repair(self.info.digest, manifest.shard_bytes(&self.info), &self.path)
             .map_err(|source| ReadError::NotMended { path: self.path.clone(), source })?;
         self.verified(manifest)
     }

@@ -329,7 +329,8 @@ mod tests {
             (".hidden.txt", b"hidden"),
         ]);
         assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        let one = Source::directory(root.path().join("b.txt")).parts[0].files(&PlainFormats).expect("readable");
+        let one =
+            Source::directory(root.path().join("b.txt")).parts[0].files(&PlainFormats).expect("readable");
         assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 

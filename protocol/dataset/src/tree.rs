@@ -25,7 +25,7 @@ pub struct ShardTree {
 /// What calls itself a shard's tree and is none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these are not the hashes of the pieces of shard {shard}")]
-pub struct NotItsTree {
+pub struct TreeMismatch {
     pub shard: Digest,
 }
 
@@ -37,17 +37,17 @@ impl ShardTree {
     }
 
     /// Reads the tree of the shard with this digest and length, out of what may be anybody's bytes.
-    pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, NotItsTree> {
+    pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, TreeMismatch> {
         if tree.len() as u64 != ShardTree::length(bytes) {
-            return Err(NotItsTree { shard });
+            return Err(TreeMismatch { shard });
         }
         let hashes = tree.chunks_exact(32).map(|hash| hash.try_into().expect("32 bytes")).collect();
         ShardTree { shard, bytes, hashes }.checked()
     }
 
-    fn checked(self) -> Result<ShardTree, NotItsTree> {
+    fn checked(self) -> Result<ShardTree, TreeMismatch> {
         if !self.hashes.is_empty() && root(&self.hashes, self.bytes) != self.shard {
-            return Err(NotItsTree { shard: self.shard });
+            return Err(TreeMismatch { shard: self.shard });
         }
         Ok(self)
     }
@@ -117,18 +117,18 @@ impl TreeBuilder {
     }
 
     /// The tree, if what came were the bytes of `shard`.
-    pub fn finish(mut self, shard: Digest) -> Result<ShardTree, NotItsTree> {
+    pub fn finish(mut self, shard: Digest) -> Result<ShardTree, TreeMismatch> {
         if !self.piece.is_empty() {
             self.end_piece();
         }
         if self.hashes.len() == 1 {
             if self.first != shard {
-                return Err(NotItsTree { shard });
+                return Err(TreeMismatch { shard });
             }
             self.hashes.clear();
         }
         if self.hashes.len() as u64 * HASH_BYTES != ShardTree::length(self.bytes) {
-            return Err(NotItsTree { shard });
+            return Err(TreeMismatch { shard });
         }
         ShardTree { shard, bytes: self.bytes, hashes: self.hashes }.checked()
     }
@@ -212,7 +212,7 @@ mod tests {
             if !stored.is_empty() {
                 let at = at % stored.len();
                 stored[at] ^= 1 << bit;
-                prop_assert_eq!(ShardTree::from_bytes(digest, bytes, &stored), Err(NotItsTree { shard: digest }));
+                prop_assert_eq!(ShardTree::from_bytes(digest, bytes, &stored), Err(TreeMismatch { shard: digest }));
                 stored[at] ^= 1 << bit;
             }
             stored.resize(stored.len() + 1 + cut, 0);

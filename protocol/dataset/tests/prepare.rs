@@ -1,9 +1,9 @@
 //! A dataset from text to batches, and all that may go wrong with the text, the disk and the files.
 
 use mettle_dataset::{
-    BatchStream, Dataset, OpenError, Place, PrepareError, PrepareOptions, Prepared, Progress, ReadError,
-    Source, SourceError, StreamError, TokenizerChoice, TokenizerError, manifest_path, prepare, shard_path,
-    tokenizer_path,
+    BatchStream, Dataset, OpenError, OutputDirectory, PrepareError, PrepareOptions, Prepared, Progress,
+    ReadError, Source, SourceError, StreamError, TokenizerChoice, TokenizerError, manifest_path, prepare,
+    shard_path, tokenizer_path,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,7 +35,7 @@ fn options(text: &Path, directory: &Path) -> PrepareOptions {
         shard_bytes: 20_000,
         held_out_sequences_min: 50,
         note_every_bytes: 10_000,
-        ..PrepareOptions::new(Source::directory(text), Place::Directory(directory.to_owned()))
+        ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(directory.to_owned()))
     }
 }
 
@@ -198,7 +198,7 @@ fn a_cache_has_a_directory_for_each_text_and_each_choice() {
     let scene = Scene::new();
     let cache = scene.root.path().join("a/cache");
     let made = |seq_len| {
-        let place = Place::CacheUnder(cache.clone());
+        let place = OutputDirectory::CacheUnder(cache.clone());
         prepare(PrepareOptions { seq_len, place, ..scene.options() }, &mut |_| {}).expect("the text is fine")
     };
     let (first, second, again) = (made(16), made(8), made(16));
@@ -218,7 +218,7 @@ fn a_directory_that_is_not_ours_is_left_alone() {
     assert!(matches!(scene.refused(|options| options.seq_len = 8), PrepareError::OtherInputs { .. }));
     assert_eq!(files(&scene.data()), before);
 
-    let place = |name: &str| Place::Directory(scene.root.path().join(name));
+    let place = |name: &str| OutputDirectory::Directory(scene.root.path().join(name));
     let foreign = scene.root.path().join("foreign");
     fs::create_dir(&foreign).expect("writable");
     fs::write(foreign.join("letter.txt"), "dear").expect("writable");
@@ -417,7 +417,7 @@ fn any_tokenizer_will_do_and_a_wide_vocabulary_takes_four_bytes() {
     let with_file = |name: &str, path: &Path, end_of_document: Option<&str>| {
         let end_of_document = end_of_document.map(String::from);
         let options = PrepareOptions {
-            place: Place::Directory(scene.root.path().join(name)),
+            place: OutputDirectory::Directory(scene.root.path().join(name)),
             tokenizer: TokenizerChoice::File { path: path.to_owned(), end_of_document },
             ..scene.options()
         };

@@ -71,7 +71,7 @@ async fn report(mib: usize) -> Result<(), Failed> {
     let mut tries: Vec<Vec<[f64; 3]>> = vec![Vec::new(); ways.len()];
     for _ in 0..3 {
         for ((_, mirrors, faults), tries) in ways.iter().zip(&mut tries) {
-            server.order(NAMES[0], faults.clone())?;
+            server.inject(NAMES[0], faults.clone())?;
             let bases = NAMES[..*mirrors].iter().map(|name| server.base_url(name));
             let directory = tempfile::tempdir()?;
             let child = Command::new(std::env::current_exe()?)

@@ -1,8 +1,8 @@
 //! Checkpoints: a state cut into pieces that are named by their digests, under a root that validators voted (PROT-20).
 
 use crate::{
+    error_chain,
     files::FileError,
-    hold::causes,
     mirrors::Mirrors,
     partial::{Layout, Partial},
     pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
@@ -149,7 +149,7 @@ async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Resu
         Err(error) if error.is_not_found() => {}
         // Whether the bucket still takes anything, it says when it is given it.
         Err(error) => {
-            let error = causes(&error);
+            let error = error_chain(&error);
             tracing::warn!(object = %key, error, "a piece of the model cannot be read in our bucket, and is put there again");
         }
     }
@@ -200,7 +200,7 @@ pub async fn fetch(
 
 /// As [`fetch`](fn@fetch), but by way of a file in `directory`: what is in it when the process is killed is not fetched again. The file
 /// stays, so that nothing is lost before the state is saved; see [`forget`].
-pub async fn fetch_by_way_of(
+pub async fn fetch_via(
     directory: &Path,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -271,7 +271,7 @@ fn partial_path(directory: &Path, checkpoint: &Checkpoint) -> PathBuf {
     directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root))
 }
 
-/// Removes what [`fetch_by_way_of`] left in `directory`. To be called once the state is saved.
+/// Removes what [`fetch_via`] left in `directory`. To be called once the state is saved.
 pub fn forget(directory: &Path) {
     forget_but(directory, None);
 }

@@ -1,6 +1,6 @@
 //! Settings, read once: a TOML file, the environment, and flags, the later ones winning.
 
-use crate::data::Supply;
+use crate::data::DataSource;
 use anyhow::{Context as _, bail};
 use chain_client::keys::KeySource;
 use protocol::RunId;
@@ -53,8 +53,8 @@ pub struct DataFile {
 }
 
 impl DataFile {
-    fn checked(self) -> Supply {
-        Supply {
+    fn checked(self) -> DataSource {
+        DataSource {
             cache_bytes: self.cache_bytes.unwrap_or(DATA_CACHE_BYTES),
             mirrors: self.mirrors.unwrap_or_default(),
         }
@@ -126,7 +126,7 @@ pub struct Flags {
 
 /// Where the chain is, which run is meant, and which key, for verbs that need no more than that.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Place {
+pub struct EndpointArgs {
     pub chain: String,
     pub run: RunId,
     pub key: Option<KeySource>,
@@ -151,7 +151,7 @@ pub struct ChainFlags {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SeatFlags {
     #[command(flatten)]
-    pub place: ChainFlags,
+    pub chain_flags: ChainFlags,
     /// The seat's hotkey: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
@@ -164,7 +164,7 @@ pub struct SeatFlags {
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AccountFlags {
     #[command(flatten)]
-    pub place: ChainFlags,
+    pub chain_flags: ChainFlags,
     /// The account that signs: a key file, or a development key such as //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_KEY")]
     pub key: Option<String>,
@@ -175,11 +175,11 @@ pub struct AccountFlags {
 
 impl ChainFlags {
     /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the file's.
-    pub fn read(&self, key: Option<&str>) -> anyhow::Result<Place> {
+    pub fn read(&self, key: Option<&str>) -> anyhow::Result<EndpointArgs> {
         let file = file(&self.config)?;
         let key = key.map(str::to_owned).or(file.key);
         let key = key.map(|key| key.parse().with_context(|| format!("`{key}` is no key"))).transpose()?;
-        Ok(Place {
+        Ok(EndpointArgs {
             chain: self.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
             run: RunId(self.run.or(file.run).unwrap_or(0)),
             key,
@@ -189,15 +189,15 @@ impl ChainFlags {
 }
 
 impl SeatFlags {
-    pub fn read(&self) -> anyhow::Result<Place> {
-        self.place.read(self.key.as_deref())
+    pub fn read(&self) -> anyhow::Result<EndpointArgs> {
+        self.chain_flags.read(self.key.as_deref())
     }
 }
 
 impl AccountFlags {
-    pub fn read(&self) -> anyhow::Result<Place> {
-        let place = self.place.read(self.key.as_deref())?;
-        Ok(Place { password_file: self.password_file.clone().or(place.password_file), ..place })
+    pub fn read(&self) -> anyhow::Result<EndpointArgs> {
+        let args = self.chain_flags.read(self.key.as_deref())?;
+        Ok(EndpointArgs { password_file: self.password_file.clone().or(args.password_file), ..args })
     }
 }
 
@@ -212,33 +212,33 @@ pub struct Settings {
     pub dataset: Option<PathBuf>,
     pub device: String,
     pub store: Option<StoreFile>,
-    pub supply: Supply,
+    pub data_source: DataSource,
     pub train: TrainFile,
     pub serve: ServeFile,
 }
 
 /// What a verb needs that only reads: no key, and no bucket of one's own.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reading {
+pub struct ReadOnlyConfig {
     pub chain: String,
     pub run: RunId,
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
-    pub supply: Supply,
+    pub data_source: DataSource,
     pub device: String,
 }
 
-impl Reading {
+impl ReadOnlyConfig {
     /// As [`Settings::read`], for verbs that sign nothing.
-    pub fn read(flags: &Flags) -> anyhow::Result<Reading> {
+    pub fn read(flags: &Flags) -> anyhow::Result<ReadOnlyConfig> {
         let file = file(&flags.config)?;
         let directory = flags.directory.clone().or(file.directory);
-        Ok(Reading {
+        Ok(ReadOnlyConfig {
             chain: flags.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
             run: RunId(flags.run.or(file.run).unwrap_or(0)),
             directory: directory.unwrap_or_else(|| PathBuf::from("mettle-data")),
             dataset: flags.dataset.clone().or(file.dataset),
-            supply: file.data.unwrap_or_default().checked(),
+            data_source: file.data.unwrap_or_default().checked(),
             device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
         })
     }
@@ -272,7 +272,7 @@ impl Settings {
             dataset: flags.dataset.clone().or(file.dataset),
             device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
             store: file.store,
-            supply: file.data.unwrap_or_default().checked(),
+            data_source: file.data.unwrap_or_default().checked(),
             train: file.train.unwrap_or_default(),
             serve: file.serve.unwrap_or_default(),
         })
@@ -317,12 +317,12 @@ mod tests {
         assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
         assert_eq!(settings.device, "cpu");
 
-        assert_eq!(settings.supply, Supply { mirrors: Vec::new(), cache_bytes: 16 << 30 });
+        assert_eq!(settings.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 16 << 30 });
         let file =
             toml::from_str::<File>("key = \"//Alice\"\n[data]\ncache_bytes = 5\nmirrors = [\"https://a/b\"]")
                 .unwrap();
         let settings = Settings::checked(file, &Flags::default()).unwrap();
-        assert_eq!(settings.supply, Supply { mirrors: vec!["https://a/b".into()], cache_bytes: 5 });
+        assert_eq!(settings.data_source, DataSource { mirrors: vec!["https://a/b".into()], cache_bytes: 5 });
 
         assert!(toml::from_str::<File>("chian = \"ws://a\"").is_err());
         assert!(toml::from_str::<File>("[train]\nbatch = 3").is_err());
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn whoever_only_reads_needs_no_key() {
         let flags = Flags { run: Some(4), ..Flags::default() };
-        let reading = Reading::read(&flags).unwrap();
+        let reading = ReadOnlyConfig::read(&flags).unwrap();
         assert_eq!((reading.run, reading.device.as_str()), (RunId(4), "cpu"));
     }
 

@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::{
     Amount, Call, Chain,
-    account::{self, RunWish},
+    account::{self, RunRequest},
 };
 use dataset::Dataset;
 use futures::future::BoxFuture;
@@ -35,15 +35,15 @@ pub struct NewRun<'a> {
 }
 
 /// A new run's data and first weights, looked at and found to fit.
-pub struct Ready {
+pub struct PreparedRun {
     pub manifest: protocol::Digest,
     theta: Vec<f32>,
     pub theta0: protocol::Digest,
 }
 
-impl Ready {
-    pub fn wish(&self, new: &NewRun<'_>) -> RunWish {
-        RunWish {
+impl PreparedRun {
+    pub fn request(&self, new: &NewRun<'_>) -> RunRequest {
+        RunRequest {
             params: new.params,
             terms: new.terms,
             spec: new.spec.digest(),
@@ -55,7 +55,7 @@ impl Ready {
 }
 
 /// Looks at everything that a run is made of. Nothing is published yet.
-pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<Ready> {
+pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<PreparedRun> {
     RunSpec::from_bytes(&new.spec.to_bytes()).context("the run's specification cannot be used")?;
     let directory = new.dataset.to_owned();
     let manifest = tokio::task::spawn_blocking(move || {
@@ -85,10 +85,10 @@ pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<Ready> {
         _ => bail!("the first weights are not those that the specification speaks of"),
     };
     let theta0 = lineage::weights_root(&theta);
-    Ok(Ready { manifest: manifest.digest(), theta, theta0 })
+    Ok(PreparedRun { manifest: manifest.digest(), theta, theta0 })
 }
 
-/// Publishes everything and creates the run, signed by the chain client's key.
+/// Publishes everything and creates the run, signed by the key of the chain client.
 pub fn create<'a>(
     chain: &'a dyn Chain,
     store: &'a dyn Store,
@@ -100,11 +100,12 @@ pub fn create<'a>(
     })
 }
 
+/// Publishes the prepared parts and creates the run, signed by the key of the chain client.
 pub fn publish<'a>(
     chain: &'a dyn Chain,
     store: &'a dyn Store,
     new: NewRun<'a>,
-    ready: Ready,
+    ready: PreparedRun,
 ) -> BoxFuture<'a, anyhow::Result<RunView>> {
     Box::pin(publish_run(chain, store, new, ready))
 }
@@ -113,7 +114,7 @@ async fn publish_run(
     chain: &dyn Chain,
     store: &dyn Store,
     mut new: NewRun<'_>,
-    ready: Ready,
+    ready: PreparedRun,
 ) -> anyhow::Result<RunView> {
     crate::data::publish_dataset(store, new.dataset).await?;
     store.put(&keys::spec(&new.spec.digest()), Bytes::from(new.spec.to_bytes())).await?;
@@ -124,7 +125,7 @@ async fn publish_run(
         let now = chain.heads().borrow().block;
         *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
     }
-    let run = account::create_run(chain, &ready.wish(&new)).await?;
+    let run = account::create_run(chain, &ready.request(&new)).await?;
     let state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
     checkpoint::publish(store, &state).await?;
     if 0 < new.fund.0 {

@@ -3,16 +3,16 @@
 //! are fetched as they are wanted.
 
 use crate::{
-    causes,
+    disk_full::IfFull,
+    error_chain,
     files::{self, FileError},
     mirrors::Mirrors,
-    room::IfFull,
     shards::FetchedShards,
 };
 use bytes::Bytes;
 use dataset::{
-    Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, Mend, PiecesError, ShardTree, TreeBuilder,
-    manifest_path, shard_path, tokenizer_path,
+    Dataset, MAX_MANIFEST_BYTES, Manifest, ManifestError, PieceSourceError, ShardRepair, ShardTree,
+    TreeBuilder, manifest_path, shard_path, tokenizer_path,
 };
 use protocol::{
     Digest,
@@ -28,7 +28,7 @@ use std::{
 };
 use store::{
     Fetch, FetchError, FetchPlan, Limits, Store, StoreError,
-    fetch::{Failure, Mirror, NobodyHadIt},
+    fetch::{AllMirrorsFailed, Failure, Mirror},
 };
 
 /// Larger than any tokenizer in use, in bytes.
@@ -41,7 +41,7 @@ const PAUSE: Duration = if cfg!(test) { Duration::from_millis(20) } else { Durat
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     #[error("shard {} is not what the manifest says; remove the dataset and prepare it again", path.display())]
-    NotItsShard { path: PathBuf, source: dataset::NotItsTree },
+    NotItsShard { path: PathBuf, source: dataset::TreeMismatch },
     #[error("could not keep data in {}", directory.display())]
     Cache { directory: PathBuf, source: io::Error },
     #[error("could not open the dataset in {}", directory.display())]
@@ -49,7 +49,7 @@ pub enum DataError {
     #[error("the run's manifest cannot be used")]
     Manifest(#[from] ManifestError),
     #[error("could not fetch the run's data")]
-    Fetch(#[from] NobodyHadIt),
+    Fetch(#[from] AllMirrorsFailed),
     #[error("our bucket did not take the data")]
     Put(#[from] StoreError),
     #[error("could not read {}", path.display())]
@@ -97,7 +97,7 @@ fn tree(path: &Path, shard: Digest, bytes: u64) -> Result<ShardTree, DataError> 
 
 /// Where a run's data may be had, and how much room there is for it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Supply {
+pub struct DataSource {
     /// Base URLs of others who have it, to be asked before the run's origin.
     pub mirrors: Vec<String>,
     /// A dataset that has more bytes is not kept whole; then this much of it is. In bytes.
@@ -111,12 +111,13 @@ pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,
     directory: &Path,
-    supply: &Supply,
+    data_source: &DataSource,
     if_full: IfFull,
 ) -> Result<Dataset, DataError> {
-    let mirrors = supply.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
+    let mirrors =
+        data_source.mirrors.iter().fold(Mirrors::default(), |all, base| all.and(Mirrors::one(base)));
     let mirrors = mirrors.and(Mirrors::one(&run.origin));
-    let again = || -> Option<Arc<dyn Mend>> {
+    let again = || -> Option<Arc<dyn ShardRepair>> {
         let runtime = tokio::runtime::Handle::current();
         Some(Arc::new(Again { fetch: fetch.clone(), mirrors: mirrors.clone(), runtime }))
     };
@@ -128,7 +129,7 @@ pub async fn fetch_dataset(
     if manifest_path(directory).exists() {
         match open(directory, Some(run.manifest), again()).await {
             Err(DataError::Open { source, .. }) if source.is_damage() => {
-                let error = causes(&source);
+                let error = error_chain(&source);
                 tracing::warn!(
                     error,
                     "the run's data is damaged on this disk; what is wrong is fetched again"
@@ -138,7 +139,7 @@ pub async fn fetch_dataset(
         }
     }
     if let Some((manifest, tokenizer)) = kept(&cache, run.manifest) {
-        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, supply, if_full).await;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer, cache, data_source, if_full).await;
     }
     let (fetch_whole, plan) = (&*fetch, mirrors.plan());
     let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
@@ -151,10 +152,10 @@ pub async fn fetch_dataset(
 
     // More than there is room for?
     let shards = manifest.training.iter().chain(&manifest.held_out);
-    if supply.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
+    if data_source.cache_bytes < shards.map(|shard| manifest.shard_bytes(shard)).sum() {
         keep(&tokenizer_path(&cache), &tokenizer, if_full).await?;
         keep(&manifest_path(&cache), &bytes, if_full).await?;
-        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, supply, if_full).await;
+        return in_pieces(fetch, &mirrors, manifest, tokenizer.to_vec(), cache, data_source, if_full).await;
     }
     keep(&tokenizer_path(directory), &tokenizer, if_full).await?;
     for shard in manifest.training.iter().chain(&manifest.held_out) {
@@ -183,7 +184,7 @@ async fn get(
     key: &ObjectKey,
     digest: &Digest,
     limits: &Limits,
-) -> Result<Bytes, NobodyHadIt> {
+) -> Result<Bytes, AllMirrorsFailed> {
     let got = plan.fetch(fetch, key, digest, limits).await;
     let failures = match &got {
         Ok(fetched) => &fetched.failures,
@@ -207,8 +208,8 @@ struct Again {
     runtime: tokio::runtime::Handle,
 }
 
-impl Mend for Again {
-    fn mend(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PiecesError> {
+impl ShardRepair for Again {
+    fn repair(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PieceSourceError> {
         tracing::warn!(path = %path.display(), "a shard is damaged on this disk, and is fetched again");
         let limits = Limits::for_bytes(bytes);
         let key = keys::shard(&shard);
@@ -239,26 +240,26 @@ async fn in_pieces(
     manifest: Manifest,
     tokenizer: Vec<u8>,
     directory: PathBuf,
-    supply: &Supply,
+    data_source: &DataSource,
     if_full: IfFull,
 ) -> Result<Dataset, DataError> {
-    let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, supply.cache_bytes);
+    let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, data_source.cache_bytes);
     let shards = if_full
         .write(files::is_full, open)
         .await
         .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
-    Dataset::elsewhere(directory.clone(), manifest, tokenizer, Arc::new(shards))
+    Dataset::remote(directory.clone(), manifest, tokenizer, Arc::new(shards))
         .map_err(|source| DataError::Open { directory, source })
 }
 
 async fn open(
     directory: &Path,
     expected: Option<Digest>,
-    mend: Option<Arc<dyn Mend>>,
+    repair: Option<Arc<dyn ShardRepair>>,
 ) -> Result<Dataset, DataError> {
     let directory = directory.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
-        Dataset::open_mended(&directory, expected, mend)
+        Dataset::open_with_repair(&directory, expected, repair)
             .map_err(|source| DataError::Open { directory, source })
     });
     opened.await?
@@ -275,13 +276,13 @@ fn holds(path: &Path, digest: &Digest) -> Result<bool, DataError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataset::{Place, PrepareOptions, Source, TokenizerChoice};
+    use dataset::{OutputDirectory, PrepareOptions, Source, TokenizerChoice};
     use protocol::{RunId, RunParams};
     use std::{
         fs,
         sync::atomic::{AtomicU32, Ordering::SeqCst},
     };
-    use store::{MemoryStore, memory::InProcess};
+    use store::{MemoryStore, memory::MemoryFetcher};
     use tokio::runtime::Handle;
 
     const ORIGIN: &str = "http://origin/data";
@@ -291,7 +292,7 @@ mod tests {
         root: tempfile::TempDir,
         prepared: Dataset,
         bucket: Arc<MemoryStore>,
-        fetch: Arc<InProcess>,
+        fetch: Arc<MemoryFetcher>,
         run: RunView,
     }
 
@@ -306,11 +307,14 @@ mod tests {
                 seq_len: 100,
                 shard_bytes: 30_000,
                 held_out_sequences_min: 10,
-                ..PrepareOptions::new(Source::directory(text), Place::Directory(root.path().join("prepared")))
+                ..PrepareOptions::new(
+                    Source::directory(text),
+                    OutputDirectory::Directory(root.path().join("prepared")),
+                )
             };
             let directory = dataset::prepare(options, &mut |_| {}).unwrap().directory;
             let prepared = Dataset::open(&directory, None).unwrap();
-            let (bucket, fetch) = (Arc::new(MemoryStore::new()), Arc::new(InProcess::new()));
+            let (bucket, fetch) = (Arc::new(MemoryStore::new()), Arc::new(MemoryFetcher::new()));
             publish_dataset(&*bucket, &directory).await.unwrap();
             fetch.serve(ORIGIN, bucket.clone());
             let run = RunView {
@@ -334,15 +338,15 @@ mod tests {
         }
 
         async fn open(&self, cache_bytes: u64) -> Result<Dataset, DataError> {
-            let supply = Supply { mirrors: vec![], cache_bytes };
-            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &supply, IfFull::Wait).await
+            let data_source = DataSource { mirrors: vec![], cache_bytes };
+            fetch_dataset(self.fetch.clone(), &self.run, &self.data(), &data_source, IfFull::Wait).await
         }
 
         /// Reads everything, as a trainer would: on a thread of its own.
         async fn read(&self, data: &Dataset) -> Result<Vec<Vec<u32>>, String> {
             let data = data.clone();
             let read = move || data.sequences(&(0..data.training_sequences()).collect::<Vec<_>>());
-            tokio::task::spawn_blocking(read).await.unwrap().map_err(|error| causes(&error))
+            tokio::task::spawn_blocking(read).await.unwrap().map_err(|error| error_chain(&error))
         }
 
         async fn check(&self, data: &Dataset) {
@@ -356,7 +360,7 @@ mod tests {
             [manifest_path(&data), tokenizer_path(&data)].into_iter().chain(shards).collect()
         }
 
-        fn came_down(&self) -> u64 {
+        fn downloaded(&self) -> u64 {
             self.fetch.traffic().down_bytes
         }
     }
@@ -376,9 +380,9 @@ mod tests {
         scene.check(&scene.open(1 << 30).await.unwrap()).await;
         let files = scene.files();
         assert!(4 < files.len(), "several shards: {files:?}");
-        let before = scene.came_down();
+        let before = scene.downloaded();
         scene.check(&scene.open(1 << 30).await.unwrap()).await;
-        assert_eq!(scene.came_down(), before, "a whole copy needs nobody");
+        assert_eq!(scene.downloaded(), before, "a whole copy needs nobody");
 
         let small: u64 = files[..2].iter().map(|path| fs::metadata(path).unwrap().len()).sum();
         for path in &files {
@@ -393,7 +397,7 @@ mod tests {
                     "gone" => fs::remove_file(path).unwrap(),
                     _ => {}
                 }
-                let before = scene.came_down();
+                let before = scene.downloaded();
                 scene.check(&scene.open(1 << 30).await.unwrap()).await;
                 // Held-out shards are not read here, so they are not found out either.
                 if fs::read(path).unwrap() != whole {
@@ -401,7 +405,7 @@ mod tests {
                     fs::write(path, &whole).unwrap();
                     continue;
                 }
-                let came = scene.came_down() - before;
+                let came = scene.downloaded() - before;
                 assert!(came <= length + small, "{came} bytes for {length} {damage}: {}", path.display());
             }
         }
@@ -415,12 +419,12 @@ mod tests {
         let shard = data.manifest().training[0].clone();
         let path = shard_path(&scene.data(), &shard.digest);
         flip(&path);
-        let before = scene.came_down();
+        let before = scene.downloaded();
         let reading = std::array::from_fn::<_, 4, _>(|_| scene.read(&data));
         for read in futures::future::join_all(reading).await {
             assert!(read.unwrap() == scene.read(&scene.prepared).await.unwrap());
         }
-        assert_eq!(scene.came_down() - before, data.manifest().shard_bytes(&shard));
+        assert_eq!(scene.downloaded() - before, data.manifest().shard_bytes(&shard));
     }
 
     #[tokio::test(flavor = "multi_thread")]
@@ -465,7 +469,7 @@ mod tests {
 
     /// Does not answer the first so many times that it is asked.
     struct Away {
-        inner: Arc<InProcess>,
+        inner: Arc<MemoryFetcher>,
         rounds: AtomicU32,
         asked: AtomicU32,
     }

@@ -148,7 +148,7 @@ mod tests {
             source: with_need(io::ErrorKind::StorageFull.into(), 4711),
         };
         assert!(error.is_full());
-        let said = crate::causes(&error);
+        let said = crate::error_chain(&error);
         assert!(
             said.contains("state")
                 && said.contains("4711 bytes are needed: make room")

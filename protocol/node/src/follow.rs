@@ -22,7 +22,7 @@ use protocol::{
     view::{Checkpoint, Outcome, RunView, SeatView, Vote, WindowView},
 };
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
-use store::{Fetch, Limits, fetch::NobodyHadIt};
+use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
 /// Brings a [`ModelState`] forward.
 pub struct Follower {
@@ -72,7 +72,7 @@ pub enum FollowError {
     #[error("could not read the chain")]
     Chain(#[from] ChainError),
     #[error("could not fetch the merged update of window {}", window.0)]
-    Update { window: Window, source: NobodyHadIt },
+    Update { window: Window, source: AllMirrorsFailed },
     #[error("the update of window {} has the voted digest but cannot be read; two thirds of the stake voted for nonsense", window.0)]
     BadUpdate { window: Window, source: merge::UpdateError },
     #[error("could not join from a checkpoint")]
@@ -159,8 +159,7 @@ impl Follower {
         let (fetch, run) = (&*self.fetch, self.run.id);
         match &self.directory {
             Some(directory) => {
-                checkpoint::fetch_by_way_of(directory, fetch, mirrors, run, checkpoint, values, with_buffer)
-                    .await
+                checkpoint::fetch_via(directory, fetch, mirrors, run, checkpoint, values, with_buffer).await
             }
             None => checkpoint::fetch(fetch, mirrors, run, checkpoint, values, with_buffer).await,
         }
@@ -472,7 +471,7 @@ pub enum ContributionError {
     #[error("uid {uid} has no seat")]
     NoSeat { uid: Uid },
     #[error(transparent)]
-    Fetch(#[from] NobodyHadIt),
+    Fetch(#[from] AllMirrorsFailed),
     #[error(transparent)]
     Fault(#[from] Fault),
 }
@@ -496,7 +495,7 @@ pub enum OpenError {
     #[error("could not read the run from the chain")]
     Chain(#[from] ChainError),
     #[error("could not fetch the run's specification")]
-    Fetch(#[from] NobodyHadIt),
+    Fetch(#[from] AllMirrorsFailed),
     #[error(transparent)]
     Spec(#[from] model::SpecError),
 }

@@ -81,7 +81,8 @@ pub struct SeatJudged {
     pub rating: f64,
     pub uncertainty: f64,
     /// The own-data mark, from −1 to 1.
-    pub mark: f64,
+    #[serde(rename = "mark")]
+    pub own_data_score: f64,
     pub score: f64,
     pub weight: u16,
     pub reasons: Vec<String>,
@@ -221,7 +222,7 @@ mod tests {
             own_gain: None,
             rating: 32.10108799773595,
             uncertainty: 7.875991527265293,
-            mark: -0.5,
+            own_data_score: -0.5,
             score: 0.0,
             weight: 65535,
             reasons: vec!["late".into()],
@@ -258,7 +259,7 @@ mod tests {
             own_gain: None,
             rating: 29.180_332_385_181_55,
             uncertainty: 7.7,
-            mark: -0.25,
+            own_data_score: -0.25,
             score: 0.0,
             weight: 65_535,
             reasons: vec!["why".into()],

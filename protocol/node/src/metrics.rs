@@ -6,7 +6,7 @@
 //! series for every text it ever saw.
 
 use crate::Entry;
-use crate::Opened;
+use crate::NodeContext;
 use bytes::Bytes;
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
@@ -173,7 +173,7 @@ impl Metrics {
     }
 
     /// Counts what the role does from now on.
-    pub fn follow(&mut self, opened: &mut Opened) {
+    pub fn follow(&mut self, opened: &mut NodeContext) {
         let run = opened.run();
         self.shared.sits(run.id, opened.seat.id.uid, run.params.schedule, opened.traffic());
         let watched = self.shared.clone();
@@ -318,8 +318,8 @@ impl Shared {
             return;
         };
         numbers.window.set(i64::from(window.0));
-        for one in [Phase::Commit, Phase::Reveal, Phase::Attest, Phase::Vote, Phase::Settle] {
-            let label = [("phase", format!("{one:?}").to_lowercase())];
+        for one in [Phase::Commit, Phase::Reveal, Phase::Attest, Phase::Vote, Phase::Finalise] {
+            let label = [("phase", one.label().to_owned())];
             numbers.phase.get_or_create(&label).set(i64::from(one == phase));
         }
     }

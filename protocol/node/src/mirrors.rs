@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use protocol::{Digest, Role, Uid, keys::ObjectKey, view::SeatView};
-use store::{Fetch, FetchPlan, Limits, Receive, fetch::NobodyHadIt};
+use store::{Fetch, FetchPlan, Limits, Sink, fetch::AllMirrorsFailed};
 
 /// Base URLs to try, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -53,7 +53,7 @@ impl Mirrors {
         key: &ObjectKey,
         digest: &Digest,
         limits: &Limits,
-    ) -> Result<Bytes, NobodyHadIt> {
+    ) -> Result<Bytes, AllMirrorsFailed> {
         Ok(self.plan().fetch(fetch, key, digest, limits).await?.bytes)
     }
 
@@ -64,8 +64,8 @@ impl Mirrors {
         key: &ObjectKey,
         digest: &Digest,
         limits: &Limits,
-        to: &mut dyn Receive,
-    ) -> Result<(), NobodyHadIt> {
+        to: &mut dyn Sink,
+    ) -> Result<(), AllMirrorsFailed> {
         self.plan().fetch_into(fetch, key, digest, limits, to).await.map(|_| ())
     }
 

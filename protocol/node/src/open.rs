@@ -1,15 +1,15 @@
 //! Everything a program has in hand before its first window.
 
-use crate::config::{Reading, Settings};
+use crate::config::{ReadOnlyConfig, Settings};
 use crate::{
     Codec, Follower, Journal,
-    data::Supply,
+    data::DataSource,
+    disk_full::{self, IfFull},
     files::{self, FileError},
-    room::{self, IfFull},
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Chain, Expectations, SubxtChain,
+    Chain, ExpectedChain, SubxtChain,
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
@@ -25,7 +25,7 @@ use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fe
 /// What a node keeps its run's specification under, in its directory.
 pub const SPEC_FILE: &str = "spec.json";
 
-pub struct Opened {
+pub struct NodeContext {
     pub key: Key,
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<HttpFetcher>,
@@ -38,7 +38,7 @@ pub struct Opened {
     pub journal: Journal,
 }
 
-impl Opened {
+impl NodeContext {
     pub fn run(&self) -> &RunView {
         &self.follower.run
     }
@@ -64,17 +64,17 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 
 /// Connects to the chain, with a key to sign with where one is given.
 pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
-    let chain = SubxtChain::connect(url, key, Expectations::default()).await?;
+    let chain = SubxtChain::connect(url, key, ExpectedChain::default()).await?;
     Ok(Arc::new(chain))
 }
 
 /// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
-pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Opened>> {
+pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
     Box::pin(open_node(settings, role))
 }
 
-async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
-    room::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
+async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
+    disk_full::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
         .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
     let key = key(settings)?;
@@ -107,17 +107,23 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<Opened> {
     let (fetch, run, spec) = published(&*chain, &run).await?;
     // Beside the model, so that whoever has the directory can read the model without a chain.
     keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
-    let dataset =
-        data(&fetch, &run, settings.dataset.as_deref(), &settings.directory, &settings.supply, IfFull::Wait)
-            .await?;
+    let dataset = data(
+        &fetch,
+        &run,
+        settings.dataset.as_deref(),
+        &settings.directory,
+        &settings.data_source,
+        IfFull::Wait,
+    )
+    .await?;
     let turn = usize::from(seat.id.uid.0);
     let directory = Some(settings.directory.as_path());
     let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
     let journal_path = settings.directory.join("journal.jsonl");
-    let journal = room::wait(files::is_full, || Journal::open(&journal_path))
+    let journal = disk_full::wait(files::is_full, || Journal::open(&journal_path))
         .await
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-    Ok(Opened { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal })
 }
 
 /// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
@@ -125,11 +131,11 @@ async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
         return Ok(());
     }
-    room::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
+    disk_full::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
 }
 
 /// What somebody has in hand who only reads a run: no key, no seat, no bucket.
-pub struct Reader {
+pub struct ReadOnlyContext {
     pub chain: Arc<dyn Chain>,
     pub spec: RunSpec,
     pub dataset: Arc<Dataset>,
@@ -138,23 +144,29 @@ pub struct Reader {
 }
 
 /// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
-pub fn open_to_read(reading: &Reading) -> BoxFuture<'_, anyhow::Result<Reader>> {
+pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
     Box::pin(open_reader(reading))
 }
 
-async fn open_reader(reading: &Reading) -> anyhow::Result<Reader> {
+async fn open_reader(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
-    let dataset =
-        data(&fetch, &run, reading.dataset.as_deref(), &reading.directory, &reading.supply, IfFull::Fail)
-            .await?;
+    let dataset = data(
+        &fetch,
+        &run,
+        reading.dataset.as_deref(),
+        &reading.directory,
+        &reading.data_source,
+        IfFull::Fail,
+    )
+    .await?;
     let follower = follower(&chain, &fetch, run, &spec, true, 0, None)?;
-    Ok(Reader { chain, spec, dataset, follower })
+    Ok(ReadOnlyContext { chain, spec, dataset, follower })
 }
 
 /// A run and what it says of itself, for whoever wants only its model.
-pub struct Published {
+pub struct PublishedRun {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<HttpFetcher>,
     pub run: RunView,
@@ -162,12 +174,12 @@ pub struct Published {
 }
 
 /// Opens chain and specification. No data is fetched.
-pub fn open_published(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<Published>> {
+pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
     Box::pin(async move {
         let chain = self::chain(chain, None).await?;
         let run = chain.run(run).await?;
         let (fetch, run, spec) = published(&*chain, &run).await?;
-        Ok(Published { chain, fetch, run, spec })
+        Ok(PublishedRun { chain, fetch, run, spec })
     })
 }
 
@@ -185,7 +197,7 @@ async fn data(
     run: &RunView,
     at_hand: Option<&Path>,
     directory: &Path,
-    supply: &Supply,
+    data_source: &DataSource,
     if_full: IfFull,
 ) -> anyhow::Result<Arc<Dataset>> {
     let dataset = match at_hand {
@@ -194,7 +206,7 @@ async fn data(
             tokio::task::spawn_blocking(move || at_hand_in(&directory, manifest)).await??
         }
         None => {
-            crate::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), supply, if_full)
+            crate::data::fetch_dataset(fetch.clone(), run, &directory.join("dataset"), data_source, if_full)
                 .await?
         }
     };
@@ -234,7 +246,7 @@ fn follower(
 mod tests {
     use super::*;
     use dataset::{
-        Place, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
+        OutputDirectory, PrepareOptions, Source, TokenizerChoice, manifest_path, shard_path, tokenizer_path,
     };
     use std::fs;
 
@@ -248,7 +260,7 @@ mod tests {
             tokenizer: TokenizerChoice::Train { vocab: 300 },
             seq_len: 32,
             held_out_sequences_min: 8,
-            ..PrepareOptions::new(Source::directory(text), Place::Directory(data.clone()))
+            ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
         };
         let digest = dataset::prepare(options, &mut |_| {}).unwrap().digest;
         let manifest = at_hand_in(&data, digest).unwrap().manifest().clone();

@@ -5,7 +5,7 @@
 
 use crate::{
     files::{FileError, with_need},
-    pieces::Place,
+    pieces::PieceSink,
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -108,7 +108,7 @@ impl Partial {
 }
 
 #[async_trait]
-impl Place for Partial {
+impl PieceSink for Partial {
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
         let failed = |source| not_written(&self.path, self.bytes, source);
         let (at, _) = self.layout.in_file(index);
@@ -216,7 +216,7 @@ mod tests {
         let mut partial = Partial::open(&path, Layout { values: VALUES }, 2).await.unwrap();
         let refused = partial.put(1, &piece(1)).await.unwrap_err();
         assert!(refused.is_full());
-        let said = crate::causes(&refused);
+        let said = crate::error_chain(&refused);
         let needs = format!("{} bytes are needed", 8 * VALUES);
         assert!(said.contains(path.to_str().unwrap()) && said.contains(&needs), "{said}");
     }

@@ -24,7 +24,7 @@ use std::{
 };
 use store::{
     Fetch, Limits,
-    fetch::{Failure, Mirror, NobodyHadIt, fetch_verified},
+    fetch::{AllMirrorsFailed, Failure, Mirror, fetch_verified},
 };
 use tokio::time::Instant;
 
@@ -45,7 +45,7 @@ pub struct Wanted {
 
 /// Takes pieces as they come, in any order.
 #[async_trait]
-pub trait Place: Send {
+pub trait PieceSink: Send {
     /// Bytes that have the digest that was wanted for this index, and so its length.
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError>;
 }
@@ -53,7 +53,7 @@ pub trait Place: Send {
 #[derive(Debug, thiserror::Error)]
 pub enum PiecesError {
     #[error("could not fetch a part of the checkpoint")]
-    Fetch(#[from] NobodyHadIt),
+    Fetch(#[from] AllMirrorsFailed),
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -103,7 +103,7 @@ pub async fn fetch_pieces(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     wanted: &[Wanted],
-    place: &mut dyn Place,
+    place: &mut dyn PieceSink,
 ) -> Result<Report, PiecesError> {
     let mut shares = Shares::new(mirrors.bases());
     let bases: Vec<&str> = mirrors.bases().collect();
@@ -137,7 +137,7 @@ pub async fn fetch_pieces(
             let Some(flight) = flights.get_mut(&digest) else { continue };
             let Some(mirror) = shares.choose(&flight.asked) else {
                 let failures = std::mem::take(&mut flight.failures);
-                return Err(NobodyHadIt {
+                return Err(AllMirrorsFailed {
                     key: keys::piece(&digest).to_string(),
                     asked: bases.len(),
                     failures,
@@ -158,8 +158,8 @@ pub async fn fetch_pieces(
             true => match tokio::time::timeout(LOOK_AGAIN, answers.next()).await {
                 Ok(answer) => answer,
                 Err(_) => {
-                    let room = AT_ONCE.saturating_sub(answers.len());
-                    for (digest, mirror) in again(&flights, &shares, begun.elapsed(), room) {
+                    let spare = AT_ONCE.saturating_sub(answers.len());
+                    for (digest, mirror) in again(&flights, &shares, begun.elapsed(), spare) {
                         let Some(flight) = flights.get_mut(&digest) else { continue };
                         let now = begun.elapsed();
                         let (handle, answer) = ask(digest, mirror);
@@ -220,7 +220,7 @@ fn again(
     flights: &BTreeMap<Digest, Flight>,
     shares: &Shares,
     now: Duration,
-    room: usize,
+    spare: usize,
 ) -> Vec<(Digest, usize)> {
     let mut late = Vec::new();
     for (digest, flight) in flights {
@@ -238,7 +238,7 @@ fn again(
         }
     }
     late.sort_by_key(|one| std::cmp::Reverse(one.0));
-    late.truncate(room);
+    late.truncate(spare);
     late.into_iter().map(|(_, digest, mirror)| (digest, mirror)).collect()
 }
 
@@ -248,7 +248,7 @@ pub(crate) struct InMemory<'a> {
 }
 
 #[async_trait]
-impl Place for InMemory<'_> {
+impl PieceSink for InMemory<'_> {
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError> {
         let layout = Layout { values: self.rows.first().map_or(0, |row| row.len()) };
         let (row, start, length) = layout.at(index);

@@ -127,12 +127,12 @@ impl StopSignal {
 }
 
 /// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
-pub async fn told_to_stop() {
+pub async fn stop_requested() {
     StopSignal::listen().told().await;
 }
 
 /// Ends this process when standard input closes: a child whose parent holds the other end never outlives it.
-pub fn end_with_parent() {
+pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut stdin = io::stdin().lock();
         let mut buffer = [0; 64];

@@ -6,7 +6,7 @@
 //! the shard is read through once and its tree made here. A mirror that gives wrong bytes is named, and not asked again.
 
 use crate::mirrors::Mirrors;
-use dataset::{Manifest, PIECE_BYTES, Pieces, PiecesError, ShardRange, ShardTree, TreeBuilder};
+use dataset::{Manifest, PIECE_BYTES, PieceSource, PieceSourceError, ShardRange, ShardTree, TreeBuilder};
 use futures::{StreamExt as _, TryStreamExt as _};
 use lru::LruCache;
 use protocol::{Digest, keys};
@@ -20,7 +20,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use store::{Fetch, FetchError, Limits, Receive};
+use store::{Fetch, FetchError, Limits, Sink};
 
 /// Requests at the same time: what hides a store's latency.
 const REQUESTS_AT_ONCE: usize = 16;
@@ -85,7 +85,7 @@ impl FetchedShards {
     }
 
     /// The bytes of one range, out of the cache or fetched.
-    async fn range(&self, wanted: &ShardRange) -> Result<Vec<u8>, PiecesError> {
+    async fn range(&self, wanted: &ShardRange) -> Result<Vec<u8>, PieceSourceError> {
         let &(number, bytes) = self.shards.get(&wanted.shard).ok_or("the shard is not in the manifest")?;
         let tree = self.tree(wanted.shard, bytes).await?;
         let pieces = ShardTree::pieces(&wanted.range);
@@ -128,7 +128,7 @@ impl FetchedShards {
         shard: Digest,
         range: Range<u64>,
         tree: &ShardTree,
-    ) -> Result<Vec<u8>, PiecesError> {
+    ) -> Result<Vec<u8>, PieceSourceError> {
         let limits = Limits::for_bytes(range.end - range.start);
         let what = format!("bytes {} to {}", range.start, range.end);
         self.ask_each(shard, &what, async |mirror| {
@@ -145,7 +145,7 @@ impl FetchedShards {
     }
 
     /// The shard's tree: in memory, on disk, from a mirror, or made of the whole shard.
-    async fn tree(&self, shard: Digest, bytes: u64) -> Result<Arc<ShardTree>, PiecesError> {
+    async fn tree(&self, shard: Digest, bytes: u64) -> Result<Arc<ShardTree>, PieceSourceError> {
         if let Some(tree) = lock(&self.trees).get(&shard) {
             return Ok(tree.clone());
         }
@@ -173,7 +173,7 @@ impl FetchedShards {
         Ok(tree)
     }
 
-    async fn fetched_tree(&self, shard: Digest, bytes: u64) -> Result<ShardTree, PiecesError> {
+    async fn fetched_tree(&self, shard: Digest, bytes: u64) -> Result<ShardTree, PieceSourceError> {
         let length = ShardTree::length(bytes);
         let limits = Limits::for_bytes(length);
         for mirror in self.honest() {
@@ -201,7 +201,7 @@ impl FetchedShards {
         shard: Digest,
         what: &str,
         ask: impl AsyncFn(&str) -> Result<T, FetchError>,
-    ) -> Result<T, PiecesError> {
+    ) -> Result<T, PieceSourceError> {
         let mut last = String::new();
         for round in 0..ROUNDS {
             if round > 0 {
@@ -244,8 +244,8 @@ impl FetchedShards {
     }
 }
 
-impl Pieces for FetchedShards {
-    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PiecesError> {
+impl PieceSource for FetchedShards {
+    fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError> {
         let ranges = futures::stream::iter(wanted).map(|wanted| self.range(wanted));
         self.runtime.block_on(ranges.buffered(REQUESTS_AT_ONCE).try_collect())
     }
@@ -254,7 +254,7 @@ impl Pieces for FetchedShards {
 /// Makes a tree of what comes, and keeps nothing.
 struct Building(TreeBuilder);
 
-impl Receive for Building {
+impl Sink for Building {
     fn begin(&mut self, length: u64) {
         self.0 = TreeBuilder::new(length);
     }
@@ -354,14 +354,14 @@ mod tests {
     use super::*;
     use crate::data::publish_dataset;
     use bytes::Bytes;
-    use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
-    use store::{MemoryStore, Store, memory::InProcess};
+    use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+    use store::{MemoryStore, Store, memory::MemoryFetcher};
 
     /// A dataset on disk, and two buckets that have it.
     struct Scene {
         root: tempfile::TempDir,
         whole: Dataset,
-        fetch: Arc<InProcess>,
+        fetch: Arc<MemoryFetcher>,
         buckets: [Arc<MemoryStore>; 2],
     }
 
@@ -380,12 +380,15 @@ mod tests {
                 seq_len: 100,
                 shard_bytes: 100_000,
                 held_out_sequences_min: 10,
-                ..PrepareOptions::new(Source::directory(text), Place::Directory(root.path().join("data")))
+                ..PrepareOptions::new(
+                    Source::directory(text),
+                    OutputDirectory::Directory(root.path().join("data")),
+                )
             };
             let directory = dataset::prepare(options, &mut |_| {}).unwrap().directory;
             let whole = Dataset::open(&directory, None).unwrap();
             let buckets = [Arc::new(MemoryStore::new()), Arc::new(MemoryStore::new())];
-            let fetch = Arc::new(InProcess::new());
+            let fetch = Arc::new(MemoryFetcher::new());
             for (name, bucket) in NAMES.iter().zip(&buckets) {
                 publish_dataset(&**bucket, &directory).await.unwrap();
                 fetch.serve(*name, bucket.clone());
@@ -404,10 +407,10 @@ mod tests {
             let shards =
                 Arc::new(FetchedShards::open(fetch, &mirrors, &manifest, &directory, cache_bytes).unwrap());
             let tokenizer = std::fs::read(dataset::tokenizer_path(self.whole.directory())).unwrap();
-            (Dataset::elsewhere(directory, manifest, tokenizer, shards.clone()).unwrap(), shards)
+            (Dataset::remote(directory, manifest, tokenizer, shards.clone()).unwrap(), shards)
         }
 
-        fn came_down(&self) -> u64 {
+        fn downloaded(&self) -> u64 {
             self.fetch.traffic().down_bytes
         }
 
@@ -418,7 +421,7 @@ mod tests {
 
         async fn read(&self, data: &Dataset, indices: Vec<u64>) -> Result<Vec<Vec<u32>>, String> {
             let data = data.clone();
-            let read = move || data.sequences(&indices).map_err(|error| crate::causes(&error));
+            let read = move || data.sequences(&indices).map_err(|error| crate::error_chain(&error));
             tokio::task::spawn_blocking(read).await.unwrap()
         }
 
@@ -447,15 +450,15 @@ mod tests {
         let one = data.clone();
         let held_out = tokio::task::spawn_blocking(move || one.held_out(2)).await.unwrap().unwrap();
         assert_eq!(held_out, scene.whole.held_out(2).unwrap());
-        let before = scene.came_down();
+        let before = scene.downloaded();
         assert!(before < 3 * PIECE_BYTES, "{before} bytes for one sequence");
         scene.check(&data).await;
 
         // Again, and by another process: not a byte comes down.
-        let before = scene.came_down();
+        let before = scene.downloaded();
         scene.check(&data).await;
         scene.check(&scene.elsewhere(1 << 20).0).await;
-        assert_eq!(scene.came_down(), before);
+        assert_eq!(scene.downloaded(), before);
 
         let beyond = scene.read(&data, vec![0, scene.whole.training_sequences()]).await;
         assert!(beyond.unwrap_err().contains("was asked for"));
@@ -503,7 +506,7 @@ mod tests {
 
     /// Gives other bytes of an object than it was asked for, under the first name; all else as it is.
     struct OtherRanges {
-        inner: Arc<InProcess>,
+        inner: Arc<MemoryFetcher>,
         asked: std::sync::atomic::AtomicUsize,
     }
 
@@ -563,8 +566,8 @@ mod tests {
         scene.fetch.vanish(NAMES[0]);
         let (data, _) = scene.elsewhere(1 << 20);
         scene.check(&data).await;
-        let before = scene.came_down();
+        let before = scene.downloaded();
         scene.check(&scene.elsewhere(1 << 20).0).await;
-        assert_eq!(scene.came_down(), before);
+        assert_eq!(scene.downloaded(), before);
     }
 }

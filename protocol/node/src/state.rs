@@ -2,8 +2,8 @@
 
 use crate::{
     codec::Update,
+    durable::{self, DurableFile},
     files::FileError,
-    kept::{self, Kept},
 };
 use codec::{Decode as _, Encode as _, IoReader};
 use protocol::{Digest, RunId, RunParams, Window, lineage};
@@ -90,12 +90,12 @@ impl ModelState {
 
     /// Writes the state so that a crash at any moment leaves a whole one, and keeps the one before. Values go to disk in pieces.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
-        Kept::new(path).write(|sink| {
+        DurableFile::new(path).write(|sink| {
             sink.write_all(&(VERSION, self.run, self.window, self.lineage).encode())?;
-            kept::write_vector(sink, &self.theta)?;
+            durable::write_vector(sink, &self.theta)?;
             match &self.buffer {
                 None => sink.write_all(&[0]),
-                Some(buffer) => sink.write_all(&[1]).and_then(|()| kept::write_vector(sink, buffer)),
+                Some(buffer) => sink.write_all(&[1]).and_then(|()| durable::write_vector(sink, buffer)),
             }
         })?;
         Ok(())
@@ -103,7 +103,7 @@ impl ModelState {
 
     /// Reads a saved state; `None` if there is none. Where the newest is damaged, it is the one before: a window behind, and no harm done.
     pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
-        let found = Kept::new(path).read(|reader| {
+        let found = DurableFile::new(path).read(|reader| {
             let mut source = IoReader(reader);
             // The version first: the rest of another one may mean anything.
             let found = u16::decode(&mut source).map_err(StateError::Format)?;
@@ -131,8 +131,11 @@ impl ModelState {
     }
 }
 
-fn values_of(source: &mut IoReader<&mut kept::Reader>, expected: usize) -> Result<Vec<f32>, StateError> {
-    kept::read_vector(source, expected)
+fn values_of(
+    source: &mut IoReader<&mut durable::DurableReader>,
+    expected: usize,
+) -> Result<Vec<f32>, StateError> {
+    durable::read_vector(source, expected)
         .map_err(StateError::Format)?
         .map_err(|found| StateError::OtherShape { found, expected })
 }
@@ -191,7 +194,7 @@ mod tests {
         assert!(matches!(ModelState::load(&path, RunId(4), 64), Err(StateError::OtherRun { .. })));
         assert!(matches!(ModelState::load(&path, RunId(3), 65), Err(StateError::OtherShape { .. })));
 
-        Kept::new(&path).write(|sink| sink.write_all(&(VERSION + 1).encode())).unwrap();
+        DurableFile::new(&path).write(|sink| sink.write_all(&(VERSION + 1).encode())).unwrap();
         let newer = ModelState::load(&path, RunId(3), 64);
         assert!(matches!(newer, Err(StateError::Version { found }) if found == VERSION + 1));
         // A window later it is damaged: the one before is a window behind, and no harm done.

@@ -23,7 +23,7 @@ use std::{
 use store::{Credentials, FaultyStore, S3Settings, S3Store};
 use store::{
     Fetch, FetchError, HttpFetcher, Limits, MemoryStore, Store, StoreError, TrafficTotals,
-    fetch::FetchPolicy, memory::InProcess,
+    fetch::FetchPolicy, memory::MemoryFetcher,
 };
 
 const RUN: RunId = RunId(3);
@@ -50,7 +50,7 @@ fn state() -> ModelState {
 
 /// Buckets in memory, and a count of what is asked of each.
 struct Counted {
-    buckets: InProcess,
+    buckets: MemoryFetcher,
     asked: Mutex<BTreeMap<(String, ObjectKey), usize>>,
     /// Fetches that are answered before the next one hangs for ever, as one does whose process is about to be killed.
     left: AtomicUsize,
@@ -61,7 +61,7 @@ struct Counted {
 impl Counted {
     fn new() -> Counted {
         Counted {
-            buckets: InProcess::new(),
+            buckets: MemoryFetcher::new(),
             asked: Mutex::default(),
             left: AtomicUsize::new(usize::MAX),
             in_flight: AtomicUsize::new(0),
@@ -117,7 +117,7 @@ async fn join(
     mirrors: &Mirrors,
     checkpoint: &Checkpoint,
 ) -> Result<ModelState, CheckpointError> {
-    checkpoint::fetch_by_way_of(directory, fetch, mirrors, RUN, checkpoint, VALUES, true).await
+    checkpoint::fetch_via(directory, fetch, mirrors, RUN, checkpoint, VALUES, true).await
 }
 
 fn pieces_of(state: &ModelState) -> Vec<Digest> {
@@ -257,7 +257,7 @@ async fn a_process_that_is_killed_fetches_no_piece_twice() {
 
     let there = on_disk(directory.path());
     assert!((3..2 * PIECES).contains(&there), "{there}");
-    server.order("mirror", Faults::default()).unwrap();
+    server.inject("mirror", Faults::default()).unwrap();
     let fetch = HttpFetcher::new(FetchPolicy::localnet()).unwrap();
     assert_eq!(join(directory.path(), &fetch, &mirrors, &checkpoint).await.unwrap(), state());
     let missing = (2 * PIECES - there) * lineage::PIECE_BYTES + 4096;
@@ -394,7 +394,7 @@ async fn served(faults: &[(&str, Faults)]) -> (S3Server, Mirrors, Checkpoint) {
         let credentials = Credentials { access_key: (*name).into(), secret_key: "secret".into() };
         let store = S3Store::open(&S3Settings::new(server.endpoint(), *name, credentials)).unwrap();
         published = Some(checkpoint::publish(&store, &state()).await.unwrap());
-        server.order(name, faults.clone()).unwrap();
+        server.inject(name, faults.clone()).unwrap();
         mirrors = mirrors.and(Mirrors::one(&server.base_url(name)));
     }
     (server, mirrors, published.unwrap())

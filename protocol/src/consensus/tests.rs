@@ -4,17 +4,17 @@ use super::*;
 use alloc::vec;
 use proptest::prelude::*;
 
-fn ballot(validator: u16, stake: u128, weights: &[(u16, u16)]) -> Ballot {
+fn ballot(validator: u16, stake: u128, weights: &[(u16, u16)]) -> ValidatorWeights {
     let weights = weights.iter().map(|(seat, weight)| (Uid(*seat), *weight)).collect();
-    Ballot { validator: Uid(validator), stake, weights, bonds: Vec::new(), earns: true }
+    ValidatorWeights { validator: Uid(validator), stake, weights, bonds: Vec::new(), earns: true }
 }
 
 /// The ballots of the next epoch: each validator brings the bonds that `last` left it.
-fn after(last: &Consensus, ballots: Vec<Ballot>) -> Vec<Ballot> {
+fn after(last: &Consensus, ballots: Vec<ValidatorWeights>) -> Vec<ValidatorWeights> {
     let bonds_of = |uid| last.bonds.iter().find(|(validator, _)| *validator == uid);
     ballots
         .into_iter()
-        .map(|ballot| Ballot {
+        .map(|ballot| ValidatorWeights {
             bonds: bonds_of(ballot.validator).map(|(_, bonds)| bonds.clone()).unwrap_or_default(),
             ..ballot
         })
@@ -128,7 +128,7 @@ fn without_ballots_stake_or_weights_there_is_no_consensus() {
     assert_eq!(yuma(&[ballot(1, 5, &[])]), None);
     assert_eq!(yuma(&[ballot(1, 5, &[(0, 0)])]), None);
     // Bonds alone are none either.
-    let bonded = Ballot { bonds: vec![(Uid(0), u32::MAX)], ..ballot(1, 5, &[]) };
+    let bonded = ValidatorWeights { bonds: vec![(Uid(0), u32::MAX)], ..ballot(1, 5, &[]) };
     assert_eq!(yuma(&[bonded]), None);
     // Whoever posted nothing still has its stake counted.
     assert_eq!(yuma(&[ballot(1, 5, &[(0, 1)]), ballot(2, 5, &[]), ballot(3, 5, &[])]), None);
@@ -164,7 +164,7 @@ fn who_may_not_earn_still_decides_and_what_it_would_have_earned_goes_to_the_othe
     assert_eq!(sum(&barred.dividends), ONE);
 
     // Where nobody may earn, miners are paid all the same.
-    let nobody = all.map(|ballot| Ballot { earns: false, ..ballot });
+    let nobody = all.map(|ballot| ValidatorWeights { earns: false, ..ballot });
     let nobody = yuma(&nobody).unwrap();
     assert_eq!(nobody.dividends, []);
     assert_eq!(sum(&nobody.incentive), ONE);
@@ -257,7 +257,7 @@ fn a_seat_that_comes_back_after_long_is_found_anew() {
 #[test]
 fn what_is_said_of_a_seat_is_said_in_one_place() {
     let consensus = yuma(&[ballot(10, 5, &[(0, 2), (1, 1)]), ballot(11, 5, &[(0, 2), (1, 1)])]).unwrap();
-    let standings = consensus.standings();
+    let standings = consensus.seats();
     assert_eq!(standings.iter().map(|(uid, _)| uid.0).collect::<Vec<_>>(), [0, 1, 10, 11]);
     let of = |uid: u16| standings.iter().find(|(seat, _)| *seat == Uid(uid)).unwrap().1;
     assert_eq!((of(0).weight, of(0).incentive), (65535, share_of(&consensus.incentive, 0)));
@@ -270,7 +270,8 @@ fn what_is_said_of_a_seat_is_said_in_one_place() {
 fn the_largest_bounds_neither_overflow_nor_panic() {
     let weights: Vec<(u16, u16)> = (0..1088).map(|seat| (seat, u16::MAX - seat % 7)).collect();
     let bonds: Vec<(Uid, u32)> = (0..1088).map(|seat| (Uid(seat), u32::MAX)).collect();
-    let full = |validator: u16| Ballot { bonds: bonds.clone(), ..ballot(validator, u128::MAX, &weights) };
+    let full =
+        |validator: u16| ValidatorWeights { bonds: bonds.clone(), ..ballot(validator, u128::MAX, &weights) };
     let ballots: Vec<_> = (0..64).map(full).collect();
     let consensus = yuma(&ballots).unwrap();
     assert_eq!(sum(&consensus.incentive), ONE);
@@ -294,19 +295,20 @@ fn a_second_ballot_weight_or_bond_counts_for_nothing_more() {
     assert_eq!(yuma(&twice).unwrap().dividends.len(), 2);
     let doubled = [ballot(1, 10, &[(0, 5), (1, 5), (0, 900)]), once[1].clone()];
     assert_eq!(yuma(&doubled), yuma(&once));
-    let bonded =
-        |bonds: &[(Uid, u32)]| [Ballot { bonds: bonds.to_vec(), ..once[0].clone() }, once[1].clone()];
+    let bonded = |bonds: &[(Uid, u32)]| {
+        [ValidatorWeights { bonds: bonds.to_vec(), ..once[0].clone() }, once[1].clone()]
+    };
     assert_eq!(yuma(&bonded(&[(Uid(0), 7), (Uid(0), 900)])), yuma(&bonded(&[(Uid(0), 7)])));
 }
 
-fn any_ballots() -> impl Strategy<Value = Vec<Ballot>> {
+fn any_ballots() -> impl Strategy<Value = Vec<ValidatorWeights>> {
     let weights = proptest::collection::btree_map(0u16..8, any::<u16>(), 0..8);
     let bonds = proptest::collection::btree_map((0u16..8).prop_map(Uid), any::<u32>(), 0..8);
     let stake = prop_oneof![0u128..1000, any::<u128>(), Just(u128::MAX)];
     proptest::collection::vec((stake, weights, bonds, any::<bool>()), 0..8).prop_map(|ballots| {
         let ballots = ballots.into_iter().enumerate();
         ballots
-            .map(|(validator, (stake, weights, bonds, earns))| Ballot {
+            .map(|(validator, (stake, weights, bonds, earns))| ValidatorWeights {
                 bonds: bonds.into_iter().collect(),
                 earns,
                 ..ballot(100 + validator as u16, stake, &weights.into_iter().collect::<Vec<_>>())

@@ -11,15 +11,15 @@ fn params() -> RunParams {
     RunParams { evaluation_sequences: 4, epoch_windows: 3, ..RunParams::default() }
 }
 
-fn exact() -> impl Strategy<Value = Exact> {
-    any::<f64>().prop_map(Exact::of)
+fn exact() -> impl Strategy<Value = ExactF64> {
+    any::<f64>().prop_map(ExactF64::of)
 }
 
 fn uids() -> impl Strategy<Value = Vec<Uid>> {
     proptest::collection::btree_set(any::<u16>(), 0..6).prop_map(|uids| uids.into_iter().map(Uid).collect())
 }
 
-fn standing() -> impl Strategy<Value = Standing> {
+fn reputation() -> impl Strategy<Value = Reputation> {
     let penalty = (any::<u32>(), any::<u32>()).prop_map(|(since, remaining)| Penalty {
         reason: PenaltyReason::Harm,
         since: Window(since),
@@ -31,32 +31,34 @@ fn standing() -> impl Strategy<Value = Standing> {
         numbers,
         counts,
         some(penalty, 0..3),
-        some((exact(), exact()).prop_map(|(score, penalty)| Earned { score, penalty }), 0..=3),
+        some((exact(), exact()).prop_map(|(score, penalty)| WindowScore { score, penalty }), 0..=3),
     )
-        .prop_map(|((mu, sigma, mark, share), (first, last, evaluations, faults), penalties, recent)| {
-            Standing {
-                mu,
-                sigma,
-                mark,
-                mark_variance: share,
-                penalties,
-                first_seen: Window(first),
-                last_evaluated: last.map(Window),
-                unmeasured: faults,
-                evaluations,
-                faults,
-                share,
-                recent,
-            }
-        })
+        .prop_map(
+            |((mu, sigma, own_data_score, share), (first, last, evaluations, faults), penalties, recent)| {
+                Reputation {
+                    mu,
+                    sigma,
+                    own_data_score,
+                    own_data_variance: share,
+                    penalties,
+                    first_seen: Window(first),
+                    last_evaluated: last.map(Window),
+                    unmeasured: faults,
+                    evaluations,
+                    faults,
+                    share,
+                    recent,
+                }
+            },
+        )
 }
 
-fn standings() -> impl Strategy<Value = Standings> {
-    (any::<Option<u32>>(), uids(), standing()).prop_map(|(judged, uids, standing)| Standings {
+fn reputations() -> impl Strategy<Value = Reputations> {
+    (any::<Option<u32>>(), uids(), reputation()).prop_map(|(judged, uids, reputation)| Reputations {
         judged: judged.map(Window),
         seats: uids
             .into_iter()
-            .map(|uid| Remembered { seat: seat(uid), standing: standing.clone() })
+            .map(|uid| SeatReputation { seat: seat(uid), reputation: reputation.clone() })
             .collect(),
     })
 }
@@ -71,9 +73,9 @@ fn observed(common: usize) -> impl Strategy<Value = Observed> {
         before,
         after,
     });
-    let twin =
+    let near_duplicate =
         (any::<u16>(), any::<u32>(), any::<[u8; 32]>(), exact()).prop_map(|(uid, window, digest, alike)| {
-            Twin { uid: Uid(uid), window: Window(window), digest: Digest(digest), alike }
+            NearDuplicate { uid: Uid(uid), window: Window(window), digest: Digest(digest), alike }
         });
     let measured = (some(pair, 0..=4), some(exact(), common))
         .prop_map(|(own, common_after)| Measured { own, common_after });
@@ -81,8 +83,9 @@ fn observed(common: usize) -> impl Strategy<Value = Observed> {
         Just(Observed::Absent),
         Just(Observed::Unobserved),
         "[a-zä ]{0,9}".prop_map(|detail| Observed::Faulty { label: "late".into(), detail }),
-        (any::<u32>(), proptest::option::of(measured), proptest::option::of(twin))
-            .prop_map(|(trained, measured, twin)| Observed::Valid { trained, measured, twin }),
+        (any::<u32>(), proptest::option::of(measured), proptest::option::of(near_duplicate)).prop_map(
+            |(trained, measured, near_duplicate)| Observed::Valid { trained, measured, near_duplicate }
+        ),
     ]
 }
 
@@ -95,15 +98,15 @@ fn outcome() -> impl Strategy<Value = Outcome> {
     });
     use proptest::option::of;
     (of(exact()), of(exact()), of(own_data), any::<Option<u32>>(), exact(), any::<u16>()).prop_map(
-        |(own_gain, common_gain, own_data, place, score, weight)| Outcome {
+        |(own_gain, common_gain, own_data, rank, score, weight)| Outcome {
             own_gain,
             common_gain,
             common_error: common_gain,
             own_data,
-            place,
+            rank,
             ordinal: score,
-            field_ordinal: score,
-            merit: score,
+            median_rating: score,
+            rating_factor: score,
             score,
             weight,
         },
@@ -117,7 +120,7 @@ fn judgement() -> impl Strategy<Value = Judgement> {
             let each: Vec<_> = uids
                 .into_iter()
                 .map(|uid| {
-                    (observed(common), outcome()).prop_map(move |(observed, result)| Judged {
+                    (observed(common), outcome()).prop_map(move |(observed, result)| SeatJudgement {
                         seat: seat(uid),
                         observed,
                         result,
@@ -126,7 +129,7 @@ fn judgement() -> impl Strategy<Value = Judgement> {
                 .collect();
             each
         });
-        (uids(), any::<u32>(), some(baseline, common), seats, standings(), uids()).prop_map(
+        (uids(), any::<u32>(), some(baseline, common), seats, reputations(), uids()).prop_map(
             |(held, budget, common, seats, after, weighted)| Judgement {
                 order: held.iter().rev().copied().collect(),
                 held,
@@ -140,28 +143,28 @@ fn judgement() -> impl Strategy<Value = Judgement> {
     })
 }
 
-fn attested() -> impl Strategy<Value = Attested> {
+fn attestation() -> impl Strategy<Value = Attestation> {
     uids().prop_map(|uids| {
-        let mut attested = Attested::default();
+        let mut attestation = Attestation::default();
         for uid in uids {
             match uid.0 % 3 {
-                0 => attested.valid.push(uid),
-                1 => attested.faulty.push(FaultSaid {
+                0 => attestation.valid.push(uid),
+                1 => attestation.faulty.push(ReportedFault {
                     uid,
                     label: "missing".into(),
                     detail: "it committed to bytes that it did not provide".into(),
                 }),
-                _ => attested.not_observed.push(NotObserved { uid, reason: "our link".into() }),
+                _ => attestation.not_observed.push(NotObserved { uid, reason: "our link".into() }),
             }
         }
-        attested
+        attestation
     })
 }
 
 fn receipt() -> impl Strategy<Value = Receipt> {
     let judgement = proptest::option::of(judgement());
-    (any::<u32>(), attested(), standings(), judgement, any::<[u8; 32]>()).prop_map(
-        |(window, attested, before, judgement, salt)| {
+    (any::<u32>(), attestation(), reputations(), judgement, any::<[u8; 32]>()).prop_map(
+        |(window, attestation, before, judgement, salt)| {
             stated(
                 window,
                 Receipt {
@@ -173,15 +176,15 @@ fn receipt() -> impl Strategy<Value = Receipt> {
                     base: Digest(salt),
                     previous: window
                         .checked_sub(1)
-                        .map(|before| Previous { window: Window(before), digest: Digest(salt) }),
+                        .map(|before| PreviousReceipt { window: Window(before), digest: Digest(salt) }),
                     salt,
-                    merged: (window % 2 == 0).then(|| Merged {
+                    merged: (window % 2 == 0).then(|| MergeRecord {
                         inputs: vec![Selected { uid: Uid(4), digest: Digest(salt) }],
                         update: Digest(salt),
                         state_root: (window % 4 == 0).then_some(Digest(salt)),
                     }),
-                    stated: Stated::default(),
-                    attested,
+                    statements: Statements::default(),
+                    attestation,
                     before,
                     judgement,
                 },
@@ -192,7 +195,7 @@ fn receipt() -> impl Strategy<Value = Receipt> {
 
 /// With any of the two statements, as the window has it.
 fn stated(window: u32, mut receipt: Receipt) -> Receipt {
-    receipt.state(!window.is_multiple_of(3), !window.is_multiple_of(5), &key());
+    receipt.sign_statements(!window.is_multiple_of(3), !window.is_multiple_of(5), &key());
     receipt
 }
 
@@ -206,21 +209,21 @@ fn plain() -> Receipt {
         base: Digest([4; 32]),
         previous: None,
         salt: [5; 32],
-        attested: Attested::default(),
+        attestation: Attestation::default(),
         merged: None,
-        stated: Stated::default(),
-        before: Standings::default(),
+        statements: Statements::default(),
+        before: Reputations::default(),
         judgement: None,
     }
 }
 
-fn remembered(uid: u16) -> Remembered {
-    let zero = Exact::of(0.0);
-    let standing = Standing {
+fn remembered(uid: u16) -> SeatReputation {
+    let zero = ExactF64::of(0.0);
+    let reputation = Reputation {
         mu: zero,
         sigma: zero,
-        mark: zero,
-        mark_variance: zero,
+        own_data_score: zero,
+        own_data_variance: zero,
         penalties: vec![],
         first_seen: Window(0),
         last_evaluated: None,
@@ -230,7 +233,7 @@ fn remembered(uid: u16) -> Remembered {
         share: zero,
         recent: vec![],
     };
-    Remembered { seat: seat(Uid(uid)), standing }
+    SeatReputation { seat: seat(Uid(uid)), reputation }
 }
 
 fn judged() -> Judgement {
@@ -240,7 +243,7 @@ fn judged() -> Judgement {
         order: vec![],
         common: vec![],
         seats: vec![],
-        after: Standings::default(),
+        after: Reputations::default(),
         weights: vec![],
     }
 }
@@ -248,16 +251,16 @@ fn judged() -> Judgement {
 proptest! {
     #[test]
     fn a_receipt_comes_back_as_it_was_and_in_one_spelling(receipt in receipt()) {
-        let sealed = receipt.seal(&key());
+        let sealed = receipt.sign(&key());
         prop_assert!(sealed.bytes.len() <= largest_bytes(&params()));
         let read = Receipt::open(&sealed.bytes, &params());
         prop_assert_eq!(read.as_ref(), Ok(&receipt));
-        prop_assert_eq!(read.unwrap().seal(&key()), sealed);
+        prop_assert_eq!(read.unwrap().sign(&key()), sealed);
     }
 
     #[test]
     fn a_receipt_of_which_one_bit_is_another_is_refused(receipt in receipt(), place in any::<proptest::sample::Index>(), bit in 0u8..8) {
-        let mut bytes = receipt.seal(&key()).bytes;
+        let mut bytes = receipt.sign(&key()).bytes;
         let place = place.index(bytes.len());
         bytes[place] ^= 1 << bit;
         prop_assert!(Receipt::open(&bytes, &params()).is_err());
@@ -273,7 +276,7 @@ proptest! {
 #[test]
 fn only_the_hotkey_that_a_receipt_names_can_sign_it() {
     let stranger = ed25519_dalek::SigningKey::from_bytes(&[8; 32]);
-    let bytes = plain().seal(&stranger).bytes;
+    let bytes = plain().sign(&stranger).bytes;
     let refused = Err(ReceiptError::NotSigned(SignatureError::BadSignature));
     assert_eq!(Receipt::open(&bytes, &params()), refused);
     // Nor does a signature for another purpose count.
@@ -285,14 +288,14 @@ fn only_the_hotkey_that_a_receipt_names_can_sign_it() {
 
 #[test]
 fn what_is_no_receipt_is_said_to_be_none() {
-    let good = plain().seal(&key()).bytes;
+    let good = plain().sign(&key()).bytes;
     let open = |bytes: &[u8]| Receipt::open(bytes, &params()).unwrap_err();
     assert_eq!(open(b""), ReceiptError::NotAReceipt);
     assert_eq!(open(&good[1..]), ReceiptError::NotAReceipt);
     assert_eq!(open(&good[..40]), ReceiptError::NotAReceipt);
     assert_eq!(open(&good[..good.len() - 1]), ReceiptError::Undecodable);
     let newer = Receipt { format: FORMAT + 1, ..plain() };
-    assert_eq!(open(&newer.seal(&key()).bytes), ReceiptError::WrongFormat { got: FORMAT + 1 });
+    assert_eq!(open(&newer.sign(&key()).bytes), ReceiptError::WrongFormat { got: FORMAT + 1 });
     let mut long = good.clone();
     long.resize(largest_bytes(&params()) + 1, 0);
     let largest = largest_bytes(&params());
@@ -304,58 +307,58 @@ fn what_is_no_receipt_is_said_to_be_none() {
 
 #[test]
 fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
-    let refused = |receipt: Receipt| match Receipt::open(&receipt.seal(&key()).bytes, &params()) {
+    let refused = |receipt: Receipt| match Receipt::open(&receipt.sign(&key()).bytes, &params()) {
         Err(ReceiptError::Disordered(what)) => what.to_string(),
         other => panic!("{other:?}"),
     };
-    let attested = |valid: &[u16], faulty: &[u16]| {
-        let faulty = faulty.iter().map(|uid| FaultSaid {
+    let attestation = |valid: &[u16], faulty: &[u16]| {
+        let faulty = faulty.iter().map(|uid| ReportedFault {
             uid: Uid(*uid),
             label: "late".into(),
             detail: String::new(),
         });
-        let attested = Attested {
+        let attestation = Attestation {
             valid: valid.iter().map(|uid| Uid(*uid)).collect(),
             faulty: faulty.collect(),
             not_observed: vec![],
         };
-        Receipt { attested, ..plain() }
+        Receipt { attestation, ..plain() }
     };
-    assert!(refused(attested(&[2, 1], &[])).contains("not in order"));
-    assert!(refused(attested(&[1, 1], &[])).contains("not in order"));
-    assert!(refused(attested(&[1], &[1])).contains("two things"));
-    let mut wordy = attested(&[], &[1]);
-    wordy.attested.faulty[0].detail = "x".repeat(TEXT_BYTES_MAX + 1);
+    assert!(refused(attestation(&[2, 1], &[])).contains("not in order"));
+    assert!(refused(attestation(&[1, 1], &[])).contains("not in order"));
+    assert!(refused(attestation(&[1], &[1])).contains("two things"));
+    let mut wordy = attestation(&[], &[1]);
+    wordy.attestation.faulty[0].detail = "x".repeat(TEXT_BYTES_MAX + 1);
     assert!(refused(wordy).contains("too long"));
 
-    let of = |seats: Vec<Remembered>| Receipt { before: Standings { judged: None, seats }, ..plain() };
+    let of = |seats: Vec<SeatReputation>| Receipt { before: Reputations { judged: None, seats }, ..plain() };
     assert!(refused(of(vec![remembered(2), remembered(1)])).contains("standings"));
     let mut long = remembered(1);
-    long.standing.recent = vec![Earned { score: Exact::of(0.0), penalty: Exact::of(1.0) }; 4];
+    long.reputation.recent = vec![WindowScore { score: ExactF64::of(0.0), penalty: ExactF64::of(1.0) }; 4];
     assert!(refused(of(vec![long])).contains("epoch"));
     let mut bad = remembered(1);
-    bad.standing.penalties =
+    bad.reputation.penalties =
         vec![Penalty { reason: PenaltyReason::Harm, since: Window(0), remaining: 1 }; PENALTIES_MAX + 1];
     assert!(refused(of(vec![bad])).contains("penalties"));
 
     let with = |judgement: Judgement| Receipt { judgement: Some(judgement), ..plain() };
-    let baseline = Baseline { sequence: 1, before: Exact::of(1.0) };
+    let baseline = Baseline { sequence: 1, before: ExactF64::of(1.0) };
     assert!(refused(with(Judgement { common: vec![baseline; 5], ..judged() })).contains("common"));
     let none = Outcome {
         own_gain: None,
         common_gain: None,
         common_error: None,
         own_data: None,
-        place: None,
-        ordinal: Exact::of(0.0),
-        field_ordinal: Exact::of(0.0),
-        merit: Exact::of(0.0),
-        score: Exact::of(0.0),
+        rank: None,
+        ordinal: ExactF64::of(0.0),
+        median_rating: ExactF64::of(0.0),
+        rating_factor: ExactF64::of(0.0),
+        score: ExactF64::of(0.0),
         weight: 0,
     };
     let measured = Measured { own: vec![], common_after: vec![] };
-    let observed = Observed::Valid { trained: 1, measured: Some(measured), twin: None };
-    let seats = vec![Judged { seat: seat(Uid(1)), observed, result: none }];
+    let observed = Observed::Valid { trained: 1, measured: Some(measured), near_duplicate: None };
+    let seats = vec![SeatJudgement { seat: seat(Uid(1)), observed, result: none }];
     assert!(
         refused(with(Judgement { common: vec![baseline], seats, ..judged() })).contains("each of the common")
     );
@@ -363,9 +366,9 @@ fn what_is_out_of_order_or_beyond_its_bound_is_refused() {
 
 #[test]
 fn a_number_that_is_none_cannot_be_written_and_is_not_read() {
-    assert_eq!(Exact::of(f64::NAN).get(), 0.0);
-    assert!(Exact::decode(&mut &f64::INFINITY.to_bits().to_le_bytes()[..]).is_err());
-    assert!(!Exact::of(0.0).same(Exact::of(-0.0)));
+    assert_eq!(ExactF64::of(f64::NAN).get(), 0.0);
+    assert!(ExactF64::decode(&mut &f64::INFINITY.to_bits().to_le_bytes()[..]).is_err());
+    assert!(!ExactF64::of(0.0).same(ExactF64::of(-0.0)));
 }
 
 #[test]
@@ -378,10 +381,10 @@ fn a_long_text_is_cut_between_two_characters() {
 
 #[test]
 fn what_is_remembered_after_a_window_without_a_judgement_is_what_was_before() {
-    let before = Standings { judged: Some(Window(1)), seats: vec![remembered(1)] };
+    let before = Reputations { judged: Some(Window(1)), seats: vec![remembered(1)] };
     let receipt = Receipt { before: before.clone(), ..plain() };
     assert_eq!(receipt.after(), &before);
-    let after = Standings { judged: Some(Window(2)), seats: vec![] };
+    let after = Reputations { judged: Some(Window(2)), seats: vec![] };
     let receipt = Receipt { judgement: Some(Judgement { after: after.clone(), ..judged() }), ..receipt };
     assert_eq!(receipt.after(), &after);
     assert_eq!(receipt.before.of(Uid(1)), Some(&remembered(1)));
@@ -390,22 +393,22 @@ fn what_is_remembered_after_a_window_without_a_judgement_is_what_was_before() {
 
 #[test]
 fn what_was_attested_and_voted_is_signed_as_the_chain_takes_it() {
-    let fault = FaultSaid { uid: Uid(2), label: "late".into(), detail: "".into() };
+    let fault = ReportedFault { uid: Uid(2), label: "late".into(), detail: "".into() };
     let mut receipt = Receipt {
-        attested: Attested { valid: vec![Uid(1), Uid(4)], faulty: vec![fault], not_observed: vec![] },
-        merged: Some(Merged { inputs: vec![], update: Digest([6; 32]), state_root: None }),
+        attestation: Attestation { valid: vec![Uid(1), Uid(4)], faulty: vec![fault], not_observed: vec![] },
+        merged: Some(MergeRecord { inputs: vec![], update: Digest([6; 32]), state_root: None }),
         ..plain()
     };
-    assert_eq!(receipt.statements(), []);
-    receipt.state(true, true, &key());
-    let [attestation, vote] = receipt.statements()[..] else { panic!("two are signed") };
+    assert_eq!(receipt.signed_statements(), []);
+    receipt.sign_statements(true, true, &key());
+    let [attestation, vote] = receipt.signed_statements()[..] else { panic!("two are signed") };
     let verdicts = vec![(Uid(1), Verdict::Valid), (Uid(2), Verdict::Faulty), (Uid(4), Verdict::Valid)];
     assert_eq!(receipt.verdicts(), verdicts);
     assert_eq!(attestation.statement.digest, Digest::of(&verdicts.encode()));
     let said = Vote { update: Digest([6; 32]), state_root: None };
     assert_eq!(vote.statement.digest, Digest::of(&said.encode()));
     assert!([attestation, vote].iter().all(|signed| signed.verify(&receipt.hotkey).is_ok()));
-    let open = |receipt: &Receipt| Receipt::open(&receipt.seal(&key()).bytes, &params());
+    let open = |receipt: &Receipt| Receipt::open(&receipt.sign(&key()).bytes, &params());
     assert_eq!(open(&receipt), Ok(receipt.clone()));
 
     // A signature under something else convicts nobody, and so makes no receipt.

@@ -36,7 +36,7 @@ pub trait Fetch: Send + Sync {
         base_url: &str,
         key: &ObjectKey,
         limits: &Limits,
-        to: &mut dyn Receive,
+        to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
         let bytes = self.fetch(base_url, key, limits).await?;
         to.begin(bytes.len() as u64);
@@ -79,7 +79,7 @@ impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
         base_url: &str,
         key: &ObjectKey,
         limits: &Limits,
-        to: &mut dyn Receive,
+        to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
         (**self).fetch_into(base_url, key, limits, to).await
     }
@@ -100,7 +100,7 @@ impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
 /// Takes an object while it comes. Nothing of it is to be believed before the fetch has succeeded.
 ///
 /// It is called between two reads of the network, so it does not wait for anything.
-pub trait Receive: Send {
+pub trait Sink: Send {
     /// An object begins that is to have `length` bytes. What came before was of a fetch that failed, and is forgotten.
     fn begin(&mut self, length: u64);
 
@@ -110,12 +110,12 @@ pub trait Receive: Send {
 
 /// Receives an object whole.
 #[derive(Debug, Default)]
-pub struct Whole {
+pub struct BufferSink {
     bytes: Vec<u8>,
     length: u64,
 }
 
-impl Whole {
+impl BufferSink {
     /// What has come so far.
     pub fn so_far(&self) -> &[u8] {
         &self.bytes
@@ -131,9 +131,9 @@ impl Whole {
     }
 }
 
-impl Receive for Whole {
+impl Sink for BufferSink {
     fn begin(&mut self, length: u64) {
-        *self = Whole { bytes: Vec::new(), length };
+        *self = BufferSink { bytes: Vec::new(), length };
     }
 
     /// Memory is taken as bytes come, not as they are promised; and in the end no more than was promised.
@@ -300,7 +300,7 @@ pub async fn fetch_verified(
     digest: &Digest,
     limits: &Limits,
 ) -> Result<Bytes, FetchError> {
-    let mut whole = Whole::default();
+    let mut whole = BufferSink::default();
     fetch_verified_into(fetch, base_url, key, digest, limits, &mut whole).await?;
     Ok(whole.into_bytes())
 }
@@ -313,7 +313,7 @@ pub async fn fetch_verified_into(
     key: &ObjectKey,
     digest: &Digest,
     limits: &Limits,
-    to: &mut dyn Receive,
+    to: &mut dyn Sink,
 ) -> Result<(), FetchError> {
     let mut hashed = Hashed { hasher: blake3::Hasher::new(), to };
     fetch.fetch_into(base_url, key, limits, &mut hashed).await?;
@@ -324,10 +324,10 @@ pub async fn fetch_verified_into(
 /// Hashes what goes by.
 struct Hashed<'a> {
     hasher: blake3::Hasher,
-    to: &'a mut dyn Receive,
+    to: &'a mut dyn Sink,
 }
 
-impl Receive for Hashed<'_> {
+impl Sink for Hashed<'_> {
     fn begin(&mut self, length: u64) {
         self.hasher.reset();
         self.to.begin(length);
@@ -385,7 +385,7 @@ pub struct Failure {
 /// Nobody had the object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("none of {asked} mirrors gave {key}{last}", last = self.last())]
-pub struct NobodyHadIt {
+pub struct AllMirrorsFailed {
     pub key: String,
     /// How many there were to ask.
     pub asked: usize,
@@ -393,7 +393,7 @@ pub struct NobodyHadIt {
     pub failures: Vec<Failure>,
 }
 
-impl NobodyHadIt {
+impl AllMirrorsFailed {
     fn last(&self) -> String {
         self.failures.last().map_or(String::new(), |failure| format!("; the last one: {}", failure.error))
     }
@@ -450,8 +450,8 @@ impl FetchPlan {
         key: &ObjectKey,
         digest: &Digest,
         limits: &Limits,
-    ) -> Result<Fetched, NobodyHadIt> {
-        let mut whole = Whole::default();
+    ) -> Result<Fetched, AllMirrorsFailed> {
+        let mut whole = BufferSink::default();
         let Found { from, failures } = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
         Ok(Fetched { bytes: whole.into_bytes(), from, failures })
     }
@@ -464,8 +464,8 @@ impl FetchPlan {
         key: &ObjectKey,
         digest: &Digest,
         limits: &Limits,
-        to: &mut dyn Receive,
-    ) -> Result<Found, NobodyHadIt> {
+        to: &mut dyn Sink,
+    ) -> Result<Found, AllMirrorsFailed> {
         let end = self.total.map(|total| tokio::time::Instant::now() + total);
         let mut failures: Vec<Failure> = Vec::new();
         let mut left: Vec<&Mirror> = self.mirrors.iter().collect();
@@ -501,7 +501,7 @@ impl FetchPlan {
                 break;
             }
         }
-        Err(NobodyHadIt { key: key.to_string(), asked: self.mirrors.len(), failures })
+        Err(AllMirrorsFailed { key: key.to_string(), asked: self.mirrors.len(), failures })
     }
 }
 
@@ -532,7 +532,7 @@ mod tests {
 
     #[test]
     fn a_whole_object_takes_no_more_memory_than_came_of_it_or_was_promised() {
-        let mut whole = Whole::default();
+        let mut whole = BufferSink::default();
         whole.begin(1 << 40);
         whole.piece(&[1; 1000]);
         assert!(whole.bytes.capacity() < 1 << 20, "a promise takes no memory");

@@ -21,7 +21,7 @@ use protocol::keys::ObjectKey;
 pub use disk::DiskStore;
 pub use faulty::FaultyStore;
 pub use fetch::{
-    Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Receive, Whole, fetch_verified, fetch_verified_into,
+    BufferSink, Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Sink, fetch_verified, fetch_verified_into,
 };
 pub use memory::MemoryStore;
 pub use probe::{ProbeReport, probe, probe_public};
@@ -220,6 +220,23 @@ fn trimmed(prefix: &str) -> &str {
 /// Whether `name` lies below `prefix`, counted in whole parts.
 fn is_below(name: &str, prefix: &str) -> bool {
     prefix.is_empty() || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
+}
+
+/// An error and its sources on one line. A source that repeats the text before it is left out.
+pub fn error_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut last = text.clone();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let next = error.to_string();
+        if next != last {
+            text.push_str(": ");
+            text.push_str(&next);
+            last = next;
+        }
+        source = error.source();
+    }
+    text
 }
 
 #[cfg(test)]

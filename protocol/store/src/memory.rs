@@ -57,7 +57,7 @@ impl MemoryStore {
                 source: format!("{others} bytes are taken").into(),
             });
         }
-        self.traffic.went_up(bytes.len() as u64);
+        self.traffic.add_up(bytes.len() as u64);
         // A slice of something large would keep all of it alive.
         objects.insert(key.to_string(), Bytes::copy_from_slice(&bytes));
         Ok(true)
@@ -80,7 +80,7 @@ impl Store for MemoryStore {
         if bytes > max_bytes {
             return Err(StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
         }
-        self.traffic.came_down(bytes);
+        self.traffic.add_down(bytes);
         Ok(found)
     }
 
@@ -88,7 +88,7 @@ impl Store for MemoryStore {
         let found = self.found(key)?;
         let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(found.len());
         let slice = found.slice(clamp(range.start)..clamp(range.end).max(clamp(range.start)));
-        self.traffic.came_down(slice.len() as u64);
+        self.traffic.add_down(slice.len() as u64);
         Ok(slice)
     }
 
@@ -122,14 +122,14 @@ impl Store for MemoryStore {
 
 /// A [`Fetch`] that finds stores of this process by their base URL. What [`crate::HttpFetcher`] is to a network.
 #[derive(Default)]
-pub struct InProcess {
+pub struct MemoryFetcher {
     stores: Mutex<BTreeMap<String, Arc<dyn Store>>>,
     traffic: Traffic,
 }
 
-impl InProcess {
-    pub fn new() -> InProcess {
-        InProcess::default()
+impl MemoryFetcher {
+    pub fn new() -> MemoryFetcher {
+        MemoryFetcher::default()
     }
 
     /// From now on `store` is what stands at `base_url`.
@@ -162,7 +162,7 @@ impl InProcess {
             }
             Ok(Err(other)) => Err(FetchError::Unreachable { what: other.to_string() }),
         }?;
-        self.traffic.came_down(bytes.len() as u64);
+        self.traffic.add_down(bytes.len() as u64);
         Ok(bytes)
     }
 
@@ -173,7 +173,7 @@ impl InProcess {
 }
 
 #[async_trait]
-impl Fetch for InProcess {
+impl Fetch for MemoryFetcher {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
         let store = self.at(base_url)?;
         self.answer(limits, store.get(key, limits.max_bytes)).await

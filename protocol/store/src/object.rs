@@ -59,7 +59,7 @@ impl<B: ObjectStore> Store for Objects<B> {
             Ok(())
         })
         .await?;
-        self.traffic.went_up(length as u64);
+        self.traffic.add_up(length as u64);
         Ok(())
     }
 
@@ -87,7 +87,7 @@ impl<B: ObjectStore> Store for Objects<B> {
             Ok((!part.is_empty()).then(|| (part.freeze(), file)))
         });
         let written = self.within(Action::Write, key.as_str(), self.put_parts(&at, parts)).await?;
-        self.traffic.went_up(written);
+        self.traffic.add_up(written);
         Ok(written)
     }
 
@@ -233,7 +233,7 @@ impl<B: ObjectStore> Objects<B> {
         // One's own store is believed, up to the bound.
         let mut whole = BytesMut::with_capacity(usize::try_from(expected.min(max_bytes)).unwrap_or(0));
         while let Some(chunk) = chunks.try_next().await.map_err(Failure::Backend)? {
-            self.traffic.came_down(chunk.len() as u64);
+            self.traffic.add_down(chunk.len() as u64);
             let length = whole.len() as u64 + chunk.len() as u64;
             if length > max_bytes {
                 return Err(Failure::Typed(too_large(length)));

@@ -96,7 +96,7 @@ impl ProbeReport {
         let (outcome, seen) = match &got {
             Ok(value) if right(value) => (Outcome::Works, String::new()),
             Ok(_) => (Outcome::Misleads, "it said yes, and gave something else".to_owned()),
-            Err(error) => (Outcome::Refused, with_causes(error)),
+            Err(error) => (Outcome::Refused, crate::error_chain(error)),
         };
         self.add(ability, outcome, seen);
         outcome == Outcome::Works
@@ -134,7 +134,7 @@ pub async fn probe(store: &dyn Store) -> ProbeReport {
     report.judge(Ability::Size, store.head(&key).await, |&got| got == whole);
     match store.get(&key, whole - 1).await {
         Err(StoreError::TooLarge { .. }) => report.add(Ability::Bound, Outcome::Works, ""),
-        Err(error) => report.add(Ability::Bound, Outcome::Refused, with_causes(&error)),
+        Err(error) => report.add(Ability::Bound, Outcome::Refused, crate::error_chain(&error)),
         Ok(_) => report.add(Ability::Bound, Outcome::Misleads, "a bound on the size was ignored"),
     }
     report.judge(Ability::Range, store.get_range(&key, 10..20).await, |got| *got == body[10..20]);
@@ -147,7 +147,7 @@ pub async fn probe(store: &dyn Store) -> ProbeReport {
     match store.put_if_absent(&key, Bytes::from_static(b"second")).await {
         Ok(false) => report.add(Ability::WriteIfAbsent, Outcome::Works, ""),
         Ok(true) => report.add(Ability::WriteIfAbsent, Outcome::Misleads, "it wrote over what was there"),
-        Err(error) => report.add(Ability::WriteIfAbsent, Outcome::Refused, with_causes(&error)),
+        Err(error) => report.add(Ability::WriteIfAbsent, Outcome::Refused, crate::error_chain(&error)),
     }
     let replaced = match store.put(&key, Bytes::from_static(b"third")).await {
         Ok(()) => store.get(&key, whole).await,
@@ -156,7 +156,7 @@ pub async fn probe(store: &dyn Store) -> ProbeReport {
     report.judge(Ability::Replace, replaced, |got| got == "third");
     match store.head(&absent).await {
         Err(StoreError::NotFound { .. }) => report.add(Ability::MissingIsMissing, Outcome::Works, ""),
-        Err(error) => report.add(Ability::MissingIsMissing, Outcome::Refused, with_causes(&error)),
+        Err(error) => report.add(Ability::MissingIsMissing, Outcome::Refused, crate::error_chain(&error)),
         Ok(_) => report.add(Ability::MissingIsMissing, Outcome::Misleads, "it has what nobody wrote"),
     }
 
@@ -166,7 +166,7 @@ pub async fn probe(store: &dyn Store) -> ProbeReport {
     };
     match gone {
         Err(StoreError::NotFound { .. }) => report.add(Ability::Delete, Outcome::Works, ""),
-        Err(error) => report.add(Ability::Delete, Outcome::Refused, with_causes(&error)),
+        Err(error) => report.add(Ability::Delete, Outcome::Refused, crate::error_chain(&error)),
         Ok(_) => report.add(Ability::Delete, Outcome::Misleads, "it is still there"),
     }
     report
@@ -185,7 +185,7 @@ pub async fn probe_public(store: &dyn Store, fetch: &dyn Fetch, base_url: &str) 
     let key = keys::piece(&digest);
     let limits = Limits::for_bytes(body.len() as u64).within(Duration::from_secs(30));
     match store.put(&key, body).await {
-        Err(error) => report.add(Ability::PublicRead, Outcome::Skipped, with_causes(&error)),
+        Err(error) => report.add(Ability::PublicRead, Outcome::Skipped, crate::error_chain(&error)),
         Ok(()) => match fetch_verified(fetch, base_url, &key, &digest, &limits).await {
             Ok(_) => report.add(Ability::PublicRead, Outcome::Works, ""),
             Err(error) => report.add(Ability::PublicRead, Outcome::Refused, format!("{base_url}: {error}")),
@@ -202,15 +202,4 @@ fn sample() -> Bytes {
     use std::hash::{BuildHasher, Hasher};
     let random = std::collections::hash_map::RandomState::new().build_hasher().finish();
     Bytes::from(format!("mettle probes this bucket: {random:016x}"))
-}
-
-fn with_causes(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }

@@ -19,11 +19,11 @@ pub struct TrafficTotals {
 }
 
 impl Traffic {
-    pub fn went_up(&self, bytes: u64) {
+    pub fn add_up(&self, bytes: u64) {
         self.up.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub fn came_down(&self, bytes: u64) {
+    pub fn add_down(&self, bytes: u64) {
         self.down.fetch_add(bytes, Ordering::Relaxed);
     }
 

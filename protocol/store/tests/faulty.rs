@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use mettle_store::faulty::{Faults, FaultyStore};
 use mettle_store::fetch::{FetchPlan, Mirror};
-use mettle_store::memory::InProcess;
+use mettle_store::memory::MemoryFetcher;
 use mettle_store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, fetch_verified};
 use protocol::keys::{self, ObjectKey};
 use protocol::{Digest, Uid};
@@ -89,7 +89,7 @@ async fn a_store_in_memory_can_be_full() {
 
 /// Five mirrors: away, empty, spoiling, too large, honest.
 struct Market {
-    network: InProcess,
+    network: MemoryFetcher,
     key: ObjectKey,
     digest: Digest,
     bytes: Bytes,
@@ -97,7 +97,7 @@ struct Market {
 
 async fn market() -> Market {
     let (key, digest, bytes) = object("what everybody wants");
-    let network = InProcess::new();
+    let network = MemoryFetcher::new();
     network.serve("empty", Arc::new(MemoryStore::new()));
     let spoiling = FaultyStore::new(MemoryStore::new(), 3, Faults { flipped: 1.0, ..Faults::default() });
     spoiling.put(&key, bytes.clone()).await.expect("put");

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mettle_store::fetch::{AddressClass, FetchPlan, FetchPolicy, HttpFetcher, Resolver};
-use mettle_store::{Fetch, FetchError, Limits, Receive, fetch_verified, fetch_verified_into};
+use mettle_store::{Fetch, FetchError, Limits, Sink, fetch_verified, fetch_verified_into};
 use protocol::Digest;
 use protocol::keys::{self, ObjectKey};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -99,7 +99,7 @@ struct Pieces {
     pieces: usize,
 }
 
-impl Receive for Pieces {
+impl Sink for Pieces {
     fn begin(&mut self, length: u64) {
         self.begun.push(length);
         self.bytes.clear();
@@ -409,7 +409,7 @@ async fn an_object_is_handed_on_while_it_comes() {
     })
     .await;
     struct Telling(tokio::sync::watch::Sender<usize>);
-    impl Receive for Telling {
+    impl Sink for Telling {
         fn begin(&mut self, length: u64) {
             assert_eq!(length, 800);
         }
@@ -441,7 +441,7 @@ async fn the_time_that_we_take_ourselves_is_not_laid_on_the_endpoint() {
     // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's window over each
     // piece.
     struct Slow(tokio::sync::watch::Sender<usize>);
-    impl Receive for Slow {
+    impl Sink for Slow {
         fn begin(&mut self, _length: u64) {}
         fn piece(&mut self, bytes: &[u8]) {
             std::thread::sleep(Duration::from_millis(1200));

@@ -2,7 +2,7 @@
 //! standard output.
 
 use clap::Parser as _;
-use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
+use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
 use model::Recipe;
 use serde_json::json;
 use std::{collections::BTreeMap, error::Error, path::PathBuf, process::ExitCode};
@@ -157,7 +157,7 @@ fn prepared() -> Result<PathBuf, Box<dyn Error>> {
         seq_len: SEQUENCE,
         shard_bytes: 16 << 20,
         held_out_sequences_min: HELD_OUT,
-        ..PrepareOptions::new(source, Place::CacheUnder(cache.join("mettle").join("datasets")))
+        ..PrepareOptions::new(source, OutputDirectory::CacheUnder(cache.join("mettle").join("datasets")))
     };
     Ok(dataset::prepare(options, &mut |_| {})?.directory)
 }

@@ -3,7 +3,7 @@
 //! share a file.
 
 use clap::Parser as _;
-use dataset::{Dataset, Place, PrepareOptions, Source, TokenizerChoice};
+use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
 use std::{error::Error, fs, path::PathBuf, process::ExitCode};
 use tests::learning::{
     plan::{Question, Variant},
@@ -183,7 +183,7 @@ fn prepared() -> Result<PathBuf, Box<dyn Error>> {
         seq_len: SEQUENCE,
         shard_bytes: 16 << 20,
         held_out_sequences_min: HELD_OUT,
-        ..PrepareOptions::new(source, Place::CacheUnder(cache.join("mettle").join("datasets")))
+        ..PrepareOptions::new(source, OutputDirectory::CacheUnder(cache.join("mettle").join("datasets")))
     };
     Ok(dataset::prepare(options, &mut |_| {})?.directory)
 }

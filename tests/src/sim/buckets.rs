@@ -14,12 +14,12 @@ use std::{
     },
     time::Duration,
 };
-use store::{Fetch, FetchError, Limits, MemoryStore, Store, TrafficTotals, memory::InProcess};
+use store::{Fetch, FetchError, Limits, MemoryStore, Store, TrafficTotals, memory::MemoryFetcher};
 
 /// All buckets of one network.
 #[derive(Default)]
 pub struct Buckets {
-    open: InProcess,
+    open: MemoryFetcher,
     guarded: Mutex<BTreeMap<(String, ObjectKey), Guarded>>,
 }
 
@@ -27,12 +27,12 @@ pub struct Buckets {
 #[derive(Clone)]
 struct Guarded {
     bytes: Bytes,
-    to: Door,
+    to: Access,
 }
 
 /// Whom an object is given to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Door {
+pub enum Access {
     /// To the first so many readers, and to nobody else.
     First(usize),
     /// To everybody, so slowly that nobody waits for its end.
@@ -58,7 +58,7 @@ impl Buckets {
         store
     }
 
-    pub fn guard(&self, base_url: &str, key: ObjectKey, bytes: Bytes, to: Door) {
+    pub fn guard(&self, base_url: &str, key: ObjectKey, bytes: Bytes, to: Access) {
         self.guarded().insert((base_url.to_owned(), key), Guarded { bytes, to });
     }
 
@@ -96,10 +96,10 @@ impl Fetch for Reader {
         let guarded = self.buckets.guarded().get(&(base_url.to_owned(), key.clone())).cloned();
         match guarded {
             None => self.buckets.open.fetch(base_url, key, limits).await,
-            Some(Guarded { to: Door::Crawls, .. }) => {
+            Some(Guarded { to: Access::Crawls, .. }) => {
                 Err(FetchError::Crawled { bytes: 1, window: Duration::from_secs(5) })
             }
-            Some(Guarded { bytes, to: Door::First(readers) }) => {
+            Some(Guarded { bytes, to: Access::First(readers) }) => {
                 if self.place.is_none_or(|place| readers <= place) {
                     return Err(FetchError::Missing);
                 }

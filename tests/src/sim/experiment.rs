@@ -8,7 +8,7 @@ use super::{
     network::{Cast, History, MinerSeat, Network, SimError, ValidatorSeat},
     world::{BATCH, World},
 };
-use adversaries::{Adversary, Den, Moment, Setup};
+use adversaries::{Adversary, MinerContext, Setup, SharedMailbox};
 use protocol::Role;
 use std::{
     collections::BTreeMap,
@@ -108,7 +108,7 @@ struct AwayOnce {
 }
 
 impl Adversary for AwayOnce {
-    fn declares(&mut self, _at: &Moment<'_>, trained: u32, _assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, trained: u32, _assigned: u32) -> u32 {
         self.windows += 1;
         if self.windows == adversaries::GOOD_WINDOWS + 1 { 0 } else { trained }
     }
@@ -134,10 +134,11 @@ impl Plan {
             0 => VALIDATORS,
             cheats => (cheats + VALIDATORS_AMONG_CHEATS) as u16,
         };
-        let den = Den::default();
+        let mailbox = SharedMailbox::default();
         for (place, name) in self.miners.iter().enumerate() {
             let index = self.miners[..place].iter().filter(|other| *other == name).count() as u16;
-            let setup = Setup { index, validators: all_validators, den: den.clone(), ..Setup::default() };
+            let setup =
+                Setup { index, validators: all_validators, mailbox: mailbox.clone(), ..Setup::default() };
             let seat = match adversaries::miner(name, &setup) {
                 Some(adversary) => MinerSeat::Adversary(adversary),
                 None if *name == AWAY => MinerSeat::Adversary(Box::new(AwayOnce::default())),
@@ -154,8 +155,8 @@ impl Plan {
             let setup =
                 Setup { validators: all_validators, friend: Some(protocol::Uid(0)), ..Setup::default() };
             let seat = match adversaries::validator(name, &setup) {
-                Some(conduct) if *name == "lazy-voter" => ValidatorSeat::Idle(conduct),
-                Some(conduct) => ValidatorSeat::Adversary(conduct),
+                Some(strategy) if *name == "lazy-voter" => ValidatorSeat::Idle(strategy),
+                Some(strategy) => ValidatorSeat::Adversary(strategy),
                 None => ValidatorSeat::Honest,
             };
             validators.push(((*name).to_owned(), seat));

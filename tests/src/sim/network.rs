@@ -1,12 +1,12 @@
 //! One network, window after window. What waits in the product is done here in the order in which it would come about.
 
 use super::{
-    buckets::{Buckets, Door, Reader},
+    buckets::{Access, Buckets, Reader},
     chain::{Refusal, SharedChain, SimChain},
     published,
     world::{HELD_OUT, MTL, World},
 };
-use adversaries::adversary::{self, Adversary, Moment, Own, Presentation, What, When};
+use adversaries::adversary::{self, Adversary, Content, MinerContext, OwnContribution, Presentation, Timing};
 use bytes::Bytes;
 use chain_client::Chain as _;
 use ed25519_dalek::SigningKey;
@@ -35,11 +35,12 @@ use std::{
 };
 use store::{MemoryStore, Store as _};
 use validator::{
-    aggregator, conduct,
+    aggregator,
     evaluate::{self, Job, Measurements},
     gather::{self, Gathered},
-    gauntlet::{self, Sketches, Standings},
+    gauntlet::{self, Reputations, Sketches},
     salt::Salts,
+    strategy,
 };
 
 const ON: DeviceChoice = DeviceChoice::Cpu;
@@ -63,9 +64,9 @@ pub enum MinerSeat {
 pub enum ValidatorSeat {
     Honest,
     /// Computes what an honest one does and says something else.
-    Adversary(Box<dyn conduct::Conduct>),
+    Adversary(Box<dyn strategy::Strategy>),
     /// Computes nothing, holds no model, and says something.
-    Idle(Box<dyn conduct::Conduct>),
+    Idle(Box<dyn strategy::Strategy>),
 }
 
 /// Who takes part, and what goes wrong.
@@ -170,7 +171,7 @@ struct Miner {
     key: SigningKey,
     url: String,
     store: Arc<MemoryStore>,
-    conduct: Way,
+    strategy: Way,
     trainer: Trainer,
     residual: Vec<f32>,
     /// The window that the residual is ready for.
@@ -187,13 +188,13 @@ struct Validator {
     id: SeatId,
     key: SigningKey,
     store: Arc<MemoryStore>,
-    conduct: Box<dyn conduct::Conduct>,
+    strategy: Box<dyn strategy::Strategy>,
     honest: bool,
     /// `None`: it holds no model.
     state: Option<ModelState>,
     follower: Follower,
     salts: Salts,
-    standings: Standings,
+    reputations: Reputations,
     sketches: Sketches,
     /// What it committed to for an epoch, and must reveal.
     ballot: Option<(u32, Vec<(Uid, u16)>)>,
@@ -328,7 +329,7 @@ impl<'a> Network<'a> {
                 key: key(index),
                 store: buckets.add(&url(index)),
                 url: url(index),
-                conduct: match seat {
+                strategy: match seat {
                     MinerSeat::Honest { share, batch } => Way::Honest { share, batch },
                     MinerSeat::Adversary(adversary) => Way::Adversary(adversary),
                 },
@@ -342,22 +343,22 @@ impl<'a> Network<'a> {
             let index = miners + place;
             let alike = cast.same_evaluation || !matches!(seat, ValidatorSeat::Honest);
             let secret = Digest::of(&key(if alike { miners } else { index }).to_bytes());
-            let (conduct, honest, holds): (Box<dyn conduct::Conduct>, _, _) = match seat {
-                ValidatorSeat::Honest => (Box::new(conduct::Honest), true, true),
-                ValidatorSeat::Adversary(conduct) => (conduct, false, true),
-                ValidatorSeat::Idle(conduct) => (conduct, false, false),
+            let (strategy, honest, holds): (Box<dyn strategy::Strategy>, _, _) = match seat {
+                ValidatorSeat::Honest => (Box::new(strategy::DefaultStrategy), true, true),
+                ValidatorSeat::Adversary(strategy) => (strategy, false, true),
+                ValidatorSeat::Idle(strategy) => (strategy, false, false),
             };
             validating.push(Validator {
                 name,
                 id: seats[index].id,
                 key: key(index),
                 store: buckets.add(&url(index)),
-                conduct,
+                strategy,
                 honest,
                 state: holds.then(|| genesis.clone()),
                 follower: follower(Some(place), true),
                 salts: Salts::new(&secret.0),
-                standings: Standings::default(),
+                reputations: Reputations::default(),
                 sketches: Sketches::default(),
                 ballot: None,
             });
@@ -385,7 +386,7 @@ impl<'a> Network<'a> {
     /// Plays so many windows.
     ///
     /// # Errors
-    /// If something happens that no seat's conduct can bring about.
+    /// If something happens that no seat's strategy can bring about.
     pub fn run(mut self, windows: u32) -> Result<History, SimError> {
         for _ in 0..windows {
             self.play()?;
@@ -448,20 +449,20 @@ impl<'a> Network<'a> {
                 shown.insert(*index, presentation);
             }
             let (now, later): (Vec<_>, Vec<_>) =
-                commits.drain(..).partition(|(_, commit)| commit.when == When::InTime);
+                commits.drain(..).partition(|(_, commit)| commit.when == Timing::InTime);
             self.send(
                 now.into_iter().map(|(key, commit)| (key, commit_call(window, commit.digest))).collect(),
             );
             commits = later;
         }
-        self.spend(&made, &self.view()?);
+        self.subtract_sent(&made, &self.view()?);
         self.chain.lock().go_to(schedule.commit_deadline(window));
         self.send(
             commits.into_iter().map(|(key, commit)| (key, commit_call(window, commit.digest))).collect(),
         );
 
         // They upload, and validators look.
-        self.upload(&shown, When::InTime)?;
+        self.upload(&shown, Timing::InTime)?;
         self.chain.lock().go_to(Block(schedule.reveal_deadline(window).0 + 1));
         let view = self.view()?;
         let mut gathered = Vec::new();
@@ -480,31 +481,31 @@ impl<'a> Network<'a> {
             };
             gathered.push(found);
         }
-        self.upload(&shown, When::Late)?;
+        self.upload(&shown, Timing::Late)?;
 
         // They attest: those who may want to see what others attested, last. Where that is hidden they show it after the deadline.
         let hidden_blocks = world.params.hidden_blocks;
-        let mut shows = Vec::new();
+        let mut uploads = Vec::new();
         let mut seen = Vec::new();
         for honest in [true, false] {
-            shows.extend(self.attest(&gathered, honest, &mut seen)?);
+            uploads.extend(self.attest(&gathered, honest, &mut seen)?);
         }
         self.chain.lock().go_to(schedule.attest_deadline(window));
         self.mirror(&gathered)?;
-        if !shows.is_empty() {
-            self.send(shows);
+        if !uploads.is_empty() {
+            self.send(uploads);
         }
         self.chain.lock().go_to(Block(schedule.attest_deadline(window).0 + hidden_blocks + 1));
 
         // They merge and vote.
         let mut own: Vec<Option<OwnMerge>> = vec![None; self.validators.len()];
-        let mut shows = Vec::new();
+        let mut uploads = Vec::new();
         for honest in [true, false] {
-            shows.extend(self.vote(&gathered, &seats, honest, &mut own)?);
+            uploads.extend(self.vote(&gathered, &seats, honest, &mut own)?);
         }
-        if !shows.is_empty() {
+        if !uploads.is_empty() {
             self.chain.lock().go_to(schedule.vote_deadline(window));
-            self.send(shows);
+            self.send(uploads);
         }
 
         // They commit to what everyone's work was worth up to here, and measure this window's.
@@ -558,7 +559,7 @@ impl<'a> Network<'a> {
         for store in
             self.miners.iter().map(|miner| &miner.store).chain(self.validators.iter().map(|seat| &seat.store))
         {
-            self.waits.block_on(node::tidy(&**store, RUN, window));
+            self.waits.block_on(node::prune(&**store, RUN, window));
         }
         self.window = window.next();
         Ok(())
@@ -585,7 +586,7 @@ impl<'a> Network<'a> {
             let Some(assigned) = assignment.of(miner.id.uid) else { continue };
             let of = assigned.len() as u32;
             let moment = moment(miner.id.uid, window, world, &self.codec);
-            let (sequences, batch) = match &mut miner.conduct {
+            let (sequences, batch) = match &mut miner.strategy {
                 Way::Honest { share, batch } => {
                     // What is done when the deadline comes is a whole number of steps.
                     let done = (f64::from(of) * *share) as usize / *batch * *batch;
@@ -602,7 +603,7 @@ impl<'a> Network<'a> {
             let trained =
                 train::train(&mut miner.trainer, &world.dataset, &sequences, batch, fresh, &stop, &mut ())?;
             let after = miner.trainer.weights_flat();
-            let (declared, outcome) = match &mut miner.conduct {
+            let (declared, outcome) = match &mut miner.strategy {
                 Way::Honest { .. } => (trained.sequences, Some(after.clone())),
                 Way::Adversary(adversary) => {
                     let declared = adversary.declares(&moment, trained.sequences, of);
@@ -627,7 +628,7 @@ impl<'a> Network<'a> {
         for (index, declared, after) in waiting {
             let miner = &mut self.miners[index];
             let moment = moment(miner.id.uid, window, world, &self.codec);
-            let outcome = match &mut miner.conduct {
+            let outcome = match &mut miner.strategy {
                 Way::Adversary(adversary) => adversary.outcome(&moment, &[], &self.model.theta, &after),
                 Way::Honest { .. } => None,
             };
@@ -641,7 +642,7 @@ impl<'a> Network<'a> {
     }
 
     /// What was committed leaves the residual, merged or not (PROT-10).
-    fn spend(&mut self, made: &BTreeMap<usize, Made>, view: &WindowView) {
+    fn subtract_sent(&mut self, made: &BTreeMap<usize, Made>, view: &WindowView) {
         for (index, made) in made {
             let miner = &mut self.miners[*index];
             if !view.commitments.iter().any(|(uid, _)| *uid == miner.id.uid) {
@@ -657,32 +658,32 @@ impl<'a> Network<'a> {
     }
 
     /// Puts what is shown `when` where its seat shows it, and as it shows it.
-    fn upload(&self, shown: &BTreeMap<usize, Presentation>, when: When) -> Result<(), SimError> {
+    fn upload(&self, shown: &BTreeMap<usize, Presentation>, when: Timing) -> Result<(), SimError> {
         let bytes_of = |uid: Uid, digest: &Digest| {
             let (_, presentation) = shown.iter().find(|(index, _)| self.miners[**index].id.uid == uid)?;
-            presentation.shows.iter().find(|show| show.under == *digest).and_then(|show| match &show.what {
-                What::Bytes(bytes) => Some(bytes.clone()),
-                What::BytesOf(_) => None,
+            presentation.uploads.iter().find(|show| show.under == *digest).and_then(|show| match &show.what {
+                Content::Bytes(bytes) => Some(bytes.clone()),
+                Content::BytesOf(_) => None,
             })
         };
         for (index, presentation) in shown {
             let miner = &self.miners[*index];
-            for show in presentation.shows.iter().filter(|show| show.when == when) {
+            for show in presentation.uploads.iter().filter(|show| show.when == when) {
                 let bytes = match &show.what {
-                    What::Bytes(bytes) => Some(bytes.clone()),
-                    What::BytesOf(uid) => bytes_of(*uid, &show.under),
+                    Content::Bytes(bytes) => Some(bytes.clone()),
+                    Content::BytesOf(uid) => bytes_of(*uid, &show.under),
                 };
                 let Some(bytes) = bytes else { continue };
                 let name = keys::contribution(RUN, self.window, &show.under);
-                match miner.door() {
-                    adversary::Door::Store | adversary::Door::Backdating => {
+                match miner.proxy() {
+                    adversary::FaultyProxy::Store | adversary::FaultyProxy::Backdating => {
                         self.waits.block_on(miner.store.put(&name, bytes))?;
                     }
-                    adversary::Door::ForTheFirst(readers) => {
-                        self.buckets.guard(&miner.url, name, bytes, Door::First(usize::from(readers)));
+                    adversary::FaultyProxy::ForTheFirst(readers) => {
+                        self.buckets.guard(&miner.url, name, bytes, Access::First(usize::from(readers)));
                     }
-                    adversary::Door::Crawling(_) => {
-                        self.buckets.guard(&miner.url, name, bytes, Door::Crawls);
+                    adversary::FaultyProxy::Crawling(_) => {
+                        self.buckets.guard(&miner.url, name, bytes, Access::Crawls);
                     }
                 }
             }
@@ -699,7 +700,7 @@ impl<'a> Network<'a> {
         seen: &mut Vec<(Uid, Verdict)>,
     ) -> Result<Calls, SimError> {
         let (view, window, hidden) = (self.view()?, self.window, 0 < self.world.params.hidden_blocks);
-        let (mut calls, mut shows) = (Vec::new(), Vec::new());
+        let (mut calls, mut uploads) = (Vec::new(), Vec::new());
         for (validator, found) in self.validators.iter_mut().zip(gathered) {
             if validator.honest != honest {
                 continue;
@@ -712,7 +713,7 @@ impl<'a> Network<'a> {
                 // Whom others attest as valid shows in their buckets, where it is not hidden.
                 verdicts.clone_from(seen);
             }
-            let Some(verdicts) = validator.conduct.verdicts(&view, verdicts) else { continue };
+            let Some(verdicts) = validator.strategy.verdicts(&view, verdicts) else { continue };
             let next_salt = validator.salts.commitment(RUN, window.next());
             let key = &validator.key;
             let salt = hiding_salt(&self.seed, b"attestation", validator.id.uid, window);
@@ -725,14 +726,14 @@ impl<'a> Network<'a> {
                 let hide = pallet_windows::Call::attest_hidden { run: RUN, window, hash, next_salt };
                 calls.push((key.clone(), hide.into()));
                 let show = pallet_windows::Call::reveal_attestation { run: RUN, window, verdicts, salt };
-                shows.push((key.clone(), show.into()));
+                uploads.push((key.clone(), show.into()));
             } else {
                 let call = pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt };
                 calls.push((key.clone(), call.into()));
             }
         }
         self.send(calls);
-        Ok(shows)
+        Ok(uploads)
     }
 
     /// Who attests bytes as valid makes sure that others can have them (PROT-15).
@@ -755,7 +756,7 @@ impl<'a> Network<'a> {
     ) -> Result<Calls, SimError> {
         let (view, window, hidden) = (self.view()?, self.window, 0 < self.world.params.hidden_blocks);
         let selected = view.selection.as_ref().is_some_and(|selection| !selection.selected.is_empty());
-        let (mut calls, mut shows) = (Vec::new(), Vec::new());
+        let (mut calls, mut uploads) = (Vec::new(), Vec::new());
         for (place, validator) in self.validators.iter_mut().enumerate() {
             if validator.honest != honest {
                 continue;
@@ -779,7 +780,7 @@ impl<'a> Network<'a> {
             if vote.is_none() && validator.state.is_some() {
                 continue;
             }
-            let Some(vote): Option<Vote> = validator.conduct.vote(&view, vote) else { continue };
+            let Some(vote): Option<Vote> = validator.strategy.vote(&view, vote) else { continue };
             let key = &validator.key;
             if hidden {
                 let salt = hiding_salt(&self.seed, b"vote", validator.id.uid, window);
@@ -787,14 +788,14 @@ impl<'a> Network<'a> {
                 let hide = pallet_windows::Call::vote_hidden { run: RUN, window, hash };
                 calls.push((key.clone(), hide.into()));
                 let show = pallet_windows::Call::reveal_vote { run: RUN, window, vote, salt };
-                shows.push((key.clone(), show.into()));
+                uploads.push((key.clone(), show.into()));
             } else {
                 let call = pallet_windows::Call::vote { run: RUN, window, vote };
                 calls.push((key.clone(), call.into()));
             }
         }
         self.send(calls);
-        Ok(shows)
+        Ok(uploads)
     }
 
     /// In the last window of an epoch (PROT-26, PROT-30).
@@ -807,7 +808,7 @@ impl<'a> Network<'a> {
         }
         let mut calls = Vec::new();
         for validator in &mut self.validators {
-            let weights = validator.conduct.weights(&view, gauntlet::weights(&validator.standings));
+            let weights = validator.strategy.weights(&view, gauntlet::weights(&validator.reputations));
             if weights.is_empty() {
                 continue;
             }
@@ -863,7 +864,7 @@ impl<'a> Network<'a> {
                 &seed,
                 window,
                 &candidates,
-                &validator.standings,
+                &validator.reputations,
                 candidates.len(),
                 world.params.evaluation_wait_max,
             );
@@ -882,11 +883,11 @@ impl<'a> Network<'a> {
                 }
             };
             validator.sketches = measured.sketches.clone();
-            let measured = validator.conduct.measured(window, measured);
+            let measured = validator.strategy.measured(window, measured);
             let trained = found.valid.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
             let evidence = evaluate::evidence(view, seats, &trained, &found.faulty, &measured);
-            let verdict = gauntlet::judge(&world.params, &validator.standings, window, &evidence);
-            validator.standings = verdict.standings;
+            let verdict = gauntlet::judge(&world.params, &validator.reputations, window, &evidence);
+            validator.reputations = verdict.reputations;
             if validator.honest && !recorded {
                 recorded = true;
                 self.published.judge(&evidence);
@@ -899,7 +900,7 @@ impl<'a> Network<'a> {
                     seat.outcome = report.own_data.map(|own| own.outcome);
                     seat.rank = report.rank;
                     seat.ordinal = report.ordinal;
-                    seat.mark = report.mark_after;
+                    seat.mark = report.own_data_score_after;
                     seat.score = report.score;
                     seat.weight = report.weight;
                     seat.penalties =
@@ -933,7 +934,7 @@ impl Miner {
     ) -> Option<Made> {
         let decay = world.params.error_feedback_decay.get();
         let away = model.window.0.saturating_sub(self.residual_for.0);
-        compress::fade(&mut self.residual, decay, away);
+        compress::decay_residual(&mut self.residual, decay, away);
         self.residual_for = model.window.next();
         let header = Header {
             codec: protocol::PROTOCOL_VERSION,
@@ -978,26 +979,26 @@ impl Miner {
         params: &protocol::RunParams,
         codec: &Codec,
     ) -> Option<Presentation> {
-        let own = Own { header: made.header, bytes: made.bytes.clone(), key: &self.key };
-        match &mut self.conduct {
+        let own = OwnContribution { header: made.header, bytes: made.bytes.clone(), key: &self.key };
+        match &mut self.strategy {
             Way::Honest { .. } => (!waits).then(|| Presentation::honest(&own)),
             Way::Adversary(adversary) => (adversary.waits_for_commitments() == waits).then(|| {
-                let moment = Moment { run: RUN, window: view.window, uid: self.id.uid, params, codec };
+                let moment = MinerContext { run: RUN, window: view.window, uid: self.id.uid, params, codec };
                 adversary.present(&moment, &own, &view.commitments)
             }),
         }
     }
 
-    fn door(&self) -> adversary::Door {
-        match &self.conduct {
-            Way::Honest { .. } => adversary::Door::Store,
-            Way::Adversary(adversary) => adversary.door(),
+    fn proxy(&self) -> adversary::FaultyProxy {
+        match &self.strategy {
+            Way::Honest { .. } => adversary::FaultyProxy::Store,
+            Way::Adversary(adversary) => adversary.proxy(),
         }
     }
 }
 
-fn moment<'a>(uid: Uid, window: Window, world: &'a World, codec: &'a Codec) -> Moment<'a> {
-    Moment { run: RUN, window, uid, params: &world.params, codec }
+fn moment<'a>(uid: Uid, window: Window, world: &'a World, codec: &'a Codec) -> MinerContext<'a> {
+    MinerContext { run: RUN, window, uid, params: &world.params, codec }
 }
 
 fn body_of(bytes: &Bytes) -> &[u8] {

@@ -66,7 +66,7 @@ impl Judge {
         let place = |gain: f64| players.iter().filter(|(_, other)| gain < *other).count() as u32 + 1;
         let ranked: Vec<(Rating, u32)> =
             players.iter().map(|(seat, gain)| (self.seats[seat].rating.aged(1), place(*gain))).collect();
-        for ((seat, _), rating) in players.iter().zip(rating::play(&ranked)) {
+        for ((seat, _), rating) in players.iter().zip(rating::update(&ranked)) {
             self.seats.get_mut(seat).expect("it plays").rating = rating;
         }
     }

@@ -1,6 +1,6 @@
 //! What the networks of one experiment share: the data, the model's shape, the rules, the weights that training starts from.
 
-use dataset::{Dataset, Place, PrepareError, PrepareOptions, Source, TokenizerChoice};
+use dataset::{Dataset, OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use model::RunSpec;
 use model::{ConfigError, ModelConfig, Recipe};
 use protocol::{Block, RunParams, Schedule, Terms};
@@ -54,7 +54,7 @@ impl World {
             seq_len: SEQUENCE,
             shard_bytes: 16 << 20,
             held_out_sequences_min: HELD_OUT,
-            ..PrepareOptions::new(Source::default_text(homes), Place::CacheUnder(cache.to_owned()))
+            ..PrepareOptions::new(Source::default_text(homes), OutputDirectory::CacheUnder(cache.to_owned()))
         };
         let prepared = dataset::prepare(options, &mut |_| {})?;
         World::on(Dataset::open(&prepared.directory, Some(prepared.digest))?)

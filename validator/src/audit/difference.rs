@@ -2,7 +2,7 @@
 
 use protocol::{
     Block, Digest, Uid,
-    receipt::{Observed, Previous},
+    receipt::{Observed, PreviousReceipt},
     view::Verdict,
 };
 use serde::Serialize;
@@ -19,9 +19,10 @@ pub enum Difference {
     /// The salt is not the one that was committed to.
     WrongSalt { revealed: Digest, committed: Digest },
     /// It does not name the validator's receipt before it.
-    OtherPrevious { said: Option<Previous>, chain: Option<Previous> },
+    OtherPrevious { said: Option<PreviousReceipt>, chain: Option<PreviousReceipt> },
     /// What is remembered of a seat changed between two receipts.
-    StandingChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
+    #[serde(rename = "standing-changed")]
+    ReputationChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
     /// The receipt says that a seat was attested otherwise than the chain was told.
     AttestedOther { uid: Uid, said: Option<Verdict>, taken: Option<Verdict> },
     /// The chain has taken an attestation or a vote that the receipt does not sign.
@@ -135,7 +136,7 @@ impl Difference {
             Difference::WrongMerge { .. } => "PROT-17",
             Difference::WrongBase { .. } | Difference::Dissent { .. } | Difference::JudgedVoid => "PROT-19",
             Difference::WrongSequences { .. } | Difference::WrongLosses { .. } => "PROT-22",
-            Difference::StandingChanged { .. }
+            Difference::ReputationChanged { .. }
             | Difference::Misjudged { .. }
             | Difference::WrongTwin { .. }
             | Difference::TwinPassedOver { .. } => "PROT-25",
@@ -163,7 +164,7 @@ impl fmt::Display for Difference {
                 )
             }
             Difference::OtherPrevious { said, chain } => {
-                let name = |of: &Option<Previous>| match of {
+                let name = |of: &Option<PreviousReceipt>| match of {
                     Some(of) => format!("that of window {}, {}", of.window.0, of.digest),
                     None => "none".to_owned(),
                 };
@@ -174,7 +175,7 @@ impl fmt::Display for Difference {
                     name(chain)
                 )
             }
-            Difference::StandingChanged { uid, field, was, is } => write!(
+            Difference::ReputationChanged { uid, field, was, is } => write!(
                 f,
                 "between two receipts it changed what it remembers{}: {field} was {was}, and is {is}",
                 Of(uid)

@@ -3,7 +3,7 @@
 //! Everything here is public. The model of a window is made from the checkpoint before it and the updates since, or from
 //! `θ_0`; contributions come from their miners or from whoever attested to them; losses from the dataset.
 
-use super::{Ballot, Facts, Found, TOLERANCE};
+use super::{Facts, Found, RevealedWeights, TOLERANCE};
 use crate::{
     evaluate::{self, EvaluateError, Job, SEATS_TOGETHER},
     gauntlet::{Measured, Sketch},
@@ -12,18 +12,18 @@ use chain_client::ChainError;
 use dataset::Dataset;
 use nn::Evaluator;
 use node::{
-    Contribution, Followed, Follower, ModelState, causes, checkpoint,
+    Contribution, Followed, Follower, ModelState, checkpoint, error_chain,
     follow::{ContributionError, FollowError},
     mirrors::Mirrors,
 };
 use protocol::{
     Digest, Role, Uid, Window, keys,
-    receipt::{self, Judgement, Observed, Previous, Receipt, ReceiptError},
+    receipt::{self, Judgement, Observed, PreviousReceipt, Receipt, ReceiptError},
     submission::Fault,
     view::{Checkpoint, Outcome, RunView, SeatView, WindowView},
 };
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
-use store::{Fetch, Limits, fetch::NobodyHadIt};
+use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
 /// Windows looked back through for the two judged before a ballot was bound.
 const BALLOT_WINDOWS: u32 = 16;
@@ -61,7 +61,7 @@ pub enum AuditError {
     )]
     NotAnchored { uid: Uid, window: Window },
     #[error("the receipt that uid {uid} anchored for window {} is in no bucket. Ask the validator for it", window.0)]
-    NotPublished { uid: Uid, window: Window, source: NobodyHadIt },
+    NotPublished { uid: Uid, window: Window, source: AllMirrorsFailed },
     #[error("what uid {uid} anchored for window {} is no receipt that this release can read", window.0)]
     NoReceipt { uid: Uid, window: Window, source: ReceiptError },
     #[error("the measurements could not be made again")]
@@ -99,7 +99,7 @@ impl Auditor {
             Some(judgement) => self.alike(view, &seats, judgement, &contributions).await,
             None => BTreeMap::new(),
         };
-        let ballot = self.ballot(view.window, seat).await?;
+        let weight_vote = self.weight_vote(view.window, seat).await?;
         let mut facts = Facts {
             params: run.params,
             view: view.clone(),
@@ -113,7 +113,7 @@ impl Auditor {
             alike,
             measured: None,
             merged: None,
-            ballot,
+            weight_vote,
             tolerance: TOLERANCE,
             receipt,
             seats,
@@ -130,20 +130,24 @@ impl Auditor {
     }
 
     /// The validator's latest receipt on the chain before `window`, and the oldest window that is looked at.
-    async fn earlier(&self, window: Window, uid: Uid) -> Result<(Option<Previous>, Window), ChainError> {
+    async fn earlier(
+        &self,
+        window: Window,
+        uid: Uid,
+    ) -> Result<(Option<PreviousReceipt>, Window), ChainError> {
         let mut at = window;
         while let Some(before) = at.previous() {
             let Some(view) = self.view(before).await? else { break };
             if let Some((_, digest)) = view.receipts.iter().find(|(of, _)| *of == uid) {
-                return Ok((Some(Previous { window: before, digest: *digest }), before));
+                return Ok((Some(PreviousReceipt { window: before, digest: *digest }), before));
             }
             at = before;
         }
         Ok((None, at))
     }
 
-    async fn receipt_named(&self, seat: &SeatView, named: Previous) -> Option<Receipt> {
-        let Previous { window, digest } = named;
+    async fn receipt_named(&self, seat: &SeatView, named: PreviousReceipt) -> Option<Receipt> {
+        let PreviousReceipt { window, digest } = named;
         fetch_receipt(&*self.follower.fetch, &self.follower.run, seat, window, digest).await.ok()?.ok()
     }
 
@@ -162,7 +166,7 @@ impl Auditor {
                     Found::Valid { trained }
                 }
                 Err(error) => {
-                    tracing::debug!(window = view.window.0, uid = uid.0, error = %causes(&error), "cannot be used");
+                    tracing::debug!(window = view.window.0, uid = uid.0, error = %error_chain(&error), "cannot be used");
                     found_by(&error)
                 }
             };
@@ -196,17 +200,22 @@ impl Auditor {
             }
         }
         for judged in &judgement.seats {
-            let Observed::Valid { twin: Some(twin), .. } = &judged.observed else { continue };
+            let Observed::Valid { near_duplicate: Some(near_duplicate), .. } = &judged.observed else {
+                continue;
+            };
             let Some((uid, _, one)) = held.iter().find(|(uid, _, _)| *uid == judged.seat.uid) else {
                 continue;
             };
-            if twin.window == view.window {
+            if near_duplicate.window == view.window {
                 continue;
             }
-            let Ok(Some(then)) = self.view(twin.window).await else { continue };
-            let fetched = self.follower.fetch_contribution(&then, seats, twin.uid, &twin.digest).await;
+            let Ok(Some(then)) = self.view(near_duplicate.window).await else { continue };
+            let fetched = self
+                .follower
+                .fetch_contribution(&then, seats, near_duplicate.uid, &near_duplicate.digest)
+                .await;
             if let Some(theirs) = fetched.ok().as_ref().and_then(sketch) {
-                alike.insert((*uid, twin.digest), one.alike(&theirs));
+                alike.insert((*uid, near_duplicate.digest), one.alike(&theirs));
             }
         }
         alike
@@ -223,7 +232,7 @@ impl Auditor {
                 state
             }
             Err(error) => {
-                tracing::warn!(window = window.0, error = %causes(&error), "the window's model cannot be made");
+                tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be made");
                 None
             }
         }
@@ -269,7 +278,7 @@ impl Auditor {
                 match checkpoint::fetch(&*follower.fetch, &mirrors, run, &checkpoint, values, true).await {
                     Ok(state) => return Ok(Some(state)),
                     Err(error) => {
-                        tracing::debug!(window = at.0, error = %causes(&error), "an older checkpoint is tried");
+                        tracing::debug!(window = at.0, error = %error_chain(&error), "an older checkpoint is tried");
                     }
                 }
             }
@@ -350,11 +359,15 @@ impl Auditor {
     }
 
     /// What the validator posted for the window's epoch, and what its receipts let it post; `None` while nobody can know it.
-    async fn ballot(&self, window: Window, seat: &SeatView) -> Result<Option<Ballot>, AuditError> {
+    async fn weight_vote(
+        &self,
+        window: Window,
+        seat: &SeatView,
+    ) -> Result<Option<RevealedWeights>, AuditError> {
         let (run, params) = (&self.follower.run, self.follower.run.params);
         let epoch = window.epoch(params.epoch_windows);
         let over = Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows));
-        let posted = self.follower.chain.ballot(run.id, epoch, &seat.hotkey).await?;
+        let posted = self.follower.chain.weight_vote(run.id, epoch, &seat.hotkey).await?;
         let (Some(posted), Some(last)) = (posted, over.previous()) else { return Ok(None) };
         let mut earned = Vec::new();
         let mut at = last;
@@ -367,7 +380,7 @@ impl Auditor {
                 earned.insert(0, (at, judgement.weights));
             }
         }
-        Ok(Some(Ballot { epoch, posted, earned }))
+        Ok(Some(RevealedWeights { epoch, posted, earned }))
     }
 }
 
@@ -406,7 +419,7 @@ async fn fetch_receipt(
     seat: &SeatView,
     window: Window,
     digest: Digest,
-) -> Result<Result<Receipt, ReceiptError>, NobodyHadIt> {
+) -> Result<Result<Receipt, ReceiptError>, AllMirrorsFailed> {
     let key = keys::receipt(run.id, window, seat.id.uid, &digest);
     let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
     let mirrors = Mirrors::one(&seat.endpoint);
@@ -426,7 +439,7 @@ mod tests {
             // The seat has another key, or another holder, by now.
             ContributionError::Fault(Fault::WrongHotkey),
             ContributionError::NoSeat { uid: Uid(3) },
-            ContributionError::Fetch(NobodyHadIt { key: String::new(), asked: 0, failures: vec![] }),
+            ContributionError::Fetch(AllMirrorsFailed { key: String::new(), asked: 0, failures: vec![] }),
         ] {
             assert_eq!(found_by(&error), Found::Gone);
         }

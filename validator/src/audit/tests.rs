@@ -2,12 +2,12 @@
 
 use super::*;
 use crate::{
-    gauntlet::{Evidence, LossPair as Pair, Standings as Remembering},
+    gauntlet::{Evidence, LossPair as Pair, Reputations as Remembering},
     receipts::form::Plan,
 };
 use protocol::{
     Hotkey, Role, RunId,
-    receipt::{Attested, Exact, FORMAT, FaultSaid, Merged, Stated},
+    receipt::{Attestation, ExactF64, FORMAT, MergeRecord, ReportedFault, Statements},
     select::Selected,
     view::{Selection, Vote},
 };
@@ -89,7 +89,7 @@ fn honest_with(budget: u32) -> Facts {
     for window in 2..6 {
         let evidence =
             evidence_of(&params, &super::tests::view(Window(window)), &[0, 1, 2, 3, 4, 5, 6], Window(window));
-        before = gauntlet::judge(&params, &before, Window(window), &evidence).standings;
+        before = gauntlet::judge(&params, &before, Window(window), &evidence).reputations;
     }
     let held: Vec<Uid> = (0..8).map(Uid).collect();
     let seed = assign::evaluation_seed(RunId(1), NOW, &digest(101), &SALT);
@@ -107,9 +107,10 @@ fn honest_with(budget: u32) -> Facts {
     let evidence = evidence_of(&params, &view, &reached, NOW);
     let verdict = gauntlet::judge(&params, &before, NOW, &evidence);
     let plan = Plan { held: held.clone(), budget, order };
-    let before = form::standings(&before);
-    let previous = Previous { window: Window(5), digest: digest(105) };
-    let fault = FaultSaid { uid: Uid(9), label: "undecodable".into(), detail: "it cannot be decoded".into() };
+    let before = form::reputations(&before);
+    let previous = PreviousReceipt { window: Window(5), digest: digest(105) };
+    let fault =
+        ReportedFault { uid: Uid(9), label: "undecodable".into(), detail: "it cannot be decoded".into() };
     let mut receipt = Receipt {
         format: FORMAT,
         run: RunId(1),
@@ -119,17 +120,17 @@ fn honest_with(budget: u32) -> Facts {
         base: view.lineage,
         previous: Some(previous),
         salt: SALT,
-        attested: Attested { valid: held, faulty: vec![fault], not_observed: vec![] },
-        merged: Some(Merged {
+        attestation: Attestation { valid: held, faulty: vec![fault], not_observed: vec![] },
+        merged: Some(MergeRecord {
             inputs: view.selection.as_ref().unwrap().selected.clone(),
             update: digest(103),
             state_root: None,
         }),
-        stated: Stated::default(),
+        statements: Statements::default(),
         before: before.clone(),
         judgement: Some(form::judgement(plan, &evidence, &verdict)),
     };
-    receipt.state(true, true, &key());
+    receipt.sign_statements(true, true, &key());
     let measured = evidence.iter().filter_map(|evidence| match &evidence.observed {
         gauntlet::Observed::Valid { measured: Some(measured), .. } => {
             Some((evidence.seat.uid, measured.clone()))
@@ -157,7 +158,7 @@ fn honest_with(budget: u32) -> Facts {
         alike: BTreeMap::new(),
         measured: Some(measured.collect()),
         merged: Some(digest(103)),
-        ballot: Some(Ballot {
+        weight_vote: Some(RevealedWeights {
             epoch: 3,
             posted: verdict.weights.clone(),
             earned: vec![(NOW, verdict.weights)],
@@ -195,7 +196,7 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
                     common: common.iter().map(|sequence| pair(*uid, *sequence, false)).collect(),
                 };
                 let measured = reached.contains(&uid.0).then_some(measured);
-                gauntlet::Observed::Valid { trained: 18, measured, twin: None }
+                gauntlet::Observed::Valid { trained: 18, measured, near_duplicate: None }
             }
         };
         Evidence { seat: seat(*uid, Role::Miner).id, observed }
@@ -207,7 +208,7 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
 fn lied(lie: impl FnOnce(&mut Receipt)) -> Facts {
     let mut facts = honest();
     lie(&mut facts.receipt);
-    facts.receipt.state(true, true, &key());
+    facts.receipt.sign_statements(true, true, &key());
     facts.attestation = Some(facts.receipt.verdicts());
     facts
 }
@@ -258,23 +259,23 @@ fn the_end_of_its_time_is_no_difference() {
         }
     }
     conclude(&mut facts.receipt);
-    facts.ballot = None;
+    facts.weight_vote = None;
     assert_eq!(audit(&facts), []);
 }
 
 #[test]
 fn an_invented_score_is_found() {
     // In the result alone.
-    let facts = lied(|receipt| judgement(receipt).seats[3].result.score = Exact::of(99.0));
+    let facts = lied(|receipt| judgement(receipt).seats[3].result.score = ExactF64::of(99.0));
     found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "result", .. }));
     // In what is remembered.
-    let facts = lied(|receipt| judgement(receipt).after.seats[3].standing.mu = Exact::of(60.0));
+    let facts = lied(|receipt| judgement(receipt).after.seats[3].reputation.mu = ExactF64::of(60.0));
     found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "rating", .. }));
     // In the measurements, with everything concluded from them as it should be.
     let facts = lied(|receipt| {
         if let Observed::Valid { measured: Some(measured), .. } = &mut judgement(receipt).seats[3].observed {
             for after in &mut measured.common_after {
-                *after = Exact::of(after.get() - 0.01);
+                *after = ExactF64::of(after.get() - 0.01);
             }
         }
         conclude(receipt);
@@ -309,8 +310,8 @@ fn losses_may_differ_by_the_tolerance_and_no_more() {
 fn a_skipped_fault_is_found() {
     // It attests what is faulty as valid.
     let facts = lied(|receipt| {
-        receipt.attested.faulty.clear();
-        receipt.attested.valid.push(Uid(9));
+        receipt.attestation.faulty.clear();
+        receipt.attestation.valid.push(Uid(9));
     });
     found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(9), .. }));
     // Two thirds call it faulty, and it counts it as merely not observed.
@@ -327,9 +328,9 @@ fn a_skipped_fault_is_found() {
 fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one() {
     let with = |label: &str| {
         lied(|receipt| {
-            receipt.attested.valid.retain(|uid| *uid != Uid(7));
-            let fault = FaultSaid { uid: Uid(7), label: label.into(), detail: String::new() };
-            receipt.attested.faulty.insert(0, fault);
+            receipt.attestation.valid.retain(|uid| *uid != Uid(7));
+            let fault = ReportedFault { uid: Uid(7), label: label.into(), detail: String::new() };
+            receipt.attestation.faulty.insert(0, fault);
         })
     };
     found(&with("bad-signature"), |d| matches!(d, Difference::InventedFault { uid: Uid(7), .. }));
@@ -341,7 +342,7 @@ fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one(
         conclude(receipt);
     });
     found(&facts, |d| matches!(d, Difference::SeenOtherwise { uid: Uid(2), is: Kind::Valid, .. }));
-    let facts = lied(|receipt| receipt.attested.valid.push(Uid(8)));
+    let facts = lied(|receipt| receipt.attestation.valid.push(Uid(8)));
     found(&facts, |d| matches!(d, Difference::AttestedNothing { uid: Uid(8) }));
 }
 
@@ -349,26 +350,26 @@ fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one(
 fn a_friend_that_is_favoured_is_found() {
     // On the chain, beside what the receipts come to.
     let mut facts = honest();
-    facts.ballot.as_mut().unwrap().posted = vec![(Uid(7), u16::MAX)];
+    facts.weight_vote.as_mut().unwrap().posted = vec![(Uid(7), u16::MAX)];
     found(&facts, |d| matches!(d, Difference::WrongBallot { epoch: 3, uid: Uid(7) | Uid(6), .. }));
     // In the receipt.
     let facts = lied(|receipt| judgement(receipt).weights = vec![(Uid(7), u16::MAX)]);
     found(&facts, |d| matches!(d, Difference::WrongWeight { said: u16::MAX, uid: Uid(7), .. }));
     // By a longer memory of a friend than there is.
     let facts = lied(|receipt| {
-        receipt.before.seats[7].standing.mark = Exact::of(0.9);
+        receipt.before.seats[7].reputation.own_data_score = ExactF64::of(0.9);
         conclude(receipt);
     });
-    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: Some(Uid(7)), field: "mark", .. }));
+    found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(7)), field: "mark", .. }));
 }
 
 #[test]
 fn a_ballot_may_stand_on_either_of_the_last_two_judgements() {
     let mut facts = honest();
-    let ballot = facts.ballot.as_mut().unwrap();
+    let weight_vote = facts.weight_vote.as_mut().unwrap();
     let older = vec![(Uid(1), u16::MAX)];
-    ballot.earned.insert(0, (Window(5), older.clone()));
-    ballot.posted = older;
+    weight_vote.earned.insert(0, (Window(5), older.clone()));
+    weight_vote.posted = older;
     assert_eq!(audit(&facts), []);
 }
 
@@ -395,10 +396,10 @@ fn a_model_that_was_merged_falsely_is_found() {
 }
 
 /// What the signatures of the receipt prove.
-fn proven(facts: &Facts) -> Vec<Matter> {
+fn proven(facts: &Facts) -> Vec<StatementKind> {
     let proofs = evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote());
     assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey).is_ok()));
-    proofs.iter().map(|proof| proof.statement.matter).collect()
+    proofs.iter().map(|proof| proof.statement.kind).collect()
 }
 
 #[test]
@@ -410,16 +411,16 @@ fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
     let (said, taken) = (Some(Verdict::Faulty), Some(Verdict::Valid));
     found(&facts, |d| *d == Difference::AttestedOther { uid: Uid(9), said, taken });
     found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(9), .. }));
-    assert_eq!(proven(&facts), [Matter::Attestation]);
+    assert_eq!(proven(&facts), [StatementKind::Attestation]);
     let mut facts = honest();
     facts.attestation.as_mut().unwrap().pop();
     found(&facts, |d| *d == Difference::AttestedOther { uid: Uid(9), said, taken: None });
     let mut facts = honest();
     facts.view.votes = vec![(UID, Vote { update: digest(201), state_root: None })];
-    assert_eq!(proven(&facts), [Matter::Vote]);
+    assert_eq!(proven(&facts), [StatementKind::Vote]);
     // Another state root is another vote.
     facts.view.votes[0].1 = Vote { update: digest(103), state_root: Some(digest(1)) };
-    assert_eq!(proven(&facts), [Matter::Vote]);
+    assert_eq!(proven(&facts), [StatementKind::Vote]);
     // What it did not tell the chain contradicts nothing.
     facts.view.votes.clear();
     facts.attestation = None;
@@ -429,9 +430,9 @@ fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
 #[test]
 fn who_signs_nothing_to_be_convicted_by_is_found() {
     let mut facts = honest();
-    facts.receipt.stated.attestation = None;
+    facts.receipt.statements.attestation = None;
     assert_eq!(audit(&facts), [Difference::NotStated { what: "attestation" }]);
-    facts.receipt.stated = Stated::default();
+    facts.receipt.statements = Statements::default();
     facts.view.votes = vec![(UID, facts.receipt.vote().unwrap())];
     assert_eq!(audit(&facts).len(), 2);
     assert_eq!(proven(&facts), []);
@@ -497,11 +498,11 @@ fn a_break_in_the_chain_of_receipts_is_found() {
     let facts = lied(|receipt| receipt.previous.as_mut().unwrap().window = Window(4));
     found(&facts, |d| matches!(d, Difference::OtherPrevious { .. }));
     let facts = lied(|receipt| receipt.before.judged = Some(Window(4)));
-    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: None, .. }));
+    found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: None, .. }));
     let facts = lied(|receipt| {
         receipt.before.seats.remove(2);
     });
-    found(&facts, |d| matches!(d, Difference::StandingChanged { uid: Some(Uid(2)), field: "seat", .. }));
+    found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(2)), field: "seat", .. }));
     // What the chain has forgotten it cannot contradict.
     let mut facts = honest();
     (facts.earlier, facts.kept_from) = (None, Window(6));
@@ -519,10 +520,15 @@ fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
     found(&facts, |d| matches!(d, Difference::TwinPassedOver { uid: Uid(1), other: Uid(2), .. }));
     facts.alike.insert((Uid(1), digest(2)), 0.1);
     assert_eq!(audit(&facts), []);
-    let twin =
-        protocol::receipt::Twin { uid: Uid(2), window: NOW, digest: digest(2), alike: Exact::of(0.97) };
-    if let Observed::Valid { twin: said, .. } = &mut judgement(&mut facts.receipt).seats[1].observed {
-        *said = Some(twin);
+    let near_duplicate = protocol::receipt::NearDuplicate {
+        uid: Uid(2),
+        window: NOW,
+        digest: digest(2),
+        alike: ExactF64::of(0.97),
+    };
+    if let Observed::Valid { near_duplicate: said, .. } = &mut judgement(&mut facts.receipt).seats[1].observed
+    {
+        *said = Some(near_duplicate);
     }
     found(&facts, |d| matches!(d, Difference::WrongTwin { uid: Uid(1), .. }));
 }
@@ -560,7 +566,7 @@ fn a_receipt_of_something_else_is_found() {
 #[test]
 fn what_cannot_be_had_is_said_and_held_against_nobody() {
     let mut facts = honest();
-    (facts.measured, facts.merged, facts.remembered, facts.ballot) = (None, None, None, None);
+    (facts.measured, facts.merged, facts.remembered, facts.weight_vote) = (None, None, None, None);
     facts.found.values_mut().for_each(|found| *found = Found::Gone);
     assert_eq!(audit(&facts), []);
     assert_eq!(unchecked(&facts).len(), 3);

@@ -1,6 +1,6 @@
 //! All that the gauntlet knows of a window. Measured by `evaluate`, gathered by `serve`, judged here.
 
-use super::{exact, twins::Twin};
+use super::{exact, near_duplicates::NearDuplicate};
 use protocol::SeatId;
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +33,9 @@ pub enum Observed {
         trained: u32,
         measured: Option<Measured>,
         /// Another contribution that is more like this one than independent work can be, the most alike. It proves nothing
-        /// alone: see [`twins`](super::twins).
-        twin: Option<Twin>,
+        /// alone: see [`near_duplicates`](super::near_duplicates).
+        #[serde(rename = "twin")]
+        near_duplicate: Option<NearDuplicate>,
     },
 }
 
@@ -107,9 +108,9 @@ impl Observed {
         matches!(self, Observed::Faulty { label, .. } if PROVED.contains(&label.as_str()))
     }
 
-    pub(super) fn twin(&self) -> Option<&Twin> {
+    pub(super) fn near_duplicate(&self) -> Option<&NearDuplicate> {
         match self {
-            Observed::Valid { twin, .. } => twin.as_ref(),
+            Observed::Valid { near_duplicate, .. } => near_duplicate.as_ref(),
             Observed::Absent | Observed::Unobserved | Observed::Faulty { .. } => None,
         }
     }
@@ -168,7 +169,7 @@ mod tests {
 
     #[test]
     fn the_share_paid_for_is_what_was_trained() {
-        let valid = |trained| Observed::Valid { trained, measured: None, twin: None };
+        let valid = |trained| Observed::Valid { trained, measured: None, near_duplicate: None };
         assert_eq!(valid(3).trained_share(4), Some(0.75));
         assert_eq!(valid(9).trained_share(4), Some(1.0));
         assert_eq!(valid(0).trained_share(0), Some(0.0));

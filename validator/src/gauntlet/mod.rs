@@ -7,19 +7,19 @@
 //!
 //! - [`score`]: does it lower the loss, more so on the data that was its own, and does it harm?
 //! - [`rating`]: how does it compare with the others of the window, and with what the seat did before?
-//! - [`twins`]: is it somebody else's, or an old one?
+//! - [`near_duplicates`]: is it somebody else's, or an old one?
 //! - [`weights`](mod@weights): what share of the pay does that come to?
 //!
-//! [`standing`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
+//! [`reputation`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
 //! [`report`] says of every seat why it got what it got.
 
 pub mod evidence;
+pub mod near_duplicates;
 pub mod rating;
 pub mod report;
+pub mod reputation;
 pub mod schedule;
 pub mod score;
-pub mod standing;
-pub mod twins;
 pub mod weights;
 
 mod exact;
@@ -27,11 +27,11 @@ mod exact;
 mod tests;
 
 pub use evidence::{Evidence, LossPair, Measured, Observed};
+pub use near_duplicates::{NearDuplicate, Sketch, Sketches};
 pub use rating::Rating;
 pub use report::{OwnData, PenaltyReport, SeatReport};
+pub use reputation::{Penalty, PenaltyReason, Reputation, Reputations, WindowScore};
 pub use schedule::whom_to_evaluate;
-pub use standing::{Earned, Penalty, PenaltyReason, Standing, Standings};
-pub use twins::{Sketch, Sketches, Twin};
 pub use weights::weights;
 
 use protocol::{RunParams, SeatId, Uid, Window};
@@ -45,7 +45,8 @@ const UNOBSERVED_SHARE: f64 = 0.5;
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Verdict {
     /// What to remember; replaces the standings that were judged with.
-    pub standings: Standings,
+    #[serde(rename = "standings")]
+    pub reputations: Reputations,
     /// One for every seat of the evidence, in seat order.
     pub reports: Vec<SeatReport>,
     /// What to post, ready for the chain: proportional to the scores of the last epoch's worth of windows (PROT-26).
@@ -56,14 +57,19 @@ pub struct Verdict {
 ///
 /// `evidence` holds every miner's seat that was active in `window`, also those that committed nothing: who is not in it
 /// counts as absent. The order does not matter. A void window is not judged: nobody is to lose by it (PROT-19).
-/// To judge a window twice, judge it with the standings of before: `standings.judged` tells which window was the last.
-pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence: &[Evidence]) -> Verdict {
+/// To judge a window twice, judge it with the standings of before: `reputations.judged` tells which window was the last.
+pub fn judge(
+    params: &RunParams,
+    reputations: &Reputations,
+    window: Window,
+    evidence: &[Evidence],
+) -> Verdict {
     let observed = by_seat(evidence);
     let gains: BTreeMap<SeatId, Gains> = observed
         .iter()
         .filter_map(|(seat, observed)| Some((*seat, score::gains(observed.measured()?)?)))
         .collect();
-    let before = standings.opened_for(window, observed.keys().copied());
+    let before = reputations.opened_for(window, observed.keys().copied());
     let mut after = before.clone();
 
     // The match: who helped more on the common sequences, faults behind everyone (PROT-23).
@@ -71,7 +77,7 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
     let ranks = ranks(params, &observed, &gains);
     let players: Vec<(Rating, u32)> =
         ranks.iter().map(|(seat, rank)| (after.seats[seat].rating, *rank)).collect();
-    for (seat, rating) in ranks.keys().zip(rating::play_all_orders(&players, window.0)) {
+    for (seat, rating) in ranks.keys().zip(rating::update_all_orders(&players, window.0)) {
         after.seat_mut(*seat).rating = rating;
     }
 
@@ -91,8 +97,12 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
             let share = observed[seat].trained_share(params.sequences_per_seat).unwrap_or(1.0);
             let outcome = score::outcome(&gap, scale, share);
             let windows = remembered.unmeasured.min(params.evaluation_wait_max).max(1);
-            (remembered.mark, remembered.mark_variance) =
-                score::moved_mark(remembered.mark, remembered.mark_variance, outcome, windows);
+            (remembered.own_data_score, remembered.own_data_variance) = score::updated_own_data_score(
+                remembered.own_data_score,
+                remembered.own_data_variance,
+                outcome,
+                windows,
+            );
             outcomes
                 .insert(*seat, OwnData { gap: gap.mean, error: gap.error, scale, outcome: outcome.value });
         }
@@ -100,7 +110,9 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         if gains.harms() {
             remembered.penalties.push(Penalty::new(PenaltyReason::Harm, window));
         }
-        if observed[seat].twin().is_some_and(|twin| twins::is_copied(twin, window, gains.gap_in_errors())) {
+        if observed[seat].near_duplicate().is_some_and(|near_duplicate| {
+            near_duplicates::is_copied(near_duplicate, window, gains.gap_in_errors())
+        }) {
             remembered.penalties.push(Penalty::new(PenaltyReason::Duplicate, window));
         }
         remembered.evaluations = remembered.evaluations.saturating_add(1);
@@ -121,9 +133,9 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
         remembered.share =
             observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
     }
-    let field = field_ordinal(&after);
+    let field = median_rating(&after);
     for remembered in after.seats.values_mut() {
-        let earned = Earned { score: remembered.score(field), penalty: remembered.penalty_factor() };
+        let earned = WindowScore { score: remembered.score(field), penalty: remembered.penalty_factor() };
         weights::remember(&mut remembered.recent, earned, params.epoch_windows);
     }
     after.judged = Some(window);
@@ -143,7 +155,7 @@ pub fn judge(params: &RunParams, standings: &Standings, window: Window, evidence
             report::of(*seat, facts, &before.seats[seat], &after.seats[seat])
         })
         .collect();
-    Verdict { standings: after, reports, weights }
+    Verdict { reputations: after, reports, weights }
 }
 
 /// In seat order. A uid has one holder: were two named, the later registration counts.
@@ -159,10 +171,10 @@ fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
 }
 
 /// The usual ordinal of the seats, each counted by the work it stands for (PROT-25).
-fn field_ordinal(standings: &Standings) -> f64 {
+fn median_rating(reputations: &Reputations) -> f64 {
     let ordinals: Vec<(f64, f64)> =
-        standings.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
-    rating::field_ordinal(&ordinals)
+        reputations.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
+    rating::median_rating(&ordinals)
 }
 
 /// Places in the window's match, from 1: a seat stands behind every seat whose work is better beyond doubt, so that

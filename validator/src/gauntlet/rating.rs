@@ -36,7 +36,7 @@ impl Rating {
 
     /// From 0 to 1: what the rating is worth in a field whose usual ordinal is `field` (PROT-25). Who is not behind it beyond luck is
     /// worth as much as anybody: equal work is paid alike, and whoever comes first is paid for its work and not for coming first.
-    pub fn merit(&self, field: f64) -> f64 {
+    pub fn rating_factor(&self, field: f64) -> f64 {
         let behind = field - self.ordinal();
         ((BEHIND_MAX - behind) / (BEHIND_MAX - LEEWAY)).clamp(0.0, 1.0)
     }
@@ -56,7 +56,7 @@ impl Default for Rating {
 
 /// The ordinal of a field: the median of `ordinals`, each counted by the weight beside it, or 0 where nobody has any weight. So
 /// whoever stands for no work does not move it, however many there are.
-pub fn field_ordinal(ordinals: &[(f64, f64)]) -> f64 {
+pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
     let mut ordinals: Vec<(f64, f64)> =
         ordinals.iter().copied().filter(|(ordinal, weight)| ordinal.is_finite() && 0.0 < *weight).collect();
     ordinals.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
@@ -73,7 +73,7 @@ pub fn field_ordinal(ordinals: &[(f64, f64)]) -> f64 {
 
 /// Ratings after a match, in the order of the players. A player is its rating before and its place; equal places tie.
 /// A match of one changes nothing.
-pub fn play(players: &[(Rating, u32)]) -> Vec<Rating> {
+pub fn update(players: &[(Rating, u32)]) -> Vec<Rating> {
     let c = libm::sqrt(players.iter().map(|(rating, _)| rating.sigma * rating.sigma + BETA * BETA).sum());
 
     // Strengths, all divided by the strongest: quotients are the same, and nothing overflows.
@@ -116,13 +116,13 @@ pub fn play(players: &[(Rating, u32)]) -> Vec<Rating> {
     players.iter().enumerate().map(rated).collect()
 }
 
-/// [`play`], where several may share a place without being equal by more than chance: the mean over orders in which each of them once comes
+/// [`update`], where several may share a place without being equal by more than chance: the mean over orders in which each of them once comes
 /// first of those that share it, once second, and so on. `turn` says with whom to begin.
 ///
 /// The algorithm has a way with ties of its own, dividing what a place is worth by how many share it. With many, that makes a good place
 /// worth next to nothing: seven that share the first of ten would gain a fourteenth of what the eighth gains over two behind it. As most seats of
 /// a good window share a place, such ties are never given to it.
-pub fn play_all_orders(players: &[(Rating, u32)], turn: u32) -> Vec<Rating> {
+pub fn update_all_orders(players: &[(Rating, u32)], turn: u32) -> Vec<Rating> {
     let mut places: Vec<u32> = players.iter().map(|(_, place)| *place).collect();
     places.sort_unstable();
     let sharing = places.chunk_by(|a, b| a == b).map(<[u32]>::len).max().unwrap_or(0);
@@ -139,7 +139,7 @@ pub fn play_all_orders(players: &[(Rating, u32)], turn: u32) -> Vec<Rating> {
                 strict[*index].1 = place;
             }
         }
-        for ((mu, variance), rating) in sums.iter_mut().zip(play(&strict)) {
+        for ((mu, variance), rating) in sums.iter_mut().zip(update(&strict)) {
             *mu += rating.mu;
             *variance += rating.sigma * rating.sigma;
         }
@@ -164,7 +164,7 @@ mod tests {
             .zip(places)
             .map(|((mu, sigma), place)| (Rating { mu: *mu, sigma: *sigma }.aged(1), *place))
             .collect();
-        for (rating, (mu, sigma)) in play(&aged).iter().zip(expected) {
+        for (rating, (mu, sigma)) in update(&aged).iter().zip(expected) {
             assert!(
                 (rating.mu - mu).abs() < 1e-9 && (rating.sigma - sigma).abs() < 1e-9,
                 "{rating:?} {mu} {sigma}"
@@ -281,26 +281,26 @@ mod tests {
         let place = |index: usize| if index < 7 { 1 } else { 8 + index as u32 };
         let players: Vec<_> = (0..10).map(|index| (Rating::START, place(index))).collect();
         for turn in 0..5 {
-            let rated = play_all_orders(&players, turn);
+            let rated = update_all_orders(&players, turn);
             assert!(rated[..7].iter().all(|rating| (rating.mu - rated[0].mu).abs() < 1e-9));
             assert!(rated[..7].iter().all(|rating| (rating.sigma - rated[0].sigma).abs() < 1e-9));
             assert!(rated[0].mu > 25.0 && rated[7].mu < 25.0 && rated[9].mu < rated[8].mu);
         }
         // What the algorithm itself makes of seven that tie.
-        let tied = play(&players);
+        let tied = update(&players);
         assert!(tied[7].mu > tied[0].mu, "then this whole function is not needed");
     }
 
     #[test]
     fn where_nobody_shares_a_place_there_is_one_order() {
         let players = [(Rating::START, 2), (Rating { mu: 30.0, sigma: 3.0 }, 1), (Rating::START, 3)];
-        assert_eq!(play_all_orders(&players, 7), play(&players));
-        assert_eq!(play_all_orders(&[], 7), []);
+        assert_eq!(update_all_orders(&players, 7), update(&players));
+        assert_eq!(update_all_orders(&[], 7), []);
     }
 
     #[test]
     fn a_rating_is_worth_as_much_as_any_until_it_is_behind_by_more_than_luck() {
-        let worth = |behind: f64| Rating { mu: 30.0 - behind, sigma: 5.0 }.merit(15.0);
+        let worth = |behind: f64| Rating { mu: 30.0 - behind, sigma: 5.0 }.rating_factor(15.0);
         assert_eq!([worth(-9.0), worth(0.0), worth(7.0)], [1.0; 3]);
         assert!((worth(16.0) - 0.5).abs() < 1e-12);
         assert_eq!([worth(25.0), worth(80.0)], [0.0; 2]);
@@ -309,17 +309,17 @@ mod tests {
     #[test]
     fn who_stands_for_no_work_does_not_move_the_field() {
         let field = [(10.0, 1.0), (12.0, 1.0), (11.0, 1.0)];
-        assert_eq!(field_ordinal(&field), 11.0);
+        assert_eq!(median_rating(&field), 11.0);
         let crowded: Vec<_> = field.into_iter().chain((0..50).map(|_| (40.0, 0.0))).collect();
-        assert_eq!(field_ordinal(&crowded), 11.0);
-        assert_eq!(field_ordinal(&[(f64::NAN, 1.0), (3.0, 0.5)]), 3.0);
-        assert_eq!(field_ordinal(&[]), 0.0);
+        assert_eq!(median_rating(&crowded), 11.0);
+        assert_eq!(median_rating(&[(f64::NAN, 1.0), (3.0, 0.5)]), 3.0);
+        assert_eq!(median_rating(&[]), 0.0);
     }
 
     #[test]
     fn a_match_of_one_or_none_changes_nothing() {
-        assert_eq!(play(&[(Rating::START, 1)]), [Rating::START]);
-        assert_eq!(play(&[]), []);
+        assert_eq!(update(&[(Rating::START, 1)]), [Rating::START]);
+        assert_eq!(update(&[]), []);
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
             let expected = published(&teams, &ranks, 7.0);
             let players: Vec<_> =
                 players.into_iter().map(|(mu, sigma, place)| (Rating { mu, sigma }, place)).collect();
-            for (rating, expected) in play(&players).iter().zip(expected) {
+            for (rating, expected) in update(&players).iter().zip(expected) {
                 prop_assert!((rating.mu - expected[0].0).abs() < 1e-9, "{} {}", rating.mu, expected[0].0);
                 prop_assert!((rating.sigma - expected[0].1).abs() < 1e-9);
             }
@@ -353,7 +353,7 @@ mod tests {
         ) {
             let players: Vec<_> =
                 players.into_iter().map(|(mu, sigma, place)| (Rating { mu, sigma }, place)).collect();
-            let rated = play(&players);
+            let rated = update(&players);
             prop_assert_eq!(rated.len(), players.len());
             for (after, (before, _)) in rated.iter().zip(&players) {
                 prop_assert!(after.mu.is_finite() && after.sigma.is_finite() && after.sigma > 0.0);
@@ -371,7 +371,7 @@ mod tests {
                 .enumerate()
                 .map(|(place, (mu, sigma))| (Rating { mu, sigma }, place as u32 + 1))
                 .collect();
-            let rated = play(&players);
+            let rated = update(&players);
             prop_assert!(rated[0].mu >= players[0].0.mu);
             prop_assert!(rated[seats - 1].mu <= players[seats - 1].0.mu);
         }

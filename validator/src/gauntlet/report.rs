@@ -2,10 +2,10 @@
 
 use super::{
     evidence::Observed,
+    near_duplicates::NearDuplicate,
     rating::Rating,
+    reputation::{PenaltyReason, Reputation, WindowScore},
     score::Gains,
-    standing::{Earned, PenaltyReason, Standing},
-    twins::Twin,
 };
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
@@ -30,15 +30,20 @@ pub struct SeatReport {
     pub rating_after: Rating,
     pub ordinal: f64,
     /// The ordinal of the window's field: the median over seats, by how much work each stands for.
-    pub field_ordinal: f64,
+    #[serde(rename = "field_ordinal")]
+    pub median_rating: f64,
     /// From 0 to 1: what the ordinal is worth beside the field's (PROT-25).
-    pub merit: f64,
-    pub mark_before: f64,
-    pub mark_after: f64,
+    #[serde(rename = "merit")]
+    pub rating_factor: f64,
+    #[serde(rename = "mark_before")]
+    pub own_data_score_before: f64,
+    #[serde(rename = "mark_after")]
+    pub own_data_score_after: f64,
     /// `t/n`.
     pub trained_share: f64,
     /// The contribution that this one is most like, where that is more than independent work can be.
-    pub twin: Option<Twin>,
+    #[serde(rename = "twin")]
+    pub near_duplicate: Option<NearDuplicate>,
     /// All that weigh on this window's score.
     pub penalties: Vec<PenaltyReport>,
     /// This window's score (PROT-25).
@@ -93,7 +98,7 @@ pub(super) struct Facts<'a> {
     pub weight: u16,
 }
 
-pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Standing) -> SeatReport {
+pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Reputation, after: &Reputation) -> SeatReport {
     SeatReport {
         seat,
         observed: match facts.observed {
@@ -113,12 +118,12 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Stan
         rating_before: before.rating,
         rating_after: after.rating,
         ordinal: after.rating.ordinal(),
-        field_ordinal: facts.field,
-        merit: after.rating.merit(facts.field),
-        mark_before: before.mark,
-        mark_after: after.mark,
+        median_rating: facts.field,
+        rating_factor: after.rating.rating_factor(facts.field),
+        own_data_score_before: before.own_data_score,
+        own_data_score_after: after.own_data_score,
         trained_share: after.share,
-        twin: facts.observed.twin().copied(),
+        near_duplicate: facts.observed.near_duplicate().copied(),
         penalties: after
             .penalties
             .iter()
@@ -129,7 +134,7 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Standing, after: &Stan
                 evaluations_remaining: penalty.remaining,
             })
             .collect(),
-        score: after.recent.last().map_or(0.0, Earned::paid),
+        score: after.recent.last().map_or(0.0, WindowScore::paid),
         weight: facts.weight,
     }
 }

@@ -1,6 +1,6 @@
 //! Whom to measure, where time does not suffice for everyone (PROT-28).
 
-use super::standing::{Standing, Standings};
+use super::reputation::{Reputation, Reputations};
 use protocol::{Digest, SeatId, Window};
 
 /// At most `budget` of `candidates`, in the order in which to measure them.
@@ -15,11 +15,12 @@ pub fn whom_to_evaluate(
     seed: &Digest,
     window: Window,
     candidates: &[SeatId],
-    standings: &Standings,
+    reputations: &Reputations,
     budget: usize,
     wait_max: u32,
 ) -> Vec<SeatId> {
-    let waited = |seat: &SeatId| standings.seats.get(seat).map_or(0, |known: &Standing| known.waited(window));
+    let waited =
+        |seat: &SeatId| reputations.seats.get(seat).map_or(0, |known: &Reputation| known.waited(window));
     let mut waiting: Vec<(SeatId, u32)> = candidates.iter().map(|seat| (*seat, waited(seat))).collect();
     waiting.sort_unstable();
     waiting.dedup();
@@ -95,38 +96,41 @@ mod tests {
     }
 
     /// Judges a window in which `chosen` were measured and the rest of `all` was not.
-    fn after(standings: &Standings, window: u32, all: &[SeatId], chosen: &[SeatId]) -> Standings {
+    fn after(reputations: &Reputations, window: u32, all: &[SeatId], chosen: &[SeatId]) -> Reputations {
         let pairs = vec![LossPair::new(0, 3.0, 2.9), LossPair::new(1, 3.0, 2.8)];
         let evidence: Vec<_> = all
             .iter()
             .map(|seat| {
                 let measured =
                     chosen.contains(seat).then(|| Measured { own: pairs.clone(), common: pairs.clone() });
-                Evidence { seat: *seat, observed: Observed::Valid { trained: 512, measured, twin: None } }
+                Evidence {
+                    seat: *seat,
+                    observed: Observed::Valid { trained: 512, measured, near_duplicate: None },
+                }
             })
             .collect();
-        judge(&RunParams::default(), standings, Window(window), &evidence).standings
+        judge(&RunParams::default(), reputations, Window(window), &evidence).reputations
     }
 
     #[test]
     fn with_time_enough_everyone_is_measured() {
         let all = seats(5);
-        let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &Standings::default(), 9, 4);
+        let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &Reputations::default(), 9, 4);
         assert_eq!(chosen.iter().copied().collect::<BTreeSet<_>>(), all.iter().copied().collect());
         assert_eq!(chosen.len(), 5);
-        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &all, &Standings::default(), 0, 4), []);
-        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &[], &Standings::default(), 4, 4), []);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &all, &Reputations::default(), 0, 4), []);
+        assert_eq!(whom_to_evaluate(&seed(0), Window(3), &[], &Reputations::default(), 4, 4), []);
     }
 
     #[test]
     fn whoever_waited_longest_is_never_left_behind() {
         let all = seats(3);
-        let mut standings = after(&Standings::default(), 0, &all, &all);
+        let mut reputations = after(&Reputations::default(), 0, &all, &all);
         for window in 1..4 {
-            standings = after(&standings, window, &all, &all[1..]);
+            reputations = after(&reputations, window, &all, &all[1..]);
         }
         for number in 0..20 {
-            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &standings, 1, 4);
+            let chosen = whom_to_evaluate(&seed(number), Window(4), &all, &reputations, 1, 4);
             assert_eq!(chosen, [all[0]]);
         }
     }
@@ -135,7 +139,7 @@ mod tests {
     fn nobody_can_know_whose_turn_it_is() {
         let all = seats(6);
         let firsts: BTreeSet<_> = (0..80)
-            .map(|number| whom_to_evaluate(&seed(number), Window(0), &all, &Standings::default(), 1, 50)[0])
+            .map(|number| whom_to_evaluate(&seed(number), Window(0), &all, &Reputations::default(), 1, 50)[0])
             .collect();
         assert_eq!(firsts.len(), 6);
     }
@@ -147,12 +151,12 @@ mod tests {
         fn nobody_waits_longer_than_the_rule_allows(budget in 1usize..4, wait_max in 1u32..6, spare in 0usize..3) {
             let count = (budget * wait_max as usize).saturating_sub(spare).max(1);
             let all = seats(count as u16);
-            let mut standings = Standings::default();
+            let mut reputations = Reputations::default();
             for window in 0..30 {
-                let chosen = whom_to_evaluate(&seed(window), Window(window), &all, &standings, budget, wait_max);
+                let chosen = whom_to_evaluate(&seed(window), Window(window), &all, &reputations, budget, wait_max);
                 prop_assert!(chosen.len() <= budget);
-                standings = after(&standings, window, &all, &chosen);
-                let longest = standings.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
+                reputations = after(&reputations, window, &all, &chosen);
+                let longest = reputations.seats.values().map(|seat| seat.waited(Window(window + 1))).max().unwrap();
                 // A seat first seen in window 0 has waited for `window + 1`.
                 prop_assert!(longest <= wait_max, "{longest} windows at {window}");
             }
@@ -161,9 +165,9 @@ mod tests {
         #[test]
         fn the_order_of_the_candidates_does_not_matter(count in 0u16..9, budget in 0usize..9, number in any::<u32>()) {
             let mut all = seats(count);
-            let chosen = whom_to_evaluate(&seed(number), Window(1), &all, &Standings::default(), budget, 3);
+            let chosen = whom_to_evaluate(&seed(number), Window(1), &all, &Reputations::default(), budget, 3);
             all.reverse();
-            prop_assert_eq!(whom_to_evaluate(&seed(number), Window(1), &all, &Standings::default(), budget, 3), chosen);
+            prop_assert_eq!(whom_to_evaluate(&seed(number), Window(1), &all, &Reputations::default(), budget, 3), chosen);
         }
     }
 }

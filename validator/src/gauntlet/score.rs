@@ -162,20 +162,25 @@ pub struct Outcome {
 /// A measurement that shows nothing at all of the seat's own data, no gap or one that points away from them, takes the mark down much faster
 /// than work raises it: otherwise who worked once could send anything for twenty windows more. To own work that happens next to never,
 /// to anything else in half of all windows.
-pub fn moved_mark(mark: f64, variance: f64, outcome: Outcome, windows: u32) -> (f64, f64) {
-    let shows_nothing = outcome.value <= 0.0 && outcome.value < mark;
+pub fn updated_own_data_score(
+    own_data_score: f64,
+    variance: f64,
+    outcome: Outcome,
+    windows: u32,
+) -> (f64, f64) {
+    let shows_nothing = outcome.value <= 0.0 && outcome.value < own_data_score;
     let first = if shows_nothing { FALL_RATE } else { MARK_RATE };
     let kept =
         (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { MARK_RATE }));
     let moved = 1.0 - kept;
     let error = (moved * outcome.error).min(1.0);
-    (kept * mark + moved * outcome.value, kept * kept * variance + error * error)
+    (kept * own_data_score + moved * outcome.value, kept * kept * variance + error * error)
 }
 
 /// What of a mark noise does not explain: `m·(1 − v/m²)`, at least 0. A mark of no more than its own standard error is nothing, one of three
 /// loses a ninth, one of ten a hundredth.
-pub fn proven(mark: f64, variance: f64) -> f64 {
-    if mark <= 0.0 { 0.0 } else { (mark - variance / mark).max(0.0) }
+pub fn proven(own_data_score: f64, variance: f64) -> f64 {
+    if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
 }
 
 /// The mean of the two in the middle where there are an even number; 0 of none.
@@ -275,25 +280,31 @@ mod tests {
     #[test]
     fn a_mark_moves_once_for_each_window_that_a_measurement_stands_for() {
         let outcome = Outcome { value: 1.0, error: 0.3 };
-        let (mut mark, mut variance) = (0.2, 0.0);
-        close(moved_mark(mark, variance, outcome, 0).0, 0.2);
+        let (mut own_data_score, mut variance) = (0.2, 0.0);
+        close(updated_own_data_score(own_data_score, variance, outcome, 0).0, 0.2);
         for _ in 0..3 {
-            (mark, variance) = moved_mark(mark, variance, outcome, 1);
+            (own_data_score, variance) = updated_own_data_score(own_data_score, variance, outcome, 1);
         }
-        let (at_once, with_one_error) = moved_mark(0.2, 0.0, outcome, 3);
-        close(at_once, mark);
+        let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3);
+        close(at_once, own_data_score);
         assert!(variance < with_one_error, "three measurements say more than one");
     }
 
     #[test]
     fn a_mark_falls_fast_where_nothing_of_ones_own_shows() {
-        let at = |value: f64| moved_mark(0.8, 0.0, Outcome { value, error: 0.2 }, 1).0;
+        let at = |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1).0;
         close(at(-0.1), 0.7 * 0.8 + 0.3 * -0.1);
         close(at(0.0), 0.7 * 0.8);
         close(at(0.1), 0.95 * 0.8 + 0.05 * 0.1);
         // Once for a measurement, however many windows it stands for, and never upwards.
-        close(moved_mark(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3).0, 0.7 * 0.95 * 0.95 * 0.8);
-        close(moved_mark(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1).0, 0.95 * -0.5 + 0.05 * -0.1);
+        close(
+            updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3).0,
+            0.7 * 0.95 * 0.95 * 0.8,
+        );
+        close(
+            updated_own_data_score(-0.5, 0.0, Outcome { value: -0.1, error: 0.2 }, 1).0,
+            0.95 * -0.5 + 0.05 * -0.1,
+        );
     }
 
     #[test]

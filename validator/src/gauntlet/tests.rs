@@ -13,7 +13,7 @@ const SCATTER: f64 = 0.02;
 #[derive(Clone, Copy)]
 enum Miner {
     /// Gains on its own data beyond what it gains elsewhere; `work` is the part of a full window's training.
-    Honest {
+    DefaultStrategy {
         work: f64,
     },
     /// Uploads another's work: it helps everywhere alike.
@@ -56,10 +56,10 @@ fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
     let valid = |trained: u32, own: f64, common: f64| Observed::Valid {
         trained,
         measured: Some(Measured { own: losses(names(1), own), common: losses(names(2), common) }),
-        twin: None,
+        near_duplicate: None,
     };
     let observed = match miner {
-        Miner::Honest { work } => valid(100, 0.008 + 0.03 * work, 0.008),
+        Miner::DefaultStrategy { work } => valid(100, 0.008 + 0.03 * work, 0.008),
         Miner::Copycat => valid(100, 0.008, 0.008),
         Miner::Harmful => valid(100, -0.05, -0.05),
         Miner::Faulty => {
@@ -74,9 +74,9 @@ fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
 /// Judges `windows` windows of the same miners, and returns the last verdict and what each seat's weights add up to.
 fn simulate(run: u64, windows: u32, miners: &[Miner]) -> (Verdict, Vec<f64>) {
     let mut paid = vec![0.0; miners.len()];
-    let mut verdict = Verdict { standings: Standings::default(), reports: vec![], weights: vec![] };
+    let mut verdict = Verdict { reputations: Reputations::default(), reports: vec![], weights: vec![] };
     for window in 0..windows {
-        verdict = next(run, &verdict.standings, window, miners);
+        verdict = next(run, &verdict.reputations, window, miners);
         let total: f64 = verdict.weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
         for (uid, weight) in &verdict.weights {
             paid[usize::from(uid.0)] += f64::from(*weight) / total;
@@ -85,20 +85,24 @@ fn simulate(run: u64, windows: u32, miners: &[Miner]) -> (Verdict, Vec<f64>) {
     (verdict, paid)
 }
 
-fn next(run: u64, standings: &Standings, window: u32, miners: &[Miner]) -> Verdict {
+fn next(run: u64, reputations: &Reputations, window: u32, miners: &[Miner]) -> Verdict {
     let evidence: Vec<_> =
         miners.iter().enumerate().map(|(uid, miner)| evidence(run, window, uid, *miner)).collect();
-    judge(&params(), standings, Window(window), &evidence)
+    judge(&params(), reputations, Window(window), &evidence)
 }
 
-const HONEST: Miner = Miner::Honest { work: 1.0 };
+const HONEST: Miner = Miner::DefaultStrategy { work: 1.0 };
 
 #[test]
 fn honest_seats_share_the_pay_about_evenly_in_the_long_run() {
     let (verdict, paid) = simulate(1, 200, &[HONEST; 4]);
     assert_eq!(verdict.weights.len(), 4);
     assert!(paid.iter().all(|paid| (25.0..=80.0).contains(paid)), "{paid:?}");
-    assert!(verdict.standings.seats.values().all(|seat| seat.mark > 0.7), "{:?}", verdict.standings);
+    assert!(
+        verdict.reputations.seats.values().all(|seat| seat.own_data_score > 0.7),
+        "{:?}",
+        verdict.reputations
+    );
 }
 
 #[test]
@@ -124,9 +128,10 @@ fn copies_do_not_pay_where_they_are_the_majority_either() {
 
 #[test]
 fn half_of_the_work_earns_about_half_of_the_mark() {
-    let (verdict, _) = simulate(3, 120, &[HONEST, HONEST, Miner::Honest { work: 0.5 }, HONEST, HONEST]);
-    let half = verdict.standings.seats[&seat(2)].mark;
-    let full = verdict.standings.seats[&seat(0)].mark;
+    let (verdict, _) =
+        simulate(3, 120, &[HONEST, HONEST, Miner::DefaultStrategy { work: 0.5 }, HONEST, HONEST]);
+    let half = verdict.reputations.seats[&seat(2)].own_data_score;
+    let full = verdict.reputations.seats[&seat(0)].own_data_score;
     assert!((0.35..=0.6).contains(&(half / full)), "{half} of {full}");
 }
 
@@ -135,21 +140,21 @@ fn one_harmful_window_costs_three_quarters_and_wears_off() {
     let (before, _) = simulate(4, 40, &[HONEST; 4]);
     let mut miners = [HONEST; 4];
     miners[1] = Miner::Harmful;
-    let harmed = next(4, &before.standings, 40, &miners);
+    let harmed = next(4, &before.reputations, 40, &miners);
     let report = &harmed.reports[1];
     assert_eq!(report.rank, Some(4));
     assert_eq!(report.penalties.len(), 1);
     assert_eq!(report.penalties[0].reason, PenaltyReason::Harm);
     assert_eq!(report.penalties[0].since, Window(40));
     assert_eq!(report.penalties[0].factor, 0.25);
-    let remembered = &harmed.standings.seats[&seat(1)];
-    let unpunished = remembered.score(report.field_ordinal);
+    let remembered = &harmed.reputations.seats[&seat(1)];
+    let unpunished = remembered.score(report.median_rating);
     assert!((report.score - unpunished * 0.25).abs() < 1e-12);
 
     let mut verdict = harmed;
     for window in 41..51 {
         assert_eq!(verdict.reports[1].penalties.len(), 1);
-        verdict = next(4, &verdict.standings, window, &[HONEST; 4]);
+        verdict = next(4, &verdict.reputations, window, &[HONEST; 4]);
     }
     assert!(verdict.reports[1].penalties.is_empty());
 }
@@ -157,7 +162,7 @@ fn one_harmful_window_costs_three_quarters_and_wears_off() {
 #[test]
 fn a_fault_comes_last_and_is_unpaid_for_its_window() {
     let (before, _) = simulate(5, 20, &[HONEST; 4]);
-    let faulty = next(5, &before.standings, 20, &[HONEST, HONEST, Miner::Faulty, Miner::Faulty]);
+    let faulty = next(5, &before.reputations, 20, &[HONEST, HONEST, Miner::Faulty, Miner::Faulty]);
     let report = &faulty.reports[2];
     assert_eq!(
         report.observed,
@@ -167,8 +172,8 @@ fn a_fault_comes_last_and_is_unpaid_for_its_window() {
     assert_eq!((report.rank, faulty.reports[3].rank), (Some(3), Some(3)));
     assert!(report.rating_after.mu < report.rating_before.mu);
     assert_eq!((report.score, report.weight), (0.0, 0));
-    assert_eq!(report.mark_after, report.mark_before);
-    assert_eq!(faulty.standings.seats[&seat(2)].faults, 1);
+    assert_eq!(report.own_data_score_after, report.own_data_score_before);
+    assert_eq!(faulty.reputations.seats[&seat(2)].faults, 1);
     assert_eq!(faulty.weights.len(), 2);
 }
 
@@ -179,12 +184,12 @@ fn bytes_that_no_honest_program_makes_weigh_on_the_epoch() {
     let fault = |label: &str| {
         let observed = Observed::Faulty { label: label.into(), detail: String::new() };
         let evidence = [Evidence { seat: seat(2), observed }];
-        judge(&long, &before.standings, Window(20), &evidence)
+        judge(&long, &before.reputations, Window(20), &evidence)
     };
     let (accident, proved) = (fault("missing"), fault("undecodable"));
     assert!(accident.reports[0].penalties.is_empty());
     assert_eq!(proved.reports[0].penalties[0].reason, PenaltyReason::Fault);
-    let earned = |verdict: &Verdict| weights::earned(&verdict.standings.seats[&seat(2)]);
+    let earned = |verdict: &Verdict| weights::earned(&verdict.reputations.seats[&seat(2)]);
     assert!(0.0 < earned(&accident));
     assert!((earned(&proved) - earned(&accident) * 0.25).abs() < 1e-12);
 }
@@ -192,22 +197,22 @@ fn bytes_that_no_honest_program_makes_weigh_on_the_epoch() {
 #[test]
 fn who_commits_nothing_is_unrated_and_unpaid_but_keeps_its_record() {
     let (before, _) = simulate(6, 20, &[HONEST; 4]);
-    let away = next(6, &before.standings, 20, &[HONEST, HONEST, HONEST, Miner::Away]);
+    let away = next(6, &before.reputations, 20, &[HONEST, HONEST, HONEST, Miner::Away]);
     let report = &away.reports[3];
     assert_eq!(report.rank, None);
     assert_eq!(report.rating_after, report.rating_before.aged(1));
-    assert_eq!((report.mark_after, report.weight), (report.mark_before, 0));
-    assert_eq!(away.standings.seats[&seat(3)].faults, 0);
+    assert_eq!((report.own_data_score_after, report.weight), (report.own_data_score_before, 0));
+    assert_eq!(away.reputations.seats[&seat(3)].faults, 0);
 }
 
 #[test]
 fn what_nobody_could_observe_is_no_fault_and_costs_half_a_windows_pay() {
     let (before, _) = simulate(7, 20, &[HONEST; 4]);
-    let unlucky = next(7, &before.standings, 20, &[HONEST, HONEST, HONEST, Miner::Unlucky]);
+    let unlucky = next(7, &before.reputations, 20, &[HONEST, HONEST, HONEST, Miner::Unlucky]);
     let report = &unlucky.reports[3];
     assert_eq!(report.observed, Seen::Unobserved);
     assert_eq!(report.trained_share, 0.5);
-    assert_eq!((report.rank, report.mark_after), (None, report.mark_before));
+    assert_eq!((report.rank, report.own_data_score_after), (None, report.own_data_score_before));
     // But for a window's growth of doubt.
     assert!((report.score - 0.5 * before.reports[3].score).abs() < 1e-9);
     assert!(report.weight > 0);
@@ -218,9 +223,9 @@ fn a_seat_is_paid_for_the_part_it_trained() {
     let (before, _) = simulate(8, 20, &[HONEST; 2]);
     let trained = |trained| Evidence {
         seat: seat(0),
-        observed: Observed::Valid { trained, measured: None, twin: None },
+        observed: Observed::Valid { trained, measured: None, near_duplicate: None },
     };
-    let score = |count| judge(&params(), &before.standings, Window(20), &[trained(count)]).reports[0].score;
+    let score = |count| judge(&params(), &before.reputations, Window(20), &[trained(count)]).reports[0].score;
     assert!((score(10) * 10.0 - score(100)).abs() < 1e-9);
     assert_eq!(score(0), 0.0);
 }
@@ -234,12 +239,12 @@ fn weights_cover_an_epoch_of_windows_so_an_absence_costs_its_part_of_it() {
         let miners = if window == 35 { [HONEST, Miner::Away] } else { [HONEST, HONEST] };
         let evidence: Vec<_> =
             miners.iter().enumerate().map(|(uid, miner)| evidence(9, window, uid, *miner)).collect();
-        verdict = judge(&params, &verdict.standings, Window(window), &evidence);
+        verdict = judge(&params, &verdict.reputations, Window(window), &evidence);
         alone += verdict.reports[1].score;
     }
-    let recent = &verdict.standings.seats[&seat(1)].recent;
+    let recent = &verdict.reputations.seats[&seat(1)].recent;
     assert_eq!((recent.len(), recent[5].score), (10, 0.0));
-    assert!((recent.iter().map(Earned::paid).sum::<f64>() - alone).abs() < 1e-9);
+    assert!((recent.iter().map(WindowScore::paid).sum::<f64>() - alone).abs() < 1e-9);
 }
 
 #[test]
@@ -250,15 +255,21 @@ fn a_broken_model_is_the_worst_of_the_window_and_poisons_no_number() {
             own: vec![LossPair { sequence: 1, before: 3.0, after: f64::NAN }; 4],
             common: vec![LossPair { sequence: 2, before: 3.0, after: f64::INFINITY }; 4],
         }),
-        twin: None,
+        near_duplicate: None,
     };
     let mut all: Vec<_> = (0..3).map(|uid| evidence(10, 0, uid, HONEST)).collect();
     all.push(Evidence { seat: seat(3), observed: broken });
-    let verdict = judge(&params(), &Standings::default(), Window(0), &all);
+    let verdict = judge(&params(), &Reputations::default(), Window(0), &all);
     assert_eq!(verdict.reports[3].rank, Some(4));
     assert_eq!(verdict.reports[3].penalties.len(), 1);
     assert!(verdict.weights.iter().all(|(uid, _)| *uid != Uid(3)));
-    assert!(verdict.standings.seats.values().all(|seat| seat.rating.mu.is_finite() && seat.mark.is_finite()));
+    assert!(
+        verdict
+            .reputations
+            .seats
+            .values()
+            .all(|seat| seat.rating.mu.is_finite() && seat.own_data_score.is_finite())
+    );
 }
 
 #[test]
@@ -271,26 +282,26 @@ fn a_new_holder_of_a_seat_inherits_nothing() {
         Evidence { seat: seat(0), observed: Observed::Absent },
         evidence(11, 20, 1, HONEST),
     ];
-    let verdict = judge(&params(), &before.standings, Window(20), &evidence);
+    let verdict = judge(&params(), &before.reputations, Window(20), &evidence);
     assert_eq!(verdict.reports.len(), 2);
     assert_eq!(verdict.reports[0].seat, newcomer);
-    assert_eq!(verdict.standings.seats[&newcomer].mark, 0.0);
-    assert!(!verdict.standings.seats.contains_key(&seat(0)));
-    assert!(verdict.standings.seats.contains_key(&seat(1)));
+    assert_eq!(verdict.reputations.seats[&newcomer].own_data_score, 0.0);
+    assert!(!verdict.reputations.seats.contains_key(&seat(0)));
+    assert!(verdict.reputations.seats.contains_key(&seat(1)));
 }
 
 #[test]
 fn windows_that_nobody_judged_add_their_doubt() {
     let (before, _) = simulate(12, 5, &[HONEST; 2]);
-    let verdict = next(12, &before.standings, 24, &[Miner::Away, Miner::Away]);
-    let expected = before.standings.seats[&seat(0)].rating.aged(20);
-    assert_eq!(verdict.standings.seats[&seat(0)].rating, expected);
+    let verdict = next(12, &before.reputations, 24, &[Miner::Away, Miner::Away]);
+    let expected = before.reputations.seats[&seat(0)].rating.aged(20);
+    assert_eq!(verdict.reputations.seats[&seat(0)].rating, expected);
     // A seat that is not named ages too.
-    let alone = next(12, &before.standings, 24, &[Miner::Away]);
-    assert_eq!(alone.standings.seats[&seat(1)].rating, before.standings.seats[&seat(1)].rating.aged(20));
+    let alone = next(12, &before.reputations, 24, &[Miner::Away]);
+    assert_eq!(alone.reputations.seats[&seat(1)].rating, before.reputations.seats[&seat(1)].rating.aged(20));
     assert_eq!(alone.reports.len(), 1);
     assert_eq!(alone.weights, []);
-    assert_eq!(alone.weights, weights(&alone.standings));
+    assert_eq!(alone.weights, weights(&alone.reputations));
 }
 
 #[test]
@@ -298,12 +309,12 @@ fn without_common_sequences_nobody_is_rated() {
     let lone = Observed::Valid {
         trained: 100,
         measured: Some(Measured { own: losses([1, 1, 1], 0.02), common: vec![] }),
-        twin: None,
+        near_duplicate: None,
     };
     let verdict =
-        judge(&params(), &Standings::default(), Window(0), &[Evidence { seat: seat(0), observed: lone }]);
+        judge(&params(), &Reputations::default(), Window(0), &[Evidence { seat: seat(0), observed: lone }]);
     assert_eq!(verdict.reports[0].observed, Seen::Waiting);
-    assert_eq!(verdict.standings.seats[&seat(0)].last_evaluated, None);
+    assert_eq!(verdict.reputations.seats[&seat(0)].last_evaluated, None);
     assert_eq!(verdict.weights, []);
 }
 
@@ -315,35 +326,35 @@ fn what_was_saved_is_judged_again_to_the_same_bit() {
         .enumerate()
         .map(|(uid, miner)| evidence(13, 15, uid, *miner))
         .collect();
-    let live = judge(&params(), &before.standings, Window(15), &evidence);
+    let live = judge(&params(), &before.reputations, Window(15), &evidence);
 
-    let saved = serde_json::to_string(&(&before.standings, &evidence)).unwrap();
-    let (standings, evidence): (Standings, Vec<Evidence>) = serde_json::from_str(&saved).unwrap();
-    assert_eq!(standings, before.standings);
-    assert_eq!(judge(&params(), &standings, Window(15), &evidence), live);
+    let saved = serde_json::to_string(&(&before.reputations, &evidence)).unwrap();
+    let (reputations, evidence): (Reputations, Vec<Evidence>) = serde_json::from_str(&saved).unwrap();
+    assert_eq!(reputations, before.reputations);
+    assert_eq!(judge(&params(), &reputations, Window(15), &evidence), live);
     assert!(serde_json::to_string(&live.reports).unwrap().contains("harm"));
 }
 
 #[test]
 fn a_standing_with_a_number_that_is_none_is_refused() {
     let (verdict, _) = simulate(14, 1, &[HONEST]);
-    let saved = serde_json::to_string(&verdict.standings).unwrap();
-    assert!(serde_json::from_str::<Standings>(&saved).is_ok());
+    let saved = serde_json::to_string(&verdict.reputations).unwrap();
+    assert!(serde_json::from_str::<Reputations>(&saved).is_ok());
     for broken in ["\"NaN\"", "\"inf\"", "\"much\""] {
         let text = saved.replace("\"mu\":\"25.0\"", &format!("\"mu\":{broken}"));
         assert_ne!(text, saved);
-        assert!(serde_json::from_str::<Standings>(&text).is_err());
+        assert!(serde_json::from_str::<Reputations>(&text).is_err());
     }
 }
 
-fn twin(uid: u16, window: u32) -> Twin {
-    Twin { uid: Uid(uid), window: Window(window), digest: Digest::default(), alike: 0.97 }
+fn near_duplicate(uid: u16, window: u32) -> NearDuplicate {
+    NearDuplicate { uid: Uid(uid), window: Window(window), digest: Digest::default(), alike: 0.97 }
 }
 
-fn with_twin(evidence: Evidence, found: Twin) -> Evidence {
+fn with_near_duplicate(evidence: Evidence, found: NearDuplicate) -> Evidence {
     match evidence.observed {
         Observed::Valid { trained, measured, .. } => {
-            let observed = Observed::Valid { trained, measured, twin: Some(found) };
+            let observed = Observed::Valid { trained, measured, near_duplicate: Some(found) };
             Evidence { observed, ..evidence }
         }
         observed => Evidence { observed, ..evidence },
@@ -357,11 +368,11 @@ fn who_sends_again_what_was_sent_before_is_penalised_at_once_and_its_author_neve
     let mut penalised = 0;
     for window in 40..60 {
         let mut all: Vec<_> = (0..3).map(|uid| evidence(20, window, uid, HONEST)).collect();
-        all.push(with_twin(evidence(20, window, 3, Miner::Copycat), twin(0, window - 1)));
-        verdict = judge(&params(), &verdict.standings, Window(window), &all);
+        all.push(with_near_duplicate(evidence(20, window, 3, Miner::Copycat), near_duplicate(0, window - 1)));
+        verdict = judge(&params(), &verdict.reputations, Window(window), &all);
         assert!(verdict.reports[..3].iter().all(|report| report.penalties.is_empty()));
         let copy = &verdict.reports[3];
-        assert_eq!(copy.twin, Some(twin(0, window - 1)));
+        assert_eq!(copy.near_duplicate, Some(near_duplicate(0, window - 1)));
         assert!(copy.penalties.iter().all(|penalty| penalty.reason == PenaltyReason::Duplicate));
         penalised += copy.penalties.iter().filter(|penalty| penalty.since == Window(window)).count();
     }
@@ -384,14 +395,14 @@ fn who_was_robbed_in_the_same_window_loses_nothing() {
             .iter()
             .cloned()
             .map(|evidence| match evidence.seat.uid.0 {
-                0 => with_twin(evidence, twin(3, window)),
-                3 => with_twin(evidence, twin(0, window)),
+                0 => with_near_duplicate(evidence, near_duplicate(3, window)),
+                3 => with_near_duplicate(evidence, near_duplicate(0, window)),
                 _ => evidence,
             })
             .collect();
-        robbed = judge(&params(), &robbed.standings, Window(window), &found);
-        alone = judge(&params(), &alone.standings, Window(window), &plain);
-        assert_eq!(robbed.standings.seats[&seat(0)], alone.standings.seats[&seat(0)]);
+        robbed = judge(&params(), &robbed.reputations, Window(window), &found);
+        alone = judge(&params(), &alone.reputations, Window(window), &plain);
+        assert_eq!(robbed.reputations.seats[&seat(0)], alone.reputations.seats[&seat(0)]);
     }
     assert!(robbed.reports[0].weight > 60_000);
 }
@@ -399,11 +410,12 @@ fn who_was_robbed_in_the_same_window_loses_nothing() {
 #[test]
 fn penalties_outlive_a_restart() {
     let (before, _) = simulate(22, 30, &[HONEST; 3]);
-    let harmed = next(22, &before.standings, 30, &[HONEST, HONEST, Miner::Harmful]);
-    let saved = serde_json::to_vec(&harmed.standings).unwrap();
-    let restarted: Standings = serde_json::from_slice(&saved).unwrap();
-    assert_eq!(restarted, harmed.standings);
-    let (on, again) = (next(22, &harmed.standings, 31, &[HONEST; 3]), next(22, &restarted, 31, &[HONEST; 3]));
+    let harmed = next(22, &before.reputations, 30, &[HONEST, HONEST, Miner::Harmful]);
+    let saved = serde_json::to_vec(&harmed.reputations).unwrap();
+    let restarted: Reputations = serde_json::from_slice(&saved).unwrap();
+    assert_eq!(restarted, harmed.reputations);
+    let (on, again) =
+        (next(22, &harmed.reputations, 31, &[HONEST; 3]), next(22, &restarted, 31, &[HONEST; 3]));
     assert_eq!(on, again);
     assert_eq!(again.reports[2].penalties[0].since, Window(30));
 }
@@ -415,16 +427,16 @@ fn a_slow_machine_that_says_so_stands_with_the_others_and_is_paid_its_part() {
         let names = |kind: u64| [23, window.into(), kind * 1000 + 4];
         // Half of the sequences, and three fifths of the gain.
         let measured = Some(Measured { own: losses(names(1), 0.035), common: losses(names(2), 0.005) });
-        let observed = Observed::Valid { trained: 50, measured, twin: None };
+        let observed = Observed::Valid { trained: 50, measured, near_duplicate: None };
         all.push(Evidence { seat: seat(4), observed });
         all
     };
-    let mut verdict = judge(&params(), &Standings::default(), Window(0), &slow(0));
+    let mut verdict = judge(&params(), &Reputations::default(), Window(0), &slow(0));
     for window in 1..60 {
-        verdict = judge(&params(), &verdict.standings, Window(window), &slow(window));
+        verdict = judge(&params(), &verdict.reputations, Window(window), &slow(window));
     }
     let (full, half) = (&verdict.reports[0], &verdict.reports[4]);
-    assert_eq!((full.merit, half.merit), (1.0, 1.0));
+    assert_eq!((full.rating_factor, half.rating_factor), (1.0, 1.0));
     assert!((half.score / full.score - 0.5).abs() < 0.05, "{} of {}", half.score, full.score);
 }
 
@@ -445,7 +457,11 @@ fn any_observed() -> impl Strategy<Value = Observed> {
         Just(Observed::Faulty { label: "late".into(), detail: "late".into() }),
         (any::<u32>(), measured, proptest::option::of((0u16..9, 0u32..9))).prop_map(
             |(trained, measured, found)| {
-                Observed::Valid { trained, measured, twin: found.map(|(uid, window)| twin(uid, window)) }
+                Observed::Valid {
+                    trained,
+                    measured,
+                    near_duplicate: found.map(|(uid, window)| near_duplicate(uid, window)),
+                }
             }
         ),
     ]
@@ -458,7 +474,7 @@ proptest! {
             (any::<u32>(), proptest::collection::vec((0usize..6, 0u32..3, any_observed()), 0..8)), 1..5,
         ),
     ) {
-        let mut standings = Standings::default();
+        let mut reputations = Reputations::default();
         for (window, seats) in windows {
             let evidence: Vec<_> = seats
                 .into_iter()
@@ -467,16 +483,16 @@ proptest! {
                     observed,
                 })
                 .collect();
-            let verdict = judge(&params(), &standings, Window(window), &evidence);
+            let verdict = judge(&params(), &reputations, Window(window), &evidence);
             prop_assert!(protocol::weights::is_canonical(&verdict.weights));
             prop_assert!(verdict.reports.windows(2).all(|pair| pair[0].seat.uid < pair[1].seat.uid));
-            for seat in verdict.standings.seats.values() {
+            for seat in verdict.reputations.seats.values() {
                 prop_assert!(seat.rating.mu.is_finite() && seat.rating.sigma.is_finite());
-                prop_assert!((-1.0..=1.0).contains(&seat.mark));
+                prop_assert!((-1.0..=1.0).contains(&seat.own_data_score));
                 prop_assert!(seat.penalties.len() <= 20);
-                prop_assert!((0.0..=1.0).contains(&seat.score(verdict.reports.first().map_or(0.0, |report| report.field_ordinal))));
+                prop_assert!((0.0..=1.0).contains(&seat.score(verdict.reports.first().map_or(0.0, |report| report.median_rating))));
             }
-            standings = verdict.standings;
+            reputations = verdict.reputations;
         }
     }
 
@@ -487,12 +503,12 @@ proptest! {
             .enumerate()
             .map(|(uid, observed)| Evidence { seat: seat(uid), observed })
             .collect();
-        let expected = judge(&params(), &Standings::default(), Window(3), &evidence);
+        let expected = judge(&params(), &Reputations::default(), Window(3), &evidence);
         if !evidence.is_empty() {
             let turn = turn % evidence.len();
             evidence.rotate_left(turn);
         }
-        prop_assert_eq!(judge(&params(), &Standings::default(), Window(3), &evidence), expected);
+        prop_assert_eq!(judge(&params(), &Reputations::default(), Window(3), &evidence), expected);
     }
 
     /// The seat whose gap is above noise in this validator's own measurement is untouched by whatever the others' contributions are: no
@@ -504,20 +520,20 @@ proptest! {
         found in 0u32..9,
         uid in 1u16..8,
     ) {
-        let mut standings = Standings::default();
+        let mut reputations = Reputations::default();
         for window in 10..10 + windows {
             let mine = evidence(30, window, 0, HONEST);
             let gap = score::gains(mine.observed.measured().unwrap()).unwrap().gap_in_errors().unwrap();
             prop_assume!(gap > 1.0);
             // A likeness to the past cannot be to others' work, as the data were handed out later; one within the window can.
-            let mut all = vec![if found < 6 { with_twin(mine, twin(uid, window)) } else { mine }];
+            let mut all = vec![if found < 6 { with_near_duplicate(mine, near_duplicate(uid, window)) } else { mine }];
             all.extend(others.iter().enumerate().map(|(place, observed)| Evidence {
                 seat: seat(place + 1),
                 observed: observed.clone(),
             }));
-            let verdict = judge(&params(), &standings, Window(window), &all);
+            let verdict = judge(&params(), &reputations, Window(window), &all);
             prop_assert!(verdict.reports[0].penalties.is_empty());
-                standings = verdict.standings;
+                reputations = verdict.reputations;
         }
     }
 }

@@ -7,11 +7,11 @@
 //! A penalty is not averaged away: the lowest that any of these windows saw weighs on all of them. So one poisoned window costs the
 //! epoch's pay, whenever in the epoch it was, and nobody gains by choosing the moment.
 
-use super::standing::{Earned, Standing, Standings};
+use super::reputation::{Reputation, Reputations, WindowScore};
 use protocol::Uid;
 
 /// Adds a window's score, and lets go of the one that is an epoch old.
-pub fn remember(recent: &mut Vec<Earned>, earned: Earned, epoch_windows: u32) {
+pub fn remember(recent: &mut Vec<WindowScore>, earned: WindowScore, epoch_windows: u32) {
     recent.push(earned);
     let epoch_windows = usize::try_from(epoch_windows.max(1)).unwrap_or(usize::MAX);
     let excess = recent.len().saturating_sub(epoch_windows);
@@ -20,16 +20,16 @@ pub fn remember(recent: &mut Vec<Earned>, earned: Earned, epoch_windows: u32) {
 
 /// The weights to post, normalised as the chain takes them. All seats' scores cover the same windows, those before a seat
 /// was seen counting as nothing: so sums are compared, not means. Empty where no seat has earned anything yet.
-pub fn weights(standings: &Standings) -> Vec<(Uid, u16)> {
+pub fn weights(reputations: &Reputations) -> Vec<(Uid, u16)> {
     let sums: Vec<(Uid, f64)> =
-        standings.seats.iter().map(|(seat, standing)| (seat.uid, earned(standing))).collect();
+        reputations.seats.iter().map(|(seat, reputation)| (seat.uid, earned(reputation))).collect();
     protocol::weights::normalise(&sums)
 }
 
 /// What a seat earned in the last epoch's worth of windows.
-pub fn earned(standing: &Standing) -> f64 {
-    let penalty = standing.recent.iter().map(|earned| earned.penalty).fold(1.0, f64::min);
-    standing.recent.iter().map(|earned| earned.score).sum::<f64>() * penalty
+pub fn earned(reputation: &Reputation) -> f64 {
+    let penalty = reputation.recent.iter().map(|earned| earned.penalty).fold(1.0, f64::min);
+    reputation.recent.iter().map(|earned| earned.score).sum::<f64>() * penalty
 }
 
 #[cfg(test)]
@@ -37,8 +37,8 @@ mod tests {
     use super::*;
     use protocol::{Block, SeatId, Window};
 
-    fn free(score: f64) -> Earned {
-        Earned { score, penalty: 1.0 }
+    fn free(score: f64) -> WindowScore {
+        WindowScore { score, penalty: 1.0 }
     }
 
     #[test]
@@ -56,11 +56,11 @@ mod tests {
     fn a_window_of_absence_costs_its_share() {
         let seats = |recent: [&[f64]; 2]| {
             let all = [1, 2].map(|uid| SeatId { uid: Uid(uid), registered_at: Block(0) });
-            let mut standings = Standings::default().opened_for(Window(0), all.into_iter());
+            let mut reputations = Reputations::default().opened_for(Window(0), all.into_iter());
             for (seat, recent) in all.into_iter().zip(recent) {
-                standings.seat_mut(seat).recent = recent.iter().map(|score| free(*score)).collect();
+                reputations.seat_mut(seat).recent = recent.iter().map(|score| free(*score)).collect();
             }
-            standings
+            reputations
         };
         assert_eq!(
             weights(&seats([&[1.0, 1.0, 1.0, 1.0], &[1.0, 0.0, 1.0, 1.0]])),
@@ -73,11 +73,11 @@ mod tests {
     fn one_penalty_weighs_on_the_whole_epoch_whenever_it_was() {
         for poisoned in 0..4 {
             let seat = SeatId { uid: Uid(1), registered_at: Block(0) };
-            let mut standings = Standings::default().opened_for(Window(0), [seat].into_iter());
-            let standing = standings.seat_mut(seat);
-            standing.recent = vec![free(1.0); 4];
-            standing.recent[poisoned].penalty = 0.25;
-            assert_eq!(earned(standing), 1.0);
+            let mut reputations = Reputations::default().opened_for(Window(0), [seat].into_iter());
+            let reputation = reputations.seat_mut(seat);
+            reputation.recent = vec![free(1.0); 4];
+            reputation.recent[poisoned].penalty = 0.25;
+            assert_eq!(earned(reputation), 1.0);
         }
     }
 }

@@ -4,12 +4,12 @@
 //! compile.
 
 use crate::gauntlet::{
-    self, Earned, Evidence, LossPair, Measured, Observed, OwnData, Penalty, PenaltyReason, Rating,
-    SeatReport, Standing, Standings, Twin, Verdict,
+    self, Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Penalty, PenaltyReason, Rating,
+    Reputation, Reputations, SeatReport, Verdict, WindowScore,
 };
 use protocol::{
     Uid,
-    receipt::{self, Exact, text},
+    receipt::{self, ExactF64, text},
 };
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receip
         .map(|pairs| {
             let baseline = |pair: &LossPair| receipt::Baseline {
                 sequence: pair.sequence,
-                before: Exact::of(pair.before),
+                before: ExactF64::of(pair.before),
             };
             pairs.iter().map(baseline).collect()
         })
@@ -44,7 +44,7 @@ pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receip
         evidence.iter().map(|evidence| (evidence.seat, &evidence.observed)).collect();
     let seats = verdict.reports.iter().filter_map(|report| {
         let observed = observed_in_receipt(observed.get(&report.seat)?, &common);
-        Some(receipt::Judged { seat: report.seat, observed, result: result(report) })
+        Some(receipt::SeatJudgement { seat: report.seat, observed, result: result(report) })
     });
     receipt::Judgement {
         held,
@@ -52,14 +52,14 @@ pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receip
         order,
         seats: seats.collect(),
         common,
-        after: standings(&verdict.standings),
+        after: reputations(&verdict.reputations),
         weights: verdict.weights.clone(),
     }
 }
 
 /// The evidence that a receipt holds.
 pub fn evidence(judgement: &receipt::Judgement) -> Vec<Evidence> {
-    let of = |judged: &receipt::Judged| Evidence {
+    let of = |judged: &receipt::SeatJudgement| Evidence {
         seat: judged.seat,
         observed: observed(&judged.observed, &judgement.common),
     };
@@ -73,13 +73,10 @@ fn observed_in_receipt(observed: &Observed, common: &[receipt::Baseline]) -> rec
         Observed::Faulty { label, detail } => {
             receipt::Observed::Faulty { label: text(label), detail: text(detail) }
         }
-        Observed::Valid { trained, measured, twin } => receipt::Observed::Valid {
+        Observed::Valid { trained, measured, near_duplicate } => receipt::Observed::Valid {
             trained: *trained,
-            twin: twin.map(|Twin { uid, window, digest, alike }| receipt::Twin {
-                uid,
-                window,
-                digest,
-                alike: Exact::of(alike),
+            near_duplicate: near_duplicate.map(|NearDuplicate { uid, window, digest, alike }| {
+                receipt::NearDuplicate { uid, window, digest, alike: ExactF64::of(alike) }
             }),
             measured: measured.as_ref().map(|measured| measured_in_receipt(measured, common)),
         },
@@ -90,11 +87,11 @@ fn measured_in_receipt(measured: &Measured, common: &[receipt::Baseline]) -> rec
     let Measured { own, common: pairs } = measured;
     let own = own.iter().map(|pair| {
         let LossPair { sequence, before, after } = *pair;
-        receipt::LossPair { sequence, before: Exact::of(before), after: Exact::of(after) }
+        receipt::LossPair { sequence, before: ExactF64::of(before), after: ExactF64::of(after) }
     });
     // One loss for each of the window's common sequences, whoever was measured on them.
     let after = |place: usize, baseline: &receipt::Baseline| {
-        pairs.get(place).map_or(baseline.before, |pair| Exact::of(pair.after))
+        pairs.get(place).map_or(baseline.before, |pair| ExactF64::of(pair.after))
     };
     receipt::Measured {
         own: own.collect(),
@@ -109,14 +106,11 @@ fn observed(said: &receipt::Observed, common: &[receipt::Baseline]) -> Observed 
         receipt::Observed::Faulty { label, detail } => {
             Observed::Faulty { label: label.clone(), detail: detail.clone() }
         }
-        receipt::Observed::Valid { trained, measured: said, twin } => Observed::Valid {
+        receipt::Observed::Valid { trained, measured: said, near_duplicate } => Observed::Valid {
             trained: *trained,
             measured: said.as_ref().map(|said| measured(said, common)),
-            twin: twin.map(|receipt::Twin { uid, window, digest, alike }| Twin {
-                uid,
-                window,
-                digest,
-                alike: alike.get(),
+            near_duplicate: near_duplicate.map(|receipt::NearDuplicate { uid, window, digest, alike }| {
+                NearDuplicate { uid, window, digest, alike: alike.get() }
             }),
         },
     }
@@ -124,7 +118,7 @@ fn observed(said: &receipt::Observed, common: &[receipt::Baseline]) -> Observed 
 
 fn measured(said: &receipt::Measured, common: &[receipt::Baseline]) -> Measured {
     let receipt::Measured { own, common_after } = said;
-    let pair = |sequence: u64, before: Exact, after: Exact| LossPair {
+    let pair = |sequence: u64, before: ExactF64, after: ExactF64| LossPair {
         sequence,
         before: before.get(),
         after: after.get(),
@@ -141,35 +135,35 @@ fn measured(said: &receipt::Measured, common: &[receipt::Baseline]) -> Measured 
 
 /// What follows for one seat.
 pub fn result(report: &SeatReport) -> receipt::Outcome {
-    let exact = |number: Option<f64>| number.map(Exact::of);
+    let exact = |number: Option<f64>| number.map(ExactF64::of);
     let own_data = report.own_data.map(|OwnData { gap, error, scale, outcome }| receipt::OwnData {
-        gap: Exact::of(gap),
-        error: Exact::of(error),
-        scale: Exact::of(scale),
-        outcome: Exact::of(outcome),
+        gap: ExactF64::of(gap),
+        error: ExactF64::of(error),
+        scale: ExactF64::of(scale),
+        outcome: ExactF64::of(outcome),
     });
     receipt::Outcome {
         own_gain: exact(report.own_gain),
         common_gain: exact(report.common_gain),
         common_error: exact(report.common_error),
         own_data,
-        place: report.rank,
-        ordinal: Exact::of(report.ordinal),
-        field_ordinal: Exact::of(report.field_ordinal),
-        merit: Exact::of(report.merit),
-        score: Exact::of(report.score),
+        rank: report.rank,
+        ordinal: ExactF64::of(report.ordinal),
+        median_rating: ExactF64::of(report.median_rating),
+        rating_factor: ExactF64::of(report.rating_factor),
+        score: ExactF64::of(report.score),
         weight: report.weight,
     }
 }
 
 /// What is remembered, as a receipt holds it.
-pub fn standings(standings: &Standings) -> receipt::Standings {
-    let Standings { judged, seats } = standings;
-    let remembered = |(seat, of): (&protocol::SeatId, &Standing)| {
-        let Standing {
+pub fn reputations(reputations: &Reputations) -> receipt::Reputations {
+    let Reputations { judged, seats } = reputations;
+    let remembered = |(seat, of): (&protocol::SeatId, &Reputation)| {
+        let Reputation {
             rating: Rating { mu, sigma },
-            mark,
-            mark_variance,
+            own_data_score,
+            own_data_variance,
             penalties,
             first_seen,
             last_evaluated,
@@ -179,40 +173,40 @@ pub fn standings(standings: &Standings) -> receipt::Standings {
             share,
             recent,
         } = of;
-        let standing = receipt::Standing {
-            mu: Exact::of(*mu),
-            sigma: Exact::of(*sigma),
-            mark: Exact::of(*mark),
-            mark_variance: Exact::of(*mark_variance),
+        let reputation = receipt::Reputation {
+            mu: ExactF64::of(*mu),
+            sigma: ExactF64::of(*sigma),
+            own_data_score: ExactF64::of(*own_data_score),
+            own_data_variance: ExactF64::of(*own_data_variance),
             penalties: penalties.iter().map(penalty_in_receipt).collect(),
             first_seen: *first_seen,
             last_evaluated: *last_evaluated,
             unmeasured: *unmeasured,
             evaluations: *evaluations,
             faults: *faults,
-            share: Exact::of(*share),
+            share: ExactF64::of(*share),
             recent: recent
                 .iter()
-                .map(|Earned { score, penalty }| receipt::Earned {
-                    score: Exact::of(*score),
-                    penalty: Exact::of(*penalty),
+                .map(|WindowScore { score, penalty }| receipt::WindowScore {
+                    score: ExactF64::of(*score),
+                    penalty: ExactF64::of(*penalty),
                 })
                 .collect(),
         };
-        receipt::Remembered { seat: *seat, standing }
+        receipt::SeatReputation { seat: *seat, reputation }
     };
-    receipt::Standings { judged: *judged, seats: seats.iter().map(remembered).collect() }
+    receipt::Reputations { judged: *judged, seats: seats.iter().map(remembered).collect() }
 }
 
 /// What a receipt says is remembered.
-pub fn remembered(said: &receipt::Standings) -> Standings {
-    let receipt::Standings { judged, seats } = said;
-    let standing = |said: &receipt::Remembered| {
-        let receipt::Standing {
+pub fn remembered(said: &receipt::Reputations) -> Reputations {
+    let receipt::Reputations { judged, seats } = said;
+    let reputation = |said: &receipt::SeatReputation| {
+        let receipt::Reputation {
             mu,
             sigma,
-            mark,
-            mark_variance,
+            own_data_score,
+            own_data_variance,
             penalties,
             first_seen,
             last_evaluated,
@@ -221,11 +215,11 @@ pub fn remembered(said: &receipt::Standings) -> Standings {
             faults,
             share,
             recent,
-        } = &said.standing;
-        let standing = Standing {
+        } = &said.reputation;
+        let reputation = Reputation {
             rating: Rating { mu: mu.get(), sigma: sigma.get() },
-            mark: mark.get(),
-            mark_variance: mark_variance.get(),
+            own_data_score: own_data_score.get(),
+            own_data_variance: own_data_variance.get(),
             penalties: penalties.iter().map(penalty).collect(),
             first_seen: *first_seen,
             last_evaluated: *last_evaluated,
@@ -235,15 +229,15 @@ pub fn remembered(said: &receipt::Standings) -> Standings {
             share: share.get(),
             recent: recent
                 .iter()
-                .map(|receipt::Earned { score, penalty }| Earned {
+                .map(|receipt::WindowScore { score, penalty }| WindowScore {
                     score: score.get(),
                     penalty: penalty.get(),
                 })
                 .collect(),
         };
-        (said.seat, standing)
+        (said.seat, reputation)
     };
-    Standings { judged: *judged, seats: seats.iter().map(standing).collect() }
+    Reputations { judged: *judged, seats: seats.iter().map(reputation).collect() }
 }
 
 fn penalty_in_receipt(penalty: &Penalty) -> receipt::Penalty {

@@ -5,7 +5,7 @@ use chain_client::{Amount, Balance, ChainError, Draft, Head, Included};
 use codec::Encode as _;
 use protocol::{
     Block, Hotkey, SeatId,
-    receipt::{FORMAT, FaultSaid, Stated},
+    receipt::{FORMAT, ReportedFault, Statements},
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, WindowView},
 };
 use std::{sync::Mutex, time::Duration};
@@ -23,7 +23,7 @@ fn load(directory: &Path) -> Receipts {
     Receipts::load(directory, RUN, &RunParams::default(), key()).unwrap()
 }
 
-fn receipt(window: Window, previous: Option<Previous>, said: Said) -> Receipt {
+fn receipt(window: Window, previous: Option<PreviousReceipt>, said: WindowReport) -> Receipt {
     Receipt {
         format: FORMAT,
         run: RUN,
@@ -33,25 +33,27 @@ fn receipt(window: Window, previous: Option<Previous>, said: Said) -> Receipt {
         base: said.base,
         previous,
         salt: [4; 32],
-        attested: said.attested.unwrap_or_default(),
+        attestation: said.attestation.unwrap_or_default(),
         merged: said.merged,
-        stated: Stated::default(),
-        before: Standings { judged: window.previous(), seats: vec![] },
+        statements: Statements::default(),
+        before: Reputations { judged: window.previous(), seats: vec![] },
         judgement: None,
     }
 }
 
 fn seal(receipts: &mut Receipts, window: u32) -> Option<Digest> {
     let window = Window(window);
-    receipts.seal(window, Taken::default(), |previous, said| receipt(window, previous, said)).unwrap()
+    receipts
+        .sign_and_store(window, Confirmed::default(), |previous, said| receipt(window, previous, said))
+        .unwrap()
 }
 
-fn valid(uids: &[u16]) -> Attested {
-    Attested { valid: uids.iter().map(|uid| Uid(*uid)).collect(), ..Attested::default() }
+fn valid(uids: &[u16]) -> Attestation {
+    Attestation { valid: uids.iter().map(|uid| Uid(*uid)).collect(), ..Attestation::default() }
 }
 
-fn merged(update: u8) -> Merged {
-    Merged { inputs: vec![], update: Digest([update; 32]), state_root: None }
+fn merged(update: u8) -> MergeRecord {
+    MergeRecord { inputs: vec![], update: Digest([update; 32]), state_root: None }
 }
 
 #[test]
@@ -67,8 +69,8 @@ fn whoever_is_killed_says_of_a_window_what_it_said_before() {
     assert_eq!(receipts.vote(Window(2), base, merged(2)).unwrap(), merged(1));
     // Another window has its own.
     assert_eq!(receipts.attest(Window(3), base, valid(&[3])).unwrap(), valid(&[3]));
-    assert_eq!(receipts.unsealed_before(Window(3)), [Window(2)]);
-    assert_eq!(receipts.said(Window(2)).unwrap().base, base);
+    assert_eq!(receipts.unsigned_before(Window(3)), [Window(2)]);
+    assert_eq!(receipts.report(Window(2)).unwrap().base, base);
 }
 
 #[test]
@@ -85,46 +87,50 @@ fn what_cannot_be_kept_is_neither_said_nor_sealed() {
     for _ in 0..2 {
         assert!(receipts.attest(Window(2), base, valid(&[1])).is_err());
         assert!(receipts.vote(Window(2), base, merged(1)).is_err());
-        assert_eq!(receipts.said(Window(2)), None);
+        assert_eq!(receipts.report(Window(2)), None);
     }
     clear(&said);
     // Once it can be, it is what is seen by then.
     assert_eq!(receipts.attest(Window(2), base, valid(&[1, 2])).unwrap(), valid(&[1, 2]));
-    assert_eq!(load(home.path()).said(Window(2)), receipts.said(Window(2)));
+    assert_eq!(load(home.path()).report(Window(2)), receipts.report(Window(2)));
 
     let write = |previous, said| receipt(Window(2), previous, said);
     block(&sealed);
     for _ in 0..2 {
-        assert!(receipts.seal(Window(2), Taken::default(), write).is_err());
-        assert_eq!((receipts.sealed_until(), receipts.pending()), (None, vec![]));
-        assert!(receipts.said(Window(2)).is_some());
+        assert!(receipts.sign_and_store(Window(2), Confirmed::default(), write).is_err());
+        assert_eq!((receipts.signed_until(), receipts.pending()), (None, vec![]));
+        assert!(receipts.report(Window(2)).is_some());
     }
     clear(&sealed);
-    let digest = receipts.seal(Window(2), Taken::default(), write).unwrap();
+    let digest = receipts.sign_and_store(Window(2), Confirmed::default(), write).unwrap();
     assert_eq!(load(home.path()).pending().first().map(|(_, sealed)| sealed.digest), digest);
 }
 
 #[test]
 fn only_what_the_chain_took_as_it_was_said_is_stated_again() {
-    let said = Said { attested: Some(valid(&[1, 2])), merged: Some(merged(1)), ..Said::default() };
+    let said = WindowReport {
+        attestation: Some(valid(&[1, 2])),
+        merged: Some(merged(1)),
+        ..WindowReport::default()
+    };
     let told = valid(&[1, 2]).verdicts();
     let vote = |byte| Some(Vote { update: Digest([byte; 32]), state_root: None });
-    let taken = |attestation, vote| said.taken(attestation, vote);
-    assert_eq!(taken(Some(&told[..]), vote(1)), Taken { attestation: true, vote: true });
+    let taken = |attestation, vote| said.confirmed(attestation, vote);
+    assert_eq!(taken(Some(&told[..]), vote(1)), Confirmed { attestation: true, vote: true });
     // Refused, or never sent.
-    assert_eq!(taken(None, None), Taken::default());
+    assert_eq!(taken(None, None), Confirmed::default());
     // Another process had the seat's key, and was first.
-    assert_eq!(taken(Some(&told[..1]), vote(2)), Taken::default());
+    assert_eq!(taken(Some(&told[..1]), vote(2)), Confirmed::default());
     // A lost disk remembers nothing.
-    assert_eq!(Said::default().taken(Some(&told[..]), vote(1)), Taken::default());
+    assert_eq!(WindowReport::default().confirmed(Some(&told[..]), vote(1)), Confirmed::default());
 
     let directory = tempfile::tempdir().unwrap();
     let mut receipts = load(directory.path());
     receipts.attest(Window(2), Digest([1; 32]), valid(&[1, 2])).unwrap();
-    let taken = Taken { attestation: true, vote: true };
-    receipts.seal(Window(2), taken, |previous, said| receipt(Window(2), previous, said)).unwrap();
-    let (_, Sealed { bytes, .. }) = receipts.pending().remove(0);
-    let statements = Receipt::open(&bytes, &RunParams::default()).unwrap().statements();
+    let taken = Confirmed { attestation: true, vote: true };
+    receipts.sign_and_store(Window(2), taken, |previous, said| receipt(Window(2), previous, said)).unwrap();
+    let (_, SignedReceipt { bytes, .. }) = receipts.pending().remove(0);
+    let statements = Receipt::open(&bytes, &RunParams::default()).unwrap().signed_statements();
     assert_eq!(statements.len(), 1, "there was no vote");
     assert_eq!(statements[0].statement.digest, Digest::of(&told.encode()));
 }
@@ -147,8 +153,8 @@ fn a_window_has_one_receipt_and_each_names_the_one_before() {
         [(2, first), (5, third)]
     );
     let last = Receipt::open(&pending[1].1.bytes, &RunParams::default()).unwrap();
-    assert_eq!(last.previous, Some(Previous { window: Window(2), digest: first }));
-    assert_eq!(receipts.standings(), Some(last.after()));
+    assert_eq!(last.previous, Some(PreviousReceipt { window: Window(2), digest: first }));
+    assert_eq!(receipts.reputations(), Some(last.after()));
 }
 
 #[test]
@@ -156,14 +162,17 @@ fn a_receipt_holds_what_was_said_in_its_window_and_it_is_forgotten_then() {
     let directory = tempfile::tempdir().unwrap();
     let mut receipts = load(directory.path());
     let mut attested = valid(&[1]);
-    attested.faulty.push(FaultSaid { uid: Uid(2), label: "late".into(), detail: "it came late".into() });
+    attested.faulty.push(ReportedFault { uid: Uid(2), label: "late".into(), detail: "it came late".into() });
     receipts.attest(Window(2), Digest([1; 32]), attested.clone()).unwrap();
     receipts.vote(Window(2), Digest([1; 32]), merged(1)).unwrap();
     receipts.attest(Window(3), Digest([2; 32]), valid(&[1])).unwrap();
     seal(&mut receipts, 2).unwrap();
     let sealed = Receipt::open(&receipts.pending()[0].1.bytes, &RunParams::default()).unwrap();
-    assert_eq!((sealed.attested, sealed.merged, sealed.base), (attested, Some(merged(1)), Digest([1; 32])));
-    assert!(receipts.said(Window(2)).is_none() && receipts.said(Window(3)).is_some());
+    assert_eq!(
+        (sealed.attestation, sealed.merged, sealed.base),
+        (attested, Some(merged(1)), Digest([1; 32]))
+    );
+    assert!(receipts.report(Window(2)).is_none() && receipts.report(Window(3)).is_some());
 }
 
 #[test]
@@ -310,7 +319,7 @@ async fn a_receipt_is_in_the_bucket_before_its_digest_is_on_the_chain_and_a_rest
     assert_eq!(*chain.taken.lock().unwrap(), [(Window(2), digest)]);
     assert!(store.head(&keys::receipt(RUN, Window(2), UID, &digest)).await.is_ok());
     assert!(receipts.pending().is_empty() && load(directory.path()).pending().is_empty());
-    assert_eq!(load(directory.path()).sealed_until(), Some(Window(2)));
+    assert_eq!(load(directory.path()).signed_until(), Some(Window(2)));
 }
 
 #[tokio::test]
@@ -363,25 +372,29 @@ fn evidence_and_standings_come_back_from_a_receipt_to_the_last_bit() {
     let seat = |uid| SeatId { uid: Uid(uid), registered_at: Block(2) };
     let measured = |by: f64| Some(Measured { own: pairs(by * 1.1), common: pairs(by) });
     let of = |uid, observed| Evidence { seat: seat(uid), observed };
-    let twin = gauntlet::Twin { uid: Uid(1), window: Window(1), digest: Digest([3; 32]), alike: 0.91 };
+    let near_duplicate =
+        gauntlet::NearDuplicate { uid: Uid(1), window: Window(1), digest: Digest([3; 32]), alike: 0.91 };
     let evidence = [
-        of(1, Observed::Valid { trained: 500, measured: measured(0.01), twin: None }),
-        of(2, Observed::Valid { trained: 512, measured: measured(-0.3), twin: Some(twin) }),
-        of(3, Observed::Valid { trained: 512, measured: None, twin: None }),
+        of(1, Observed::Valid { trained: 500, measured: measured(0.01), near_duplicate: None }),
+        of(
+            2,
+            Observed::Valid { trained: 512, measured: measured(-0.3), near_duplicate: Some(near_duplicate) },
+        ),
+        of(3, Observed::Valid { trained: 512, measured: None, near_duplicate: None }),
         of(4, Observed::Faulty { label: "late".into(), detail: "it came late".into() }),
         of(5, Observed::Unobserved),
         of(6, Observed::Absent),
     ];
-    let before = gauntlet::judge(&params, &Default::default(), Window(0), &evidence).standings;
+    let before = gauntlet::judge(&params, &Default::default(), Window(0), &evidence).reputations;
     let verdict = gauntlet::judge(&params, &before, Window(1), &evidence);
     let judgement = form::judgement(form::Plan::default(), &evidence, &verdict);
     assert_eq!(form::evidence(&judgement), evidence);
-    assert_eq!(form::remembered(&judgement.after), verdict.standings);
+    assert_eq!(form::remembered(&judgement.after), verdict.reputations);
 
-    let mut receipt = receipt(Window(1), None, Said::default());
-    receipt.before = form::standings(&before);
+    let mut receipt = receipt(Window(1), None, WindowReport::default());
+    receipt.before = form::reputations(&before);
     receipt.judgement = Some(judgement.clone());
-    let read = Receipt::open(&receipt.seal(&key()).bytes, &params).unwrap();
+    let read = Receipt::open(&receipt.sign(&key()).bytes, &params).unwrap();
     let again = form::judged_again(&params, &read, &judgement);
     assert_eq!(again, verdict);
 }

@@ -3,7 +3,7 @@
 pub mod proxy;
 
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use mettle_chain_client::{Amount, Chain as _, Expectations, SubxtChain, Timing, account, keys::Key};
+use mettle_chain_client::{Amount, Chain as _, ExpectedChain, SubxtChain, Timing, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms, view::RunView};
 use std::{
     net::Ipv4Addr,
@@ -85,7 +85,7 @@ pub fn patient() -> Timing {
 }
 
 pub async fn client(url: &str, key: &str) -> SubxtChain {
-    SubxtChain::connect_timed(url, Some(dev(key)), Expectations::default(), patient()).await.unwrap()
+    SubxtChain::connect_timed(url, Some(dev(key)), ExpectedChain::default(), patient()).await.unwrap()
 }
 
 pub async fn free(chain: &SubxtChain, key: &Key) -> Amount {
@@ -102,7 +102,7 @@ pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
         attest_by: 50,
         vote_by: 55,
     };
-    let wish = account::RunWish {
+    let wish = account::RunRequest {
         params: RunParams { schedule, localnet: true, ..RunParams::default() },
         terms: Terms::default(),
         spec: Digest::of(b"spec"),

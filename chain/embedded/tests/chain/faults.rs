@@ -1,6 +1,6 @@
-//! What goes wrong on purpose: dropped blocks, a panicking runtime, subscribers that do not listen.
+//! Faults: dropped blocks, a panicking runtime, slow subscribers.
 
-use crate::{Wire, alice, by_hand, hex, remark, seal, signed, start, sudo, transfer};
+use crate::{Wire, alice, hex, manual, remark, seal, signed, start, sudo, transfer};
 use codec::Encode;
 use mettle_embedded_chain::{Config, EmbeddedChain, SealError, Sealing, StartError};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ async fn watch(wire: &Wire, extrinsic: &[u8]) -> RpcSubscription<Value> {
 
 async fn next(subscription: &mut RpcSubscription<Value>) -> Value {
     let next = tokio::time::timeout(Duration::from_secs(120), subscription.next()).await;
-    next.expect("something is said").expect("the subscription goes on").unwrap()
+    next.expect("the subscription sends").expect("the subscription is open").unwrap()
 }
 
 async fn finalised(wire: &Wire) -> Value {
@@ -26,8 +26,8 @@ async fn finalised(wire: &Wire) -> Value {
 }
 
 #[tokio::test]
-async fn dropped_blocks_give_their_transactions_back() {
-    let chain = start(Config { finality_lag: 2, ..by_hand() }).await;
+async fn dropped_blocks_return_their_transactions_to_the_pool() {
+    let chain = start(Config { finality_lag: 2, ..manual() }).await;
     let wire = Wire::to(&chain).await;
     seal(&chain, 3).await;
     let mut statuses =
@@ -42,7 +42,7 @@ async fn dropped_blocks_give_their_transactions_back() {
     assert_eq!(before.number, 2);
     assert_eq!(finalised(&wire).await, json!(before.hash));
 
-    // Blocks 3 and 4 go; the chain forgets them, and what was final stays.
+    // Blocks 3 and 4 are dropped and forgotten; finalised ones stay.
     let dropped = wire.ask("engine_dropUnfinalized", rpc_params![]).await;
     assert_eq!(dropped, json!({ "dropped": 2, "head": before.hash }));
     assert_eq!(chain.best(), before);
@@ -66,7 +66,7 @@ async fn dropped_blocks_give_their_transactions_back() {
     ] {
         assert_eq!(next(&mut statuses).await, expected);
     }
-    // Whoever follows the best block hears of the new ones from where the chain parted.
+    // A subscriber of best blocks gets the new ones from the fork.
     let mut numbers = Vec::new();
     while numbers.last() != Some(&json!("0x5")) {
         numbers.push(next(&mut heads).await["number"].clone());
@@ -76,8 +76,8 @@ async fn dropped_blocks_give_their_transactions_back() {
 }
 
 #[tokio::test]
-async fn dropping_blocks_where_all_are_final_does_nothing() {
-    let chain = start(by_hand()).await;
+async fn dropping_blocks_does_nothing_if_all_are_final() {
+    let chain = start(manual()).await;
     let head = seal(&chain, 3).await;
     assert_eq!(chain.drop_unfinalised().await.unwrap(), 0);
     assert_eq!(chain.best(), head);
@@ -86,11 +86,11 @@ async fn dropping_blocks_where_all_are_final_does_nothing() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_makes_the_runtime_panic_costs_only_itself() {
-    let chain = start(by_hand()).await;
+async fn a_transaction_that_makes_the_runtime_panic_affects_no_other() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let genesis = chain.genesis_hash();
-    // A new code has to be looked at by an executor, which a native runtime does not have.
+    // `set_code` needs an executor, which a native runtime does not have.
     let set_code = sudo(&(0_u8, 2_u8, b"\0asm".to_vec()).encode());
     let poison = signed(&alice(), 1, genesis, &set_code);
     wire.submit(&signed(&alice(), 0, genesis, &transfer(&[7; 32], 1 << 40))).await;
@@ -102,7 +102,7 @@ async fn a_transaction_that_makes_the_runtime_panic_costs_only_itself() {
     assert_eq!(next(&mut statuses).await, json!("ready"));
     assert_eq!(next(&mut statuses).await, json!("invalid"));
     assert_eq!(wire.refusal("author_submitExtrinsic", rpc_params![hex(&poison)]).await.0, 1012);
-    // What stood on it waits for another with its nonce.
+    // Its dependant waits for another transaction with its nonce.
     for expected in ["ready", "future"] {
         assert_eq!(next(&mut dependant).await, json!(expected));
     }
@@ -114,8 +114,8 @@ async fn a_transaction_that_makes_the_runtime_panic_costs_only_itself() {
 }
 
 #[tokio::test]
-async fn a_call_that_panics_is_an_answer() {
-    let chain = start(by_hand()).await;
+async fn a_panicking_call_returns_an_error() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let (code, text) = wire.refusal("state_call", rpc_params!["AccountNonceApi_account_nonce", "0x01"]).await;
     assert!(code == 4003 && text.contains("panicked"), "{text}");
@@ -127,7 +127,7 @@ async fn a_call_that_panics_is_an_answer() {
 
 #[tokio::test]
 async fn a_subscriber_that_is_slow_misses_no_finalised_block() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let (subscribe, unsubscribe) = ("chain_subscribeFinalizedHeads", "chain_unsubscribeFinalizedHeads");
     let mut heads = wire.0.subscribe::<Value>(subscribe, rpc_params![], unsubscribe).await.unwrap();
@@ -139,7 +139,7 @@ async fn a_subscriber_that_is_slow_misses_no_finalised_block() {
 }
 
 #[tokio::test]
-async fn blocks_come_by_themselves_at_an_interval_or_with_a_transaction() {
+async fn blocks_are_made_at_an_interval_or_for_a_transaction() {
     let by_interval =
         start(Config { block_interval: Duration::from_millis(5), finality_lag: 2, ..Config::default() })
             .await;
@@ -157,8 +157,8 @@ async fn blocks_come_by_themselves_at_an_interval_or_with_a_transaction() {
 }
 
 #[tokio::test]
-async fn the_engine_can_be_kept_from_strangers() {
-    let chain = start(Config { engine_rpc: false, ..by_hand() }).await;
+async fn the_engine_methods_can_be_disabled() {
+    let chain = start(Config { engine_rpc: false, ..manual() }).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.refusal("engine_dropUnfinalized", rpc_params![]).await.0, -32601);
     assert_eq!(wire.refusal("engine_createBlock", rpc_params![]).await.0, -32601);
@@ -166,32 +166,32 @@ async fn the_engine_can_be_kept_from_strangers() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named() {
-    let chain = start(at_home(by_hand())).await;
-    let taken = Config { listen: chain.address(), ..by_hand() };
+async fn a_port_in_use_is_an_error_that_names_it() {
+    let chain = start(on_own_address(manual())).await;
+    let taken = Config { listen: chain.address(), ..manual() };
     let error = EmbeddedChain::start(taken).await.err().expect("the port is taken");
     assert!(matches!(error, StartError::PortTaken { listen } if listen == chain.address()));
     assert!(error.to_string().contains(&chain.address().to_string()));
     let address = chain.address();
     chain.shutdown().await;
-    // Which is free again afterwards.
+    // The port is free afterwards.
     start_again_at(address).await.shutdown().await;
 }
 
-/// On an address where no other test listens: a port of it that is let go cannot go to one of them.
-fn at_home(config: Config) -> Config {
+/// An address that no other test uses, so that no test takes a released port.
+fn on_own_address(config: Config) -> Config {
     static HOMES: AtomicU8 = AtomicU8::new(2);
     let home =
         Ipv4Addr::new(127, 0, 0, if cfg!(target_os = "linux") { HOMES.fetch_add(1, Relaxed) } else { 1 });
     Config { listen: (home, 0).into(), ..config }
 }
 
-/// Starts another chain where one was. Its socket may live on for a moment: where the chain was only dropped, until its
-/// task is, and in any case as long as a process that another test is just starting has not closed what it inherited.
+/// Starts another chain at the same address. The old socket may stay open for a moment: until the dropped chain's
+/// task ends, or while a process of another test still holds an inherited handle.
 async fn start_again_at(address: SocketAddr) -> EmbeddedChain {
     let started = Instant::now();
     loop {
-        match EmbeddedChain::start(Config { listen: address, ..by_hand() }).await {
+        match EmbeddedChain::start(Config { listen: address, ..manual() }).await {
             Ok(chain) => return chain,
             Err(StartError::PortTaken { .. }) if started.elapsed() < Duration::from_secs(60) => {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -203,36 +203,36 @@ async fn start_again_at(address: SocketAddr) -> EmbeddedChain {
 
 #[tokio::test]
 async fn a_genesis_that_cannot_be_built_is_refused() {
-    let unknown = Config { preset: "production".into(), ..by_hand() };
+    let unknown = Config { preset: "production".into(), ..manual() };
     let error = EmbeddedChain::start(unknown).await.err().expect("there is no such preset");
     assert!(matches!(error, StartError::UnknownPreset { .. }), "{error}");
-    let wrong = Config { genesis_patch: Some(json!({ "balances": { "balances": "plenty" } })), ..by_hand() };
+    let wrong = Config { genesis_patch: Some(json!({ "balances": { "balances": "plenty" } })), ..manual() };
     let error = EmbeddedChain::start(wrong).await.err().expect("the patch is wrong");
     assert!(matches!(error, StartError::Genesis { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn a_shut_down_chain_closes_its_connections_and_makes_no_block() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let failed = chain.failed();
     chain.shutdown().await;
     assert!(wire.0.request::<Value>("system_health", rpc_params![]).await.is_err());
-    // Having been shut down is no fault.
+    // A shutdown is no error.
     assert!(tokio::time::timeout(Duration::from_millis(10), failed).await.is_err());
 }
 
 #[tokio::test]
 async fn dropping_the_handle_stops_the_chain() {
-    let chain = start(at_home(by_hand())).await;
+    let chain = start(on_own_address(manual())).await;
     let address = chain.address();
     drop(chain);
     start_again_at(address).await.shutdown().await;
 }
 
 #[tokio::test]
-async fn nothing_is_sealed_after_the_end() {
-    let chain = start(by_hand()).await;
+async fn a_halted_chain_seals_no_block() {
+    let chain = start(manual()).await;
     chain.halt();
     assert!(matches!(chain.seal_now().await, Err(SealError::Stopped)));
     assert!(matches!(chain.drop_unfinalised().await, Err(SealError::Stopped)));

@@ -1,6 +1,6 @@
-//! What is on disk: the chain comes back as it was, after a clean end and after any other.
+//! The store: the chain resumes after a clean shutdown and after any other end.
 
-use crate::{Wire, alice, by_hand, by_hand_in, hex, remark, seal, signed, start, transfer};
+use crate::{Wire, alice, hex, manual, manual_in, remark, seal, signed, start, transfer};
 use mettle_embedded_chain::{AccountId32, Config, EmbeddedChain, H256, SealError, StartError, StoreError};
 use redb::{Database, TableDefinition};
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ use subxt::rpcs::rpc_params;
 const SYSTEM_NUMBER: &str = "0x26aa394eea5630e07c48ae0c9558cef702a5c1b19ab7a04f536c519aca4983ac";
 
 fn dir() -> tempfile::TempDir {
-    tempfile::tempdir().expect("there is room for a directory")
+    tempfile::tempdir().expect("a temporary directory can be created")
 }
 
 async fn refusal(config: Config) -> StoreError {
@@ -28,9 +28,9 @@ async fn refusal(config: Config) -> StoreError {
 }
 
 #[tokio::test]
-async fn a_chain_goes_on_where_it_was_left() {
+async fn a_chain_resumes_where_it_ended() {
     let dir = dir();
-    let config = Config { finality_lag: 1, ..by_hand_in(dir.path()) };
+    let config = Config { finality_lag: 1, ..manual_in(dir.path()) };
     let chain = start(config.clone()).await;
     let wire = Wire::to(&chain).await;
     let genesis = chain.genesis_hash();
@@ -48,7 +48,7 @@ async fn a_chain_goes_on_where_it_was_left() {
     assert_eq!(chain.genesis_hash(), genesis);
     assert_eq!((chain.finalised(), chain.best()), (finalised, finalised));
     assert_eq!(wire.ask("chain_getBlock", rpc_params![finalised.hash]).await, block);
-    // The states before it are there as well.
+    // Earlier states are available too.
     for number in 1..=3 {
         let at = chain.hash_of(number);
         assert_eq!(wire.free(&[7; 32], at).await, u128::from(number) << 40);
@@ -56,7 +56,7 @@ async fn a_chain_goes_on_where_it_was_left() {
         assert_eq!(stored, json!(format!("0x0{number}000000")));
     }
     assert_eq!(wire.free(&[7; 32], Some(genesis)).await, 0);
-    // What was not final is gone, and can be done again.
+    // Unfinalised blocks are gone, and can be made again.
     wire.submit(&signed(&alice(), 3, genesis, &transfer(&[7; 32], 1 << 40))).await;
     let head = seal(&chain, 2).await;
     assert_eq!(head.number, 5);
@@ -65,9 +65,9 @@ async fn a_chain_goes_on_where_it_was_left() {
 }
 
 #[tokio::test]
-async fn the_past_is_pruned_and_says_so() {
+async fn old_blocks_are_pruned_and_queries_for_them_say_so() {
     let dir = dir();
-    let config = Config { keep_states: 3, keep_headers: 6, ..by_hand_in(dir.path()) };
+    let config = Config { keep_states: 3, keep_headers: 6, ..manual_in(dir.path()) };
     let chain = start(config.clone()).await;
     let mut hashes = vec![chain.genesis_hash()];
     for _ in 0..10 {
@@ -78,7 +78,7 @@ async fn the_past_is_pruned_and_says_so() {
     let chain = start(config.clone()).await;
     check_pruned(&chain, &hashes).await;
     chain.shutdown().await;
-    // Less may be kept from now on, and the file follows.
+    // Smaller limits prune the file.
     let chain = start(Config { keep_states: 1, keep_headers: 0, ..config }).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.refusal("state_getStorage", rpc_params![SYSTEM_NUMBER, hashes[9]]).await.0, 4003);
@@ -113,10 +113,10 @@ async fn check_pruned(chain: &EmbeddedChain, hashes: &[H256]) {
     }
 }
 
-/// Not a test of its own: what the next one kills.
+/// The process that the next test kills.
 #[tokio::test]
 #[ignore = "it is run, and killed, by the test below"]
-async fn a_process_that_makes_blocks_until_it_is_killed() {
+async fn process_that_makes_blocks_until_it_is_killed() {
     let dir = std::env::var("METTLE_TEST_CHAIN_DIR").expect("the directory is given");
     let config = Config {
         dir: Some(dir.into()),
@@ -141,7 +141,7 @@ async fn a_process_that_makes_blocks_until_it_is_killed() {
         let nonce = wire.ask("system_accountNextIndex", rpc_params![&address]).await;
         let nonce = u32::try_from(nonce.as_u64().expect("a number")).expect("a small one");
         let extrinsic = signed(&alice(), nonce, genesis, &remark(&nonce.to_le_bytes()));
-        // It may be late for a block: then the next one takes it.
+        // The transaction may be late for a block; the next one includes it.
         let _ = wire.0.request::<Value>("author_submitExtrinsic", rpc_params![hex(&extrinsic)]).await;
     }
 }
@@ -151,12 +151,12 @@ fn alice_public() -> [u8; 32] {
 }
 
 #[tokio::test]
-async fn a_process_killed_at_any_moment_resumes_with_what_it_told_to_be_final() {
+async fn a_process_killed_at_any_moment_resumes_at_an_announced_final_block() {
     let dir = dir();
     let mut last = 0;
     for round in 1..=3 {
         let told = blocks_told_before_the_kill(dir.path(), 7 * round);
-        let chain = start(Config { keep_states: 8, ..by_hand_in(dir.path()) }).await;
+        let chain = start(Config { keep_states: 8, ..manual_in(dir.path()) }).await;
         let finalised = chain.finalised();
         for (number, hash) in told {
             assert!(number > last && finalised.number >= number);
@@ -172,7 +172,7 @@ fn blocks_told_before_the_kill(dir: &Path, count: usize) -> Vec<(u32, String)> {
     let mut process = Command::new(std::env::current_exe().expect("this test has a file"))
         .args([
             "--exact",
-            "keeping::a_process_that_makes_blocks_until_it_is_killed",
+            "keeping::process_that_makes_blocks_until_it_is_killed",
             "--ignored",
             "--nocapture",
         ])
@@ -194,12 +194,12 @@ fn block_told(line: &str) -> Option<(u32, String)> {
     Some((number.parse().ok()?, hash.to_owned()))
 }
 
-/// Not a test of its own: what the next one deprives of its disk.
+/// The process that the next test leaves without disk space.
 #[tokio::test]
 #[ignore = "it is run, with little disk, by the test below"]
-async fn a_process_that_makes_large_blocks_until_the_disk_is_full() {
+async fn process_that_makes_large_blocks_until_the_disk_is_full() {
     let dir = std::env::var("METTLE_TEST_CHAIN_DIR").expect("the directory is given");
-    let chain = start(Config { dir: Some(dir.into()), ..by_hand() }).await;
+    let chain = start(Config { dir: Some(dir.into()), ..manual() }).await;
     let wire = Wire::to(&chain).await;
     for nonce in 0..1000 {
         wire.submit(&signed(&alice(), nonce, chain.genesis_hash(), &remark(&[7; 200_000]))).await;
@@ -207,11 +207,11 @@ async fn a_process_that_makes_large_blocks_until_the_disk_is_full() {
             Ok(head) => println!("finalised {} {}", head.number, hex(&head.hash.0)),
             Err(error) => {
                 assert!(matches!(error, SealError::Store(StoreError::File { .. })), "{error:?}");
-                // The chain stands where it stood, and answers.
+                // The chain is unchanged and answers queries.
                 assert_eq!(chain.best().number, nonce);
                 assert_eq!(chain.finalised().number, nonce);
                 assert!(wire.ask("chain_getHeader", rpc_params![]).await.is_object());
-                println!("no more room");
+                println!("the disk is full");
                 return;
             }
         }
@@ -222,20 +222,20 @@ async fn a_process_that_makes_large_blocks_until_the_disk_is_full() {
 #[tokio::test]
 async fn a_full_disk_stops_the_chain_and_loses_nothing() {
     let dir = dir();
-    // Files of 4 to 8 MiB at most, whatever the shell counts in.
+    // At most 4 to 8 MiB per file, depending on the shell's unit.
     let script = "trap '' XFSZ; ulimit -f 8192; exec \"$0\" \"$@\"";
     let output = Command::new("sh")
         .args(["-c", script])
         .arg(std::env::current_exe().expect("this test has a file"))
-        .args(["--exact", "keeping::a_process_that_makes_large_blocks_until_the_disk_is_full"])
+        .args(["--exact", "keeping::process_that_makes_large_blocks_until_the_disk_is_full"])
         .args(["--ignored", "--nocapture"])
         .env("METTLE_TEST_CHAIN_DIR", dir.path())
         .output()
         .expect("this test can be run");
     let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("no more room"), "{text}");
+    assert!(output.status.success() && text.contains("the disk is full"), "{text}");
     let (number, hash) = text.lines().filter_map(block_told).next_back().expect("some blocks were made");
-    let chain = start(by_hand_in(dir.path())).await;
+    let chain = start(manual_in(dir.path())).await;
     assert_eq!(chain.finalised().number, number);
     assert_eq!(hex(&chain.finalised().hash.0), hash);
     seal(&chain, 1).await;
@@ -243,23 +243,23 @@ async fn a_full_disk_stops_the_chain_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn a_directory_with_something_else_in_it_is_left_alone() {
+async fn a_directory_with_other_files_is_left_unchanged() {
     let dir = dir();
     fs::write(dir.path().join("thesis.txt"), "years of work").unwrap();
-    let error = refusal(by_hand_in(dir.path())).await;
+    let error = refusal(manual_in(dir.path())).await;
     assert!(matches!(error, StoreError::Foreign { .. }), "{error}");
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 
     let file = dir.path().join("thesis.txt");
-    let error = refusal(by_hand_in(&file)).await;
+    let error = refusal(manual_in(&file)).await;
     assert!(matches!(error, StoreError::Directory { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_file_that_is_no_chain_is_refused() {
+async fn a_file_that_is_not_a_chain_is_refused() {
     let garbage = dir();
     fs::write(garbage.path().join("chain.redb"), vec![7; 100_000]).unwrap();
-    let error = refusal(by_hand_in(garbage.path())).await;
+    let error = refusal(manual_in(garbage.path())).await;
     assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
 
     let other = dir();
@@ -268,23 +268,23 @@ async fn a_file_that_is_no_chain_is_refused() {
     transaction.open_table(TableDefinition::<u32, u32>::new("meta")).unwrap().insert(1, 2).unwrap();
     transaction.commit().unwrap();
     drop(database);
-    let error = refusal(by_hand_in(other.path())).await;
+    let error = refusal(manual_in(other.path())).await;
     assert!(matches!(error, StoreError::Foreign { .. }), "{error:?}");
 
     let short = dir();
-    start(by_hand_in(short.path())).await.shutdown().await;
+    start(manual_in(short.path())).await.shutdown().await;
     let file = short.path().join("chain.redb");
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-    let error = refusal(by_hand_in(short.path())).await;
+    let error = refusal(manual_in(short.path())).await;
     assert!(matches!(error, StoreError::Damaged { .. } | StoreError::File { .. }), "{error:?}");
 }
 
 #[tokio::test]
-async fn a_half_made_chain_is_made_anew() {
+async fn an_incomplete_new_chain_is_created_again() {
     let dir = dir();
     fs::write(dir.path().join("chain.redb.new"), "interrupted").unwrap();
-    let chain = start(by_hand_in(dir.path())).await;
+    let chain = start(manual_in(dir.path())).await;
     seal(&chain, 1).await;
     chain.shutdown().await;
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
@@ -293,23 +293,23 @@ async fn a_half_made_chain_is_made_anew() {
 #[tokio::test]
 async fn a_chain_is_used_by_one_process_at_a_time() {
     let dir = dir();
-    let chain = start(by_hand_in(dir.path())).await;
-    let error = refusal(by_hand_in(dir.path())).await;
+    let chain = start(manual_in(dir.path())).await;
+    let error = refusal(manual_in(dir.path())).await;
     assert!(matches!(error, StoreError::InUse { .. }), "{error}");
     chain.shutdown().await;
-    start(by_hand_in(dir.path())).await.shutdown().await;
+    start(manual_in(dir.path())).await.shutdown().await;
 }
 
 #[tokio::test]
 async fn a_chain_with_another_genesis_is_refused() {
     let dir = dir();
-    start(by_hand_in(dir.path())).await.shutdown().await;
+    start(manual_in(dir.path())).await.shutdown().await;
     let endowments = vec![(AccountId32::new([7; 32]), 1 << 50)];
-    let error = refusal(Config { endowments, ..by_hand_in(dir.path()) }).await;
+    let error = refusal(Config { endowments, ..manual_in(dir.path()) }).await;
     assert!(matches!(error, StoreError::OtherGenesis { .. }), "{error}");
 }
 
-/// Changes what a chain's file says of itself.
+/// Changes the metadata of a chain's file.
 fn set_meta(dir: &Path, key: &str, value: &[u8]) {
     let database = Database::open(dir.join("chain.redb")).unwrap();
     let transaction = database.begin_write().unwrap();
@@ -319,14 +319,14 @@ fn set_meta(dir: &Path, key: &str, value: &[u8]) {
 
 async fn check_meta(key: &str, value: &[u8], expected: fn(&StoreError) -> bool) {
     let dir = dir();
-    start(by_hand_in(dir.path())).await.shutdown().await;
+    start(manual_in(dir.path())).await.shutdown().await;
     set_meta(dir.path(), key, value);
-    let error = refusal(by_hand_in(dir.path())).await;
+    let error = refusal(manual_in(dir.path())).await;
     assert!(expected(&error), "{error:?}");
 }
 
 #[tokio::test]
-async fn what_a_newer_release_wrote_is_refused() {
+async fn a_chain_of_a_newer_release_is_refused() {
     check_meta("format", &9_u32.to_le_bytes(), |error| {
         matches!(error, StoreError::NewerFormat { found: 9, .. })
     })
@@ -340,25 +340,25 @@ async fn what_a_newer_release_wrote_is_refused() {
 }
 
 #[tokio::test]
-async fn a_chain_goes_on_with_a_newer_runtime_which_has_another_genesis() {
+async fn a_chain_continues_with_a_newer_runtime_of_another_genesis() {
     let dir = dir();
-    let chain = start(by_hand_in(dir.path())).await;
+    let chain = start(manual_in(dir.path())).await;
     let (genesis, head) = (chain.genesis_hash(), seal(&chain, 2).await);
     chain.shutdown().await;
-    // As if an older release had made it, whose genesis was not the one this release would make.
+    // As if an older release had made it, with another genesis.
     set_meta(dir.path(), "spec_version", &0_u32.to_le_bytes());
     set_meta(dir.path(), "genesis", &[9; 32]);
     for _ in 0..2 {
-        let chain = start(by_hand_in(dir.path())).await;
+        let chain = start(manual_in(dir.path())).await;
         assert_eq!((chain.genesis_hash(), chain.best()), (genesis, head));
         chain.shutdown().await;
     }
 }
 
 #[tokio::test]
-async fn a_state_that_does_not_fit_its_header_is_refused() {
+async fn a_state_that_differs_from_its_header_is_refused() {
     let dir = dir();
-    let chain = start(by_hand_in(dir.path())).await;
+    let chain = start(manual_in(dir.path())).await;
     seal(&chain, 3).await;
     chain.shutdown().await;
     let database = Database::open(dir.path().join("chain.redb")).unwrap();
@@ -367,14 +367,14 @@ async fn a_state_that_does_not_fit_its_header_is_refused() {
     transaction.open_table(state).unwrap().insert(&b":money"[..], &b"more"[..]).unwrap();
     transaction.commit().unwrap();
     drop(database);
-    let error = refusal(by_hand_in(dir.path())).await;
+    let error = refusal(manual_in(dir.path())).await;
     assert!(matches!(error, StoreError::Damaged { .. }), "{error}");
 }
 
 #[tokio::test]
 async fn a_chain_in_memory_leaves_nothing_behind() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     seal(&chain, 3).await;
     chain.shutdown().await;
-    assert_eq!(start(by_hand()).await.best().number, 0);
+    assert_eq!(start(manual()).await.best().number, 0);
 }

@@ -1,4 +1,4 @@
-//! The chain as its clients see it: through stock clients and the wire, over faults and restarts.
+//! The chain as clients see it: through stock clients and the JSON-RPC, over faults and restarts.
 
 mod faults;
 mod keeping;
@@ -15,13 +15,13 @@ use sp_runtime::traits::{BlakeTwo256, Hash as _};
 use std::path::Path;
 use subxt::rpcs::{RpcClient, client::RpcParams, rpc_params};
 
-/// A chain that makes a block when it is told to.
-fn by_hand() -> Config {
+/// A chain that makes blocks on request.
+fn manual() -> Config {
     Config { sealing: Sealing::Manual, ..Config::default() }
 }
 
-fn by_hand_in(dir: &Path) -> Config {
-    Config { dir: Some(dir.into()), ..by_hand() }
+fn manual_in(dir: &Path) -> Config {
+    Config { dir: Some(dir.into()), ..manual() }
 }
 
 async fn start(config: Config) -> EmbeddedChain {
@@ -36,7 +36,7 @@ async fn seal(chain: &EmbeddedChain, blocks: u32) -> Head {
     head
 }
 
-/// A connection without any knowledge of the chain.
+/// A JSON-RPC connection without knowledge of the chain.
 struct Wire(RpcClient);
 
 impl Wire {
@@ -48,7 +48,7 @@ impl Wire {
         self.0.request(method, params).await.unwrap_or_else(|error| panic!("{method}: {error}"))
     }
 
-    /// The code and the text of the refusal.
+    /// The error code and text of a refused call.
     async fn refusal(&self, method: &str, params: RpcParams) -> (i32, String) {
         match self.0.request::<Value>(method, params).await {
             Err(subxt::rpcs::Error::User(error)) => (
@@ -63,7 +63,7 @@ impl Wire {
         self.ask("author_submitExtrinsic", rpc_params![hex(extrinsic)]).await
     }
 
-    /// What an account has free, after a block.
+    /// The free balance of an account after a block.
     async fn free(&self, account: &[u8; 32], at: Option<sp_core::H256>) -> u128 {
         // System.Account; AccountInfo is four u32s, then the free balance.
         let prefix = "0x26aa394eea5630e07c48ae0c9558cef7b99d880ec681799c0cf30e8886371da9";
@@ -77,7 +77,7 @@ impl Wire {
     }
 }
 
-/// An extrinsic, byte for byte as the runtime expects it: immortal, without a tip.
+/// Encodes an immortal extrinsic without a tip.
 fn signed(key: &sr25519::Pair, nonce: u32, genesis: sp_core::H256, call: &[u8]) -> Vec<u8> {
     tipped(key, nonce, 0, genesis, call)
 }

@@ -1,19 +1,22 @@
-//! subxt, which nobody here wrote, against the chain: it connects, signs, submits, reads and follows, unmodified.
+//! subxt, an unmodified third-party client, against the chain.
 
-use crate::{by_hand, seal, start};
+use crate::{manual, seal, start};
 use mettle_embedded_chain::{Config, EmbeddedChain, Sealing};
 use sp_core::{Pair, ed25519, sr25519};
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
+use std::sync::Arc;
 use subxt::{
     OnlineClient, PolkadotConfig,
+    backend::LegacyBackend,
     dynamic::{self, At, Value},
+    rpcs::RpcClient,
     tx::{Payload, Signer},
     utils::{AccountId32, MultiSignature},
 };
 
 const MTL: u128 = 1_000_000_000_000;
 
-/// A stock client asks no more of a signer than this.
+/// All that subxt needs of a signer.
 #[allow(clippy::large_enum_variant, reason = "a handful of keys in a test")]
 enum Key {
     Sr25519(sr25519::Pair),
@@ -37,7 +40,9 @@ impl Signer<PolkadotConfig> for Key {
 }
 
 async fn connect(chain: &EmbeddedChain) -> OnlineClient<PolkadotConfig> {
-    OnlineClient::from_insecure_url(chain.url()).await.expect("subxt connects")
+    let rpc = RpcClient::from_insecure_url(chain.url()).await.expect("subxt connects");
+    let backend = LegacyBackend::builder().build(rpc);
+    OnlineClient::from_backend(Arc::new(backend)).await.expect("subxt reads the chain's metadata")
 }
 
 fn transfer(to: [u8; 32], amount: u128) -> impl Payload {
@@ -99,7 +104,7 @@ async fn subxt_names_the_error_of_a_call_that_was_refused() {
 
 #[tokio::test]
 async fn subxt_follows_the_finalised_chain_which_lags_behind_the_best() {
-    let chain = start(Config { finality_lag: 2, ..by_hand() }).await;
+    let chain = start(Config { finality_lag: 2, ..manual() }).await;
     let client = connect(&chain).await;
     let mut blocks = client.stream_blocks().await.unwrap();
     seal(&chain, 6).await;
@@ -119,7 +124,7 @@ async fn subxt_follows_the_finalised_chain_which_lags_behind_the_best() {
 
 #[tokio::test]
 async fn subxt_calls_the_runtimes_own_api() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let client = connect(&chain).await;
     let at = client.at_current_block().await.unwrap();
     let runs = dynamic::runtime_api_call::<Vec<Value>, Value>("MettleApi", "runs", vec![]);

@@ -1,14 +1,14 @@
-//! The JSON-RPC itself: what a client other than subxt would ask, and the words and codes it gets.
+//! The JSON-RPC: methods, texts and error codes, as any client sees them.
 
-use crate::{Wire, alice, by_hand, hex, hex_bytes, remark, seal, signed, start, sudo, tipped, transfer};
+use crate::{Wire, alice, hex, hex_bytes, manual, remark, seal, signed, start, sudo, tipped, transfer};
 use mettle_embedded_chain::{AccountId32, Config, H256, PoolLimits};
 use serde_json::{Value, json};
 use sp_keyring::Sr25519Keyring;
 use subxt::rpcs::rpc_params;
 
 #[tokio::test]
-async fn it_says_plainly_that_it_is_a_development_chain() {
-    let chain = start(by_hand()).await;
+async fn name_and_type_say_that_it_is_a_development_chain() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.ask("system_chainType", rpc_params![]).await, json!("Development"));
     let name = wire.ask("system_chain", rpc_params![]).await;
@@ -22,7 +22,7 @@ async fn it_says_plainly_that_it_is_a_development_chain() {
 
 #[tokio::test]
 async fn every_method_a_stock_client_needs_is_served() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let served = wire.ask("rpc_methods", rpc_params![]).await;
     let served: Vec<&str> =
@@ -61,7 +61,7 @@ async fn every_method_a_stock_client_needs_is_served() {
 
 #[tokio::test]
 async fn blocks_are_found_by_number_and_by_hash() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let head = seal(&chain, 2).await;
     let genesis = json!(chain.genesis_hash());
@@ -80,7 +80,7 @@ async fn blocks_are_found_by_number_and_by_hash() {
     assert_eq!(header["number"], json!("0x2"));
     let block = wire.ask("chain_getBlock", rpc_params![]).await;
     assert_eq!(block["block"]["header"], header);
-    // The timestamp is the chain's own extrinsic.
+    // The timestamp inherent.
     assert_eq!(block["block"]["extrinsics"].as_array().unwrap().len(), 1);
     let unknown = H256::repeat_byte(1);
     assert_eq!(wire.ask("chain_getHeader", rpc_params![unknown]).await, Value::Null);
@@ -91,8 +91,8 @@ async fn blocks_are_found_by_number_and_by_hash() {
 }
 
 #[tokio::test]
-async fn storage_is_read_one_by_one_in_pages_and_as_it_changes() {
-    let chain = start(by_hand()).await;
+async fn storage_is_read_by_key_in_pages_and_by_subscription() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let number = "0x26aa394eea5630e07c48ae0c9558cef702a5c1b19ab7a04f536c519aca4983ac";
     let mut changes = wire
@@ -127,8 +127,8 @@ async fn storage_is_read_one_by_one_in_pages_and_as_it_changes() {
 }
 
 #[tokio::test]
-async fn the_next_nonce_counts_what_waits_in_the_pool() {
-    let chain = start(by_hand()).await;
+async fn the_next_nonce_counts_transactions_in_the_pool() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let genesis = chain.genesis_hash();
     let address = Sr25519Keyring::Alice.to_account_id().to_string();
@@ -136,7 +136,7 @@ async fn the_next_nonce_counts_what_waits_in_the_pool() {
     assert_eq!(next().await, json!(0));
     let first = signed(&alice(), 0, genesis, &remark(b"first"));
     wire.submit(&first).await;
-    // One whose turn has not come is not counted, and not offered to a block.
+    // A transaction whose nonce has a gap is neither counted nor offered to a block.
     wire.submit(&signed(&alice(), 2, genesis, &remark(b"third"))).await;
     assert_eq!(next().await, json!(1));
     assert_eq!(wire.ask("author_pendingExtrinsics", rpc_params![]).await, json!([hex(&first)]));
@@ -151,8 +151,8 @@ async fn the_next_nonce_counts_what_waits_in_the_pool() {
 }
 
 #[tokio::test]
-async fn fees_are_told_before_they_are_paid() {
-    let chain = start(by_hand()).await;
+async fn fees_can_be_queried_before_they_are_paid() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let extrinsic = signed(&alice(), 0, chain.genesis_hash(), &transfer(&[7; 32], 1 << 40));
     let info = wire.ask("payment_queryInfo", rpc_params![hex(&extrinsic)]).await;
@@ -176,8 +176,8 @@ async fn fees_are_told_before_they_are_paid() {
 }
 
 #[tokio::test]
-async fn what_is_not_taken_is_refused_with_a_nodes_codes() {
-    let chain = start(by_hand()).await;
+async fn refused_transactions_have_a_node_s_error_codes() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let genesis = chain.genesis_hash();
     let refusal = |extrinsic: Vec<u8>| {
@@ -213,7 +213,7 @@ async fn what_is_not_taken_is_refused_with_a_nodes_codes() {
 
 #[tokio::test]
 async fn calls_nested_too_deep_for_the_stack_are_refused() {
-    let chain = start(by_hand()).await;
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
     let nested = |depth: usize| [sudo(&[]).repeat(depth), remark(b"")].concat();
     let extrinsic = |depth| signed(&alice(), 0, chain.genesis_hash(), &nested(depth));
@@ -230,9 +230,9 @@ async fn calls_nested_too_deep_for_the_stack_are_refused() {
 }
 
 #[tokio::test]
-async fn the_pool_has_a_bound() {
+async fn the_pool_is_bounded() {
     let pool = PoolLimits { transactions: 3, waiting: 1, ..PoolLimits::default() };
-    let chain = start(Config { pool, ..by_hand() }).await;
+    let chain = start(Config { pool, ..manual() }).await;
     let wire = Wire::to(&chain).await;
     let genesis = chain.genesis_hash();
     let extrinsic = |nonce| signed(&alice(), nonce, genesis, &remark(b"a remark"));
@@ -249,10 +249,10 @@ async fn the_pool_has_a_bound() {
 }
 
 #[tokio::test]
-async fn what_one_block_has_no_room_for_is_in_the_next() {
-    let chain = start(by_hand()).await;
+async fn transactions_that_do_not_fit_are_in_the_next_block() {
+    let chain = start(manual()).await;
     let wire = Wire::to(&chain).await;
-    // Three of a megabyte and a half: a block takes less than four megabytes of ordinary extrinsics.
+    // Three of a megabyte and a half: a block takes less than four megabytes of normal extrinsics.
     for nonce in 0..3 {
         wire.submit(&signed(&alice(), nonce, chain.genesis_hash(), &remark(&vec![0; 3 << 19]))).await;
     }
@@ -269,13 +269,13 @@ async fn accounts_can_be_endowed_at_genesis_and_the_preset_patched() {
     let config = Config {
         endowments: vec![(AccountId32::new([7; 32]), 123 << 40), (AccountId32::new([7; 32]), 125 << 40)],
         genesis_patch: Some(json!({ "sudo": { "key": null } })),
-        ..by_hand()
+        ..manual()
     };
     let chain = start(config).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.free(&[7; 32], None).await, 125 << 40);
     assert!(wire.free(&Sr25519Keyring::Alice.to_raw_public(), None).await > 0);
-    let plain = start(by_hand()).await;
+    let plain = start(manual()).await;
     assert_ne!(plain.genesis_hash(), chain.genesis_hash());
     plain.shutdown().await;
     chain.shutdown().await;

@@ -1,11 +1,11 @@
-//! The runtime as the blob that a chain keeps.
+//! The Wasm runtime that a chain stores in its state.
 //!
-//! Built for a machine, this crate is a constant with the blob in it. Built for Wasm, by its own `build.rs`, it is the
-//! blob: nothing but the runtime, whose functions are the blob's exports.
+//! Compiled for a host, this crate holds the Wasm binary as a constant. Its `build.rs` compiles this crate for Wasm,
+//! where it is the runtime itself: its functions are the exports of the binary.
 #![cfg_attr(target_family = "wasm", no_std)]
 
 #[cfg(target_family = "wasm")]
 pub use mettle_runtime::api;
 
 #[cfg(not(target_family = "wasm"))]
-include!(concat!(env!("OUT_DIR"), "/blob.rs"));
+include!(concat!(env!("OUT_DIR"), "/wasm_binary.rs"));

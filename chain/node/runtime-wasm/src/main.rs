@@ -1,4 +1,4 @@
-//! Writes the blob to a file, for whoever upgrades a chain to it.
+//! Writes the Wasm runtime to a file, for an upgrade of a chain.
 //!
 //!     cargo run --release -p mettle-runtime-wasm -- mettle-runtime.wasm
 
@@ -6,17 +6,17 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let Some(path) = std::env::args_os().nth(1) else {
-        eprintln!("say into which file the runtime's blob is to be written");
+        eprintln!("usage: mettle-runtime-wasm FILE, to which the Wasm runtime is written");
         return ExitCode::FAILURE;
     };
-    let Some(blob) = mettle_runtime_wasm::BLOB else {
-        eprintln!("this program was built without the blob (SKIP_WASM_BUILD)");
+    let Some(binary) = mettle_runtime_wasm::WASM_BINARY else {
+        eprintln!("this program was built without the Wasm runtime (SKIP_WASM_BUILD)");
         return ExitCode::FAILURE;
     };
-    match std::fs::write(&path, blob) {
+    match std::fs::write(&path, binary) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{} cannot be written: {error}", path.display());
+            eprintln!("cannot write {}: {error}", path.display());
             ExitCode::FAILURE
         }
     }

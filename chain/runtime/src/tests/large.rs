@@ -1,5 +1,4 @@
-//! The largest run there may be, 1,024 miners and 64 validators, through a window of two minutes: everything that has to
-//! be said in it fits into its blocks.
+//! The largest run, 1,024 miners and 64 validators, in windows of two minutes: every call fits into its blocks.
 
 use super::*;
 use frame::{
@@ -9,10 +8,10 @@ use frame::{
 
 const MINERS: u16 = 1024;
 const VALIDATORS: u16 = 64;
-/// Two minutes at six seconds a block.
+/// Two minutes at six seconds per block.
 const WINDOW_BLOCKS: u32 = 20;
 
-/// Seat `uid`, signing.
+/// The key of seat `uid`.
 pub(super) struct Seat(sr25519::Pair);
 
 impl Seat {
@@ -55,15 +54,15 @@ fn params() -> RunParams {
     }
 }
 
-/// The chain, filled block by block as an author fills it.
+/// Fills blocks as an author does.
 struct Author {
     chain: Chain,
-    /// Of a block's weight, in thousandths, the largest share that one took.
+    /// The largest share of a block's weight, in thousandths.
     heaviest: u64,
 }
 
 impl Author {
-    /// Makes one block of as many of `waiting` as fit, from the front.
+    /// Makes a block with as many of `waiting` as fit.
     fn block(&mut self, waiting: &mut std::collections::VecDeque<UncheckedExtrinsic>) {
         let number = self.chain.height() + 1;
         let slot = u64::from(number);
@@ -100,7 +99,7 @@ impl Author {
         }
     }
 
-    /// Includes one call of each of these seats by block `deadline`.
+    /// Includes one call of each seat by block `deadline`.
     fn all_by(&mut self, deadline: u32, calls: Vec<(u16, RuntimeCall)>) {
         let mut waiting = calls
             .into_iter()
@@ -200,7 +199,7 @@ fn the_largest_run_fits_into_the_blocks_of_its_windows() {
         let outcome = author.chain.read(|| Runtime::window(RUN, window).unwrap().outcome);
         assert_eq!(outcome, Some(Outcome::Merged(vote)));
     }
-    // The epoch of the first window is paid as the third opens.
+    // The epoch of the first window is paid as the third window opens.
     author.go_to(params().schedule.opens_at(Window(2)).0);
     author.chain.read(|| {
         assert_eq!(Runtime::weights(RUN).len(), usize::from(MINERS));

@@ -1,12 +1,12 @@
-//! Whatever anybody calls in whatever order: no call panics, a call that fails changes nothing, and every pallet's books
-//! hold after each block.
+//! Random calls of random accounts: no call panics, a failed call changes nothing, and every pallet's invariants
+//! hold.
 
 use super::*;
 use frame::deps::{frame_support::traits::fungible::Inspect, sp_runtime::traits::Dispatchable};
 use pallet_rewards::Payout;
 use proptest::prelude::*;
 
-/// Who may sign: owner, coldkeys, hotkeys, and somebody who has nothing to do with it.
+/// The signers: owner, coldkeys, hotkeys, and strangers.
 const PEOPLE: [Sr25519Keyring; 6] = [
     Sr25519Keyring::Alice,
     Sr25519Keyring::Bob,
@@ -18,7 +18,7 @@ const PEOPLE: [Sr25519Keyring; 6] = [
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Blocks without a call.
+    /// Makes blocks without calls.
     Wait(u8),
     Call {
         by: u8,
@@ -160,7 +160,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every account's free and held money together, with what fees and burns took.
+/// Total issuance.
 fn issued() -> Balance {
     <Balances as Inspect<AccountId>>::total_issuance()
 }
@@ -169,7 +169,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn no_sequence_of_calls_breaks_the_books(steps in proptest::collection::vec(step(), 1..60)) {
+    fn no_sequence_of_calls_breaks_an_invariant(steps in proptest::collection::vec(step(), 1..60)) {
         let mut chain = with_run();
         for step in steps {
             match step {
@@ -179,7 +179,7 @@ proptest! {
                     let origin = RuntimeOrigin::signed(account(by));
                     let text = format!("{call:?}");
                     let result = call.dispatch(origin);
-                    assert!(issued() <= before, "money came from nowhere by {text}: {result:?}");
+                    assert!(issued() <= before, "{text} created money: {result:?}");
                     check_invariants();
                 }),
             }

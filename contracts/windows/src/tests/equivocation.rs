@@ -1,4 +1,4 @@
-//! Receipts that are anchored, and validators that say two different things (PROT-21, 27).
+//! Anchored receipts, and validators that sign contradicting statements (PROT-21, 27).
 
 use super::*;
 use frame::traits::fungible::Inspect as _;
@@ -8,8 +8,8 @@ fn proof(uid: u16, one: SignedStatement, other: SignedStatement) -> Equivocation
     Equivocation { hotkey: public(uid), one, other }
 }
 
-fn two(uid: u16, window: u32, matter: Matter) -> Equivocation {
-    proof(uid, statement(uid, window, matter, digest(1)), statement(uid, window, matter, digest(2)))
+fn two(uid: u16, window: u32, kind: StatementKind) -> Equivocation {
+    proof(uid, statement(uid, window, kind, digest(1)), statement(uid, window, kind, digest(2)))
 }
 
 fn report(proof: Equivocation) -> DispatchResultWithPostInfo {
@@ -24,7 +24,7 @@ fn stake(uid: u16) -> u128 {
     pallet_registry::SeatsOf::<Test>::get(RUN, Uid(uid)).unwrap().stake
 }
 
-/// A run whose validators have enough at stake that a tenth of a tenth is something.
+/// Validators have enough at stake that a tenth of a tenth is not zero.
 fn with_stakes(story: impl FnOnce()) {
     with_run(params(), || {
         for uid in VALIDATORS {
@@ -39,7 +39,7 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
     with_stakes(|| {
         play(0, &VALIDATORS);
         let before = (Balances::free_balance(REPORTER), Balances::total_issuance());
-        let paid = report(two(3, 0, Matter::Vote)).unwrap();
+        let paid = report(two(3, 0, StatementKind::Vote)).unwrap();
         assert_eq!(paid.pays_fee, Pays::No);
         assert_eq!((stake(3), stake(4)), (900, 1000));
         assert_eq!(Balances::free_balance(REPORTER), before.0 + 10);
@@ -48,14 +48,14 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
             run: RUN,
             window: Window(0),
             uid: Uid(3),
-            matter: Matter::Vote,
+            kind: StatementKind::Vote,
             reporter: REPORTER,
             slashed: 100,
         }));
-        // Slashed below the minimum it decides no more, from the next opening on.
+        // Slashed below the minimum, it leaves the electorate at the next opening.
         for _ in 0..25 {
-            Punished::<Test>::remove((RUN, Window(0)), (Uid(3), Matter::Vote));
-            assert_ok!(report(two(3, 0, Matter::Vote)));
+            Punished::<Test>::remove((RUN, Window(0)), (Uid(3), StatementKind::Vote));
+            assert_ok!(report(two(3, 0, StatementKind::Vote)));
         }
         assert!(stake(3) < STAKE);
         go_to(1, 0);
@@ -64,16 +64,16 @@ fn two_statements_cost_a_tenth_of_the_stake_and_the_reporter_gets_a_tenth_of_tha
 }
 
 #[test]
-fn each_matter_of_a_window_is_punished_once() {
+fn each_kind_of_statement_is_punished_once_per_window() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         go_to(1, 0);
-        for matter in [Matter::Attestation, Matter::Vote, Matter::Receipts] {
-            assert_ok!(report(two(3, 0, matter)));
-            assert_noop!(report(two(3, 0, matter)), Error::<Test>::AlreadyPunished);
+        for kind in [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts] {
+            assert_ok!(report(two(3, 0, kind)));
+            assert_noop!(report(two(3, 0, kind)), Error::<Test>::AlreadyPunished);
         }
-        assert_ok!(report(two(3, 1, Matter::Vote)));
-        assert_ok!(report(two(4, 0, Matter::Vote)));
+        assert_ok!(report(two(3, 1, StatementKind::Vote)));
+        assert_ok!(report(two(4, 0, StatementKind::Vote)));
         assert_eq!(Punished::<Test>::iter().count(), 5);
     });
 }
@@ -82,16 +82,16 @@ fn each_matter_of_a_window_is_punished_once() {
 fn statements_that_prove_nothing_cost_nothing() {
     with_stakes(|| {
         go_to(0, 3);
-        let (vote, receipts) = (Matter::Vote, Matter::Receipts);
+        let (vote, receipts) = (StatementKind::Vote, StatementKind::Receipts);
         let one = statement(3, 0, vote, digest(1));
         assert_noop!(report(proof(3, one, one)), Error::<Test>::NoContradiction);
         let other = statement(3, 0, receipts, digest(2));
         assert_noop!(report(proof(3, one, other)), Error::<Test>::NotOneMatter);
-        // Signed by somebody else in its name.
+        // A stranger signs in its name.
         let forged = Statement { digest: digest(2), ..one.statement }.sign(&key(4));
         assert_noop!(report(proof(3, one, forged)), Error::<Test>::NotSigned);
         assert_noop!(report(proof(4, one, forged)), Error::<Test>::NotSigned);
-        // Signed with a key that is no seat's, and with another seat's.
+        // Keys of no seat, and of another seat.
         assert_noop!(report(two(40, 0, vote)), Error::<Test>::NotASeat);
         let as_another = |digest| Statement { uid: Uid(4), digest, ..one.statement }.sign(&key(3));
         let named = proof(3, as_another(digest(1)), as_another(digest(2)));
@@ -110,30 +110,30 @@ fn statements_that_prove_nothing_cost_nothing() {
 }
 
 #[test]
-fn nobody_answers_for_windows_before_its_time() {
+fn a_holder_does_not_answer_for_windows_before_its_time() {
     with_stakes(|| {
         go_to(1, 2);
         let late = register(RUN, Role::Validator, STAKE);
-        assert_noop!(report(two(late, 0, Matter::Vote)), Error::<Test>::NotInThisWindow);
-        assert_ok!(report(two(late, 1, Matter::Vote)));
+        assert_noop!(report(two(late, 0, StatementKind::Vote)), Error::<Test>::NotInThisWindow);
+        assert_ok!(report(two(late, 1, StatementKind::Vote)));
     });
 }
 
 #[test]
-fn a_statement_that_differs_from_what_is_on_the_chain_is_proof_enough() {
+fn a_statement_that_contradicts_the_chain_is_proof() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         assert_ok!(Windows::anchor_receipts(signed(3), RUN, Window(0), digest(9)));
         let valid: Vec<_> = MINERS.iter().map(|uid| (*uid, VALID)).collect();
         let said = [
-            (Matter::Attestation, Digest::of(&verdicts(&valid).encode())),
-            (Matter::Vote, Digest::of(&ballot(50, None).encode())),
-            (Matter::Receipts, digest(9)),
+            (StatementKind::Attestation, Digest::of(&verdicts(&valid).encode())),
+            (StatementKind::Vote, Digest::of(&ballot(50, None).encode())),
+            (StatementKind::Receipts, digest(9)),
         ];
-        for (matter, digest_of) in said {
-            let truth = statement(3, 0, matter, digest_of);
+        for (kind, digest_of) in said {
+            let truth = statement(3, 0, kind, digest_of);
             assert_noop!(contradict(3, truth), Error::<Test>::NoContradiction);
-            let other = statement(3, 0, matter, digest(77));
+            let other = statement(3, 0, kind, digest(77));
             let forged = other.statement.sign(&key(4));
             assert_noop!(contradict(3, forged), Error::<Test>::NotSigned);
             let before = stake(3);
@@ -145,27 +145,27 @@ fn a_statement_that_differs_from_what_is_on_the_chain_is_proof_enough() {
 }
 
 #[test]
-fn where_the_chain_holds_nothing_one_statement_contradicts_nothing() {
+fn a_statement_contradicts_nothing_if_the_chain_has_no_record() {
     with_stakes(|| {
         play(0, &[3, 4]);
-        for matter in [Matter::Attestation, Matter::Vote, Matter::Receipts] {
-            let said = statement(5, 0, matter, digest(1));
+        for kind in [StatementKind::Attestation, StatementKind::Vote, StatementKind::Receipts] {
+            let said = statement(5, 0, kind, digest(1));
             assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
         }
-        let said = statement(3, 0, Matter::Vote, digest(1));
+        let said = statement(3, 0, StatementKind::Vote, digest(1));
         assert_noop!(
             Windows::report_contradiction(RuntimeOrigin::none(), public(3), said),
             DispatchError::BadOrigin
         );
         assert_noop!(contradict(40, said), Error::<Test>::NotASeat);
         assert_noop!(contradict(4, said), Error::<Test>::NotItsSeat);
-        let later = statement(3, 5, Matter::Vote, digest(1));
+        let later = statement(3, 5, StatementKind::Vote, digest(1));
         assert_noop!(contradict(3, later), Error::<Test>::WindowNotKept);
     });
 }
 
 #[test]
-fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor() {
+fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() {
     with_stakes(|| {
         play(0, &VALIDATORS);
         let total = Balances::total_balance(&COLDKEY);
@@ -175,10 +175,10 @@ fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor(
         let signed = RuntimeOrigin::signed(COLDKEY);
         assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(5));
-        // The old hotkey's statements about the old holder's window: its stake is still held.
-        assert_ok!(report(two(5, 0, Matter::Vote)));
+        // The old hotkey's statements on its own window: its stake is still held.
+        assert_ok!(report(two(5, 0, StatementKind::Vote)));
         assert_eq!(Balances::total_balance(&COLDKEY), total - 100);
-        // The newcomer votes in window 2; the old hotkey's statement about it contradicts nothing of its own.
+        // The newcomer votes in window 2. The old hotkey's statement on it contradicts no record of its own.
         play(1, &[3, 4]);
         go_to(2, 0);
         assert_ok!(commit(0, 2, 1));
@@ -190,13 +190,13 @@ fn a_former_holder_answers_with_what_it_is_taking_out_and_not_for_its_successor(
             verdicts(&[(0, VALID)]),
             digest(1)
         ));
-        let said = statement(5, 2, Matter::Attestation, digest(1));
+        let said = statement(5, 2, StatementKind::Attestation, digest(1));
         assert_noop!(contradict(5, said), Error::<Test>::NothingOnRecord);
     });
 }
 
 #[test]
-fn receipts_are_anchored_once_and_after_the_window_is_fixed() {
+fn receipts_are_anchored_once_and_after_the_window_is_finalised() {
     with_run(params(), || {
         let anchor = |uid, window| Windows::anchor_receipts(signed(uid), RUN, Window(window), digest(9));
         assert_noop!(anchor(3, 0), Error::<Test>::WindowNotKept);

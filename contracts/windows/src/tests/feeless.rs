@@ -1,4 +1,4 @@
-//! What costs no fee: exactly what succeeds, and of commitments only the first few.
+//! Which calls are free: those that would succeed, and the first few commitments.
 
 use super::*;
 use frame::deps::frame_support::dispatch::CheckIfFeeless as _;
@@ -31,7 +31,7 @@ fn a_commitment_is_free_four_times_and_then_allowed_for_a_fee() {
         assert!(!is_free(0, commit_call(digest(5))));
         assert_ok!(commit(0, 0, 5));
         assert_eq!(view(0).commitments, [(Uid(0), digest(5))]);
-        // Whoever may not commit does not even pay nothing.
+        // A seat that may not commit gets no free call.
         assert!(!is_free(3, commit_call(digest(1))));
         assert!(!is_free(40, commit_call(digest(1))));
         assert!(!RuntimeCall::from(commit_call(digest(1))).is_feeless(&RuntimeOrigin::none()));
@@ -74,46 +74,46 @@ fn attestations_and_votes_are_free_while_they_would_succeed() {
 }
 
 #[test]
-fn hashes_and_what_they_hide_are_free_while_they_would_succeed() {
+fn commits_and_reveals_are_free_while_they_would_succeed() {
     with_run(hidden_params(), || {
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
         go_to(0, 9);
         let seen = [(0, VALID)];
-        let hide = || Call::attest_hidden { run: RUN, window: NOW, hash: digest(1), next_salt: digest(1) };
-        let show =
+        let commit = || Call::attest_hidden { run: RUN, window: NOW, hash: digest(1), next_salt: digest(1) };
+        let reveal =
             |of| Call::reveal_attestation { run: RUN, window: NOW, verdicts: verdicts(of), salt: salt(3) };
-        assert!(is_free(3, hide()));
+        assert!(is_free(3, commit()));
         for uid in VALIDATORS {
             assert_ok!(attest_hidden(uid, 0, &seen));
         }
-        assert!(!is_free(3, hide()) && !is_free(3, show(&seen)));
+        assert!(!is_free(3, commit()) && !is_free(3, reveal(&seen)));
         go_to(0, 15);
-        assert!(is_free(3, show(&seen)) && !is_free(3, show(&[])));
+        assert!(is_free(3, reveal(&seen)) && !is_free(3, reveal(&[])));
         for uid in VALIDATORS {
             assert_ok!(reveal_attestation(uid, 0, &seen));
         }
-        assert!(!is_free(3, show(&seen)));
+        assert!(!is_free(3, reveal(&seen)));
         go_to(0, 17);
-        let hide = || Call::vote_hidden { run: RUN, window: NOW, hash: digest(1) };
-        let show =
+        let commit = || Call::vote_hidden { run: RUN, window: NOW, hash: digest(1) };
+        let reveal =
             |update| Call::reveal_vote { run: RUN, window: NOW, vote: ballot(update, None), salt: salt(3) };
-        assert!(is_free(3, hide()));
+        assert!(is_free(3, commit()));
         assert_ok!(vote_hidden(3, 0, 50));
-        assert!(!is_free(3, hide()) && !is_free(3, show(50)));
+        assert!(!is_free(3, commit()) && !is_free(3, reveal(50)));
         go_to(0, 19);
-        assert!(is_free(3, show(50)) && !is_free(3, show(51)));
+        assert!(is_free(3, reveal(50)) && !is_free(3, reveal(51)));
         assert_ok!(reveal_vote(3, 0, 50));
-        assert!(!is_free(3, show(50)));
+        assert!(!is_free(3, reveal(50)));
     });
 }
 
 #[test]
-fn reports_pay_until_they_prove_something() {
+fn a_report_pays_a_fee_until_it_proves_an_equivocation() {
     with_run(params(), || {
         go_to(0, 0);
-        let matter = protocol::statement::Matter::Vote;
-        let signed = statement(3, 0, matter, digest(1));
+        let kind = protocol::statement::StatementKind::Vote;
+        let signed = statement(3, 0, kind, digest(1));
         let call = Call::report_contradiction { hotkey: public(3), statement: signed };
         assert_eq!(call.get_dispatch_info().pays_fee, Pays::Yes);
         assert!(!is_free(3, call));

@@ -1,8 +1,8 @@
-//! A chain with more to do than its blocks have room for: steps come late, and change nothing but when.
+//! A chain with more tasks due than its blocks allow: tasks are delayed, with unchanged results.
 
 use super::*;
 
-/// Phases of eight blocks: everything that is late is done before the next phase's last block.
+/// Phases of eight blocks: every delayed task runs before the next phase's last block.
 const WIDE: Schedule = Schedule {
     start: Block(10),
     blocks_per_window: 50,
@@ -20,7 +20,7 @@ fn now() -> Block {
     Block(System::block_number() as u32)
 }
 
-/// Everything that the pallet holds, apart from its events.
+/// The pallet's whole storage, without events.
 fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
     use frame::deps::sp_io::{hashing::twox_128, storage};
     let prefix = twox_128(b"Windows").to_vec();
@@ -33,21 +33,21 @@ fn state() -> Vec<(Vec<u8>, Vec<u8>)> {
     found
 }
 
-/// A chain whose runs all have their steps at nearly the same blocks, and what its blocks had room for.
-struct Told {
+/// A chain whose runs have their tasks at nearly the same blocks.
+struct Outcomes {
     state: Vec<(Vec<u8>, Vec<u8>)>,
-    /// The blocks that ended with steps still to take.
+    /// Blocks that ended with tasks still to run.
     late: usize,
     closed: Vec<(RunId, u32, Vec<Member>)>,
     merged: usize,
 }
 
-/// The same story with the given budget: `runs` runs that start `apart` blocks after each other, and calls by their
-/// seats in the last block of each phase, of which some are left out by `choices`.
-fn tell(budget: Weight, runs: u32, apart: u32, windows: u32, choices: u64) -> Told {
-    let mut told = Told { state: Vec::new(), late: 0, closed: Vec::new(), merged: 0 };
+/// Plays `runs` runs, started `apart` blocks after each other, with the given budget. Seats make their calls in the
+/// last block of each phase; `choices` leaves some out.
+fn tell(budget: Weight, runs: u32, apart: u32, windows: u32, choices: u64) -> Outcomes {
+    let mut told = Outcomes { state: Vec::new(), late: 0, closed: Vec::new(), merged: 0 };
     chain().execute_with(|| {
-        StepBudget::set(budget);
+        TaskBudget::set(budget);
         StandingWeights::set(vec![(Uid(0), 9), (Uid(1), 3)]);
         let schedule = |run: u32| Schedule { start: Block(WIDE.start.0 + run * apart), ..WIDE };
         for run in 0..runs {
@@ -106,10 +106,10 @@ fn view_of(run: RunId) -> protocol::view::WindowView {
 }
 
 #[test]
-fn late_steps_have_the_results_that_they_would_have_had_in_time() {
+fn delayed_tasks_have_the_results_of_punctual_ones() {
     let (timely, late) = (tell(Weight::MAX, 6, 0, 5, 12345), tell(Weight::zero(), 6, 0, 5, 12345));
     assert_eq!(timely.late, 0);
-    // One step a block for six runs: each of a window's five steps keeps the chain busy for five blocks more.
+    // One task per block for six runs: each of a window's five tasks delays five blocks.
     assert!(late.late >= 5 * 5 * 5, "{} blocks were late", late.late);
     assert!(timely.merged > 10, "{} windows were merged", timely.merged);
     assert_eq!(timely.state, late.state);
@@ -117,7 +117,7 @@ fn late_steps_have_the_results_that_they_would_have_had_in_time() {
 }
 
 #[test]
-fn a_block_takes_steps_until_its_budget_is_used() {
+fn a_block_runs_tasks_until_its_budget_is_used() {
     chain().execute_with(|| {
         for _ in 0..6 {
             create_run(params(), terms());
@@ -125,17 +125,17 @@ fn a_block_takes_steps_until_its_budget_is_used() {
         let opened = || {
             (0..6).filter(|run| Windows::progress(RunId(*run)).unwrap().window.is_some()).collect::<Vec<_>>()
         };
-        let one_run = <Test as Config>::WeightInfo::agenda() + <Test as Config>::WeightInfo::open(0, 0);
-        StepBudget::set(one_run * 2);
+        let one_run = <Test as Config>::WeightInfo::task() + <Test as Config>::WeightInfo::open(0, 0);
+        TaskBudget::set(one_run * 2);
         go_to_block(10);
         assert_eq!((opened(), Backlog::<Test>::get()), (vec![0, 1], Some(Block(10))));
-        // The opening hashes of the first two are due now, and come after what was due before.
+        // The opening hashes of the first two runs are due now, after the tasks that were due before.
         go_to_block(11);
         assert_eq!((opened(), Backlog::<Test>::get()), (vec![0, 1, 2, 3], Some(Block(10))));
         go_to_block(12);
         assert_eq!(opened().len(), 6);
         assert_eq!(Windows::window_view(RunId(0), Window(0)).unwrap().opening_hash, None);
-        StepBudget::set(Weight::MAX);
+        TaskBudget::set(Weight::MAX);
         go_to_block(13);
         assert_eq!(Backlog::<Test>::get(), None);
         for run in 0..6 {
@@ -146,14 +146,14 @@ fn a_block_takes_steps_until_its_budget_is_used() {
 }
 
 #[test]
-fn while_its_opening_is_late_a_window_takes_no_calls_and_who_registers_is_in_time_for_the_next() {
+fn a_window_takes_no_calls_while_its_opening_is_delayed_and_a_newcomer_waits_for_the_next() {
     chain().execute_with(|| {
         create_run(params(), terms());
         create_run(params(), terms());
         for run in [0, 1] {
             register(RunId(run), Role::Miner, 1);
         }
-        StepBudget::set(Weight::zero());
+        TaskBudget::set(Weight::zero());
         go_to_block(10);
         let commit = |uid| Windows::commit(signed(uid), RunId(1), Window(0), digest(1));
         assert_noop!(commit(0), Error::<Test>::TooEarly);
@@ -165,7 +165,7 @@ fn while_its_opening_is_late_a_window_takes_no_calls_and_who_registers_is_in_tim
 }
 
 #[test]
-fn a_step_whose_hash_the_chain_has_forgotten_leaves_the_window_void() {
+fn a_window_is_void_if_the_chain_pruned_its_hash_before_the_task_ran() {
     with_run(params(), || {
         go_to(0, 0);
         System::set_block_number(11);
@@ -188,7 +188,7 @@ proptest! {
     fn whatever_is_late_the_state_is_the_same_in_the_end(
         runs in 1u32..8, apart in 0u32..2, steps in 0u64..4, choices in 1u64..
     ) {
-        let a_step = <Test as Config>::WeightInfo::open(3, 3) + <Test as Config>::WeightInfo::agenda();
+        let a_step = <Test as Config>::WeightInfo::open(3, 3) + <Test as Config>::WeightInfo::task();
         let (timely, late) =
             (tell(Weight::MAX, runs, apart, 4, choices), tell(a_step * steps, runs, apart, 4, choices));
         prop_assert_eq!(timely.state, late.state);

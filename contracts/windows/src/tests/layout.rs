@@ -1,18 +1,18 @@
-//! Storage of an earlier version, read by this one.
+//! Migration of the storage of an earlier version.
 
 use super::*;
 use crate::migrations::{ToVersion1, version_1};
 use frame::traits::OnRuntimeUpgrade;
 
 #[test]
-fn a_chain_of_the_first_layout_goes_on_after_the_upgrade() {
+fn a_chain_of_the_first_layout_works_after_the_upgrade() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         go_to(1, 0);
         for uid in [0, 2] {
             assert_ok!(commit(uid, 1, uid as u8));
         }
-        // As the first layout had it: no epoch before in a presence, and no count of commitments.
+        // The first layout: presence without the epoch before, and no count of commitments.
         StorageVersion::new(0).put::<Windows>();
         let _ = TimesCommitted::<Test>::clear(u32::MAX, None);
         let old: Vec<_> = PresenceOf::<Test>::iter()
@@ -48,7 +48,7 @@ fn a_chain_of_the_first_layout_goes_on_after_the_upgrade() {
 }
 
 #[test]
-fn a_chain_of_this_layout_is_left_alone() {
+fn a_chain_of_this_layout_is_unchanged() {
     with_run(params(), || {
         StorageVersion::new(1).put::<Windows>();
         play(0, &VALIDATORS);

@@ -1,4 +1,4 @@
-//! Who decides: stake with what is nominated behind it, seats that change hands, and an owner who stops the run.
+//! The electorate with nominations, seats that change hands, and an owner that stops the run.
 
 use super::*;
 use pallet_registry::{Ending, OnSeats as _};
@@ -12,12 +12,12 @@ fn owner() -> RuntimeOrigin {
 }
 
 #[test]
-fn what_is_nominated_counts_as_the_validators_stake() {
+fn nominations_count_as_the_validators_stake() {
     with_terms(params(), Terms { electorate_max: 2, ..terms() }, || {
         Behind::set([(Uid(5), 50), (Uid(4), 7)].into());
         go_to(0, 0);
         assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
-        // Nothing changes before the next opening.
+        // Takes effect at the next opening.
         Behind::set([(Uid(3), 500)].into());
         go_to(0, 19);
         assert_eq!(electorate(0), [(4, STAKE + 7), (5, STAKE + 50)]);
@@ -27,7 +27,7 @@ fn what_is_nominated_counts_as_the_validators_stake() {
 }
 
 #[test]
-fn a_validators_own_stake_must_reach_the_minimum() {
+fn nominations_do_not_count_towards_the_minimum_stake() {
     with_run(params(), || {
         let stake = |uid: u16, stake| {
             pallet_registry::SeatsOf::<Test>::mutate(RUN, Uid(uid), |seat| {
@@ -62,18 +62,18 @@ fn two_thirds_are_of_stake_and_nominations_together() {
 }
 
 #[test]
-fn a_run_that_its_owner_stops_spends_no_data_and_goes_on_where_it_was() {
+fn a_stopped_run_spends_no_data_and_continues_where_it_was() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         assert_ok!(Registry::set_stopped(owner(), RUN, true));
-        // What is under way goes on to its end.
+        // The open window is still finalised.
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
         go_to(1, 0);
         assert_eq!((view(1).slots, view(1).cursor), (vec![], 21));
         assert!(Windows::progress(RUN).unwrap().paused);
         assert!(events().contains(&Event::Stopped { run: RUN, window: Window(1) }));
         assert_noop!(commit(0, 1, 1), Error::<Test>::NotInThisWindow);
-        // Validators may still say that they are there.
+        // Validators may still attest.
         go_to(1, 9);
         for uid in VALIDATORS {
             assert_ok!(attest(uid, 1, &[]));
@@ -86,7 +86,7 @@ fn a_run_that_its_owner_stops_spends_no_data_and_goes_on_where_it_was() {
         assert_eq!(view(4).cursor, 21);
         assert_eq!(events().iter().filter(|event| matches!(event, Event::Stopped { .. })).count(), 1);
         assert_ok!(Registry::set_stopped(owner(), RUN, false));
-        // All that were absent since window 1 come back by attesting, and the quorum with them.
+        // The validators absent since window 1 return by attesting, and the run has its quorum again.
         go_to(4, 9);
         for uid in VALIDATORS {
             assert_ok!(attest(uid, 4, &[]));
@@ -102,7 +102,7 @@ fn a_run_that_its_owner_stops_spends_no_data_and_goes_on_where_it_was() {
 }
 
 #[test]
-fn a_seat_that_is_given_up_leaves_nothing_to_the_next_holder() {
+fn a_new_holder_inherits_nothing_of_a_seat() {
     with_terms(params(), Terms { absence_windows: 9, ..terms() }, || {
         for window in 0..2 {
             play(window, &VALIDATORS);
@@ -123,7 +123,7 @@ fn a_seat_that_is_given_up_leaves_nothing_to_the_next_holder() {
 }
 
 #[test]
-fn a_seat_may_be_vacated_before_its_run_starts_and_where_there_is_none() {
+fn a_seat_may_be_vacated_before_its_run_starts_or_without_a_run() {
     with_run(params(), || {
         let seat = pallet_registry::SeatsOf::<Test>::get(RUN, Uid(5)).unwrap();
         let ending = Ending { window: Window(0), until: Window(3) };
@@ -133,7 +133,7 @@ fn a_seat_may_be_vacated_before_its_run_starts_and_where_there_is_none() {
 }
 
 #[test]
-fn a_hotkey_that_was_rotated_signs_from_the_next_opening_on() {
+fn a_rotated_hotkey_signs_from_the_next_opening() {
     with_run(params(), || {
         go_to(0, 0);
         assert_ok!(Registry::rotate_hotkey(owner(), RUN, Uid(0), hotkey(60)));

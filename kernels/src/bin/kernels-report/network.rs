@@ -13,7 +13,7 @@ use kernels::{
         Device, GpuError,
         network::{Array, Precision},
     },
-    rotary::{Angles, Turn},
+    rotary::{Angles, Rotation},
     wire::Layout,
 };
 use serde::Serialize;
@@ -103,7 +103,7 @@ pub fn measure(options: &Options, name: &str) -> anyhow::Result<NetworkReport> {
         (
             "rotary",
             2 * kept * turned,
-            Box::new(|| device.rotary(&y, WIDTH, HEADS, SEQ_LEN, &angles, Turn::Forward)),
+            Box::new(|| device.rotary(&y, WIDTH, HEADS, SEQ_LEN, &angles, Rotation::Forward)),
         ),
         ("swiglu", 3 * kept * (values / 2), Box::new(|| device.swiglu(&y, WIDTH / 2, &half))),
         ("swiglu, back", 6 * kept * (values / 2), Box::new(|| device.swiglu_backward(&y, WIDTH / 2, &half))),

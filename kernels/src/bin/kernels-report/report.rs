@@ -284,7 +284,7 @@ fn kernels_at(
         accumulate::accumulate(layout, &body, &scales, row).expect("we encoded it");
     });
     timed("decode and apply", &mut |_, row| merge::apply(layout, &body, 1e-3, row).expect("we encoded it"));
-    timed("decode and spend", &mut |_, row| merge::spend(layout, &body, row).expect("we encoded it"));
+    timed("decode and spend", &mut |_, row| merge::subtract_sent(layout, &body, row).expect("we encoded it"));
     timed("sparse apply and restore", &mut |_, row| {
         for (range, tensor) in layout.ranges().zip(&tensors) {
             let row = &mut row[range];

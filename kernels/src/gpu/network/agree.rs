@@ -14,7 +14,7 @@ use crate::{
     gpu::{Device, GpuError},
     matmul::{Mat, MatMut, Threads, Write, matmul},
     rms_norm,
-    rotary::{self, Angles, Turn},
+    rotary::{self, Angles, Rotation},
     swiglu,
 };
 
@@ -229,11 +229,11 @@ fn passes(device: &Device, precision: Precision) -> Result<Vec<Pass>, GpuError> 
 
     let (turned, before) = rounded(device, ROWS * WIDTH, 8, precision)?;
     let angles = device.upload_angles(&Angles::new(POSITIONS, HEAD_WIDTH, 1e4))?;
-    device.rotary(&turned, WIDTH, HEADS, POSITIONS, &angles, Turn::Forward)?;
+    device.rotary(&turned, WIDTH, HEADS, POSITIONS, &angles, Rotation::Forward)?;
     let mut expected = Vec::new();
     for (row, before) in before.chunks_exact(WIDTH).enumerate() {
         let (turns, stays) = before.split_at((HEADS[0] + HEADS[1]) * HEAD_WIDTH);
-        expected.extend(rotary::turn_reference(turns, HEADS[0], HEAD_WIDTH, row % POSITIONS, 1e4));
+        expected.extend(rotary::rotate_reference(turns, HEADS[0], HEAD_WIDTH, row % POSITIONS, 1e4));
         expected.extend(stays.iter().map(|value| f64::from(*value)));
     }
     add("positions", expected, &turned)?;

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     gpu::{Device, GpuError},
-    rotary::{self, Turn},
+    rotary::{self, Rotation},
 };
 use cubecl::{ir::ElemType, prelude::*};
 
@@ -91,7 +91,7 @@ impl Device {
         [queries, keys]: [usize; 2],
         seq_len: usize,
         angles: &Angles,
-        way: Turn,
+        way: Rotation,
     ) -> Result<(), GpuError> {
         let rows = x.len().checked_div(row_width).unwrap_or(0);
         x.expect_len(area(rows, row_width)?)?;
@@ -125,7 +125,7 @@ impl Device {
             groups,
             seq_len,
             angles.positions,
-            way == Turn::Back,
+            way == Rotation::Back,
             x.element(),
         );
         Ok(())

@@ -3,19 +3,24 @@
 //! Sees: what everybody showed before it.
 //! Ends at: PROT-1 and PROT-14, no rule reads a store's time or anybody's clock: what was not there by the block was not there.
 
-use crate::adversary::{Adversary, Door, Moment, Own, Presentation, When};
+use crate::adversary::{Adversary, FaultyProxy, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid};
 
 pub struct ClockLiar;
 
 impl Adversary for ClockLiar {
-    fn present(&mut self, _at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        _at: &MinerContext<'_>,
+        own: &OwnContribution<'_>,
+        _commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         let mut late = Presentation::honest(own);
-        late.shows.iter_mut().for_each(|show| show.when = When::Late);
+        late.uploads.iter_mut().for_each(|show| show.when = Timing::Late);
         late
     }
 
-    fn door(&self) -> Door {
-        Door::Backdating
+    fn proxy(&self) -> FaultyProxy {
+        FaultyProxy::Backdating
     }
 }

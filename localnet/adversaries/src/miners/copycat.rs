@@ -3,17 +3,19 @@
 //! Sees: the commitments on the chain when it must make its own, and after the deadline the other's bucket.
 //! Ends at: PROT-9 and PROT-11, the header names another seat; before the deadline there was nothing but a digest to copy.
 
-use crate::adversary::{Adversary, Commit, Moment, Own, Presentation, Show, What, When};
+use crate::adversary::{
+    Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
+};
 use protocol::{Digest, Uid};
 
 pub struct Copycat;
 
 impl Adversary for Copycat {
-    fn sequences(&mut self, _at: &Moment<'_>, _assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, _assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         Vec::new()
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, _trained: u32, assigned: u32) -> u32 {
         assigned
     }
 
@@ -21,15 +23,20 @@ impl Adversary for Copycat {
         true
     }
 
-    fn present(&mut self, at: &Moment<'_>, _own: &Own<'_>, commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        at: &MinerContext<'_>,
+        _own: &OwnContribution<'_>,
+        commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         let others: Vec<_> = commitments.iter().filter(|(uid, _)| *uid != at.uid).collect();
-        let place = at.dice("victim").below(others.len() as u64);
+        let place = at.rng("victim").below(others.len() as u64);
         let Some((victim, digest)) = usize::try_from(place).ok().and_then(|place| others.get(place)) else {
             return Presentation::default();
         };
         Presentation {
-            commits: vec![Commit { digest: *digest, when: When::InTime }],
-            shows: vec![Show { under: *digest, what: What::BytesOf(*victim), when: When::InTime }],
+            commits: vec![Commit { digest: *digest, when: Timing::InTime }],
+            uploads: vec![Upload { under: *digest, what: Content::BytesOf(*victim), when: Timing::InTime }],
         }
     }
 }

@@ -5,7 +5,7 @@
 //! Ends at: PROT-24, what was learned elsewhere helps no more on its own sequences than on common ones. The mean of
 //! three makes its common gain higher, not that on its own sequences.
 
-use crate::adversary::{Adversary, Moment, moved, values};
+use crate::adversary::{Adversary, MinerContext, moved, values};
 use node::Contribution;
 
 pub struct CopycatLast {
@@ -17,11 +17,11 @@ pub struct CopycatLast {
 pub const MIXTURE: usize = 3;
 
 impl Adversary for CopycatLast {
-    fn sequences(&mut self, _at: &Moment<'_>, _assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, _assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         Vec::new()
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, _trained: u32, assigned: u32) -> u32 {
         assigned
     }
 
@@ -32,13 +32,13 @@ impl Adversary for CopycatLast {
     /// With nothing to copy it sends nothing of worth: the window as it was.
     fn outcome(
         &mut self,
-        at: &Moment<'_>,
+        at: &MinerContext<'_>,
         seen: &[Contribution],
         before: &[f32],
         _after: &[f32],
     ) -> Option<Vec<f32>> {
         // Any of them: it begins somewhere and goes round.
-        let start = usize::try_from(at.dice("victims").below(seen.len() as u64)).unwrap_or(0);
+        let start = usize::try_from(at.rng("victims").below(seen.len() as u64)).unwrap_or(0);
         let mixed = seen.len().min(self.mixed);
         let mut mean = vec![0.0f32; before.len()];
         for victim in seen.iter().cycle().skip(start).take(mixed) {

@@ -3,17 +3,22 @@
 //! Sees: its own work.
 //! Ends at: PROT-11, the last commitment in time binds, and PROT-14: bytes under the digest that binds are missing.
 
-use crate::adversary::{Adversary, Commit, Moment, Own, Presentation, When};
+use crate::adversary::{Adversary, Commit, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid, submission::Header};
 
 pub struct Equivocator;
 
 impl Adversary for Equivocator {
-    fn present(&mut self, _at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        _at: &MinerContext<'_>,
+        own: &OwnContribution<'_>,
+        _commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         let trained = if own.header.trained == 1 { 2 } else { 1 };
         let other = Digest::of(&own.sealed_as(Header { trained, ..own.header }));
         let mut presentation = Presentation::honest(own);
-        presentation.commits.push(Commit { digest: other, when: When::InTime });
+        presentation.commits.push(Commit { digest: other, when: Timing::InTime });
         presentation
     }
 }

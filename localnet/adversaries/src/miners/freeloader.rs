@@ -3,7 +3,7 @@
 //! Sees: for the size of what it makes up, the contributions of the last window.
 //! Ends at: PROT-14, where it sends nothing (the norm is 0); else at PROT-22 and PROT-24: no gain, and none on its own sequences.
 
-use crate::adversary::{Adversary, Moment, delta, median_norm, moved, norm};
+use crate::adversary::{Adversary, MinerContext, delta, median_norm, moved, norm};
 use node::Contribution;
 use protocol::{Window, submission::RMS_MAX};
 
@@ -36,7 +36,7 @@ impl Freeloader {
 }
 
 impl Adversary for Freeloader {
-    fn sequences(&mut self, at: &Moment<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, at: &MinerContext<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         let trains = match self {
             Freeloader::Zeros | Freeloader::Random => 0,
             Freeloader::TinySteps => STEP,
@@ -49,7 +49,7 @@ impl Adversary for Freeloader {
         assigned
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, _trained: u32, assigned: u32) -> u32 {
         assigned
     }
 
@@ -62,7 +62,7 @@ impl Adversary for Freeloader {
 
     fn outcome(
         &mut self,
-        at: &Moment<'_>,
+        at: &MinerContext<'_>,
         seen: &[Contribution],
         before: &[f32],
         after: &[f32],
@@ -71,8 +71,8 @@ impl Adversary for Freeloader {
         match self {
             Freeloader::Zeros => Some(before.to_vec()),
             Freeloader::Random => {
-                let mut dice = at.dice("noise");
-                let noise: Vec<f32> = before.iter().map(|_| (dice.normal() * RMS) as f32).collect();
+                let mut rng = at.rng("noise");
+                let noise: Vec<f32> = before.iter().map(|_| (rng.normal() * RMS) as f32).collect();
                 Some(moved(before, &scaled(noise, usual)))
             }
             Freeloader::TinySteps => Some(moved(before, &scaled(delta(before, after), usual))),

@@ -3,18 +3,23 @@
 //! Sees: what everybody committed, or showed, before it.
 //! Ends at: PROT-11 and PROT-14, the chain takes no commitment after the deadline, and validators attest what they found by theirs.
 
-use crate::adversary::{Adversary, Moment, Own, Presentation, When};
+use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid};
 
 pub struct Late;
 
 impl Adversary for Late {
-    fn present(&mut self, at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        at: &MinerContext<'_>,
+        own: &OwnContribution<'_>,
+        _commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         let mut honest = Presentation::honest(own);
         if at.window.0.is_multiple_of(2) {
-            honest.commits.iter_mut().for_each(|commit| commit.when = When::Late);
+            honest.commits.iter_mut().for_each(|commit| commit.when = Timing::Late);
         } else {
-            honest.shows.iter_mut().for_each(|show| show.when = When::Late);
+            honest.uploads.iter_mut().for_each(|show| show.when = Timing::Late);
         }
         honest
     }

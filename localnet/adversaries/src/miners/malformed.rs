@@ -3,7 +3,9 @@
 //! Sees: its own work.
 //! Ends at: PROT-8, PROT-9 and PROT-14: each is refused by its name before anything of it is used.
 
-use crate::adversary::{Adversary, Commit, Moment, Own, Presentation, Show, What, When};
+use crate::adversary::{
+    Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
+};
 use bytes::Bytes;
 use ed25519_dalek::SigningKey;
 use protocol::{
@@ -39,7 +41,12 @@ pub struct Malformed {
 }
 
 impl Adversary for Malformed {
-    fn present(&mut self, at: &Moment<'_>, own: &Own<'_>, _commitments: &[(Uid, Digest)]) -> Presentation {
+    fn present(
+        &mut self,
+        at: &MinerContext<'_>,
+        own: &OwnContribution<'_>,
+        _commitments: &[(Uid, Digest)],
+    ) -> Presentation {
         let fault = FAULTS[self.tried % FAULTS.len()];
         self.tried += 1;
         spoilt(fault, at, own)
@@ -47,14 +54,14 @@ impl Adversary for Malformed {
 }
 
 /// The presentation that has this fault, and none that would be noticed before it. An unknown one is no fault at all.
-pub fn spoilt(fault: &str, at: &Moment<'_>, own: &Own<'_>) -> Presentation {
+pub fn spoilt(fault: &str, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
     let header = own.header;
     let resealed = |header: Header| Presentation::of(own.sealed_as(header));
     match fault {
-        "missing" => Presentation { shows: Vec::new(), ..Presentation::honest(own) },
+        "missing" => Presentation { uploads: Vec::new(), ..Presentation::honest(own) },
         "late" => {
             let mut late = Presentation::honest(own);
-            late.shows.iter_mut().for_each(|show| show.when = When::Late);
+            late.uploads.iter_mut().for_each(|show| show.when = Timing::Late);
             late
         }
         "too-large" => {
@@ -65,8 +72,12 @@ pub fn spoilt(fault: &str, at: &Moment<'_>, own: &Own<'_>) -> Presentation {
         "wrong-digest" => {
             let bytes = own.sealed_as(Header { trained: header.trained ^ 1, ..header });
             Presentation {
-                commits: vec![Commit { digest: own.digest(), when: When::InTime }],
-                shows: vec![Show { under: own.digest(), what: What::Bytes(bytes), when: When::InTime }],
+                commits: vec![Commit { digest: own.digest(), when: Timing::InTime }],
+                uploads: vec![Upload {
+                    under: own.digest(),
+                    what: Content::Bytes(bytes),
+                    when: Timing::InTime,
+                }],
             }
         }
         "malformed" => Presentation::of(Bytes::from_static(b"a letter, and no contribution")),

@@ -3,7 +3,7 @@
 //! Sees: its own work.
 //! Ends at: PROT-22 and PROT-23, it helps less than those it is compared with, and PROT-25 where it harms.
 
-use crate::adversary::{Adversary, Moment, delta, moved, norm};
+use crate::adversary::{Adversary, MinerContext, delta, moved, norm};
 use node::Contribution;
 
 pub struct Noise {
@@ -17,16 +17,16 @@ pub const LOUD: f64 = 4.0;
 impl Adversary for Noise {
     fn outcome(
         &mut self,
-        at: &Moment<'_>,
+        at: &MinerContext<'_>,
         _seen: &[Contribution],
         before: &[f32],
         after: &[f32],
     ) -> Option<Vec<f32>> {
         let mut work = delta(before, after);
-        let mut dice = at.dice("noise");
+        let mut rng = at.rng("noise");
         let rms = self.times * norm(&work) / libm::sqrt(work.len().max(1) as f64);
         for value in &mut work {
-            *value += (dice.normal() * rms) as f32;
+            *value += (rng.normal() * rms) as f32;
         }
         Some(moved(before, &work))
     }

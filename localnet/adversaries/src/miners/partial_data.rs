@@ -4,7 +4,7 @@
 //! Ends at: PROT-24, the test on sequences drawn from the whole declared prefix shows that part of the mark; honestly declared, it
 //! would be paid as what it is (PROT-6, PROT-25).
 
-use crate::adversary::{Adversary, Moment};
+use crate::adversary::{Adversary, MinerContext};
 
 pub struct PartialData {
     /// One part of so many is trained on.
@@ -12,12 +12,12 @@ pub struct PartialData {
 }
 
 impl Adversary for PartialData {
-    fn sequences(&mut self, _at: &Moment<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned.truncate(assigned.len().div_ceil(self.parts.max(1)));
         assigned
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, _trained: u32, assigned: u32) -> u32 {
         assigned
     }
 }

@@ -4,7 +4,7 @@
 //! Ends at: PROT-17, a norm above the median is scaled down to it, in the merge and in the evaluation; PROT-14, what has piled up in its
 //! residual takes a huge one beyond every legal norm; PROT-22 and PROT-25, harm beyond doubt costs most of the score for ten evaluations.
 
-use crate::adversary::{Adversary, Moment, delta, moved};
+use crate::adversary::{Adversary, MinerContext, delta, moved};
 use node::Contribution;
 use protocol::submission::RMS_MAX;
 
@@ -30,7 +30,7 @@ impl Poison {
 impl Adversary for Poison {
     fn outcome(
         &mut self,
-        _at: &Moment<'_>,
+        _at: &MinerContext<'_>,
         _seen: &[Contribution],
         before: &[f32],
         after: &[f32],

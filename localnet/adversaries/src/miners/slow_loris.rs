@@ -3,7 +3,7 @@
 //! Sees: who reads from it.
 //! Ends at: PROT-13, a reader hangs up below the minimum rate; others are fetched meanwhile.
 
-use crate::adversary::{Adversary, Door};
+use crate::adversary::{Adversary, FaultyProxy};
 
 pub struct SlowLoris;
 
@@ -11,7 +11,7 @@ pub struct SlowLoris;
 pub const CRAWL: u32 = 256;
 
 impl Adversary for SlowLoris {
-    fn door(&self) -> Door {
-        Door::Crawling(CRAWL)
+    fn proxy(&self) -> FaultyProxy {
+        FaultyProxy::Crawling(CRAWL)
     }
 }

@@ -1,50 +1,50 @@
 //! Two seats, one training: the first trains, the second sends the same work under its own header.
 //!
-//! Sees: between the two of them everything, by a way that nobody else knows of ([`crate::Den`]).
+//! Sees: between the two of them everything, by a way that nobody else knows of ([`crate::SharedMailbox`]).
 //! Ends at: PROT-24 for each seat by itself, the second seat's work was made on the first one's sequences; and near-duplicates (PROT-14).
 
 use crate::{
-    adversary::{Adversary, Moment, delta, moved},
-    den::Den,
+    adversary::{Adversary, MinerContext, delta, moved},
+    shared_mailbox::SharedMailbox,
 };
 use node::Contribution;
 
 pub struct Sybil {
     pair: u16,
     trains: bool,
-    den: Den,
+    mailbox: SharedMailbox,
 }
 
 impl Sybil {
     /// Seats with indices 0 and 1 are a pair, 2 and 3, and so on; the even one trains.
-    pub fn new(index: u16, den: Den) -> Sybil {
-        Sybil { pair: index / 2, trains: index.is_multiple_of(2), den }
+    pub fn new(index: u16, mailbox: SharedMailbox) -> Sybil {
+        Sybil { pair: index / 2, trains: index.is_multiple_of(2), mailbox }
     }
 }
 
 impl Adversary for Sybil {
-    fn sequences(&mut self, _at: &Moment<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         if self.trains { assigned } else { Vec::new() }
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, trained: u32, assigned: u32) -> u32 {
         if self.trains { trained } else { assigned }
     }
 
     fn outcome(
         &mut self,
-        at: &Moment<'_>,
+        at: &MinerContext<'_>,
         _seen: &[Contribution],
         before: &[f32],
         after: &[f32],
     ) -> Option<Vec<f32>> {
         if self.trains {
-            if let Err(error) = self.den.leave(self.pair, at.window, &delta(before, after)) {
+            if let Err(error) = self.mailbox.put(self.pair, at.window, &delta(before, after)) {
                 tracing::warn!(%error, "the other seat will find nothing");
             }
             return Some(after.to_vec());
         }
-        let work = self.den.find(self.pair, at.window).filter(|work| work.len() == before.len())?;
+        let work = self.mailbox.get(self.pair, at.window).filter(|work| work.len() == before.len())?;
         Some(moved(before, &work))
     }
 }

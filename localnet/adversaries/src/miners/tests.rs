@@ -3,7 +3,8 @@ use super::{
     malformed::{FAULTS, spoilt},
 };
 use crate::{
-    Adversary, Den, Door, Moment, Own, Presentation, Setup, What, When,
+    Adversary, Content, FaultyProxy, MinerContext, OwnContribution, Presentation, Setup, SharedMailbox,
+    Timing,
     adversary::{delta, moved, norm, values},
     miner,
 };
@@ -55,8 +56,8 @@ fn theta(codec: &Codec) -> Vec<f32> {
 }
 
 fn trained(codec: &Codec, seed: u16) -> Vec<f32> {
-    let mut dice = crate::Dice::new(&[b"work", &seed.to_le_bytes()]);
-    theta(codec).into_iter().map(|value| value + (dice.normal() * 1e-3) as f32).collect()
+    let mut rng = crate::SeededRng::new(&[b"work", &seed.to_le_bytes()]);
+    theta(codec).into_iter().map(|value| value + (rng.normal() * 1e-3) as f32).collect()
 }
 
 fn sealed(codec: &Codec, uid: Uid, window: Window, work: &[f32]) -> Bytes {
@@ -114,7 +115,7 @@ impl Bench {
     /// What it trains on, declares, and sends: sequences, `t`, and the difference, exactly as it goes into the residual.
     fn window(&mut self, window: u32, seen: &[Contribution]) -> (Vec<u64>, u32, Vec<f32>) {
         let Bench { codec, params, adversary } = self;
-        let at = Moment { run: RUN, window: Window(window), uid: US, params, codec };
+        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec };
         let assigned: Vec<u64> = (1000..1000 + u64::from(ASSIGNED)).collect();
         let sequences = adversary.sequences(&at, assigned, 1_000_000);
         let before = theta(codec);
@@ -128,8 +129,12 @@ impl Bench {
         let work = delta(&theta(&self.codec), &trained(&self.codec, US.0));
         let bytes = sealed(&self.codec, US, Window(window), &work);
         let Bench { codec, params, adversary } = self;
-        let at = Moment { run: RUN, window: Window(window), uid: US, params, codec };
-        let own = Own { header: header(codec, US, Window(window)), bytes: bytes.clone(), key: &key(US) };
+        let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec };
+        let own = OwnContribution {
+            header: header(codec, US, Window(window)),
+            bytes: bytes.clone(),
+            key: &key(US),
+        };
         (adversary.present(&at, &own, commitments), bytes)
     }
 
@@ -137,17 +142,17 @@ impl Bench {
         delta(&theta(&self.codec), &trained(&self.codec, US.0))
     }
 
-    fn door(&self) -> Door {
-        self.adversary.door()
+    fn proxy(&self) -> FaultyProxy {
+        self.adversary.proxy()
     }
 }
 
 /// Its door after one window of work.
-pub(crate) fn after_a_window(adversary: &mut dyn Adversary) -> Door {
+pub(crate) fn after_a_window(adversary: &mut dyn Adversary) -> FaultyProxy {
     let (codec, params) = (codec(), params());
-    let at = Moment { run: RUN, window: Window(0), uid: US, params: &params, codec: &codec };
+    let at = MinerContext { run: RUN, window: Window(0), uid: US, params: &params, codec: &codec };
     adversary.sequences(&at, vec![1, 2, 3], 10);
-    adversary.door()
+    adversary.proxy()
 }
 
 fn close(left: &[f32], right: &[f32]) -> bool {
@@ -168,7 +173,7 @@ fn a_copycat_commits_to_anothers_digest_and_shows_the_others_bytes_which_name_th
     let commitments = [(US, Digest::of(b"its own")), (Uid(2), victim.digest)];
     let (presentation, _) = bench.present(3, &commitments);
     assert_eq!(presentation.commits.iter().map(|commit| commit.digest).collect::<Vec<_>>(), [victim.digest]);
-    assert_eq!(presentation.shows[0].what, What::BytesOf(Uid(2)));
+    assert_eq!(presentation.uploads[0].what, Content::BytesOf(Uid(2)));
     assert_eq!(
         verified(&bench.codec, US, Window(3), &victim.bytes, victim.digest),
         Err(Fault::WrongSeat { got: Uid(2) })
@@ -311,14 +316,14 @@ fn one_shot_poison_comes_once_after_good_work() {
 fn who_is_late_is_late_with_one_thing_at_a_time() {
     let mut bench = Bench::of("late");
     let (even, _) = bench.present(4, &[]);
-    assert_eq!((even.commits[0].when, even.shows[0].when), (When::Late, When::InTime));
+    assert_eq!((even.commits[0].when, even.uploads[0].when), (Timing::Late, Timing::InTime));
     let (odd, own) = bench.present(5, &[]);
-    assert_eq!((odd.commits[0].when, odd.shows[0].when), (When::InTime, When::Late));
+    assert_eq!((odd.commits[0].when, odd.uploads[0].when), (Timing::InTime, Timing::Late));
     assert_eq!(odd.commits[0].digest, Digest::of(&own));
     let (liar, _) = Bench::of("clock-liar").present(0, &[]);
-    assert_eq!((liar.commits[0].when, liar.shows[0].when), (When::InTime, When::Late));
-    assert_eq!(Bench::of("clock-liar").door(), Door::Backdating);
-    assert!(matches!(Bench::of("slow-loris").door(), Door::Crawling(rate) if rate < 1024));
+    assert_eq!((liar.commits[0].when, liar.uploads[0].when), (Timing::InTime, Timing::Late));
+    assert_eq!(Bench::of("clock-liar").proxy(), FaultyProxy::Backdating);
+    assert!(matches!(Bench::of("slow-loris").proxy(), FaultyProxy::Crawling(rate) if rate < 1024));
 }
 
 #[test]
@@ -327,7 +332,7 @@ fn a_withholder_shows_a_steps_work_to_half_of_its_readers() {
         let mut bench = Bench::with("withholder", &Setup { validators, ..Setup::default() });
         let (sequences, t, _) = bench.window(0, &[]);
         assert_eq!((sequences.len(), t), (8, ASSIGNED));
-        assert_eq!(bench.door(), Door::ForTheFirst(readers), "of {validators}");
+        assert_eq!(bench.proxy(), FaultyProxy::ForTheFirst(readers), "of {validators}");
     }
 }
 
@@ -338,7 +343,7 @@ fn an_equivocator_shows_what_it_no_longer_stands_by() {
     let digests: Vec<_> = presentation.commits.iter().map(|commit| commit.digest).collect();
     assert_eq!((digests.len(), digests[0]), (2, Digest::of(&own)));
     assert_ne!(digests[1], digests[0]);
-    assert!(presentation.shows.iter().all(|show| show.under != digests[1]));
+    assert!(presentation.uploads.iter().all(|show| show.under != digests[1]));
 }
 
 #[test]
@@ -348,13 +353,13 @@ fn each_malformed_one_has_the_fault_it_claims_and_no_other() {
         let window = u32::try_from(window).unwrap();
         let (presentation, _) = bench.present(window, &[]);
         let [commit] = presentation.commits[..] else { panic!("{label}: one commitment") };
-        assert_eq!(commit.when, When::InTime);
-        match (*label, presentation.shows.first()) {
+        assert_eq!(commit.when, Timing::InTime);
+        match (*label, presentation.uploads.first()) {
             ("missing", None) => {}
-            ("late", Some(show)) => assert_eq!(show.when, When::Late),
+            ("late", Some(show)) => assert_eq!(show.when, Timing::Late),
             (_, Some(show)) => {
-                let What::Bytes(bytes) = &show.what else { panic!("{label}: bytes") };
-                assert_eq!((show.under, show.when), (commit.digest, When::InTime));
+                let Content::Bytes(bytes) = &show.what else { panic!("{label}: bytes") };
+                assert_eq!((show.under, show.when), (commit.digest, Timing::InTime));
                 let fault = verified(&bench.codec, US, Window(window), bytes, commit.digest).unwrap_err();
                 assert_eq!(fault.label(), *label, "{fault}");
                 // The slow way says the same.
@@ -365,25 +370,26 @@ fn each_malformed_one_has_the_fault_it_claims_and_no_other() {
         }
     }
     // And then again from the first.
-    assert!(bench.present(99, &[]).0.shows.is_empty());
+    assert!(bench.present(99, &[]).0.uploads.is_empty());
 }
 
 #[test]
 fn what_is_no_fault_is_shown_as_it_is() {
     let bench = Bench::of("malformed");
     let bytes = sealed(&bench.codec, US, Window(0), &bench.honest_work());
-    let own = Own { header: header(&bench.codec, US, Window(0)), bytes, key: &key(US) };
-    let at = Moment { run: RUN, window: Window(0), uid: US, params: &bench.params, codec: &bench.codec };
+    let own = OwnContribution { header: header(&bench.codec, US, Window(0)), bytes, key: &key(US) };
+    let at =
+        MinerContext { run: RUN, window: Window(0), uid: US, params: &bench.params, codec: &bench.codec };
     assert_eq!(spoilt("no such fault", &at, &own), Presentation::honest(&own));
 }
 
 #[test]
 fn the_second_of_two_sybils_waits_for_the_first_and_sends_the_same() {
-    let den = Den::default();
-    let sybil = |index| Bench::with("sybil", &Setup { index, den: den.clone(), ..Setup::default() });
+    let mailbox = SharedMailbox::default();
+    let sybil = |index| Bench::with("sybil", &Setup { index, mailbox: mailbox.clone(), ..Setup::default() });
     let (mut first, mut second, mut stranger) = (sybil(2), sybil(3), sybil(5));
     let (codec, params) = (codec(), params());
-    let at = Moment { run: RUN, window: Window(4), uid: US, params: &params, codec: &codec };
+    let at = MinerContext { run: RUN, window: Window(4), uid: US, params: &params, codec: &codec };
     let before = theta(&codec);
     assert!(second.adversary.sequences(&at, vec![1, 2], 9).is_empty());
     assert_eq!(second.adversary.outcome(&at, &[], &before, &before), None);

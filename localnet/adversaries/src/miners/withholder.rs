@@ -5,7 +5,7 @@
 //! Ends at: PROT-14 and PROT-15. A seat that nobody could judge is unpaid: its window counts for half of the one before it, and that one
 //! for nothing.
 
-use crate::adversary::{Adversary, Door, Moment};
+use crate::adversary::{Adversary, FaultyProxy, MinerContext};
 
 pub struct Withholder {
     pub validators: u16,
@@ -15,16 +15,16 @@ pub struct Withholder {
 const STEP: usize = 8;
 
 impl Adversary for Withholder {
-    fn sequences(&mut self, _at: &Moment<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+    fn sequences(&mut self, _at: &MinerContext<'_>, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned.truncate(STEP);
         assigned
     }
 
-    fn declares(&mut self, _at: &Moment<'_>, _trained: u32, assigned: u32) -> u32 {
+    fn declares(&mut self, _at: &MinerContext<'_>, _trained: u32, assigned: u32) -> u32 {
         assigned
     }
 
-    fn door(&self) -> Door {
-        Door::ForTheFirst((self.validators / 2).max(1))
+    fn proxy(&self) -> FaultyProxy {
+        FaultyProxy::ForTheFirst((self.validators / 2).max(1))
     }
 }

@@ -3,13 +3,13 @@
 //! Sees: its own assignment.
 //! Ends at: PROT-24, the gain on the sequences that it was dealt is no larger than elsewhere.
 
-use crate::adversary::{Adversary, Moment};
+use crate::adversary::{Adversary, MinerContext};
 
 pub struct WrongData;
 
 impl Adversary for WrongData {
-    fn sequences(&mut self, at: &Moment<'_>, assigned: Vec<u64>, of: u64) -> Vec<u64> {
-        let mut dice = at.dice("data");
-        assigned.iter().map(|_| dice.below(of)).collect()
+    fn sequences(&mut self, at: &MinerContext<'_>, assigned: Vec<u64>, of: u64) -> Vec<u64> {
+        let mut rng = at.rng("data");
+        assigned.iter().map(|_| rng.below(of)).collect()
     }
 }

@@ -7,11 +7,11 @@ use protocol::{
     Uid,
     view::{Verdict, Vote, WindowView},
 };
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 
 pub struct Absentee;
 
-impl Conduct for Absentee {
+impl Strategy for Absentee {
     fn verdicts(&mut self, _view: &WindowView, _own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         None
     }

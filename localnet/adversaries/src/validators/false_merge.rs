@@ -7,11 +7,11 @@ use protocol::{
     Digest,
     view::{Vote, WindowView},
 };
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 
 pub struct FalseMerge;
 
-impl Conduct for FalseMerge {
+impl Strategy for FalseMerge {
     fn vote(&mut self, view: &WindowView, own: Option<Vote>) -> Option<Vote> {
         let false_one =
             |digest: Digest| Digest::of(&[&b"another model"[..], &view.lineage.0, &digest.0].concat());

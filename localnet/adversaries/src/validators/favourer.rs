@@ -4,7 +4,7 @@
 //! Ends at: PROT-31, weight above the median of the stake is clipped and its bond with it; PROT-27, the weights do not follow from the scores.
 
 use protocol::{Uid, view::WindowView, weights};
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 
 pub struct Favourer {
     /// `None`: the last seat of the window.
@@ -14,7 +14,7 @@ pub struct Favourer {
 /// A friend counts as so many.
 pub const FAVOUR: f64 = 10.0;
 
-impl Conduct for Favourer {
+impl Strategy for Favourer {
     fn weights(&mut self, view: &WindowView, own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         let Some(friend) = self.friend.or(view.slots.last().copied()) else { return own };
         let mean = own.iter().map(|(_, weight)| f64::from(*weight)).sum::<f64>() / own.len().max(1) as f64;

@@ -3,9 +3,9 @@
 //! Sees: which seats there are.
 //! Ends at: PROT-27, whoever measures again finds other losses, and PROT-31: weights above the median of the stake are clipped.
 
-use crate::dice::Dice;
+use crate::seeded_rng::SeededRng;
 use protocol::Window;
-use validator::{conduct::Conduct, evaluate::Measurements, gauntlet::LossPair};
+use validator::{evaluate::Measurements, gauntlet::LossPair, strategy::Strategy};
 
 pub struct Inventor {
     pub seed: u64,
@@ -14,15 +14,15 @@ pub struct Inventor {
 /// How far invented losses lie from those before, in nats per token.
 const SPREAD: f64 = 0.05;
 
-impl Conduct for Inventor {
+impl Strategy for Inventor {
     fn measured(&mut self, window: Window, mut own: Measurements) -> Measurements {
-        let mut dice = Dice::new(&[b"inventor", &self.seed.to_le_bytes(), &window.0.to_le_bytes()]);
+        let mut rng = SeededRng::new(&[b"inventor", &self.seed.to_le_bytes(), &window.0.to_le_bytes()]);
         for measured in own.seats.values_mut() {
             // A liking for each seat, so that it is more than noise.
-            let liking = [dice.normal(), dice.normal()].map(|throw| throw * SPREAD);
+            let liking = [rng.normal(), rng.normal()].map(|throw| throw * SPREAD);
             let mut invent = |pairs: &mut Vec<LossPair>, liking: f64| {
                 for pair in pairs {
-                    let after = pair.before - liking + dice.normal() * SPREAD / 4.0;
+                    let after = pair.before - liking + rng.normal() * SPREAD / 4.0;
                     *pair = LossPair::new(pair.sequence, pair.before, after);
                 }
             };

@@ -10,11 +10,11 @@ use protocol::{
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 
 pub struct LazyVoter;
 
-impl Conduct for LazyVoter {
+impl Strategy for LazyVoter {
     /// `own` is what it has copied. Without that it calls every seat valid that committed: most are.
     fn verdicts(&mut self, view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         if !own.is_empty() {

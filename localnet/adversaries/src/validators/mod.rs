@@ -1,4 +1,4 @@
-//! One file an adversary: what it tries, what it can see, and the rule at which it ends. All of them are conducts of the `validator`
+//! One file an adversary: what it tries, what it can see, and the rule at which it ends. All of them are strategies of the `validator`
 //! program; the lazy one is asked by a loop of its own, which computes nothing ([`crate::idle`]).
 
 pub mod absentee;

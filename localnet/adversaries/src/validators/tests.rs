@@ -2,15 +2,15 @@ use super::favourer::{FAVOUR, Favourer};
 use crate::{Setup, validator};
 use protocol::{
     Digest, Uid, Window,
-    receipt::Attested,
+    receipt::Attestation,
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
 use validator::{
-    conduct::Conduct,
     evaluate::Measurements,
     gauntlet::{LossPair, Measured},
-    receipts::Said,
+    receipts::WindowReport,
+    strategy::Strategy,
 };
 
 fn view() -> WindowView {
@@ -33,7 +33,7 @@ fn view() -> WindowView {
     }
 }
 
-fn conduct(name: &str) -> Box<dyn Conduct> {
+fn strategy(name: &str) -> Box<dyn Strategy> {
     validator(name, &Setup::default()).unwrap()
 }
 
@@ -48,7 +48,7 @@ fn measurements() -> Measurements {
     Measurements {
         held_out_loss: 3.0,
         seats: seats.collect::<BTreeMap<_, _>>(),
-        twins: Default::default(),
+        near_duplicates: Default::default(),
         sketches: Default::default(),
         seconds: 1.0,
     }
@@ -58,7 +58,7 @@ const OWN: [(Uid, u16); 3] = [(Uid(3), 60000), (Uid(4), 30000), (Uid(5), 3000)];
 
 #[test]
 fn the_copier_posts_the_consensus_and_has_measured_nobody() {
-    let mut copier = conduct("weight-copier");
+    let mut copier = strategy("weight-copier");
     assert_eq!(copier.weights(&view(), OWN.to_vec()), [(Uid(3), 65535), (Uid(4), 100)]);
     assert!(copier.measured(Window(3), measurements()).seats.is_empty());
     let honest = vec![(Uid(3), Verdict::Valid)];
@@ -67,9 +67,9 @@ fn the_copier_posts_the_consensus_and_has_measured_nobody() {
 
 #[test]
 fn the_inventor_measures_the_right_sequences_and_no_true_loss_after() {
-    let mut inventor = conduct("inventor");
+    let mut inventor = strategy("inventor");
     let (own, invented) = (measurements(), inventor.measured(Window(3), measurements()));
-    assert_eq!(invented, conduct("inventor").measured(Window(3), measurements()), "the same lie again");
+    assert_eq!(invented, strategy("inventor").measured(Window(3), measurements()), "the same lie again");
     assert_ne!(invented, inventor.measured(Window(4), measurements()));
     for (uid, measured) in &invented.seats {
         let of =
@@ -96,7 +96,7 @@ fn a_friend_gets_ten_times_what_it_earned_and_the_others_keep_their_order() {
 
 #[test]
 fn the_absentee_says_nothing_of_the_window_and_posts_weights() {
-    let mut absentee = conduct("absentee");
+    let mut absentee = strategy("absentee");
     assert_eq!(absentee.verdicts(&view(), vec![(Uid(3), Verdict::Valid)]), None);
     assert_eq!(absentee.vote(&view(), Some(vote(1))), None);
     assert_eq!(absentee.weights(&view(), OWN.to_vec()), OWN);
@@ -104,7 +104,7 @@ fn the_absentee_says_nothing_of_the_window_and_posts_weights() {
 
 #[test]
 fn the_lazy_voter_says_what_most_of_the_stake_says_and_nothing_before_anybody_has() {
-    let mut lazy = conduct("lazy-voter");
+    let mut lazy = strategy("lazy-voter");
     let all_valid = vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)];
     assert_eq!(lazy.verdicts(&view(), vec![]), Some(all_valid));
     let copied = vec![(Uid(3), Verdict::Faulty), (Uid(5), Verdict::Valid)];
@@ -119,21 +119,21 @@ fn the_lazy_voter_says_what_most_of_the_stake_says_and_nothing_before_anybody_ha
 fn the_whitewasher_sees_no_fault_and_the_two_faced_tells_of_it_afterwards() {
     let seen = vec![(Uid(3), Verdict::Faulty), (Uid(5), Verdict::Valid)];
     let washed = Some(vec![(Uid(3), Verdict::Valid), (Uid(5), Verdict::Valid)]);
-    assert_eq!(conduct("whitewasher").verdicts(&view(), seen.clone()), washed);
+    assert_eq!(strategy("whitewasher").verdicts(&view(), seen.clone()), washed);
 
-    let mut two_faced = conduct("two-faced");
+    let mut two_faced = strategy("two-faced");
     assert_eq!(two_faced.verdicts(&view(), seen), washed);
-    let attested = Attested { valid: vec![Uid(3), Uid(5)], ..Attested::default() };
-    let said = Said { attested: Some(attested), ..Said::default() };
-    let told = two_faced.tells(Window(3), said.clone()).attested.unwrap();
+    let attested = Attestation { valid: vec![Uid(3), Uid(5)], ..Attestation::default() };
+    let said = WindowReport { attestation: Some(attested), ..WindowReport::default() };
+    let told = two_faced.reported(Window(3), said.clone()).attestation.unwrap();
     assert_eq!((told.valid, told.faulty[0].uid), (vec![Uid(5)], Uid(3)));
-    assert_eq!(two_faced.tells(Window(3), said.clone()), said, "once a window");
-    assert_eq!(conduct("whitewasher").tells(Window(3), said.clone()), said);
+    assert_eq!(two_faced.reported(Window(3), said.clone()), said, "once a window");
+    assert_eq!(strategy("whitewasher").reported(Window(3), said.clone()), said);
 }
 
 #[test]
 fn a_false_merge_is_another_digest_and_none_where_there_is_no_merge() {
-    let mut false_merge = conduct("false-merge");
+    let mut false_merge = strategy("false-merge");
     let cast = false_merge.vote(&view(), Some(vote(1))).unwrap();
     assert_ne!(cast.update, vote(1).update);
     assert_ne!(cast.state_root, vote(1).state_root);

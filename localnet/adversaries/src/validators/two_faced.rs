@@ -6,11 +6,11 @@
 use super::whitewasher::Whitewasher;
 use protocol::{
     Uid, Window,
-    receipt::FaultSaid,
+    receipt::ReportedFault,
     view::{Verdict, WindowView},
 };
 use std::collections::BTreeMap;
-use validator::{conduct::Conduct, receipts::Said};
+use validator::{receipts::WindowReport, strategy::Strategy};
 
 /// Windows that are remembered until their receipt is written. More than an evaluation is ever behind.
 const KEPT: usize = 16;
@@ -21,7 +21,7 @@ pub struct TwoFaced {
     spared: BTreeMap<Window, Vec<Uid>>,
 }
 
-impl Conduct for TwoFaced {
+impl Strategy for TwoFaced {
     fn verdicts(&mut self, view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         let faulty = own.iter().filter(|(_, verdict)| *verdict == Verdict::Faulty).map(|(uid, _)| *uid);
         self.spared.insert(view.window, faulty.collect());
@@ -31,13 +31,13 @@ impl Conduct for TwoFaced {
         Whitewasher.verdicts(view, own)
     }
 
-    fn tells(&mut self, window: Window, mut own: Said) -> Said {
-        let Some(attested) = &mut own.attested else { return own };
+    fn reported(&mut self, window: Window, mut own: WindowReport) -> WindowReport {
+        let Some(attested) = &mut own.attestation else { return own };
         for uid in self.spared.remove(&window).unwrap_or_default() {
             attested.valid.retain(|valid| *valid != uid);
             // What was not there cannot be looked at again.
             let (label, detail) = ("missing".to_owned(), String::new());
-            attested.faulty.push(FaultSaid { uid, label, detail });
+            attested.faulty.push(ReportedFault { uid, label, detail });
         }
         attested.faulty.sort_by_key(|said| said.uid);
         own

@@ -4,11 +4,11 @@
 //! Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds grow in who was good instead of in who is.
 
 use protocol::{Uid, Window, view::WindowView};
-use validator::{conduct::Conduct, evaluate::Measurements};
+use validator::{evaluate::Measurements, strategy::Strategy};
 
 pub struct WeightCopier;
 
-impl Conduct for WeightCopier {
+impl Strategy for WeightCopier {
     /// What its program measured is thrown away: it says it reached nobody.
     fn measured(&mut self, _window: Window, mut own: Measurements) -> Measurements {
         own.seats.clear();

@@ -7,11 +7,11 @@ use protocol::{
     Uid,
     view::{Verdict, WindowView},
 };
-use validator::conduct::Conduct;
+use validator::strategy::Strategy;
 
 pub struct Whitewasher;
 
-impl Conduct for Whitewasher {
+impl Strategy for Whitewasher {
     fn verdicts(&mut self, _view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         Some(own.into_iter().map(|(uid, _)| (uid, Verdict::Valid)).collect())
     }

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
-use super::{AddressClass, Fetch, FetchError, Limits, Receive, Whole};
+use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
 use crate::{Traffic, TrafficTotals, tls};
 
 /// What holds for all fetches of one fetcher.
@@ -119,8 +119,9 @@ impl HttpFetcher {
         let client = builder().build().or_else(|error| {
             if policy.allow_private { builder().tls_certs_only([]).build() } else { Err(error) }
         });
-        let client = client
-            .map_err(|error| FetchError::Ours { what: format!("cannot use TLS: {}", chain(&error)) })?;
+        let client = client.map_err(|error| FetchError::Ours {
+            what: format!("cannot use TLS: {}", source_chain(&error)),
+        })?;
         let at_once = Semaphore::new(policy.at_once.max(1));
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
@@ -132,7 +133,7 @@ impl HttpFetcher {
         key: &ObjectKey,
         range: Option<&Range<u64>>,
         limits: &Limits,
-        to: &mut dyn Receive,
+        to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
         let url = object_url(base_url, key, self.policy.allow_private)?;
         let ended = timeout(limits.deadline, self.exchange(url, range, limits, to)).await;
@@ -145,7 +146,7 @@ impl HttpFetcher {
         url: Url,
         range: Option<&Range<u64>>,
         limits: &Limits,
-        to: &mut dyn Receive,
+        to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
@@ -200,7 +201,7 @@ impl HttpFetcher {
             match timeout_at(window.end, response.chunk()).await {
                 Ok(Ok(None)) => break,
                 Ok(Ok(Some(chunk))) => {
-                    self.traffic.came_down(chunk.len() as u64);
+                    self.traffic.add_down(chunk.len() as u64);
                     window.bytes += chunk.len() as u64;
                     got += chunk.len() as u64;
                     if got > expected {
@@ -227,7 +228,7 @@ impl HttpFetcher {
 #[async_trait]
 impl Fetch for HttpFetcher {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
-        let mut whole = Whole::default();
+        let mut whole = BufferSink::default();
         self.fetch_into(base_url, key, limits, &mut whole).await?;
         Ok(whole.into_bytes())
     }
@@ -237,7 +238,7 @@ impl Fetch for HttpFetcher {
         base_url: &str,
         key: &ObjectKey,
         limits: &Limits,
-        to: &mut dyn Receive,
+        to: &mut dyn Sink,
     ) -> Result<(), FetchError> {
         self.get(base_url, key, None, limits, to).await
     }
@@ -253,7 +254,7 @@ impl Fetch for HttpFetcher {
             return Ok(Bytes::new());
         }
         let limits = Limits { max_bytes: range.end - range.start, ..*limits };
-        let mut whole = Whole::default();
+        let mut whole = BufferSink::default();
         self.get(base_url, key, Some(&range), &limits, &mut whole).await?;
         Ok(whole.into_bytes())
     }
@@ -410,7 +411,7 @@ fn not_answered(error: &reqwest::Error) -> FetchError {
     if let Some(forbidden) = cause::<ForbiddenAddress>(error) {
         return (*forbidden).into();
     }
-    let what = chain(error);
+    let what = source_chain(error);
     match error {
         error if error.is_builder() => FetchError::BadUrl { why: what },
         error if error.is_dns() => FetchError::Unresolved { what },
@@ -422,7 +423,7 @@ fn not_answered(error: &reqwest::Error) -> FetchError {
 fn broke_off(error: &reqwest::Error, got: u64, expected: u64) -> FetchError {
     match cause::<io::Error>(error).map(io::Error::kind) {
         Some(io::ErrorKind::UnexpectedEof) => FetchError::CutShort { got, expected },
-        _ => FetchError::Broken { got, expected, what: chain(error) },
+        _ => FetchError::Broken { got, expected, what: source_chain(error) },
     }
 }
 
@@ -437,18 +438,9 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
     None
 }
 
-/// An error and its causes, without the URL.
-fn chain(error: &dyn StdError) -> String {
-    let mut causes: Vec<String> = Vec::new();
-    let mut next = error.source();
-    while let Some(error) = next {
-        let text = error.to_string();
-        if causes.last() != Some(&text) {
-            causes.push(text);
-        }
-        next = error.source();
-    }
-    if causes.is_empty() { error.to_string() } else { causes.join(": ") }
+/// The sources of an error, without its own text: that names the URL.
+fn source_chain(error: &dyn StdError) -> String {
+    error.source().map_or_else(|| error.to_string(), |source| crate::error_chain(source))
 }
 
 #[cfg(test)]

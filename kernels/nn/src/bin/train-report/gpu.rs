@@ -6,7 +6,9 @@ use crate::{
     report::{mebibytes, random_sequences},
     twin,
 };
-use mettle_nn::{Card, DeviceChoice, GpuSettings, MemoryEstimate, Precision, Recompute, Trainer};
+use mettle_nn::{
+    ActivationCheckpointing, DeviceChoice, GpuInfo, GpuSettings, MemoryEstimate, Precision, Trainer,
+};
 use model::{ModelConfig, Recipe, init_flat};
 use serde::{Deserialize, Serialize};
 use std::{fmt, time::Instant};
@@ -34,7 +36,8 @@ pub struct Preset {
     /// Of products: `bf16` or `f32`.
     precision: String,
     /// Activations that are computed again.
-    recompute: String,
+    #[serde(rename = "recompute")]
+    activation_checkpointing: String,
     steps: usize,
     /// Of all measured steps: each ends when its losses are read, so the optimiser's part of the last one is not in it and that of the
     /// one before the first is.
@@ -85,7 +88,7 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
     let tokens_per_second = tokens * seconds.len() as f64 / seconds.iter().sum::<f64>();
     let flops_per_token = config.flops_per_token();
     let peak_flops = peak_flops(options);
-    let (precision, recompute) = settings(options.device);
+    let (precision, activation_checkpointing) = settings(options.device);
     Ok(Preset {
         preset: preset.to_owned(),
         parameters: config.parameters(),
@@ -93,7 +96,7 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
         micro_batch: recipe.micro_batch,
         seq_len: config.seq_len,
         precision: precision.to_owned(),
-        recompute: recompute.to_owned(),
+        activation_checkpointing: activation_checkpointing.to_owned(),
         steps: seconds.len(),
         tokens_per_second,
         ms_per_step: 1e3 * median(&seconds),
@@ -110,30 +113,30 @@ pub fn measure(preset: &str, options: &Options) -> anyhow::Result<Preset> {
 fn peak_flops(options: &Options) -> Option<f64> {
     let named = options.peak_tflops.map(|teraflops| 1e12 * teraflops);
     named.or_else(|| match settings(options.device) {
-        ("bf16", _) => options.device.card()?.peak_flops(),
+        ("bf16", _) => options.device.gpu_info()?.peak_flops(),
         _ => None,
     })
 }
 
 fn settings(device: DeviceChoice) -> (&'static str, &'static str) {
     let DeviceChoice::Gpu(_, settings) = device else { return ("f32", "what the tape likes") };
-    let GpuSettings { recompute, .. } = settings;
+    let GpuSettings { activation_checkpointing, .. } = settings;
     let precision = match settings.precision_for_training(device) {
         Precision::F32 => "f32",
         Precision::Bf16 => "bf16",
         Precision::F16 => "f16",
     };
-    let recompute = match recompute {
-        Recompute::Nothing => "nothing",
-        Recompute::FeedForward => "feed-forward",
-        Recompute::Layers => "layers",
+    let activation_checkpointing = match activation_checkpointing {
+        ActivationCheckpointing::Nothing => "nothing",
+        ActivationCheckpointing::FeedForward => "feed-forward",
+        ActivationCheckpointing::Layers => "layers",
     };
-    (precision, recompute)
+    (precision, activation_checkpointing)
 }
 
 impl Report {
     pub fn new(on: DeviceChoice, presets: Vec<Preset>) -> Report {
-        Report { device: on.to_string(), card: on.card().map(|Card { name, .. }| name), presets }
+        Report { device: on.to_string(), card: on.gpu_info().map(|GpuInfo { name, .. }| name), presets }
     }
 }
 
@@ -171,7 +174,7 @@ impl fmt::Display for Report {
                 preset.micro_batch,
                 preset.seq_len,
                 preset.precision,
-                preset.recompute,
+                preset.activation_checkpointing,
                 preset.tokens_per_second,
                 preset.ms_per_step,
                 preset.mfu.map_or_else(|| "-".to_owned(), |mfu| format!("{:.1}%", 100.0 * mfu)),

@@ -1,0 +1,767 @@
+//! The verbs as people type them, against a real chain: what is shown is what is signed, and what is signed is done.
+
+use chain_client::{
+    Amount, Call, Chain as _, ExpectedChain, SubxtChain,
+    account::{self, RunRequest},
+    keys::{Key, address},
+};
+use clap::Parser;
+use embedded_chain::{Config, EmbeddedChain, Sealing};
+use mettle::{
+    WalletCommand, commands,
+    nominate::{self, NominateCommand},
+    owner::{self, RunCommand},
+};
+use node::output::{self, Output};
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, keys,
+    params::Permille,
+    reveal,
+    view::{PendingChange, SeatStatus},
+};
+use s3_server::{BucketConfig, S3Server, ServerConfig};
+use serde_json::Value;
+use store::{Credentials, S3Settings, S3Store, Store as _};
+
+#[derive(Debug, Parser)]
+struct Cli {
+    #[command(subcommand)]
+    command: Any,
+}
+
+/// Every verb of both programs.
+#[derive(Debug, clap::Subcommand)]
+enum Any {
+    #[command(flatten)]
+    Seat(WalletCommand),
+    #[command(flatten)]
+    Nominate(NominateCommand),
+    #[command(subcommand)]
+    Run(RunCommand),
+}
+
+/// What a command printed, and how it ended.
+#[derive(Debug)]
+struct Said {
+    out: String,
+    aside: String,
+    done: anyhow::Result<()>,
+}
+
+impl Said {
+    #[track_caller]
+    fn well(&self) -> &Said {
+        if let Err(error) = &self.done {
+            panic!("{error:#}\n{}{}", self.aside, self.out);
+        }
+        self
+    }
+
+    /// Says this, in what is printed or in the error.
+    #[track_caller]
+    fn says(&self, part: &str) -> &Said {
+        let error = self.done.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+        let all = format!("{}{}{error}", self.aside, self.out);
+        assert!(all.contains(part), "no `{part}` in:\n{all}");
+        self
+    }
+
+    #[track_caller]
+    fn ends_with_code(&self, code: u8) -> &Said {
+        let error = self.done.as_ref().expect_err("it fails");
+        assert_eq!(output::exit_code(error), code, "{error:#}");
+        self
+    }
+
+    #[track_caller]
+    fn json(&self) -> Value {
+        assert_eq!(self.out.lines().count(), 1, "{}", self.out);
+        assert!(self.aside.is_empty(), "{}", self.aside);
+        serde_json::from_str(&self.out).unwrap()
+    }
+}
+
+/// A chain with a run on it, which //Alice owns.
+struct Net {
+    chain: EmbeddedChain,
+    alice: SubxtChain,
+    run: RunId,
+    schedule: Schedule,
+}
+
+const STAKE: Amount = Amount::mtl(10);
+
+fn dev(path: &str) -> Key {
+    Key::dev(path).unwrap()
+}
+
+impl Net {
+    /// Windows of 20 blocks; whatever is taken out is free after a window. A block comes with each call, and otherwise when
+    /// the test says so: a window lasts as long as the test needs it, however busy the machine is.
+    async fn new() -> Net {
+        let config = Config { sealing: Sealing::Instant, ..Config::default() };
+        let chain = EmbeddedChain::start(config).await.unwrap();
+        let alice =
+            SubxtChain::connect(&chain.url(), Some(dev("//Alice")), ExpectedChain::default()).await.unwrap();
+        let schedule = Schedule {
+            start: Block(alice.clock().current().block.0 + 150),
+            blocks_per_window: 20,
+            commit_by: 10,
+            reveal_by: 12,
+            attest_by: 14,
+            vote_by: 16,
+        };
+        let terms = Terms {
+            unbonding_windows: 1,
+            validator_stake_min: Amount::mtl(1).0,
+            miner_stake_min: Amount::mtl(1).0,
+            ..Terms::default()
+        };
+        let params = RunParams {
+            schedule,
+            epoch_windows: 4,
+            reveal_windows: 2,
+            localnet: true,
+            ..RunParams::default()
+        };
+        let wish = RunRequest {
+            params,
+            terms,
+            spec: Digest::of(b"spec"),
+            manifest: Digest::of(b"manifest"),
+            theta0: Digest::of(b"theta0"),
+            origin: "http://127.0.0.1:9000/origin".into(),
+        };
+        let run = account::create_run(&alice, &wish).await.unwrap().id;
+        Net { chain, alice, run, schedule }
+    }
+
+    /// Types a command, and `typed` where it asks; `None` is no terminal.
+    async fn types(&self, role: Role, line: &str, typed: Option<&str>) -> Said {
+        let url = self.chain.url();
+        let line = line.replacen("register ", &format!("register {role} "), 1);
+        let words = ["test"].into_iter().chain(line.split_whitespace());
+        let command = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command;
+        let (mut out, mut aside) = (Vec::new(), Vec::new());
+        let mut ask = || Ok(typed.map(str::to_owned));
+        let json = match &command {
+            Any::Seat(command) => command.json(),
+            Any::Nominate(command) => command.json(),
+            Any::Run(command) => command.json(),
+        };
+        let command = at(command, &url);
+        let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
+        let done = match command {
+            Any::Seat(command) => commands::act(command, &mut output).await,
+            Any::Nominate(command) => nominate::act(command, &mut output).await,
+            Any::Run(command) => owner::act(command, &mut output).await,
+        };
+        output.finish(&done).unwrap();
+        // What the verb did, it heard of over a connection of its own.
+        self.abreast().await;
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Said { out: text(out), aside: text(aside), done }
+    }
+
+    async fn miner(&self, line: &str) -> Said {
+        self.types(Role::Miner, line, None).await
+    }
+
+    async fn validator(&self, line: &str) -> Said {
+        self.types(Role::Validator, line, None).await
+    }
+
+    async fn registered(&self, role: Role, coldkey: &str, hotkey: &str) -> Uid {
+        let line = format!(
+            "register --yes --coldkey {coldkey} --key {hotkey} --stake 10 --endpoint http://127.0.0.1:9000/seat"
+        );
+        self.types(role, &line, None).await.well().says("uid ");
+        self.seat(hotkey).await.seat.id.uid
+    }
+
+    async fn seat(&self, hotkey: &str) -> SeatStatus {
+        let hotkey = dev(hotkey).hotkey();
+        let seats = self.alice.seat_statuses(self.run, Uid(0), 100).await.unwrap();
+        seats.into_iter().find(|seat| seat.seat.hotkey == hotkey).expect("the seat is there")
+    }
+
+    async fn free(&self, key: &str) -> Amount {
+        self.alice.balance(&dev(key).account()).await.unwrap().free
+    }
+
+    /// Makes blocks until so many windows have opened since.
+    async fn windows_later(&self, windows: u32) {
+        let now = self.schedule.window_at(Block(self.chain.best().number));
+        let then = Window(now.map_or(0, |now| now.0 + 1) + windows - 1);
+        // What opens a window takes effect in its first block.
+        let block = Block(self.schedule.opens_at(then).0 + 2);
+        while self.chain.best().number < block.0 {
+            self.chain.seal_now().await.unwrap();
+        }
+        self.abreast().await;
+    }
+
+    /// Makes blocks up to this offset of a window, which is not reached yet.
+    async fn go_to(&self, window: u32, offset: u32) {
+        let block = Block(self.schedule.opens_at(Window(window)).0 + offset);
+        assert!(self.chain.best().number <= block.0, "block {} is past", block.0);
+        while self.chain.best().number < block.0 {
+            self.chain.seal_now().await.unwrap();
+        }
+        self.abreast().await;
+    }
+
+    /// One epoch as its one validator, which is to be paid, sees it: it attests, and finds the one miner worth everything.
+    /// Ends as the epoch is paid.
+    async fn play_epoch(&self, validator: &str, miner: Uid) {
+        let key = dev(validator);
+        let hotkey = key.hotkey();
+        let chain =
+            SubxtChain::connect(&self.chain.url(), Some(key), ExpectedChain::default()).await.unwrap();
+        let (run, salt, weights) = (self.run, [5; 32], vec![(miner, u16::MAX)]);
+        self.go_to(0, self.schedule.commit_by + 1).await;
+        let attest =
+            Call::Attest { run, window: Window(0), verdicts: Vec::new(), next_salt: Digest::of(b"salt") };
+        chain.submit(attest).await.unwrap();
+        let hash = reveal::commitment(&weights, &salt, &hotkey);
+        chain.submit(Call::CommitWeights { run, epoch: 0, hash }).await.unwrap();
+        self.go_to(4, 1).await;
+        chain.submit(Call::RevealWeights { run, epoch: 0, weights, salt }).await.unwrap();
+        self.go_to(6, 2).await;
+    }
+
+    /// Waits until Alice's client has heard of all that is final.
+    async fn abreast(&self) {
+        self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
+    }
+}
+
+/// Every verb takes the chain as a flag; a test writes it once.
+fn at(command: Any, url: &str) -> Any {
+    let url = Some(url.to_owned());
+    match command {
+        Any::Seat(mut command) => {
+            match &mut command {
+                WalletCommand::Keys(_) => {}
+                WalletCommand::Register(command) => command.chain_flags.chain = url,
+                WalletCommand::Status(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Claim(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Stake(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Unstake(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Withdraw(command) => command.chain_flags.chain = url,
+                WalletCommand::RotateKey(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::SetPayout(command) => command.seat.chain_flags.chain = url,
+                WalletCommand::Proxy(
+                    commands::ProxyCommand::Add(command) | commands::ProxyCommand::Remove(command),
+                ) => {
+                    command.chain_flags.chain = url;
+                }
+            }
+            Any::Seat(command)
+        }
+        Any::Nominate(mut command) => {
+            match &mut command {
+                NominateCommand::Nominate(command) => command.account.chain_flags.chain = url,
+                NominateCommand::Unnominate(command) => command.account.chain_flags.chain = url,
+                NominateCommand::Nominations(command) => match &mut command.fetch {
+                    Some(nominate::Fetch::Claim(command) | nominate::Fetch::Withdraw(command)) => {
+                        command.account.chain_flags.chain = url;
+                    }
+                    None => command.account.chain_flags.chain = url,
+                },
+                NominateCommand::SetCommission(command) => command.seat.chain_flags.chain = url,
+            }
+            Any::Nominate(command)
+        }
+        Any::Run(mut command) => {
+            match &mut command {
+                RunCommand::Create(command) => command.chain = url,
+                RunCommand::Fund(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Terms(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Offer(command) => command.flags.account.chain_flags.chain = url,
+                RunCommand::Pause(flags)
+                | RunCommand::Resume(flags)
+                | RunCommand::Claim(flags)
+                | RunCommand::Accept(flags) => flags.account.chain_flags.chain = url,
+            }
+            Any::Run(command)
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_seat_is_taken_topped_up_and_given_up_and_its_stake_comes_back() {
+    let net = Net::new().await;
+    let price = Amount(net.alice.status(net.run).await.unwrap().miners.price);
+    let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let again =
+        "register --yes --coldkey //Bob --key //Bob//hot --stake 10 --endpoint http://127.0.0.1:9000/seat";
+    net.miner(again).await.well().says("has its seat already").says(&format!("uid {uid}"));
+    assert!(Amount::ZERO < price);
+
+    net.miner("stake --yes --coldkey //Bob --key //Bob//hot --amount 5")
+        .await
+        .well()
+        .says("has 15 MTL at stake");
+    assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(15).0);
+    let taken = net.miner("unstake --yes --coldkey //Bob --key //Bob//hot --amount 4").await;
+    taken.well().says("falls from 15 MTL to 11 MTL").says("1 window, about").says("4 MTL is free in window");
+    assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(11).0);
+    net.miner("unstake --yes --coldkey //Bob --uid 0 --amount 10.5")
+        .await
+        .ends_with_code(1)
+        .says("at most 10 MTL");
+    net.miner("withdraw --yes --coldkey //Bob").await.well().says("nothing to withdraw yet: of 4 MTL");
+    net.miner("status --key //Bob//hot").await.well().says("4 MTL taken out, free in window");
+
+    net.miner("unstake --all --yes --coldkey //Bob --uid 0").await.well().says("is given up as window");
+    let held = |net: &Net| {
+        let alice = net.alice.clone();
+        async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
+    };
+    assert_eq!(held(&net).await, Amount::mtl(15), "nothing is free yet");
+    net.windows_later(4).await;
+    assert!(net.alice.seats(net.run).await.unwrap().is_empty(), "the seat is gone");
+    net.miner("status --key //Bob//hot").await.well().says("has no seat");
+    let before = net.free("//Bob").await;
+    net.miner("withdraw --yes --coldkey //Bob").await.well().says("15 MTL is free");
+    assert_eq!(held(&net).await, Amount::ZERO);
+    assert!(before.saturating_add(Amount::mtl(14)) < net.free("//Bob").await);
+    net.miner("withdraw --yes --coldkey //Bob").await.well().says("has taken nothing out");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_signed_before_somebody_has_seen_it_and_agreed() {
+    let net = Net::new().await;
+    net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let line = "stake --coldkey //Bob --key //Bob//hot --amount 5";
+    let bob = dev("//Bob").address();
+
+    net.miner(line).await.ends_with_code(output::EXIT_NOT_SIGNED).says("Registry.add_stake").says("--yes");
+    net.types(Role::Miner, line, Some("n\n")).await.ends_with_code(output::EXIT_NOT_SIGNED);
+    let dry = net.miner(&format!("{line} --dry-run")).await;
+    dry.well().says(&format!("signed by {bob} (the coldkey)")).says("amount: 5 MTL").says("fee: about 0.");
+    assert!(dry.out.contains("call data: 0x"), "a dry run's preview is its result: {}", dry.out);
+    let json = net.miner(&format!("{line} --json")).await;
+    json.ends_with_code(output::EXIT_NOT_SIGNED);
+    let object = json.json();
+    assert_eq!(object["preview"]["calls"][0]["call"], "Registry.add_stake");
+    assert_eq!(object["error"]["exit_code"], output::EXIT_NOT_SIGNED);
+    assert_eq!(net.seat("//Bob//hot").await.seat.stake, STAKE.0, "nothing was signed");
+
+    net.types(Role::Miner, line, Some("y\n")).await.well().says("Sign? [y/N]").says("has 15 MTL");
+    let signed = net.miner(&format!("{line} --json --yes")).await;
+    let object = signed.well().json();
+    assert_eq!(object["result"]["stake"], Amount::mtl(20).0.to_string());
+    assert!(object["result"]["included"][0]["block"].is_u64(), "{object}");
+    assert_eq!(object["preview"]["signer"], bob);
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_own_a_seat_is_told_so_before_paying_for_it() {
+    let net = Net::new().await;
+    net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let bob = dev("//Bob").address();
+    for line in [
+        "stake --yes --coldkey //Charlie --uid 0 --amount 1",
+        "unstake --yes --coldkey //Charlie --uid 0 --all",
+        "rotate-key --yes --coldkey //Charlie --uid 0 --new-key //Charlie//hot",
+        "set-payout --yes --coldkey //Charlie --uid 0 --to stake",
+    ] {
+        let before = net.free("//Charlie").await;
+        net.miner(line).await.ends_with_code(1).says(&format!("belongs to {bob}"));
+        assert_eq!(net.free("//Charlie").await, before, "{line}");
+    }
+    net.miner("stake --yes --coldkey //Bob --uid 7 --amount 1").await.ends_with_code(1).says("no such seat");
+    net.miner("stake --yes --coldkey //Bob --amount 1").await.ends_with_code(1).says("--uid UID");
+    net.miner("claim --yes --uid 0").await.ends_with_code(1).says("nobody signs");
+    // What only the chain knows, in its own words.
+    let refused = net.miner("stake --json --yes --coldkey //Bob --uid 0 --amount 5000000").await;
+    let object = refused.ends_with_code(output::EXIT_REFUSED).json();
+    assert_eq!(object["error"]["refused"]["error"], "NotEnoughFunds");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hotkey_is_changed_from_the_next_window_on() {
+    let net = Net::new().await;
+    let uid = net.registered(Role::Validator, "//Bob", "//Bob//hot").await;
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).display().to_string();
+    std::fs::write(home.path().join("password"), "open sesame\n").unwrap();
+    let (file, password) = (path("hot.json"), path("password"));
+    let line = format!(
+        "rotate-key --coldkey //Bob --key //Bob//hot --new-key {file} --new-password-file {password}"
+    );
+    net.validator(&format!("{line} --dry-run")).await.ends_with_code(1).says("keys new");
+    let changed = net.validator(&format!("{line} --yes")).await;
+    changed.well().says("Made the key").says("until then the node must run with the old one").says("opens");
+    let shown = net.validator(&format!("keys show --key {file}")).await;
+    let new = shown.well().out.trim().to_owned();
+    changed.says(&new);
+    let waiting = net.seat("//Bob//hot").await;
+    assert!(matches!(waiting.pending, Some(PendingChange::Rotates(hotkey)) if address(&hotkey.0) == new));
+    net.validator("status --key //Bob//hot").await.well().says("changes its hotkey to");
+    net.validator(&format!("{line} --yes")).await.ends_with_code(output::EXIT_REFUSED).says("Wait for it");
+
+    net.windows_later(2).await;
+    let seats = net.alice.seats(net.run).await.unwrap();
+    let seat = seats.iter().find(|seat| seat.id.uid == uid).unwrap();
+    assert_eq!(address(&seat.hotkey.0), new);
+    net.validator(&format!("{line} --yes")).await.ends_with_code(1).says("has no seat");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn money_is_put_behind_a_validator_and_comes_back() {
+    let net = Net::new().await;
+    let uid = net.registered(Role::Validator, "//Bob", "//Bob//hot").await;
+    let miner = net.registered(Role::Miner, "//Bob", "//Bob//miner").await;
+
+    net.validator(&format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 0")).await.well();
+    net.validator(&format!("set-commission --yes --coldkey //Bob --uid {miner} --commission 10%"))
+        .await
+        .ends_with_code(1)
+        .says("is a miner");
+    let line = format!("nominate --key //Charlie --uid {uid} --amount 50");
+    net.validator(&line).await.ends_with_code(output::EXIT_NOT_SIGNED).says("Nomination.nominate");
+    net.validator(&format!("{line} --yes")).await.well().says("has 50 MTL behind uid");
+    assert_eq!(net.seat("//Bob//hot").await.nominated, Amount::mtl(50).0);
+    net.validator(&format!("nominate --yes --key //Charlie --uid {miner} --amount 5"))
+        .await
+        .says("is a miner");
+    net.validator("status --key //Bob//hot").await.well().says("50 MTL nominated behind it");
+
+    net.validator(&format!("unnominate --yes --key //Charlie --uid {uid} --amount 60"))
+        .await
+        .ends_with_code(1)
+        .says("take back at most that");
+    net.validator(&format!("unnominate --yes --key //Charlie --uid {uid} --amount 20"))
+        .await
+        .well()
+        .says("20 MTL is free in");
+    net.validator("nominations --key //Charlie")
+        .await
+        .well()
+        .says("30 MTL behind it")
+        .says("20 MTL taken back");
+    let listed = net.validator(&format!("nominations --json --of {}", dev("//Charlie").address())).await;
+    let listed = listed.well().json();
+    assert_eq!(listed["result"]["nominations"][0]["amount"], Amount::mtl(30).0.to_string());
+    net.validator(&format!("nominations claim --yes --key //Charlie --uid {uid}"))
+        .await
+        .well()
+        .says("nothing to claim");
+    net.validator(&format!("nominations claim --yes --key //Dave --uid {uid}"))
+        .await
+        .says("has nothing behind");
+
+    net.validator(&format!("unnominate --yes --all --key //Charlie --uid {uid}")).await.well();
+    net.windows_later(3).await;
+    let before = net.free("//Charlie").await;
+    net.validator(&format!("nominations withdraw --yes --key //Charlie --uid {uid}"))
+        .await
+        .well()
+        .says("50 MTL went to");
+    assert!(before.saturating_add(Amount::mtl(49)) < net.free("//Charlie").await);
+    net.validator("nominations --key //Charlie").await.well().says("nothing behind any validator");
+
+    let raised = format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 12.5%");
+    net.validator(&raised).await.well().says("takes effect after 1 window").says("will be 12.5 %");
+    let status = net.validator("status --key //Bob//hot").await;
+    status.well().says("at a commission of 0 %").says("the commission rises to 12.5 % in window");
+    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    assert_eq!(status["result"]["seat"]["commission_raise"]["commission"], 125);
+    net.windows_later(3).await;
+    assert_eq!(net.seat("//Bob//hot").await.commission, Permille(125));
+    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    assert_eq!(status["result"]["seat"]["commission_raise"], Value::Null);
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_funds_a_run_changes_its_terms_stops_it_and_hands_it_over() {
+    let net = Net::new().await;
+    net.validator("run fund --yes --key //Charlie --amount 100").await.well().says("holds 100 MTL");
+
+    net.validator("run terms").await.well().says("miner_seats_max").says("none are waiting");
+    net.validator("run params").await.well().says("miner_seats_max");
+    let set = "run terms --key //Alice --set miner_seats_max=7 --set validator_stake_min=2.5";
+    net.validator(set).await.ends_with_code(output::EXIT_NOT_SIGNED).says("miner_seats_max: 192 -> 7");
+    net.validator("run terms --yes --key //Charlie --set quorum=10")
+        .await
+        .ends_with_code(1)
+        .says("belongs to");
+    net.validator("run terms --yes --key //Alice --set quorum=0").await.ends_with_code(1).says("quorum");
+    net.validator("run terms --yes --key //Alice --set density=1")
+        .await
+        .ends_with_code(1)
+        .says("no term `density`");
+    net.validator(&format!("{set} --yes"))
+        .await
+        .well()
+        .says("validator_stake_min, miner_seats_max will change with");
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("terms.json");
+    std::fs::write(&file, r#"{ "seat_price_min": "3 MTL", "shares": { "owner": 90, "burn": "1 %" } }"#)
+        .unwrap();
+    net.validator(&format!("run terms --yes --key //Alice --file {}", file.display()))
+        .await
+        .well()
+        .says("includes them");
+    let shown = net.validator("run terms --json").await.well().json();
+    assert_eq!(shown["result"]["terms"]["miner_seats_max"], "192");
+    assert_eq!(shown["result"]["pending"]["miner_seats_max"], "7");
+    assert_eq!(shown["result"]["pending"]["shares.burn"], "1 %");
+    net.windows_later(5).await;
+    let terms = net.alice.run(net.run).await.unwrap().terms;
+    assert_eq!((terms.miner_seats_max, terms.seat_price_min), (7, Amount::mtl(3).0));
+    net.validator("run terms --cancel --yes --key //Alice").await.well().says("no new terms are waiting");
+    net.validator("run terms --yes --key //Alice --set miner_seats_max=8").await.well();
+    net.validator("run terms --cancel --yes --key //Alice")
+        .await
+        .well()
+        .says("does not become 8")
+        .says("stay as they are");
+
+    net.validator("run resume --yes --key //Alice").await.well().says("not stopped");
+    net.validator("run pause --yes --key //Alice")
+        .await
+        .well()
+        .says("nobody is paid")
+        .says("stops as window");
+    net.windows_later(2).await;
+    assert!(net.alice.status(net.run).await.unwrap().stopped_by_owner);
+    net.validator("run pause --yes --key //Alice").await.well().says("stopped already");
+    net.validator("run resume --yes --key //Alice").await.well().says("goes on as window");
+
+    net.validator("run claim --yes --key //Alice").await.well().says("nothing to claim");
+    let bob = dev("//Bob").address();
+    net.validator(&format!("run offer --yes --key //Alice --to {bob}")).await.well().says("is offered to");
+    net.validator("run accept --yes --key //Charlie").await.ends_with_code(output::EXIT_REFUSED);
+    net.validator("run accept --yes --key //Bob").await.well().says(&format!("belongs to {bob}"));
+    assert_eq!(net.alice.run(net.run).await.unwrap().owner, dev("//Bob").account());
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_proxy_acts_for_a_coldkey_and_is_told_when_its_call_is_refused() {
+    let net = Net::new().await;
+    let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let (bob, eve) = (dev("//Bob").address(), dev("//Eve").address());
+    let stake = format!("stake --yes --coldkey //Eve --proxy-of {bob} --uid {uid} --amount 3");
+    net.miner(&stake).await.ends_with_code(output::EXIT_REFUSED).says("Proxy.NotProxy");
+
+    let add = format!("proxy add --yes --coldkey //Bob --proxy {eve} --may staking");
+    net.miner(&add).await.well().says("what concerns seats").says("may act for");
+    net.miner(&stake)
+        .await
+        .well()
+        .says("as a proxy, in the name of")
+        .says("Proxy.proxy")
+        .says("has 13 MTL at stake");
+    assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(13).0);
+
+    // The proxy call itself succeeds; what it was for does not.
+    let too_much = format!("stake --yes --coldkey //Eve --proxy-of {bob} --uid {uid} --amount 5000000");
+    net.miner(&too_much).await.ends_with_code(output::EXIT_REFUSED).says("Registry.NotEnoughFunds");
+    net.miner(&format!("proxy remove --yes --coldkey //Bob --proxy {eve} --may staking")).await.well();
+    net.miner(&stake).await.ends_with_code(output::EXIT_REFUSED).says("Proxy.NotProxy");
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pay_goes_where_its_seat_says_and_nothing_is_signed_where_there_is_none() {
+    let net = Net::new().await;
+    let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let before = net.free("//Bob//hot").await;
+    net.miner("claim --yes --key //Bob//hot").await.well().says("nothing to claim");
+    net.miner("claim --former --yes --coldkey //Bob").await.well().says("nothing to claim");
+    assert_eq!(net.free("//Bob//hot").await, before, "no fee was paid");
+    net.miner("set-payout --yes --coldkey //Bob --key //Bob//hot --to stake")
+        .await
+        .well()
+        .says("becomes stake");
+    assert!(net.seat("//Bob//hot").await.pays_into_stake);
+    net.miner("status --key //Bob//hot").await.well().says("into its stake").says("no epoch has been paid");
+    net.miner(&format!("set-payout --yes --coldkey //Bob --uid {uid} --to account")).await.well();
+    assert!(!net.seat("//Bob//hot").await.pays_into_stake);
+    let status = net.miner("status --json --key //Bob//hot").await.well().json();
+    assert_eq!(status["result"]["seat"]["stake"], STAKE.0.to_string());
+    assert_eq!(status["result"]["payslips"], serde_json::json!([]));
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
+    let net = Net::new().await;
+    net.validator("run fund --yes --key //Charlie --amount 100").await.well();
+    let miner = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
+    let validator = net.registered(Role::Validator, "//Dave", "//Dave//hot").await;
+    net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.well();
+    net.play_epoch("//Dave//hot", miner).await;
+
+    let books = net.alice.status(net.run).await.unwrap().treasury;
+    let terms = net.alice.run(net.run).await.unwrap().terms;
+    let part = |share: Permille| Amount(terms.emission_per_epoch / 1000 * u128::from(share.0));
+    assert_eq!(books.burnt, part(terms.shares.burn).0);
+    net.miner("status --key //Bob//hot").await.well().says("epoch 0: ").says("of the miners' part of 1 MTL");
+    net.validator("status --key //Dave//hot").await.well().says("to its nominators");
+
+    // The hotkey signs, without a fee; the coldkey has the pay, whole.
+    let (before, hot) = (net.free("//Bob").await, net.free("//Bob//hot").await);
+    let claimed = net.miner("claim --yes --key //Bob//hot").await;
+    claimed.well().says(&format!("{} went to {}", part(terms.shares.miners), dev("//Bob").address()));
+    assert_eq!(net.free("//Bob").await, before.saturating_add(part(terms.shares.miners)));
+    assert_eq!(net.free("//Bob//hot").await, hot, "no fee was paid");
+    net.miner("claim --yes --key //Bob//hot").await.well().says("nothing to claim");
+
+    // Its nominator has as much behind the validator as the validator itself.
+    let half = Amount(part(terms.shares.validators).0 / 2);
+    let nominator = net.free("//Eve").await;
+    let line = format!("nominations claim --yes --json --key //Eve --uid {validator}");
+    let claimed = net.validator(&line).await.well().json();
+    let fee = Amount::mtl(1).0 / 100;
+    let got = net.free("//Eve").await.0 - nominator.0;
+    assert!(half.0 - fee < got && got < half.0, "{} of {half}: {claimed}", Amount(got));
+
+    // A seat that is given up leaves its pay to its coldkey.
+    net.validator("unstake --all --yes --coldkey //Dave --key //Dave//hot").await.well();
+    net.windows_later(1).await;
+    let before = net.free("//Dave").await;
+    net.validator("claim --former --yes --coldkey //Dave").await.well().says(&format!("{half} went to"));
+    let got = net.free("//Dave").await.0 - before.0;
+    assert!(half.0 - fee < got && got < half.0, "{}", Amount(got));
+
+    let owner = part(terms.shares.owner);
+    let before = net.free("//Alice").await;
+    net.validator("run claim --yes --key //Alice").await.well();
+    let after = net.free("//Alice").await.saturating_add(Amount(fee));
+    assert!(before.saturating_add(owner) < after || owner == Amount::ZERO);
+    let books = net.alice.status(net.run).await.unwrap().treasury;
+    assert_eq!((books.claimable, books.funded), (0, books.treasury + books.paid + books.burnt));
+    net.chain.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears_of_it() {
+    let net = Net::new().await;
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    let text = path("text");
+    std::fs::create_dir(&text).unwrap();
+    for document in 0..40 {
+        let lines = (0..40).map(|line| format!("{document} times {line} is {}.\n", document * line));
+        std::fs::write(text.join(format!("{document}.txt")), lines.collect::<String>()).unwrap();
+    }
+    let options = dataset::PrepareOptions {
+        tokenizer: dataset::TokenizerChoice::Train { vocab: 400 },
+        seq_len: 16,
+        shard_bytes: 20_000,
+        held_out_sequences_min: 50,
+        ..dataset::PrepareOptions::new(
+            dataset::Source::directory(text),
+            dataset::OutputDirectory::Directory(path("data")),
+        )
+    };
+    tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
+    let server = S3Server::start(ServerConfig::in_memory(vec![BucketConfig::new("origin", "key", "secret")]));
+    let server = server.await.unwrap();
+    let settings = format!(
+        "[store]\nendpoint = \"{}\"\nbucket = \"origin\"\naccess_key = \"key\"\nsecret_key = \"secret\"\n",
+        server.endpoint()
+    );
+    std::fs::write(path("settings.toml"), settings).unwrap();
+    let model = r#"{ "vocab": 400, "d_model": 32, "layers": 1, "heads": 2, "kv_heads": 1, "d_ff": 64, "seq_len": 16,
+        "rope_theta": 10000.0, "norm_epsilon": 1e-5 }"#;
+    std::fs::write(path("model.json"), model).unwrap();
+    std::fs::write(path("terms.json"), r#"{ "miner_seats_max": 12 }"#).unwrap();
+    let line = |model: &str| {
+        format!(
+            "run create --key //Bob --config {} --dataset {} --name tiny --terms {} --model {model} --origin {}/origin --fund 7",
+            path("settings.toml").display(),
+            path("data").display(),
+            path("terms.json").display(),
+            server.endpoint()
+        )
+    };
+    let good = line(&path("model.json").display().to_string());
+
+    // What cannot be is refused before anybody is asked.
+    net.validator(&line("117k")).await.ends_with_code(1).says("vocabulary");
+    net.validator(&line("huge")).await.ends_with_code(1);
+    let held = |net: &Net| {
+        let alice = net.alice.clone();
+        async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
+    };
+    let asked = net.validator(&good).await;
+    asked.ends_with_code(output::EXIT_NOT_SIGNED).says("Registry.create_run").says("Rewards.fund");
+    let dry = net.validator(&format!("{good} --dry-run")).await;
+    dry.well().says("first, specification, dataset and first weights are published in the bucket origin");
+    dry.says("a deposit is held").says("20 blocks later").says("7 MTL go into").says("fee: about");
+    assert_eq!((net.alice.runs().await.unwrap().len(), held(&net).await), (1, Amount::ZERO));
+
+    let created = net.validator(&format!("{good} --json --yes")).await.well().json();
+    let calls: Vec<&str> = created["preview"]["calls"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|call| call["call"].as_str())
+        .collect();
+    assert_eq!(calls, ["Registry.create_run", "Rewards.fund"]);
+    assert_eq!(created["preview"]["signer"], dev("//Bob").address());
+    let id = RunId(created["result"]["run"].as_u64().unwrap() as u32);
+    let run = net.alice.run(id).await.unwrap();
+    assert_eq!((run.owner, run.terms.miner_seats_max), (dev("//Bob").account(), 12));
+    assert_eq!((run.treasury, held(&net).await), (Amount::mtl(7).0, Amount::mtl(10)));
+    assert_eq!(created["result"]["start"], run.params.schedule.start.0);
+    let credentials = Credentials { access_key: "key".into(), secret_key: "secret".into() };
+    let bucket = S3Store::open(&S3Settings::new(server.endpoint(), "origin", credentials)).unwrap();
+    let spec = bucket.get(&keys::spec(&run.spec), 1 << 20).await.unwrap();
+    assert_eq!(Digest::of(&spec), run.spec);
+    assert!(0 < bucket.head(&keys::manifest(&run.manifest)).await.unwrap());
+    net.chain.shutdown().await;
+}
+
+#[test]
+fn wrong_flags_are_refused_by_name() {
+    let refused = |line: &str| {
+        let words = ["test"].into_iter().chain(line.split_whitespace());
+        let error = Cli::try_parse_from(words).expect_err(line);
+        assert_eq!(error.exit_code(), 2, "{line}");
+        error.to_string()
+    };
+    for (line, said) in [
+        ("unstake --coldkey //Bob", "<--amount <AMOUNT>|--all>"),
+        ("unstake --coldkey //Bob --all --amount 1", "cannot be used with"),
+        ("unstake --all", "--coldkey"),
+        ("unstake --coldkey //Bob --amount much", "not an amount"),
+        ("stake --coldkey //Bob --amount 1 --yes --dry-run", "cannot be used with"),
+        ("claim --former", "--coldkey"),
+        ("nominate --amount 5", "--uid"),
+        ("set-commission --coldkey //Bob --uid 1 --commission 101%", "12.5 %"),
+        ("set-payout --coldkey //Bob --to bank", "possible values: account, stake"),
+        ("run terms --cancel --set quorum=5", "cannot be used with"),
+        ("run density", "unrecognized subcommand"),
+        ("rotate-key --coldkey //Bob", "--new-key"),
+        ("proxy add --coldkey //Bob --proxy x --may rule", "possible values"),
+    ] {
+        let text = refused(line);
+        assert!(text.contains(said), "{line}: {text}");
+    }
+    use clap::CommandFactory as _;
+    Cli::command().debug_assert();
+}
+
+#[tokio::test]
+async fn without_a_chain_a_verb_says_which_url_it_wants() {
+    let line = "test status --key //Bob --chain http://127.0.0.1:1".split(' ');
+    let Any::Seat(command) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
+    let (mut out, mut aside) = (Vec::new(), Vec::new());
+    let mut ask = || Ok(None);
+    let mut output = Output::new(false, &mut out, &mut aside, &mut ask);
+    let error = commands::act(command, &mut output).await.unwrap_err();
+    assert!(error.to_string().contains("ws://"), "{error:#}");
+}

@@ -1,0 +1,111 @@
+//! Pay, slashes and the end of a seat, for its nominators.
+
+use crate::{
+    pallet::*,
+    pool::{nominators_part, thousandths},
+    *,
+};
+use frame::prelude::{fungible::Mutate as _, *};
+use pallet_registry::{Ending, OnSeats, Seat, Seats as _};
+use protocol::{RunId, SeatId, Uid};
+
+impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
+    fn behind(run: RunId, uid: Uid) -> Balance {
+        Self::pool(run, uid).map_or(0, |pool| pool.behind())
+    }
+
+    fn share_pay(
+        run: RunId,
+        seat: SeatId,
+        own_stake: Balance,
+        amount: Balance,
+        payer: &T::AccountId,
+    ) -> Balance {
+        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
+        else {
+            return 0;
+        };
+        let uid = seat.uid;
+        let commission = match pool.stage {
+            Stage::Unbonding { commission, .. } => commission,
+            Stage::Open | Stage::Spent => Self::commission(run, uid),
+        };
+        let part = nominators_part(amount, own_stake, pool.behind(), commission);
+        let fits = pool.unclaimed.checked_add(part).is_some() && ledger.unclaimed.checked_add(part).is_some();
+        // If the payer cannot pay, the seat keeps all.
+        if part == 0
+            || !fits
+            || T::Currency::transfer(payer, &Self::account(), part, Preservation::Preserve).is_err()
+        {
+            return 0;
+        }
+        pool.pay(part);
+        ledger.unclaimed = ledger.unclaimed.saturating_add(part);
+        Pools::<T>::insert(id, pool);
+        Holdings::<T>::put(ledger);
+        Self::deposit_event(Event::Shared { run, uid, amount: part });
+        part
+    }
+
+    fn slash(
+        run: RunId,
+        seat: SeatId,
+        share: Permille,
+        reporter: Option<(&T::AccountId, Permille)>,
+    ) -> Balance {
+        let (Some((id, mut pool)), Some(mut ledger)) = (Self::of_seat(run, seat), Holdings::<T>::get())
+        else {
+            return 0;
+        };
+        let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+        if pool.is_free(now) {
+            return 0;
+        }
+        let uid = seat.uid;
+        let amount = pool.slash(share);
+        if amount == 0 {
+            return 0;
+        }
+        ledger.nominated = ledger.nominated.saturating_sub(amount);
+        let account = Self::account();
+        let rewarded = match reporter {
+            Some((to, part)) => {
+                let reward = thousandths(amount, part);
+                // A reward that cannot reach the reporter is burnt.
+                match T::Currency::transfer(&account, to, reward, Preservation::Preserve) {
+                    Ok(_) => reward,
+                    Err(_) => 0,
+                }
+            }
+            None => 0,
+        };
+        T::Currency::burn_from(
+            &account,
+            amount.saturating_sub(rewarded),
+            Preservation::Preserve,
+            Precision::Exact,
+            Fortitude::Polite,
+        )
+        .defensive_proof("the account holds all nominations")
+        .ok();
+        Holdings::<T>::put(ledger);
+        Self::deposit_event(Event::Slashed { run, uid, amount, rewarded });
+        if pool.is_spent() {
+            Self::close(id, pool, Stage::Spent, now);
+        } else {
+            Pools::<T>::insert(id, pool);
+        }
+        amount
+    }
+}
+
+impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
+    fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, ending: Ending) -> Weight {
+        let Ending { window, until } = ending;
+        let commission = Commissions::<T>::take(run, uid).at(window);
+        if let Some((id, pool)) = Self::current(run, uid) {
+            Self::close(id, pool, Stage::Unbonding { until, commission }, until);
+        }
+        T::WeightInfo::vacated()
+    }
+}

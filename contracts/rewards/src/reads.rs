@@ -1,0 +1,66 @@
+//! What the runtime API reads.
+
+use crate::{pallet::*, *};
+use alloc::vec::Vec;
+use frame::prelude::*;
+use pallet_registry::Seats as _;
+use protocol::{
+    RunId,
+    view::{Payslip, TreasuryView},
+};
+
+impl<T: Config> Pallet<T> {
+    /// The account of a run.
+    pub fn account(run: RunId) -> T::AccountId {
+        T::PalletId::get().into_sub_account_truncating(run.0)
+    }
+
+    /// The treasury of `run`.
+    pub fn treasury(run: RunId) -> Balance {
+        BooksOf::<T>::get(run).map_or(0, |books| books.treasury)
+    }
+
+    /// The books of a run, as clients read them.
+    pub fn treasury_view(run: RunId) -> TreasuryView {
+        let Books { funded, treasury, owner_claimable, paid, burnt } =
+            BooksOf::<T>::get(run).unwrap_or_default();
+        // By the invariant of the books, the rest is claimable.
+        let claimable = funded.saturating_sub(treasury).saturating_sub(paid).saturating_sub(burnt);
+        TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }
+    }
+
+    /// Unclaimed pay of the former seats of `coldkey`.
+    pub fn former_claimable(run: RunId, coldkey: &T::AccountId) -> Balance {
+        FormerPay::<T>::get(run, coldkey)
+    }
+
+    /// Whether a seat's pay is added to its stake.
+    pub fn pays_into_stake(run: RunId, uid: Uid) -> bool {
+        PayoutOf::<T>::get(run, uid) == Payout::Stake
+    }
+
+    /// The payslips of a seat's present holder in the last epochs, the oldest first.
+    pub fn payslips(run: RunId, uid: Uid) -> Vec<Payslip> {
+        let (Some(seat), Some(last)) = (T::Registry::seat(run, uid), LastPaid::<T>::get(run)) else {
+            return Vec::new();
+        };
+        let first = last.saturating_sub(KEPT_EPOCHS - 1);
+        (first..=last)
+            .filter_map(|epoch| {
+                let record = History::<T>::get(run, epoch % KEPT_EPOCHS)?;
+                // An epoch without a consensus leaves an older record in its place.
+                let slip = match record.slips.binary_search_by_key(&uid, |slip| slip.uid) {
+                    Ok(index) if record.epoch == epoch => record.slips.get(index)?,
+                    _ => return None,
+                };
+                (slip.registered_at == seat.registered_at).then_some(Payslip {
+                    epoch,
+                    pot: record.pot,
+                    consensus: slip.consensus,
+                    amount: slip.amount,
+                    nominators: slip.nominators,
+                })
+            })
+            .collect()
+    }
+}

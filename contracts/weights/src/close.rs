@@ -1,0 +1,245 @@
+//! Closes an epoch: from the revealed weight votes and the bonds to consensus, bonds and pay (PROT-31).
+
+use crate::{pallet::*, *};
+use alloc::collections::{BTreeMap, BTreeSet};
+use frame::prelude::*;
+use pallet_registry::{Ending, OnSeats, Seat, Seats};
+use pallet_windows::{Epochs, Member, Members};
+use protocol::{
+    RunParams,
+    consensus::{ValidatorWeights, yuma},
+};
+
+/// What goes into an epoch's consensus.
+struct Votes {
+    validators: Vec<ValidatorWeights>,
+    /// How many members of the electorate revealed a weight vote.
+    revealed: u32,
+    /// How many miners' seats there were as the epoch ended.
+    miners: u32,
+}
+
+/// Rows of bonds by validator.
+type BondRows = BTreeMap<Uid, Vec<(Uid, u32)>>;
+
+impl<T: Config> Epochs for Pallet<T> {
+    fn weights(run: RunId) -> Vec<(Uid, u16)> {
+        ConsensusWeights::<T>::get(run).into_inner()
+    }
+
+    fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
+        let Some(details) = T::Registry::run(run) else {
+            defensive!("an epoch closes in a run that exists");
+            return T::DbWeight::get().reads(1);
+        };
+        let departed = Self::take_departed(run, epoch);
+        let Votes { validators, revealed, miners } =
+            Self::votes(run, epoch, &details.params, electorate, &departed);
+        Self::clear(run, epoch);
+        let mut weight = T::WeightInfo::close(validators.len() as u32, miners);
+        let next = epoch.saturating_add(1);
+        let Some(consensus) = yuma(&validators) else {
+            let unchanged = validators.iter().map(|row| (row.validator, row.bonds.as_slice()));
+            Self::put_bonds(run, next, &departed, unchanged);
+            Self::deposit_event(Event::NoConsensus { run, epoch, ballots: revealed });
+            return weight;
+        };
+        Self::put_consensus(run, &consensus, &departed);
+        let moved = validators.iter().map(|row| {
+            let bonds = consensus.bonds.binary_search_by_key(&row.validator, |(uid, _)| *uid);
+            let bonds = bonds.ok().and_then(|place| consensus.bonds.get(place));
+            (row.validator, bonds.map_or(&[][..], |(_, bonds)| bonds.as_slice()))
+        });
+        Self::put_bonds(run, next, &departed, moved);
+        let seats = consensus.weights.len() as u32;
+        Self::deposit_event(Event::ConsensusReached { run, epoch, ballots: revealed, seats });
+        weight.saturating_accrue(T::Payroll::pay(run, epoch, &consensus, &departed));
+        weight
+    }
+}
+
+impl<T: Config> Pallet<T> {
+    /// The weight votes and bonds of the electorate, and the bonds of validators outside it.
+    fn votes(
+        run: RunId,
+        epoch: u32,
+        params: &RunParams,
+        electorate: &[Member],
+        departed: &[Departed<T::AccountId>],
+    ) -> Votes {
+        let miners = Self::miners_of(run, epoch, params, departed);
+        let mut bonds = Self::bonds_before(run, epoch, params, &miners);
+
+        // A seat's new holder has no vote on an epoch before its time. A former holder has the vote that it revealed.
+        let stayed = electorate.iter().filter(|member| departed_of(departed, member.uid).is_none()).copied();
+        let left = departed
+            .iter()
+            .filter(|departed| Ballots::<T>::contains_key((run, epoch), departed.seat.uid))
+            .filter_map(|departed| departed.member);
+        let mut revealed = 0u32;
+        let mut validators = Vec::with_capacity(electorate.len());
+        for member in stayed.chain(left) {
+            // A validator that was absent all epoch has no vote and earns nothing; its stake still counts (PROT-3).
+            let vote = Ballots::<T>::get((run, epoch), member.uid).filter(|_| member.attested);
+            revealed = revealed.saturating_add(u32::from(vote.is_some()));
+            let mut weights = vote.map(BoundedVec::into_inner).unwrap_or_default();
+            weights.retain(|(uid, _)| miners.contains_key(uid));
+            validators.push(ValidatorWeights {
+                validator: member.uid,
+                stake: member.stake,
+                weights,
+                bonds: bonds.remove(&member.uid).unwrap_or_default(),
+                earns: member.dissents == 0 && !member.silent,
+            });
+        }
+        // A validator outside the electorate has no vote, and its bonds decay.
+        validators.extend(bonds.into_iter().map(|(validator, bonds)| ValidatorWeights {
+            validator,
+            stake: 0,
+            weights: Vec::new(),
+            bonds,
+            earns: false,
+        }));
+        Votes { validators, revealed, miners: miners.len() as u32 }
+    }
+
+    /// The miners' seats as `epoch` ended, with their first window. A later holder did none of the epoch's work.
+    fn miners_of(
+        run: RunId,
+        epoch: u32,
+        params: &RunParams,
+        departed: &[Departed<T::AccountId>],
+    ) -> BTreeMap<Uid, Window> {
+        let end = after_epoch(params, epoch);
+        let present = T::Registry::roster(run).into_iter().map(|(uid, entry)| (uid, entry.role, entry.since));
+        present
+            .filter(|(_, _, since)| *since < end)
+            .chain(departed.iter().map(|departed| (departed.seat.uid, departed.role, departed.since)))
+            .filter(|(_, role, _)| *role == Role::Miner)
+            .map(|(uid, _, since)| (uid, since))
+            .collect()
+    }
+
+    /// The bonds that the epoch before left, to seats that were held as it ended.
+    fn bonds_before(run: RunId, epoch: u32, params: &RunParams, miners: &BTreeMap<Uid, Window>) -> BondRows {
+        let before = epoch.checked_sub(1).map_or(Window(0), |before| after_epoch(params, before));
+        let rows = BondsOf::<T>::iter_prefix(run);
+        rows.map(|(validator, row)| {
+            let mut row = row.into_inner();
+            row.retain(|(uid, _)| miners.get(uid).is_some_and(|since| *since < before));
+            (validator, row)
+        })
+        .collect()
+    }
+
+    /// Stores the consensus on the seats that still have their holders.
+    fn put_consensus(run: RunId, consensus: &Consensus, departed: &[Departed<T::AccountId>]) {
+        let is_present = |uid: &Uid| departed_of(departed, *uid).is_none();
+        let weights = consensus.weights.iter().filter(|(uid, _)| is_present(uid)).copied().collect();
+        // Neither list is longer than the number of seats.
+        ConsensusWeights::<T>::insert(run, SeatWeights::<T>::truncate_from(weights));
+        let mut seats = consensus.seats();
+        seats.retain(|(uid, _)| is_present(uid));
+        Standings::<T>::insert(run, BoundedVec::truncate_from(seats));
+    }
+
+    /// Stores the validators' `rows` of bonds for the epoch `next`. Drops the bonds of and to seats that departed, unless
+    /// the seat was held to the end of `next` too, which then awaits its own close.
+    fn put_bonds<'a>(
+        run: RunId,
+        next: u32,
+        departed: &[Departed<T::AccountId>],
+        rows: impl Iterator<Item = (Uid, &'a [(Uid, u32)])>,
+    ) {
+        let is_over = |uid: &Uid| {
+            departed_of(departed, *uid).is_some_and(|departed| {
+                DepartedOf::<T>::get((run, next), uid).is_none_or(|then| then.seat != departed.seat)
+            })
+        };
+        let over: BTreeSet<Uid> = departed.iter().map(|departed| departed.seat.uid).filter(is_over).collect();
+        for (validator, row) in rows {
+            let row: Vec<(Uid, u32)> = row.iter().filter(|(uid, _)| !over.contains(uid)).copied().collect();
+            if row.is_empty() || over.contains(&validator) {
+                BondsOf::<T>::remove(run, validator);
+            } else {
+                BondsOf::<T>::insert(run, validator, SeatBonds::<T>::truncate_from(row));
+            }
+        }
+    }
+
+    /// Takes the seats that held out `epoch` and have departed, in uid order.
+    fn take_departed(run: RunId, epoch: u32) -> Vec<Departed<T::AccountId>> {
+        let mut departed: Vec<_> =
+            DepartedOf::<T>::drain_prefix((run, epoch)).map(|(_, departed)| departed).collect();
+        departed.sort_unstable_by_key(|departed| departed.seat);
+        departed
+    }
+
+    /// Removes the epoch's commitments and votes, and reports the commitments that were not revealed.
+    fn clear(run: RunId, epoch: u32) {
+        let mut not_revealed: Vec<Uid> =
+            Commits::<T>::drain_prefix((run, epoch)).map(|(uid, _)| uid).collect();
+        not_revealed.sort_unstable();
+        for validator in not_revealed {
+            Self::deposit_event(Event::NotRevealed { run, epoch, validator });
+        }
+        let _ = Ballots::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+    }
+}
+
+impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
+    /// Remembers the seat for the epochs that it held out and that are not closed, and clears the rest.
+    fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
+        let Some(details) = T::Registry::run(run) else {
+            defensive!("a seat belongs to a run that exists");
+            return T::DbWeight::get().reads(1);
+        };
+        let (params, window) = (details.params, ending.window);
+        ConsensusWeights::<T>::mutate_extant(run, |weights| weights.retain(|(other, _)| *other != uid));
+        Standings::<T>::mutate_extant(run, |seats| seats.retain(|(other, _)| *other != uid));
+        let current = window.epoch(params.epoch_windows);
+        let mut awaits_pay = false;
+        // As an epoch's first window opens, the epoch before the previous one may still be open.
+        for epoch in current.saturating_sub(2)..=current {
+            if seat.role == Role::Validator {
+                Commits::<T>::remove((run, epoch), uid);
+            }
+            let end = after_epoch(&params, epoch);
+            if seat.since < end && end <= window && window <= closes_at(&params, epoch) {
+                let departed = Departed {
+                    seat: seat.id(uid),
+                    since: seat.since,
+                    role: seat.role,
+                    coldkey: seat.coldkey.clone(),
+                    stake: seat.stake,
+                    member: match seat.role {
+                        Role::Miner => None,
+                        Role::Validator => T::Members::member(run, uid, epoch),
+                    },
+                };
+                DepartedOf::<T>::insert((run, epoch), uid, departed);
+                awaits_pay = true;
+            }
+        }
+        if seat.role == Role::Validator && !awaits_pay {
+            BondsOf::<T>::remove(run, uid);
+        }
+        T::WeightInfo::vacated()
+    }
+}
+
+/// The departed seat of `uid`. `departed` is in uid order.
+fn departed_of<AccountId>(departed: &[Departed<AccountId>], uid: Uid) -> Option<&Departed<AccountId>> {
+    let place = departed.binary_search_by_key(&uid, |departed| departed.seat.uid).ok()?;
+    departed.get(place)
+}
+
+/// The first window after `epoch`.
+pub(crate) fn after_epoch(params: &RunParams, epoch: u32) -> Window {
+    Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows))
+}
+
+/// The window at whose opening `epoch` closes. Weight votes are revealed before it.
+pub(crate) fn closes_at(params: &RunParams, epoch: u32) -> Window {
+    Window(after_epoch(params, epoch).0.saturating_add(params.reveal_windows))
+}

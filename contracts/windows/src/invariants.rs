@@ -1,0 +1,158 @@
+//! What must hold at every block.
+
+use crate::{Progress, pallet::*};
+use alloc::vec::Vec;
+use frame::prelude::*;
+use pallet_registry::Seats;
+use protocol::{
+    Digest, Role, RunId, RunParams, Terms, Uid, Window, lineage, select::Selected, view::Outcome,
+};
+
+impl<T: Config> Pallet<T> {
+    /// Checks what must hold at every block.
+    ///
+    /// # Errors
+    /// Names what does not hold.
+    pub fn check_invariants() -> Result<(), &'static str> {
+        for (run, progress) in ProgressOf::<T>::iter() {
+            let details = T::Registry::run(run).ok_or("a run with progress does not exist")?;
+            Self::check_schedule(run, &details.params, &progress)?;
+            let Some(open) = progress.window else {
+                continue;
+            };
+            Self::check_epochs(run, open.epoch(details.params.epoch_windows))?;
+            Self::check_windows(run, &details.params, &details.terms, &progress, open)?;
+        }
+        Ok(())
+    }
+
+    /// A run has one scheduled task, and a task that is late is in the backlog.
+    fn check_schedule(run: RunId, params: &RunParams, progress: &Progress) -> Result<(), &'static str> {
+        let entries: usize =
+            Agenda::<T>::iter_values().map(|due| due.iter().filter(|id| **id == run).count()).sum();
+        if entries != 1 || !Agenda::<T>::get(progress.next_step).contains(&run) {
+            return Err("a run has not exactly one scheduled task, at its next block");
+        }
+        match Backlog::<T>::get() {
+            None if progress.next_step <= Self::now() => Err("a delayed task is not in the backlog"),
+            None if progress.window != params.schedule.window_at(Self::now()) => {
+                Err("the last opened window is not the open one")
+            }
+            Some(late) if progress.next_step < late => Err("a task is scheduled before the backlog"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Minority votes and participation are kept for epochs that are still to close, of validators only.
+    fn check_epochs(run: RunId, open: u32) -> Result<(), &'static str> {
+        let is_closed = |epoch: u32| epoch.saturating_add(2) < open;
+        if Dissents::<T>::iter_keys().any(|((id, epoch), _)| id == run && is_closed(epoch)) {
+            return Err("minority votes of a closed epoch are stored");
+        }
+        for (epoch, participation) in Turnouts::<T>::iter_prefix(run) {
+            if is_closed(epoch) {
+                return Err("the participation of a closed epoch is stored");
+            }
+            if !participation.windows(2).all(|pair| pair[0].0 < pair[1].0) {
+                return Err("an epoch's participation is not in uid order");
+            }
+            let is_validator =
+                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
+            if !participation.iter().all(|(uid, _)| is_validator(*uid)) {
+                return Err("an epoch's participation names a seat that is not a validator's");
+            }
+        }
+        Ok(())
+    }
+
+    /// The stored windows are the last ones, and each begins where the one before ended.
+    fn check_windows(
+        run: RunId,
+        params: &RunParams,
+        terms: &Terms,
+        progress: &Progress,
+        open: Window,
+    ) -> Result<(), &'static str> {
+        let stored = open.0.saturating_sub(T::KeptWindows::get().saturating_sub(1))..=open.0;
+        // The oldest is pruned one task after the newest has opened.
+        let surplus = Records::<T>::iter_key_prefix(run).count().checked_sub(stored.clone().count());
+        if surplus.is_none_or(|surplus| surplus > 1) {
+            return Err("a window is stored too long or was pruned too early");
+        }
+        let mut expected: Option<(u64, Digest)> = None;
+        for window in stored.map(Window) {
+            let record = Records::<T>::get(run, window).ok_or("a window is missing")?;
+            Self::check_record(run, window, &record)?;
+            if window == open && record.electorate.len() > usize::from(terms.electorate_max) {
+                return Err("the electorate is larger than the run allows");
+            }
+            if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
+                return Err("a window does not begin where the one before it ended");
+            }
+            if window < open && record.outcome.is_none() {
+                return Err("a window is over and not finalised");
+            }
+            let assigned = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
+            let after = match record.outcome {
+                Some(Outcome::Merged(vote)) => lineage::next(&record.lineage, &vote.update),
+                _ => record.lineage,
+            };
+            expected = Some((record.cursor.saturating_add(assigned), after));
+        }
+        if expected != Some((progress.cursor, progress.lineage)) {
+            return Err("the run's progress is not where the open window leaves it");
+        }
+        Ok(())
+    }
+
+    fn check_record(run: RunId, window: Window, record: &Record<T>) -> Result<(), &'static str> {
+        let key = (run, window);
+        let in_uid_order = record.slots.windows(2).all(|pair| pair[0] < pair[1])
+            && record.electorate.windows(2).all(|pair| pair[0].0 < pair[1].0)
+            && record.weights.windows(2).all(|pair| pair[0].0 < pair[1].0);
+        if !in_uid_order {
+            return Err("a window's seats are not in uid order");
+        }
+        let times = TimesCommitted::<T>::get(run, window);
+        let counted: Vec<Uid> =
+            (record.slots.iter().zip(&times)).filter(|(_, times)| **times > 0).map(|(uid, _)| *uid).collect();
+        let mut committed: Vec<Uid> = Commitments::<T>::iter_key_prefix(key).collect();
+        committed.sort_unstable();
+        if committed != counted {
+            return Err("the commitments are not those counted by slot");
+        }
+        Self::check_votes(key, record)?;
+        if record.outcome.is_none() && Receipts::<T>::iter_key_prefix(key).next().is_some() {
+            return Err("a window has receipts before it is finalised");
+        }
+        if let Some(choice) = &record.selection {
+            let ascends = choice.selected.windows(2).all(|pair| pair[0].uid < pair[1].uid);
+            let is_valid = |seat: &Selected| {
+                choice.valid.binary_search(&seat.uid).is_ok()
+                    && Commitments::<T>::get(key, seat.uid) == Some(seat.digest)
+            };
+            if !ascends || !choice.selected.iter().all(is_valid) {
+                return Err("a selected contribution was not committed or not valid");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_votes(key: (RunId, Window), record: &Record<T>) -> Result<(), &'static str> {
+        let decides = |uid: &Uid| record.electorate.binary_search_by_key(uid, |(member, _)| *member).is_ok();
+        if Votes::<T>::iter_key_prefix(key).any(|uid| !decides(&uid)) {
+            return Err("a vote is from a validator outside the electorate");
+        }
+        if HiddenVotes::<T>::iter_key_prefix(key).any(|uid| !decides(&uid)) {
+            return Err("the commitment of a vote is from a validator outside the electorate");
+        }
+        let revealed_too = HiddenVotes::<T>::iter_key_prefix(key)
+            .any(|uid| Votes::<T>::contains_key(key, uid))
+            || HiddenAttestations::<T>::iter_key_prefix(key)
+                .any(|uid| Attestations::<T>::contains_key(key, uid));
+        if revealed_too {
+            return Err("a revealed attestation or vote still has its commitment");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,529 @@
+//! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
+
+use crate::{
+    Epochs, Member, Members, Presence, WeightInfo,
+    electorate::{self, Bonded, Electorate},
+    pallet::*,
+    tally,
+};
+use alloc::vec::Vec;
+use frame::prelude::*;
+use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
+use protocol::{
+    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
+    select::{self, Candidate},
+    view::{Checkpoint, Outcome, VoidReason, Vote},
+};
+
+/// The last offsets in a window at which calls are in time, reveals included.
+pub(crate) struct Deadlines {
+    commit_by: u32,
+    /// Equals `attest_by` in a run without commit–reveal.
+    pub attest_revealed_by: u32,
+    /// Equals `vote_by` in a run without commit–reveal.
+    pub vote_revealed_by: u32,
+    blocks_per_window: u32,
+}
+
+/// A task, scheduled at an offset of a window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Task {
+    Open,
+    RecordOpeningHash,
+    RecordEvaluationHash,
+    Select,
+    Finalise,
+}
+
+impl Deadlines {
+    pub fn of(params: &RunParams) -> Deadlines {
+        let Schedule { commit_by, attest_by, vote_by, blocks_per_window, .. } = params.schedule;
+        Deadlines {
+            commit_by,
+            attest_revealed_by: attest_by.saturating_add(params.hidden_blocks),
+            vote_revealed_by: vote_by.saturating_add(params.hidden_blocks),
+            blocks_per_window,
+        }
+    }
+
+    /// The tasks after a window's opening, in order. If votes end with the window's last block, the next window's opening
+    /// does the last one.
+    fn tasks(&self) -> [(u32, Task); 4] {
+        [
+            (1, Task::RecordOpeningHash),
+            (self.commit_by.saturating_add(2), Task::RecordEvaluationHash),
+            (self.attest_revealed_by.saturating_add(1), Task::Select),
+            (self.vote_revealed_by.saturating_add(1), Task::Finalise),
+        ]
+    }
+
+    fn task_at(&self, offset: u32) -> Option<Task> {
+        if offset == 0 {
+            return Some(Task::Open);
+        }
+        self.tasks().into_iter().find(|(at, _)| *at == offset).map(|(_, task)| task)
+    }
+
+    /// The offset of the first task after `offset`; `None` if that is the next window's opening.
+    fn task_after(&self, offset: u32) -> Option<u32> {
+        self.tasks().into_iter().map(|(at, _)| at).find(|at| *at > offset && *at < self.blocks_per_window)
+    }
+}
+
+impl<T: Config> Pallet<T> {
+    /// Runs the task that `run` has at block `at`, now or earlier, and schedules the next one.
+    pub(crate) fn run_task(run: RunId, at: Block) -> Weight {
+        let Some(Run { params, .. }) = T::Registry::run(run) else {
+            defensive!("a run with a scheduled task exists: none is ever removed");
+            return T::DbWeight::get().reads(1);
+        };
+        let schedule = params.schedule;
+        let Some((window, offset)) = schedule.locate(at) else {
+            defensive!("a run's first task is at its start");
+            return T::DbWeight::get().reads(1);
+        };
+        let deadlines = Deadlines::of(&params);
+        let mut weight = T::WeightInfo::task();
+        match deadlines.task_at(offset) {
+            Some(Task::Open) => {
+                // If votes end with a window's last block, the window is finalised here.
+                if let Some(previous) = window.previous() {
+                    weight.saturating_accrue(Self::finalise(run, previous, &params));
+                }
+                weight.saturating_accrue(T::Registry::window_opens(run, window));
+                weight.saturating_accrue(Self::open(run, window));
+            }
+            Some(Task::RecordOpeningHash) => {
+                weight
+                    .saturating_accrue(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
+                    weight.saturating_accrue(Self::prune(run, Window(oldest)));
+                }
+            }
+            Some(Task::RecordEvaluationHash) => {
+                weight.saturating_accrue(Self::record_hash(run, window, at, |record| {
+                    &mut record.evaluation_hash
+                }));
+            }
+            Some(Task::Select) => weight.saturating_accrue(Self::select(run, window, &params)),
+            Some(Task::Finalise) => weight.saturating_accrue(Self::finalise(run, window, &params)),
+            None => {
+                defensive!("a run's scheduled block is that of a task");
+            }
+        }
+        let next = match deadlines.task_after(offset) {
+            Some(next) => Block(schedule.opens_at(window).0.saturating_add(next)),
+            None => schedule.opens_at(window.next()),
+        };
+        Self::schedule_next_task(run, next);
+        weight
+    }
+
+    /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and closes
+    /// the epoch whose weights are revealed by now.
+    pub(crate) fn open(run: RunId, window: Window) -> Weight {
+        let (Some(details), Some(mut progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+            defensive!("run and progress exist since the run was created");
+            return T::DbWeight::get().reads(2);
+        };
+        let Run { params, terms, stopped, .. } = details;
+        let mut roster = T::Registry::roster(run);
+        // A seat registered while this task was late counts from the next window.
+        roster.retain(|(_, entry)| entry.since <= window);
+        let of_role = |role: Role| -> Vec<Uid> {
+            roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
+        };
+        let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
+        let mut weight = T::WeightInfo::open(miners.len() as u32, validators.len() as u32);
+
+        // A stopped run assigns no data, so that none is spent.
+        let slots = if stopped { Vec::new() } else { miners };
+        let bonded = Self::bonded(run, window, &terms, &validators);
+        let electorate = electorate::choose(&terms, window, &bonded);
+        let paused = stopped || !electorate.has_quorum(terms.quorum);
+
+        if let Some(epoch) = closed_epoch(window, &params) {
+            weight.saturating_accrue(Self::close_epoch(run, epoch, &params, &electorate.members, &bonded));
+        }
+
+        let record = Record {
+            opening_hash: None,
+            evaluation_hash: None,
+            cursor: progress.cursor,
+            lineage: progress.lineage,
+            weights: BoundedVec::truncate_from(T::Epochs::weights(run)),
+            slots: BoundedVec::truncate_from(slots),
+            electorate: BoundedVec::truncate_from(electorate.members.clone()),
+            paused,
+            selection: None,
+            outcome: None,
+        };
+        Self::deposit_event(Event::WindowOpened {
+            run,
+            window,
+            slots: record.slots.len() as u32,
+            electorate: record.electorate.len() as u32,
+            cursor: record.cursor,
+            lineage: record.lineage,
+        });
+        let Electorate { stake: electorate_stake, bonded_stake, .. } = electorate;
+        match (progress.paused, paused) {
+            (false, true) if stopped => Self::deposit_event(Event::Stopped { run, window }),
+            (false, true) => {
+                Self::deposit_event(Event::Paused { run, window, electorate_stake, bonded_stake })
+            }
+            (true, false) => Self::deposit_event(Event::Resumed { run, window }),
+            _ => {}
+        }
+
+        let assigned = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
+        progress.cursor = progress.cursor.saturating_add(assigned);
+        progress.window = Some(window);
+        progress.paused = paused;
+        ProgressOf::<T>::insert(run, progress);
+        Records::<T>::insert(run, window, record);
+        weight
+    }
+
+    /// Closes `epoch` with the electorate of the window that opens, and clears what was counted for the epoch.
+    fn close_epoch(
+        run: RunId,
+        epoch: u32,
+        params: &RunParams,
+        electorate: &[(Uid, u128)],
+        bonded: &[Bonded],
+    ) -> Weight {
+        let participation = Turnouts::<T>::take(run, epoch);
+        let members: Vec<Member> = electorate
+            .iter()
+            .map(|&(uid, stake)| {
+                let presence =
+                    bonded.iter().find(|validator| validator.uid == uid).map(|bonded| bonded.presence);
+                member_of::<T>(run, epoch, params, uid, stake, presence, &participation)
+            })
+            .collect();
+        for Member { uid, .. } in members.iter().filter(|member| member.silent) {
+            Self::deposit_event(Event::NeverVoted { run, epoch, uid: *uid });
+        }
+        // A count of minority votes for each member, and the participation.
+        let touched = (members.len() as u64).saturating_add(1);
+        let weight = T::DbWeight::get().reads_writes(touched, touched);
+        let closing = T::Epochs::close(run, epoch, &members);
+        let _ = Dissents::<T>::clear_prefix((run, epoch), T::MaxSeats::get(), None);
+        weight.saturating_add(closing)
+    }
+
+    /// Validators with the minimum stake of their own, in uid order, with their total stake and presence. Records the
+    /// presence of validators that it sees for the first time.
+    fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
+        validators
+            .iter()
+            .filter_map(|uid| Some((uid, T::Registry::seat(run, *uid)?)))
+            .filter(|(_, seat)| seat.stake >= terms.validator_stake_min)
+            .map(|(uid, seat)| {
+                let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
+                    let presence = Presence { since: window, last_attested: None, epoch_before: None };
+                    PresenceOf::<T>::insert(run, uid, presence);
+                    presence
+                });
+                let stake = seat.stake.saturating_add(T::Nominations::behind(run, *uid));
+                Bonded { uid: *uid, stake, presence }
+            })
+            .collect()
+    }
+
+    /// Records the hash of the block before `at` (PROT-2). A task that runs after the chain has pruned the hash records
+    /// none, and the window is void.
+    pub(crate) fn record_hash(
+        run: RunId,
+        window: Window,
+        at: Block,
+        place: impl FnOnce(&mut Record<T>) -> &mut Option<Digest>,
+    ) -> Weight {
+        let number: BlockNumberFor<T> = at.0.saturating_sub(1).into();
+        let hash = frame_system::Pallet::<T>::block_hash(number);
+        Records::<T>::mutate(run, window, |record| {
+            if let Some(record) = record {
+                *place(record) = (hash != T::Hash::default()).then_some(Digest(hash.0));
+            }
+        });
+        T::WeightInfo::record_hash()
+    }
+
+    /// Counts the attestations and selects the contributions to merge (PROT-14, 16).
+    pub(crate) fn select(run: RunId, window: Window, params: &RunParams) -> Weight {
+        let Some(mut record) = Records::<T>::get(run, window) else {
+            defensive!("an open window has a record");
+            return T::DbWeight::get().reads(1);
+        };
+        let commitments = Self::commitments(run, window, &record);
+        let attestations: Vec<(u128, Verdicts<T>)> = record
+            .electorate
+            .iter()
+            .filter_map(|(uid, stake)| Some((*stake, Attestations::<T>::get((run, window), uid)?)))
+            .collect();
+        let total = tally::total(&record.electorate);
+        let committed: Vec<Uid> = commitments.iter().map(|(uid, _)| *uid).collect();
+        let found = tally::verdicts(
+            &committed,
+            attestations.iter().map(|(stake, verdicts)| (*stake, verdicts.as_slice())),
+            total,
+        );
+
+        // Before the first consensus no seat has a weight. If seats aged out of being newcomers meanwhile, a run whose
+        // validators came late could never merge again: so every seat counts as a newcomer.
+        let everyone_is_new = record.weights.is_empty();
+        // Seats do not change within a window, so the roster is that of the opening.
+        let roster = if everyone_is_new { Vec::new() } else { T::Registry::roster(run) };
+        let candidates: Vec<Candidate> = commitments
+            .iter()
+            .filter(|(uid, _)| found.valid.binary_search(uid).is_ok())
+            .map(|&(uid, digest)| Candidate {
+                uid,
+                digest,
+                weight: weight_of(&record.weights, uid),
+                windows_since_registration: match everyone_is_new {
+                    true => 0,
+                    false => age(&roster, uid, window, &params.schedule),
+                },
+            })
+            .collect();
+        let selected = match record.opening_hash {
+            Some(hash) if !record.paused => {
+                let seed = assign::seed(assign::domain::SELECT, run, window, &hash);
+                select::select(params, &seed, &candidates)
+            }
+            _ => Vec::new(),
+        };
+
+        Self::deposit_event(Event::SelectionFixed {
+            run,
+            window,
+            selected: selected.len() as u32,
+            valid: found.valid.len() as u32,
+            faulty: found.faulty.len() as u32,
+        });
+        let weight = T::WeightInfo::select(record.slots.len() as u32, record.electorate.len() as u32);
+        record.selection = Some(Choice {
+            selected: BoundedVec::truncate_from(selected),
+            valid: BoundedVec::truncate_from(found.valid),
+            faulty: BoundedVec::truncate_from(found.faulty),
+        });
+        Records::<T>::insert(run, window, record);
+        weight
+    }
+
+    /// Counts the votes and records the window's outcome (PROT-19, 20). Does nothing to a finalised window.
+    pub(crate) fn finalise(run: RunId, window: Window, params: &RunParams) -> Weight {
+        let (Some(mut record), Some(mut progress)) =
+            (Records::<T>::get(run, window), ProgressOf::<T>::get(run))
+        else {
+            defensive!("an open window has a record");
+            return T::DbWeight::get().reads(2);
+        };
+        if record.outcome.is_some() {
+            return T::DbWeight::get().reads(2);
+        }
+        let votes: Vec<(Uid, u128, Vote)> = record
+            .electorate
+            .iter()
+            .filter_map(|(uid, stake)| Some((*uid, *stake, Votes::<T>::get((run, window), uid)?)))
+            .collect();
+        let agreed = tally::agreed(
+            votes.iter().map(|(_, stake, vote)| (*stake, *vote)),
+            tally::total(&record.electorate),
+        );
+        let selected_none = record.selection.as_ref().is_none_or(|selection| selection.selected.is_empty());
+        let outcome = match agreed {
+            _ if record.paused => Outcome::Void(VoidReason::Paused),
+            _ if selected_none => Outcome::Void(VoidReason::TooFewContributions),
+            Some(vote) => Outcome::Merged(vote),
+            None => Outcome::Void(VoidReason::NoAgreement),
+        };
+        if let Outcome::Merged(agreed) = outcome {
+            progress.lineage = lineage::next(&progress.lineage, &agreed.update);
+            Self::record_minority_votes(run, window, params, &votes, &agreed);
+            Turnouts::<T>::mutate(run, window.epoch(params.epoch_windows), |participation| {
+                let voters = votes.iter().map(|(uid, ..)| *uid);
+                let now = tally::participation(participation, &record.electorate, voters);
+                // No longer than the number of seats: `vacated` removes a seat that leaves.
+                *participation = Participation::<T>::truncate_from(now);
+            });
+        }
+        Self::deposit_event(Event::WindowFixed { run, window, outcome, lineage: progress.lineage });
+        if let Outcome::Merged(Vote { state_root: Some(state_root), .. }) = outcome {
+            let checkpoint = Checkpoint { window: window.next(), state_root, lineage: progress.lineage };
+            debug_assert!(params.is_checkpoint(window), "only checkpoint windows have a state root");
+            progress.checkpoint = Some(checkpoint);
+            Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
+        }
+
+        let weight = T::WeightInfo::finalise(record.electorate.len() as u32);
+        record.outcome = Some(outcome);
+        Records::<T>::insert(run, window, record);
+        ProgressOf::<T>::insert(run, progress);
+        weight
+    }
+
+    /// Counts the minority votes: those for another update than two thirds voted. Each costs its validator the epoch's
+    /// dividends (PROT-19).
+    ///
+    /// A network fault cannot cause one. The update is a function of the selection and of bytes named by their digests: a
+    /// validator that lacks any of them computes no update and votes none. A late or missing vote is not counted here.
+    fn record_minority_votes(
+        run: RunId,
+        window: Window,
+        params: &RunParams,
+        votes: &[(Uid, u128, Vote)],
+        agreed: &Vote,
+    ) {
+        let epoch = window.epoch(params.epoch_windows);
+        for (uid, _, vote) in votes.iter().filter(|(_, _, vote)| vote.update != agreed.update) {
+            Dissents::<T>::mutate((run, epoch), uid, |count| *count = count.saturating_add(1));
+            Self::deposit_event(Event::Dissented { run, window, uid: *uid, update: vote.update });
+        }
+    }
+
+    /// Removes a window and everything stored for it. Each map has at most one entry per seat, `Punished` one per seat and
+    /// statement kind.
+    pub(crate) fn prune(run: RunId, window: Window) -> Weight {
+        let key = (run, window);
+        let limit = T::MaxSeats::get();
+        Records::<T>::remove(run, window);
+        TimesCommitted::<T>::remove(run, window);
+        let removed = [
+            Commitments::<T>::clear_prefix(key, limit, None).unique,
+            Salts::<T>::clear_prefix(key, limit, None).unique,
+            Attestations::<T>::clear_prefix(key, limit, None).unique,
+            Votes::<T>::clear_prefix(key, limit, None).unique,
+            HiddenAttestations::<T>::clear_prefix(key, limit, None).unique,
+            HiddenVotes::<T>::clear_prefix(key, limit, None).unique,
+            Receipts::<T>::clear_prefix(key, limit, None).unique,
+            Punished::<T>::clear_prefix(key, limit.saturating_mul(3), None).unique,
+        ];
+        T::WeightInfo::prune(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
+    }
+
+    /// The window's commitments, in uid order.
+    pub(crate) fn commitments(run: RunId, window: Window, record: &Record<T>) -> Vec<(Uid, Digest)> {
+        let times = TimesCommitted::<T>::get(run, window);
+        let committed = |(slot, uid): (usize, &Uid)| {
+            if times.get(slot).is_none_or(|times| *times == 0) {
+                return None;
+            }
+            Some((*uid, Commitments::<T>::get((run, window), uid)?))
+        };
+        record.slots.iter().enumerate().filter_map(committed).collect()
+    }
+}
+
+impl<T: Config> OnRunCreated<T::AccountId> for Pallet<T> {
+    fn run_created(run: RunId, details: &Run<T::AccountId>) -> DispatchResult {
+        let start = details.params.schedule.start;
+        ProgressOf::<T>::insert(
+            run,
+            crate::Progress {
+                window: None,
+                cursor: 0,
+                lineage: lineage::genesis(&details.params, &details.manifest, &details.theta0),
+                checkpoint: None,
+                paused: false,
+                next_step: start,
+            },
+        );
+        Self::schedule_next_task(run, start);
+        Ok(())
+    }
+}
+
+/// A validator as an epoch's close counts it.
+fn member_of<T: Config>(
+    run: RunId,
+    epoch: u32,
+    params: &RunParams,
+    uid: Uid,
+    stake: u128,
+    presence: Option<Presence>,
+    participation: &[(Uid, bool)],
+) -> Member {
+    let attested = presence.is_some_and(|presence| presence.attested_in(epoch, params.epoch_windows));
+    let present_throughout =
+        presence.is_some_and(|presence| presence.present_throughout(epoch, params.epoch_windows));
+    let silent = present_throughout && tally::is_inactive(participation, uid);
+    Member { uid, stake, attested, dissents: Dissents::<T>::get((run, epoch), uid), silent }
+}
+
+impl<T: Config> Members for Pallet<T> {
+    fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member> {
+        let params = T::Registry::run(run)?.params;
+        let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
+        let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
+        let (_, stake) = *electorate.get(place)?;
+        let (presence, participation) = (PresenceOf::<T>::get(run, uid), Turnouts::<T>::get(run, epoch));
+        Some(member_of::<T>(run, epoch, &params, uid, stake, presence, &participation))
+    }
+}
+
+impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
+    /// Clears what was counted for the former holder: presence, minority votes, participation, and its salt.
+    fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
+        PresenceOf::<T>::remove(run, uid);
+        let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+            return T::DbWeight::get().reads_writes(2, 1);
+        };
+        // Called before the next window opens, for which the salt is.
+        let next = progress.window.map_or(Window(0), |window| window.next());
+        Salts::<T>::remove((run, next), uid);
+        let epoch = progress.window.map_or(0, |window| window.epoch(details.params.epoch_windows));
+        for epoch in epoch.saturating_sub(1)..=epoch {
+            Dissents::<T>::remove((run, epoch), uid);
+            Turnouts::<T>::mutate_exists(run, epoch, |participation| {
+                if let Some(participation) = participation {
+                    participation.retain(|(other, _)| *other != uid);
+                }
+            });
+        }
+        T::DbWeight::get().reads_writes(4, 6)
+    }
+}
+
+/// The epoch that closes as `window` opens, if any: its weights are revealed by then (PROT-30).
+pub(crate) fn closed_epoch(window: Window, params: &RunParams) -> Option<u32> {
+    let since = window.0.checked_sub(params.reveal_windows)?;
+    let begun = since.checked_div(params.epoch_windows)?;
+    if since.checked_rem(params.epoch_windows)? != 0 {
+        return None;
+    }
+    begun.checked_sub(1)
+}
+
+/// Windows since the seat was registered.
+fn age(roster: &[(Uid, Entry)], uid: Uid, window: Window, schedule: &Schedule) -> u32 {
+    let place = roster.binary_search_by_key(&uid, |(seat, _)| *seat);
+    let entry = place.ok().and_then(|place| roster.get(place));
+    let registered = entry.and_then(|(_, entry)| schedule.window_at(entry.registered_at));
+    window.0.saturating_sub(registered.map_or(0, |registered| registered.0))
+}
+
+fn weight_of(weights: &[(Uid, u16)], uid: Uid) -> u16 {
+    weights.binary_search_by_key(&uid, |(seat, _)| *seat).map_or(0, |index| weights[index].1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_epoch_closes_after_its_reveal_windows() {
+        let params = RunParams { epoch_windows: 5, reveal_windows: 2, ..RunParams::default() };
+        let closings = |params: RunParams| -> Vec<(u32, u32)> {
+            (0..20).filter_map(|window| Some((window, closed_epoch(Window(window), &params)?))).collect()
+        };
+        assert_eq!(closings(params), [(7, 0), (12, 1), (17, 2)]);
+        assert_eq!(closings(RunParams { reveal_windows: 5, ..params }), [(10, 0), (15, 1)]);
+        assert_eq!(
+            closings(RunParams { epoch_windows: 1, reveal_windows: 1, ..params })[..3],
+            [(2, 0), (3, 1), (4, 2)]
+        );
+    }
+}

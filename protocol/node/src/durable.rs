@@ -1,0 +1,483 @@
+//! Large files that a node must not lose: streamed out and in, with a digest at their end, and the last good one kept.
+//!
+//! ```text
+//! write a temporary file ── sync ── NAME becomes NAME.before ── the temporary file becomes NAME ── sync the directory
+//! ```
+//!
+//! Killed anywhere on the way, a node finds a whole file under one of the two names. A file that is damaged, whatever did it, is moved to
+//! `NAME.damaged`, said, and the one before it is read instead: never both silently and never a part of either.
+
+use crate::files::{FileError, is_full, sync_directory, with_need};
+use codec::{Compact, Decode as _, Encode as _, IoReader};
+use protocol::Digest;
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Read, Write},
+    path::{Path, PathBuf},
+};
+
+/// Bytes read, hashed and written at a time.
+const PIECE: usize = 1 << 20;
+/// Bytes of the digest at a file's end.
+const DIGEST: usize = 32;
+
+/// A file by its name, and the one before it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DurableFile {
+    path: PathBuf,
+}
+
+/// What was read, and from which of the two.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recovered<T> {
+    pub value: T,
+    /// The newest was damaged or missing: this is the one before.
+    pub from_backup: bool,
+}
+
+impl DurableFile {
+    pub fn new(path: impl Into<PathBuf>) -> DurableFile {
+        DurableFile { path: path.into() }
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the one before lies.
+    pub fn backup_path(&self) -> PathBuf {
+        with(&self.path, ".before")
+    }
+
+    /// Writes a new file by `fill`, and the digest of what that wrote. Returns its length. Where there is no room, `fill` is called once more,
+    /// to say how much is needed.
+    ///
+    /// # Errors
+    /// If `fill` fails or the disk does. The files that were there are as they were, but where only the last sync failed: that error is
+    /// never one that [`FileError::is_full`] is true of.
+    pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
+        let failed = |source: io::Error| {
+            let bytes = if is_full(&source) { length_of(&fill) } else { None };
+            let source = match bytes {
+                Some(bytes) => with_need(source, bytes),
+                None => source,
+            };
+            FileError::Write { path: self.path.clone(), source }
+        };
+        let directory = self.directory();
+        fs::create_dir_all(directory).map_err(failed)?;
+        self.remove_unfinished();
+        let mut file =
+            tempfile::Builder::new().prefix(&self.unfinished()).tempfile_in(directory).map_err(failed)?;
+        let mut sink = Hashing {
+            inner: BufWriter::with_capacity(PIECE, file.as_file_mut()),
+            hasher: blake3::Hasher::new(),
+            bytes: 0,
+        };
+        fill(&mut sink).map_err(failed)?;
+        let digest = sink.hasher.finalize();
+        sink.inner.write_all(digest.as_bytes()).and_then(|()| sink.inner.flush()).map_err(failed)?;
+        let length = sink.bytes + DIGEST as u64;
+        drop(sink);
+        file.as_file().sync_all().map_err(failed)?;
+        match fs::rename(&self.path, self.backup_path()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            Err(_) | Ok(()) => {}
+        }
+        file.persist(&self.path).map_err(|refused| failed(refused.error))?;
+        // The renames themselves are durable only once the directory is synced.
+        sync_directory(directory).map_err(failed)?;
+        Ok(length)
+    }
+
+    /// Reads the newest file by `take`, or the one before it; `None` if there is neither. `take` may be called twice, and what it made of a
+    /// damaged file is dropped.
+    ///
+    /// # Errors
+    /// What `take` says of a file that is whole; [`FileError::Damaged`] if no file is whole.
+    pub fn read<T, E: From<FileError>>(
+        &self,
+        mut take: impl FnMut(&mut DurableReader) -> Result<T, E>,
+    ) -> Result<Option<Recovered<T>>, E> {
+        let mut damaged = None;
+        for (path, from_backup) in [(self.path.clone(), false), (self.backup_path(), true)] {
+            let Some(mut reader) = DurableReader::open(&path)? else { continue };
+            let taken = take(&mut reader);
+            match reader.finish() {
+                Ok(()) => {
+                    if from_backup {
+                        tracing::warn!(path = %path.display(), "going on from the one before");
+                    }
+                    return taken.map(|value| Some(Recovered { value, from_backup }));
+                }
+                Err(error) => {
+                    let aside = with(&path, ".damaged");
+                    tracing::error!(path = %path.display(), %error, "damaged: moved to {}, and not used", aside.display());
+                    fs::rename(&path, &aside).map_err(|source| FileError::Write { path, source })?;
+                    damaged.get_or_insert(aside);
+                }
+            }
+        }
+        match damaged {
+            Some(path) => Err(FileError::Damaged { path }.into()),
+            None => Ok(None),
+        }
+    }
+
+    /// Removes both files, and what a killed predecessor left of a third.
+    pub fn remove(&self) {
+        self.remove_unfinished();
+        for path in [&self.path, &self.backup_path()] {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "could not remove an old file");
+                }
+                Err(_) | Ok(()) => {}
+            }
+        }
+    }
+
+    /// A file cut off by a kill is as large as a whole one: the next must find room.
+    fn remove_unfinished(&self) {
+        let unfinished = self.unfinished();
+        let Ok(entries) = fs::read_dir(self.directory()) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(&unfinished)) {
+                // Should it stay, nothing reads it.
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
+    /// What the names of files begin with that are being written.
+    fn unfinished(&self) -> String {
+        format!(".{}.unfinished-", self.path.file_name().unwrap_or_default().to_string_lossy())
+    }
+
+    fn directory(&self) -> &Path {
+        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    }
+}
+
+fn with(path: &Path, extension: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(extension);
+    PathBuf::from(name)
+}
+
+/// How long a file is that `fill` writes.
+fn length_of(fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Option<u64> {
+    let mut counting = Counting(0);
+    fill(&mut counting).ok()?;
+    Some(counting.0 + DIGEST as u64)
+}
+
+/// Counts what passes.
+struct Counting(u64);
+
+impl Write for Counting {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Counts and hashes what passes.
+struct Hashing<W> {
+    inner: W,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Hashing<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let count = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+/// A file being read: its contents without the digest, which is compared at the end.
+#[derive(Debug)]
+pub struct DurableReader {
+    file: io::BufReader<File>,
+    hasher: blake3::Hasher,
+    /// Bytes of content not read yet.
+    left: u64,
+    /// Shorter than a digest.
+    is_cut: bool,
+}
+
+impl DurableReader {
+    fn open(path: &Path) -> Result<Option<DurableReader>, FileError> {
+        let failed = |source| FileError::Read { path: path.to_owned(), source };
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        let length = file.metadata().map_err(failed)?.len();
+        Ok(Some(DurableReader {
+            file: io::BufReader::with_capacity(PIECE, file),
+            hasher: blake3::Hasher::new(),
+            left: length.saturating_sub(DIGEST as u64),
+            is_cut: length < DIGEST as u64,
+        }))
+    }
+
+    /// Bytes of content not read yet.
+    pub fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Reads what is left, and compares the digest.
+    fn finish(mut self) -> io::Result<()> {
+        let cut = || io::Error::new(io::ErrorKind::UnexpectedEof, "it is cut short");
+        if self.is_cut {
+            return Err(cut());
+        }
+        io::copy(&mut self, &mut io::sink())?;
+        if 0 < self.left {
+            return Err(cut());
+        }
+        let mut digest = Digest::default();
+        self.file.read_exact(&mut digest.0)?;
+        if *self.hasher.finalize().as_bytes() == digest.0 {
+            Ok(())
+        } else {
+            Err(io::Error::new(io::ErrorKind::InvalidData, "its contents do not match the digest at its end"))
+        }
+    }
+}
+
+impl Read for DurableReader {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let most = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
+        let count = self.file.read(&mut bytes[..most])?;
+        self.hasher.update(&bytes[..count]);
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+/// Writes values as a SCALE vector of their bits: how many, then each.
+pub fn write_vector(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
+    sink.write_all(&Compact(values.len() as u64).encode())?;
+    write_values(sink, values)
+}
+
+/// Reads a vector of `expected` values. The `Err` inside is how many there are instead; none of them is read then.
+pub fn read_vector(
+    source: &mut IoReader<&mut DurableReader>,
+    expected: usize,
+) -> Result<Result<Vec<f32>, usize>, codec::Error> {
+    let Compact(count) = Compact::<u64>::decode(source)?;
+    let found = usize::try_from(count).unwrap_or(usize::MAX);
+    if found != expected {
+        return Ok(Err(found));
+    }
+    Ok(Ok(read_values(source.0, found)?))
+}
+
+/// Writes values as their bits, so that a NaN survives to be found.
+pub fn write_values(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(PIECE.min(values.len() * 4));
+    for values in values.chunks(PIECE / 4) {
+        bytes.clear();
+        bytes.extend(values.iter().flat_map(|value| value.to_bits().to_le_bytes()));
+        sink.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+/// Reads `count` values, to the bit. A caller that was told `count` by a file compares it first with what it should be.
+pub fn read_values(source: &mut dyn Read, count: usize) -> io::Result<Vec<f32>> {
+    let mut values = Vec::with_capacity(count);
+    let mut piece = vec![0; PIECE.min(count * 4)];
+    while values.len() < count {
+        let bytes = &mut piece[..PIECE.min((count - values.len()) * 4)];
+        source.read_exact(bytes)?;
+        values
+            .extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_bits(u32::from_le_bytes(*bytes))));
+    }
+    Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn kept(directory: &Path) -> DurableFile {
+        DurableFile::new(directory.join("deep").join("state"))
+    }
+
+    fn write(kept: &DurableFile, bytes: &[u8]) {
+        let length = kept.write(|sink| sink.write_all(bytes)).unwrap();
+        assert_eq!(length, fs::metadata(kept.path()).unwrap().len());
+    }
+
+    fn read(kept: &DurableFile) -> Result<Option<Recovered<Vec<u8>>>, FileError> {
+        kept.read(|reader| {
+            let mut bytes = Vec::new();
+            reader
+                .read_to_end(&mut bytes)
+                .map_err(|source| FileError::Read { path: kept.path().to_owned(), source })?;
+            Ok(bytes)
+        })
+    }
+
+    fn newest(value: &[u8]) -> Option<Recovered<Vec<u8>>> {
+        Some(Recovered { value: value.to_vec(), from_backup: false })
+    }
+
+    fn backup(value: &[u8]) -> Option<Recovered<Vec<u8>>> {
+        Some(Recovered { value: value.to_vec(), from_backup: true })
+    }
+
+    fn names(kept: &DurableFile) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+        let mut names: Vec<String> = fs::read_dir(kept.directory()).unwrap().map(name).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_newest_is_read_and_the_one_before_is_kept() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        assert_eq!(read(&kept).unwrap(), None);
+        for bytes in [&b"one"[..], b"two", b"three"] {
+            write(&kept, bytes);
+            assert_eq!(read(&kept).unwrap(), newest(bytes));
+        }
+        assert_eq!(names(&kept), ["state", "state.before"]);
+        fs::rename(kept.backup_path(), kept.path()).unwrap();
+        assert_eq!(read(&kept).unwrap(), newest(b"two"));
+        kept.remove();
+        assert_eq!(names(&kept), [""; 0]);
+        kept.remove();
+    }
+
+    #[test]
+    fn killed_between_the_renames_a_node_finds_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        write(&kept, b"one");
+        fs::rename(kept.path(), kept.backup_path()).unwrap();
+        fs::write(kept.directory().join(".state.unfinished-x"), "two").unwrap();
+        assert_eq!(read(&kept).unwrap(), backup(b"one"));
+        write(&kept, b"two");
+        assert_eq!(names(&kept), ["state", "state.before"], "what was cut off is gone");
+        assert_eq!(read(&kept).unwrap(), newest(b"two"));
+    }
+
+    /// Every single damage to a file: cut at each length, each byte changed, one byte more, empty.
+    #[test]
+    fn a_damaged_newest_is_set_aside_and_never_outlives_the_one_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        write(&kept, b"one");
+        write(&kept, b"two");
+        let whole = fs::read(kept.path()).unwrap();
+        let mut damages: Vec<Vec<u8>> = (0..whole.len()).map(|length| whole[..length].to_vec()).collect();
+        damages.extend((0..whole.len()).map(|at| {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            damaged
+        }));
+        damages.push([&whole[..], b"!"].concat());
+        for damaged in damages {
+            fs::write(kept.path(), &damaged).unwrap();
+            assert_eq!(read(&kept).unwrap(), backup(b"one"), "{damaged:?}");
+            assert_eq!(names(&kept), ["state.before", "state.damaged"]);
+            assert_eq!(fs::read(with(kept.path(), ".damaged")).unwrap(), damaged);
+            assert_eq!(read(&kept).unwrap(), backup(b"one"), "and again");
+        }
+        write(&kept, b"three");
+        assert_eq!(read(&kept).unwrap(), newest(b"three"));
+        fs::write(kept.path(), "x").unwrap();
+        assert_eq!(read(&kept).unwrap(), backup(b"one"), "the damaged one never took its place");
+        fs::write(kept.backup_path(), "x").unwrap();
+        let error = read(&kept).unwrap_err();
+        assert!(
+            matches!(&error, FileError::Damaged { path } if path.ends_with("state.before.damaged")),
+            "{error}"
+        );
+        assert_eq!(read(&kept).unwrap(), None, "after it was said");
+    }
+
+    #[test]
+    fn what_is_said_of_a_whole_file_counts_and_of_a_damaged_one_does_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        write(&kept, b"one");
+        write(&kept, b"two");
+        let refuse = |reader: &mut DurableReader| -> Result<(), FileError> {
+            assert_eq!(reader.left(), 3);
+            Err(FileError::Write { path: PathBuf::from("mine"), source: io::ErrorKind::Other.into() })
+        };
+        assert!(matches!(kept.read(refuse), Err(FileError::Write { path, .. }) if path == Path::new("mine")));
+        assert_eq!(names(&kept), ["state", "state.before"], "it is not damaged");
+    }
+
+    /// The disk is full after any number of bytes.
+    #[test]
+    fn a_write_that_fails_anywhere_leaves_what_was_there_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        write(&kept, b"one");
+        write(&kept, b"two");
+        for space in 0..100 {
+            let error = kept
+                .write(|sink| {
+                    sink.write_all(&vec![7; space])?;
+                    sink.flush()?;
+                    Err(io::ErrorKind::StorageFull.into())
+                })
+                .unwrap_err();
+            assert!(error.to_string().contains("state") && error.to_string().contains("full"), "{error}");
+            assert_eq!(names(&kept), ["state", "state.before"]);
+        }
+        assert_eq!(read(&kept).unwrap(), newest(b"two"));
+        assert_eq!(fs::read(kept.backup_path()).unwrap()[..3], *b"one");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_put_in_place_leaves_the_old_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let kept = kept(directory.path());
+        write(&kept, b"one");
+        // A directory in the way of the older one: the first rename fails, whoever runs the test.
+        fs::create_dir_all(kept.backup_path().join("child")).unwrap();
+        assert!(matches!(kept.write(|sink| sink.write_all(b"two")), Err(FileError::Write { .. })));
+        assert_eq!(names(&kept), ["state", "state.before"]);
+        assert_eq!(read(&kept).unwrap(), newest(b"one"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn values_are_kept_to_the_bit(mut bits in prop::collection::vec(any::<u32>(), 0..300), repeat in 1usize..2000) {
+            // Quiet and signalling NaNs with payloads, −0, subnormals, infinities.
+            bits.extend([0x7fc0_0001, 0xffc1_2345, 0x7f80_0001, 0xffbf_ffff, 0x8000_0000, 1, 0x807f_ffff, 0x7f80_0000]);
+            let values: Vec<f32> = bits.repeat(repeat).into_iter().map(f32::from_bits).collect();
+            let mut bytes = Vec::new();
+            write_values(&mut bytes, &values).unwrap();
+            prop_assert_eq!(bytes.len(), values.len() * 4);
+            let read = read_values(&mut &bytes[..], values.len()).unwrap();
+            prop_assert!(read.iter().map(|value| value.to_bits()).eq(values.iter().map(|value| value.to_bits())));
+            prop_assert!(read_values(&mut &bytes[..bytes.len() - 1], values.len()).is_err());
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Old objects leave the bucket window by window, long after anyone can want them.
+
+use futures::future::BoxFuture;
+use protocol::{
+    RunId, Window,
+    keys::{self, ObjectKey},
+};
+use store::Store;
+
+/// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator that was away would
+/// want to merge afterwards (PROT-15, PROT-20).
+const WINDOWS_KEPT: u32 = 64;
+/// Windows for which a validator keeps its receipts: as long as the chain remembers what they are about, and half as long again, so that
+/// each finds the one before it (PROT-27).
+pub const RECEIPT_WINDOWS_KEPT: u32 = 192;
+/// Windows between two tidyings.
+const EVERY: u32 = 8;
+/// Objects of one window looked at.
+const LISTED_MAX: usize = 1_000;
+
+/// Now and then, removes what this seat published for windows that are long past. What fails stays where it is.
+pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
+    Box::pin(drop_old(store, run, now))
+}
+
+async fn drop_old(store: &dyn Store, run: RunId, now: Window) {
+    if !now.0.is_multiple_of(EVERY) {
+        return;
+    }
+    // The first model of a run may have been trained before, and is then nowhere else.
+    let first = |key: &ObjectKey| {
+        key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
+    };
+    drop_before(store, run, now.0.saturating_sub(WINDOWS_KEPT), |key| !keys::is_receipt(key) && !first(key))
+        .await;
+    drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |key| !first(key)).await;
+}
+
+/// Removes what is `old` of the windows just before `end`.
+async fn drop_before(store: &dyn Store, run: RunId, end: u32, old: impl Fn(&ObjectKey) -> bool) {
+    for window in end.saturating_sub(EVERY)..end {
+        let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else {
+            continue;
+        };
+        for key in listing.entries.iter().filter_map(store::Entry::key).filter(&old) {
+            if let Err(error) = store.delete(&key).await {
+                tracing::debug!(%key, %error, "could not remove an old object");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::{Digest, Uid};
+    use store::MemoryStore;
+
+    #[tokio::test]
+    async fn old_windows_leave_and_recent_ones_stay() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let (old, recent) =
+            (keys::update(RunId(0), Window(3), &digest), keys::update(RunId(0), Window(9), &digest));
+        for key in [&old, &recent] {
+            store.put(key, b"bytes".to_vec().into()).await.unwrap();
+        }
+        prune(&store, RunId(0), Window(71)).await;
+        assert!(store.head(&old).await.is_ok(), "not every window is worth a look");
+        prune(&store, RunId(0), Window(72)).await;
+        assert!(store.head(&old).await.unwrap_err().is_not_found());
+        assert!(store.head(&recent).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_first_model_of_a_run_stays_and_later_checkpoints_leave() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let checkpoint = |window| keys::checkpoint(RunId(0), Window(window), &digest);
+        for window in [0, 4] {
+            store.put(&checkpoint(window), b"bytes".to_vec().into()).await.unwrap();
+        }
+        for now in [64, 72, 192, 200] {
+            prune(&store, RunId(0), Window(now)).await;
+        }
+        assert!(store.head(&checkpoint(0)).await.is_ok());
+        assert!(store.head(&checkpoint(4)).await.unwrap_err().is_not_found());
+    }
+
+    #[tokio::test]
+    async fn receipts_stay_longer_than_what_they_are_about() {
+        let store = MemoryStore::new();
+        let digest = Digest::of(b"bytes");
+        let update = keys::update(RunId(0), Window(3), &digest);
+        let receipt = keys::receipt(RunId(0), Window(3), Uid(1), &digest);
+        for key in [&update, &receipt] {
+            store.put(key, b"bytes".to_vec().into()).await.unwrap();
+        }
+        prune(&store, RunId(0), Window(72)).await;
+        assert!(store.head(&update).await.unwrap_err().is_not_found());
+        assert!(store.head(&receipt).await.is_ok());
+        prune(&store, RunId(0), Window(200)).await;
+        assert!(store.head(&receipt).await.unwrap_err().is_not_found());
+    }
+}

@@ -1,0 +1,252 @@
+//! Contributions that are more alike than independent work can be: copies, replays, and two seats with one training.
+//!
+//! Every contribution that came, measured or not, is boiled down to a [`Sketch`]: a fixed number of sums of its entries, indices, signs
+//! and levels together, from which the likeness of any two can be read. It is compared with everybody's of the same window,
+//! and with everybody's of the last ones, its own seat's included.
+//!
+//! **Likeness proves nothing against a seat.** Of two that are alike, one may be the victim: its bytes leaked, or were shown to a friend of
+//! the other. So a finding only says where to look; what tells the two apart is whose data the work shows on (PROT-24), and
+//! who was there first ([`is_copied`]). The seat whose own data shows is not touched, whatever others do.
+
+use super::exact;
+use protocol::{Digest, Uid, Window, contribution::Sparse};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Sums in a sketch. The likeness of two contributions that have nothing in common comes out as 0 ± 1/√2048, that is 0.022.
+const SUMS: usize = 2048;
+/// From here on two contributions are twins. See `docs/gauntlet.md` for what independent work was seen to come to.
+pub const ALIKE_MIN: f64 = 0.9;
+/// Windows before the one being judged that are compared with.
+pub const WINDOWS_KEPT: u32 = 3;
+
+/// What is left of a contribution to compare it by. Each tensor counts alike, however large its values are, so that scaling
+/// all of them, or one tensor's, hides nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sketch {
+    sums: Vec<f32>,
+    norm: f64,
+}
+
+/// A finding: the contribution that another one is most like.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NearDuplicate {
+    pub uid: Uid,
+    /// The window judged, or one before it: then this other was there first.
+    pub window: Window,
+    /// Of its bytes.
+    pub digest: Digest,
+    /// The cosine of the two, from [`ALIKE_MIN`] to 1.
+    #[serde(with = "exact")]
+    pub alike: f64,
+}
+
+/// The sketches of a window and of those before it. Bounded: [`WINDOWS_KEPT`] windows and the current one, 8 KiB a seat.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sketches {
+    windows: BTreeMap<Window, BTreeMap<Uid, (Digest, Sketch)>>,
+}
+
+impl Sketch {
+    /// In one pass over the entries, in `f64` and in order, so that everyone gets the same.
+    pub fn of(update: &Sparse) -> Sketch {
+        let mut sums = vec![0.0f64; SUMS];
+        for (index, tensor) in update.tensors.iter().enumerate() {
+            if tensor.square_norm.is_nan() || tensor.square_norm <= 0.0 || tensor.positions.is_empty() {
+                continue;
+            }
+            // To a mean square of one over the tensor's entries.
+            let scale = libm::sqrt(tensor.positions.len() as f64 / tensor.square_norm);
+            for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+                let hash = mix((index as u64) << 32 | u64::from(*position));
+                let signed = if hash >> 63 == 0 { f64::from(*value) } else { -f64::from(*value) };
+                sums[(hash % SUMS as u64) as usize] += signed * scale;
+            }
+        }
+        let norm = libm::sqrt(sums.iter().map(|sum| sum * sum).sum());
+        Sketch { sums: sums.into_iter().map(|sum| sum as f32).collect(), norm }
+    }
+
+    /// About the cosine of the two contributions: 1 for the same work, however scaled, 0 for work that has nothing in common.
+    pub fn alike(&self, other: &Sketch) -> f64 {
+        let norms = self.norm * other.norm;
+        if norms.is_nan() || norms <= 0.0 {
+            return 0.0;
+        }
+        let product: f64 =
+            self.sums.iter().zip(&other.sums).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+        (product / norms).clamp(-1.0, 1.0)
+    }
+}
+
+impl Sketches {
+    /// Keeps the sketch of what `uid` sent in `window`, and lets go of windows that are too old to be compared with it.
+    pub fn add(&mut self, window: Window, uid: Uid, digest: Digest, sketch: Sketch) {
+        self.windows.retain(|kept, _| window.0.saturating_sub(kept.0) <= WINDOWS_KEPT);
+        self.windows.entry(window).or_default().insert(uid, (digest, sketch));
+    }
+
+    /// Who in `window` has a twin, and which. Of two that are equally alike the earlier one counts, then the lower uid.
+    pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
+        let Some(current) = self.windows.get(&window) else { return BTreeMap::new() };
+        let found = current.iter().filter_map(|(uid, (_, sketch))| {
+            let mut closest: Option<NearDuplicate> = None;
+            for (kept, others) in self.windows.range(..=window) {
+                for (other, (digest, theirs)) in others {
+                    if *kept == window && other == uid {
+                        continue;
+                    }
+                    let alike = sketch.alike(theirs);
+                    if ALIKE_MIN <= alike && closest.is_none_or(|closest| closest.alike < alike) {
+                        closest = Some(NearDuplicate { uid: *other, window: *kept, digest: *digest, alike });
+                    }
+                }
+            }
+            Some((*uid, closest?))
+        });
+        found.collect()
+    }
+}
+
+/// Whether a contribution with a twin is taken for somebody else's, or an old one. `gap` is its own-data gap in standard errors.
+///
+/// - **The twin is of an earlier window:** work on data that were handed out later cannot resemble it. Whoever sent it again was not its author,
+///   or sends old work: unless its own data show at least as much as noise would not (one error).
+/// - **The twin is of the same window:** nobody could see the other's bytes in time, so two seats share them, or the author was robbed.
+///   Only one whose gap points away from its own data by more than an error is taken for the copy; own work has been seen 3.7 errors and more
+///   on the other side. Two that fail both lose. What this leaves in doubt the mark decides, a little later.
+///
+/// Where there was too little to test, nothing is held against anyone.
+pub fn is_copied(near_duplicate: &NearDuplicate, window: Window, gap: Option<f64>) -> bool {
+    let least = if near_duplicate.window < window { 1.0 } else { -1.0 };
+    gap.is_some_and(|gap| gap < least)
+}
+
+/// Spreads the bits of a name evenly (the finaliser of SplitMix64).
+fn mix(name: u64) -> u64 {
+    let mut mixed = name.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use protocol::contribution::SparseTensor;
+
+    /// Entries by a law of their own for each `name`; of two names, none in common but by chance.
+    fn work(name: u64, entries: u32) -> Sparse {
+        let tensor = |tensor: u64| {
+            let mut positions: Vec<u32> = (0..entries)
+                .map(|i| (mix(name << 40 | tensor << 32 | u64::from(i)) % 100_000) as u32)
+                .collect();
+            positions.sort_unstable();
+            positions.dedup();
+            let values: Vec<f32> = positions
+                .iter()
+                .map(|p| if mix(name ^ u64::from(*p)) & 1 == 0 { 0.5 } else { -1.5 })
+                .collect();
+            let square_norm = values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
+            SparseTensor { positions, values, square_norm }
+        };
+        Sparse { tensors: (0..3).map(tensor).collect() }
+    }
+
+    fn scaled(mut update: Sparse, by: f32) -> Sparse {
+        for tensor in &mut update.tensors {
+            tensor.values.iter_mut().for_each(|value| *value *= by);
+            tensor.square_norm *= f64::from(by) * f64::from(by);
+        }
+        update
+    }
+
+    fn sketches(entries: &[(u32, u16, u64)]) -> Sketches {
+        let mut sketches = Sketches::default();
+        for (window, uid, name) in entries {
+            let digest = Digest::of(&name.to_le_bytes());
+            sketches.add(Window(*window), Uid(*uid), digest, Sketch::of(&work(*name, 2000)));
+        }
+        sketches
+    }
+
+    #[test]
+    fn a_copy_is_alike_however_it_is_scaled_and_other_work_is_not() {
+        let one = Sketch::of(&work(1, 3000));
+        assert!((one.alike(&one) - 1.0).abs() < 1e-6);
+        assert!(one.alike(&Sketch::of(&scaled(work(1, 3000), 40.0))) > 0.999);
+        assert!(
+            one.alike(&Sketch::of(&scaled(work(1, 3000), -1.0))) < -0.999,
+            "turned round, it is the opposite"
+        );
+        for name in 2..30 {
+            let alike = one.alike(&Sketch::of(&work(name, 3000)));
+            assert!(alike.abs() < 0.12, "{alike}");
+        }
+    }
+
+    #[test]
+    fn values_count_as_well_as_indices() {
+        let (one, mut other) = (work(1, 3000), work(1, 3000));
+        for tensor in &mut other.tensors {
+            for (place, value) in tensor.values.iter_mut().enumerate() {
+                *value *= if place % 2 == 0 { -1.0 } else { 1.0 };
+            }
+        }
+        let alike = Sketch::of(&one).alike(&Sketch::of(&other));
+        assert!(alike.abs() < 0.15, "{alike}");
+    }
+
+    #[test]
+    fn a_copy_with_a_tenth_of_its_entries_changed_is_found() {
+        let (one, mut other) = (work(1, 3000), work(1, 3000));
+        for tensor in &mut other.tensors {
+            for value in tensor.values.iter_mut().step_by(20) {
+                *value = -*value;
+            }
+        }
+        assert!(Sketch::of(&one).alike(&Sketch::of(&other)) > ALIKE_MIN - 0.03);
+    }
+
+    #[test]
+    fn nothing_is_like_nothing() {
+        let nothing = Sketch::of(&Sparse { tensors: vec![] });
+        assert_eq!(nothing.alike(&nothing), 0.0);
+        assert_eq!(nothing.alike(&Sketch::of(&work(1, 10))), 0.0);
+    }
+
+    #[test]
+    fn twins_of_one_window_find_each_other() {
+        let found = sketches(&[(5, 1, 10), (5, 2, 11), (5, 3, 10)]).near_duplicates(Window(5));
+        assert_eq!(found.keys().copied().collect::<Vec<_>>(), [Uid(1), Uid(3)]);
+        assert_eq!((found[&Uid(1)].uid, found[&Uid(3)].uid), (Uid(3), Uid(1)));
+        assert_eq!(found[&Uid(1)].window, Window(5));
+    }
+
+    #[test]
+    fn of_an_earlier_windows_work_only_the_later_has_a_twin() {
+        let kept = sketches(&[(4, 1, 10), (5, 1, 12), (5, 2, 10), (5, 3, 10)]);
+        assert!(kept.near_duplicates(Window(4)).is_empty());
+        let found = kept.near_duplicates(Window(5));
+        assert!(!found.contains_key(&Uid(1)), "who was there first has none");
+        for uid in [2, 3] {
+            assert_eq!((found[&Uid(uid)].uid, found[&Uid(uid)].window), (Uid(1), Window(4)));
+        }
+    }
+
+    #[test]
+    fn ones_own_old_work_is_a_twin_too() {
+        let found = sketches(&[(4, 1, 10), (6, 1, 10)]).near_duplicates(Window(6));
+        assert_eq!((found[&Uid(1)].uid, found[&Uid(1)].window), (Uid(1), Window(4)));
+    }
+
+    #[test]
+    fn only_the_last_windows_are_kept() {
+        let kept = sketches(&[(1, 1, 10), (2, 1, 11), (3, 1, 12), (4, 1, 13), (5, 2, 10), (5, 3, 11)]);
+        assert_eq!(kept.windows.len(), 4);
+        let found = kept.near_duplicates(Window(5));
+        assert!(!found.contains_key(&Uid(2)), "window 1 is forgotten");
+        assert_eq!(found[&Uid(3)].window, Window(2));
+        assert!(kept.near_duplicates(Window(9)).is_empty());
+    }
+}

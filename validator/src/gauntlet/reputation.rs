@@ -1,0 +1,232 @@
+//! What is remembered of every seat from one window to the next. Saved after each verdict, so that a restart changes no
+//! rating and forgives no penalty (PROT-25).
+
+use super::{exact, rating::Rating, score};
+use protocol::{SeatId, Window};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// A penalty leaves this part of the score at first (PROT-25).
+const HARM_FACTOR: f64 = 0.25;
+/// And is gone after so many further evaluations.
+const RECOVERY_EVALUATIONS: u32 = 10;
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Reputations {
+    /// The last window that was judged.
+    pub judged: Option<Window>,
+    #[serde(with = "as_list")]
+    pub seats: BTreeMap<SeatId, Reputation>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reputation {
+    pub rating: Rating,
+    /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
+    #[serde(rename = "mark", with = "exact")]
+    pub own_data_score: f64,
+    /// The variance of `own_data_score`, from the errors of the gaps that it was made of: how far noise alone carries it (PROT-24).
+    #[serde(rename = "mark_variance", with = "exact")]
+    pub own_data_variance: f64,
+    /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten for one reason.
+    pub penalties: Vec<Penalty>,
+    /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
+    pub first_seen: Window,
+    pub last_evaluated: Option<Window>,
+    /// Windows of valid work since then: the next measurement stands for all of them (PROT-24).
+    pub unmeasured: u32,
+    pub evaluations: u32,
+    pub faults: u32,
+    /// `t/n` of the last window in which it was known (PROT-6).
+    #[serde(with = "exact")]
+    pub share: f64,
+    /// What was earned in the last windows judged, an epoch's worth, oldest first (PROT-26).
+    pub recent: Vec<WindowScore>,
+}
+
+/// One window's score, and what stood against it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct WindowScore {
+    /// Before penalties.
+    #[serde(with = "exact")]
+    pub score: f64,
+    /// What penalties multiply it by.
+    #[serde(with = "exact")]
+    pub penalty: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Penalty {
+    pub reason: PenaltyReason,
+    pub since: Window,
+    /// Evaluations until it is gone.
+    pub remaining: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PenaltyReason {
+    /// The contribution made the model significantly worse (PROT-25).
+    Harm,
+    /// It was a near-duplicate of another one, and showed nothing of its seat's own data (PROT-25).
+    Duplicate,
+    /// The very bytes it committed to are no contribution (PROT-14, PROT-25).
+    Fault,
+}
+
+impl WindowScore {
+    /// What is left of the score.
+    pub fn paid(&self) -> f64 {
+        self.score * self.penalty
+    }
+}
+
+impl Penalty {
+    pub(super) fn new(reason: PenaltyReason, since: Window) -> Penalty {
+        Penalty { reason, since, remaining: RECOVERY_EVALUATIONS }
+    }
+
+    /// What the score is multiplied by: 0.25 at first, rising evenly to 1.
+    pub fn factor(&self) -> f64 {
+        1.0 - (1.0 - HARM_FACTOR) * f64::from(self.remaining) / f64::from(RECOVERY_EVALUATIONS)
+    }
+}
+
+impl Reputation {
+    fn new(first_seen: Window) -> Reputation {
+        Reputation {
+            rating: Rating::START,
+            own_data_score: 0.0,
+            own_data_variance: 0.0,
+            penalties: Vec::new(),
+            first_seen,
+            last_evaluated: None,
+            unmeasured: 0,
+            evaluations: 0,
+            faults: 0,
+            share: 0.0,
+            recent: Vec::new(),
+        }
+    }
+
+    /// `rating_factor · proven own_data_score · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
+    pub fn score(&self, field: f64) -> f64 {
+        self.rating.rating_factor(field) * self.claim()
+    }
+
+    /// For how much of a window's work the seat stands: `t/n`, times what of the mark noise does not explain.
+    pub(super) fn claim(&self) -> f64 {
+        score::proven(self.own_data_score, self.own_data_variance) * self.share
+    }
+
+    pub fn penalty_factor(&self) -> f64 {
+        self.penalties.iter().map(Penalty::factor).product()
+    }
+
+    /// Windows since the seat was last evaluated, or first seen.
+    pub fn waited(&self, window: Window) -> u32 {
+        window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
+    }
+
+    /// A fault that its own bytes prove. While one weighs, another begins it anew: there is one at most.
+    pub(super) fn proved_faulty(&mut self, window: Window) {
+        self.penalties.retain(|penalty| penalty.reason != PenaltyReason::Fault);
+        self.penalties.push(Penalty::new(PenaltyReason::Fault, window));
+    }
+
+    /// One more evaluation has passed.
+    pub(super) fn recover(&mut self) {
+        for penalty in &mut self.penalties {
+            penalty.remaining = penalty.remaining.saturating_sub(1);
+        }
+        self.penalties.retain(|penalty| penalty.remaining > 0);
+    }
+}
+
+impl Reputations {
+    /// These standings with a place for every one of `seats`. Whoever held one of their uids before is forgotten: a record
+    /// is neither shed by keeping a seat nor inherited with one.
+    pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
+        let mut opened = self.clone();
+        for seat in seats {
+            opened.seats.retain(|known, _| known.uid != seat.uid || *known == seat);
+            opened.seats.entry(seat).or_insert_with(|| Reputation::new(window));
+        }
+        opened
+    }
+
+    /// Ages every rating by the windows since the last verdict: also of seats that nobody watched, and also over windows
+    /// that this validator missed (PROT-23).
+    pub(super) fn grow_uncertainty(&mut self, window: Window) {
+        let windows = self.judged.map_or(1, |judged| window.0.saturating_sub(judged.0));
+        for seat in self.seats.values_mut() {
+            seat.rating = seat.rating.aged(windows);
+        }
+    }
+
+    /// `seat` is one that [`Reputations::opened_for`] made a place for.
+    pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Reputation {
+        self.seats.get_mut(&seat).expect("the standings were opened for every seat of the evidence")
+    }
+}
+
+/// A map as a list of pairs: JSON knows no keys but text.
+mod as_list {
+    use super::*;
+    use serde::{Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(
+        map: &BTreeMap<SeatId, Reputation>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(map)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<BTreeMap<SeatId, Reputation>, D::Error> {
+        Ok(Vec::<(SeatId, Reputation)>::deserialize(deserializer)?.into_iter().collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_penalty_takes_three_quarters_and_is_gone_after_ten_evaluations() {
+        let mut seat = Reputation::new(Window(0));
+        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(3)));
+        assert_eq!(seat.penalty_factor(), 0.25);
+        for evaluation in 1..10 {
+            seat.recover();
+            let expected = 0.25 + 0.075 * f64::from(evaluation);
+            assert!((seat.penalty_factor() - expected).abs() < 1e-12);
+        }
+        seat.recover();
+        assert_eq!(seat.penalty_factor(), 1.0);
+        assert!(seat.penalties.is_empty());
+    }
+
+    #[test]
+    fn a_fault_after_another_begins_the_penalty_anew() {
+        let mut seat = Reputation::new(Window(0));
+        seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(1)));
+        for window in 2..100 {
+            seat.proved_faulty(Window(window));
+        }
+        assert_eq!(seat.penalties.len(), 2);
+        assert_eq!(seat.penalties[1], Penalty::new(PenaltyReason::Fault, Window(99)));
+        assert_eq!(seat.penalty_factor(), 0.25 * 0.25);
+    }
+
+    #[test]
+    fn a_score_needs_a_rating_own_work_and_training() {
+        let rating = Rating { mu: 30.0, sigma: 5.0 };
+        let good = Reputation { rating, own_data_score: 0.5, share: 0.5, ..Reputation::new(Window(0)) };
+        assert_eq!(good.score(15.0), 0.25);
+        assert_eq!(Reputation { own_data_score: -0.5, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Reputation { share: 0.0, ..good.clone() }.score(15.0), 0.0);
+        assert_eq!(Reputation { rating: Rating { mu: 2.0, sigma: 5.0 }, ..good }.score(15.0), 0.0);
+    }
+}
