@@ -10,7 +10,7 @@ use crate::{
 };
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
 use std::{
     collections::BTreeMap,
@@ -112,14 +112,22 @@ impl CheckpointManifest {
 
 /// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
 /// is not sent again, unless the bucket has damaged it since, or does not give it.
-pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
+pub fn publish<'a>(
+    store: &'a dyn Store,
+    state: &'a ModelState,
+) -> BoxFuture<'a, Result<Checkpoint, CheckpointError>> {
+    Box::pin(publish_pieces(store, state))
+}
+
+async fn publish_pieces(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
     let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
     let named =
         manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
     // The same bytes may belong in several places.
-    let named: BTreeMap<&Digest, &[f32]> = named.collect();
-    stream::iter(named.into_iter().map(|(digest, piece)| publish_piece(store, digest, piece)))
+    let named: BTreeMap<Digest, &[f32]> = named.map(|(digest, piece)| (*digest, piece)).collect();
+    stream::iter(named.keys().copied())
+        .map(|digest| publish_piece(store, digest, named[&digest]))
         .buffer_unordered(PIECES_UP_AT_ONCE)
         .try_for_each(|()| std::future::ready(Ok(())))
         .await?;
@@ -128,12 +136,12 @@ pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint
     Ok(Checkpoint { window: state.window, state_root: root, lineage: state.lineage })
 }
 
-async fn publish_piece(store: &dyn Store, digest: &Digest, piece: &[f32]) -> Result<(), StoreError> {
-    let key = keys::piece(digest);
+async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
+    let key = keys::piece(&digest);
     // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void windows, or where we
     // joined from this checkpoint, it may be all of it.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
-        Ok(bytes) if Digest::of(&bytes) == *digest => return Ok(()),
+        Ok(bytes) if Digest::of(&bytes) == digest => return Ok(()),
         Ok(_) => {
             let store = store.describe();
             tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
@@ -220,17 +228,19 @@ pub async fn fetch_via(
 
 /// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an earlier process left of
 /// it is not fetched again. No more than a few pieces are ever in memory.
-pub async fn fetch_weights_to(
-    path: &Path,
-    fetch: &dyn Fetch,
-    mirrors: &Mirrors,
+pub fn fetch_weights_to<'a>(
+    path: &'a Path,
+    fetch: &'a dyn Fetch,
+    mirrors: &'a Mirrors,
     run: RunId,
-    checkpoint: &Checkpoint,
+    checkpoint: &'a Checkpoint,
     values: usize,
-) -> Result<CheckpointManifest, CheckpointError> {
-    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-    fill(path, fetch, mirrors, &manifest, values, false).await?;
-    Ok(manifest)
+) -> BoxFuture<'a, Result<CheckpointManifest, CheckpointError>> {
+    Box::pin(async move {
+        let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
+        fill(path, fetch, mirrors, &manifest, values, false).await?;
+        Ok(manifest)
+    })
 }
 
 /// Has every piece of a checkpoint in the file.

@@ -9,6 +9,7 @@ use crate::{
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
+use futures::future::BoxFuture;
 use protocol::{Block, Digest, Window, view::Checkpoint};
 use std::{
     path::{Path, PathBuf},
@@ -41,7 +42,15 @@ pub enum SyncError {
 
 impl SyncDriver {
     /// Takes up the saved state, or joins the run. The flag says which: true for a saved one.
-    pub async fn open(
+    pub fn open(
+        follower: Arc<Follower>,
+        path: PathBuf,
+        journal: &mut Journal,
+    ) -> BoxFuture<'_, Result<(SyncDriver, bool), SyncError>> {
+        Box::pin(SyncDriver::load_or_join(follower, path, journal))
+    }
+
+    async fn load_or_join(
         follower: Arc<Follower>,
         path: PathBuf,
         journal: &mut Journal,
@@ -86,7 +95,17 @@ impl SyncDriver {
     /// Walks to the window that is open, or to the one that comes next: one fixed outcome after the other, none skipped, and past `done`,
     /// the window that the caller is through with. `own` is this node's merge of a window on the way, where it made one. Returns whether
     /// the state moved.
-    pub async fn sync_to_open_window(
+    pub fn sync_to_open_window<'a>(
+        &'a mut self,
+        heads: &'a mut watch::Receiver<Head>,
+        done: Option<Window>,
+        own: &'a mut Option<OwnMerge>,
+        journal: &'a mut Journal,
+    ) -> BoxFuture<'a, Result<bool, SyncError>> {
+        Box::pin(self.walk_to_open_window(heads, done, own, journal))
+    }
+
+    async fn walk_to_open_window(
         &mut self,
         heads: &mut watch::Receiver<Head>,
         done: Option<Window>,

@@ -508,8 +508,9 @@ pub fn a_batch_that_does_not_fit_the_model_is_refused_and_changes_nothing(suite:
     assert!(state(&trainer) == saved);
 
     let flat = initial(&config);
-    let error =
-        |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| (suite.open)(config, Some(recipe), flat).err().unwrap();
+    let error = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+        (suite.open)(config, Some(recipe), flat).err().unwrap()
+    };
     let uneven = ModelConfig { heads: 3, ..config.clone() };
     assert!(matches!(error(&uneven, &recipe(), &flat), ModelError::Config(_)));
     assert!(matches!(error(&config, &Recipe { batch: 0, ..recipe() }, &flat), ModelError::Recipe(_)));

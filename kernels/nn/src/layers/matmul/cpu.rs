@@ -1,10 +1,11 @@
 //! Matrix products on the CPU, of views into larger matrices.
 //!
 //! A [`Mat`] is a view: its transpose and its blocks are other views of the same memory, so a product copies nothing.
-//! The crate `gemm` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The order of a
+//! The crate `gemm-f32` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The order of a
 //! sum depends on the shapes and the processor's caches alone: the number of threads changes no bit (`tests/layers.rs`).
 
 use super::Write;
+use gemm_common::Parallelism;
 use std::{marker::PhantomData, ops::Range};
 
 /// Multiplications of a product that is worth several threads; below, waking them takes longer.
@@ -176,27 +177,35 @@ pub fn matmul(write: Write, into: &mut MatMut, a: Mat, b: Mat, threads: Threads)
     assert_eq!((into.rows, into.columns), (a.rows, b.columns), "shape of the result");
     let worth = a.rows * a.columns * b.columns >= WORTH_THREADS;
     let parallelism = match threads {
-        Threads::Pool if worth => gemm::Parallelism::Rayon(0),
-        Threads::Pool | Threads::One => gemm::Parallelism::None,
+        Threads::Pool if worth => Parallelism::Rayon(0),
+        Threads::Pool | Threads::One => Parallelism::None,
     };
-    let stride = |stride: usize| stride as isize;
+    let strides = |view: &Mat| [view.row_stride as isize, view.column_stride as isize];
+    let (into_row, into_column) = (into.row_stride as isize, 1);
+    // The micro-kernels write columns: a result whose rows are contiguous is computed as its transpose, bᵀ·aᵀ.
+    let (left, right, m, n, into_strides) = if into_column < into_row {
+        (b.transposed(), a.transposed(), into.columns, into.rows, [into_row, into_column])
+    } else {
+        (a, b, into.rows, into.columns, [into_column, into_row])
+    };
+    let ([left_row, left_column], [right_row, right_column]) = (strides(&left), strides(&right));
     // SAFETY: each pointer is the first value of a view that holds every value the shapes and strides reach. `into` is
     // borrowed exclusively.
     unsafe {
-        gemm::gemm(
-            into.rows,
-            into.columns,
+        gemm_f32::gemm::f32::get_gemm_fn()(
+            m,
+            n,
             a.columns,
             into.first,
-            1,
-            stride(into.row_stride),
+            into_strides[0],
+            into_strides[1],
             write == Write::Add,
-            a.first,
-            stride(a.column_stride),
-            stride(a.row_stride),
-            b.first,
-            stride(b.column_stride),
-            stride(b.row_stride),
+            left.first,
+            left_column,
+            left_row,
+            right.first,
+            right_column,
+            right_row,
             1.0,
             1.0,
             false,
