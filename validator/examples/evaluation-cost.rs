@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         evaluator.losses(&own)?;
         evaluator.losses(&common)?;
         lap();
-        evaluator.undo(undo);
+        evaluator.undo(undo)?;
         lap();
     }
     let [own_before, decode, sketch, apply, after, undo] = fastest;

@@ -91,7 +91,7 @@ impl BurnEngine {
         let device = self.name;
         Box::new(tensors.map(move |tensor| {
             let data = tensor.try_to_data().map_err(|error| failed(device, &error))?;
-            Ok(Cow::Owned(data.into_vec::<f32>().map_err(|error| failed(device, &error))?))
+            Ok(Cow::Owned(data.try_into_vec::<f32>().map_err(|error| failed(device, &error))?))
         }))
     }
 
@@ -140,7 +140,7 @@ impl Engine for BurnEngine {
         let hidden_nD = self.hidden(tokens).narrow(0, 0, rows);
         let logits_nV = hidden_nD.matmul(self.model.embedding_VD.clone().transpose());
         let data = logits_nV.try_into_data().map_err(|error| failed(self.name, &error))?;
-        data.into_vec::<f32>().map_err(|error| failed(self.name, &error))
+        data.try_into_vec::<f32>().map_err(|error| failed(self.name, &error))
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {

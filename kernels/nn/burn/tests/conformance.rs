@@ -1,6 +1,6 @@
 //! Burn's engine on the CPU: the suite of all engines; and beside the fused engine, whose oracle it is.
 
-use mettle_nn::{
+use nn::{
     Device, EngineKind,
     conformance::{self, Suite, recipe},
     engine,
@@ -28,7 +28,7 @@ macro_rules! tests {
         )*
     };
 }
-mettle_nn::for_each_check!(tests);
+nn::for_each_check!(tests);
 
 #[test]
 fn the_fused_engine_has_its_losses_and_gradients() {
