@@ -5,6 +5,7 @@ use crate::run::{Miner, ShutdownHandle};
 use crate::strategy::{DefaultStrategy, Strategy};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Trainer};
 use node::SyncDriver;
 use node::{Flags, Metrics, NodeContext, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
@@ -53,21 +54,27 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(run(cli))
+    program::run_to_exit(Box::pin(run(cli)))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(start, |opened| Ok((opened, Box::new(DefaultStrategy)))).await,
+        Command::Start(start) => {
+            self::start(start, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Mines until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
-pub async fn start(
-    start: Start,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
+
+/// Mines until Ctrl-C, with what `changed` makes of the opened node.
+pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(mine_until_told(start, changed))
+}
+
+async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
     if start.with_parent {
         program::exit_with_parent();
     }
@@ -100,7 +107,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 async fn mine(
     settings: Settings,
     start: Start,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
+    changed: Change,
     leaving: Arc<ShutdownHandle>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.

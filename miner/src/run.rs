@@ -11,6 +11,7 @@ use crate::{
     train::{self, TrainObserver, Trained, TrainingError},
 };
 use chain_client::{Call, ChainError, Head};
+use futures::future::LocalBoxFuture;
 use kernels::encode::Source;
 use nn::{ModelError, Trainer};
 use node::{
@@ -101,7 +102,11 @@ enum Missed {
 
 impl Miner {
     /// Mines window after window until the process is stopped or something is lost that it cannot go on without.
-    pub async fn run(mut self) -> Result<(), RunError> {
+    pub fn run(self) -> LocalBoxFuture<'static, Result<(), RunError>> {
+        Box::pin(self.mine_windows())
+    }
+
+    async fn mine_windows(mut self) -> Result<(), RunError> {
         let mut heads = self.node.heads.clone();
         let mut snapshot = self.take_up_snapshot().await?;
         let mut mined = 0;

@@ -11,6 +11,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Evaluator};
 use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
 use node::{
@@ -62,21 +63,27 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(run(cli))
+    program::run_to_exit(Box::pin(run(cli)))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
-        Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(DefaultStrategy)))).await,
+        Command::Serve(serve) => {
+            self::start(serve, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Serves until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
-pub async fn start(
-    serve: Serve,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
+
+/// Serves until Ctrl-C, with what `changed` makes of the opened node.
+pub fn start(serve: Serve, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(serve_until_told(serve, changed))
+}
+
+async fn serve_until_told(serve: Serve, changed: Change) -> anyhow::Result<()> {
     if serve.with_parent {
         program::exit_with_parent();
     }
@@ -90,11 +97,7 @@ pub async fn start(
     }
 }
 
-async fn serve(
-    settings: Settings,
-    serve: Serve,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
     let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),

@@ -13,6 +13,7 @@ use crate::{
     weight_vote::{WeightVote, WeightVoteError, WeightVotes},
 };
 use chain_client::{Call, ChainError, Head};
+use futures::future::LocalBoxFuture;
 use nn::Evaluator;
 use node::{
     Contribution, Entry, Follower, Node, NodeError, SyncError,
@@ -128,7 +129,11 @@ struct Evaluation {
 impl Validator {
     /// Serves window after window until the process is stopped or something is lost that it cannot go on without. Every step may be run
     /// twice: after a crash the window is simply served again.
-    pub async fn serve(mut self) -> Result<(), ServeError> {
+    pub fn serve(self) -> LocalBoxFuture<'static, Result<(), ServeError>> {
+        Box::pin(self.serve_windows())
+    }
+
+    async fn serve_windows(mut self) -> Result<(), ServeError> {
         let mut heads = self.node.heads.clone();
         let mut own: Option<OwnMerge> = None;
         let mut evaluation: Option<Evaluation> = None;

@@ -12,6 +12,7 @@ use chain_client::{
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
+use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
     Digest, Role, RunId,
@@ -89,7 +90,11 @@ pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>
 }
 
 /// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
-pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
+pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
+    Box::pin(open_node(settings, role))
+}
+
+async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
     durable::retry_while_full(durable::is_full, || std::fs::create_dir_all(&settings.directory))
         .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
@@ -162,7 +167,11 @@ pub struct ReadOnlyContext {
 }
 
 /// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
-pub async fn open_read_only(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
+pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
+    Box::pin(open_reader(reading))
+}
+
+async fn open_reader(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
@@ -188,11 +197,13 @@ pub struct PublishedRun {
 }
 
 /// Opens chain and specification. No data is fetched.
-pub async fn open_published_run(chain: &str, run: RunId) -> anyhow::Result<PublishedRun> {
-    let chain = self::chain(chain, None).await?;
-    let run = chain.run(run).await?;
-    let (fetch, run, spec) = published(&*chain, &run).await?;
-    Ok(PublishedRun { chain, fetch, run, spec })
+pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
+    Box::pin(async move {
+        let chain = self::chain(chain, None).await?;
+        let run = chain.run(run).await?;
+        let (fetch, run, spec) = published(&*chain, &run).await?;
+        Ok(PublishedRun { chain, fetch, run, spec })
+    })
 }
 
 /// A fetcher as the run wants it, and what the run says of itself.

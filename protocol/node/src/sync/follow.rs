@@ -15,6 +15,7 @@ use crate::{
 };
 use bytes::Bytes;
 use chain_client::{Chain, ChainError};
+use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
     Digest, RunId, Uid, Window,
@@ -116,17 +117,23 @@ impl Follower {
     }
 
     /// The state to start from where there is none: the latest checkpoint, or `θ_0`.
-    pub async fn join(&self) -> Result<ModelState, FollowError> {
-        // Read afresh: the run's checkpoint moves.
-        let run = self.chain.run(self.run.id).await?;
-        match run.checkpoint {
-            Some(checkpoint) => self.fetch_checkpoint(&checkpoint).await,
-            None => self.genesis().await,
-        }
+    pub fn join(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
+        Box::pin(async move {
+            // Read afresh: the run's checkpoint moves.
+            let run = self.chain.run(self.run.id).await?;
+            match run.checkpoint {
+                Some(checkpoint) => self.fetch_checkpoint(&checkpoint).await,
+                None => self.genesis().await,
+            }
+        })
     }
 
     /// `θ_0`, as the run's specification says it is had, and checked against the root on the chain (PROT-19).
-    pub async fn genesis(&self) -> Result<ModelState, FollowError> {
+    pub fn genesis(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
+        Box::pin(self.fetch_genesis())
+    }
+
+    async fn fetch_genesis(&self) -> Result<ModelState, FollowError> {
         let seats = self.chain.seats(self.run.id).await?;
         let mirrors =
             Mirrors::one(&self.run.origin).and(Mirrors::validators(&seats, &[], &self.run.origin, self.turn));
@@ -174,7 +181,19 @@ impl Follower {
 
     /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
     /// a crash is harmless: the state is saved by the caller, and outcomes never change.
-    pub async fn step(&self, state: &mut ModelState, own: Option<OwnMerge>) -> Result<Followed, FollowError> {
+    pub fn step<'a>(
+        &'a self,
+        state: &'a mut ModelState,
+        own: Option<OwnMerge>,
+    ) -> BoxFuture<'a, Result<Followed, FollowError>> {
+        Box::pin(self.take_window(state, own))
+    }
+
+    async fn take_window(
+        &self,
+        state: &mut ModelState,
+        own: Option<OwnMerge>,
+    ) -> Result<Followed, FollowError> {
         let window = state.window;
         let Some(view) = self.chain.window(self.run.id, window).await? else {
             return self.rejoin_if_behind(state).await;
@@ -385,7 +404,17 @@ impl Follower {
     }
 
     /// One committed contribution, from the miner or from whoever attested to it (PROT-15), checked in full.
-    pub async fn fetch_contribution(
+    pub fn fetch_contribution<'a>(
+        &'a self,
+        view: &'a WindowView,
+        seats: &'a [SeatView],
+        uid: Uid,
+        digest: &'a Digest,
+    ) -> BoxFuture<'a, Result<Contribution, ContributionError>> {
+        Box::pin(self.fetch_and_verify(view, seats, uid, digest))
+    }
+
+    async fn fetch_and_verify(
         &self,
         view: &WindowView,
         seats: &[SeatView],

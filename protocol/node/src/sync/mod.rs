@@ -18,6 +18,7 @@ use crate::{
 };
 use chain_client::{ChainError, Head};
 use follow::OwnMerge;
+use futures::future::BoxFuture;
 use protocol::{
     Block, Digest, Window,
     view::{Checkpoint, Outcome},
@@ -49,7 +50,15 @@ pub enum SyncError {
 
 impl SyncDriver {
     /// Loads the saved state, or joins the run. Returns true with a saved state.
-    pub async fn open(
+    pub fn open(
+        follower: Arc<Follower>,
+        path: PathBuf,
+        journal: &mut Journal,
+    ) -> BoxFuture<'_, Result<(SyncDriver, bool), SyncError>> {
+        Box::pin(SyncDriver::load_or_join(follower, path, journal))
+    }
+
+    async fn load_or_join(
         follower: Arc<Follower>,
         path: PathBuf,
         journal: &mut Journal,
@@ -99,7 +108,17 @@ impl SyncDriver {
 
     /// Brings the state to the open window, or to the next one, one fixed outcome after the other, and past `done`, the last window that the
     /// caller has finished. `own` is this node's merge of a window on the way. Returns whether the state moved.
-    pub async fn sync_to_open_window(
+    pub fn sync_to_open_window<'a>(
+        &'a mut self,
+        heads: &'a mut watch::Receiver<Head>,
+        done: Option<Window>,
+        own: &'a mut Option<OwnMerge>,
+        journal: &'a mut Journal,
+    ) -> BoxFuture<'a, Result<bool, SyncError>> {
+        Box::pin(self.walk_to_open_window(heads, done, own, journal))
+    }
+
+    async fn walk_to_open_window(
         &mut self,
         heads: &mut watch::Receiver<Head>,
         done: Option<Window>,

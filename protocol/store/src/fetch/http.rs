@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
-use crate::{Traffic, TrafficTotals};
+use crate::{Traffic, TrafficTotals, tls};
 
 /// What holds for all fetches of one fetcher.
 #[derive(Clone, Debug)]
@@ -93,6 +93,7 @@ impl HttpFetcher {
 
     /// The same with another way to find addresses. They are judged all the same.
     pub fn with_resolver(policy: FetchPolicy, resolver: impl Resolver) -> Result<HttpFetcher, FetchError> {
+        tls::install_provider();
         let resolver =
             Arc::new(JudgedResolver { resolver: Arc::new(resolver), allow_private: policy.allow_private });
         let builder = || {
