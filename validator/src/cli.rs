@@ -16,7 +16,7 @@ use nn::Device;
 use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
 use node::{
     SyncDriver,
-    disk_full::{self, DiskFullRetry},
+    durable::{self, DiskFullRetry},
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -107,7 +107,6 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
-    let traffic = opened.traffic();
     let device: Device = settings.device.clone().try_into().context("device")?;
     let reputations = crate::serve::load_reputations(&settings.directory)?;
     let path = settings.directory.join("model.state");
@@ -117,7 +116,7 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "serving");
     let secret = opened.key.signing_key().to_bytes();
     let load = || WeightVotes::load(&settings.directory, &secret, reputations.judged.is_some());
-    let (weight_votes, found) = disk_full::wait(WeightVoteError::is_full, load).await?;
+    let (weight_votes, found) = durable::retry_while_full(WeightVoteError::is_full, load).await?;
     if found == Found::Lost {
         tracing::warn!(
             directory = %settings.directory.display(),
@@ -131,25 +130,18 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
     let reputations = crate::serve::later(reputations, receipts.reputations());
 
     let validator = Validator {
-        sync_driver,
-        store: opened.store,
-        dataset: opened.dataset,
+        node: opened.into_node(sync_driver, settings.directory.clone(), serve.windows),
         evaluator: Some(evaluator),
         salts: Salts::new(&secret),
         weight_votes,
         commit_reveal: CommitRevealStore::load(&settings.directory, &secret)?,
         receipts,
         publishing: None,
-        seat: opened.seat,
         reputations,
         sketches: Sketches::default(),
-        directory: settings.directory,
-        journal: opened.journal,
         strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
-        traffic,
-        windows_max: serve.windows,
         disk_full_retry: DiskFullRetry::default(),
     };
     Ok(validator.serve().await?)

@@ -1,11 +1,11 @@
 //! Burn's engine on the CPU: the suite of all engines; and beside the fused engine, whose oracle it is.
 
+use model::{Optimiser, Recipe};
 use nn::{
     Device, EngineKind,
     conformance::{self, Suite, recipe},
     engine,
 };
-use model::{Optimiser, Recipe};
 
 fn burn() -> Suite {
     Suite::new(|config, recipe, flat| {
