@@ -344,6 +344,16 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_a_name_or_a_table_and_the_flag_wins() {
+        let text = "key = \"//Alice\"\n[device]\nname = \"cuda:0\"\nprecision = \"bf16\"";
+        let file: File = toml::from_str(text).unwrap();
+        let settings = Settings::checked(file.clone(), &Flags::default()).unwrap();
+        assert_eq!(settings.device["precision"].as_str(), Some("bf16"));
+        let flags = Flags { device: Some("cuda:1,f32".into()), ..Flags::default() };
+        assert_eq!(Settings::checked(file, &flags).unwrap().device.as_str(), Some("cuda:1,f32"));
+    }
+
+    #[test]
     fn without_a_key_the_message_says_how_to_give_one() {
         let error = Settings::checked(File::default(), &Flags::default()).unwrap_err().to_string();
         assert!(error.contains("--key"), "{error}");
