@@ -1,12 +1,12 @@
 //! A body's sections as positions and values: exactly those bodies that `protocol::contribution::decode` accepts, and
 //! the same numbers (PROT-8).
 //!
-//! An error names the section only. A caller that needs the fault's name runs the reference decoder, which stops at the
-//! fault.
+//! An error names the section only. A caller that needs the fault's name runs the reference decoder, which stops at
+//! the fault.
 //!
-//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives ([`StreamDecoder`]),
-//! with one section in memory at a time. Lengths are checked first: a section with fewer bytes than its entries need, or
-//! more than they can take, is refused before memory is allocated.
+//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives
+//! ([`StreamDecoder`]), with one section in memory at a time. Lengths are checked first: a section with fewer bytes
+//! than its entries need, or more than they can take, is refused before memory is allocated.
 
 use crate::{
     lanes::widest,

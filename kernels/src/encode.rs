@@ -1,13 +1,14 @@
 //! From a residual to the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
 //!
 //! `e ← β·e + Δ`, the choice of the largest, their levels, the bytes, and `e ← e − sent` are five kernels
-//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here). Run one after the other, they would read the model
-//! five times. Here a chunk of 16 KiB passes through all of them in the first-level cache, so 12 bytes per value move: `e`
-//! and `Δ` are read, `e` is written. A copy moves 8, so no encoder is faster than 8/12 of a copy.
+//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here). Run one after the other, they would read the
+//! model five times. Here a chunk of 16 KiB passes through all of them in the first-level cache, so 12 bytes per
+//! value move: `e` and `Δ` are read, `e` is written. A copy moves 8, so no encoder is faster than 8/12 of a copy.
 //!
-//! Instructions come on top, partly while the next chunk is loaded. One core of a Zen 4 with AVX-512 takes, from the cache,
-//! 0.34 ns per value at density 64/4096, 0.7 at 512 and 1.1 at 1107; a copy from memory takes 0.32. An entry costs about
-//! 3 ns: 1 to find it, 0.6 for the levels, 1 for its bits and 0.5 to write back the rest (`benches/encode.rs`).
+//! Instructions come on top, partly while the next chunk is loaded. One core of a Zen 4 with AVX-512 takes, from the
+//! cache, 0.34 ns per value at density 64/4096, 0.7 at 512 and 1.1 at 1107; a copy from memory takes 0.32. An entry
+//! costs about 3 ns: 1 to find it, 0.6 for the levels, 1 for its bits and 0.5 to write back the rest
+//! (`benches/encode.rs`).
 //!
 //! The bytes are those of `protocol::contribution::encode` and `encode_with_feedback`, for any input, vector width and
 //! number of threads. Sections are encoded in parallel and passed on in order while later ones are being encoded.
@@ -70,8 +71,8 @@ pub fn encode(
     Ok(body)
 }
 
-/// Steps `residual` by `source`, encodes its largest values, and passes the body to `sink` piece by piece: the length of a
-/// section, or the section. Returns the bytes of the body.
+/// Steps `residual` by `source`, encodes its largest values, and passes the body to `sink` piece by piece: the length
+/// of a section, or the section. Returns the bytes of the body.
 ///
 /// Runs on the threads of the current rayon pool; `sink` runs on the calling thread. Needs less than 4 MiB per thread
 /// besides its arguments, for any size of the model.
@@ -157,11 +158,12 @@ pub struct SectionEncoder {
 impl SectionEncoder {
     /// Steps the values of one section, and appends the section to `out`, without its length.
     ///
-    /// The error is the position in the section of the first stepped value that is not finite; chunks up to that one are
-    /// stepped then, and `out` is unchanged.
+    /// The error is the position in the section of the first stepped value that is not finite; chunks up to that one
+    /// are stepped then, and `out` is unchanged.
     ///
     /// # Panics
-    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to 4096.
+    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to
+    /// 4096.
     pub fn encode(
         &mut self,
         density: u16,

@@ -6,8 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 /// Sections per thread and batch.
 ///
-/// Enough that threads seldom wait for each other at the end of a batch. A section has at most 128 KiB, and there are two
-/// batches: 2 MiB per thread, besides the buffers of `make`.
+/// Enough that threads seldom wait for each other at the end of a batch. A section has at most 128 KiB, and there are
+/// two batches: 2 MiB per thread, besides the buffers of `make`.
 const AT_ONCE: usize = 8;
 
 /// Why not all sections were passed on.
@@ -18,8 +18,8 @@ pub(crate) enum Stopped<M, E> {
     Sink(E),
 }
 
-/// Makes the section of each job, and passes its length and the section to `sink` in the order of the jobs. Returns the
-/// bytes passed on.
+/// Makes the section of each job, and passes its length and the section to `sink` in the order of the jobs. Returns
+/// the bytes passed on.
 ///
 /// `make` runs on the threads of the rayon pool, in reused buffers, and appends to an empty vector; `sink` runs on the
 /// calling thread.

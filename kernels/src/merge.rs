@@ -1,10 +1,10 @@
-//! Merges contributions into an update (PROT-17, PROT-18), from bytes to bytes; applies an update to a model, and subtracts
-//! a sent body from a residual.
+//! Merges contributions into an update (PROT-17, PROT-18), from bytes to bytes; applies an update to a model, and
+//! subtracts a sent body from a residual.
 //!
-//! A section of the update depends only on the same section of each contribution and of the merge buffer. So all threads
-//! merge sections one by one and pass them on in order. Besides the buffer, each thread holds one section's entries of all
-//! inputs and a few sections that wait for their turn. A section is merged chunk by chunk, so a chunk's sums and counts
-//! stay in the first-level cache while the inputs are added.
+//! A section of the update depends only on the same section of each contribution and of the merge buffer. So all
+//! threads merge sections one by one and pass them on in order. Besides the buffer, each thread holds one section's
+//! entries of all inputs and a few sections that wait for their turn. A section is merged chunk by chunk, so a
+//! chunk's sums and counts stay in the first-level cache while the inputs are added.
 //!
 //! # What a merge costs
 //!
@@ -16,10 +16,11 @@
 //! | the update, written | 0.17 |
 //! | the merge buffer, read and written | 8 |
 //!
-//! The buffer is 14 times as much as payloads and update together, and must be read to find its largest values. The limit
-//! is arithmetic, not memory: 31 instructions per value with AVX2 (8 to unpack 0.31 entries, 6 to add and divide, 17 to
-//! encode the sum). With AVX-512 one core (Zen 4) takes 2.3 ns, 1.5 of them to encode. A copy of all 8.55 bytes takes the
-//! same core 0.3 to 0.45 ns. Cores share memory but not arithmetic, so the ratio falls with more cores.
+//! The buffer is 14 times as much as payloads and update together, and must be read to find its largest values. The
+//! limit is arithmetic, not memory: 31 instructions per value with AVX2 (8 to unpack 0.31 entries, 6 to add and
+//! divide, 17 to encode the sum). With AVX-512 one core (Zen 4) takes 2.3 ns, 1.5 of them to encode. A copy of all
+//! 8.55 bytes takes the same core 0.3 to 0.45 ns. Cores share memory but not arithmetic, so the ratio falls with more
+//! cores.
 
 use crate::{
     accumulate::step,

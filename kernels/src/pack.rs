@@ -1,8 +1,8 @@
 //! The bytes of a section (PROT-7): Rice-coded gaps, then signs, then magnitudes, least significant bit first.
 //!
-//! The length of a section is known before its first bit is written, since the best Rice parameter is found by counting
-//! bits. So the bytes are allocated once, and each code is a shift, an or and a store of eight bytes; the next store
-//! overwrites the incomplete ones.
+//! The length of a section is known before its first bit is written, since the best Rice parameter is found by
+//! counting bits. So the bytes are allocated once, and each code is a shift, an or and a store of eight bytes; the
+//! next store overwrites the incomplete ones.
 
 use crate::{
     lanes::widest,

@@ -1,4 +1,5 @@
-//! The two levels of a chunk (PROT-7): the chosen values are split at their mean magnitude, and each half has its own mean.
+//! The two levels of a chunk (PROT-7): the chosen values are split at their mean magnitude, and each half has its own
+//! mean.
 //!
 //! The format sums in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa:
 //! where the largest and the smallest are within 17 octaves, every sum of 4096 of them is a whole number of units in

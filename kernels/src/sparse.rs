@@ -1,8 +1,8 @@
 //! A sparse step `θ ← fl(θ − fl(rate·v))`, and its exact undo.
 //!
-//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would change bits, and
-//! a copy of the model would double the memory, so the step returns the values it overwrote. The arithmetic is that of the
-//! agreed update (PROT-18): two operations, each rounded once.
+//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would change
+//! bits, and a copy of the model would double the memory, so the step returns the values it overwrote. The arithmetic
+//! is that of the agreed update (PROT-18): two operations, each rounded once.
 
 use rayon::prelude::*;
 use std::ops::Range;

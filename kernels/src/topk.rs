@@ -1,16 +1,16 @@
 //! The largest values of a chunk (PROT-7), found by counting where `protocol::contribution` sorts.
 //!
-//! The magnitudes of finite floats are ordered as their bits, so everything here compares integers. A chunk of 4096 values
-//! is read twice. The first pass finds the largest magnitude of each group of values. The `k`-th largest of these bounds
-//! the chunk's `k`-th largest magnitude from below, because at least `k` groups reach it. The second pass collects the
-//! values that reach the bound: about 75 of 4096 random values for `k` = 64. Steps and bisection find the exact threshold
-//! among these.
+//! The magnitudes of finite floats are ordered as their bits, so everything here compares integers. A chunk of 4096
+//! values is read twice. The first pass finds the largest magnitude of each group of values. The `k`-th largest of
+//! these bounds the chunk's `k`-th largest magnitude from below, because at least `k` groups reach it. The second
+//! pass collects the values that reach the bound: about 75 of 4096 random values for `k` = 64. Steps and bisection
+//! find the exact threshold among these.
 //!
-//! A search takes at most about 40 counts of at most 4096 magnitudes, so the worst case is bounded; equal values, slow for
-//! a quick-select, end it at once.
+//! A search takes at most about 40 counts of at most 4096 magnitudes, so the worst case is bounded; equal values,
+//! slow for a quick-select, end it at once.
 //!
-//! With AVX-512 or AVX2 a random chunk with `k` = 64 costs 0.2 ns per value (Zen 4), less than a cycle: three loads and a
-//! dozen instructions per 16 values, and about twenty counts over groups and candidates.
+//! With AVX-512 or AVX2 a random chunk with `k` = 64 costs 0.2 ns per value (Zen 4), less than a cycle: three loads
+//! and a dozen instructions per 16 values, and about twenty counts over groups and candidates.
 
 use crate::{
     lanes::{self, LANES, widest},
@@ -27,8 +27,8 @@ const INFINITE: u32 = 0x7f80_0000;
 /// A whole vector is stored even if only its first lanes count.
 const ROOM: usize = CHUNK + LANES;
 
-/// The arrays of the next chunk, prefetched into the second-level cache during this one, so that memory and processor work
-/// at the same time.
+/// The arrays of the next chunk, prefetched into the second-level cache during this one, so that memory and processor
+/// work at the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ahead<'a> {
     pub arrays: [&'a [f32]; 3],
@@ -213,8 +213,8 @@ fn threshold(values: &[f32], bound: u32, largest: u32, count: usize) -> u32 {
 /// How far from a guess the next one is, in units of the last place: under a hundredth of the magnitude.
 const FIRST_STEP: u32 = 1 << 16;
 
-/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the start
-/// of `range`, and fewer its end.
+/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the
+/// start of `range`, and fewer its end.
 ///
 /// Steps away from the guess, each four times as far, until what is sought lies in between; then bisects.
 #[inline]
@@ -331,8 +331,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many positions
-    /// as values.
+    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many
+    /// positions as values.
     #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx512(
         values: &[f32],
@@ -391,8 +391,8 @@ mod x86 {
     };
 
     /// # Safety
-    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions as
-    /// values.
+    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions
+    /// as values.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx2(
         values: &[f32],

@@ -1,12 +1,12 @@
 //! Unpacks one section: gaps, signs and magnitudes; refuses bytes that the encoder cannot have written (PROT-8).
 //!
-//! A section's signs begin where its gaps end, which only the gaps tell. So the gaps are read first, into two bytes per
-//! entry ([`INDEX`]), and signs and magnitudes are merged in afterwards, many at a time. Lists, sums and steps of the model
-//! start from those two bytes.
+//! A section's signs begin where its gaps end, which only the gaps tell. So the gaps are read first, into two bytes
+//! per entry ([`INDEX`]), and signs and magnitudes are merged in afterwards, many at a time. Lists, sums and steps of
+//! the model start from those two bytes.
 //!
-//! A gap begins where the one before it ends: a chain of a bit count and two shifts. It is kept to eight instructions per
-//! gap: bits are fetched once for several gaps, and bounds are checked once per group. A group that fails the check, with a
-//! gap far longer than usual, is read again gap by gap. Independent work is left to vector code.
+//! A gap begins where the one before it ends: a chain of a bit count and two shifts. It is kept to eight instructions
+//! per gap: bits are fetched once for several gaps, and bounds are checked once per group. A group that fails the
+//! check, with a gap far longer than usual, is read again gap by gap. Independent work is left to vector code.
 
 use crate::{
     lanes::widest,
@@ -194,8 +194,8 @@ fn finish(first: u16, entries: &mut [u16], negative: u64, high: u64) {
     }
 }
 
-/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits that
-/// they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
+/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits
+/// that they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
 ///
 /// May read zeros past the end: the caller compares the bits with those of the section.
 #[inline(always)]
@@ -224,8 +224,8 @@ fn double_sums<const GROUP: usize>(
         doubles += quotients(chunk, rice.saturating_sub(1));
     }
     // What the gaps took gives the sum of their quotients. The length is convex in the parameter (each step up saves
-    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time, where
-    // the step up saves nothing and the step that led here did.
+    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time,
+    // where the step up saves nothing and the step that led here did.
     let count = entries.len();
     let whole = at - count * (1 + usize::from(rice));
     let saves_nothing = whole <= halves + count;

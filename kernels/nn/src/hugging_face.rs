@@ -1,9 +1,9 @@
-//! Import and export in Hugging Face's format: a directory with the `config.json` of a `LlamaForCausalLM` and weights in
-//! safetensors.
+//! Import and export in Hugging Face's format: a directory with the `config.json` of a `LlamaForCausalLM` and weights
+//! in safetensors.
 //!
-//! Names, shapes and layout of our tensors are Llama's (`ModelConfig::schema`), and RoPE rotates halves as `transformers`
-//! does, so nothing is rearranged; f32 keeps every bit. A model with a feature that ours lacks is refused by that
-//! feature's name: it would otherwise compute something else silently.
+//! Names, shapes and layout of our tensors are Llama's (`ModelConfig::schema`), and RoPE rotates halves as
+//! `transformers` does, so nothing is rearranged; f32 keeps every bit. A model with a feature that ours lacks is
+//! refused by that feature's name: it would otherwise compute something else silently.
 //!
 //! Values are streamed. Nothing here holds a model.
 
@@ -265,7 +265,8 @@ fn tokenizer_config_json(export: &Export<'_>, tokenizer: &ExportedTokenizer<'_>)
     })
 }
 
-/// A directory with a model that this crate can train. Its configuration and headers are checked, its values not yet read.
+/// A directory with a model that this crate can train. Its configuration and headers are checked, its values not yet
+/// read.
 #[derive(Debug)]
 pub struct Import {
     pub config: ModelConfig,
@@ -435,7 +436,8 @@ impl Import {
     }
 }
 
-/// The shape in a `config.json`, and whether embedding and output are tied. Absent fields have `LlamaConfig`'s defaults.
+/// The shape in a `config.json`, and whether embedding and output are tied. Absent fields have `LlamaConfig`'s
+/// defaults.
 fn read_config(json: &Value) -> Result<(ModelConfig, bool), ImportError> {
     let refuse = |field, found: &Value, needed| {
         Err(ImportError::Unsupported { field, found: found.to_string(), needed })

@@ -1,7 +1,7 @@
 //! The GPU's kernels between two products, against their references, on the device that `GPU_DEVICE` names.
 //!
-//! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on lavapipe;
-//! in 16 bits it is one rounding.
+//! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on
+//! lavapipe; in 16 bits it is one rounding.
 
 mod common;
 #[path = "common/device.rs"]
@@ -259,8 +259,8 @@ fn losses(gpu: &Gpu) {
     }
 }
 
-/// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many zeros it is
-/// `ln` of their number.
+/// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many
+/// zeros it is `ln` of their number.
 fn exponentials(gpu: &Gpu) {
     let rows = 100_000;
     let of_row = |row: usize| -100.0 * row as f32 / rows as f32;

@@ -1,7 +1,7 @@
 //! Products and attention on a GPU against the CPU's, on the device that `GPU_DEVICE` names.
 //!
-//! Inputs are rounded to the arrays' precision first. An error is the largest difference over the root mean square of the
-//! expected values.
+//! Inputs are rounded to the arrays' precision first. An error is the largest difference over the root mean square of
+//! the expected values.
 
 #[path = "common/device.rs"]
 mod device;
@@ -248,7 +248,8 @@ fn added_in_turns(gpu: &Gpu) {
 
 fn shapes_of_models(gpu: &Gpu) {
     for precision in precisions(gpu) {
-        // A chunk of a vocabulary, wide and narrow sides of a large layer, and what its weights' gradients are made of.
+        // A chunk of a vocabulary, wide and narrow sides of a large layer, and what its weights' gradients are made
+        // of.
         for shape in [[4, 32_003, 64], [3, 14_336, 40], [8, 64, 14_336]] {
             check_product(gpu, shape, [false, true], precision, precision);
         }
@@ -322,7 +323,8 @@ fn on_cpu(case: &Case) -> [Vec<f32>; 3] {
     [mixed, log_sums, grad_rows]
 }
 
-/// Bounds of mixes, logarithms and gradients. In 16 bits looks and gradients of scores are rounded between the products.
+/// Bounds of mixes, logarithms and gradients. In 16 bits looks and gradients of scores are rounded between the
+/// products.
 fn bounds(precision: Precision) -> [f64; 3] {
     match precision {
         Precision::F32 => [4e-5, 2e-6, 1e-4],

@@ -1,7 +1,7 @@
 //! Models are imported and exported with every bit, and have the logits that `transformers` computes.
 //!
-//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it). Whole models against whichever
-//! version is installed: `scripts/compare-transformers`.
+//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it). Whole models against
+//! whichever version is installed: `scripts/compare-transformers`.
 
 use mettle_nn::{
     Device, Dtype, Evaluator,

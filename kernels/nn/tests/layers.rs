@@ -163,7 +163,8 @@ proptest! {
 
         let grad_mixed = noise(mixed.len(), seed ^ 1);
         let gradient = attend_backward(&shape, &rows, &grad_mixed);
-        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of this.
+        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of
+        // this.
         assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
     }
 

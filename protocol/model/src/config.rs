@@ -3,8 +3,8 @@
 use protocol::contribution::{Schema, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and one
-/// matrix for embedding and output.
+/// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and
+/// one matrix for embedding and output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -60,8 +60,8 @@ impl ModelConfig {
 
     /// A shape by name; set `vocab` to that of the tokenizer.
     ///
-    /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation. Names
-    /// state the parameters at the preset's vocabulary.
+    /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation.
+    /// Names state the parameters at the preset's vocabulary.
     ///
     /// The other three are for GPUs:
     ///
@@ -150,11 +150,11 @@ impl ModelConfig {
         self.shapes().iter().map(|(_, [rows, columns])| rows * columns).sum()
     }
 
-    /// Multiplications and additions of training per token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers of
-    /// width `D`, and `T` tokens per sequence.
+    /// Multiplications and additions of training per token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers
+    /// of width `D`, and `T` tokens per sequence.
     ///
-    /// This is PaLM's formula (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, with half of attention, which is
-    /// causal, and only the weights in products. The embedding counts once, as the output's matrix. Activation
+    /// This is PaLM's formula (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, with half of attention, which
+    /// is causal, and only the weights in products. The embedding counts once, as the output's matrix. Activation
     /// checkpointing does not count.
     pub fn flops_per_token(&self) -> f64 {
         let products: usize =
@@ -164,7 +164,8 @@ impl ModelConfig {
 
     /// Names and shapes of all tensors, in the order of the flat parameter vector.
     ///
-    /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`, row-major.
+    /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`,
+    /// row-major.
     ///
     /// # Errors
     /// If the configuration is not valid.

@@ -1,8 +1,8 @@
 //! `θ_0`: the first model of a run, from a seed, bit for bit the same on every machine.
 //!
-//! `ln` and `cos` differ between machines in the last bit, so Box–Muller will not do. A weight is the integer sum of twelve
-//! 16-bit numbers from a BLAKE3 stream (Irwin–Hall: mean and variance of a normal, tails up to six standard deviations),
-//! converted exactly, then scaled with one rounding.
+//! `ln` and `cos` differ between machines in the last bit, so Box–Muller will not do. A weight is the integer sum of
+//! twelve 16-bit numbers from a BLAKE3 stream (Irwin–Hall: mean and variance of a normal, tails up to six standard
+//! deviations), converted exactly, then scaled with one rounding.
 
 use crate::config::{ConfigError, ModelConfig};
 
@@ -14,8 +14,8 @@ const BYTES_PER_WEIGHT: usize = 2 * TERMS;
 
 /// The flat parameter vector of `seed`, in schema order.
 ///
-/// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by seed and tensor, so
-/// its values do not depend on other tensors.
+/// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by seed and tensor,
+/// so its values do not depend on other tensors.
 ///
 /// # Errors
 /// If the configuration is invalid.
@@ -35,9 +35,9 @@ pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigErro
 
 /// Standard deviation of a matrix's first values, with `columns` inputs.
 ///
-/// A projection has `1/√columns`, which preserves the size of its input. A projection into the residual stream has a tenth
-/// of that, since a fresh layer must not drown its token. The embedding is also the output, so it sets the size of the
-/// first logits.
+/// A projection has `1/√columns`, which preserves the size of its input. A projection into the residual stream has a
+/// tenth of that, since a fresh layer must not drown its token. The embedding is also the output, so it sets the size
+/// of the first logits.
 fn deviation(name: &str, columns: usize) -> f64 {
     let share = if name.ends_with("embed_tokens.weight") {
         0.8

@@ -58,8 +58,8 @@ pub enum RateSchedule {
     Cosine,
     /// Constant.
     Constant,
-    /// Warm-up, stable, decay: constant for `stable_steps`, then falls linearly for `decay_steps`. The end can be decided
-    /// late: raise `stable_steps` while the rate is still constant.
+    /// Warm-up, stable, decay: constant for `stable_steps`, then falls linearly for `decay_steps`. The end can be
+    /// decided late: raise `stable_steps` while the rate is still constant.
     Wsd,
 }
 

@@ -1,6 +1,7 @@
 //! A run's specification: the model's shape, and a recommended recipe. Its digest is on the chain.
 //!
-//! The shape binds every participant, since the schema of contributions follows from it. The recipe is a recommendation.
+//! The shape binds every participant, since the schema of contributions follows from it. The recipe is a
+//! recommendation.
 
 use crate::{ConfigError, ModelConfig, Recipe};
 use protocol::{Digest, contribution::Schema};
@@ -18,8 +19,9 @@ pub struct RunSpec {
     pub model: ModelConfig,
     /// Seed of `θ_0`.
     pub seed: u64,
-    /// A description of `θ_0` if it is a trained model and not the seed's; at most 256 bytes. Nodes then fetch it as the
-    /// checkpoint of window 0, which the run's owner publishes, and check it against the root on the chain (PROT-19).
+    /// A description of `θ_0` if it is a trained model and not the seed's; at most 256 bytes. Nodes then fetch it as
+    /// the checkpoint of window 0, which the run's owner publishes, and check it against the root on the chain
+    /// (PROT-19).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
     /// The recommended recipe.
