@@ -6,7 +6,7 @@ use crate::strategy::{DefaultStrategy, Strategy};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Trainer};
+use nn::Device;
 use node::SyncDriver;
 use node::{Flags, Metrics, NodeContext, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
 use protocol::Role;
@@ -125,10 +125,10 @@ async fn mine(
     recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
     recipe.micro_batch =
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
-    let device = DeviceChoice::parse(&settings.device)?;
+    let device: Device = settings.device.clone().try_into().context("device")?;
     let path = settings.directory.join("model.state");
     let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let mut trainer = Trainer::new(&opened.spec.model, &recipe, device, &sync_driver.state.theta)
+    let mut trainer = engines::trainer(device, &opened.spec.model, &recipe, &sync_driver.state.theta)
         .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
     trainer.refuse_loss_above(settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab)));
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "mining");

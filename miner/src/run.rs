@@ -458,7 +458,7 @@ impl Miner {
             tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
         }
         let done = trained.and_then(|trained| {
-            let weights = trainer.try_weights_flat().map_err(TrainingError::Weights)?;
+            let weights = trainer.weights_flat().map_err(TrainingError::Weights)?;
             Ok((trained, weights))
         });
         if let Err(TrainingError::GivenUp { step, cause, .. }) = &done {
