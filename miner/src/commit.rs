@@ -152,7 +152,7 @@ impl Miner {
     ) -> Result<T, RunError> {
         let change = Arc::new(change);
         let mut heads = self.node.heads.clone();
-        let mut retry = DiskFullRetry::default();
+        let mut retry = DiskFullRetry::new(&self.node.journal.disk);
         let attempt = async || {
             let change = change.clone();
             let done = self.compute(move |local, state| local.change(|local| change(local, state))).await;

@@ -60,7 +60,7 @@ impl Miner {
             Found::Snapshot => {}
             Found::Backup => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
             Found::Nothing => {
-                let mut retry = DiskFullRetry::default();
+                let mut retry = DiskFullRetry::new(&node.journal.disk);
                 let begin = |local: &mut Lent<LocalState>| local.store.begin(&local.snapshot, &local.trainer);
                 while let Err(error) = node.blocking.with(&mut local, begin).await {
                     if !error.is_full() {
