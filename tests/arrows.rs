@@ -16,11 +16,12 @@ const ARROWS: &[Arrows] = &[
     ("kernels", &[], &["mettle-protocol"]),
     ("mettle-nn", &["mettle-protocol", "mettle-model", "kernels"], &[]),
     // The rules of the chain, and what runs them.
-    ("pallet-registry", &["mettle-protocol"], &[]),
-    ("pallet-windows", &["mettle-protocol", "pallet-registry"], &[]),
-    ("pallet-weights", &["mettle-protocol", "pallet-registry", "pallet-windows"], &[]),
-    ("pallet-nomination", &["mettle-protocol", "pallet-registry"], &[]),
-    ("pallet-rewards", &["mettle-protocol", "pallet-registry"], &["pallet-nomination"]),
+    ("mettle-pallet-mock", &[], &[]),
+    ("pallet-registry", &["mettle-protocol"], &["mettle-pallet-mock"]),
+    ("pallet-windows", &["mettle-protocol", "pallet-registry"], &["mettle-pallet-mock"]),
+    ("pallet-weights", &["mettle-protocol", "pallet-registry", "pallet-windows"], &["mettle-pallet-mock"]),
+    ("pallet-nomination", &["mettle-protocol", "pallet-registry"], &["mettle-pallet-mock"]),
+    ("pallet-rewards", &["mettle-protocol", "pallet-registry"], &["mettle-pallet-mock", "pallet-nomination"]),
     (
         "mettle-runtime",
         &[
@@ -138,6 +139,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     (
         "polkadot-sdk-frame",
         &[
+            "mettle-pallet-mock",
             "pallet-registry",
             "pallet-windows",
             "pallet-weights",

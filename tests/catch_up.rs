@@ -9,7 +9,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
-use node::{Codec, Followed, Follower, ModelState, checkpoint};
+use node::{Blocking, Codec, Followed, Follower, ModelState, checkpoint};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
     keys::ObjectKey,
@@ -229,7 +229,7 @@ impl Small {
             "{window}: {followed:?}"
         );
         if self.state.window.0.is_multiple_of(20) {
-            checkpoint::publish(&*self.store, &self.state).await.unwrap();
+            checkpoint::publish(Blocking::Pool, &*self.store, &mut self.state).await.unwrap();
         }
     }
 }
@@ -251,6 +251,7 @@ fn follower(
         keeps_buffer,
         turn: 0,
         directory: None,
+        blocking: Blocking::Pool,
     }
 }
 

@@ -12,7 +12,7 @@ use mettle_runtime::{AccountId, RuntimeCall};
 use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{DeviceChoice, Evaluator, Trainer};
-use node::{Codec, Entry, Followed, Follower, Journal, ModelState, SyncDriver};
+use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
     assign::Assignment,
@@ -215,24 +215,30 @@ impl Scene {
             evaluator: Some(
                 Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap(),
             ),
-            sync_driver,
-            store: self.store.clone(),
-            dataset: Arc::new(dataset),
+            node: Node {
+                heads: sync_driver.follower.chain.heads(),
+                sync: sync_driver,
+                store: self.store.clone(),
+                dataset: Arc::new(dataset),
+                key: key(2),
+                seat: self.seat(Role::Validator),
+                journal,
+                directory: directory.clone(),
+                blocking: Blocking::Pool,
+                traffic: Box::new(|| (0, 0)),
+                windows_max: None,
+                lock: None,
+            },
             salts: Salts::new(&secret),
             weight_votes: WeightVotes::load(&directory, &secret, false).unwrap().0,
             commit_reveal: CommitRevealStore::load(&directory, &secret).unwrap(),
             receipts: Receipts::load(&directory, RUN, &run.params, key(2)).unwrap(),
             publishing: None,
-            seat: self.seat(Role::Validator),
             reputations: Default::default(),
             sketches: Sketches::default(),
-            directory,
-            journal,
             strategy,
             evaluations_max: 8,
             held_out_sequences: 4,
-            traffic: Box::new(|| (0, 0)),
-            windows_max: None,
             disk_full_retry: Default::default(),
         }
     }
@@ -364,6 +370,7 @@ fn follower(
         keeps_buffer,
         turn: 0,
         directory: None,
+        blocking: Blocking::Pool,
     }
 }
 
@@ -535,7 +542,7 @@ impl Log {
     }
 
     fn refusals(&self) -> usize {
-        self.lines("no room on the disk: make room")
+        self.lines("the disk is full: make room")
     }
 }
 
@@ -608,7 +615,7 @@ async fn wait_for_room_at_each_step() {
         disk_full_retry("unlimited");
         scene.until_judged(window).await;
         assert!(kept().signed_until() == Some(window));
-        assert_eq!(log.lines("there is room on the disk again"), 4);
+        assert_eq!(log.lines("the disk has space again"), 4);
 
         // Where there is none before a deadline, the window passes without it.
         let window = scene.window();
@@ -621,7 +628,7 @@ async fn wait_for_room_at_each_step() {
         eventually("there is no room to attest", || log.refusals() == 5).await;
         // So early that the chain could still be told.
         scene.go_past(Block(schedule.attest_deadline(window).0 - 6));
-        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("no room on the disk"));
+        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk was full"));
         scene.until("it says why it attested nothing", no_room).await;
         assert!(!scene.view(window).attested.contains(&uid));
         fill(Step::Judge);

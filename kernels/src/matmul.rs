@@ -1,10 +1,11 @@
 //! Products of matrices that are parts of larger ones, on the CPU.
 //!
 //! A matrix is seen through a [`Mat`]: a transpose and a block of it are other views of the same memory, so that nothing is
-//! ever copied for a product. The products themselves are the crate `gemm`'s, which chooses its instructions when the program
+//! ever copied for a product. The products themselves are the crate `gemm-f32`'s, which chooses its instructions when the program
 //! runs (AVX-512, AVX2 with FMA, or what every processor has). A value is summed in an order that depends on the shapes and
 //! the processor's caches, and on nothing else: the number of threads changes no bit (`tests/training.rs`).
 
+use gemm_common::Parallelism;
 use std::{marker::PhantomData, ops::Range};
 
 /// Multiplications from which on a product is given to all threads: below, waking them takes longer.
@@ -203,27 +204,37 @@ pub fn matmul(write: Write, into: &mut MatMut, a: Mat, b: Mat, threads: Threads)
     assert_eq!((into.rows, into.columns), (a.rows, b.columns), "shape of the result");
     let worth = a.rows * a.columns * b.columns >= WORTH_THREADS;
     let parallelism = match threads {
-        Threads::Pool if worth => gemm::Parallelism::Rayon(0),
-        Threads::Pool | Threads::One => gemm::Parallelism::None,
+        Threads::Pool if worth => Parallelism::Rayon(0),
+        Threads::Pool | Threads::One => Parallelism::None,
     };
-    let stride = |stride: usize| stride as isize;
+    let (rows, columns) = (into.rows, into.columns);
+    let (row, column) = (into.row_stride as isize, 1);
+    let strides = |view: &Mat| (view.row_stride as isize, view.column_stride as isize);
+    let ((a_row, a_column), (b_row, b_column)) = (strides(&a), strides(&b));
+    // The micro-kernels write columns: a result in rows is computed as its transpose, bᵀ · aᵀ.
+    let (m, n, into_column, into_row, left, left_column, left_row, right, right_column, right_row) =
+        if column < row {
+            (columns, rows, row, column, b.first, b_row, b_column, a.first, a_row, a_column)
+        } else {
+            (rows, columns, column, row, a.first, a_column, a_row, b.first, b_column, b_row)
+        };
     // SAFETY: each pointer is to the first value of a view, and each value that the shapes and strides reach is in it. Nothing
     // else reads or writes `into` meanwhile: it is borrowed exclusively.
     unsafe {
-        gemm::gemm(
-            into.rows,
-            into.columns,
+        gemm_f32::gemm::f32::get_gemm_fn()(
+            m,
+            n,
             a.columns,
             into.first,
-            1,
-            stride(into.row_stride),
+            into_column,
+            into_row,
             write == Write::Add,
-            a.first,
-            stride(a.column_stride),
-            stride(a.row_stride),
-            b.first,
-            stride(b.column_stride),
-            stride(b.row_stride),
+            left,
+            left_column,
+            left_row,
+            right,
+            right_column,
+            right_row,
             1.0,
             1.0,
             false,

@@ -24,7 +24,7 @@ enum Command {
 
 pub fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Up(up) => program::run_to_exit(up::run(*up)),
+        Command::Up(up) => program::run_to_exit(Box::pin(up::run(*up))),
         Command::Role(role) => roles::run(role),
     }
 }

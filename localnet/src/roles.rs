@@ -128,22 +128,22 @@ impl StoreSettings {
 
     /// Replaces the file, which only this user can read.
     pub fn write(&self, file: &Path) -> anyhow::Result<()> {
-        Ok(node::files::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
+        Ok(node::durable::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
     }
 }
 
 /// Runs a role until it is told to stop.
 pub fn run(role: Role) -> std::process::ExitCode {
     match role {
-        Role::Chain(role) => program::run_to_exit(chain(role)),
-        Role::Store(role) => program::run_to_exit(store(role)),
+        Role::Chain(role) => program::run_to_exit(Box::pin(chain(role))),
+        Role::Store(role) => program::run_to_exit(Box::pin(store(role))),
         Role::Miner(rest) => miner::cli::main_with(named("miner", rest)),
         Role::Validator(rest) => validator::cli::main_with(named("validator", rest)),
-        Role::Adversary(role) => program::run_to_exit(adversary(*role)),
-        Role::Node(role) => program::run_to_exit(node(role)),
-        Role::Plan(make) => program::run_to_exit(containers::plan(make)),
-        Role::SetUp(set_up) => program::run_to_exit(containers::set_up(set_up)),
-        Role::Check(check) => program::run_to_exit(containers::check(check)),
+        Role::Adversary(role) => program::run_to_exit(Box::pin(adversary(*role))),
+        Role::Node(role) => program::run_to_exit(Box::pin(node(role))),
+        Role::Plan(make) => program::run_to_exit(Box::pin(containers::plan(make))),
+        Role::SetUp(set_up) => program::run_to_exit(Box::pin(containers::set_up(set_up))),
+        Role::Check(check) => program::run_to_exit(Box::pin(containers::check(check))),
     }
 }
 
@@ -170,12 +170,12 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
         let door = door.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let changed =
             move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory, door)?);
-        return miner::cli::start(start, changed).await;
+        return miner::cli::start(start, Box::new(changed)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        return validator::cli::start(serve, |opened| Ok((opened, strategy))).await;
+        return validator::cli::start(serve, Box::new(|opened| Ok((opened, strategy)))).await;
     }
     bail!("nobody is called {name}")
 }

@@ -5,6 +5,7 @@ use crate::run::{Miner, ShutdownHandle};
 use crate::strategy::{DefaultStrategy, Strategy};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Trainer};
 use node::SyncDriver;
 use node::{Flags, Metrics, NodeContext, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
@@ -53,21 +54,27 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(run(cli))
+    program::run_to_exit(Box::pin(run(cli)))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Miner, &arguments),
-        Command::Start(start) => self::start(start, |opened| Ok((opened, Box::new(DefaultStrategy)))).await,
+        Command::Start(start) => {
+            self::start(start, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Mines until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
-pub async fn start(
-    start: Start,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
+
+/// Mines until Ctrl-C, with what `changed` makes of the opened node.
+pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(mine_until_told(start, changed))
+}
+
+async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
     if start.with_parent {
         program::exit_with_parent();
     }
@@ -100,7 +107,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 async fn mine(
     settings: Settings,
     start: Start,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
+    changed: Change,
     leaving: Arc<ShutdownHandle>,
 ) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
@@ -112,7 +119,6 @@ async fn mine(
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
-    let traffic = opened.traffic();
     let mut recipe = opened.spec.recipe.clone();
     recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);
     recipe.learning_rate = settings.train.learning_rate.unwrap_or(recipe.learning_rate);
@@ -128,20 +134,12 @@ async fn mine(
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "mining");
 
     let miner = Miner {
-        sync_driver,
-        store: opened.store,
-        dataset: opened.dataset,
+        node: opened.into_node(sync_driver, settings.directory.clone(), start.windows),
         trainer: Some(trainer),
-        key: opened.key.signing_key().clone(),
-        seat: opened.seat,
-        directory: settings.directory.clone(),
-        journal: opened.journal,
         strategy,
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
         snapshot_every: every(&settings.train),
-        traffic,
-        windows_max: start.windows,
         leaving,
     };
     Ok(miner.run().await?)

@@ -1,7 +1,7 @@
 //! From the selection to a vote: the selected contributions, merged, in our own bucket (PROT-15 to PROT-20).
 
 use node::{
-    Contribution, Follower, ModelState, checkpoint, error_chain,
+    Contribution, Follower, ModelState, SyncDriver, checkpoint, error_chain,
     follow::{ContributionError, OwnMerge, OwnMergeError},
 };
 use protocol::{
@@ -83,13 +83,14 @@ pub async fn publish(store: &dyn Store, follower: &Follower, own: &OwnMerge) -> 
 }
 
 /// Publishes the checkpoint that was fixed for the model we hold, if there is one. What fails is said: others hold it too.
-pub async fn publish_checkpoint(store: &dyn Store, state: &ModelState) {
-    match checkpoint::publish(store, state).await {
+pub async fn publish_checkpoint(store: &Arc<dyn Store>, sync: &mut SyncDriver) {
+    let window = sync.window();
+    match checkpoint::publish(sync.follower.blocking, &**store, &mut sync.state).await {
         Ok(published) => {
             tracing::info!(window = published.window.0, state_root = %published.state_root, "published the checkpoint");
         }
         Err(error) => {
-            tracing::warn!(window = state.window.0, error = %error_chain(&error), "could not publish the checkpoint");
+            tracing::warn!(window = window.0, error = %error_chain(&error), "could not publish the checkpoint");
         }
     }
 }

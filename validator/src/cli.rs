@@ -11,11 +11,12 @@ use crate::{
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
+use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Evaluator};
 use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
 use node::{
     SyncDriver,
-    disk_full::{self, DiskFullRetry},
+    durable::{self, DiskFullRetry},
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -62,21 +63,27 @@ pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
 }
 
 fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(run(cli))
+    program::run_to_exit(Box::pin(run(cli)))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
-        Command::Serve(serve) => self::start(serve, |opened| Ok((opened, Box::new(DefaultStrategy)))).await,
+        Command::Serve(serve) => {
+            self::start(serve, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+        }
     }
 }
 
-/// Serves until Ctrl-C. `changed` may put another store, chain or strategy in the place of those that the settings name.
-pub async fn start(
-    serve: Serve,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+/// Puts another store, chain or strategy in the place of those that the settings name.
+pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
+
+/// Serves until Ctrl-C, with what `changed` makes of the opened node.
+pub fn start(serve: Serve, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(serve_until_told(serve, changed))
+}
+
+async fn serve_until_told(serve: Serve, changed: Change) -> anyhow::Result<()> {
     if serve.with_parent {
         program::exit_with_parent();
     }
@@ -90,11 +97,7 @@ pub async fn start(
     }
 }
 
-async fn serve(
-    settings: Settings,
-    serve: Serve,
-    changed: impl FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>,
-) -> anyhow::Result<()> {
+async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Result<()> {
     // First, so that whoever watches sees a role that is starting.
     let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
@@ -104,7 +107,6 @@ async fn serve(
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
-    let traffic = opened.traffic();
     let device = DeviceChoice::parse(&settings.device)?;
     let reputations = crate::serve::load_reputations(&settings.directory)?;
     let path = settings.directory.join("model.state");
@@ -114,7 +116,7 @@ async fn serve(
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "serving");
     let secret = opened.key.signing_key().to_bytes();
     let load = || WeightVotes::load(&settings.directory, &secret, reputations.judged.is_some());
-    let (weight_votes, found) = disk_full::wait(WeightVoteError::is_full, load).await?;
+    let (weight_votes, found) = durable::retry_while_full(WeightVoteError::is_full, load).await?;
     if found == Found::Lost {
         tracing::warn!(
             directory = %settings.directory.display(),
@@ -128,25 +130,18 @@ async fn serve(
     let reputations = crate::serve::later(reputations, receipts.reputations());
 
     let validator = Validator {
-        sync_driver,
-        store: opened.store,
-        dataset: opened.dataset,
+        node: opened.into_node(sync_driver, settings.directory.clone(), serve.windows),
         evaluator: Some(evaluator),
         salts: Salts::new(&secret),
         weight_votes,
         commit_reveal: CommitRevealStore::load(&settings.directory, &secret)?,
         receipts,
         publishing: None,
-        seat: opened.seat,
         reputations,
         sketches: Sketches::default(),
-        directory: settings.directory,
-        journal: opened.journal,
         strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
-        traffic,
-        windows_max: serve.windows,
         disk_full_retry: DiskFullRetry::default(),
     };
     Ok(validator.serve().await?)

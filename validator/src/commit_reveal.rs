@@ -5,7 +5,7 @@
 //! itself to, and nothing else. What is signed twice is the same both times.
 
 use codec::Encode;
-use node::files::{self, FileError};
+use node::durable::{self, FileError};
 use protocol::{
     Digest, Hotkey, RunId, Uid, Window,
     reveal::{self, Salt},
@@ -141,7 +141,7 @@ impl CommitRevealStore {
 
     fn save(&mut self, kept: Committed) -> Result<(), CommitRevealError> {
         let bytes = serde_json::to_vec(&kept).expect("verdicts and a vote are plain data");
-        files::write_atomic(&self.path, &bytes)?;
+        durable::write_atomic(&self.path, &bytes)?;
         self.kept = kept;
         Ok(())
     }

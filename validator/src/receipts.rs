@@ -10,8 +10,8 @@ pub mod form;
 use chain_client::{Call, Chain};
 use ed25519_dalek::SigningKey;
 use node::{
+    durable::{self, FileError},
     error_chain,
-    files::{self, FileError},
 };
 use protocol::{
     Digest, RunId, RunParams, Uid, Window, keys,
@@ -215,7 +215,7 @@ impl Receipts {
         receipt.sign_statements(taken.attestation, taken.vote, &self.key);
         let sealed = receipt.sign(&self.key);
         let digest = sealed.digest;
-        files::write_atomic(&self.path(window, false), &sealed.bytes)?;
+        durable::write_atomic(&self.path(window, false), &sealed.bytes)?;
         self.latest = Some((PreviousReceipt { window, digest }, receipt.after().clone()));
         self.pending.insert(window, sealed);
         self.said.retain(|said, _| *said > window);
@@ -269,7 +269,7 @@ impl Receipts {
     fn write(&self, said: &BTreeMap<Window, WindowReport>) -> Result<(), ReceiptsError> {
         let said: Vec<_> = said.iter().collect();
         let bytes = serde_json::to_vec(&said).expect("uids, digests and texts are plain data");
-        Ok(files::write_atomic(&self.directory.join("said.json"), &bytes)?)
+        Ok(durable::write_atomic(&self.directory.join("said.json"), &bytes)?)
     }
 
     /// Every window with a receipt, and whether it is published.

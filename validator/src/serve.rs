@@ -13,13 +13,12 @@ use crate::{
     weight_vote::{WeightVote, WeightVoteError, WeightVotes},
 };
 use chain_client::{Call, ChainError, Head};
-use dataset::Dataset;
+use futures::future::LocalBoxFuture;
 use nn::Evaluator;
 use node::{
-    Contribution, Entry, Follower, Journal, SyncDriver, SyncError,
-    disk_full::DiskFullRetry,
+    Contribution, Entry, Follower, Node, NodeError, SyncError,
+    durable::{self, DiskFullRetry, FileError},
     error_chain,
-    files::{self, FileError},
     follow::OwnMerge,
     journal::{SeatFault, SeatJudged},
     wait_past,
@@ -33,13 +32,11 @@ use protocol::{
 };
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
-use store::Store;
 use tokio::{sync::watch, task::JoinHandle};
 
 /// Blocks before the end of a window at which an evaluation is no longer waited for.
@@ -51,9 +48,7 @@ const TOLD_BLOCKS: u32 = 5;
 
 /// Everything a validator is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Validator {
-    pub sync_driver: SyncDriver,
-    pub store: Arc<dyn Store>,
-    pub dataset: Arc<Dataset>,
+    pub node: Node,
     /// The device and model on which contributions are judged; away while an evaluation runs.
     pub evaluator: Option<Evaluator>,
     pub salts: Salts,
@@ -62,22 +57,15 @@ pub struct Validator {
     pub receipts: Receipts,
     /// Receipts on their way into the bucket and onto the chain.
     pub publishing: Option<JoinHandle<Vec<Published>>>,
-    pub seat: SeatView,
     pub reputations: Reputations,
     /// What the last windows' contributions looked like. A restart forgets it: near-duplicates of older work are found again after as many windows.
     pub sketches: Sketches,
-    pub directory: PathBuf,
-    pub journal: Journal,
     /// What it says of what it found.
     pub strategy: Box<dyn Strategy>,
     /// Contributions evaluated in one window, at most (PROT-28).
     pub evaluations_max: usize,
     /// Held-out sequences on which the model is reported.
     pub held_out_sequences: u64,
-    /// Bytes moved, up and down, so far.
-    pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
-    /// Stop after so many windows; `None`: never.
-    pub windows_max: Option<u32>,
     /// What is waited for while the disk is full.
     pub disk_full_retry: DiskFullRetry,
 }
@@ -106,8 +94,8 @@ pub enum ServeError {
     EvaluatorDied(#[source] tokio::task::JoinError),
     #[error("the task that publishes receipts died")]
     PublisherDied(#[source] tokio::task::JoinError),
-    #[error("this seat was given to somebody else at block {registered_at}; register again")]
-    SeatLost { registered_at: Block },
+    #[error(transparent)]
+    Node(#[from] NodeError),
 }
 
 impl ServeError {
@@ -141,24 +129,28 @@ struct Evaluation {
 impl Validator {
     /// Serves window after window until the process is stopped or something is lost that it cannot go on without. Every step may be run
     /// twice: after a crash the window is simply served again.
-    pub async fn serve(mut self) -> Result<(), ServeError> {
-        let mut heads = self.follower().chain.heads();
+    pub fn serve(self) -> LocalBoxFuture<'static, Result<(), ServeError>> {
+        Box::pin(self.serve_windows())
+    }
+
+    async fn serve_windows(mut self) -> Result<(), ServeError> {
+        let mut heads = self.node.heads.clone();
         let mut own: Option<OwnMerge> = None;
         let mut evaluation: Option<Evaluation> = None;
         let mut served = 0;
         let mut done = None;
         loop {
             // Follow.
-            if self.sync_driver.sync_to_open_window(&mut heads, done, &mut own, &mut self.journal).await? {
+            if self.node.sync.sync_to_open_window(&mut heads, done, &mut own, &mut self.node.journal).await? {
                 self.publish_if_checkpoint().await?;
             }
-            let window = self.sync_driver.window();
-            self.traffic_entry(window);
-            if self.windows_max.is_some_and(|max| max <= served) {
+            let window = self.node.sync.window();
+            self.node.record_traffic();
+            if self.node.windows_max.is_some_and(|max| max <= served) {
                 return Ok(());
             }
             served += 1;
-            self.still_ours().await?;
+            self.node.keep_seat().await?;
             self.reveal_weights(window, &mut heads).await?;
             self.publish_receipts().await?;
 
@@ -190,7 +182,7 @@ impl Validator {
             let voted = self.merge_and_vote(&view, &seats, &gathered.valid, &mut own, &mut heads).await?;
             if let Err(reason) = voted {
                 tracing::warn!(window = window.0, reason, "no vote");
-                self.journal.write(&Entry::Abstained { window, reason });
+                self.node.journal.write(&Entry::Abstained { window, reason });
             }
 
             // Commit to what everyone's work was worth up to here: once the window is fixed, its epoch may be over.
@@ -208,7 +200,7 @@ impl Validator {
             }
             self.publish_receipts().await?;
 
-            node::prune(&*self.store, self.follower().run.id, window).await;
+            node::prune(&*self.node.store, self.follower().run.id, window).await;
         }
     }
 
@@ -226,7 +218,7 @@ impl Validator {
         heads: &mut watch::Receiver<Head>,
     ) -> Result<(), ServeError> {
         let window = view.window;
-        if view.attested.contains(&self.seat.id.uid) {
+        if view.attested.contains(&self.node.seat.id.uid) {
             return Ok(());
         }
         let mut not_observed = gathered.not_observed.clone();
@@ -234,7 +226,7 @@ impl Validator {
         let mirrored = if self.hides() {
             Ok(())
         } else {
-            aggregator::mirror(&*self.store, self.follower(), window, &gathered.valid).await
+            aggregator::mirror(&*self.node.store, self.follower(), window, &gathered.valid).await
         };
         let mut verdicts: Vec<(Uid, Verdict)> = Vec::new();
         match mirrored {
@@ -260,20 +252,21 @@ impl Validator {
             Err(full) => {
                 let reason = format!("nothing attested: {}", no_room(&full));
                 tracing::warn!(window = window.0, reason);
-                self.journal.write(&Entry::Abstained { window, reason });
+                self.node.journal.write(&Entry::Abstained { window, reason });
                 return Ok(());
             }
         };
 
         let next_salt = self.salts.commitment(run, window.next());
         let call = if hides {
-            let hash = self.commit_reveal.hash(run, window, &verdicts, &self.seat.hotkey);
+            let hash = self.commit_reveal.hash(run, window, &verdicts, &self.node.seat.hotkey);
             Call::AttestHidden { run, window, hash, next_salt }
         } else {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
         };
         if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
-            self.journal
+            self.node
+                .journal
                 .write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
             return Ok(());
         }
@@ -288,7 +281,7 @@ impl Validator {
             reason,
         });
         let valid = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Valid).map(|(uid, _)| *uid);
-        self.journal.write(&Entry::Attested {
+        self.node.journal.write(&Entry::Attested {
             window,
             valid: valid.collect(),
             faulty: faulty.collect(),
@@ -311,14 +304,14 @@ impl Validator {
         if let Err(reason) = self.mirror_bound(window, &verdicts, at_hand).await {
             let reason = format!("attestation not revealed: {reason}");
             tracing::warn!(window = window.0, reason);
-            self.journal.write(&Entry::Abstained { window, reason });
+            self.node.journal.write(&Entry::Abstained { window, reason });
             return Ok(());
         }
         let salt = self.commit_reveal.salt(run, window, &verdicts);
         let call = Call::RevealAttestation { run, window, verdicts, salt };
         if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
             let reason = format!("attestation not revealed: {reason}");
-            self.journal.write(&Entry::Abstained { window, reason });
+            self.node.journal.write(&Entry::Abstained { window, reason });
         }
         Ok(())
     }
@@ -336,7 +329,7 @@ impl Validator {
                 at_hand.get(uid).ok_or_else(|| format!("the bytes of uid {uid} are not at hand any more"))?;
             bound.insert(*uid, held.clone());
         }
-        let mirrored = aggregator::mirror(&*self.store, self.follower(), window, &bound).await;
+        let mirrored = aggregator::mirror(&*self.node.store, self.follower(), window, &bound).await;
         mirrored
             .map_err(|error| format!("our bucket did not take what it vouches for: {}", error_chain(&error)))
     }
@@ -376,21 +369,21 @@ impl Validator {
         if view.selection.as_ref().is_none_or(|selection| selection.selected.is_empty()) {
             return Ok(Err("nothing was selected".into()));
         }
-        if self.sync_driver.state.buffer.is_none() {
+        if self.node.sync.state.buffer.is_none() {
             return Ok(Err("without the merge-side buffer until the next checkpoint".into()));
         }
         let contributions = match aggregator::selected(self.follower(), view, seats, at_hand).await {
             Ok(contributions) => contributions,
             Err(error) => return Ok(Err(error_chain(&error))),
         };
-        let state = self.sync_driver.state.clone();
+        let state = self.node.sync.state.clone();
         let merged =
-            aggregator::merge(self.sync_driver.follower.clone(), state, view.clone(), contributions).await;
+            aggregator::merge(self.node.sync.follower.clone(), state, view.clone(), contributions).await;
         let merged = match merged {
             Ok(merged) => merged,
             Err(error) => return Ok(Err(error_chain(&error))),
         };
-        let vote = match aggregator::publish(&*self.store, self.follower(), &merged).await {
+        let vote = match aggregator::publish(&*self.node.store, self.follower(), &merged).await {
             Ok(vote) => vote,
             Err(error) => {
                 return Ok(Err(format!("our bucket did not take the update: {}", error_chain(&error))));
@@ -400,7 +393,7 @@ impl Validator {
         *own = Some(merged);
 
         // A predecessor of ours may have voted before it was killed: one vote a window, whatever happens in between.
-        if view.votes.iter().any(|(uid, _)| *uid == self.seat.id.uid) {
+        if view.votes.iter().any(|(uid, _)| *uid == self.node.seat.id.uid) {
             return Ok(Ok(()));
         }
         let Some(vote) = self.strategy.vote(view, Some(vote)) else { return Ok(Ok(())) };
@@ -420,7 +413,7 @@ impl Validator {
             Err(full) => return Ok(Err(no_room(&full))),
         };
         let call = if hides {
-            let hash = self.commit_reveal.hash(run, window, &vote, &self.seat.hotkey);
+            let hash = self.commit_reveal.hash(run, window, &vote, &self.node.seat.hotkey);
             Call::VoteHidden { run, window, hash }
         } else {
             Call::Vote { run, window, vote }
@@ -430,7 +423,7 @@ impl Validator {
         }
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
         tracing::info!(window = window.0, update = %digest, bytes, contributions = inputs.len(), "voted");
-        self.journal.write(&Entry::Voted { window, update: digest, bytes, inputs });
+        self.node.journal.write(&Entry::Voted { window, update: digest, bytes, inputs });
         Ok(Ok(()))
     }
 
@@ -444,7 +437,7 @@ impl Validator {
         let call = Call::RevealVote { run, window, vote, salt };
         if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
             let reason = format!("vote not revealed: {reason}");
-            self.journal.write(&Entry::Abstained { window, reason });
+            self.node.journal.write(&Entry::Abstained { window, reason });
         }
         Ok(())
     }
@@ -476,7 +469,7 @@ impl Validator {
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: run.params.sequences_per_seat,
-            training_sequences: self.dataset.training_sequences(),
+            training_sequences: self.node.dataset.training_sequences(),
         };
         let candidates: Vec<_> = seats
             .iter()
@@ -498,13 +491,13 @@ impl Validator {
             order: order.clone(),
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
-        let theta = self.sync_driver.state.theta.clone();
+        let theta = self.node.sync.state.theta.clone();
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
             ..Job::new(theta, self.follower(), contributions, order, &assignment, seed)
         };
-        let dataset = self.dataset.clone();
+        let dataset = self.node.dataset.clone();
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();
         let handle = tokio::task::spawn_blocking(move || {
@@ -627,7 +620,7 @@ impl Validator {
             Some((_, verdict)) => self.remember(window, measured, verdict)?,
             None => Vec::new(),
         };
-        self.journal.write(&Entry::Judged {
+        self.node.journal.write(&Entry::Judged {
             window,
             held_out_loss: measured.held_out_loss,
             seats,
@@ -652,8 +645,8 @@ impl Validator {
         verdict: gauntlet::Verdict,
     ) -> Result<Vec<SeatJudged>, ServeError> {
         self.reputations = verdict.reputations;
-        let path = self.directory.join("standings.json");
-        match files::write_atomic(&path, &serde_json::to_vec(&self.reputations)?) {
+        let path = self.node.directory.join("standings.json");
+        match durable::write_atomic(&path, &serde_json::to_vec(&self.reputations)?) {
             // The receipt has them too, and a successor takes the later of both.
             Err(error) if error.is_full() => {
                 let error = error_chain(&error);
@@ -684,18 +677,17 @@ impl Validator {
         mut act: impl FnMut(&mut Validator) -> Result<T, ServeError>,
     ) -> Result<Result<T, ServeError>, ServeError> {
         let mut disk_full_retry = std::mem::take(&mut self.disk_full_retry);
-        let done = disk_full_retry.wait_until(until, heads, || match act(self) {
+        let done = disk_full_retry.wait_until(until, heads, ServeError::is_full, async || act(self)).await;
+        self.disk_full_retry = disk_full_retry;
+        match done {
             Err(full) if full.is_full() => Ok(Err(full)),
             done => done.map(Ok),
-        });
-        let done = done.await;
-        self.disk_full_retry = disk_full_retry;
-        done
+        }
     }
 
     /// What the chain has taken of what we said in a window, as we said it: that alone is stated again (PROT-21).
     async fn confirmed(&self, window: Window) -> Result<Confirmed, ServeError> {
-        let (chain, run, uid) = (&*self.follower().chain, self.follower().run.id, self.seat.id.uid);
+        let (chain, run, uid) = (&*self.follower().chain, self.follower().run.id, self.node.seat.id.uid);
         let Some(said) = self.receipts.report(window) else { return Ok(Confirmed::default()) };
         let Some(view) = chain.window(run, window).await? else { return Ok(Confirmed::default()) };
         let attestation = chain.attestation(run, window, uid).await?;
@@ -716,7 +708,8 @@ impl Validator {
             return Ok(());
         }
         let run = self.follower().run.id;
-        let (salt, validator, hotkey) = (self.salts.salt(run, window), self.seat.id, self.seat.hotkey);
+        let (salt, validator, hotkey) =
+            (self.salts.salt(run, window), self.node.seat.id, self.node.seat.hotkey);
         let before = form::reputations(&self.reputations);
         let strategy = &mut self.strategy;
         let write = |previous, said: WindowReport| {
@@ -745,7 +738,7 @@ impl Validator {
 
     /// Whether our seat was there as the window opened.
     fn sat_in(&self, window: Window) -> bool {
-        self.schedule().window_at(self.seat.id.registered_at) < Some(window)
+        self.schedule().window_at(self.node.seat.id.registered_at) < Some(window)
     }
 
     /// Sends on its way what is not published yet, and takes note of what became of what was. What fails is said, and tried again in
@@ -764,7 +757,7 @@ impl Validator {
                         Entry::Unpublished { window: *window, reason: not.reason.clone() }
                     }
                 };
-                self.journal.write(&entry);
+                self.node.journal.write(&entry);
                 match self.receipts.note(&published) {
                     Err(error) if error.is_full() => {
                         let error = error_chain(&error);
@@ -780,8 +773,8 @@ impl Validator {
         }
         let pending = self.receipts.pending();
         if !pending.is_empty() {
-            let (store, chain) = (self.store.clone(), self.follower().chain.clone());
-            let (run, uid) = (self.follower().run.id, self.seat.id.uid);
+            let (store, chain) = (self.node.store.clone(), self.follower().chain.clone());
+            let (run, uid) = (self.follower().run.id, self.node.seat.id.uid);
             self.publishing = Some(tokio::spawn(receipts::publish(store, chain, run, uid, pending)));
         }
         Ok(())
@@ -817,7 +810,7 @@ impl Validator {
                 return Ok(());
             }
         };
-        let hash = kept.hash(&self.seat.hotkey);
+        let hash = kept.hash(&self.node.seat.hotkey);
         match self.follower().chain.submit(Call::CommitWeights { run, epoch, hash }).await {
             Ok(_) => tracing::info!(epoch, seats = kept.weights.len(), "committed to weights"),
             Err(error) if again && error.is_refusal("Weights", "AlreadyCommitted") => {}
@@ -877,7 +870,7 @@ impl Validator {
             };
             self.forget_ballot(*epoch)?;
             match revealed {
-                Ok(()) => self.journal.write(&Entry::Posted { epoch: *epoch, weights: weights.clone() }),
+                Ok(()) => self.node.journal.write(&Entry::Posted { epoch: *epoch, weights: weights.clone() }),
                 Err(reason) => self.no_weights(window, *epoch, &reason),
             }
         }
@@ -888,17 +881,17 @@ impl Validator {
     fn no_weights(&mut self, window: Window, epoch: u32, reason: &str) {
         tracing::warn!(epoch, reason, "no weights, and no dividends for the epoch");
         let reason = format!("no weights for epoch {epoch}: {reason}");
-        self.journal.write(&Entry::Abstained { window, reason });
+        self.node.journal.write(&Entry::Abstained { window, reason });
     }
 
     async fn publish_if_checkpoint(&mut self) -> Result<(), ServeError> {
         let run = self.follower().chain.run(self.follower().run.id).await?;
-        let state = &self.sync_driver.state;
+        let state = &self.node.sync.state;
         if let Some(checkpoint) = run.checkpoint
             && checkpoint.window == state.window
             && state.state_root() == Some(checkpoint.state_root)
         {
-            aggregator::publish_checkpoint(&*self.store, state).await;
+            aggregator::publish_checkpoint(&self.node.store, &mut self.node.sync).await;
         }
         Ok(())
     }
@@ -918,30 +911,12 @@ impl Validator {
         self.follower().chain.window(self.follower().run.id, window).await
     }
 
-    /// Keeps the endpoint current, and notices when the seat went to somebody else.
-    async fn still_ours(&mut self) -> Result<(), ServeError> {
-        let seats = self.follower().chain.seats(self.follower().run.id).await?;
-        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else {
-            return Ok(());
-        };
-        if seat.hotkey != self.seat.hotkey {
-            return Err(ServeError::SeatLost { registered_at: seat.id.registered_at });
-        }
-        self.seat = seat;
-        Ok(())
-    }
-
-    fn traffic_entry(&mut self, window: Window) {
-        let (bytes_up, bytes_down) = (self.traffic)();
-        self.journal.write(&Entry::Traffic { window, bytes_up, bytes_down });
-    }
-
     fn follower(&self) -> &Follower {
-        &self.sync_driver.follower
+        &self.node.sync.follower
     }
 
     fn schedule(&self) -> Schedule {
-        self.sync_driver.follower.run.params.schedule
+        self.node.sync.follower.run.params.schedule
     }
 }
 
@@ -952,7 +927,7 @@ fn to_be_told_by(deadline: Block) -> Block {
 
 /// Why something was not said in time.
 fn no_room(full: &ServeError) -> String {
-    format!("there was no room on the disk: {}", error_chain(full))
+    format!("the disk was full: {}", error_chain(full))
 }
 
 /// What is attested, with the reasons that a receipt gives for it.

@@ -3,7 +3,7 @@
 //! A ballot is bound by its hash in one epoch and shown in the next; whoever cannot show it earns nothing for the epoch.
 //! So it is on disk before the hash is on the chain, and stays there until the chain has it.
 
-use node::files::{self, FileError};
+use node::durable::{self, FileError};
 use protocol::{
     Digest, Hotkey, RunId, Uid,
     reveal::{self, Salt},
@@ -147,7 +147,7 @@ impl WeightVotes {
 
     fn write(&self, kept: &[WeightVote]) -> Result<(), WeightVoteError> {
         let bytes = serde_json::to_vec(kept).expect("a ballot is plain data");
-        Ok(files::write_atomic(&self.path, &bytes)?)
+        Ok(durable::write_atomic(&self.path, &bytes)?)
     }
 }
 

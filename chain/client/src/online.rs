@@ -10,6 +10,7 @@ use crate::{
 };
 use async_trait::async_trait;
 use codec::{Decode, DecodeAll, Encode};
+use futures::future::BoxFuture;
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window,
     view::{Account, AccountStatus, Payslip, RunStatus, RunView, SeatStatus, SeatView, Verdict, WindowView},
@@ -98,8 +99,17 @@ impl SubxtChain {
         SubxtChain::connect_timed(url, key, expectations, Timing::default()).await
     }
 
-    /// [`SubxtChain::connect`] with another [`Timing`].
-    pub async fn connect_timed(
+    /// [`SubxtChain::connect`] with another [`Timing`]. Boxed, so that no other crate compiles it again.
+    pub fn connect_timed(
+        url: &str,
+        key: Option<Key>,
+        expectations: ExpectedChain,
+        timing: Timing,
+    ) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
+        Box::pin(SubxtChain::start(url, key, expectations, timing))
+    }
+
+    async fn start(
         url: &str,
         key: Option<Key>,
         expectations: ExpectedChain,

@@ -16,7 +16,8 @@ pub use store::StoreError;
 
 use chain::Chain;
 use execute::Runtime;
-use jsonrpsee::server::{PingConfig, Server, ServerHandle};
+use futures::future::BoxFuture;
+use jsonrpsee::server::{PingConfig, Server, ServerConfig, ServerHandle};
 use std::{
     future::Future,
     io,
@@ -122,7 +123,11 @@ pub struct EmbeddedChain {
 
 impl EmbeddedChain {
     /// Starts the chain, or resumes the one in `config.dir`. Call it within a tokio runtime.
-    pub async fn start(config: Config) -> Result<EmbeddedChain, StartError> {
+    pub fn start(config: Config) -> BoxFuture<'static, Result<EmbeddedChain, StartError>> {
+        Box::pin(EmbeddedChain::open(config))
+    }
+
+    async fn open(config: Config) -> Result<EmbeddedChain, StartError> {
         let listener = listen(config.listen)?;
         let address = listener.local_addr().map_err(|source| cannot_listen(config.listen, source))?;
 
@@ -130,11 +135,14 @@ impl EmbeddedChain {
         let opened = tokio::task::spawn_blocking(move || open(&settings)).await;
         let chain = Arc::new(opened.expect("opening the chain does not panic")?);
 
-        let server = Server::builder()
+        let limits = ServerConfig::builder()
             .max_connections(CONNECTIONS_MAX)
             .max_request_body_size(REQUEST_BYTES_MAX)
             .max_response_body_size(REQUEST_BYTES_MAX)
             .enable_ws_ping(PingConfig::new())
+            .build();
+        let server = Server::builder()
+            .set_config(limits)
             .build_from_tcp(listener)
             .map_err(|source| cannot_listen(config.listen, source))?;
         let server = server.start(rpc::module(chain.clone(), config.engine_rpc));

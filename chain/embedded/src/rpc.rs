@@ -10,7 +10,7 @@ use crate::{
 };
 use codec::{Compact, Decode, Encode};
 use jsonrpsee::{
-    PendingSubscriptionSink, RpcModule, SubscriptionMessage, SubscriptionSink,
+    PendingSubscriptionSink, RpcModule, SubscriptionSink,
     types::{ErrorObjectOwned, Params},
 };
 use serde_json::{Value, json};
@@ -360,7 +360,7 @@ async fn next_heads(sink: &SubscriptionSink, heads: &mut watch::Receiver<Heads>)
 
 /// Sends a value; false if the subscription is closed.
 async fn send(sink: &SubscriptionSink, value: &Value) -> bool {
-    let message = SubscriptionMessage::from_json(value).expect("a JSON value has a text");
+    let message = serde_json::value::to_raw_value(value).expect("a JSON value has a text");
     sink.send(message).await.is_ok()
 }
 

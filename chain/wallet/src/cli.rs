@@ -51,7 +51,7 @@ enum DatasetCommand {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     let json = cli.json();
-    program::run_to_exit(program::with_output(json, async |output| cli.execute(output).await))
+    program::run_to_exit(Box::pin(program::with_output(json, async |output| cli.execute(output).await)))
 }
 
 impl Cli {

@@ -5,6 +5,7 @@ pub mod cli;
 pub mod commands;
 pub mod create;
 pub mod evaluation;
+mod formats;
 pub mod model;
 pub mod nominate;
 pub mod owner;

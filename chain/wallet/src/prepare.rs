@@ -1,5 +1,6 @@
 //! `mettle dataset prepare`: text in, a dataset that a run can name out.
 
+use crate::formats::AllFormats;
 use anyhow::{Context as _, bail};
 use dataset::{OutputDirectory, PrepareOptions, Prepared, Progress, Source, TEXT_FIELD, TokenizerChoice};
 use node::program::say;
@@ -78,6 +79,7 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
         None => TokenizerChoice::Train { vocab: prepare.vocabulary },
     };
     Ok(PrepareOptions {
+        formats: &AllFormats,
         tokenizer,
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,

@@ -50,6 +50,7 @@ pub async fn traffic(address: SocketAddr, token: &str) -> Result<String, InjectE
 
 async fn ask(address: SocketAddr, token: &str, method: Method, url: String) -> Result<String, InjectError> {
     let unreachable = |source| InjectError::Unreachable { address, source };
+    store::tls::install_provider();
     let client = reqwest::Client::builder()
         .no_proxy()
         .tls_certs_only([])

@@ -20,6 +20,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::server::graceful::GracefulShutdown;
@@ -167,7 +168,11 @@ const GRACE: Duration = Duration::from_secs(5);
 
 impl S3Server {
     /// Takes the directory and the port, and serves until dropped.
-    pub async fn start(config: ServerConfig) -> Result<S3Server, ServerError> {
+    pub fn start(config: ServerConfig) -> BoxFuture<'static, Result<S3Server, ServerError>> {
+        Box::pin(S3Server::open(config))
+    }
+
+    async fn open(config: ServerConfig) -> Result<S3Server, ServerError> {
         let buckets = checked(&config.buckets)?;
         if let Some(admin) = &config.admin
             && !admin.listen.ip().is_loopback()

@@ -63,6 +63,7 @@ fn large(seed: u8, bytes: usize) -> (ObjectKey, Digest, Bytes) {
 }
 
 fn client() -> reqwest::Client {
+    store::tls::install_provider();
     reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
@@ -653,6 +654,7 @@ async fn a_body_that_is_not_what_was_promised_is_not_kept() {
     use object_store::aws::AmazonS3Builder;
     use object_store::signer::{SignedUrlOptions, Signer};
     let server = in_memory().await;
+    store::tls::install_provider();
     let raw = AmazonS3Builder::new()
         .with_endpoint(server.endpoint())
         .with_allow_http(true)
@@ -689,6 +691,7 @@ async fn names_that_could_lead_out_of_the_directory_stay_inside() {
     let server = S3Server::start(on_disk(&inside)).await.expect("a server");
     use object_store::aws::AmazonS3Builder;
     use object_store::signer::Signer;
+    store::tls::install_provider();
     let raw = AmazonS3Builder::new()
         .with_endpoint(server.endpoint())
         .with_allow_http(true)

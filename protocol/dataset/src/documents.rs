@@ -5,8 +5,10 @@
 //! one thread; [`Item::text`] makes a document of an item, which many threads may do at once. An item without text (an
 //! empty line, a `null`) is an empty document, so that the number of an item is the line or row that a person sees.
 
-use crate::source::SourceError;
-use flate2::read::MultiGzDecoder;
+use crate::{
+    formats::{Compression, Formats, Rows},
+    source::SourceError,
+};
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::{
     fmt,
@@ -38,24 +40,17 @@ pub(crate) enum Format {
     Parquet,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compression {
-    None,
-    Gzip,
-    Zstandard,
-}
-
 /// `name.jsonl.gz` is JSON lines in gzip. Parquet compresses itself.
-pub(crate) fn format(path: &Path) -> (Format, Compression) {
+pub(crate) fn format(path: &Path) -> (Format, Option<Compression>) {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_ascii_lowercase());
     let (compression, inner) = match ending(path).as_deref().and_then(|ending| ending.to_str()) {
-        Some("gz") => (Compression::Gzip, path.with_extension("")),
-        Some("zst") => (Compression::Zstandard, path.with_extension("")),
-        _ => (Compression::None, path.to_owned()),
+        Some("gz") => (Some(Compression::Gzip), path.with_extension("")),
+        Some("zst") => (Some(Compression::Zstandard), path.with_extension("")),
+        _ => (None, path.to_owned()),
     };
     match ending(&inner).as_deref().and_then(|ending| ending.to_str()) {
         Some("jsonl" | "ndjson") => (Format::JsonLines, compression),
-        Some("parquet") if compression == Compression::None => (Format::Parquet, compression),
+        Some("parquet") if compression.is_none() => (Format::Parquet, compression),
         Some(text) if TEXT_ENDINGS.contains(&text) => (Format::Text { promised: true }, compression),
         _ => (Format::Text { promised: false }, compression),
     }
@@ -144,6 +139,7 @@ pub(crate) struct Opening<'a> {
     pub field: &'a str,
     /// A text file is cut into documents of at most so many bytes.
     pub part_bytes: usize,
+    pub formats: &'static dyn Formats,
 }
 
 /// The batches of one file, in order. After an error there are no more.
@@ -158,31 +154,22 @@ pub(crate) struct Documents {
 enum Kind {
     Text(Parts),
     Lines(Box<dyn BufRead + Send>),
-    #[cfg(feature = "parquet")]
-    Rows(Box<crate::parquet::Rows>),
+    Rows(Box<dyn Rows>),
 }
 
 impl Documents {
     pub fn open(opening: &Opening<'_>) -> Result<Documents, SourceError> {
-        let path = opening.path;
+        let Opening { path, formats, .. } = *opening;
         let (format, compression) = format(path);
         let read = Arc::new(AtomicU64::new(0));
+        let reader = || reader(path, compression, formats, &read);
         let kind = match format {
             Format::Text { promised } => {
                 let part_bytes = opening.part_bytes;
-                Kind::Text(Parts {
-                    reader: reader(path, compression, &read)?,
-                    buffer: Vec::new(),
-                    before: 0,
-                    part_bytes,
-                    promised,
-                })
+                Kind::Text(Parts { reader: reader()?, buffer: Vec::new(), before: 0, part_bytes, promised })
             }
-            Format::JsonLines => Kind::Lines(reader(path, compression, &read)?),
-            #[cfg(feature = "parquet")]
-            Format::Parquet => Kind::Rows(Box::new(crate::parquet::Rows::open(path, opening.field)?)),
-            #[cfg(not(feature = "parquet"))]
-            Format::Parquet => return Err(SourceError::NoParquet { path: path.to_owned() }),
+            Format::JsonLines => Kind::Lines(reader()?),
+            Format::Parquet => Kind::Rows(formats.rows(path, opening.field)?),
         };
         Ok(Documents { path: path.to_owned(), kind, items: 0, ended: false, read })
     }
@@ -201,8 +188,7 @@ impl Documents {
                     }
                 },
                 Kind::Lines(reader) => line(reader, &self.path, number)?.map(Item::Line),
-                #[cfg(feature = "parquet")]
-                Kind::Rows(rows) => rows.next(&self.path, number)?.map(Item::Text),
+                Kind::Rows(rows) => row(&mut **rows, &self.path, number)?.map(Item::Text),
             };
             let Some(item) = item else {
                 batch.last = true;
@@ -214,7 +200,6 @@ impl Documents {
         }
         batch.file_bytes = match &self.kind {
             Kind::Text(_) | Kind::Lines(_) => self.read.load(Ordering::Relaxed),
-            #[cfg(feature = "parquet")]
             Kind::Rows(rows) => rows.file_bytes(),
         };
         Ok(batch)
@@ -250,20 +235,31 @@ impl Read for Counted {
 
 fn reader(
     path: &Path,
-    compression: Compression,
+    compression: Option<Compression>,
+    formats: &dyn Formats,
     read: &Arc<AtomicU64>,
 ) -> Result<Box<dyn BufRead + Send>, SourceError> {
     let unreadable = |source| SourceError::Unreadable { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
-    Ok(match compression {
-        Compression::None => Box::new(file),
-        Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
-        Compression::Zstandard => {
-            let inner = zstd::Decoder::with_buffer(file).map_err(unreadable)?;
-            Box::new(BufReader::with_capacity(BUFFER_BYTES, inner))
-        }
-    })
+    match compression {
+        None => Ok(Box::new(file)),
+        Some(compression) => formats.decompress(path, compression, Box::new(file)),
+    }
+}
+
+/// The text of the next row; an empty one where the row has none.
+fn row(rows: &mut dyn Rows, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
+    let Some(bytes) = rows.next()? else { return Ok(None) };
+    if bytes.len() > MAX_DOCUMENT_BYTES {
+        return Err(SourceError::TooLong { path: path.to_owned(), number });
+    }
+    let text = String::from_utf8(bytes).map_err(|error| SourceError::Item {
+        path: path.to_owned(),
+        number,
+        reason: error.utf8_error().to_string(),
+    })?;
+    Ok(Some(text))
 }
 
 fn line(reader: &mut dyn BufRead, path: &Path, number: u64) -> Result<Option<Vec<u8>>, SourceError> {
@@ -354,7 +350,7 @@ pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use io::Write as _;
+    use crate::PlainFormats;
     use proptest::prelude::*;
 
     fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
@@ -362,7 +358,8 @@ mod tests {
         let path = root.path().join(name);
         std::fs::write(&path, bytes).expect("writable");
         let mut texts = Vec::new();
-        for batch in Documents::open(&Opening { path: &path, field: "text", part_bytes })? {
+        let opening = Opening { path: &path, field: "text", part_bytes, formats: &PlainFormats };
+        for batch in Documents::open(&opening)? {
             let batch = batch?;
             if batch.not_text {
                 return Ok(vec!["no text".to_owned()]);
@@ -377,12 +374,12 @@ mod tests {
     #[test]
     fn a_name_tells_what_a_file_holds() {
         let format = |name| super::format(Path::new(name));
-        assert_eq!(format("a.jsonl"), (Format::JsonLines, Compression::None));
-        assert_eq!(format("a.b.ndjson.zst"), (Format::JsonLines, Compression::Zstandard));
-        assert_eq!(format("A.TXT.GZ"), (Format::Text { promised: true }, Compression::Gzip));
-        assert_eq!(format("a.parquet"), (Format::Parquet, Compression::None));
-        assert_eq!(format("a.html"), (Format::Text { promised: false }, Compression::None));
-        assert_eq!(format("gz"), (Format::Text { promised: false }, Compression::None));
+        assert_eq!(format("a.jsonl"), (Format::JsonLines, None));
+        assert_eq!(format("a.b.ndjson.zst"), (Format::JsonLines, Some(Compression::Zstandard)));
+        assert_eq!(format("A.TXT.GZ"), (Format::Text { promised: true }, Some(Compression::Gzip)));
+        assert_eq!(format("a.parquet"), (Format::Parquet, None));
+        assert_eq!(format("a.html"), (Format::Text { promised: false }, None));
+        assert_eq!(format("gz"), (Format::Text { promised: false }, None));
     }
 
     #[test]
@@ -412,23 +409,14 @@ mod tests {
     }
 
     #[test]
-    fn compressed_files_are_as_good_as_others_and_broken_ones_are_named() {
-        let lines = b"{\"text\": \"one\"}\n{\"text\": \"two\"}\n";
-        let gzip = |bytes: &[u8]| {
-            let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-            to.write_all(bytes).expect("memory");
-            to.finish().expect("memory")
-        };
-        // Files that were put together are one file.
-        let two = [gzip(&lines[..16]), gzip(&lines[16..])].concat();
-        let zstandard = zstd::encode_all(&lines[..], 1).expect("memory");
-        for (name, bytes) in [("a.jsonl.gz", &two), ("a.jsonl.zst", &zstandard)] {
-            assert_eq!(documents(name, bytes, 100).expect("readable"), ["one", "two"]);
-            let cut = &bytes[..bytes.len() - 5];
-            assert!(matches!(documents(name, cut, 100), Err(SourceError::Unreadable { .. })));
-            assert!(matches!(documents(name, b"nonsense", 100), Err(SourceError::Unreadable { .. })));
+    fn a_format_that_the_caller_does_not_bring_is_refused_by_name() {
+        for name in ["a.jsonl.gz", "a.txt.zst", "a.parquet"] {
+            let error = documents(name, b"anything", 100).expect_err("not supported");
+            assert!(
+                matches!(&error, SourceError::Unsupported { path, .. } if path.ends_with(name)),
+                "{error}"
+            );
         }
-        assert_eq!(documents("a.txt.gz", &gzip(b"plain"), 100).expect("readable"), ["plain"]);
     }
 
     #[test]
@@ -443,6 +431,48 @@ mod tests {
         // The last character is cut by the end of the file, not by the end of a part.
         let error = documents("a.txt", "aä".as_bytes().split_last().expect("long").1, 100).expect_err("cut");
         assert!(matches!(error, SourceError::NotText { valid_bytes: 1, .. }));
+    }
+
+    /// Rows of a Parquet file, given by a test.
+    #[derive(Debug)]
+    struct GivenRows;
+
+    impl Formats for GivenRows {
+        fn decompress(
+            &self,
+            path: &Path,
+            compression: Compression,
+            file: Box<dyn BufRead + Send>,
+        ) -> Result<Box<dyn BufRead + Send>, SourceError> {
+            PlainFormats.decompress(path, compression, file)
+        }
+
+        fn rows(&self, _: &Path, _: &str) -> Result<Box<dyn Rows>, SourceError> {
+            Ok(Box::new(vec![b"one".to_vec(), Vec::new(), b"caf\xe9".to_vec()].into_iter()))
+        }
+    }
+
+    impl Rows for std::vec::IntoIter<Vec<u8>> {
+        fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
+            Ok(Iterator::next(self))
+        }
+
+        fn file_bytes(&self) -> u64 {
+            0
+        }
+    }
+
+    #[test]
+    fn a_row_is_a_document_and_one_that_is_not_utf8_is_named() {
+        let opening =
+            Opening { path: Path::new("a.parquet"), field: "text", part_bytes: 100, formats: &GivenRows };
+        let mut rows = GivenRows.rows(opening.path, opening.field).expect("given");
+        let mut next = |number| row(&mut *rows, opening.path, number);
+        assert_eq!(next(1).expect("text").as_deref(), Some("one"));
+        assert_eq!(next(2).expect("empty").as_deref(), Some(""));
+        assert!(matches!(next(3), Err(SourceError::Item { number: 3, .. })));
+        let error = Documents::open(&opening).expect("rows").next().expect("a batch").expect_err("row 3");
+        assert!(matches!(error, SourceError::Item { number: 3, .. }));
     }
 
     proptest! {

@@ -6,9 +6,8 @@ mod claim;
 mod documents;
 mod encode;
 mod files;
+mod formats;
 mod manifest;
-#[cfg(feature = "parquet")]
-mod parquet;
 mod pipeline;
 mod prepare;
 mod reader;
@@ -23,6 +22,7 @@ mod words;
 
 pub use cargo_text::{DEFAULT_TEXT, PinnedCrate, cargo_homes};
 pub use files::{manifest_path, shard_path, tokenizer_path};
+pub use formats::{Compression, Formats, PlainFormats, Rows};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
 pub use prepare::{
     OutputDirectory, PrepareError, PrepareOptions, PrepareStats, Prepared, Progress, SourceStats,

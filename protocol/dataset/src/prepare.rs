@@ -13,6 +13,7 @@ use crate::{
     documents::pieces,
     encode::{self, PIECE_BYTES},
     files::{manifest_path, prepared_path, read_bounded, tokenizer_path},
+    formats::{Formats, PlainFormats},
     manifest::{self, Manifest, ManifestError},
     reader::{Dataset, MAX_TOKENIZER_BYTES, OpenError, ReadError},
     scan::{Scan, read_again},
@@ -49,6 +50,8 @@ const MAX_PREPARED_BYTES: u64 = 4 << 20;
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     pub source: Source,
+    /// How compressed files and Parquet are read. [`PlainFormats`] refuses them.
+    pub formats: &'static dyn Formats,
     pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
     /// Tokens the model sees at once. A stored sequence has one more.
@@ -206,6 +209,7 @@ impl PrepareOptions {
     pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
         PrepareOptions {
             source,
+            formats: &PlainFormats,
             place,
             tokenizer: TokenizerChoice::Train { vocab: 2048 },
             seq_len: 128,
@@ -251,7 +255,7 @@ pub fn prepare(
         // Better now than after the text is read.
         description(directory)?;
     }
-    let files = options.source.files()?;
+    let files = options.source.files(options.formats)?;
     let request = request(&options, given.as_ref());
     let (parent, name) = options.place.claimed(&request)?;
 

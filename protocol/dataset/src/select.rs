@@ -274,7 +274,8 @@ mod tests {
             parts.push((at.to_string(), 1.0, Source::directory(path)));
         }
         let source = Source::mixture(parts, 1).expect("weights of one");
-        Scan::make(&source, source.files().expect("readable"), root, 2, &mut |_| {}).expect("readable")
+        Scan::make(&source, source.files(&crate::PlainFormats).expect("readable"), root, 2, &mut |_| {})
+            .expect("readable")
     }
 
     fn texts(from: usize, to: usize) -> Vec<String> {

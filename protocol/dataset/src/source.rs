@@ -5,6 +5,7 @@ use crate::{
     cargo_text::PinnedCrate,
     documents::{self, Documents, Format, MAX_DOCUMENT_BYTES, Opening},
     files::read_bounded,
+    formats::Formats,
 };
 use protocol::Digest;
 use serde::Deserialize;
@@ -70,8 +71,8 @@ pub enum SourceError {
     Parquet { path: PathBuf, reason: String },
     #[error("{} has no column {field:?}; it has {columns}", path.display())]
     NoColumn { path: PathBuf, field: String, columns: String },
-    #[error("{} is Parquet, which this program was built without; use `mettle dataset prepare`", path.display())]
-    NoParquet { path: PathBuf },
+    #[error("{} is {format}, which this program does not read; use `mettle dataset prepare`", path.display())]
+    Unsupported { path: PathBuf, format: &'static str },
     #[error("{} changed while it was being read; run the same command again", path.display())]
     Changed { path: PathBuf },
     #[error("{} describes no mixture: {reason}", path.display())]
@@ -191,8 +192,8 @@ impl Source {
     }
 
     /// The files of each part.
-    pub(crate) fn files(&self) -> Result<Vec<Vec<TextFile>>, SourceError> {
-        self.parts.iter().map(SourcePart::files).collect()
+    pub(crate) fn files(&self, formats: &'static dyn Formats) -> Result<Vec<Vec<TextFile>>, SourceError> {
+        self.parts.iter().map(|part| part.files(formats)).collect()
     }
 
     fn of(name: &str, kind: Kind) -> Source {
@@ -203,7 +204,7 @@ impl Source {
 
 impl SourcePart {
     /// The files that it is made of, in order.
-    pub fn files(&self) -> Result<Vec<TextFile>, SourceError> {
+    pub fn files(&self, formats: &'static dyn Formats) -> Result<Vec<TextFile>, SourceError> {
         let found = match &self.kind {
             Kind::Path(path) if path.is_file() => {
                 let bytes = path
@@ -218,7 +219,7 @@ impl SourcePart {
         let is_text = |file: &&Found| matches!(documents::format(&file.path).0, Format::Text { .. });
         let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();
         let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
-        let file = |found: Found| TextFile { path: found.path, bytes: found.bytes, part_bytes };
+        let file = |found: Found| TextFile { path: found.path, bytes: found.bytes, part_bytes, formats };
         Ok(found.into_iter().map(file).collect())
     }
 }
@@ -230,12 +231,14 @@ pub(crate) struct TextFile {
     /// Of the file, compressed as it may be.
     pub bytes: u64,
     pub part_bytes: usize,
+    formats: &'static dyn Formats,
 }
 
 impl TextFile {
     /// Reads it, from its beginning.
     pub fn documents(&self, field: &str) -> Result<Documents, SourceError> {
-        Documents::open(&Opening { path: &self.path, field, part_bytes: self.part_bytes })
+        let TextFile { path, part_bytes, formats, .. } = self;
+        Documents::open(&Opening { path, field, part_bytes: *part_bytes, formats: *formats })
     }
 }
 
@@ -295,6 +298,7 @@ fn listed(paths: &[PathBuf]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PlainFormats;
 
     fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary directory");
@@ -307,7 +311,7 @@ mod tests {
     }
 
     fn names(root: &Path) -> Result<Vec<String>, SourceError> {
-        let files = Source::directory(root).parts[0].files()?;
+        let files = Source::directory(root).parts[0].files(&PlainFormats)?;
         let below = |file: &TextFile| {
             file.path.strip_prefix(root).expect("below").to_str().expect("UTF-8").to_owned()
         };
@@ -325,7 +329,8 @@ mod tests {
             (".hidden.txt", b"hidden"),
         ]);
         assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        let one = Source::directory(root.path().join("b.txt")).parts[0].files().expect("readable");
+        let one =
+            Source::directory(root.path().join("b.txt")).parts[0].files(&PlainFormats).expect("readable");
         assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 

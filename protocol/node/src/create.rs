@@ -2,7 +2,7 @@
 //!
 //! In this order, so that a participant that sees the run on the chain finds everything it names.
 
-use crate::{ModelState, checkpoint};
+use crate::{Blocking, ModelState, checkpoint};
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::{
@@ -10,6 +10,7 @@ use chain_client::{
     account::{self, RunRequest},
 };
 use dataset::Dataset;
+use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{Block, RunParams, Terms, keys, lineage, view::RunView};
 use std::path::Path;
@@ -87,13 +88,29 @@ pub async fn prepare(new: &mut NewRun<'_>) -> anyhow::Result<PreparedRun> {
     Ok(PreparedRun { manifest: manifest.digest(), theta, theta0 })
 }
 
-/// Publishes everything and creates the run, signed by the chain client's key.
-pub async fn create(chain: &dyn Chain, store: &dyn Store, mut new: NewRun<'_>) -> anyhow::Result<RunView> {
-    let ready = prepare(&mut new).await?;
-    publish(chain, store, new, ready).await
+/// Publishes everything and creates the run, signed by the key of the chain client.
+pub fn create<'a>(
+    chain: &'a dyn Chain,
+    store: &'a dyn Store,
+    mut new: NewRun<'a>,
+) -> BoxFuture<'a, anyhow::Result<RunView>> {
+    Box::pin(async move {
+        let ready = prepare(&mut new).await?;
+        publish_run(chain, store, new, ready).await
+    })
 }
 
-pub async fn publish(
+/// Publishes the prepared parts and creates the run, signed by the key of the chain client.
+pub fn publish<'a>(
+    chain: &'a dyn Chain,
+    store: &'a dyn Store,
+    new: NewRun<'a>,
+    ready: PreparedRun,
+) -> BoxFuture<'a, anyhow::Result<RunView>> {
+    Box::pin(publish_run(chain, store, new, ready))
+}
+
+async fn publish_run(
     chain: &dyn Chain,
     store: &dyn Store,
     mut new: NewRun<'_>,
@@ -109,8 +126,8 @@ pub async fn publish(
         *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
     }
     let run = account::create_run(chain, &ready.request(&new)).await?;
-    let state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
-    checkpoint::publish(store, &state).await?;
+    let mut state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
+    checkpoint::publish(Blocking::Pool, store, &mut state).await?;
     if 0 < new.fund.0 {
         chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
     }

@@ -9,6 +9,7 @@ use crate::Entry;
 use crate::NodeContext;
 use bytes::Bytes;
 use chain_client::{Chain, Head};
+use futures::future::BoxFuture;
 use http_body_util::Full;
 use hyper::{
     Method, Request, Response, StatusCode, body::Incoming, server::conn::http1, service::service_fn,
@@ -149,7 +150,11 @@ struct Health {
 
 impl Metrics {
     /// Serves at `address` from now on. Until [`Metrics::follow`] the role is starting, and not healthy.
-    pub async fn serve(address: SocketAddr, role: Role) -> Result<Metrics, MetricsError> {
+    pub fn serve(address: SocketAddr, role: Role) -> BoxFuture<'static, Result<Metrics, MetricsError>> {
+        Box::pin(Metrics::start(address, role))
+    }
+
+    async fn start(address: SocketAddr, role: Role) -> Result<Metrics, MetricsError> {
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::AddrInUse => MetricsError::PortTaken { address },
             _ => MetricsError::Listen { address, source },

@@ -2,10 +2,9 @@
 
 use crate::config::{ReadOnlyConfig, Settings};
 use crate::{
-    Codec, Follower, Journal,
+    Blocking, Codec, Follower, Journal, Node, SyncDriver,
     data::DataSource,
-    disk_full::{self, IfFull},
-    files::{self, FileError},
+    durable::{self, DirectoryLock, FileError, IfFull, LockError},
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
@@ -13,12 +12,16 @@ use chain_client::{
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
+use futures::future::BoxFuture;
 use model::RunSpec;
 use protocol::{
     Digest, Role, RunId,
     view::{RunView, SeatView},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
 /// What a node keeps its run's specification under, in its directory.
@@ -35,6 +38,7 @@ pub struct NodeContext {
     pub dataset: Arc<Dataset>,
     pub follower: Arc<Follower>,
     pub journal: Journal,
+    pub lock: DirectoryLock,
 }
 
 impl NodeContext {
@@ -43,12 +47,30 @@ impl NodeContext {
     }
 
     /// Bytes moved so far: up into our bucket, down from everyone's.
-    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send> {
+    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send + Sync> {
         let (store, fetch) = (self.store.clone(), self.fetch.clone());
         Box::new(move || {
             let (own, fetched) = (store.traffic(), fetch.traffic());
             (own.up_bytes, own.down_bytes.saturating_add(fetched.down_bytes))
         })
+    }
+
+    /// The node, once its model is there.
+    pub fn into_node(self, sync: SyncDriver, directory: PathBuf, windows_max: Option<u32>) -> Node {
+        Node {
+            heads: self.chain.heads(),
+            blocking: sync.follower.blocking,
+            traffic: self.traffic(),
+            key: self.key.signing_key().clone(),
+            sync,
+            store: self.store,
+            dataset: self.dataset,
+            seat: self.seat,
+            journal: self.journal,
+            directory,
+            windows_max,
+            lock: Some(self.lock),
+        }
     }
 }
 
@@ -68,10 +90,16 @@ pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>
 }
 
 /// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
-pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
-    disk_full::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
+pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
+    Box::pin(open_node(settings, role))
+}
+
+async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
+    durable::retry_while_full(durable::is_full, || std::fs::create_dir_all(&settings.directory))
         .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
+    let lock =
+        durable::retry_while_full(LockError::is_full, || DirectoryLock::acquire(&settings.directory)).await?;
     let key = key(settings)?;
     let hotkey = key.hotkey();
     let chain = self::chain(&settings.chain, Some(key.clone())).await?;
@@ -115,10 +143,10 @@ pub async fn open(settings: &Settings, role: Role) -> anyhow::Result<NodeContext
     let directory = Some(settings.directory.as_path());
     let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
     let journal_path = settings.directory.join("journal.jsonl");
-    let journal = disk_full::wait(files::is_full, || Journal::open(&journal_path))
+    let journal = durable::retry_while_full(durable::is_full, || Journal::open(&journal_path))
         .await
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
 }
 
 /// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
@@ -126,7 +154,7 @@ async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
         return Ok(());
     }
-    disk_full::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
+    durable::retry_while_full(FileError::is_full, || durable::write_atomic(path, bytes)).await
 }
 
 /// What somebody has in hand who only reads a run: no key, no seat, no bucket.
@@ -139,7 +167,11 @@ pub struct ReadOnlyContext {
 }
 
 /// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
-pub async fn open_read_only(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
+pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
+    Box::pin(open_reader(reading))
+}
+
+async fn open_reader(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext> {
     let chain = self::chain(&reading.chain, None).await?;
     let run = chain.run(reading.run).await?;
     let (fetch, run, spec) = published(&*chain, &run).await?;
@@ -165,11 +197,13 @@ pub struct PublishedRun {
 }
 
 /// Opens chain and specification. No data is fetched.
-pub async fn open_published_run(chain: &str, run: RunId) -> anyhow::Result<PublishedRun> {
-    let chain = self::chain(chain, None).await?;
-    let run = chain.run(run).await?;
-    let (fetch, run, spec) = published(&*chain, &run).await?;
-    Ok(PublishedRun { chain, fetch, run, spec })
+pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Result<PublishedRun>> {
+    Box::pin(async move {
+        let chain = self::chain(chain, None).await?;
+        let run = chain.run(run).await?;
+        let (fetch, run, spec) = published(&*chain, &run).await?;
+        Ok(PublishedRun { chain, fetch, run, spec })
+    })
 }
 
 /// A fetcher as the run wants it, and what the run says of itself.
@@ -228,7 +262,18 @@ fn follower(
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
     let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
     let directory = directory.map(Path::to_owned);
-    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn, directory }))
+    Ok(Arc::new(Follower {
+        chain,
+        fetch,
+        run,
+        spec,
+        sent,
+        merged,
+        keeps_buffer,
+        turn,
+        directory,
+        blocking: Blocking::Pool,
+    }))
 }
 
 #[cfg(test)]

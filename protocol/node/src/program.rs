@@ -1,15 +1,15 @@
 //! What every program of ours does around its work: logging, printing, and going when it is told to.
 
 use crate::output::{self, Output};
+use futures::future::LocalBoxFuture;
 use std::{
     fmt,
-    future::Future,
     io::{self, IsTerminal as _, Read as _, Write as _},
     process::ExitCode,
 };
 
 /// Logs, runs `work` to its end, and says on standard error why it failed, if it did.
-pub fn run_to_exit(work: impl Future<Output = anyhow::Result<()>>) -> ExitCode {
+pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     log();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,

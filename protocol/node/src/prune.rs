@@ -1,5 +1,6 @@
 //! Old objects leave the bucket window by window, long after anyone can want them.
 
+use futures::future::BoxFuture;
 use protocol::{
     RunId, Window,
     keys::{self, ObjectKey},
@@ -18,7 +19,11 @@ const EVERY: u32 = 8;
 const LISTED_MAX: usize = 1_000;
 
 /// Now and then, removes what this seat published for windows that are long past. What fails stays where it is.
-pub async fn prune(store: &dyn Store, run: RunId, now: Window) {
+pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
+    Box::pin(drop_old(store, run, now))
+}
+
+async fn drop_old(store: &dyn Store, run: RunId, now: Window) {
     if !now.0.is_multiple_of(EVERY) {
         return;
     }

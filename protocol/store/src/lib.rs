@@ -7,6 +7,7 @@ pub mod memory;
 mod object;
 pub mod probe;
 pub mod s3;
+pub mod tls;
 mod traffic;
 
 use std::path::Path;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::object::{Objects, Transfer};
-use crate::{StoreError, Traffic};
+use crate::{StoreError, Traffic, tls};
 
 /// One's own bucket at an S3-compatible provider. Open it with `S3Store::open`.
 pub type S3Store = Objects<AmazonS3>;
@@ -102,6 +102,7 @@ impl S3Store {
             )));
         }
 
+        tls::install_provider();
         let client = ClientOptions::new()
             .with_allow_http(plain)
             // A machine that only ever speaks to its own network need not have any certificates.

@@ -18,7 +18,7 @@ use miner::{
 };
 use model::init_flat;
 use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
-use node::{Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
+use node::{Blocking, Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
     assign::{self, Assignment},
@@ -316,6 +316,7 @@ impl<'a> Network<'a> {
                 keeps_buffer,
                 turn: place.unwrap_or(0),
                 directory: None,
+                blocking: Blocking::Inline,
             }
         };
         let genesis = ModelState::genesis(RUN, &params, &world.dataset.digest(), theta.clone());

@@ -4,9 +4,12 @@ use crate::{manual, seal, start};
 use mettle_embedded_chain::{Config, EmbeddedChain, Sealing};
 use sp_core::{Pair, ed25519, sr25519};
 use sp_keyring::{Ed25519Keyring, Sr25519Keyring};
+use std::sync::Arc;
 use subxt::{
     OnlineClient, PolkadotConfig,
+    backend::LegacyBackend,
     dynamic::{self, At, Value},
+    rpcs::RpcClient,
     tx::{Payload, Signer},
     utils::{AccountId32, MultiSignature},
 };
@@ -37,7 +40,9 @@ impl Signer<PolkadotConfig> for Key {
 }
 
 async fn connect(chain: &EmbeddedChain) -> OnlineClient<PolkadotConfig> {
-    OnlineClient::from_insecure_url(chain.url()).await.expect("subxt connects")
+    let rpc = RpcClient::from_insecure_url(chain.url()).await.expect("subxt connects");
+    let backend = LegacyBackend::builder().build(rpc);
+    OnlineClient::from_backend(Arc::new(backend)).await.expect("subxt reads the chain's metadata")
 }
 
 fn transfer(to: [u8; 32], amount: u128) -> impl Payload {

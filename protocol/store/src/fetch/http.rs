@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use url::{Host, Url};
 
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
-use crate::{Traffic, TrafficTotals};
+use crate::{Traffic, TrafficTotals, tls};
 
 /// What holds for all fetches of one fetcher.
 #[derive(Clone, Debug)]
@@ -93,6 +93,7 @@ impl HttpFetcher {
 
     /// The same with another way to find addresses. They are judged all the same.
     pub fn with_resolver(policy: FetchPolicy, resolver: impl Resolver) -> Result<HttpFetcher, FetchError> {
+        tls::install_provider();
         let resolver =
             Arc::new(JudgedResolver { resolver: Arc::new(resolver), allow_private: policy.allow_private });
         let builder = || {
@@ -439,7 +440,7 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
 
 /// The sources of an error, without its own text: that names the URL.
 fn source_chain(error: &dyn StdError) -> String {
-    error.source().map_or_else(|| error.to_string(), |source| crate::error_chain(source))
+    error.source().map_or_else(|| error.to_string(), crate::error_chain)
 }
 
 #[cfg(test)]

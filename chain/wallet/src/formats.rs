@@ -1,6 +1,7 @@
-//! The rows of one text column of a Parquet file, a few at a time.
+//! Readers of the file formats of `mettle dataset prepare`: gzip, Zstandard and Parquet.
 
-use crate::{documents::MAX_DOCUMENT_BYTES, source::SourceError};
+use dataset::{Compression, Formats, SourceError};
+use flate2::read::MultiGzDecoder;
 use parquet::{
     basic::Type,
     column::reader::{ColumnReader, ColumnReaderImpl},
@@ -8,12 +9,46 @@ use parquet::{
     errors::ParquetError,
     file::reader::{FileReader as _, SerializedFileReader},
 };
-use std::{collections::VecDeque, fs::File, path::Path};
+use std::{
+    collections::VecDeque,
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+};
 
+const BUFFER_BYTES: usize = 256 << 10;
 /// Rows decoded at once.
 const ROWS: usize = 64;
 
-pub(crate) struct Rows {
+/// Reads every format that [`Formats`] knows.
+#[derive(Debug)]
+pub struct AllFormats;
+
+impl Formats for AllFormats {
+    fn decompress(
+        &self,
+        path: &Path,
+        compression: Compression,
+        file: Box<dyn BufRead + Send>,
+    ) -> Result<Box<dyn BufRead + Send>, SourceError> {
+        Ok(match compression {
+            Compression::Gzip => Box::new(BufReader::with_capacity(BUFFER_BYTES, MultiGzDecoder::new(file))),
+            Compression::Zstandard => {
+                let bytes = zstd::Decoder::with_buffer(file)
+                    .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
+                Box::new(BufReader::with_capacity(BUFFER_BYTES, bytes))
+            }
+        })
+    }
+
+    fn rows(&self, path: &Path, column: &str) -> Result<Box<dyn dataset::Rows>, SourceError> {
+        Ok(Box::new(Rows::open(path, column)?))
+    }
+}
+
+/// The rows of one text column of a Parquet file, a few at a time.
+struct Rows {
+    path: PathBuf,
     file: SerializedFileReader<File>,
     column: usize,
     /// A value is there where its definition level is this.
@@ -26,7 +61,7 @@ pub(crate) struct Rows {
 }
 
 impl Rows {
-    pub fn open(path: &Path, field: &str) -> Result<Rows, SourceError> {
+    fn open(path: &Path, field: &str) -> Result<Rows, SourceError> {
         let failed = |error: ParquetError| parquet_error(path, &error);
         let opened =
             File::open(path).map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
@@ -48,6 +83,7 @@ impl Rows {
         }
         let defined = found.max_def_level();
         Ok(Rows {
+            path: path.to_owned(),
             file,
             column,
             defined,
@@ -58,33 +94,9 @@ impl Rows {
         })
     }
 
-    /// The next row's text; nothing in it is an empty one.
-    pub fn next(&mut self, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
-        while self.waiting.is_empty() {
-            if !self.read(path)? {
-                return Ok(None);
-            }
-        }
-        let Some(bytes) = self.waiting.pop_front().flatten() else { return Ok(Some(String::new())) };
-        if bytes.len() > MAX_DOCUMENT_BYTES {
-            return Err(SourceError::TooLong { path: path.to_owned(), number });
-        }
-        let text = std::str::from_utf8(bytes.data()).map_err(|error| SourceError::Item {
-            path: path.to_owned(),
-            number,
-            reason: error.to_string(),
-        })?;
-        Ok(Some(text.to_owned()))
-    }
-
-    /// About how much of the file is read.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
-    }
-
     /// Reads some rows, or opens the next group of them. `false` after the last.
-    fn read(&mut self, path: &Path) -> Result<bool, SourceError> {
-        let failed = |error: ParquetError| parquet_error(path, &error);
+    fn read(&mut self) -> Result<bool, SourceError> {
+        let failed = |error: ParquetError| parquet_error(&self.path, &error);
         let Some(reader) = &mut self.reader else {
             if self.next_group == self.file.num_row_groups() {
                 return Ok(false);
@@ -122,15 +134,32 @@ impl Rows {
     }
 }
 
+impl dataset::Rows for Rows {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, SourceError> {
+        while self.waiting.is_empty() {
+            if !self.read()? {
+                return Ok(None);
+            }
+        }
+        let row = self.waiting.pop_front().flatten();
+        Ok(Some(row.map(|bytes| bytes.data().to_vec()).unwrap_or_default()))
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
 fn parquet_error(path: &Path, error: &ParquetError) -> SourceError {
     SourceError::Parquet { path: path.to_owned(), reason: error.to_string() }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{
-        documents::{Documents, Opening},
-        source::SourceError,
+    use super::AllFormats;
+    use dataset::{
+        Compression as Compressed, Formats as _, OutputDirectory, PrepareError, PrepareOptions, Prepared,
+        Source, SourceError, TokenizerChoice, prepare,
     };
     use parquet::{
         basic::{Compression, ZstdLevel},
@@ -138,7 +167,7 @@ mod tests {
         file::{properties::WriterProperties, writer::SerializedFileWriter},
         schema::parser::parse_message_type,
     };
-    use std::{fs::File, path::Path, sync::Arc};
+    use std::{fs, fs::File, io::Write as _, path::Path, sync::Arc};
 
     /// Two groups of rows: a number, and a text that may be missing.
     fn write(path: &Path, compression: Compression, rows: &[Option<&[u8]>]) {
@@ -164,25 +193,19 @@ mod tests {
         writer.close().expect("writable");
     }
 
-    fn read(path: &Path, field: &str) -> Result<Vec<String>, SourceError> {
-        let mut texts = Vec::new();
-        for batch in Documents::open(&Opening { path, field, part_bytes: 100 })? {
-            texts.extend(batch?.items.into_iter().map(|item| item.text(field).expect("it is text")));
-        }
-        Ok(texts)
+    fn read(path: &Path, column: &str) -> Result<Vec<Vec<u8>>, SourceError> {
+        let mut rows = AllFormats.rows(path, column)?;
+        std::iter::from_fn(|| rows.next().transpose()).collect()
     }
 
     #[test]
-    fn every_row_is_a_document_however_it_is_compressed() {
+    fn every_row_of_a_parquet_file_is_read_however_it_is_compressed() {
         let root = tempfile::tempdir().expect("a temporary directory");
         let path = root.path().join("a.parquet");
         let texts: Vec<String> = (0..301).map(|row| format!("text {row} 😀\n")).collect();
         let rows: Vec<Option<&[u8]>> =
             texts.iter().enumerate().map(|(row, text)| (row % 7 != 3).then_some(text.as_bytes())).collect();
-        let expected: Vec<String> = rows
-            .iter()
-            .map(|row| String::from_utf8(row.unwrap_or_default().to_vec()).expect("text"))
-            .collect();
+        let expected: Vec<Vec<u8>> = rows.iter().map(|row| row.unwrap_or_default().to_vec()).collect();
         let zstandard = Compression::ZSTD(ZstdLevel::default());
         for compression in [Compression::UNCOMPRESSED, Compression::SNAPPY, Compression::LZ4_RAW, zstandard] {
             write(&path, compression, &rows);
@@ -192,10 +215,77 @@ mod tests {
         let missing = read(&path, "body").expect_err("no such column");
         assert!(matches!(&missing, SourceError::NoColumn { columns, .. } if columns == "id, text"));
         assert!(matches!(read(&path, "id"), Err(SourceError::Parquet { .. })));
-        write(&path, zstandard, &[Some(b"fine"), Some(b"caf\xe9")]);
-        assert!(matches!(read(&path, "text"), Err(SourceError::Item { number: 2, .. })));
-        let bytes = std::fs::read(&path).expect("readable");
-        std::fs::write(&path, &bytes[..bytes.len() - 20]).expect("writable");
+        let bytes = fs::read(&path).expect("readable");
+        fs::write(&path, &bytes[..bytes.len() - 20]).expect("writable");
         assert!(matches!(read(&path, "text"), Err(SourceError::Parquet { .. })));
+    }
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        to.write_all(bytes).expect("memory");
+        to.finish().expect("memory")
+    }
+
+    #[test]
+    fn a_compressed_file_is_read_whole_and_a_broken_one_is_named() {
+        let lines: &[u8] = b"one\ntwo\n";
+        // Concatenated gzip files are one file.
+        let two = [gzip(&lines[..4]), gzip(&lines[4..])].concat();
+        let zstandard = zstd::encode_all(lines, 1).expect("memory");
+        for (compression, bytes) in [(Compressed::Gzip, two), (Compressed::Zstandard, zstandard)] {
+            let read = |bytes: &[u8]| {
+                let file = Box::new(std::io::Cursor::new(bytes.to_vec()));
+                let mut text = Vec::new();
+                AllFormats
+                    .decompress(Path::new("a"), compression, file)?
+                    .read_to_end(&mut text)
+                    .map_err(|source| SourceError::Unreadable { path: "a".into(), source })?;
+                Ok::<_, SourceError>(text)
+            };
+            assert_eq!(read(&bytes).expect("readable"), lines);
+            assert!(matches!(read(&bytes[..bytes.len() - 5]), Err(SourceError::Unreadable { .. })));
+            assert!(matches!(read(b"nonsense"), Err(SourceError::Unreadable { .. })));
+        }
+    }
+
+    fn prepared(root: &Path, name: &str, bytes: &[u8]) -> Result<Prepared, PrepareError> {
+        let text = root.join(format!("of-{name}"));
+        fs::create_dir(&text).expect("writable");
+        fs::write(text.join(name), bytes).expect("writable");
+        let place = OutputDirectory::Directory(root.join(format!("dataset-{name}")));
+        let options = PrepareOptions {
+            formats: &AllFormats,
+            tokenizer: TokenizerChoice::Train { vocab: 400 },
+            seq_len: 16,
+            held_out_sequences_min: 20,
+            ..PrepareOptions::new(Source::directory(text), place)
+        };
+        prepare(options, &mut |_| {})
+    }
+
+    #[test]
+    fn the_dataset_is_the_same_in_every_format() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let texts: Vec<String> = (0..200)
+            .map(|n| format!("{n} times {n} is {}, and half of it is {}. ", n * n, n * n / 2).repeat(4))
+            .collect();
+        let lines: String = texts.iter().map(|text| format!("{{\"text\": {text:?}}}\n")).collect();
+        let parquet = root.path().join("rows");
+        let rows: Vec<Option<&[u8]>> = texts.iter().map(|text| Some(text.as_bytes())).collect();
+        write(&parquet, Compression::SNAPPY, &rows);
+
+        let plain = prepared(root.path(), "a.jsonl", lines.as_bytes()).expect("enough text");
+        let gzip = gzip(lines.as_bytes());
+        let zstandard = zstd::encode_all(lines.as_bytes(), 1).expect("memory");
+        let parquet = fs::read(parquet).expect("readable");
+        for (name, bytes) in [("a.jsonl.gz", &gzip), ("a.jsonl.zst", &zstandard), ("a.parquet", &parquet)] {
+            let other = prepared(root.path(), name, bytes).expect("enough text");
+            assert_eq!(other.digest, plain.digest, "{name}");
+        }
+        let error = prepared(root.path(), "b.jsonl.gz", &gzip[..gzip.len() - 5]).expect_err("cut short");
+        assert!(matches!(
+            error,
+            PrepareError::Source(SourceError::Unreadable { path, .. }) if path.ends_with("b.jsonl.gz")
+        ));
     }
 }

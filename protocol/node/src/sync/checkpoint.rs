@@ -1,16 +1,14 @@
 //! Checkpoints: a state cut into pieces that are named by their digests, under a root that validators voted (PROT-20).
 
-use crate::{
-    error_chain,
-    files::FileError,
+use super::{
     mirrors::Mirrors,
     partial::{Layout, Partial},
     pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
-    state::ModelState,
 };
+use crate::{blocking::Blocking, durable::FileError, error_chain, state::ModelState};
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
 use protocol::{Digest, RunId, Window, keys, lineage, view::Checkpoint};
 use std::{
     collections::BTreeMap,
@@ -112,14 +110,28 @@ impl CheckpointManifest {
 
 /// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
 /// is not sent again, unless the bucket has damaged it since, or does not give it.
-pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
-    let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
+pub fn publish<'a>(
+    blocking: Blocking,
+    store: &'a dyn Store,
+    state: &'a mut ModelState,
+) -> BoxFuture<'a, Result<Checkpoint, CheckpointError>> {
+    Box::pin(publish_pieces(blocking, store, state))
+}
+
+async fn publish_pieces(
+    blocking: Blocking,
+    store: &dyn Store,
+    state: &mut ModelState,
+) -> Result<Checkpoint, CheckpointError> {
+    let manifest = blocking.with(state, |state| CheckpointManifest::of(state)).await;
+    let manifest = manifest.ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
     let named =
         manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
     // The same bytes may belong in several places.
-    let named: BTreeMap<&Digest, &[f32]> = named.collect();
-    stream::iter(named.into_iter().map(|(digest, piece)| publish_piece(store, digest, piece)))
+    let named: BTreeMap<Digest, &[f32]> = named.map(|(digest, piece)| (*digest, piece)).collect();
+    stream::iter(named.keys().copied())
+        .map(|digest| publish_piece(store, digest, named[&digest]))
         .buffer_unordered(PIECES_UP_AT_ONCE)
         .try_for_each(|()| std::future::ready(Ok(())))
         .await?;
@@ -128,12 +140,12 @@ pub async fn publish(store: &dyn Store, state: &ModelState) -> Result<Checkpoint
     Ok(Checkpoint { window: state.window, state_root: root, lineage: state.lineage })
 }
 
-async fn publish_piece(store: &dyn Store, digest: &Digest, piece: &[f32]) -> Result<(), StoreError> {
-    let key = keys::piece(digest);
+async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
+    let key = keys::piece(&digest);
     // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void windows, or where we
     // joined from this checkpoint, it may be all of it.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
-        Ok(bytes) if Digest::of(&bytes) == *digest => return Ok(()),
+        Ok(bytes) if Digest::of(&bytes) == digest => return Ok(()),
         Ok(_) => {
             let store = store.describe();
             tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
@@ -220,17 +232,19 @@ pub async fn fetch_via(
 
 /// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an earlier process left of
 /// it is not fetched again. No more than a few pieces are ever in memory.
-pub async fn fetch_weights_to(
-    path: &Path,
-    fetch: &dyn Fetch,
-    mirrors: &Mirrors,
+pub fn fetch_weights_to<'a>(
+    path: &'a Path,
+    fetch: &'a dyn Fetch,
+    mirrors: &'a Mirrors,
     run: RunId,
-    checkpoint: &Checkpoint,
+    checkpoint: &'a Checkpoint,
     values: usize,
-) -> Result<CheckpointManifest, CheckpointError> {
-    let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
-    fill(path, fetch, mirrors, &manifest, values, false).await?;
-    Ok(manifest)
+) -> BoxFuture<'a, Result<CheckpointManifest, CheckpointError>> {
+    Box::pin(async move {
+        let manifest = manifest(fetch, mirrors, run, checkpoint, values).await?;
+        fill(path, fetch, mirrors, &manifest, values, false).await?;
+        Ok(manifest)
+    })
 }
 
 /// Has every piece of a checkpoint in the file.
@@ -280,13 +294,18 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
 
 /// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns how many did.
 pub async fn repair(
+    blocking: Blocking,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     state: &mut ModelState,
     manifest: &CheckpointManifest,
 ) -> Result<usize, CheckpointError> {
-    let mut held = lineage::piece_digests(&state.theta);
-    held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
+    let held = blocking.with(state, |state| {
+        let mut held = lineage::piece_digests(&state.theta);
+        held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
+        held
+    });
+    let held = held.await;
     let differs = |wanted: &Wanted| held.get(wanted.index) != Some(&wanted.digest);
     let wanted: Vec<Wanted> = manifest.wanted(state.buffer.is_some()).filter(differs).collect();
     let mut place = InMemory { rows: vec![&mut state.theta] };

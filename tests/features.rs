@@ -1,0 +1,73 @@
+//! Another selection of packages must not compile a shared dependency again: each third-party package has one feature set.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+    thread,
+};
+use tests::root;
+
+/// The packages of the README's and the justfile's commands, and small crates, which alone would need few features.
+const SELECTIONS: &[&[&str]] = &[
+    &["localnet"],
+    &["mettle"],
+    &["miner", "validator"],
+    &["kernels", "mettle-nn"],
+    &["mettle-protocol"],
+    &["mettle-store"],
+    &["pallet-registry"],
+    &["tests"],
+];
+
+/// The feature sets of each third-party package that a build of `packages` compiles; of the whole workspace if there are none.
+fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command
+        .args(["tree", "--offline", "--locked", "--prefix", "none", "--format", "{p}|{f}"])
+        .current_dir(root());
+    if packages.is_empty() {
+        command.args(["--workspace", "--edges", "normal,build,dev"]);
+    } else {
+        command.args(["--edges", "normal,build"]);
+    }
+    for package in packages {
+        command.args(["--package", package]);
+    }
+    let output = command.output().expect("cargo runs this test, so it can be started");
+    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    for line in String::from_utf8(output.stdout).expect("cargo writes UTF-8").lines() {
+        // An asterisk ends the line of a package whose dependencies are listed before.
+        let Some((package, features)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
+        // A path stands behind the version of a package of ours.
+        if !package.contains(" (/") {
+            let name = package.trim_end_matches(" (proc-macro)").to_owned();
+            found.entry(name).or_default().insert(features.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn every_selection_builds_a_shared_package_with_the_same_features() {
+    let (all, selections) = thread::scope(|scope| {
+        let all = scope.spawn(|| features(&[]));
+        let selections = SELECTIONS.iter().map(|packages| (packages, features(packages))).collect::<Vec<_>>();
+        (all.join().expect("the workspace has a tree"), selections)
+    });
+    let mut differ = Vec::new();
+    for (selected, packages) in selections {
+        assert!(packages.len() > 20, "{selected:?} has only {packages:?}");
+        for (package, sets) in packages {
+            for set in sets.iter().filter(|set| !all[&package].contains(*set)) {
+                differ.push(format!(
+                    "{package} of {selected:?} has {set:?}, and in the workspace {:?}",
+                    all[&package]
+                ));
+            }
+        }
+    }
+    assert!(differ.is_empty(), "features that depend on the selection; see tests/Cargo.toml: {differ:#?}");
+}
