@@ -40,8 +40,10 @@ use tests::sim::{
     chain::{SharedChain, SimChain},
 };
 use validator::{
-    commit_reveal::CommitRevealStore, evaluate::Measurements, gauntlet::Sketches, receipts::Receipts,
-    salt::Salts, serve::Validator, strategy::Strategy, weight_vote::WeightVotes,
+    evaluate::{DeviceEvaluator, Measurements},
+    run::{Parts, Validator},
+    signed_db::SignedDb,
+    strategy::Strategy,
 };
 
 const RUN: RunId = RunId(0);
@@ -210,31 +212,32 @@ impl Scene {
         journal.watch(Box::new(move |entry| lock(&entries).push(entry.clone())));
         let path = directory.join("model.state");
         let (sync_driver, _) = SyncDriver::open(follower, path, &mut journal).await.unwrap();
-        let (secret, run) = (key(2).to_bytes(), self.chain.run_now(RUN).unwrap());
-        Validator {
-            evaluator: Some(
-                Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap(),
-            ),
+        let evaluator =
+            Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap();
+        let dataset = Arc::new(dataset);
+        Validator::new(Parts {
             sync_driver,
             store: self.store.clone(),
-            dataset: Arc::new(dataset),
-            salts: Salts::new(&secret),
-            weight_votes: WeightVotes::load(&directory, &secret, false).unwrap().0,
-            commit_reveal: CommitRevealStore::load(&directory, &secret).unwrap(),
-            receipts: Receipts::load(&directory, RUN, &run.params, key(2)).unwrap(),
-            publishing: None,
+            evaluator: Box::new(DeviceEvaluator { evaluator, dataset: dataset.clone() }),
+            dataset,
+            signed: SignedDb::open(&directory, RUN, &params()).unwrap().0,
+            key: key(2),
             seat: self.seat(Role::Validator),
-            reputations: Default::default(),
-            sketches: Sketches::default(),
-            directory,
             journal,
             strategy,
             evaluations_max: 8,
             held_out_sequences: 4,
             traffic: Box::new(|| (0, 0)),
             windows_max: None,
-            disk_full_retry: Default::default(),
-        }
+        })
+    }
+
+    /// What the validator's database holds now. It has the file open, so this reads a copy.
+    fn signed(&self) -> SignedDb {
+        let copy = self.home.path().join("copy");
+        fs::create_dir_all(&copy).unwrap();
+        fs::copy(self.directory().join("signed.redb"), copy.join("signed.redb")).unwrap();
+        SignedDb::open(&copy, RUN, &params()).unwrap().0
     }
 
     fn window(&self) -> Window {
@@ -481,7 +484,7 @@ async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
         }
     };
     tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         () = play => {}
     }
 }
@@ -575,11 +578,9 @@ async fn wait_for_room_at_each_step() {
         disk_full_retry("unlimited");
         scene.until_attested().await;
         assert!(scene.view(window).attested.contains(&uid));
-        let directory = scene.directory();
-        let kept = || Receipts::load(&directory, RUN, &params(), key(2)).unwrap();
-        assert!(
-            kept().report(window).is_some_and(|said| said.attestation.is_some() && said.merged.is_none())
-        );
+        let signed = scene.signed();
+        let report = signed.report(window).expect("the attestation is stored");
+        assert!(report.attestation.is_some() && report.merged.is_none());
 
         fill(Step::Vote);
         scene.go_past(schedule.attest_deadline(window));
@@ -588,16 +589,15 @@ async fn wait_for_room_at_each_step() {
         fill(Step::Weigh);
         disk_full_retry("unlimited");
         scene.until_voted().await;
-        assert!(kept().report(window).is_some_and(|said| said.merged.is_some()));
+        assert!(scene.signed().report(window).is_some_and(|report| report.merged.is_some()));
 
         eventually("there is no room for the weights", || log.refusals() == 3).await;
         assert_eq!(log.lines("committed to weights"), 0);
-        let weight_votes = || WeightVotes::load(&directory, &key(2).to_bytes(), true).unwrap().0;
-        assert!(weight_votes().of(RUN, 0).is_none());
+        assert!(scene.signed().weight_vote(0).is_none());
         fill(Step::Judge);
         disk_full_retry("unlimited");
         eventually("the weights are committed to", || log.lines("committed to weights") == 1).await;
-        assert!(weight_votes().of(RUN, 0).is_some());
+        assert!(scene.signed().weight_vote(0).is_some());
 
         assert!(matches!(scene.follow().await, Outcome::Merged(_)));
         eventually("there is no room to judge", || log.refusals() == 4).await;
@@ -607,7 +607,7 @@ async fn wait_for_room_at_each_step() {
         );
         disk_full_retry("unlimited");
         scene.until_judged(window).await;
-        assert!(kept().signed_until() == Some(window));
+        assert_eq!(scene.signed().signed_until(), Some(window));
         assert_eq!(log.lines("there is room on the disk again"), 4);
 
         // Where there is none before a deadline, the window passes without it.
@@ -621,7 +621,7 @@ async fn wait_for_room_at_each_step() {
         eventually("there is no room to attest", || log.refusals() == 5).await;
         // So early that the chain could still be told.
         scene.go_past(Block(schedule.attest_deadline(window).0 - 6));
-        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("no room on the disk"));
+        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk is full"));
         scene.until("it says why it attested nothing", no_room).await;
         assert!(!scene.view(window).attested.contains(&uid));
         fill(Step::Judge);
@@ -657,17 +657,16 @@ async fn wait_for_room_at_each_step() {
         eventually("there is no room to attest", || log.refusals() == refusals + 1).await;
     };
     tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         () = play => {}
     }
     // What is on disk is whole, and binds nobody to what the chain was not told.
     disk_full_retry("unlimited");
     let window = scene.window();
-    let receipts = Receipts::load(&scene.directory(), RUN, &params(), key(2)).unwrap();
-    assert_eq!(receipts.report(window), None);
-    assert!(receipts.signed_until().is_some());
-    let weight_votes = WeightVotes::load(&scene.directory(), &key(2).to_bytes(), true).unwrap().0;
-    assert!(weight_votes.of(RUN, window.epoch(EPOCH)).is_none());
+    let signed = scene.signed();
+    assert_eq!(signed.report(window), None);
+    assert!(signed.signed_until().is_some());
+    assert!(signed.weight_vote(window.epoch(EPOCH)).is_none());
     let state = ModelState::load(&scene.directory().join("model.state"), RUN, scene.state.theta.len());
     assert_eq!(state.unwrap().unwrap().window, window);
 }
@@ -693,7 +692,7 @@ async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
         checkpoint
     };
     let checkpoint = tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         checkpoint = play => checkpoint,
     };
 

@@ -206,7 +206,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             held_out: 64,
             earlier: sketches,
         };
-        let measured = evaluate::measure(&mut evaluator, &dataset, &job, || true)?;
+        let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut || true)?;
         sketches = measured.sketches.clone();
 
         // What it looks like.

@@ -1,4 +1,4 @@
-//! What an audit can find, each with the rule that it breaks and in plain words.
+//! Everything that an audit can find, with the rule that it breaks and a text for the user.
 
 use protocol::{
     Block, Digest, Uid,
@@ -8,74 +8,78 @@ use protocol::{
 use serde::Serialize;
 use std::fmt;
 
-/// One thing that a receipt, or what the validator put on the chain, says otherwise than it is.
+/// A difference between a validator's statement and the facts. `said` is the validator's statement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Difference {
-    /// The receipt is about something else than what it was anchored for.
+    /// The receipt is for another window or seat than it was anchored for.
     OtherSubject { what: &'static str, said: u32, anchored: u32 },
-    /// It was measured against another model than the window's.
+    /// Another model than the window's was measured.
     WrongBase { said: Digest, chain: Digest },
-    /// The salt is not the one that was committed to.
+    /// The salt is not the committed one.
     WrongSalt { revealed: Digest, committed: Digest },
-    /// It does not name the validator's receipt before it.
+    /// It names another earlier receipt than the chain.
     OtherPrevious { said: Option<PreviousReceipt>, chain: Option<PreviousReceipt> },
-    /// What is remembered of a seat changed between two receipts.
+    /// A seat's reputation changed between two receipts.
     #[serde(rename = "standing-changed")]
     ReputationChanged { uid: Option<Uid>, field: &'static str, was: String, is: String },
-    /// The receipt says that a seat was attested otherwise than the chain was told.
+    /// The receipt's attestation of a seat is not the chain's.
     AttestedOther { uid: Uid, said: Option<Verdict>, taken: Option<Verdict> },
-    /// The chain has taken an attestation or a vote that the receipt does not sign.
-    NotStated { what: &'static str },
-    /// A seat was attested that committed to nothing.
+    /// The receipt does not sign an attestation or vote that the chain has.
+    #[serde(rename = "not-stated")]
+    NotSigned { what: &'static str },
+    /// A seat without a commitment was attested.
     AttestedNothing { uid: Uid },
     /// A faulty contribution was attested as valid.
     SkippedFault { uid: Uid, label: String, detail: String },
-    /// A contribution was attested as faulty that is not.
+    /// A valid contribution was attested as faulty.
     InventedFault { uid: Uid, label: String },
-    /// Other contributions were merged than those selected.
+    /// Other contributions than the selected ones were merged.
     MergedOthers { said: Vec<Uid>, selected: Vec<Uid> },
-    /// The receipt says another update than was voted.
+    /// The receipt's update is not the one that was voted.
     VotedOther { said: Digest, voted: Digest },
-    /// The update is not what the selected contributions come to.
+    /// The update is not the merge of the selected contributions.
     WrongMerge { said: Digest, ours: Digest },
-    /// The vote was for another update than the one that two thirds fixed.
+    /// The vote is for another update than the one that two thirds finalised.
     Dissent { voted: Digest, fixed: Digest },
     /// A void window was judged.
     JudgedVoid,
     /// A seat of the window is not judged.
     SeatLeftOut { uid: Uid },
-    /// A seat is judged that was not in the window.
+    /// A judged seat was not in the window.
     SeatPutIn { uid: Uid },
-    /// A seat is judged as that of another holder.
+    /// A seat is judged under another holder.
     OtherHolder { uid: Uid, said: Block, chain: Block },
-    /// A seat was seen otherwise than chain and attestation say.
+    /// A seat's observation contradicts chain and attestation.
     SeenOtherwise { uid: Uid, said: Kind, is: Kind },
-    /// It counts another number of sequences than the seat declared.
+    /// The number of sequences is not the one that the seat declared.
     WrongTrained { uid: Uid, said: u32, declared: u32 },
-    /// It set out to measure others than those whose turn it was, or in another order.
+    /// The seats to measure, or their order, are not those that were due.
     WrongOrder { said: Vec<Uid>, due: Vec<Uid> },
-    /// A seat was passed over for others that came after it.
+    /// A seat was passed over for seats after it.
     PassedOver { uid: Uid },
-    /// A seat was measured whose turn it was not.
+    /// A seat was measured that was not due.
     OutOfTurn { uid: Uid },
-    /// It measured on other sequences than were drawn; `None` for the common ones.
+    /// The sequences are not those that were drawn; `None` for the common ones.
     WrongSequences { uid: Option<Uid> },
-    /// Losses come out otherwise.
+    /// The repeated losses differ.
     WrongLosses { uid: Uid, own: bool, moment: Moment, sequences: usize, worst: u64, said: f64, ours: f64 },
-    /// A near-duplicate is said to be alike to another as it is not.
-    WrongTwin { uid: Uid, other: Uid, said: f64, ours: f64 },
-    /// A near-duplicate was not seen as one.
-    TwinPassedOver { uid: Uid, other: Uid, alike: f64 },
-    /// What is concluded does not follow from the evidence.
+    /// A reported near-duplicate, or its similarity, is wrong.
+    #[serde(rename = "wrong-twin")]
+    WrongNearDuplicate { uid: Uid, other: Uid, said: f64, ours: f64 },
+    /// A near-duplicate is not reported.
+    #[serde(rename = "twin-passed-over")]
+    MissedNearDuplicate { uid: Uid, other: Uid, alike: f64 },
+    /// The conclusion does not follow from the evidence.
     Misjudged { uid: Option<Uid>, field: &'static str, said: String, ours: String },
     /// A weight does not follow from the scores.
     WrongWeight { uid: Uid, said: u16, ours: u16 },
-    /// A weight was posted that the scores do not come to.
-    WrongBallot { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
+    /// A weight of the weight vote does not follow from the scores.
+    #[serde(rename = "wrong-ballot")]
+    WrongWeightVote { epoch: u32, uid: Uid, posted: u16, earned: u16, posted_share: f64, earned_share: f64 },
 }
 
-/// Before a contribution is applied, or after.
+/// Before or after a contribution is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Moment {
@@ -83,7 +87,7 @@ pub enum Moment {
     After,
 }
 
-/// How a seat was seen.
+/// The observation of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -122,7 +126,7 @@ impl Difference {
             Difference::OtherSubject { .. } | Difference::OtherPrevious { .. } => "PROT-27",
             Difference::WrongSalt { .. } => "PROT-2",
             Difference::AttestedOther { .. }
-            | Difference::NotStated { .. }
+            | Difference::NotSigned { .. }
             | Difference::VotedOther { .. } => "PROT-21",
             Difference::WrongTrained { .. } => "PROT-6",
             Difference::AttestedNothing { .. }
@@ -138,9 +142,9 @@ impl Difference {
             Difference::WrongSequences { .. } | Difference::WrongLosses { .. } => "PROT-22",
             Difference::ReputationChanged { .. }
             | Difference::Misjudged { .. }
-            | Difference::WrongTwin { .. }
-            | Difference::TwinPassedOver { .. } => "PROT-25",
-            Difference::WrongWeight { .. } | Difference::WrongBallot { .. } => "PROT-26",
+            | Difference::WrongNearDuplicate { .. }
+            | Difference::MissedNearDuplicate { .. } => "PROT-25",
+            Difference::WrongWeight { .. } | Difference::WrongWeightVote { .. } => "PROT-26",
             Difference::WrongOrder { .. } | Difference::PassedOver { .. } | Difference::OutOfTurn { .. } => {
                 "PROT-28"
             }
@@ -152,88 +156,77 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Difference::OtherSubject { what, said, anchored } => {
-                write!(f, "the receipt is about {what} {said}, and was anchored for {what} {anchored}")
+                write!(f, "the receipt is for {what} {said}, and was anchored for {what} {anchored}")
             }
             Difference::WrongBase { said, chain } => {
-                write!(f, "it measured against the model of lineage {said}, and the window's is {chain}")
+                write!(f, "the measured model has lineage {said}; the window's is {chain}")
             }
             Difference::WrongSalt { revealed, committed } => {
-                write!(
-                    f,
-                    "the salt it reveals has digest {revealed}; before the window it committed to {committed}"
-                )
+                write!(f, "the revealed salt has digest {revealed}; committed was {committed}")
             }
             Difference::OtherPrevious { said, chain } => {
                 let name = |of: &Option<PreviousReceipt>| match of {
-                    Some(of) => format!("that of window {}, {}", of.window.0, of.digest),
+                    Some(of) => format!("{} of window {}", of.digest, of.window.0),
                     None => "none".to_owned(),
                 };
+                write!(f, "the receipt before is {}; on the chain it is {}", name(said), name(chain))
+            }
+            Difference::ReputationChanged { uid, field, was, is } => {
                 write!(
                     f,
-                    "it names as its receipt before this one {}; on the chain it is {}",
-                    name(said),
-                    name(chain)
+                    "the reputation{} changed between two receipts: {field} {was}, then {is}",
+                    OfUid(uid)
                 )
             }
-            Difference::ReputationChanged { uid, field, was, is } => write!(
-                f,
-                "between two receipts it changed what it remembers{}: {field} was {was}, and is {is}",
-                Of(uid)
-            ),
-            Difference::AttestedOther { uid, said, taken } => write!(
-                f,
-                "the receipt says that it attested uid {uid} as {}; the chain was told {}",
-                name(*said),
-                name(*taken)
-            ),
-            Difference::NotStated { what } => {
-                write!(f, "the receipt has no signature under its {what}, which the chain has taken")
+            Difference::AttestedOther { uid, said, taken } => {
+                write!(f, "the receipt attests uid {uid} as {}; the chain has {}", name(*said), name(*taken))
             }
+            Difference::NotSigned { what } => write!(f, "the receipt does not sign the {what} on the chain"),
             Difference::AttestedNothing { uid } => {
-                write!(f, "it attested uid {uid}, which had committed to nothing")
+                write!(f, "uid {uid} was attested, and committed nothing")
             }
             Difference::SkippedFault { uid, label, detail } => {
-                write!(f, "it attested uid {uid} as valid, whose contribution is faulty ({label}): {detail}")
+                write!(f, "uid {uid} was attested as valid; its contribution is faulty ({label}): {detail}")
             }
             Difference::InventedFault { uid, label } => {
-                write!(f, "it attested uid {uid} as faulty ({label}), whose contribution is not")
+                write!(f, "uid {uid} was attested as faulty ({label}); its contribution is valid")
             }
             Difference::MergedOthers { said, selected } => {
-                write!(f, "it merged {}; selected were {}", Uids(said), Uids(selected))
+                write!(f, "merged were {}; selected were {}", Uids(said), Uids(selected))
             }
             Difference::VotedOther { said, voted } => {
-                write!(f, "the receipt says it merged update {said}, and it voted {voted}")
+                write!(f, "the receipt's update is {said}; the vote is for {voted}")
             }
             Difference::WrongMerge { said, ours } => {
-                write!(f, "its update is {said}; the selected contributions come to {ours}")
+                write!(f, "the update is {said}; the selected contributions merge to {ours}")
             }
             Difference::Dissent { voted, fixed } => {
-                write!(f, "it voted update {voted}; two thirds fixed {fixed}")
+                write!(f, "the vote is for update {voted}; two thirds finalised {fixed}")
             }
-            Difference::JudgedVoid => f.write_str("it judged a window that was void"),
-            Difference::SeatLeftOut { uid } => write!(f, "it left out uid {uid}, which was in the window"),
-            Difference::SeatPutIn { uid } => write!(f, "it judged uid {uid}, which was not in the window"),
+            Difference::JudgedVoid => f.write_str("a void window was judged"),
+            Difference::SeatLeftOut { uid } => write!(f, "uid {uid} was in the window and is not judged"),
+            Difference::SeatPutIn { uid } => write!(f, "uid {uid} was not in the window and is judged"),
             Difference::OtherHolder { uid, said, chain } => write!(
                 f,
-                "it judged uid {uid} as the seat registered at block {}; its holder registered at block {}",
+                "uid {uid} is judged as registered at block {}; its holder registered at block {}",
                 said.0, chain.0
             ),
             Difference::SeenOtherwise { uid, said, is } => {
-                write!(f, "it counts uid {uid} as {said}; by the chain and its own attestation it is {is}")
+                write!(f, "uid {uid} is judged as {said}; by chain and attestation it is {is}")
             }
             Difference::WrongTrained { uid, said, declared } => {
-                write!(f, "it counts {said} sequences for uid {uid}, which declared {declared}")
+                write!(f, "uid {uid} is judged for {said} sequences; it declared {declared}")
             }
             Difference::WrongOrder { said, due } => {
-                write!(f, "it set out to measure {}; the draw gives {}", Uids(said), Uids(due))
+                write!(f, "to be measured were {}; the draw gives {}", Uids(said), Uids(due))
             }
             Difference::PassedOver { uid } => {
-                write!(f, "it passed over uid {uid} and measured seats that came after it")
+                write!(f, "uid {uid} was passed over, and seats after it were measured")
             }
-            Difference::OutOfTurn { uid } => write!(f, "it measured uid {uid}, whose turn it was not"),
+            Difference::OutOfTurn { uid } => write!(f, "uid {uid} was measured and was not due"),
             Difference::WrongSequences { uid } => match uid {
-                Some(uid) => write!(f, "it measured uid {uid} on other sequences of its own than were drawn"),
-                None => f.write_str("its common sequences are not those that were drawn"),
+                Some(uid) => write!(f, "uid {uid} was measured on other own sequences than were drawn"),
+                None => f.write_str("the common sequences are not those that were drawn"),
             },
             Difference::WrongLosses { uid, own, moment, sequences, worst, said, ours } => {
                 let kind = if *own { "own" } else { "common" };
@@ -243,29 +236,30 @@ impl fmt::Display for Difference {
                 };
                 write!(
                     f,
-                    "losses {when} the contribution of uid {uid} come out otherwise on {sequences} {kind} sequences, \
-                     the worst on {worst}: it says {said}, it is {ours}"
+                    "losses {when} the contribution of uid {uid} differ on {sequences} {kind} sequences, \
+                     most on {worst}: reported {said}, repeated {ours}"
                 )
             }
-            Difference::WrongTwin { uid, other, said, ours } => {
-                write!(f, "it says that uid {uid} is alike to uid {other} by {said}, and it is by {ours}")
+            Difference::WrongNearDuplicate { uid, other, said, ours } => {
+                write!(f, "the similarity of uid {uid} and uid {other} is {ours}, reported {said}")
             }
-            Difference::TwinPassedOver { uid, other, alike } => {
-                write!(f, "it did not see that uid {uid} is alike to uid {other} by {alike}")
-            }
-            Difference::Misjudged { uid, field, said, ours } => {
+            Difference::MissedNearDuplicate { uid, other, alike } => {
                 write!(
                     f,
-                    "its own evidence does not come to what it concludes{}: {field} is {ours}, it says {said}",
-                    Of(uid)
+                    "uid {uid} is a near-duplicate of uid {other} (similarity {alike}) and not reported"
                 )
             }
-            Difference::WrongWeight { uid, said, ours } => {
-                write!(f, "its scores give uid {uid} a weight of {ours}, it says {said}")
-            }
-            Difference::WrongBallot { epoch, uid, posted, earned, posted_share, earned_share } => write!(
+            Difference::Misjudged { uid, field, said, ours } => write!(
                 f,
-                "for epoch {epoch} it posted a weight of {posted} for uid {uid}, {:.1} % of all; its scores come to {earned}, {:.1} %",
+                "the conclusion{} does not follow from the evidence: {field} is {ours}, reported {said}",
+                OfUid(uid)
+            ),
+            Difference::WrongWeight { uid, said, ours } => {
+                write!(f, "the scores give uid {uid} a weight of {ours}, reported {said}")
+            }
+            Difference::WrongWeightVote { epoch, uid, posted, earned, posted_share, earned_share } => write!(
+                f,
+                "for epoch {epoch} the weight of uid {uid} is {posted}, {:.1} % of all; its scores give {earned}, {:.1} %",
                 posted_share * 100.0,
                 earned_share * 100.0
             ),
@@ -282,9 +276,9 @@ fn name(verdict: Option<Verdict>) -> &'static str {
 }
 
 /// " of uid 3", or nothing.
-struct Of<'a>(&'a Option<Uid>);
+struct OfUid<'a>(&'a Option<Uid>);
 
-impl fmt::Display for Of<'_> {
+impl fmt::Display for OfUid<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |uid| write!(f, " of uid {uid}"))
     }
@@ -295,7 +289,7 @@ struct Uids<'a>(&'a [Uid]);
 impl fmt::Display for Uids<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_empty() {
-            return f.write_str("nobody");
+            return f.write_str("none");
         }
         let list: Vec<String> = self.0.iter().map(Uid::to_string).collect();
         write!(f, "uid {}", list.join(", "))

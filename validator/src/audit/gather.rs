@@ -345,12 +345,12 @@ impl Auditor {
         let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
-            let time_left = || {
+            let mut time_left = || {
                 let left = 0 < asked;
                 asked = asked.saturating_sub(1);
                 left
             };
-            let measured = evaluate::measure(&mut evaluator, &dataset, &job, time_left);
+            let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut time_left);
             (evaluator, measured)
         })
         .await?;

@@ -1,16 +1,21 @@
-//! An honest window, and every lie that can be told of it.
+//! An honest window, and every false statement about it.
 
 use super::*;
 use crate::{
-    gauntlet::{Evidence, LossPair as Pair, Reputations as Remembering},
-    receipts::form::Plan,
+    gauntlet::{self, Evidence, LossPair as Pair, Measured, Reputations as Remembering},
+    report::form::{self, Plan},
 };
 use protocol::{
-    Hotkey, Role, RunId,
-    receipt::{Attestation, ExactF64, FORMAT, MergeRecord, ReportedFault, Statements},
+    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Window,
+    assign::{self, Assignment},
+    receipt::{
+        Attestation, ExactF64, FORMAT, Judgement, MergeRecord, Observed, PreviousReceipt, ReportedFault,
+        Statements,
+    },
     select::Selected,
-    view::{Selection, Vote},
+    view::{Outcome, SeatView, Selection, WindowView},
 };
+use std::collections::BTreeMap;
 
 const UID: Uid = Uid(90);
 const NOW: Window = Window(6);
@@ -351,7 +356,7 @@ fn a_friend_that_is_favoured_is_found() {
     // On the chain, beside what the receipts come to.
     let mut facts = honest();
     facts.weight_vote.as_mut().unwrap().posted = vec![(Uid(7), u16::MAX)];
-    found(&facts, |d| matches!(d, Difference::WrongBallot { epoch: 3, uid: Uid(7) | Uid(6), .. }));
+    found(&facts, |d| matches!(d, Difference::WrongWeightVote { epoch: 3, uid: Uid(7) | Uid(6), .. }));
     // In the receipt.
     let facts = lied(|receipt| judgement(receipt).weights = vec![(Uid(7), u16::MAX)]);
     found(&facts, |d| matches!(d, Difference::WrongWeight { said: u16::MAX, uid: Uid(7), .. }));
@@ -360,7 +365,9 @@ fn a_friend_that_is_favoured_is_found() {
         receipt.before.seats[7].reputation.own_data_score = ExactF64::of(0.9);
         conclude(receipt);
     });
-    found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(7)), field: "mark", .. }));
+    found(&facts, |d| {
+        matches!(d, Difference::ReputationChanged { uid: Some(Uid(7)), field: "own-data score", .. })
+    });
 }
 
 #[test]
@@ -431,7 +438,7 @@ fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
 fn who_signs_nothing_to_be_convicted_by_is_found() {
     let mut facts = honest();
     facts.receipt.statements.attestation = None;
-    assert_eq!(audit(&facts), [Difference::NotStated { what: "attestation" }]);
+    assert_eq!(audit(&facts), [Difference::NotSigned { what: "attestation" }]);
     facts.receipt.statements = Statements::default();
     facts.view.votes = vec![(UID, facts.receipt.vote().unwrap())];
     assert_eq!(audit(&facts).len(), 2);
@@ -517,7 +524,7 @@ fn a_break_in_the_chain_of_receipts_is_found() {
 fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
     let mut facts = honest();
     facts.alike.insert((Uid(1), digest(2)), 0.97);
-    found(&facts, |d| matches!(d, Difference::TwinPassedOver { uid: Uid(1), other: Uid(2), .. }));
+    found(&facts, |d| matches!(d, Difference::MissedNearDuplicate { uid: Uid(1), other: Uid(2), .. }));
     facts.alike.insert((Uid(1), digest(2)), 0.1);
     assert_eq!(audit(&facts), []);
     let near_duplicate = protocol::receipt::NearDuplicate {
@@ -530,7 +537,7 @@ fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
     {
         *said = Some(near_duplicate);
     }
-    found(&facts, |d| matches!(d, Difference::WrongTwin { uid: Uid(1), .. }));
+    found(&facts, |d| matches!(d, Difference::WrongNearDuplicate { uid: Uid(1), .. }));
 }
 
 #[test]
