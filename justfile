@@ -12,9 +12,9 @@ up *arguments:
 test *arguments:
     cargo test --release --workspace {{ arguments }}
 
-# All tests but the end-to-end ones, each in a process of its own (needs cargo-nextest)
-quick *arguments:
-    cargo nextest run --release --workspace --exclude localnet {{ arguments }}
+# Format, clippy and fast tests: before each push
+quick:
+    bash .ci/run quick
 
 # polkadot-js and a Python client against the embedded chain, or against the node at a ws:// URL (installs them first)
 clients *at:
@@ -70,6 +70,14 @@ report *arguments:
 figures windows="12" report="report.json":
     cargo run --release -p localnet -- up --plain --windows {{ windows }} --report {{ report }}
 
-# Everything that must hold before a change is taken
-ci:
-    bash .ci/run
+# The benchmarks at two commits, by turns; fails where the second is more than 10 % slower
+bench-compare base head="HEAD" *arguments:
+    python3 scripts/bench-compare {{ base }} {{ head }} {{ arguments }}
+
+# Static Linux programs, checksums, an SBOM and a container image in target/release-VERSION
+release *arguments:
+    bash scripts/release {{ arguments }}
+
+# All checks before a merge; `just ci nightly` adds the long hunts
+ci tier="tests":
+    bash .ci/run {{ tier }}

@@ -158,7 +158,7 @@ impl LockedDirectory {
     }
 
     /// Declares the network whole.
-    pub fn write_plan(&mut self, plan: Plan) -> Result<(), node::files::FileError> {
+    pub fn write_plan(&mut self, plan: Plan) -> Result<(), node::durable::FileError> {
         plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
         Ok(())
@@ -191,9 +191,9 @@ impl Plan {
     }
 
     /// Replaces the file, which only this user can read, for it holds the buckets' secrets.
-    pub fn write(&self, file: &Path) -> Result<(), node::files::FileError> {
+    pub fn write(&self, file: &Path) -> Result<(), node::durable::FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
-        node::files::write_atomic(file, &json)
+        node::durable::write_atomic(file, &json)
     }
 
     /// Where each part of the chain answers.

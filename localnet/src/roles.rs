@@ -128,7 +128,7 @@ impl StoreSettings {
 
     /// Replaces the file, which only this user can read.
     pub fn write(&self, file: &Path) -> anyhow::Result<()> {
-        Ok(node::files::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
+        Ok(node::durable::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
     }
 }
 

@@ -16,7 +16,7 @@ use chain_client::{
 use model::RunSpec;
 use node::config::{File, ServeFile, StoreFile, TrainFile};
 use node::create::{self, NewRun};
-use node::files::write_atomic;
+use node::durable::write_atomic;
 use protocol::{Block, Role, RunId, RunParams, view::RunView};
 use std::{
     net::TcpListener,

@@ -200,7 +200,7 @@ async fn live(
     let report = Report::new(&observer, unigram_loss, since);
     println!("{}", report.summary());
     if let Some(path) = &up.report {
-        node::files::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
+        node::durable::write_atomic(path, &serde_json::to_vec_pretty(&report)?)?;
         println!("report: {}", path.display());
     }
     ended

@@ -492,7 +492,7 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
         said.lines()
             .any(|line| line.contains(words) && line.contains(of) && line.contains("bytes are needed"))
     };
-    let no_room = "no room on the disk: make room";
+    let no_room = "the disk is full: make room";
     // From a checkpoint, if one is voted by now.
     let joins = |_: &Observer| says(no_room, "joining-") || says(no_room, "model.state");
     net.until("it finds no room for what it joins with", joins).await;
@@ -507,7 +507,7 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
 
     room(&(snapshot - 1).to_string());
     net.until("a window passes in which the contribution cannot be kept", |seen| {
-        seen.missed.iter().any(|(_, by, reason)| by == name && reason.contains("no room on the disk"))
+        seen.missed.iter().any(|(_, by, reason)| by == name && reason.contains("the disk was full"))
     })
     .await;
     room(&(model / 2).to_string());
@@ -534,10 +534,10 @@ async fn a_full_disk_is_waited_for(net: &mut Net) {
     let said = std::fs::read_to_string(&log).expect("its log");
     let times = |words: &str| said.lines().filter(|line| line.contains(words)).count();
     assert!(
-        (1..20).contains(&times("no room on the disk: make room")),
+        (1..20).contains(&times("the disk is full: make room")),
         "it says so, and not all the time:\n{said}"
     );
-    assert!(0 < times("there is room on the disk again"), "{said}");
+    assert!(0 < times("the disk has space again"), "{said}");
     assert!(!said.contains("panicked"), "{said}");
     miner.kill().await.expect("our child");
 }

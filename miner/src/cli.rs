@@ -119,7 +119,6 @@ async fn mine(
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
-    let traffic = opened.traffic();
     let mut recipe = opened.spec.recipe.clone();
     recipe.batch = settings.train.batch_sequences.unwrap_or(recipe.batch).max(1);
     recipe.learning_rate = settings.train.learning_rate.unwrap_or(recipe.learning_rate);
@@ -135,20 +134,12 @@ async fn mine(
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "mining");
 
     let miner = Miner {
-        sync_driver,
-        store: opened.store,
-        dataset: opened.dataset,
+        node: opened.into_node(sync_driver, settings.directory.clone(), start.windows),
         trainer: Some(trainer),
-        key: opened.key.signing_key().clone(),
-        seat: opened.seat,
-        directory: settings.directory.clone(),
-        journal: opened.journal,
         strategy,
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
         snapshot_every: every(&settings.train),
-        traffic,
-        windows_max: start.windows,
         leaving,
     };
     Ok(miner.run().await?)

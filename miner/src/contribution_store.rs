@@ -7,7 +7,7 @@
 use crate::compress::{self, CompressError, Sealed};
 use ed25519_dalek::SigningKey;
 use kernels::{decode::StreamDecoder, encode::Source};
-use node::Codec;
+use node::{Codec, durable::UnfinishedFile};
 use protocol::{
     Digest,
     contribution::EncodeError,
@@ -51,7 +51,7 @@ pub enum ContributionStoreError {
 impl ContributionStoreError {
     /// Whether the disk took no more: with room on it, the same would do.
     pub fn is_full(&self) -> bool {
-        matches!(self, ContributionStoreError::Write { source, .. } if node::files::is_full(source))
+        matches!(self, ContributionStoreError::Write { source, .. } if node::durable::is_full(source))
     }
 }
 
@@ -77,19 +77,14 @@ impl ContributionStore {
         source: Source<'_>,
     ) -> Result<Sealed, ContributionStoreError> {
         let failed = |source| ContributionStoreError::Write { path: self.directory.clone(), source };
-        fs::create_dir_all(&self.directory).map_err(failed)?;
-        let mut file =
-            tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.directory).map_err(failed)?;
+        let mut file = UnfinishedFile::create(&self.directory, UNFINISHED).map_err(failed)?;
         let at = file.path().to_owned();
         let sealed = fill(&at, file.as_file_mut(), |sink| {
             compress::compress(codec, header, key, residual, source, sink)
         })?;
-        file.as_file().sync_all().map_err(|source| ContributionStoreError::Write { path: at, source })?;
+        file.sync().map_err(|source| ContributionStoreError::Write { path: at, source })?;
         let path = self.path(&sealed.digest);
-        file.persist(&path)
-            .map_err(|refused| ContributionStoreError::Write { path, source: refused.error })?;
-        // The rename itself is durable only once the directory is synced.
-        node::files::sync_directory(&self.directory).map_err(failed)?;
+        file.persist(&path).map_err(|source| ContributionStoreError::Write { path, source })?;
         Ok(sealed)
     }
 

@@ -7,10 +7,7 @@
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
 use nn::{ModelError, StateError, Trainer};
-use node::{
-    durable::{self, DurableFile, Recovered},
-    files::FileError,
-};
+use node::durable::{self, DurableFile, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::{
     path::Path,

@@ -11,43 +11,26 @@ use crate::{
     train::{self, TrainObserver, Trained, TrainingError},
 };
 use chain_client::{Call, ChainError, Head};
-use dataset::Dataset;
-use ed25519_dalek::SigningKey;
 use futures::future::LocalBoxFuture;
 use kernels::encode::Source;
 use nn::{ModelError, Trainer};
 use node::{
-    Entry, Follower, Journal, SyncDriver, SyncError,
-    disk_full::{self, DiskFullRetry},
+    Entry, Follower, Node, NodeError, SyncError,
+    durable::{self, DiskFullRetry},
     error_chain, wait_past,
 };
-use protocol::{
-    Block, Window,
-    assign::Assignment,
-    submission::Header,
-    view::{SeatView, WindowView},
+use protocol::{Block, Window, assign::Assignment, submission::Header, view::WindowView};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
 };
-use std::{
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
-use store::Store;
 use tokio::sync::watch;
 
 /// Everything a miner is made of. Time comes from the chain's heads; store, chain and data are given.
 pub struct Miner {
-    pub sync_driver: SyncDriver,
-    pub store: Arc<dyn Store>,
-    pub dataset: Arc<Dataset>,
+    pub node: Node,
     /// The inner loop's model and optimiser; away while it trains.
     pub trainer: Option<Trainer>,
-    pub key: SigningKey,
-    pub seat: SeatView,
-    pub directory: PathBuf,
-    pub journal: Journal,
     /// What it decides that another might decide otherwise.
     pub strategy: Box<dyn Strategy>,
     /// Blocks before the commit deadline at which training stops, so that the commitment is included in time.
@@ -56,10 +39,6 @@ pub struct Miner {
     pub batch_sequences: usize,
     /// How often a snapshot is written inside a window.
     pub snapshot_every: SnapshotInterval,
-    /// Bytes moved, up and down, so far.
-    pub traffic: Box<dyn Fn() -> (u64, u64) + Send>,
-    /// Stop after so many windows; `None`: never.
-    pub windows_max: Option<u32>,
     pub leaving: Arc<ShutdownHandle>,
 }
 
@@ -103,8 +82,8 @@ pub enum RunError {
         "the thread that trains died. If its device was out of memory, lower train.micro_batch_sequences: the next start goes on where this one was"
     )]
     TrainerDied(#[source] tokio::task::JoinError),
-    #[error("this seat was given to somebody else at block {registered_at}; register again")]
-    SeatLost { registered_at: Block },
+    #[error(transparent)]
+    Node(#[from] NodeError),
 }
 
 /// Why a window passed without our contribution. Said in the journal; the next window is a new one.
@@ -128,17 +107,17 @@ impl Miner {
     }
 
     async fn mine_windows(mut self) -> Result<(), RunError> {
-        let mut heads = self.sync_driver.follower.chain.heads();
+        let mut heads = self.node.heads.clone();
         let mut snapshot = self.take_up_snapshot().await?;
         let mut mined = 0;
         let mut done = None;
         loop {
             // Follow.
-            self.sync_driver.sync_to_open_window(&mut heads, done, &mut None, &mut self.journal).await?;
-            let window = self.sync_driver.window();
+            self.node.sync.sync_to_open_window(&mut heads, done, &mut None, &mut self.node.journal).await?;
+            let window = self.node.sync.window();
             self.log_skipped(done, window);
-            self.traffic_entry(window);
-            if self.windows_max.is_some_and(|max| max <= mined) {
+            self.node.record_traffic();
+            if self.node.windows_max.is_some_and(|max| max <= mined) {
                 return Ok(());
             }
 
@@ -147,9 +126,9 @@ impl Miner {
             if let Err(missed) = self.mine(&mut snapshot, &mut heads).await? {
                 let reason = missed.to_string();
                 tracing::warn!(window = window.0, reason, "no contribution");
-                self.journal.write(&Entry::Missed { window, reason });
+                self.node.journal.write(&Entry::Missed { window, reason });
             }
-            node::prune(&*self.store, self.follower().run.id, window).await;
+            node::prune(&*self.node.store, self.follower().run.id, window).await;
 
             // The window is fixed one block after the vote deadline.
             wait_past(&mut heads, self.schedule().vote_deadline(window)).await?;
@@ -164,7 +143,7 @@ impl Miner {
         for window in passed {
             let reason = Missed::PassedBy.to_string();
             tracing::warn!(window = window.0, reason, "no contribution");
-            self.journal.write(&Entry::Missed { window, reason });
+            self.node.journal.write(&Entry::Missed { window, reason });
         }
     }
 
@@ -174,14 +153,16 @@ impl Miner {
         let snapshot = match found {
             Some(found) => {
                 if found.from_backup {
-                    self.journal.write(&Entry::FellBack { file: "miner.snapshot".into() });
+                    self.node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() });
                 }
                 found.value
             }
             None => {
-                let fresh = Snapshot::fresh(self.sync_driver.window(), self.follower().schema().values());
-                disk_full::wait(SnapshotError::is_full, || self.pending_store().begin(&fresh, &trainer))
-                    .await?;
+                let fresh = Snapshot::fresh(self.node.sync.window(), self.follower().schema().values());
+                durable::retry_while_full(SnapshotError::is_full, || {
+                    self.pending_store().begin(&fresh, &trainer)
+                })
+                .await?;
                 fresh
             }
         };
@@ -195,14 +176,14 @@ impl Miner {
         snapshot: &mut Snapshot,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
-        let window = self.sync_driver.window();
+        let window = self.node.sync.window();
         let schedule = self.schedule();
 
         // Which data? The hash of the opening block decides, and is known one block later.
         wait_past(heads, schedule.opens_at(window)).await?;
         let Some(view) = self.window_view(window).await? else { return Ok(Err(Missed::TooLate)) };
-        self.still_ours().await?;
-        if !view.slots.contains(&self.seat.id.uid) {
+        self.node.keep_seat().await?;
+        if !view.slots.contains(&self.node.seat.id.uid) {
             return Ok(Err(Missed::NotASlot));
         }
 
@@ -241,11 +222,13 @@ impl Miner {
             return Ok(Err(Missed::Lost(lost)));
         }
         let (path, reveal_by) = (self.pending_store().path(&pending), schedule.reveal_deadline(window));
-        match publish::upload(&*self.store, self.follower().run.id, &pending, &path, heads, reveal_by).await {
+        match publish::upload(&*self.node.store, self.follower().run.id, &pending, &path, heads, reveal_by)
+            .await
+        {
             Ok(()) => {
                 let bytes = pending.length;
                 tracing::info!(window = window.0, bytes, "uploaded");
-                self.journal.write(&Entry::Uploaded { window, bytes });
+                self.node.journal.write(&Entry::Uploaded { window, bytes });
                 Ok(Ok(()))
             }
             Err(error) => Ok(Err(Missed::NotUploaded(error))),
@@ -259,14 +242,14 @@ impl Miner {
         snapshot: &mut Snapshot,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(), Missed>, RunError> {
-        let open = self.sync_driver.window();
+        let open = self.node.sync.window();
         let Some(pending) =
             snapshot.pending.clone().filter(|pending| pending.window < open && !pending.committed)
         else {
             return Ok(Ok(()));
         };
         let view = self.window_view(pending.window).await?;
-        if view.is_none_or(|view| !view.commitments.contains(&(self.seat.id.uid, pending.digest))) {
+        if view.is_none_or(|view| !view.commitments.contains(&(self.node.seat.id.uid, pending.digest))) {
             return Ok(Ok(()));
         }
         if let Err(error) = self.pending_store().check(&pending) {
@@ -291,16 +274,20 @@ impl Miner {
         mut act: impl FnMut(&Miner, &mut Snapshot) -> Result<T, RunError>,
     ) -> Result<Result<T, PendingStoreError>, RunError> {
         let mut disk_full_retry = DiskFullRetry::default();
-        let kept = disk_full_retry.wait_until(until, heads, || match act(self, snapshot) {
-            Err(RunError::PendingStore(full)) if full.is_full() => {
+        let is_full = |error: &RunError| matches!(error, RunError::PendingStore(full) if full.is_full());
+        let kept = disk_full_retry.wait_until(until, heads, is_full, async || {
+            let done = act(self, snapshot);
+            if done.as_ref().is_err_and(is_full) {
                 // Not both at once: it is as large as the model.
                 snapshot.residual = Vec::new();
                 *snapshot = self.pending_store().reload()?.ok_or(RunError::SnapshotGone)?;
-                Ok(Err(full))
             }
-            done => done.map(Ok),
+            done
         });
-        kept.await
+        match kept.await {
+            Err(RunError::PendingStore(full)) if full.is_full() => Ok(Err(full)),
+            done => done.map(Ok),
+        }
     }
 
     /// Train and compress: the contribution, saved before anything is said about it.
@@ -310,7 +297,7 @@ impl Miner {
         view: &WindowView,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<PendingContribution, Missed>, RunError> {
-        let window = self.sync_driver.window();
+        let window = self.node.sync.window();
         let run = &self.follower().run;
         let assignment = Assignment {
             run: run.id,
@@ -319,9 +306,10 @@ impl Miner {
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: run.params.sequences_per_seat,
-            training_sequences: self.dataset.training_sequences(),
+            training_sequences: self.node.dataset.training_sequences(),
         };
-        let Some(sequences) = assignment.of(self.seat.id.uid).filter(|_| view.opening_hash.is_some()) else {
+        let Some(sequences) = assignment.of(self.node.seat.id.uid).filter(|_| view.opening_hash.is_some())
+        else {
             return Ok(Err(Missed::NotASlot));
         };
         let sequences = self.strategy.sequences(window, sequences, assignment.training_sequences);
@@ -351,7 +339,7 @@ impl Miner {
             loss_last = trained.loss_last,
             "trained"
         );
-        self.journal.write(&Entry::Trained {
+        self.node.journal.write(&Entry::Trained {
             window,
             sequences: trained.sequences,
             loss_first: trained.loss_first,
@@ -363,17 +351,17 @@ impl Miner {
         // Compress: e ← decay^away·e, then e ← decay·e + Δ, and the largest entries of e into a file.
         let decay = self.follower().run.params.error_feedback_decay.get();
         let header = self.header(declared);
-        let (follower, before) = (&self.sync_driver.follower, &self.sync_driver.state.theta);
+        let (follower, before) = (&self.node.sync.follower, &self.node.sync.state.theta);
         let theta = self.strategy.outcome(follower, view, before, theta).await;
         let made = self.with_room(snapshot, commit_by, heads, |miner, snapshot| {
             let away = window.0.saturating_sub(snapshot.residual_for.0);
             compress::decay_residual(&mut snapshot.residual, decay, away);
-            let source = Source::Difference { decay, before: &miner.sync_driver.state.theta, after: &theta };
+            let source = Source::Difference { decay, before: &miner.node.sync.state.theta, after: &theta };
             Ok(miner.pending_store().make(snapshot, &header, source, miner.optimiser()?)?)
         });
         match made.await? {
             Ok(pending) => {
-                progress::kept(&self.directory).remove();
+                progress::kept(&self.node.directory).remove();
                 Ok(Ok(pending))
             }
             Err(full) => {
@@ -389,7 +377,7 @@ impl Miner {
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
         self.pending_store().restore(&mut trainer)?;
         self.trainer = Some(trainer);
-        progress::kept(&self.directory).remove();
+        progress::kept(&self.node.directory).remove();
         Ok(())
     }
 
@@ -398,10 +386,10 @@ impl Miner {
         Header {
             codec: protocol::PROTOCOL_VERSION,
             run: self.follower().run.id,
-            window: self.sync_driver.window(),
-            uid: self.seat.id.uid,
-            hotkey: self.seat.hotkey,
-            base: self.sync_driver.state.lineage,
+            window: self.node.sync.window(),
+            uid: self.node.seat.id.uid,
+            hotkey: self.node.seat.hotkey,
+            base: self.node.sync.state.lineage,
             schema: self.follower().schema().digest(),
             density: self.follower().run.params.density,
             trained,
@@ -416,20 +404,20 @@ impl Miner {
         stop_at: Block,
         heads: &mut watch::Receiver<Head>,
     ) -> Result<Result<(Trained, Vec<f32>), TrainingError>, RunError> {
-        let window = self.sync_driver.window();
+        let window = self.node.sync.window();
         let of = SnapshotKey {
             run: self.follower().run.id,
-            seat: self.seat.id,
+            seat: self.node.seat.id,
             window,
-            lineage: self.sync_driver.state.lineage,
-            weights: self.sync_driver.state.weights_root(),
+            lineage: self.node.sync.state.lineage,
+            weights: self.node.sync.state.weights_root(),
             sequences: progress::digest_of(&sequences),
         };
-        let mut progress = Progress::new(&self.directory, of, self.snapshot_every);
+        let mut progress = Progress::new(&self.node.directory, of, self.snapshot_every);
         let mut trainer = self.trainer.take().ok_or(RunError::TrainerLost)?;
         let trained = self.go_on_from(&mut progress, &mut trainer)?;
         let stop = Arc::new(AtomicBool::new(stop_at <= heads.borrow().block));
-        let (dataset, batch) = (self.dataset.clone(), self.batch_sequences);
+        let (dataset, batch) = (self.node.dataset.clone(), self.batch_sequences);
         let work = {
             let (stop, leaving) = (stop.clone(), self.leaving.clone());
             leaving.training.store(true, Ordering::SeqCst);
@@ -463,7 +451,7 @@ impl Miner {
             }
         };
         let (trainer, trained, watched) = done.map_err(RunError::TrainerDied)?;
-        watched.repeated.iter().for_each(|entry| self.journal.write(entry));
+        watched.repeated.iter().for_each(|entry| self.node.journal.write(entry));
         let written = watched.progress.written;
         if 0 < written.snapshots {
             let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
@@ -474,7 +462,7 @@ impl Miner {
             Ok((trained, weights))
         });
         if let Err(TrainingError::GivenUp { step, cause, .. }) = &done {
-            self.journal.write(&Entry::Repeated { window, step: *step, found: cause.to_string() });
+            self.node.journal.write(&Entry::Repeated { window, step: *step, found: cause.to_string() });
         }
         self.trainer = Some(trainer);
         Ok(done)
@@ -483,15 +471,15 @@ impl Miner {
     /// Puts the trainer where a predecessor was in this window, or else at the window's model. What cannot be used costs time and nothing
     /// else: it is said, and the window is trained from its beginning.
     fn go_on_from(&mut self, progress: &mut Progress, trainer: &mut Trainer) -> Result<Trained, RunError> {
-        let window = self.sync_driver.window();
+        let window = self.node.sync.window();
         match progress.resume(trainer) {
             Ok(Some(found)) => {
                 let Trained { sequences, steps, .. } = found.value;
                 if found.from_backup {
-                    self.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
+                    self.node.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
                 }
                 tracing::info!(window = window.0, sequences, steps, "going on inside the window");
-                self.journal.write(&Entry::Resumed { window, sequences, steps });
+                self.node.journal.write(&Entry::Resumed { window, sequences, steps });
                 return Ok(found.value);
             }
             Ok(None) => {}
@@ -500,7 +488,7 @@ impl Miner {
                 self.pending_store().restore(trainer)?;
             }
         }
-        trainer.load(&self.sync_driver.state.theta)?;
+        trainer.load(&self.node.sync.state.theta)?;
         Ok(Trained::default())
     }
 
@@ -515,7 +503,7 @@ impl Miner {
         }
         let (run, window, digest) = (self.follower().run.id, pending.window, pending.digest);
         let already = match self.window_view(window).await? {
-            Some(view) => view.commitments.contains(&(self.seat.id.uid, digest)),
+            Some(view) => view.commitments.contains(&(self.node.seat.id.uid, digest)),
             None => false,
         };
         if !already {
@@ -541,7 +529,7 @@ impl Miner {
         }
         let bytes = pending.length;
         tracing::info!(window = window.0, %digest, bytes, "committed");
-        self.journal.write(&Entry::Committed { window, digest, bytes });
+        self.node.journal.write(&Entry::Committed { window, digest, bytes });
         Ok(Ok(()))
     }
 
@@ -549,30 +537,12 @@ impl Miner {
         self.follower().chain.window(self.follower().run.id, window).await
     }
 
-    /// Keeps the endpoint current, and notices when the seat went to somebody else.
-    async fn still_ours(&mut self) -> Result<(), RunError> {
-        let seats = self.follower().chain.seats(self.follower().run.id).await?;
-        let Some(seat) = seats.into_iter().find(|seat| seat.id.uid == self.seat.id.uid) else {
-            return Ok(());
-        };
-        if seat.hotkey != self.seat.hotkey {
-            return Err(RunError::SeatLost { registered_at: seat.id.registered_at });
-        }
-        self.seat = seat;
-        Ok(())
-    }
-
-    fn traffic_entry(&mut self, window: Window) {
-        let (bytes_up, bytes_down) = (self.traffic)();
-        self.journal.write(&Entry::Traffic { window, bytes_up, bytes_down });
-    }
-
     fn optimiser(&self) -> Result<&Trainer, RunError> {
         self.trainer.as_ref().ok_or(RunError::TrainerLost)
     }
 
     fn follower(&self) -> &Follower {
-        &self.sync_driver.follower
+        &self.node.sync.follower
     }
 
     fn schedule(&self) -> protocol::Schedule {
@@ -581,10 +551,10 @@ impl Miner {
 
     fn pending_store(&self) -> PendingStore<'_> {
         PendingStore {
-            directory: &self.directory,
+            directory: &self.node.directory,
             run: self.follower().run.id,
-            seat: self.seat.id,
-            key: &self.key,
+            seat: self.node.seat.id,
+            key: &self.node.key,
             codec: &self.follower().sent,
         }
     }
@@ -656,7 +626,7 @@ impl std::fmt::Display for Missed {
             ),
             Missed::NoRoom(error) => write!(
                 f,
-                "there was no room on the disk, and everything is as it was before: {}",
+                "the disk was full, and everything is as it was before: {}",
                 error_chain(error)
             ),
             Missed::NoData => f.write_str("not one step was finished before the commit deadline"),

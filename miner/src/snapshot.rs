@@ -11,10 +11,7 @@
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
 use nn::{StateError, Trainer};
-use node::{
-    durable::{self, DurableFile, Recovered},
-    files::FileError,
-};
+use node::durable::{self, DurableFile, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::io::{self, Read, Write};
 

@@ -21,7 +21,7 @@ use miner::{
 };
 use model::Recipe;
 use nn::{DeviceChoice, ModelError, Trainer};
-use node::{Codec, ModelState, codec::Update, files};
+use node::{Codec, ModelState, codec::Update, durable};
 use protocol::{
     Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
     contribution::{CODEC, Schema},
@@ -226,7 +226,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         }
         say("uploading");
         let bytes = fs::read(pending_store.path(&pending))?;
-        files::write_atomic(&home.join("sent").join(window.0.to_string()), &bytes)?;
+        durable::write_atomic(&home.join("sent").join(window.0.to_string()), &bytes)?;
         say("following");
         let body = &bytes[PREFIX_BYTES..bytes.len() - SIGNATURE_BYTES];
         let update = Update::check(&codec, body, false)?;

@@ -1,9 +1,9 @@
-//! Attests each committed contribution as valid or faulty (PROT-14), and copies the valid ones to this validator's bucket (PROT-15).
+//! Attests each committed contribution as valid or faulty (PROT-14), and copies the valid ones to this validator's
+//! bucket (PROT-15).
 
 use crate::{
     gather::Gathered,
-    run::Validator,
-    stop::{Stop, skip},
+    run::{Stop, Validator},
 };
 use chain_client::Call;
 use node::{Contribution, Entry, Follower, error_chain, journal::SeatFault};
@@ -15,7 +15,8 @@ use protocol::{
 use std::collections::BTreeMap;
 use store::{Store, StoreError};
 
-/// Copies attested contributions to our bucket under their own names: a miner cannot show its bytes to one validator alone (PROT-15).
+/// Copies attested contributions to our bucket under their own names: a miner cannot show its bytes to one validator
+/// alone (PROT-15).
 pub async fn mirror(
     store: &dyn Store,
     follower: &Follower,
@@ -30,19 +31,20 @@ pub async fn mirror(
 }
 
 impl Validator {
-    /// Stores the attestation, then submits it, or its hash in a run that hides attestations. The next window's salt is committed with it
-    /// (PROT-2).
+    /// Stores the attestation, then submits it, or its hash in a run that hides attestations. The next window's salt
+    /// is committed with it (PROT-2).
     pub(crate) async fn attest(&mut self, view: &WindowView, gathered: &Gathered) -> Result<(), Stop> {
         let window = view.window;
-        if view.attested.contains(&self.seat.id.uid) {
+        if view.attested.contains(&self.node.uid()) {
             return Ok(());
         }
         let mut not_observed = gathered.not_observed.clone();
-        // Names in a bucket are public: copies made now would tell a hidden attestation. They are made before its reveal (PROT-30).
+        // Names in a bucket are public: copies made now would tell a hidden attestation. They are made before its
+        // reveal (PROT-30).
         let mirrored = if self.hides() {
             Ok(())
         } else {
-            mirror(&*self.store, self.follower(), window, &gathered.valid).await
+            mirror(&*self.node.store, self.node.follower(), window, &gathered.valid).await
         };
         let mut verdicts: Vec<(Uid, Verdict)> = Vec::new();
         match mirrored {
@@ -58,47 +60,50 @@ impl Validator {
         let Some(verdicts) = self.strategy.verdicts(view, verdicts) else { return Ok(()) };
 
         let attestation = attestation(&verdicts, gathered, &not_observed);
-        let store = self.store_before(self.schedule().attest_deadline(window), |signed| {
+        let store = self.store_before(self.node.schedule().attest_deadline(window), |signed| {
             signed.store_attestation(window, view.lineage, attestation.clone())
         });
         let verdicts = store.await?.verdicts();
 
-        let run = self.run_view().id;
+        let run = self.node.run_id();
         let next_salt = self.salts.commitment(run, window.next());
         let call = if self.hides() {
-            let hash = self.salts.hidden_commitment(run, window, &verdicts, &self.seat.hotkey);
+            let hash = self.salts.hidden_commitment(run, window, &verdicts, &self.node.seat.hotkey);
             Call::AttestHidden { run, window, hash, next_salt }
         } else {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
         };
-        self.submit_once(call, "AlreadyAttested").await?;
-        self.journal.write(&attested(window, &verdicts, gathered, not_observed));
+        self.node.submit_once(call, "AlreadyAttested").await?;
+        self.node.journal.write(&attested(window, &verdicts, gathered, not_observed));
         Ok(())
     }
 
-    /// In a run that hides attestations, reveals the one that was committed (PROT-30), after copying what it calls valid (PROT-15).
-    /// Without the copies it is not revealed.
+    /// In a run that hides attestations, reveals the one that was committed (PROT-30), after copying what it calls
+    /// valid (PROT-15). Without the copies it is not revealed.
     pub(crate) async fn reveal_attestation(
         &mut self,
         window: Window,
         at_hand: &BTreeMap<Uid, Contribution>,
     ) -> Result<(), Stop> {
-        let run = self.run_view().id;
+        let run = self.node.run_id();
         let attestation = self.signed.report(window).and_then(|report| report.attestation.as_ref());
         let Some(attestation) = attestation.filter(|_| self.hides()) else { return Ok(()) };
         let mut attested = BTreeMap::new();
         for uid in &attestation.valid {
             let Some(held) = at_hand.get(uid) else {
-                return skip(format!("the bytes of uid {uid} are not at hand any more"));
+                return Err(Stop::skip(format!("the bytes of uid {uid} are not at hand any more")));
             };
             attested.insert(*uid, held.clone());
         }
         let verdicts = attestation.verdicts();
-        if let Err(error) = mirror(&*self.store, self.follower(), window, &attested).await {
-            return skip(format!("our bucket did not take what it attests: {}", error_chain(&error)));
+        if let Err(error) = mirror(&*self.node.store, self.node.follower(), window, &attested).await {
+            let reason = format!("our bucket did not take what it attests: {}", error_chain(&error));
+            return Err(Stop::skip(reason));
         }
         let salt = self.salts.commit_reveal(run, window, &verdicts);
-        self.submit_once(Call::RevealAttestation { run, window, verdicts, salt }, "AlreadyAttested").await
+        self.node
+            .submit_once(Call::RevealAttestation { run, window, verdicts, salt }, "AlreadyAttested")
+            .await
     }
 }
 

@@ -1,7 +1,7 @@
 //! Compares a validator's receipt with public data, and lists the differences (PROT-27).
 //!
-//! [`audit()`] is a pure function of [`Facts`]. [`gather`] gets them from the chain, the buckets and the dataset, and by repeating merge and
-//! measurements. [`unchecked()`] lists what the facts do not cover: it is no evidence.
+//! [`audit()`] is a pure function of [`Facts`]. [`gather`] gets them from the chain, the buckets and the dataset, and
+//! by repeating merge and measurements. [`unchecked()`] lists what the facts do not cover: it is no evidence.
 //!
 //! Everything but losses is compared to the last bit; see [`TOLERANCE`].
 
@@ -28,8 +28,8 @@ use protocol::{
     view::{Verdict, Vote},
 };
 
-/// Largest difference of a repeated loss, in nats per token. One build on one machine gives equal losses; other instruction sets, thread
-/// counts and devices sum in another order. `docs/receipts.md` has measurements.
+/// Largest difference of a repeated loss, in nats per token. One build on one machine gives equal losses; other
+/// instruction sets, thread counts and devices sum in another order. `docs/receipts.md` has measurements.
 pub const TOLERANCE: f64 = 1e-5;
 
 /// Lists every difference between a receipt and the facts.

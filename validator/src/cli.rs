@@ -11,7 +11,10 @@ use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
 use nn::{DeviceChoice, Evaluator};
 use node::{
-    Flags, Metrics, NodeContext, Settings, SyncDriver, disk_full, metrics::MetricsFlag, moved, program,
+    Flags, Metrics, NodeContext, Settings, SyncDriver,
+    durable::{self, ballast::BALLAST_BYTES},
+    metrics::MetricsFlag,
+    moved, program,
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -102,7 +105,6 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut context);
     }
-    let traffic = context.traffic();
     let device = DeviceChoice::parse(&settings.device)?;
     let path = settings.directory.join("model.state");
     let (sync_driver, is_resumed) =
@@ -110,25 +112,18 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     let evaluator = Evaluator::new(&context.spec.model, device, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
     let run = context.run();
-    let open = || SignedDb::open(&settings.directory, run.id, &run.params);
-    let (signed, origin) = disk_full::wait(SignedDbError::is_full, open).await?;
+    let open = || SignedDb::open(&settings.directory, run.id, &run.params, BALLAST_BYTES);
+    let (signed, origin) = durable::retry_while_full(SignedDbError::is_full, open).await?;
     log_origin(&origin, is_resumed);
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
 
     let validator = Validator::new(Parts {
-        sync_driver,
-        store: context.store,
         evaluator: Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() }),
-        dataset: context.dataset,
+        node: context.into_node(sync_driver, settings.directory.clone(), serve.windows),
         signed,
-        key: context.key.signing_key().clone(),
-        seat: context.seat,
-        journal: context.journal,
         strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
-        traffic,
-        windows_max: serve.windows,
     });
     Ok(validator.run().await?)
 }

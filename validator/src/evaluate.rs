@@ -8,12 +8,11 @@ use crate::{
     gather::Gathered,
     gauntlet,
     report::form::Plan,
-    run::{RunError, Validator},
-    stop::Stop,
+    run::{RunError, Stop, Validator},
 };
 use dataset::Dataset;
 use nn::Evaluator;
-use node::error_chain;
+use node::{Work, error_chain};
 use protocol::{
     Block, Uid,
     assign::{self, Assignment},
@@ -27,11 +26,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
 };
-use tokio::task::JoinHandle;
 
 /// Measures contributions.
 pub trait Evaluate: Send {
-    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution: once it is false, the rest is left out.
+    /// Runs `job`, and blocks until it is done. `time_left` is called before each contribution: once it is false, the
+    /// rest is left out.
     fn measure(
         &mut self,
         job: &Job,
@@ -70,7 +69,7 @@ pub(crate) struct Evaluation {
 }
 
 enum Progress {
-    Running(JoinHandle<Ended>),
+    Running(Work<Ended>),
     /// Measured. The disk was full when it was to be judged.
     Measured(Measurements),
 }
@@ -80,16 +79,23 @@ type Ended = (Box<dyn Evaluate>, Result<Measurements, EvaluateError>);
 
 impl Validator {
     /// Starts to measure, unless an earlier evaluation still runs or the window's randomness is missing.
-    pub(crate) fn start_evaluation(&mut self, view: &WindowView, seats: &[SeatView], gathered: Gathered) {
+    pub(crate) async fn start_evaluation(
+        &mut self,
+        view: &WindowView,
+        seats: &[SeatView],
+        gathered: Gathered,
+    ) {
         let (Some(opening_hash), Some(evaluation_hash)) = (view.opening_hash, view.evaluation_hash) else {
             return;
         };
         if self.evaluation.is_some() {
             return;
         }
-        let Some(mut evaluator) = self.evaluator.take() else { return };
         let Gathered { valid: contributions, faulty: faults, .. } = gathered;
-        let run = self.run_view();
+        let blocking = self.node.blocking;
+        let theta = blocking.with(&mut self.node.sync.state, |state| state.theta.clone()).await;
+        let Some(mut evaluator) = self.evaluator.take() else { return };
+        let run = self.node.run();
         let salt = self.salts.salt(run.id, view.window);
         let seed = assign::evaluation_seed(run.id, view.window, &evaluation_hash, &salt);
         let assignment = Assignment {
@@ -99,7 +105,7 @@ impl Validator {
             slots: &view.slots,
             cursor: view.cursor,
             sequences_per_seat: run.params.sequences_per_seat,
-            training_sequences: self.dataset.training_sequences(),
+            training_sequences: self.node.dataset.training_sequences(),
         };
         let held = seats.iter().filter(|seat| contributions.contains_key(&seat.id.uid));
         let candidates: Vec<_> = held.map(|seat| seat.id).collect();
@@ -118,15 +124,14 @@ impl Validator {
             order: order.clone(),
         };
         let trained = contributions.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
-        let theta = self.sync_driver.state.theta.clone();
         let job = Job {
             held_out: self.held_out_sequences,
             earlier: self.sketches.clone(),
-            ..Job::new(theta, self.follower(), contributions, order, &assignment, seed)
+            ..Job::new(theta, self.node.follower(), contributions, order, &assignment, seed)
         };
         let time_is_up = Arc::new(AtomicBool::new(false));
         let stop = time_is_up.clone();
-        let running = tokio::task::spawn_blocking(move || {
+        let running = self.node.blocking.start(move || {
             let measured = evaluator.measure(&job, &mut || !stop.load(Ordering::Relaxed));
             (evaluator, measured)
         });
@@ -141,14 +146,16 @@ impl Validator {
         });
     }
 
-    /// Has the evaluation end with the contribution that it is at. Seats that it has not reached come earlier in the next window (PROT-28).
+    /// Has the evaluation end with the contribution that it is at. Seats that it has not reached come earlier in the
+    /// next window (PROT-28).
     pub(crate) fn end_evaluation(&self) {
         if let Some(evaluation) = &self.evaluation {
             evaluation.time_is_up.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Judges the evaluation if it ends before `last_call`. Otherwise, or if the disk is full until then, it is kept for the next call.
+    /// Judges the evaluation if it ends before `last_call`. Otherwise, or if the disk is full until then, it is kept
+    /// for the next call.
     pub(crate) async fn judge_by(&mut self, last_call: Block) -> Result<(), RunError> {
         let Some(mut evaluation) = self.evaluation.take() else { return Ok(()) };
         let window = evaluation.view.window;
@@ -156,8 +163,8 @@ impl Validator {
             Progress::Measured(measured) => measured,
             Progress::Running(mut running) => {
                 let ended = tokio::select! {
-                    ended = &mut running => ended.map_err(RunError::EvaluatorDied)?,
-                    waited = node::wait_past(&mut self.heads, last_call) => {
+                    ended = &mut running => ended?,
+                    waited = node::wait_past(&mut self.node.heads, last_call) => {
                         waited?;
                         tracing::debug!(window = window.0, "the evaluation continues in the next window");
                         evaluation.progress = Progress::Running(running);
@@ -189,12 +196,13 @@ impl Validator {
         evaluation.progress = Progress::Measured(measured);
         let Progress::Measured(measured) = &evaluation.progress else { return Ok(()) };
         match self.judge(&evaluation, measured, last_call).await {
-            Err(Stop::Skip(reason)) => {
-                tracing::warn!(window = window.0, reason, "not judged yet");
+            Err(Stop::Skip(skip)) => {
+                tracing::warn!(window = window.0, reason = skip.reason, "not judged yet");
                 self.evaluation = Some(evaluation);
                 Ok(())
             }
-            judged => judged.or_else(Stop::into_error),
+            Err(Stop::Fail(error)) => Err(error),
+            Ok(()) => Ok(()),
         }
     }
 }

@@ -1,4 +1,5 @@
-//! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13, PROT-14).
+//! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13,
+//! PROT-14).
 
 use crate::run::Validator;
 use chain_client::Head;
@@ -55,13 +56,13 @@ impl GatherDeadlines {
 
 impl Validator {
     pub(crate) async fn gather(&self, view: &WindowView, seats: &[SeatView]) -> Gathered {
-        let until = GatherDeadlines::of(&self.schedule(), view.window);
-        gather(self.follower(), view, seats, &self.heads, until).await
+        let until = GatherDeadlines::of(&self.node.schedule(), view.window);
+        gather(self.node.follower(), view, seats, &self.node.heads, until).await
     }
 }
 
-/// Fetches every committed contribution until it arrives or `give_up` passes. Unfinished downloads are then cancelled, so a slow seat
-/// harms only itself (PROT-13). `Slots` gives every seat a turn.
+/// Fetches every committed contribution until it arrives or `give_up` passes. Unfinished downloads are then
+/// cancelled, so a slow seat harms only itself (PROT-13). `Slots` gives every seat a turn.
 pub async fn gather(
     follower: &Follower,
     view: &WindowView,
@@ -105,8 +106,8 @@ pub async fn gather(
 }
 
 impl Gathered {
-    /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the likelier cause
-    /// (PROT-14).
+    /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the
+    /// likelier cause (PROT-14).
     fn judge_slow(&mut self, slow: BTreeMap<Uid, String>) {
         let ours = self.valid.len() < slow.len();
         for (uid, reason) in slow {
@@ -120,8 +121,9 @@ impl Gathered {
     }
 }
 
-/// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An attempt that exceeds its
-/// share of the time continues without its slot: every first attempt begins before the deadline, and a slow one loses no bytes.
+/// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An
+/// attempt that exceeds its share of the time continues without its slot: every first attempt begins before the
+/// deadline, and a slow one loses no bytes.
 struct Slots {
     free: Semaphore,
     /// Blocks for which an attempt keeps its slot.
@@ -129,7 +131,8 @@ struct Slots {
 }
 
 impl Slots {
-    /// For `seats` seats, from block `now` to the deadline. Each group of [`SLOTS`] seats has an equal part of the time.
+    /// For `seats` seats, from block `now` to the deadline. Each group of [`SLOTS`] seats has an equal part of the
+    /// time.
     fn until(deadline: Block, now: Block, seats: usize) -> Slots {
         let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
         let share = (deadline.0.saturating_sub(now.0) / turns).max(1);
@@ -148,7 +151,8 @@ struct Observer<'a> {
 }
 
 impl Observer<'_> {
-    /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault it is.
+    /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault
+    /// it is.
     async fn observe(&self, uid: Uid, digest: &Digest) -> Observation {
         let Some(seat) = self.seats.iter().find(|seat| seat.id.uid == uid) else {
             return Observation::NotObserved("the seat is gone from the chain".into());
@@ -303,7 +307,8 @@ mod tests {
         assert_eq!(judged(0, 1), (0, 1));
     }
 
-    /// An endpoint behind a network that fails one fetch in twenty, and every fetch of one seat in twenty. Each fetch takes a block.
+    /// An endpoint behind a network that fails one fetch in twenty, and every fetch of one seat in twenty. Each fetch
+    /// takes a block.
     struct BadNetwork {
         heads: watch::Sender<Head>,
         seat: u64,
@@ -466,7 +471,8 @@ mod tests {
         }
     }
 
-    /// The result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more until it gives up.
+    /// The result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more until it
+    /// gives up.
     async fn observe_all(seats: &[&str], uploaded: Block, slots: Slots) -> Vec<Result<(), NotFetched>> {
         let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
         let network = Many { heads: heads.clone(), uploaded };

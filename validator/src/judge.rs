@@ -4,8 +4,7 @@ use crate::{
     evaluate::{Evaluation, Measurements},
     gauntlet::{self, Evidence, Observed, Reputations, evidence::ATTESTED},
     report::form,
-    run::{RunError, Validator},
-    stop::Stop,
+    run::{RunError, Stop, Validator},
 };
 use node::{Entry, journal::SeatJudged};
 use protocol::{
@@ -16,8 +15,9 @@ use protocol::{
 };
 use std::collections::BTreeMap;
 
-/// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this validator measured
-/// (PROT-14). `faults` are those that this validator saw: they name what the chain calls faulty, and count for nothing alone.
+/// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this
+/// validator measured (PROT-14). `faults` are those that this validator saw: they name what the chain calls faulty,
+/// and count for nothing alone.
 pub fn evidence(
     view: &WindowView,
     seats: &[SeatView],
@@ -60,22 +60,23 @@ pub fn evidence(
 }
 
 impl Validator {
-    /// The window once it is finalised: with hidden votes, or under load, some blocks after the deadline. When the next window opens it is
-    /// returned as it is.
+    /// The window once it is finalised: with hidden votes, or under load, some blocks after the deadline. When the
+    /// next window opens it is returned as it is.
     pub(crate) async fn finalised(&mut self, window: Window) -> Result<Option<WindowView>, RunError> {
-        let over = self.schedule().opens_at(window.next());
+        let over = self.node.schedule().opens_at(window.next());
         loop {
-            let head = self.heads.borrow_and_update().block;
-            let view = self.chain().window(self.run_view().id, window).await?;
+            let head = self.node.heads.borrow_and_update().block;
+            let view = self.node.chain().window(self.node.run_id(), window).await?;
             if over <= head || view.as_ref().is_none_or(|view| view.outcome.is_some()) {
                 return Ok(view);
             }
-            self.wait_past(head).await?;
+            self.node.wait_past(head).await?;
         }
     }
 
-    /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). Windows before it that were not measured
-    /// get their receipts first. If the disk is full until `last_call`, nothing has changed, and the caller repeats it.
+    /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). Windows before it that
+    /// were not measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
+    /// the caller repeats it.
     pub(crate) async fn judge(
         &mut self,
         evaluation: &Evaluation,
@@ -104,7 +105,7 @@ impl Validator {
                 "judged"
             );
         }
-        self.journal.write(&Entry::Judged {
+        self.node.journal.write(&Entry::Judged {
             window,
             held_out_loss: measured.held_out_loss,
             seats: reports.iter().flatten().map(seat_judged).collect(),
@@ -121,7 +122,7 @@ impl Validator {
         let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
         let evidence = evidence(view, seats, trained, faults, measured);
         let before = self.signed.reputations();
-        let verdict = gauntlet::judge(&self.run_view().params, before, view.window, &evidence);
+        let verdict = gauntlet::judge(&self.node.run().params, before, view.window, &evidence);
         let judgement = form::judgement(plan.clone(), &evidence, &verdict);
         ((judgement, verdict.reputations), verdict.reports)
     }

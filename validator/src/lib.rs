@@ -12,7 +12,6 @@ pub mod report;
 pub mod run;
 pub mod salt;
 pub mod signed_db;
-pub mod stop;
 pub mod strategy;
 mod vote;
 mod weights;

@@ -1,8 +1,9 @@
-//! The signed receipt of each window: what this validator attested, voted and measured, and what follows from it (PROT-27).
+//! The signed receipt of each window: what this validator attested, voted and measured, and what follows from it
+//! (PROT-27).
 //!
-//! A window has one receipt. It is on disk before its digest is on the chain. It states attestation and vote under a signature of their
-//! own, which convicts the validator if the chain has others (PROT-21). A receipt that cannot be published is tried again with every
-//! window, oldest first, and holds up nothing else.
+//! A window has one receipt. It is on disk before its digest is on the chain. It states attestation and vote under a
+//! signature of their own, which convicts the validator if the chain has others (PROT-21). A receipt that cannot be
+//! published is tried again with every window, oldest first, and holds up nothing else.
 
 pub mod form;
 mod publish;
@@ -13,9 +14,8 @@ pub use publish::{NotAnchored, Published, publish};
 
 use crate::{
     gauntlet::Reputations,
-    run::{RunError, Validator},
+    run::{RunError, Stop, Validator},
     signed_db::WindowReport,
-    stop::Stop,
 };
 use node::{Entry, error_chain};
 use protocol::{
@@ -24,8 +24,8 @@ use protocol::{
     view::{Verdict, Vote},
 };
 
-/// Which statements of a window the chain has as they were stored. Only these are signed as statements (PROT-21): another process may
-/// have had this seat's key.
+/// Which statements of a window the chain has as they were stored. Only these are signed as statements (PROT-21):
+/// another process may have had this seat's key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Confirmed {
     pub attestation: bool,
@@ -48,8 +48,8 @@ impl Confirmed {
 }
 
 impl Validator {
-    /// Signs the receipt of `window`, once, and stores it together with the reputations that follow from `judgement`. While the disk is
-    /// full, retries until the chain reaches `until`.
+    /// Signs the receipt of `window`, once, and stores it together with the reputations that follow from `judgement`.
+    /// While the disk is full, retries until the chain reaches `until`.
     pub(crate) async fn sign_receipt(
         &mut self,
         window: Window,
@@ -64,13 +64,13 @@ impl Validator {
         let report = self.signed.report(window).cloned().unwrap_or_default();
         let report = self.strategy.reported(window, report);
         let (judgement, reputations) = judgement.unzip();
-        let run = self.run_view().id;
+        let run = self.node.run_id();
         let mut receipt = Receipt {
             format: receipt::FORMAT,
             run,
             window,
-            validator: self.seat.id,
-            hotkey: self.seat.hotkey,
+            validator: self.node.seat.id,
+            hotkey: self.node.seat.hotkey,
             base,
             previous: self.signed.latest_receipt(),
             salt: self.salts.salt(run, window),
@@ -80,8 +80,8 @@ impl Validator {
             before: form::reputations(self.signed.reputations()),
             judgement,
         };
-        receipt.sign_statements(confirmed.attestation, confirmed.vote, &self.key);
-        let signed_receipt = receipt.sign(&self.key);
+        receipt.sign_statements(confirmed.attestation, confirmed.vote, &self.node.key);
+        let signed_receipt = receipt.sign(&self.node.key);
         let store =
             self.store_by(until, |signed| signed.store_receipt(window, &signed_receipt, reputations.clone()));
         if store.await? {
@@ -92,14 +92,16 @@ impl Validator {
 
     /// Whether this validator held its seat when the window opened. The chain takes no receipt for an earlier window.
     pub(crate) fn held_seat_in(&self, window: Window) -> bool {
-        self.schedule().window_at(self.seat.id.registered_at) < Some(window)
+        self.node.schedule().window_at(self.node.seat.id.registered_at) < Some(window)
     }
 
     async fn confirmed(&self, window: Window) -> Result<Confirmed, RunError> {
-        let (run, uid) = (self.run_view().id, self.seat.id.uid);
+        let (run, uid) = (self.node.run_id(), self.node.uid());
         let Some(report) = self.signed.report(window) else { return Ok(Confirmed::default()) };
-        let Some(view) = self.chain().window(run, window).await? else { return Ok(Confirmed::default()) };
-        let attestation = self.chain().attestation(run, window, uid).await?;
+        let Some(view) = self.node.chain().window(run, window).await? else {
+            return Ok(Confirmed::default());
+        };
+        let attestation = self.node.chain().attestation(run, window, uid).await?;
         let vote = view.votes.iter().find(|(of, _)| *of == uid).map(|(_, vote)| *vote);
         Ok(Confirmed::of(report, attestation.as_deref(), vote))
     }
@@ -116,8 +118,8 @@ impl Validator {
         }
         let pending = self.signed.pending_receipts();
         if !pending.is_empty() {
-            let (store, chain) = (self.store.clone(), self.sync_driver.follower.chain.clone());
-            let (run, uid) = (self.run_view().id, self.seat.id.uid);
+            let (store, chain) = (self.node.store.clone(), self.node.sync.follower.chain.clone());
+            let (run, uid) = (self.node.run_id(), self.node.uid());
             self.publishing = Some(tokio::spawn(publish(store, chain, run, uid, pending)));
         }
         Ok(())
@@ -126,7 +128,7 @@ impl Validator {
     fn journal_published(&mut self, published: Published) -> Result<(), RunError> {
         let is_over = published.is_over();
         let Published { window, digest, bytes, anchored } = published;
-        self.journal.write(&match anchored {
+        self.node.journal.write(&match anchored {
             Ok(()) => Entry::Published { window, receipt: digest, bytes },
             Err(NotAnchored { reason, .. }) => {
                 tracing::warn!(window = window.0, reason, "the receipt is not on the chain");

@@ -1,7 +1,8 @@
-//! The validator's secret salts, all derived from its hotkey, so that a restarted validator reveals what it committed to.
+//! The validator's secret salts, all derived from its hotkey, so that a restarted validator reveals what it committed
+//! to.
 //!
-//! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know (PROT-2). A hidden
-//! attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30).
+//! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know
+//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30).
 
 use codec::Encode;
 use protocol::{Digest, Hotkey, RunId, Uid, Window, reveal};
@@ -33,7 +34,8 @@ impl Salts {
         Digest::of(&self.salt(run, window))
     }
 
-    /// The salt of a hidden attestation or vote. Another payload has another salt, also if a new chain repeats run and window.
+    /// The salt of a hidden attestation or vote. Another payload has another salt, also if a new chain repeats run
+    /// and window.
     pub fn commit_reveal<P: Encode + ?Sized>(&self, run: RunId, window: Window, payload: &P) -> reveal::Salt {
         keyed(&self.commit_reveal, run, window.0, &payload.encode())
     }

@@ -1,43 +1,48 @@
 //! What this validator has told the chain, or is about to, in one database: `signed.redb`.
 //!
-//! A validator that contradicts itself loses stake (PROT-21), and one that cannot reveal its weight vote earns no dividends (PROT-30).
-//! So each statement is in the database before the chain is told, and a step that runs again gets the stored statement, not a new one.
-//! Each step is one transaction: the tables never disagree. Signed receipts are files beside the database, which holds their digests.
+//! A validator that contradicts itself loses stake (PROT-21), and one that cannot reveal its weight vote earns no
+//! dividends (PROT-30). So each statement is in the database before the chain is told, and a step that runs again
+//! gets the stored statement, not a new one. Each step is one transaction: the tables never disagree. Signed receipts
+//! are files beside the database, which holds their digests.
 
 mod import;
 #[cfg(test)]
 mod tests;
 
 use crate::{gauntlet::Reputations, report::form};
-use codec::{Decode, DecodeAll as _, Encode};
-use node::files::{self, FileError};
+use codec::{Decode, Encode};
+use node::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
 use protocol::{
     Digest, Hotkey, RunId, RunParams, Uid, Window,
     receipt::{self, Attestation, MergeRecord, PreviousReceipt, ReceiptError, SignedReceipt},
     reveal::{self, Salt},
     view::Vote,
 };
-use redb::{Database, DatabaseError, ReadableDatabase as _, TableDefinition, TableError, WriteTransaction};
 use std::{
     collections::BTreeMap,
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
 const FILE: &str = "signed.redb";
 const FORMAT: u32 = 1;
-/// The database is a few hundred kilobytes.
-const CACHE_BYTES: usize = 1 << 20;
 
-const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
+const META: Table<(), Meta> = Table::new("meta");
 /// By run and epoch.
-const WEIGHT_VOTES: TableDefinition<'_, (u32, u32), &[u8]> = TableDefinition::new("weight_votes");
-/// By run and window.
-const REPORTS: TableDefinition<'_, (u32, u32), &[u8]> = TableDefinition::new("window_reports");
-/// By run and window.
-const RECEIPTS: TableDefinition<'_, (u32, u32), &[u8]> = TableDefinition::new("receipts");
-/// By run and 0.
-const REPUTATIONS: TableDefinition<'_, (u32, u32), &[u8]> = TableDefinition::new("reputations");
+const WEIGHT_VOTES: Table<(RunId, u32), WeightVote> = Table::new("weight_votes");
+const REPORTS: Table<(RunId, Window), WindowReport> = Table::new("window_reports");
+const RECEIPTS: Table<(RunId, Window), ReceiptRecord> = Table::new("receipts");
+const REPUTATIONS: Table<RunId, receipt::Reputations> = Table::new("reputations");
+
+/// Written with the first transaction.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+struct Meta {
+    format: u32,
+    /// Files of an older release that were imported: names relative to the directory, and digests.
+    imported: ImportedFiles,
+}
+
+type ImportedFiles = Vec<(String, Digest)>;
 
 /// Reports kept for windows without a receipt. An evaluation is never this many windows behind.
 const REPORTS_MAX: usize = 16;
@@ -80,12 +85,11 @@ struct ReceiptRecord {
     is_published: bool,
 }
 
-/// The open database. One process at a time has it open.
+/// The open database. The directory's lock keeps other processes out.
 pub struct SignedDb {
     directory: PathBuf,
     run: RunId,
-    /// `None` after a failed write, until the next one opens it again: redb requires that.
-    database: Option<Database>,
+    db: Db,
     /// The rows of `run`, as they are on disk.
     rows: Rows,
 }
@@ -123,15 +127,13 @@ pub enum Origin {
 /// Why the database cannot be opened or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SignedDbError {
-    #[error("{} is open in another process; stop that one first", path.display())]
-    InUse { path: PathBuf },
-    #[error("could not write {}; is the disk full, or the directory not ours?", path.display())]
-    Write { path: PathBuf, source: Box<redb::Error> },
+    #[error(transparent)]
+    Db(DbError),
     #[error(
-        "{} is damaged: {reason}. Restore it from a copy made while this validator was stopped, or remove it and start without it. {LOSS}",
+        "{} is damaged. Restore it from a copy made while this validator was stopped, or remove it and start without it. {LOSS}",
         path.display()
     )]
-    Damaged { path: PathBuf, reason: String },
+    Damaged { path: PathBuf, source: DbError },
     #[error("{} has format {found}, and this release reads format {FORMAT}; start a release that reads {found}", path.display())]
     Format { path: PathBuf, found: u32 },
     #[error("{} is damaged; remove it to start without it. {loss}", path.display())]
@@ -155,9 +157,7 @@ impl SignedDbError {
     /// Whether the disk was full. The database is then as it was before.
     pub fn is_full(&self) -> bool {
         match self {
-            SignedDbError::Write { source, .. } => {
-                matches!(&**source, redb::Error::Io(error) if files::is_full(error))
-            }
+            SignedDbError::Db(error) => error.is_full(),
             SignedDbError::File(error) => error.is_full(),
             _ => false,
         }
@@ -165,31 +165,40 @@ impl SignedDbError {
 }
 
 impl SignedDb {
-    /// Opens the database in `directory`, or creates it: from the files of an older release if there are some.
+    /// Opens the database in `directory`, or creates it: from the files of an older release if there are some. A
+    /// transaction that finds the disk full deletes a ballast of `ballast_bytes`, so that it fits.
     pub fn open(
         directory: &Path,
         run: RunId,
         params: &RunParams,
+        ballast_bytes: u64,
     ) -> Result<(SignedDb, Origin), SignedDbError> {
         let path = directory.join(FILE);
         fs::create_dir_all(directory)
             .map_err(|source| FileError::Write { path: directory.to_owned(), source })?;
-        let database = open_database(&path)?;
-        let (rows, imported, origin) = match read(&database, &path, run)? {
-            Some((rows, imported)) => (rows, imported, Origin::Found),
-            None => {
-                let import::Imported { changes, files } = import::read(directory, run, params)?;
-                write(&database, &changes, Some(&files), &path)?;
-                let mut rows = Rows::default();
-                let own = changes.iter().filter(|(of, _)| *of == run).flat_map(|(_, changes)| changes);
-                own.for_each(|change| rows.apply(change));
-                let names = files.iter().map(|(name, _)| name.clone()).collect();
-                let origin = if files.is_empty() { Origin::Created } else { Origin::Imported(names) };
-                (rows, files, origin)
-            }
-        };
-        import::rename(directory, &imported)?;
-        Ok((SignedDb { directory: directory.to_owned(), run, database: Some(database), rows }, origin))
+        let failed = |error| db_error(&path, error);
+        let db = Db::open(&path, Ballast::new(directory, ballast_bytes)).map_err(failed)?;
+        let mut origin = Origin::Found;
+        let mut meta = db.read(|tx| tx.get(&META, &())).map_err(failed)?;
+        if meta.is_none() {
+            let import::Imported { changes, files } = import::read(directory, run, params)?;
+            let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
+            origin = if names.is_empty() { Origin::Created } else { Origin::Imported(names) };
+            let created = Meta { format: FORMAT, imported: files };
+            db.write(|tx| {
+                tx.put(&META, &(), &created)?;
+                changes.iter().try_for_each(|(run, change)| change.write(*run, tx))
+            })
+            .map_err(failed)?;
+            meta = Some(created);
+        }
+        let meta = meta.unwrap_or(Meta { format: FORMAT, imported: Vec::new() });
+        if meta.format != FORMAT {
+            return Err(SignedDbError::Format { path, found: meta.format });
+        }
+        import::rename(directory, &meta.imported)?;
+        let rows = db.read(|tx| Rows::read(run, tx)).map_err(failed)?;
+        Ok((SignedDb { directory: directory.to_owned(), run, db, rows }, origin))
     }
 
     /// The weight vote stored for `epoch` and not revealed.
@@ -202,7 +211,8 @@ impl SignedDb {
         self.rows.weight_votes.range(..epoch).map(|(_, vote)| vote.clone()).collect()
     }
 
-    /// Stores `vote` before it is committed to. If the epoch has one already, returns that: the chain may have its hash.
+    /// Stores `vote` before it is committed to. If the epoch has one already, returns that: the chain may have its
+    /// hash.
     ///
     /// # Errors
     /// Nothing is stored, and nothing may be committed to.
@@ -278,8 +288,9 @@ impl SignedDb {
         self.latest_receipt().map(|latest| latest.window)
     }
 
-    /// Stores a window's receipt, and the reputations that follow from it if the window was judged. Reports up to `window` are removed.
-    /// If this window or a later one has a receipt, returns false and stores nothing: a window has one receipt.
+    /// Stores a window's receipt, and the reputations that follow from it if the window was judged. Reports up to
+    /// `window` are removed. If this window or a later one has a receipt, returns false and stores nothing: a window
+    /// has one receipt.
     ///
     /// # Errors
     /// Nothing is stored. The step may be repeated, also with another receipt.
@@ -293,7 +304,7 @@ impl SignedDb {
             return Ok(false);
         }
         // Until the transaction ends, nothing refers to the file.
-        files::write_atomic(&self.receipt_path(window), &receipt.bytes)?;
+        write_atomic(&self.receipt_path(window), &receipt.bytes)?;
         let record = ReceiptRecord { digest: receipt.digest, is_published: false };
         let mut changes = vec![Change::PutReceipt(window, record)];
         changes.extend(self.rows.reports.range(..=window).map(|(window, _)| Change::RemoveReport(*window)));
@@ -346,26 +357,42 @@ impl SignedDb {
         receipt_path(&self.directory, self.run, window)
     }
 
-    fn path(&self) -> PathBuf {
-        self.directory.join(FILE)
-    }
-
     /// Writes `changes` in one transaction, then applies them to memory.
     fn commit(&mut self, changes: &[Change]) -> Result<(), SignedDbError> {
-        let path = self.path();
-        let database = match self.database.take() {
-            Some(database) => database,
-            None => open_database(&path)?,
-        };
-        // On an error the database is closed here.
-        write(&database, &[(self.run, changes.to_vec())], None, &path)?;
-        self.database = Some(database);
+        let write = |tx: &Transaction<'_>| changes.iter().try_for_each(|change| change.write(self.run, tx));
+        self.db.write(write).map_err(|error| db_error(self.db.path(), error))?;
         changes.iter().for_each(|change| self.rows.apply(change));
         Ok(())
     }
 }
 
+impl Change {
+    fn write(&self, run: RunId, tx: &Transaction<'_>) -> Result<(), DbError> {
+        match self {
+            Change::PutWeightVote(vote) => tx.put(&WEIGHT_VOTES, &(run, vote.epoch), vote),
+            Change::RemoveWeightVote(epoch) => tx.remove(&WEIGHT_VOTES, &(run, *epoch)),
+            Change::PutReport(window, report) => tx.put(&REPORTS, &(run, *window), report),
+            Change::RemoveReport(window) => tx.remove(&REPORTS, &(run, *window)),
+            Change::PutReceipt(window, record) => tx.put(&RECEIPTS, &(run, *window), record),
+            Change::RemoveReceipt(window) => tx.remove(&RECEIPTS, &(run, *window)),
+            Change::PutReputations(of) => tx.put(&REPUTATIONS, &run, &form::reputations(of)),
+        }
+    }
+}
+
 impl Rows {
+    fn read(run: RunId, tx: &Transaction<'_>) -> Result<Rows, DbError> {
+        fn of<N, V>(run: RunId, rows: Vec<((RunId, N), V)>) -> impl Iterator<Item = (N, V)> {
+            rows.into_iter().filter(move |((of, _), _)| *of == run).map(|((_, number), row)| (number, row))
+        }
+        Ok(Rows {
+            weight_votes: of(run, tx.entries(&WEIGHT_VOTES)?).collect(),
+            reports: of(run, tx.entries(&REPORTS)?).collect(),
+            receipts: of(run, tx.entries(&RECEIPTS)?).collect(),
+            reputations: tx.get(&REPUTATIONS, &run)?.as_ref().map(form::remembered).unwrap_or_default(),
+        })
+    }
+
     fn apply(&mut self, change: &Change) {
         match change.clone() {
             Change::PutWeightVote(vote) => drop(self.weight_votes.insert(vote.epoch, vote)),
@@ -383,138 +410,9 @@ fn receipt_path(directory: &Path, run: RunId, window: Window) -> PathBuf {
     directory.join(import::RECEIPTS).join(run.to_string()).join(format!("{window}.receipt"))
 }
 
-fn open_database(path: &Path) -> Result<Database, SignedDbError> {
-    Database::builder().set_cache_size(CACHE_BYTES).create(path).map_err(|error| match error {
-        DatabaseError::DatabaseAlreadyOpen => SignedDbError::InUse { path: path.to_owned() },
-        other => write_error(path, other.into()),
-    })
-}
-
-fn write_error(path: &Path, error: redb::Error) -> SignedDbError {
-    let damaged = match &error {
-        redb::Error::Io(error) => {
-            matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
-        }
-        redb::Error::Corrupted(_)
-        | redb::Error::TableTypeMismatch { .. }
-        | redb::Error::TypeDefinitionChanged { .. }
-        | redb::Error::UpgradeRequired(_) => true,
-        _ => false,
-    };
-    if damaged {
-        return SignedDbError::Damaged { path: path.to_owned(), reason: error.to_string() };
+fn db_error(path: &Path, error: DbError) -> SignedDbError {
+    if error.is_damaged() {
+        return SignedDbError::Damaged { path: path.to_owned(), source: error };
     }
-    SignedDbError::Write { path: path.to_owned(), source: Box::new(error) }
-}
-
-/// Files of an older release that were imported: names relative to the directory, and digests.
-type ImportedFiles = Vec<(String, Digest)>;
-
-/// Writes the rows of each run in one transaction; with `imported`, the rows of a new database.
-fn write(
-    database: &Database,
-    runs: &[(RunId, Vec<Change>)],
-    imported: Option<&ImportedFiles>,
-    path: &Path,
-) -> Result<(), SignedDbError> {
-    let write = || -> Result<(), redb::Error> {
-        let transaction = database.begin_write()?;
-        if let Some(imported) = imported {
-            let mut meta = transaction.open_table(META)?;
-            meta.insert("format", FORMAT.encode().as_slice())?;
-            meta.insert("imported", imported.encode().as_slice())?;
-        }
-        for (run, changes) in runs {
-            changes.iter().try_for_each(|change| change.write(*run, &transaction))?;
-        }
-        Ok(transaction.commit()?)
-    };
-    write().map_err(|error| write_error(path, error))
-}
-
-impl Change {
-    fn write(&self, run: RunId, transaction: &WriteTransaction) -> Result<(), redb::Error> {
-        let (table, number, value) = match self {
-            Change::PutWeightVote(vote) => (WEIGHT_VOTES, vote.epoch, Some(vote.encode())),
-            Change::RemoveWeightVote(epoch) => (WEIGHT_VOTES, *epoch, None),
-            Change::PutReport(window, report) => (REPORTS, window.0, Some(report.encode())),
-            Change::RemoveReport(window) => (REPORTS, window.0, None),
-            Change::PutReceipt(window, record) => (RECEIPTS, window.0, Some(record.encode())),
-            Change::RemoveReceipt(window) => (RECEIPTS, window.0, None),
-            Change::PutReputations(of) => (REPUTATIONS, 0, Some(form::reputations(of).encode())),
-        };
-        let mut table = transaction.open_table(table)?;
-        match value {
-            Some(value) => drop(table.insert((run.0, number), value.as_slice())?),
-            None => drop(table.remove((run.0, number))?),
-        }
-        Ok(())
-    }
-}
-
-/// The rows of `run`, and the files that were imported. `None` if the database is new.
-fn read(
-    database: &Database,
-    path: &Path,
-    run: RunId,
-) -> Result<Option<(Rows, ImportedFiles)>, SignedDbError> {
-    let damaged = |reason: String| SignedDbError::Damaged { path: path.to_owned(), reason };
-    let stored = read_tables(database, run).map_err(|error| write_error(path, error))?;
-    let Some(Stored { format, imported, tables }) = stored else { return Ok(None) };
-    let format: u32 = decode(&format).map_err(damaged)?;
-    if format != FORMAT {
-        return Err(SignedDbError::Format { path: path.to_owned(), found: format });
-    }
-    let imported = decode(&imported).map_err(damaged)?;
-    let [weight_votes, reports, receipts, reputations] = tables;
-    let mut rows = Rows::default();
-    for (_, bytes) in weight_votes {
-        rows.apply(&Change::PutWeightVote(decode(&bytes).map_err(damaged)?));
-    }
-    for (window, bytes) in reports {
-        rows.apply(&Change::PutReport(Window(window), decode(&bytes).map_err(damaged)?));
-    }
-    for (window, bytes) in receipts {
-        rows.apply(&Change::PutReceipt(Window(window), decode(&bytes).map_err(damaged)?));
-    }
-    for (_, bytes) in reputations {
-        let reputations: receipt::Reputations = decode(&bytes).map_err(damaged)?;
-        rows.apply(&Change::PutReputations(form::remembered(&reputations)));
-    }
-    Ok(Some((rows, imported)))
-}
-
-/// Undecoded values.
-struct Stored {
-    format: Vec<u8>,
-    imported: Vec<u8>,
-    /// Weight votes, reports, receipts, reputations.
-    tables: [Vec<(u32, Vec<u8>)>; 4],
-}
-
-fn read_tables(database: &Database, run: RunId) -> Result<Option<Stored>, redb::Error> {
-    let transaction = database.begin_read()?;
-    let meta = match transaction.open_table(META) {
-        Err(TableError::TableDoesNotExist(_)) => return Ok(None),
-        meta => meta?,
-    };
-    let value = |name| -> Result<Vec<u8>, redb::Error> {
-        Ok(meta.get(name)?.map(|value| value.value().to_vec()).unwrap_or_default())
-    };
-    let mut tables = [const { Vec::new() }; 4];
-    for (rows, name) in tables.iter_mut().zip([WEIGHT_VOTES, REPORTS, RECEIPTS, REPUTATIONS]) {
-        let table = match transaction.open_table(name) {
-            Err(TableError::TableDoesNotExist(_)) => continue,
-            table => table?,
-        };
-        for row in table.range((run.0, 0)..=(run.0, u32::MAX))? {
-            let (key, value) = row?;
-            rows.push((key.value().1, value.value().to_vec()));
-        }
-    }
-    Ok(Some(Stored { format: value("format")?, imported: value("imported")?, tables }))
-}
-
-fn decode<T: Decode>(bytes: &[u8]) -> Result<T, String> {
-    T::decode_all(&mut &bytes[..]).map_err(|error| format!("a value cannot be decoded: {error}"))
+    SignedDbError::Db(error)
 }

@@ -1,7 +1,8 @@
 //! The points at which one validator may report something else than another.
 //!
-//! What a validator attests, votes, reports and weighs follows from its measurements. A [`Strategy`] is told each result before it is
-//! used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators run others.
+//! What a validator attests, votes, reports and weighs follows from its measurements. A [`Strategy`] is told each
+//! result before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators
+//! run others.
 
 use crate::{evaluate::Measurements, signed_db::WindowReport};
 use protocol::{

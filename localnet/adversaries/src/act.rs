@@ -76,17 +76,7 @@ pub fn install_adversary(
     }
 
     let chain: Arc<dyn Chain> = Arc::new(ActingChain { inner: opened.chain.clone(), act: act.clone() });
-    opened.follower = Arc::new(Follower {
-        chain: chain.clone(),
-        fetch: follower.fetch.clone(),
-        run: follower.run.clone(),
-        spec: follower.spec.clone(),
-        sent: follower.sent.clone(),
-        merged: follower.merged.clone(),
-        keeps_buffer: follower.keeps_buffer,
-        turn: follower.turn,
-        directory: follower.directory.clone(),
-    });
+    opened.follower = Arc::new(Follower { chain: chain.clone(), ..(*follower).clone() });
     opened.chain = chain;
     opened.store = Arc::new(ActingStore { inner: opened.store.clone(), act: act.clone() });
     Ok((opened, Box::new(ActingStrategy { act, window: Window::FIRST, seen: BTreeMap::new() })))

@@ -37,7 +37,7 @@ pub async fn serve(
 ) -> Result<(), IdleError> {
     let (chain, run) = (&*follower.chain, &follower.run);
     let mut heads = chain.heads();
-    let (mut signed, _) = SignedDb::open(directory, run.id, &run.params)?;
+    let (mut signed, _) = SignedDb::open(directory, run.id, &run.params, 0)?;
     let salts = Salts::new(secret);
     let (id, schedule, epoch_windows) = (run.id, run.params.schedule, run.params.epoch_windows);
     let mut window = schedule.window_at(heads.borrow().block).unwrap_or(Window::FIRST);

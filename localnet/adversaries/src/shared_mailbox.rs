@@ -1,6 +1,6 @@
 //! Where colluding seats leave things for each other, out of everybody's sight.
 
-use node::files::{self, FileError};
+use node::durable::{self, FileError};
 use protocol::Window;
 use std::{
     collections::BTreeMap,
@@ -47,7 +47,7 @@ impl SharedMailbox {
                 if let Some(old) = old {
                     std::fs::remove_file(file(directory, pair, old)).ok();
                 }
-                files::write_atomic(&file(directory, pair, window), &bytes)
+                durable::write_atomic(&file(directory, pair, window), &bytes)
             }
         }
     }

@@ -7,7 +7,7 @@
 //! The mirrors are buckets of the S3 server that localnet uses, in this process; who joins is a process of its own, so that its memory and
 //! its processor time are its own. Each way is tried three times, in turn, and the median told.
 
-use mettle_node_kit::{ModelState, checkpoint, mirrors::Mirrors};
+use mettle_node_kit::{Blocking, ModelState, checkpoint, mirrors::Mirrors};
 use protocol::{Digest, RunId, RunParams, Window, lineage, view::Checkpoint};
 use s3_server::{ALWAYS, BucketConfig, Faults, S3Server, ServerConfig};
 use std::{error::Error, path::Path, process::Command, time::Instant};
@@ -46,14 +46,14 @@ async fn report(mib: usize) -> Result<(), Failed> {
         }
     }
     let state = ModelState::genesis(RUN, &RunParams::default(), &Digest::of(b"data"), theta);
-    let state = ModelState { window: Window(1000), ..state };
+    let mut state = ModelState { window: Window(1000), ..state };
     let buckets = NAMES.iter().map(|name| BucketConfig::new(*name, *name, "secret")).collect();
     let server = S3Server::start(ServerConfig::in_memory(buckets)).await?;
     let mut published = None;
     for name in NAMES {
         let credentials = Credentials { access_key: name.into(), secret_key: "secret".into() };
         let store = S3Store::open(&S3Settings::new(server.endpoint(), name, credentials))?;
-        published = Some(checkpoint::publish(&store, &state).await?);
+        published = Some(checkpoint::publish(Blocking::Pool, &store, &mut state).await?);
     }
     drop(state);
     let checkpoint = published.ok_or("there is a mirror")?;

@@ -2,7 +2,7 @@
 //!
 //! In this order, so that a participant that sees the run on the chain finds everything it names.
 
-use crate::{ModelState, checkpoint};
+use crate::{Blocking, ModelState, checkpoint};
 use anyhow::{Context as _, bail, ensure};
 use bytes::Bytes;
 use chain_client::{
@@ -126,8 +126,8 @@ async fn publish_run(
         *start = Block(now.0.saturating_add(BLOCKS_BEFORE_START));
     }
     let run = account::create_run(chain, &ready.request(&new)).await?;
-    let state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
-    checkpoint::publish(store, &state).await?;
+    let mut state = ModelState::genesis(run.id, &run.params, &ready.manifest, ready.theta);
+    checkpoint::publish(Blocking::Pool, store, &mut state).await?;
     if 0 < new.fund.0 {
         chain.submit(Call::Fund { run: run.id, amount: new.fund }).await?;
     }

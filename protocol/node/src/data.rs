@@ -3,9 +3,8 @@
 //! are fetched as they are wanted.
 
 use crate::{
-    disk_full::IfFull,
+    durable::{self, FileError, IfFull},
     error_chain,
-    files::{self, FileError},
     mirrors::Mirrors,
     shards::FetchedShards,
 };
@@ -124,7 +123,7 @@ pub async fn fetch_dataset(
     let cache = directory.join("pieces-of").join(run.manifest.to_string());
     let shards = directory.join("shards");
     for place in [directory, &shards, &cache, &cache.join("trees")] {
-        files::sweep(place);
+        durable::sweep(place);
     }
     if manifest_path(directory).exists() {
         match open(directory, Some(run.manifest), again()).await {
@@ -174,7 +173,7 @@ pub async fn fetch_dataset(
 
 /// Writes a file of the dataset.
 async fn keep(path: &Path, bytes: &[u8], if_full: IfFull) -> Result<(), FileError> {
-    if_full.write(FileError::is_full, || files::write_atomic(path, bytes)).await
+    if_full.write(FileError::is_full, || durable::write_atomic(path, bytes)).await
 }
 
 /// The bytes of an object of the dataset, from the first mirror that gives the right ones. Who gave none is named.
@@ -215,7 +214,7 @@ impl ShardRepair for Again {
         let key = keys::shard(&shard);
         let plan = self.mirrors.plan().rounds(ROUNDS, PAUSE);
         let contents = self.runtime.block_on(get(&*self.fetch, &plan, &key, &shard, &limits))?;
-        Ok(files::write_atomic(path, &contents)?)
+        Ok(durable::write_atomic(path, &contents)?)
     }
 }
 
@@ -245,7 +244,7 @@ async fn in_pieces(
 ) -> Result<Dataset, DataError> {
     let open = || FetchedShards::open(fetch.clone(), mirrors, &manifest, &directory, data_source.cache_bytes);
     let shards = if_full
-        .write(files::is_full, open)
+        .write(durable::is_full, open)
         .await
         .map_err(|source| DataError::Cache { directory: directory.clone(), source })?;
     Dataset::remote(directory.clone(), manifest, tokenizer, Arc::new(shards))

@@ -1,36 +1,36 @@
 #![doc = include_str!("../README.md")]
 
-pub mod checkpoint;
+pub mod blocking;
 pub mod codec;
 pub mod config;
 pub mod create;
 pub mod data;
-pub mod disk_full;
 pub mod durable;
-pub mod files;
-pub mod follow;
 pub mod journal;
 pub mod metrics;
-pub mod mirrors;
 pub mod moved;
+pub mod node;
 pub mod open;
 pub mod output;
-mod partial;
-pub mod pieces;
 pub mod program;
 pub mod prune;
 pub mod shards;
-pub mod shares;
 pub mod state;
+pub mod step;
 pub mod sync;
 
 pub use crate::codec::{Codec, Contribution};
+pub use crate::node::{Node, NodeError};
+pub use blocking::{Blocking, Lent, Work, WorkDied};
 pub use config::{Flags, ReadOnlyConfig, Settings};
-pub use follow::{FollowError, Followed, Follower};
 pub use journal::{Entry, Journal};
 pub use metrics::Metrics;
 pub use open::{NodeContext, PublishedRun, ReadOnlyContext, open, open_published_run, open_read_only};
 pub use prune::prune;
 pub use state::{ModelState, StateError};
+pub use step::{Skip, Stop};
 pub use store::error_chain;
-pub use sync::{SyncDriver, SyncError, wait_briefly, wait_past};
+pub use sync::{
+    FollowError, Followed, Follower, SyncDriver, SyncError, checkpoint, follow, mirrors, pieces, shares,
+    wait_briefly, wait_past,
+};

@@ -2,10 +2,9 @@
 
 use crate::config::{ReadOnlyConfig, Settings};
 use crate::{
-    Codec, Follower, Journal,
+    Blocking, Codec, Follower, Journal, Node, SyncDriver,
     data::DataSource,
-    disk_full::{self, IfFull},
-    files::{self, FileError},
+    durable::{self, DirectoryLock, FileError, IfFull, LockError},
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
@@ -19,7 +18,10 @@ use protocol::{
     Digest, Role, RunId,
     view::{RunView, SeatView},
 };
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
 /// What a node keeps its run's specification under, in its directory.
@@ -36,6 +38,7 @@ pub struct NodeContext {
     pub dataset: Arc<Dataset>,
     pub follower: Arc<Follower>,
     pub journal: Journal,
+    pub lock: DirectoryLock,
 }
 
 impl NodeContext {
@@ -44,12 +47,30 @@ impl NodeContext {
     }
 
     /// Bytes moved so far: up into our bucket, down from everyone's.
-    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send> {
+    pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send + Sync> {
         let (store, fetch) = (self.store.clone(), self.fetch.clone());
         Box::new(move || {
             let (own, fetched) = (store.traffic(), fetch.traffic());
             (own.up_bytes, own.down_bytes.saturating_add(fetched.down_bytes))
         })
+    }
+
+    /// The node, once its model is there.
+    pub fn into_node(self, sync: SyncDriver, directory: PathBuf, windows_max: Option<u32>) -> Node {
+        Node {
+            heads: self.chain.heads(),
+            blocking: sync.follower.blocking,
+            traffic: self.traffic(),
+            key: self.key.signing_key().clone(),
+            sync,
+            store: self.store,
+            dataset: self.dataset,
+            seat: self.seat,
+            journal: self.journal,
+            directory,
+            windows_max,
+            lock: Some(self.lock),
+        }
     }
 }
 
@@ -74,9 +95,11 @@ pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<Nod
 }
 
 async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContext> {
-    disk_full::wait(files::is_full, || std::fs::create_dir_all(&settings.directory))
+    durable::retry_while_full(durable::is_full, || std::fs::create_dir_all(&settings.directory))
         .await
         .with_context(|| format!("could not make the directory {}", settings.directory.display()))?;
+    let lock =
+        durable::retry_while_full(LockError::is_full, || DirectoryLock::acquire(&settings.directory)).await?;
     let key = key(settings)?;
     let hotkey = key.hotkey();
     let chain = self::chain(&settings.chain, Some(key.clone())).await?;
@@ -120,10 +143,10 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
     let directory = Some(settings.directory.as_path());
     let follower = follower(&chain, &fetch, run, &spec, role == Role::Validator, turn, directory)?;
     let journal_path = settings.directory.join("journal.jsonl");
-    let journal = disk_full::wait(files::is_full, || Journal::open(&journal_path))
+    let journal = durable::retry_while_full(durable::is_full, || Journal::open(&journal_path))
         .await
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
-    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal })
+    Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
 }
 
 /// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
@@ -131,7 +154,7 @@ async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
         return Ok(());
     }
-    disk_full::wait(FileError::is_full, || files::write_atomic(path, bytes)).await
+    durable::retry_while_full(FileError::is_full, || durable::write_atomic(path, bytes)).await
 }
 
 /// What somebody has in hand who only reads a run: no key, no seat, no bucket.
@@ -239,7 +262,18 @@ fn follower(
     let (sent, merged) = (codec(run.params.density)?, codec(run.params.merge_density)?);
     let (chain, fetch, spec) = (chain.clone(), fetch.clone(), spec.clone());
     let directory = directory.map(Path::to_owned);
-    Ok(Arc::new(Follower { chain, fetch, run, spec, sent, merged, keeps_buffer, turn, directory }))
+    Ok(Arc::new(Follower {
+        chain,
+        fetch,
+        run,
+        spec,
+        sent,
+        merged,
+        keeps_buffer,
+        turn,
+        directory,
+        blocking: Blocking::Pool,
+    }))
 }
 
 #[cfg(test)]

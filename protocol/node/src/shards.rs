@@ -162,7 +162,7 @@ impl FetchedShards {
             None if ShardTree::length(bytes) == 0 => ShardTree::from_bytes(shard, bytes, &[])?,
             None => {
                 let tree = self.fetched_tree(shard, bytes).await?;
-                if let Err(error) = crate::files::write_atomic(&path, &tree.to_bytes()) {
+                if let Err(error) = crate::durable::write_atomic(&path, &tree.to_bytes()) {
                     tracing::warn!(%shard, %error, "a shard's tree is not kept, and will be fetched again");
                 }
                 tree

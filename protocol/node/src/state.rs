@@ -2,15 +2,14 @@
 
 use crate::{
     codec::Update,
-    durable::{self, DurableFile},
-    files::FileError,
+    durable::{self, DurableFile, FileError},
 };
 use codec::{Decode as _, Encode as _, IoReader};
 use protocol::{Digest, RunId, RunParams, Window, lineage};
 use std::path::Path;
 
 /// `θ_w` and what belongs to it (PROT-17 to PROT-20).
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelState {
     pub run: RunId,
     /// The window that opens with this model.

@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use codec::Encode as _;
 use mettle_node_kit::{
-    ModelState,
+    Blocking, ModelState,
     checkpoint::{self, CheckpointError, CheckpointManifest},
     mirrors::Mirrors,
     pieces::{self, PiecesError},
@@ -100,7 +100,7 @@ async fn mirrored(names: &[&str]) -> (Counted, Vec<Arc<MemoryStore>>, Checkpoint
     let (mut stores, mut published) = (Vec::new(), None);
     for name in names {
         let store = Arc::new(MemoryStore::new());
-        published = Some(checkpoint::publish(&*store, &state()).await.unwrap());
+        published = Some(checkpoint::publish(Blocking::Pool, &*store, &mut state()).await.unwrap());
         counted.buckets.serve(*name, store.clone() as Arc<dyn Store>);
         stores.push(store);
     }
@@ -318,8 +318,8 @@ async fn what_one_mirror_lacks_another_gives_and_what_all_lack_is_named() {
 async fn pieces_that_are_equal_are_fetched_once() {
     let fetch = Counted::new();
     let store = Arc::new(MemoryStore::new());
-    let state = ModelState { theta: vec![0.5; VALUES], buffer: Some(vec![0.0; VALUES]), ..state() };
-    let checkpoint = checkpoint::publish(&*store, &state).await.unwrap();
+    let mut state = ModelState { theta: vec![0.5; VALUES], buffer: Some(vec![0.0; VALUES]), ..state() };
+    let checkpoint = checkpoint::publish(Blocking::Pool, &*store, &mut state).await.unwrap();
     fetch.buckets.serve("a", store as Arc<dyn Store>);
     let joined = checkpoint::fetch(&fetch, &all(&["a"]), RUN, &checkpoint, VALUES, true).await.unwrap();
     assert_eq!(joined, state);
@@ -342,7 +342,7 @@ async fn pieces_that_a_bucket_has_damaged_are_put_there_again_by_the_next_to_pub
     assert!(join(directory.path(), &fetch, &all(&["a"]), &checkpoint).await.is_err());
 
     let before = stores[0].traffic().up_bytes;
-    assert_eq!(checkpoint::publish(&*stores[0], &state()).await.unwrap(), checkpoint);
+    assert_eq!(checkpoint::publish(Blocking::Pool, &*stores[0], &mut state()).await.unwrap(), checkpoint);
     let manifest = CheckpointManifest::of(&state()).unwrap().encode().len();
     assert_eq!(stores[0].traffic().up_bytes - before, (4 * lineage::PIECE_BYTES + manifest) as u64);
     assert_eq!(join(directory.path(), &fetch, &all(&["a"]), &checkpoint).await.unwrap(), state());
@@ -352,7 +352,7 @@ async fn pieces_that_a_bucket_has_damaged_are_put_there_again_by_the_next_to_pub
 async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest_after_them() {
     let cut_short = store::faulty::Faults { cut_short: 1.0, ..Default::default() };
     let bucket = FaultyStore::new(MemoryStore::new(), 0, cut_short);
-    let checkpoint = checkpoint::publish(&bucket, &state()).await.unwrap();
+    let checkpoint = checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap();
     let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
     bucket.inner().delete(&manifest).await.unwrap();
     let piece = keys::piece(&pieces_of(&state())[0]);
@@ -360,13 +360,13 @@ async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest
     assert!(matches!(cut, Err(StoreError::CutShort { .. })), "{cut:?}");
 
     let before = bucket.traffic().up_bytes;
-    assert_eq!(checkpoint::publish(&bucket, &state()).await.unwrap(), checkpoint);
+    assert_eq!(checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap(), checkpoint);
     assert!(before + (8 * VALUES) as u64 <= bucket.traffic().up_bytes);
     bucket.inner().head(&manifest).await.unwrap();
 
     // What takes nothing either says so.
     bucket.set(store::faulty::Faults { unavailable: 1.0, ..Default::default() });
-    let refused = checkpoint::publish(&bucket, &state()).await.unwrap_err();
+    let refused = checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap_err();
     let CheckpointError::Put(StoreError::Unavailable { action, .. }) = refused else { panic!("{refused:?}") };
     assert_eq!(action, store::Action::Write);
 }
@@ -380,7 +380,7 @@ async fn only_pieces_that_differ_are_repaired() {
     ours.theta[3] += 1.0;
     ours.buffer.as_mut().unwrap()[VALUES - 1] = 0.0;
     fetch.asked();
-    assert_eq!(checkpoint::repair(&fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 2);
+    assert_eq!(checkpoint::repair(Blocking::Pool, &fetch, &mirrors, &mut ours, &manifest).await.unwrap(), 2);
     assert_eq!(ours, state());
     assert_eq!(fetch.asked().len(), 2);
 }
@@ -393,7 +393,7 @@ async fn served(faults: &[(&str, Faults)]) -> (S3Server, Mirrors, Checkpoint) {
     for (name, faults) in faults {
         let credentials = Credentials { access_key: (*name).into(), secret_key: "secret".into() };
         let store = S3Store::open(&S3Settings::new(server.endpoint(), *name, credentials)).unwrap();
-        published = Some(checkpoint::publish(&store, &state()).await.unwrap());
+        published = Some(checkpoint::publish(Blocking::Pool, &store, &mut state()).await.unwrap());
         server.inject(name, faults.clone()).unwrap();
         mirrors = mirrors.and(Mirrors::one(&server.base_url(name)));
     }

@@ -18,7 +18,7 @@ use miner::{
 };
 use model::init_flat;
 use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
-use node::{Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
+use node::{Blocking, Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
     assign::{self, Assignment},
@@ -317,6 +317,7 @@ impl<'a> Network<'a> {
                 keeps_buffer,
                 turn: place.unwrap_or(0),
                 directory: None,
+                blocking: Blocking::Inline,
             }
         };
         let genesis = ModelState::genesis(RUN, &params, &world.dataset.digest(), theta.clone());
@@ -768,8 +769,9 @@ impl<'a> Network<'a> {
                     self.waits.block_on(merge::selected(follower, &view, seats, &gathered[place].valid));
                 let merged = contributions.ok().and_then(|inputs| follower.merge(state, &view, &inputs).ok());
                 if let Some(merged) = merged {
-                    vote = Some(self.waits.block_on(merge::publish(&*validator.store, follower, &merged))?);
-                    own[place] = Some(merged);
+                    let publish = merge::publish(Blocking::Inline, &*validator.store, follower, merged);
+                    let (merged, cast) = self.waits.block_on(publish)?;
+                    (own[place], vote) = (Some(merged), Some(cast));
                 }
             }
             // Who merged nothing is not asked in the product either; who holds no model lives off others' votes.

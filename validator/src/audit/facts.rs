@@ -33,7 +33,8 @@ pub struct Facts {
     pub remembered: Option<Reputations>,
     /// The window's contributions as they are in public buckets now.
     pub found: BTreeMap<Uid, Found>,
-    /// Similarity of each pair of contributions that the validator held, and of each one and its reported near-duplicate.
+    /// Similarity of each pair of contributions that the validator held, and of each one and its reported
+    /// near-duplicate.
     pub alike: BTreeMap<(Uid, Digest), f64>,
     /// The repeated measurements.
     pub measured: Option<BTreeMap<Uid, Measured>>,
@@ -65,7 +66,8 @@ pub enum Found {
 pub struct RevealedWeights {
     pub epoch: u32,
     pub posted: Vec<(Uid, u16)>,
-    /// The weights that follow from the receipts of the last windows judged before the vote was committed, latest last.
+    /// The weights that follow from the receipts of the last windows judged before the vote was committed, latest
+    /// last.
     pub earned: Vec<(Window, Vec<(Uid, u16)>)>,
 }
 

@@ -1,4 +1,5 @@
-//! Compares a receipt's judgement: who was observed and measured, on what, with which result, and what follows from it.
+//! Compares a receipt's judgement: who was observed and measured, on what, with which result, and what follows from
+//! it.
 
 use super::{
     Difference, Facts, Found, Kind, Moment, RevealedWeights,
@@ -217,7 +218,8 @@ pub(super) fn near_duplicates(facts: &Facts, judgement: &Judgement, found: &mut 
     }
 }
 
-/// Compares reputations, scores and weights with those that follow from the evidence, to the last bit (PROT-23 to PROT-26).
+/// Compares reputations, scores and weights with those that follow from the evidence, to the last bit (PROT-23 to
+/// PROT-26).
 pub(super) fn conclusions(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
     let verdict = form::judged_again(&facts.params, &facts.receipt, judgement);
     compare_reputations(

@@ -1,7 +1,8 @@
 //! Measures what each contribution does to the loss, on the seat's own sequences and on common ones (PROT-22).
 //!
-//! One model is in memory: a contribution is applied to it as a sparse delta and undone exactly. Losses without it are computed for many
-//! seats at a time. Each contribution gets a sketch, measured or not: sketches show near-duplicates.
+//! One model is in memory: a contribution is applied to it as a sparse delta and undone exactly. Losses without it
+//! are computed for many seats at a time. Each contribution gets a sketch, measured or not: sketches show
+//! near-duplicates.
 
 use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches};
 use dataset::{Dataset, ReadError};
@@ -32,7 +33,8 @@ pub struct Measurements {
     pub seconds: f64,
 }
 
-/// Seats whose losses without contribution are computed together: enough to fill the device, few enough to lose little when time is up.
+/// Seats whose losses without contribution are computed together: enough to fill the device, few enough to lose
+/// little when time is up.
 pub const SEATS_TOGETHER: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
@@ -67,8 +69,8 @@ pub struct Job {
 }
 
 impl Job {
-    /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no seat (PROT-22).
-    /// Without held-out sequences and earlier sketches: the caller sets them.
+    /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no
+    /// seat (PROT-22). Without held-out sequences and earlier sketches: the caller sets them.
     pub fn new(
         theta: Vec<f32>,
         follower: &Follower,
@@ -95,8 +97,8 @@ impl Job {
 
 /// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
 ///
-/// `time_left` is called before each contribution. Once it is false, the remaining seats stay unmeasured, and come earlier in the next
-/// window (PROT-28).
+/// `time_left` is called before each contribution. Once it is false, the remaining seats stay unmeasured, and come
+/// earlier in the next window (PROT-28).
 pub fn measure(
     evaluator: &mut Evaluator,
     dataset: &Dataset,

@@ -16,8 +16,8 @@ pub struct Evidence {
 pub enum Observed {
     /// Committed nothing: not rated, unpaid for the window, and no fault (PROT-14).
     Absent,
-    /// Committed, but neither two thirds of the stake nor this validator observed the bytes: no fault, no rank; half of the last window's pay,
-    /// a quarter in the next one.
+    /// Committed, but neither two thirds of the stake nor this validator observed the bytes: no fault, no rank; half
+    /// of the last window's pay, a quarter in the next one.
     Unobserved,
     /// Two thirds of the stake attested it as faulty (PROT-14): last rank, unpaid for the window.
     Faulty {
@@ -32,7 +32,8 @@ pub enum Observed {
         /// `t`: sequences that the seat declared to have trained on (PROT-6).
         trained: u32,
         measured: Option<Measured>,
-        /// The most similar contribution, if it is more similar than independent work can be. It proves nothing alone: see [`near_duplicates`](super::near_duplicates).
+        /// The most similar contribution, if it is more similar than independent work can be. It proves nothing
+        /// alone: see [`near_duplicates`](super::near_duplicates).
         #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
@@ -60,7 +61,8 @@ pub struct LossPair {
     pub after: f64,
 }
 
-/// The largest loss. A loss that is not a number counts as this, so that a contribution that breaks the model is very bad and not unmeasured.
+/// The largest loss. A loss that is not a number counts as this, so that a contribution that breaks the model is very
+/// bad and not unmeasured.
 pub const LOSS_MAX: f64 = 1000.0;
 /// The smallest loss: it stays above zero, so that a gain relative to it is a number.
 pub const LOSS_MIN: f64 = 1e-6;
@@ -85,7 +87,8 @@ fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
 
-/// Labels of faults that the seat's own bytes prove. The other faults may come from a failing disk or network, or a late restart.
+/// Labels of faults that the seat's own bytes prove. The other faults may come from a failing disk or network, or a
+/// late restart.
 const PROVED: [&str; 10] = [
     "malformed",
     "wrong-run",

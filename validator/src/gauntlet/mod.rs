@@ -1,7 +1,7 @@
 //! Judges a window: evidence and reputations in, verdict out (PROT-22 to PROT-26, PROT-28).
 //!
-//! A pure function: no clock, network, device, log or randomness, and no `Result`. From saved evidence, any node can judge a window again to
-//! the last bit with [`judge`].
+//! A pure function: no clock, network, device, log or randomness, and no `Result`. From saved evidence, any node can
+//! judge a window again to the last bit with [`judge`].
 //!
 //! Four questions about a contribution, each in its own file:
 //!
@@ -10,7 +10,8 @@
 //! - [`near_duplicates`]: is it a copy or a replay?
 //! - [`weights`](mod@weights): what share of the pay follows?
 //!
-//! [`reputation`] is the memory from window to window, [`schedule`] selects the seats to measure, and [`report`] gives the reasons.
+//! [`reputation`] is the memory from window to window, [`schedule`] selects the seats to measure, and [`report`]
+//! gives the reasons.
 
 pub mod evidence;
 pub mod near_duplicates;
@@ -48,15 +49,16 @@ pub struct Verdict {
     pub reputations: Reputations,
     /// One per seat of the evidence, in seat order.
     pub reports: Vec<SeatReport>,
-    /// The weights to post, as the chain takes them: proportional to the scores of the last epoch's number of windows (PROT-26).
+    /// The weights to post, as the chain takes them: proportional to the scores of the last epoch's number of windows
+    /// (PROT-26).
     pub weights: Vec<(Uid, u16)>,
 }
 
 /// Judges one window.
 ///
-/// `evidence` has every miner's seat that was active in `window`, in any order; a seat that is missing counts as absent. The caller does not
-/// judge void windows: no seat loses by them (PROT-19). To judge a window again, pass the reputations from before it: `reputations.judged` is
-/// the last window judged.
+/// `evidence` has every miner's seat that was active in `window`, in any order; a seat that is missing counts as
+/// absent. The caller does not judge void windows: no seat loses by them (PROT-19). To judge a window again, pass the
+/// reputations from before it: `reputations.judged` is the last window judged.
 pub fn judge(
     params: &RunParams,
     reputations: &Reputations,
@@ -176,8 +178,9 @@ fn median_rating(reputations: &Reputations) -> f64 {
     rating::median_rating(&ordinals)
 }
 
-/// Ranks in the window's rating round, from 1: a seat ranks behind every seat whose work is significantly better, so that seats whose
-/// difference may be chance share a rank (PROT-23). All faults share the last rank. Unmeasured seats are not ranked.
+/// Ranks in the window's rating round, from 1: a seat ranks behind every seat whose work is significantly better, so
+/// that seats whose difference may be chance share a rank (PROT-23). All faults share the last rank. Unmeasured seats
+/// are not ranked.
 fn ranks(
     params: &RunParams,
     observed: &BTreeMap<SeatId, &Observed>,

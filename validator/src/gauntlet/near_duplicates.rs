@@ -1,10 +1,13 @@
-//! Contributions that are more similar than independent work can be: copies, replays, and two seats with one training.
+//! Contributions that are more similar than independent work can be: copies, replays, and two seats with one
+//! training.
 //!
-//! Every contribution, measured or not, gets a [`Sketch`]: a fixed number of sums over its entries, from which the similarity of any two
-//! follows. It is compared with all contributions of the same window and of the last ones, including its own seat's.
+//! Every contribution, measured or not, gets a [`Sketch`]: a fixed number of sums over its entries, from which the
+//! similarity of any two follows. It is compared with all contributions of the same window and of the last ones,
+//! including its own seat's.
 //!
-//! **Similarity proves nothing against a seat.** One of the two may be the victim of a leak. The own-data gap (PROT-24) and the earlier
-//! window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised for what others do.
+//! **Similarity proves nothing against a seat.** One of the two may be the victim of a leak. The own-data gap
+//! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
+//! for what others do.
 
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
@@ -13,12 +16,14 @@ use std::collections::BTreeMap;
 
 /// Sums in a sketch. The similarity of two independent contributions is 0 ± 1/√2048, that is 0.022.
 const SUMS: usize = 2048;
-/// From this similarity on, two contributions are near-duplicates. `docs/gauntlet.md` has measurements of independent work.
+/// From this similarity on, two contributions are near-duplicates. `docs/gauntlet.md` has measurements of independent
+/// work.
 pub const ALIKE_MIN: f64 = 0.9;
 /// Earlier windows that a window is compared with.
 pub const WINDOWS_KEPT: u32 = 3;
 
-/// A summary of a contribution, for comparison. Each tensor has the same weight: scaling all values, or one tensor's, hides nothing.
+/// A summary of a contribution, for comparison. Each tensor has the same weight: scaling all values, or one tensor's,
+/// hides nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     sums: Vec<f32>,
@@ -64,7 +69,8 @@ impl Sketch {
         Sketch { sums: sums.into_iter().map(|sum| sum as f32).collect(), norm }
     }
 
-    /// The similarity, which estimates the cosine of the two contributions: 1 for the same work at any scale, 0 for independent work.
+    /// The similarity, which estimates the cosine of the two contributions: 1 for the same work at any scale, 0 for
+    /// independent work.
     pub fn alike(&self, other: &Sketch) -> f64 {
         let norms = self.norm * other.norm;
         if norms.is_nan() || norms <= 0.0 {
@@ -83,7 +89,8 @@ impl Sketches {
         self.windows.entry(window).or_default().insert(uid, (digest, sketch));
     }
 
-    /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then the lowest uid.
+    /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then
+    /// the lowest uid.
     pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
         let Some(current) = self.windows.get(&window) else { return BTreeMap::new() };
         let found = current.iter().filter_map(|(uid, (_, sketch))| {
@@ -107,10 +114,11 @@ impl Sketches {
 
 /// Whether a near-duplicate counts as a copy or a replay. `gap` is its own-data gap in standard errors.
 ///
-/// - **The other one is of an earlier window:** work on data assigned later cannot resemble it. It is a copy unless its own-data gap is at
-///   least one error.
-/// - **The other one is of the same window:** no seat can read another's bytes in time, so the seats share work, or one leaked. It is a copy
-///   if its gap is below minus one error; own work was observed at +3.7 errors and more. The own-data score decides the rest over time.
+/// - **The other one is of an earlier window:** work on data assigned later cannot resemble it. It is a copy unless
+///   its own-data gap is at least one error.
+/// - **The other one is of the same window:** no seat can read another's bytes in time, so the seats share work, or
+///   one leaked. It is a copy if its gap is below minus one error; own work was observed at +3.7 errors and more. The
+///   own-data score decides the rest over time.
 ///
 /// Without a gap it is no copy.
 pub fn is_copied(near_duplicate: &NearDuplicate, window: Window, gap: Option<f64>) -> bool {

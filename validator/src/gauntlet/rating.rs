@@ -1,7 +1,8 @@
 //! The rating of a seat among the others: a mean and an uncertainty (PROT-23).
 //!
-//! Each window is one rating round of the Plackett–Luce model of Weng and Lin, "A Bayesian approximation method for online ranking" (JMLR 12,
-//! 2011), algorithm 4, with one seat per team. Only ranks count: one huge gain is worth no more than one first rank.
+//! Each window is one rating round of the Plackett–Luce model of Weng and Lin, "A Bayesian approximation method for
+//! online ranking" (JMLR 12, 2011), algorithm 4, with one seat per team. Only ranks count: one huge gain is worth no
+//! more than one first rank.
 
 use super::exact;
 use serde::{Deserialize, Serialize};
@@ -33,8 +34,8 @@ impl Rating {
         self.mu - 3.0 * self.sigma
     }
 
-    /// From 0 to 1: what the score is multiplied by if the median ordinal is `median` (PROT-25). A seat that chance may have put behind it
-    /// has a factor of 1: equal work is paid alike, and rank alone earns nothing.
+    /// From 0 to 1: what the score is multiplied by if the median ordinal is `median` (PROT-25). A seat that chance
+    /// may have put behind it has a factor of 1: equal work is paid alike, and rank alone earns nothing.
     pub fn rating_factor(&self, median: f64) -> f64 {
         let behind = median - self.ordinal();
         ((BEHIND_MAX - behind) / (BEHIND_MAX - LEEWAY)).clamp(0.0, 1.0)
@@ -53,7 +54,8 @@ impl Default for Rating {
     }
 }
 
-/// The weighted median of `(ordinal, weight)` pairs, or 0 without weights. Seats without work have no weight and do not move it.
+/// The weighted median of `(ordinal, weight)` pairs, or 0 without weights. Seats without work have no weight and do
+/// not move it.
 pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
     let mut ordinals: Vec<(f64, f64)> =
         ordinals.iter().copied().filter(|(ordinal, weight)| ordinal.is_finite() && 0.0 < *weight).collect();
@@ -69,8 +71,8 @@ pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
     ordinals.last().map_or(0.0, |(ordinal, _)| *ordinal)
 }
 
-/// The ratings after a round, in the order of the players. A player is its rating before and its rank; equal ranks tie.
-/// A round of one player changes nothing.
+/// The ratings after a round, in the order of the players. A player is its rating before and its rank; equal ranks
+/// tie. A round of one player changes nothing.
 pub fn update(players: &[(Rating, u32)]) -> Vec<Rating> {
     let c = libm::sqrt(players.iter().map(|(rating, _)| rating.sigma * rating.sigma + BETA * BETA).sum());
 
@@ -114,11 +116,12 @@ pub fn update(players: &[(Rating, u32)]) -> Vec<Rating> {
     players.iter().enumerate().map(rated).collect()
 }
 
-/// [`update`] for players that share ranks: the mean over orders in which each of them is once first of those that share its rank, once
-/// second, and so on. `turn` selects the first order.
+/// [`update`] for players that share ranks: the mean over orders in which each of them is once first of those that
+/// share its rank, once second, and so on. `turn` selects the first order.
 ///
-/// The algorithm's own rule for ties divides a rank's worth by the number of players that share it. Seven that share the first rank of ten
-/// would then gain a fourteenth of what the eighth gains. Most seats of a good window share a rank, so ties are resolved before.
+/// The algorithm's own rule for ties divides a rank's worth by the number of players that share it. Seven that share
+/// the first rank of ten would then gain a fourteenth of what the eighth gains. Most seats of a good window share a
+/// rank, so ties are resolved before.
 pub fn update_all_orders(players: &[(Rating, u32)], turn: u32) -> Vec<Rating> {
     let mut places: Vec<u32> = players.iter().map(|(_, place)| *place).collect();
     places.sort_unstable();
@@ -152,8 +155,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `expected` was computed from the paper's formulas in 60-digit decimal arithmetic, independently of this code, and agrees
-    /// with the published `openskill` package (6.2, PlackettLuce, beta 7, tau 0.1). Its `tau` ages by one window.
+    /// `expected` was computed from the paper's formulas in 60-digit decimal arithmetic, independently of this code,
+    /// and agrees with the published `openskill` package (6.2, PlackettLuce, beta 7, tau 0.1). Its `tau` ages by one
+    /// window.
     #[track_caller]
     fn check(players: &[(f64, f64)], places: &[u32], expected: &[(f64, f64)]) {
         let aged: Vec<_> = players
@@ -220,8 +224,8 @@ mod tests {
         );
     }
 
-    /// Weng and Lin's algorithm 4 for teams, step by step as in the paper: teams of (μ, σ), their ranks.
-    /// Equal ranks are ties; `A_q` counts the teams of a rank, `C_q` those not ahead of `q`; `γ = σ_i/c`, `κ = 0.0001`.
+    /// Weng and Lin's algorithm 4 for teams, step by step as in the paper: teams of (μ, σ), their ranks. Equal ranks
+    /// are ties; `A_q` counts the teams of a rank, `C_q` those not ahead of `q`; `γ = σ_i/c`, `κ = 0.0001`.
     fn published(teams: &[Vec<(f64, f64)>], ranks: &[u32], beta: f64) -> Vec<Vec<(f64, f64)>> {
         let mus: Vec<f64> = teams.iter().map(|team| team.iter().map(|(mu, _)| mu).sum()).collect();
         let variances: Vec<f64> =

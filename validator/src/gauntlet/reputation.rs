@@ -1,5 +1,5 @@
-//! The reputation of each seat, kept from window to window. It is saved with each verdict: a restart changes no rating and forgives no
-//! penalty (PROT-25).
+//! The reputation of each seat, kept from window to window. It is saved with each verdict: a restart changes no
+//! rating and forgives no penalty (PROT-25).
 
 use super::{exact, rating::Rating, score};
 use protocol::{SeatId, Window};
@@ -119,7 +119,8 @@ impl Reputation {
         }
     }
 
-    /// `rating factor · proven own-data score · (t/n)`: the score before penalties, at a median ordinal of `median` (PROT-25).
+    /// `rating factor · proven own-data score · (t/n)`: the score before penalties, at a median ordinal of `median`
+    /// (PROT-25).
     pub fn score(&self, median: f64) -> f64 {
         self.rating.rating_factor(median) * self.claim()
     }
@@ -154,7 +155,8 @@ impl Reputation {
 }
 
 impl Reputations {
-    /// These reputations, with an entry for each of `seats`. Earlier holders of their uids are removed: a new holder inherits nothing.
+    /// These reputations, with an entry for each of `seats`. Earlier holders of their uids are removed: a new holder
+    /// inherits nothing.
     pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
         let mut opened = self.clone();
         for seat in seats {
@@ -164,7 +166,8 @@ impl Reputations {
         opened
     }
 
-    /// Ages every rating by the windows since the last verdict, including windows that this validator missed (PROT-23).
+    /// Ages every rating by the windows since the last verdict, including windows that this validator missed
+    /// (PROT-23).
     pub(super) fn grow_uncertainty(&mut self, window: Window) {
         let windows = self.judged.map_or(1, |judged| window.0.saturating_sub(judged.0));
         for seat in self.seats.values_mut() {

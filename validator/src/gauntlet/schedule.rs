@@ -5,9 +5,10 @@ use protocol::{Digest, SeatId, Window};
 
 /// At most `budget` of `candidates`, in the order in which to measure them.
 ///
-/// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait first; then a seeded draw,
-/// weighted by windows waited, so that no seat can predict its turn. The bound on the wait holds for up to `budget · wait_max` seats. A seat
-/// that is not measured has waited longer in the next window. The order of the candidates does not matter.
+/// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
+/// first; then a seeded draw, weighted by windows waited, so that no seat can predict its turn. The bound on the wait
+/// holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next window. The
+/// order of the candidates does not matter.
 ///
 /// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]).
 pub fn whom_to_evaluate(
@@ -25,8 +26,8 @@ pub fn whom_to_evaluate(
     waiting.dedup();
     waiting.sort_by_cached_key(|(seat, waited)| (core::cmp::Reverse(*waited), lot(seed, *seat)));
 
-    // In `r` windows including this one, at most `r·budget` seats can be measured. Of those due within `r` windows, the ones that do not fit
-    // into the next `r − 1` must be measured now.
+    // In `r` windows including this one, at most `r·budget` seats can be measured. Of those due within `r` windows,
+    // the ones that do not fit into the next `r − 1` must be measured now.
     let forced = waiting
         .iter()
         .enumerate()

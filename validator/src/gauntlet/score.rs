@@ -1,7 +1,7 @@
 //! What a contribution does to the loss, and whether it is the seat's own work (PROT-22, PROT-24, PROT-25).
 //!
-//! Own work gains most on the seat's own sequences; a copied gradient gains the same on all. The difference of the two gains, the *gap*,
-//! shows own work, and its size how much of it.
+//! Own work gains most on the seat's own sequences; a copied gradient gains the same on all. The difference of the
+//! two gains, the *gap*, shows own work, and its size how much of it.
 
 use super::evidence::{LossPair, Measured};
 
@@ -69,24 +69,25 @@ impl Gains {
     }
 }
 
-/// A contribution in the window's rating round: its losses on the common sequences, and its declared share of work `t/n`.
+/// A contribution in the window's rating round: its losses on the common sequences, and its declared share of work
+/// `t/n`.
 #[derive(Clone, Copy, Debug)]
 pub struct Player<'a> {
     pub common: &'a [LossPair],
     pub share: f64,
 }
 
-/// Whether `better` is significantly better work than `worse`: it reduced the loss more than twice as much, also relative to its declared
-/// share. Gains of honest seats differ by up to a factor of two within a window, by chance. A slow machine that declares less does not rank
-/// behind a fast one.
+/// Whether `better` is significantly better work than `worse`: it reduced the loss more than twice as much, also
+/// relative to its declared share. Gains of honest seats differ by up to a factor of two within a window, by chance.
+/// A slow machine that declares less does not rank behind a fast one.
 pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
     let for_work = worse.share.max(f64::MIN_POSITIVE) / better.share.max(f64::MIN_POSITIVE);
     significantly_more((better.common, RANK_SHARE), worse.common)
         && (1.0 <= for_work || significantly_more((better.common, RANK_SHARE * for_work), worse.common))
 }
 
-/// Whether `part` of one contribution's reduction is significantly more than another's: the paired difference over the sequences is
-/// [`RANK_ERRORS`] standard errors above zero. With fewer than two common sequences it never is.
+/// Whether `part` of one contribution's reduction is significantly more than another's: the paired difference over
+/// the sequences is [`RANK_ERRORS`] standard errors above zero. With fewer than two common sequences it never is.
 fn significantly_more((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool {
     // A part of a harm is not less harm.
     let part = if 0.0 < better.iter().map(LossPair::difference).sum::<f64>() { part } else { 1.0 };
@@ -124,8 +125,8 @@ fn gain(pairs: &[LossPair]) -> Option<Gain> {
     Some(Gain { mean, error })
 }
 
-/// The size of a full gap in this window: the median of the measured ones, but at least the noise, so that a window of copies is not graded
-/// by chance. 0 without measurements.
+/// The size of a full gap in this window: the median of the measured ones, but at least the noise, so that a window
+/// of copies is not graded by chance. 0 without measurements.
 pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
     let (mut means, mut errors): (Vec<f64>, Vec<f64>) =
         gains.filter_map(Gains::gap).map(|gap| (gap.mean, gap.error)).unzip();
@@ -135,8 +136,8 @@ pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
 
 /// The gap on the window's scale, from −1 to 1. It is odd in the gap: noise averages out to 0.
 ///
-/// A seat that declares a part `share` of its sequences is graded on a smaller scale, by the fourth root of it: training on half of the
-/// sequences was measured to leave 0.87 to 1.4 times the gap on each.
+/// A seat that declares a part `share` of its sequences is graded on a smaller scale, by the fourth root of it:
+/// training on half of the sequences was measured to leave 0.87 to 1.4 times the gap on each.
 pub fn outcome(gap: &Gap, scale: f64, share: f64) -> Outcome {
     let expected = scale * libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)));
     if expected <= 0.0 {
@@ -152,11 +153,12 @@ pub struct Outcome {
     pub error: f64,
 }
 
-/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all work since the last measurement, so that a rarely
-/// measured seat's score moves as fast as any. Returns the score and its variance, for which the windows share one measurement.
+/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all work since the last
+/// measurement, so that a rarely measured seat's score moves as fast as any. Returns the score and its variance, for
+/// which the windows share one measurement.
 ///
-/// An outcome of 0 or less lowers the score much faster than work raises it: otherwise a seat could stop working and be paid for twenty
-/// windows more. It almost never happens to own work, and to other work in half of all windows.
+/// An outcome of 0 or less lowers the score much faster than work raises it: otherwise a seat could stop working and
+/// be paid for twenty windows more. It almost never happens to own work, and to other work in half of all windows.
 pub fn updated_own_data_score(
     own_data_score: f64,
     variance: f64,
@@ -172,8 +174,8 @@ pub fn updated_own_data_score(
     (kept * own_data_score + moved * outcome.value, kept * kept * variance + error * error)
 }
 
-/// The part of the own-data score that noise does not explain: `m·(1 − v/m²)`, at least 0. A score of one standard error counts as 0, one of
-/// three loses a ninth, one of ten a hundredth.
+/// The part of the own-data score that noise does not explain: `m·(1 − v/m²)`, at least 0. A score of one standard
+/// error counts as 0, one of three loses a ninth, one of ten a hundredth.
 pub fn proven(own_data_score: f64, variance: f64) -> f64 {
     if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
 }

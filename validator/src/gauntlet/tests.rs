@@ -1,6 +1,7 @@
 //! The gauntlet as a whole: what each behaviour earns, over windows of synthetic losses.
 
 use super::{report::Seen, *};
+use expect_test::expect;
 use proptest::prelude::*;
 use protocol::{Block, Digest};
 
@@ -92,6 +93,75 @@ fn next(run: u64, reputations: &Reputations, window: u32, miners: &[Miner]) -> V
 }
 
 const HONEST: Miner = Miner::Honest { work: 1.0 };
+
+/// A change of any rule of the gauntlet shows here as a diff.
+#[test]
+fn the_report_of_one_window() {
+    let miners = [
+        HONEST,
+        HONEST,
+        Miner::Honest { work: 0.5 },
+        Miner::Copycat,
+        Miner::Harmful,
+        Miner::Faulty,
+        Miner::Away,
+        Miner::Unlucky,
+    ];
+    let (verdict, _) = simulate(1, 12, &miners);
+    let number = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.4}"));
+    let mut table = format!(
+        "{:<4} {:<12} {:>8} {:>8} {:>4} {:>8} {:>7} {:>7} {:>7} {:>9} {:>7} {:>6}\n",
+        "uid",
+        "observed",
+        "own",
+        "common",
+        "rank",
+        "rating",
+        "sigma",
+        "factor",
+        "own-data",
+        "penalties",
+        "score",
+        "weight",
+    );
+    for report in &verdict.reports {
+        let observed = match &report.observed {
+            Seen::Absent => "absent",
+            Seen::Unobserved => "unobserved",
+            Seen::Faulty { label, .. } => label,
+            Seen::Waiting => "waiting",
+            Seen::Evaluated => "evaluated",
+        };
+        let penalties: f64 = report.penalties.iter().map(|penalty| penalty.factor).product();
+        table += &format!(
+            "{:<4} {:<12} {:>8} {:>8} {:>4} {:>8.4} {:>7.4} {:>7.4} {:>8.4} {:>9.4} {:>7.4} {:>6}\n",
+            report.seat.uid.0,
+            observed,
+            number(report.own_gain),
+            number(report.common_gain),
+            report.rank.map_or("-".to_owned(), |rank| rank.to_string()),
+            report.rating_after.mu,
+            report.rating_after.sigma,
+            report.rating_factor,
+            report.own_data_score_after,
+            penalties,
+            report.score,
+            report.weight,
+        );
+    }
+    expect![[r#"
+        uid  observed         own   common rank   rating   sigma  factor own-data penalties   score weight
+        0    evaluated     0.0412   0.0053    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4566  65504
+        1    evaluated     0.0414   0.0070    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4568  65535
+        2    evaluated     0.0202   0.0106    1  35.3358  7.6786  1.0000   0.4515    1.0000  0.4485  64346
+        3    evaluated     0.0062   0.0061    1  35.3358  7.6786  1.0000  -0.0412    1.0000  0.0000      0
+        4    evaluated    -0.0518  -0.0510    5  13.9420  7.2448  0.2726  -0.0986    0.0023  0.0000      0
+        5    wrong-diges        -        -    6  -3.2583  7.3978  0.0000   0.0000    1.0000  0.0000      0
+        6    absent             -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
+        7    unobserved         -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
+    "#]]
+    .assert_eq(&table);
+}
 
 #[test]
 fn honest_seats_share_the_pay_evenly_in_the_long_run() {
@@ -510,7 +580,8 @@ proptest! {
         prop_assert_eq!(judge(&params(), &Reputations::default(), Window(3), &evidence), expected);
     }
 
-    /// A seat whose measured gap is above noise gets no penalty from any contribution of others: not by similarity, gain, harm or fault.
+    /// A seat whose measured gap is above noise gets no penalty from any contribution of others: not by similarity,
+    /// gain, harm or fault.
     #[test]
     fn no_contribution_of_others_penalises_an_honest_seat(
         others in proptest::collection::vec(any_observed(), 0..7),

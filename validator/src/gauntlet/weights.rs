@@ -1,10 +1,10 @@
 //! Weights from scores (PROT-26).
 //!
-//! There is a score per window and a weight vote per epoch: a weight is proportional to the mean score of the last epoch's number of windows.
-//! Every window counts once; one in which a seat was absent or faulty counts as 0.
+//! There is a score per window and a weight vote per epoch: a weight is proportional to the mean score of the last
+//! epoch's number of windows. Every window counts once; one in which a seat was absent or faulty counts as 0.
 //!
-//! Penalties are not averaged: the lowest factor of these windows applies to all of them. One poisoned window costs the epoch's pay, at any
-//! moment of the epoch.
+//! Penalties are not averaged: the lowest factor of these windows applies to all of them. One poisoned window costs
+//! the epoch's pay, at any moment of the epoch.
 
 use super::reputation::{Reputation, Reputations, WindowScore};
 use protocol::Uid;
@@ -17,8 +17,8 @@ pub fn remember(recent: &mut Vec<WindowScore>, earned: WindowScore, epoch_window
     recent.drain(..excess);
 }
 
-/// The weights to post, normalised as the chain takes them; empty if no seat has earned anything. All sums cover the same windows, with 0 for
-/// those before a seat was seen.
+/// The weights to post, normalised as the chain takes them; empty if no seat has earned anything. All sums cover the
+/// same windows, with 0 for those before a seat was seen.
 pub fn weights(reputations: &Reputations) -> Vec<(Uid, u16)> {
     let sums: Vec<(Uid, f64)> =
         reputations.seats.iter().map(|(seat, reputation)| (seat.uid, earned(reputation))).collect();

@@ -1,6 +1,7 @@
 //! Converts between the gauntlet's types and those of a receipt, both ways and to the last bit (PROT-27).
 //!
-//! Every struct is destructured field by field: a new field of the gauntlet that is not in the receipt does not compile.
+//! Every struct is destructured field by field: a new field of the gauntlet that is not in the receipt does not
+//! compile.
 
 use crate::gauntlet::{
     self, Evidence, LossPair, Measured, NearDuplicate, Observed, OwnData, Penalty, PenaltyReason, Rating,

@@ -30,8 +30,8 @@ impl Published {
     }
 }
 
-/// Uploads each receipt to our bucket and then anchors its digest, oldest first. Stops at the first that must be tried again: each receipt
-/// names the one before it.
+/// Uploads each receipt to our bucket and then anchors its digest, oldest first. Stops at the first that must be
+/// tried again: each receipt names the one before it.
 pub async fn publish(
     store: Arc<dyn Store>,
     chain: Arc<dyn Chain>,

@@ -28,7 +28,7 @@ fn key() -> SigningKey {
 }
 
 fn open(directory: &Path) -> SignedDb {
-    SignedDb::open(directory, RUN, &RunParams::default()).unwrap().0
+    SignedDb::open(directory, RUN, &RunParams::default(), 0).unwrap().0
 }
 
 fn receipt(window: Window, previous: Option<PreviousReceipt>, report: WindowReport) -> Receipt {
@@ -216,7 +216,8 @@ impl Chain for Anchors {
     }
 }
 
-/// Publishes pending receipts and marks those that are finished. Returns each window, and whether its receipt is on the chain.
+/// Publishes pending receipts and marks those that are finished. Returns each window, and whether its receipt is on
+/// the chain.
 async fn publish_all(
     signed: &mut SignedDb,
     store: &Arc<MemoryStore>,

@@ -10,7 +10,7 @@
 
 use super::{Change, ImportedFiles, LOSS, ReceiptRecord, SignedDbError, WeightVote, WindowReport};
 use crate::{gauntlet::Reputations, report::form};
-use node::files::FileError;
+use node::durable::FileError;
 use protocol::{
     Digest, RunId, RunParams, Uid, Window,
     receipt::{Attestation, MergeRecord, Receipt, ReportedFault},
@@ -35,7 +35,7 @@ const PUBLISHED: &str = "receipt";
 /// The rows to write, and the files that they were read from.
 #[derive(Default)]
 pub(super) struct Imported {
-    pub changes: Vec<(RunId, Vec<Change>)>,
+    pub changes: Vec<(RunId, Change)>,
     pub files: ImportedFiles,
 }
 
@@ -65,15 +65,16 @@ struct OldReport {
     merged: Option<MergeRecord>,
 }
 
-/// Everything that an older release kept in `directory`. `run` is the run of the reputations, which were not kept by run.
+/// Everything that an older release kept in `directory`. `run` is the run of the reputations, which were not kept by
+/// run.
 pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<Imported, SignedDbError> {
     let mut files = ImportedFiles::new();
-    let mut changes: BTreeMap<RunId, Vec<Change>> = BTreeMap::new();
+    let mut changes: Vec<(RunId, Change)> = Vec::new();
     let loss = "A weight vote that it held earns no dividends for its epoch";
     let votes: Option<Vec<OldWeightVote>> = read_json(directory, WEIGHT_VOTES, loss, &mut files)?;
     for OldWeightVote { run, epoch, weights, salt } in votes.into_iter().flatten() {
         let vote = WeightVote { epoch, weights, salt: salt.0 };
-        changes.entry(run).or_default().push(Change::PutWeightVote(vote));
+        changes.push((run, Change::PutWeightVote(vote)));
     }
 
     let loss = "An attestation or vote that it held and that is not revealed does not count";
@@ -97,11 +98,10 @@ pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<I
         if let Some(latest) = receipts.keys().next_back() {
             reports.retain(|window, _| latest < window);
         }
-        let changes = changes.entry(of).or_default();
-        changes.extend(reports.into_iter().map(|(window, report)| Change::PutReport(window, report)));
+        changes.extend(puts(of, reports));
         let latest = receipts.last_key_value().map(|(window, (path, ..))| (*window, path.clone()));
         for (window, (_, digest, is_published)) in receipts {
-            changes.push(Change::PutReceipt(window, ReceiptRecord { digest, is_published }));
+            changes.push((of, Change::PutReceipt(window, ReceiptRecord { digest, is_published })));
         }
         if let Some((_, path)) = latest.filter(|_| of == run) {
             let receipt = Receipt::open(&read_file(&path)?.unwrap_or_default(), params)
@@ -113,8 +113,7 @@ pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<I
         let mut reports = BTreeMap::new();
         let of = committed.run;
         restore(&mut reports, committed);
-        let reports = reports.into_iter().map(|(window, report)| Change::PutReport(window, report));
-        changes.entry(of).or_default().extend(reports);
+        changes.extend(puts(of, reports));
     }
 
     let stored: Option<Reputations> = read_json(directory, REPUTATIONS, LOSS, &mut files)?;
@@ -123,8 +122,12 @@ pub(super) fn read(directory: &Path, run: RunId, params: &RunParams) -> Result<I
         .into_iter()
         .flatten()
         .reduce(|stored, signed| if stored.judged < signed.judged { signed } else { stored });
-    changes.entry(run).or_default().extend(later.map(Change::PutReputations));
-    Ok(Imported { changes: changes.into_iter().collect(), files })
+    changes.extend(later.map(|reputations| (run, Change::PutReputations(reputations))));
+    Ok(Imported { changes, files })
+}
+
+fn puts(run: RunId, reports: BTreeMap<Window, WindowReport>) -> impl Iterator<Item = (RunId, Change)> {
+    reports.into_iter().map(move |(window, report)| (run, Change::PutReport(window, report)))
 }
 
 /// Renames imported files to `NAME.migrated`, and pending receipts to their names of today.

@@ -440,7 +440,7 @@ fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Opti
 
 /// The sources of an error, without its own text: that names the URL.
 fn source_chain(error: &dyn StdError) -> String {
-    error.source().map_or_else(|| error.to_string(), |source| crate::error_chain(source))
+    error.source().map_or_else(|| error.to_string(), crate::error_chain)
 }
 
 #[cfg(test)]

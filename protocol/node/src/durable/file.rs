@@ -1,4 +1,5 @@
-//! Small files that are whole or absent: written beside their place, synced, then renamed over it. For large ones see `kept`.
+//! Small files that are whole or absent after a crash: written beside their place, synced, then renamed over it. For files as large as the
+//! model see [`DurableFile`](super::DurableFile).
 
 use std::{
     fs,
@@ -6,37 +7,84 @@ use std::{
     path::{Path, PathBuf},
     time::Duration,
 };
+use tempfile::NamedTempFile;
 
 /// In the name of a file that is being written.
 const UNFINISHED: &str = ".unfinished-";
-/// Nobody takes so long to write a small file.
+/// No small file takes so long to write.
 const LEFT_BEHIND: Duration = Duration::from_secs(600);
 
-/// What went wrong with a file of ours. The path is in the message, the cause in the source.
+/// A file that is being written. It is removed when dropped, and a killed process leaves it under a name that nothing reads.
+#[derive(Debug)]
+pub struct UnfinishedFile {
+    file: NamedTempFile,
+}
+
+impl UnfinishedFile {
+    /// Creates the file, and its directory if that is missing.
+    pub fn create(directory: &Path, prefix: &str) -> io::Result<UnfinishedFile> {
+        fs::create_dir_all(directory)?;
+        Ok(UnfinishedFile { file: tempfile::Builder::new().prefix(prefix).tempfile_in(directory)? })
+    }
+
+    pub fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    pub fn as_file_mut(&mut self) -> &mut fs::File {
+        self.file.as_file_mut()
+    }
+
+    /// Waits until the contents are on the disk.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.as_file().sync_all()
+    }
+
+    /// Renames the synced file to `path`, and syncs the directory, as the rename is durable only then.
+    ///
+    /// # Errors
+    /// If the rename fails, or the sync after it; the latter never counts as [full](is_full).
+    pub fn persist(self, path: &Path) -> io::Result<()> {
+        self.file.persist(path).map_err(|refused| refused.error)?;
+        sync_directory(directory_of(path))
+    }
+}
+
+/// The directory that holds `path`.
+pub(super) fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// What the names of files begin with that are being written for `path`.
+pub(super) fn unfinished_prefix(path: &Path) -> String {
+    format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// A file of the node could not be read or written. The path is in the message, the cause in the source.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    #[error("could not write {}; is the disk full, or the directory not ours?", path.display())]
+    #[error("could not write {}; is the disk full, or the directory not writable?", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("could not read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("what was kept in {} is damaged, and nothing before it is whole: the next start begins without it", path.display())]
+    #[error("{} is damaged, and so is its backup: the next start begins without it", path.display())]
     Damaged { path: PathBuf },
 }
 
 impl FileError {
-    /// Whether the disk took no more: with room on it, the same would do.
+    /// Whether the disk is full. The same write succeeds once there is space.
     pub fn is_full(&self) -> bool {
         matches!(self, FileError::Write { source, .. } if is_full(source))
     }
 }
 
-/// Whether a write failed because there was no room: on the disk, in a quota, or below a limit on a file's length.
+/// Whether a write failed for want of space: on the disk, in a quota, or below a limit on a file's length.
 pub fn is_full(error: &io::Error) -> bool {
     use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
     matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
-/// How much room a write takes that found none. The kind of error stays what it was.
+/// A full disk, with the space that the write needs. The kind of the error stays the same.
 #[derive(Debug, thiserror::Error)]
 #[error("{bytes} bytes are needed: {what_to_do}")]
 struct Needs {
@@ -45,7 +93,7 @@ struct Needs {
     source: io::Error,
 }
 
-/// Says with an error that there was [no room](is_full) how much is needed.
+/// Adds the needed bytes to an error that says that the disk is [full](is_full).
 pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     let what_to_do = match error.kind() {
         io::ErrorKind::FileTooLarge => "make room, or raise the limit on a file's length",
@@ -58,30 +106,24 @@ pub(crate) fn with_need(error: io::Error, bytes: u64) -> io::Error {
     }
 }
 
-/// Replaces `path` by `bytes` so that a crash at any moment leaves either the old file or the new one.
+/// Replaces `path` by `bytes`. A crash at any moment leaves either the old file or the new one.
 pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     let failed = |source| {
         let source = with_need(source, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         FileError::Write { path: path.to_owned(), source }
     };
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(directory).map_err(failed)?;
-    // What a kill leaves of it is known by its name, and is never taken for a file.
-    let unfinished = format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy());
-    let mut file = tempfile::Builder::new().prefix(&unfinished).tempfile_in(directory).map_err(failed)?;
-    file.write_all(bytes).map_err(failed)?;
-    file.as_file().sync_all().map_err(failed)?;
-    file.persist(path).map_err(|refused| failed(refused.error))?;
-    // The rename itself is durable only once the directory is synced.
-    sync_directory(directory).map_err(failed)
+    let mut file = UnfinishedFile::create(directory_of(path), &unfinished_prefix(path)).map_err(failed)?;
+    file.as_file_mut().write_all(bytes).map_err(failed)?;
+    file.sync().map_err(failed)?;
+    file.persist(path).map_err(failed)
 }
 
 /// Makes a rename in `directory` durable.
 ///
 /// # Errors
-/// If the disk does not sync. The new file has its name by then, so this never counts as [full](is_full): what was written is not to be made
-/// again from what was there before.
-pub fn sync_directory(directory: &Path) -> io::Result<()> {
+/// If the sync fails. The file has its new name by then, so the error never counts as [full](is_full): the write must not be repeated from
+/// the old file.
+pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(after_the_rename)
 }
 
@@ -89,8 +131,8 @@ fn after_the_rename(error: io::Error) -> io::Error {
     io::Error::other(error)
 }
 
-/// Removes what killed processes left of [`write_atomic`] in `directory`. Another process may be writing there just now, so only what
-/// has not changed for ten minutes goes; what cannot be removed stays, and nothing reads it.
+/// Removes unfinished files that killed processes left in `directory`. Another process may be writing there now, so only files that have
+/// not changed for ten minutes are removed. Nothing reads those that stay.
 pub fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {
@@ -102,7 +144,7 @@ pub fn sweep(directory: &Path) {
             && matches!(age, Ok(Ok(age)) if LEFT_BEHIND <= age)
             && fs::remove_file(entry.path()).is_ok()
         {
-            tracing::info!(path = %entry.path().display(), "removed what a killed process left of a file");
+            tracing::info!(path = %entry.path().display(), "removed an unfinished file of a killed process");
         }
     }
 }
@@ -112,7 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_cannot_be_written_leaves_the_old_one() {
+    fn a_failed_write_leaves_the_old_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("state");
         write_atomic(&path, b"old").unwrap();
@@ -125,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kill_left_is_swept_and_what_is_being_written_or_is_not_ours_is_not() {
+    fn a_sweep_removes_only_old_unfinished_files() {
         let directory = tempfile::tempdir().unwrap();
         let names = [".a.unfinished-x", ".b.unfinished-y", "a", "c.unfinished-z", ".hidden"];
         for name in names {
@@ -142,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn who_finds_no_room_is_told_how_much_is_needed_and_nobody_else_is() {
+    fn only_a_full_disk_names_the_bytes_needed() {
         let error = FileError::Write {
             path: "state".into(),
             source: with_need(io::ErrorKind::StorageFull.into(), 4711),
@@ -162,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_after_the_rename_is_no_reason_to_do_it_again() {
+    fn a_failed_sync_after_the_rename_never_counts_as_full() {
         use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
         for kind in [StorageFull, QuotaExceeded, FileTooLarge] {
             let (before, after) = (io::Error::from(kind), after_the_rename(kind.into()));

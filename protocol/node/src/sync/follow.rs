@@ -4,10 +4,13 @@
 //! merges it afterwards from the same contributions; where those are gone, it goes on without the buffer, which means without a vote,
 //! until the next checkpoint.
 
-use crate::{
+use super::{
     checkpoint::{self, CheckpointError},
-    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
     mirrors::Mirrors,
+};
+use crate::{
+    blocking::Blocking,
+    codec::{self, Arrived, Codec, Contribution, Frame, Incoming, Update},
     state::ModelState,
 };
 use bytes::Bytes;
@@ -24,7 +27,8 @@ use protocol::{
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
-/// Brings a [`ModelState`] forward.
+/// Brings a [`ModelState`] forward. Clones share everything large.
+#[derive(Clone)]
 pub struct Follower {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<dyn Fetch>,
@@ -38,8 +42,10 @@ pub struct Follower {
     pub keeps_buffer: bool,
     /// Where among the mirrors to begin, so that nodes spread over them.
     pub turn: usize,
-    /// Where a checkpoint is kept while it comes, so that a killed process need not begin again; in memory where absent.
+    /// Where a checkpoint is kept while it is fetched, so that a killed process need not begin again; in memory where absent.
     pub directory: Option<PathBuf>,
+    /// Where work on the whole model runs.
+    pub blocking: Blocking,
 }
 
 /// What a validator made of a window itself, waiting for the window to be fixed.
@@ -132,7 +138,10 @@ impl Follower {
         let mirrors =
             Mirrors::one(&self.run.origin).and(Mirrors::validators(&seats, &[], &self.run.origin, self.turn));
         let mut state = match &self.spec.weights {
-            None => genesis_of_seed(&self.run, &self.spec)?,
+            None => {
+                let (run, spec) = (self.run.clone(), self.spec.clone());
+                self.blocking.run(move || genesis_of_seed(&run, &spec)).await?
+            }
             Some(_) => {
                 let (checkpoint, values) = (first_checkpoint(&self.run, &self.spec)?, self.schema().values());
                 self.fetch_from(&mirrors, &checkpoint, values, false).await?
@@ -210,8 +219,11 @@ impl Follower {
     ) -> Result<usize, FollowError> {
         let still_there = state.window == checkpoint.window;
         // A validator knows its buffer too, and with it at once whether it holds what was voted.
-        if still_there && state.state_root() == Some(checkpoint.state_root) {
-            return Ok(0);
+        if still_there {
+            let held = self.blocking.with(state, |state| state.state_root()).await;
+            if held == Some(checkpoint.state_root) {
+                return Ok(0);
+            }
         }
         let seats = self.chain.seats(self.run.id).await?;
         let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
@@ -222,7 +234,8 @@ impl Follower {
             return Ok(0);
         }
         if still_there && state.lineage == checkpoint.lineage && !buffer_is_lost {
-            return checkpoint::repair(&*self.fetch, &mirrors, state, &manifest).await.map_err(Into::into);
+            let repaired = checkpoint::repair(self.blocking, &*self.fetch, &mirrors, state, &manifest).await;
+            return repaired.map_err(Into::into);
         }
         if manifest.weights_root() == *held && !buffer_is_lost {
             return Ok(0);
@@ -247,16 +260,33 @@ impl Follower {
             Some(own) => Arrived { bytes: own.bytes.clone(), square_norms: None },
             None => self.fetch_update(state, view, &seats, &vote).await?,
         };
-        let bad = |source| FollowError::BadUpdate { window, source };
-        let (_, body) = self.open_update(state, &arrived.bytes).map_err(bad)?;
-        let update = Update::check(&self.merged, body, arrived.square_norms.is_some())
-            .map_err(|fault| bad(fault.into()))?;
+        // Before anything is merged again, so that an update that cannot be read costs nothing more.
+        self.open_update(state, &arrived.bytes)
+            .map_err(|source| FollowError::BadUpdate { window, source })?;
         let buffer = match own {
             Some(own) => Some(own.buffer),
             None if self.keeps_buffer => self.merge_afterwards(state, view, &seats, &vote).await,
             None => None,
         };
-        state.merged(self.run.params.outer_rate.get(), &vote.update, &update, buffer);
+        let follower = self.clone();
+        let applied = self
+            .blocking
+            .with(state, move |state| follower.apply(state, &vote.update, &arrived, buffer))
+            .await;
+        applied.map_err(|source| FollowError::BadUpdate { window, source })
+    }
+
+    /// Applies a fetched update to the state.
+    fn apply(
+        &self,
+        state: &mut ModelState,
+        digest: &Digest,
+        arrived: &Arrived,
+        buffer: Option<Vec<f32>>,
+    ) -> Result<(), merge::UpdateError> {
+        let (_, body) = self.open_update(state, &arrived.bytes)?;
+        let update = Update::check(&self.merged, body, arrived.square_norms.is_some())?;
+        state.merged(self.run.params.outer_rate.get(), digest, &update, buffer);
         Ok(())
     }
 
@@ -301,7 +331,7 @@ impl Follower {
     /// The buffer after a window that this node did not merge in time, or `None` where it cannot be had any more.
     async fn merge_afterwards(
         &self,
-        state: &ModelState,
+        state: &mut ModelState,
         view: &WindowView,
         seats: &[SeatView],
         vote: &Vote,
@@ -318,7 +348,9 @@ impl Follower {
                 }
             };
         }
-        let own = match self.merge(state, view, &contributions) {
+        let (follower, of) = (self.clone(), view.clone());
+        let merged = self.blocking.with(state, move |state| follower.merge(state, &of, &contributions)).await;
+        let own = match merged {
             Ok(own) => own,
             Err(error) => {
                 tracing::warn!(window = view.window.0, %error, "cannot merge afterwards: no vote until the next checkpoint");

@@ -1,13 +1,10 @@
-//! Waiting for room on a disk that is full: a node that stands still for an hour has lost an hour, one that ends may be found days later.
+//! Retries on a full disk: a node that waits an hour for space loses an hour; a node that exits may be found days later.
 
 use crate::error_chain;
 use chain_client::{ChainError, Head};
 use protocol::Block;
-use std::{
-    error::Error,
-    time::{Duration, Instant},
-};
-use tokio::sync::watch;
+use std::{error::Error, time::Duration};
+use tokio::{sync::watch, time::Instant};
 
 /// The first pause; each next one is twice as long, up to the longest. What is tried may write a whole model, so it is not tried often.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -44,7 +41,7 @@ impl DiskFullRetry {
         let Some(waiting) = &mut self.waiting else {
             tracing::error!(
                 error,
-                "no room on the disk: make room. Nothing is lost; this node waits, and goes on once there is"
+                "the disk is full: make room. Nothing is lost; the node waits, and goes on once there is space"
             );
             self.waiting = Some(Waiting { since: now, said: now, pause: 2 * self.first_pause });
             return self.first_pause;
@@ -52,7 +49,7 @@ impl DiskFullRetry {
         if SAY_AGAIN <= now - waiting.said {
             waiting.said = now;
             let seconds = (now - waiting.since).as_secs();
-            tracing::error!(error, seconds, "still no room on the disk");
+            tracing::error!(error, seconds, "the disk is still full");
         }
         let pause = LONGEST_PAUSE.min(waiting.pause);
         waiting.pause = 2 * pause;
@@ -63,7 +60,7 @@ impl DiskFullRetry {
     pub fn found(&mut self) {
         if let Some(waiting) = self.waiting.take() {
             let seconds = waiting.since.elapsed().as_secs();
-            tracing::info!(seconds, "there is room on the disk again: going on");
+            tracing::info!(seconds, "the disk has space again: going on");
         }
     }
 
@@ -84,34 +81,34 @@ impl DiskFullRetry {
         }
     }
 
-    /// Tries until there is room for it, but no longer than until the chain reaches `until`: it is tried once more then, and the `Err` inside is
-    /// what was said last. `act` says by that `Err` that there was no room. The pauses are short at first, however long there has been no room:
-    /// there may not be time for a long one.
+    /// Tries `act` until there is space for it, but no longer than until the chain reaches `until`: then it is tried a last time. The pauses
+    /// are short at first, even after a long wait, as there may be no time for a long one.
     ///
     /// # Errors
-    /// What `act` says of anything else, or that the chain is gone.
-    pub async fn wait_until<T, F: Error, E: From<ChainError>>(
+    /// The last error of `act`, which [is full](is_full) if the deadline passed; or that the chain is gone.
+    pub async fn wait_until<T, E: Error + From<ChainError>>(
         &mut self,
         until: Block,
         heads: &mut watch::Receiver<Head>,
-        mut act: impl FnMut() -> Result<Result<T, F>, E>,
-    ) -> Result<Result<T, F>, E> {
+        is_full: impl Fn(&E) -> bool,
+        mut act: impl AsyncFnMut() -> Result<T, E>,
+    ) -> Result<T, E> {
         if let Some(waiting) = &mut self.waiting {
             waiting.pause = self.first_pause;
         }
         loop {
-            // Before it is tried: what the chain does meanwhile makes for one try more, not for one less.
+            // Read before the try: blocks that come meanwhile make for one try more, not for one less.
             let is_over = until <= heads.borrow().block;
-            let full = match act()? {
-                Err(full) => full,
+            let full = match act().await {
+                Err(full) if is_full(&full) => full,
                 done => {
                     self.found();
-                    return Ok(done);
+                    return done;
                 }
             };
             let pause = self.refused(&full);
             if is_over {
-                return Ok(Err(full));
+                return Err(full);
             }
             let there = tokio::time::timeout(pause, heads.wait_for(|head| until <= head.block));
             if let Ok(Err(_)) = there.await {
@@ -121,8 +118,8 @@ impl DiskFullRetry {
     }
 }
 
-/// Writes something, again and again until there is room for it.
-pub async fn wait<T, E: Error>(
+/// Tries `act` again until it fails with no error that `is_full` accepts.
+pub async fn retry_while_full<T, E: Error>(
     is_full: impl Fn(&E) -> bool,
     act: impl FnMut() -> Result<T, E>,
 ) -> Result<T, E> {
@@ -146,7 +143,7 @@ impl IfFull {
         mut act: impl FnMut() -> Result<T, E>,
     ) -> Result<T, E> {
         match self {
-            IfFull::Wait => wait(is_full, act).await,
+            IfFull::Wait => retry_while_full(is_full, act).await,
             IfFull::Fail => act(),
         }
     }
@@ -200,7 +197,7 @@ mod tests {
             let disk = Disk::full_for(times);
             let mut disk_full_retry = hasty();
             assert_eq!(
-                disk_full_retry.wait(crate::files::is_full, || disk.write()).await.unwrap(),
+                disk_full_retry.wait(crate::durable::is_full, || disk.write()).await.unwrap(),
                 "written"
             );
             assert_eq!(disk.tried.get(), times + 1);
@@ -214,7 +211,7 @@ mod tests {
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut tell = Some(tell);
         let mut disk_full_retry = hasty();
-        let waiting = disk_full_retry.wait(crate::files::is_full, || {
+        let waiting = disk_full_retry.wait(crate::durable::is_full, || {
             if disk.tried.get() == 5 {
                 tell.take().into_iter().for_each(|tell| tell.send(()).unwrap());
             }
@@ -230,7 +227,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_no_want_of_room_is_not_waited_for() {
         let tried = Cell::new(0);
-        let refused = wait(crate::files::is_full, || -> io::Result<()> {
+        let refused = retry_while_full(crate::durable::is_full, || -> io::Result<()> {
             tried.set(tried.get() + 1);
             Err(io::ErrorKind::PermissionDenied.into())
         });
@@ -241,10 +238,10 @@ mod tests {
     #[tokio::test]
     async fn who_only_reads_does_not_wait() {
         let disk = Disk::full_for(1);
-        let refused = IfFull::Fail.write(crate::files::is_full, || disk.write()).await;
-        assert!(crate::files::is_full(&refused.unwrap_err()));
+        let refused = IfFull::Fail.write(crate::durable::is_full, || disk.write()).await;
+        assert!(crate::durable::is_full(&refused.unwrap_err()));
         assert_eq!(disk.tried.get(), 1);
-        assert_eq!(IfFull::Wait.write(crate::files::is_full, || disk.write()).await.unwrap(), "written");
+        assert_eq!(IfFull::Wait.write(crate::durable::is_full, || disk.write()).await.unwrap(), "written");
     }
 
     const UNTIL: Block = Block(9);
@@ -253,15 +250,28 @@ mod tests {
         Head { block: Block(block), hash: Digest::default() }
     }
 
-    type Waited = Result<Result<&'static str, io::Error>, ChainError>;
+    #[derive(Debug, thiserror::Error)]
+    enum WriteError {
+        #[error("full")]
+        Full(#[from] io::Error),
+        #[error("chain")]
+        Chain(#[from] ChainError),
+    }
+
+    fn is_full(error: &WriteError) -> bool {
+        matches!(error, WriteError::Full(_))
+    }
+
+    type Waited = Result<&'static str, WriteError>;
 
     #[tokio::test]
     async fn with_a_deadline_room_is_waited_for_until_then() {
         for times in [0, 1, 20] {
             let (_chain, mut heads) = watch::channel(head(3));
             let disk = Disk::full_for(times);
-            let done: Waited = hasty().wait_until(UNTIL, &mut heads, || Ok(disk.write())).await;
-            assert_eq!(done.unwrap().unwrap(), "written");
+            let done: Waited =
+                hasty().wait_until(UNTIL, &mut heads, is_full, async || Ok(disk.write()?)).await;
+            assert_eq!(done.unwrap(), "written");
             assert_eq!(disk.tried.get(), times + 1);
         }
     }
@@ -272,22 +282,23 @@ mod tests {
         for (times, written) in [(u32::MAX, false), (4, true)] {
             let (chain, mut heads) = watch::channel(head(3));
             let disk = Disk::full_for(times);
-            let act = || {
+            let act = async || {
                 if disk.tried.get() == 3 {
                     chain.send(head(UNTIL.0)).unwrap();
                 }
-                Ok(disk.write())
+                Ok(disk.write()?)
             };
-            let done: Waited = hasty().wait_until(UNTIL, &mut heads, act).await;
-            assert_eq!(done.unwrap().is_ok(), written);
+            let done: Waited = hasty().wait_until(UNTIL, &mut heads, is_full, act).await;
+            assert_eq!(done.is_ok(), written);
             assert_eq!(disk.tried.get(), 5);
         }
         // And once where it is over before it begins.
         let (_chain, mut heads) = watch::channel(head(UNTIL.0 + 1));
         for (times, written) in [(u32::MAX, false), (0, true)] {
             let disk = Disk::full_for(times);
-            let done: Waited = hasty().wait_until(UNTIL, &mut heads, || Ok(disk.write())).await;
-            assert_eq!(done.unwrap().is_ok(), written);
+            let done: Waited =
+                hasty().wait_until(UNTIL, &mut heads, is_full, async || Ok(disk.write()?)).await;
+            assert_eq!(done.is_ok(), written);
             assert_eq!(disk.tried.get(), 1);
         }
     }
@@ -299,8 +310,9 @@ mod tests {
         for _ in 0..7 {
             disk_full_retry.refused(&full());
         }
-        let done: Waited = disk_full_retry.wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
-        assert!(done.unwrap().is_err());
+        let done: Waited =
+            disk_full_retry.wait_until(UNTIL, &mut heads, is_full, async || Err(full().into())).await;
+        assert!(done.is_err_and(|error| is_full(&error)));
         assert_eq!(disk_full_retry.refused(&full()), 2 * FIRST_PAUSE, "the first one was waited for already");
     }
 
@@ -308,12 +320,14 @@ mod tests {
     async fn a_wait_with_a_deadline_ends_with_the_chain_and_with_whatever_else_goes_wrong() {
         let (chain, mut heads) = watch::channel(head(3));
         drop(chain);
-        let gone: Waited = DiskFullRetry::default().wait_until(UNTIL, &mut heads, || Ok(Err(full()))).await;
-        assert!(matches!(gone, Err(ChainError::Stopped { .. })), "{gone:?}");
+        let gone: Waited = DiskFullRetry::default()
+            .wait_until(UNTIL, &mut heads, is_full, async || Err(full().into()))
+            .await;
+        assert!(matches!(gone, Err(WriteError::Chain(ChainError::Stopped { .. }))), "{gone:?}");
 
         let (_chain, mut heads) = watch::channel(head(3));
-        let wrong = || Err(ChainError::Stopped { part: "test" });
-        let ended: Waited = DiskFullRetry::default().wait_until(UNTIL, &mut heads, wrong).await;
-        assert!(matches!(ended, Err(ChainError::Stopped { part: "test" })), "{ended:?}");
+        let wrong = async || Err(ChainError::Stopped { part: "test" }.into());
+        let ended: Waited = DiskFullRetry::default().wait_until(UNTIL, &mut heads, is_full, wrong).await;
+        assert!(matches!(ended, Err(WriteError::Chain(ChainError::Stopped { part: "test" }))), "{ended:?}");
     }
 }

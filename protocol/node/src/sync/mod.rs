@@ -1,21 +1,29 @@
-//! Keeps a node's model on disk and up to the window that is open. The loop that both miners and validators turn.
+//! Keeps a node's model on disk and at the open window. Both roles use it.
+
+pub mod checkpoint;
+pub mod follow;
+pub mod mirrors;
+mod partial;
+pub mod pieces;
+pub mod shares;
+
+pub use follow::{FollowError, Followed, Follower};
 
 use crate::{
-    disk_full::{self, DiskFullRetry},
+    blocking::Blocking,
+    durable::{DiskFullRetry, FileError},
     error_chain,
-    files::FileError,
-    follow::{FollowError, Followed, Follower, OwnMerge},
     journal::{Entry, Journal},
     state::{ModelState, StateError},
 };
 use chain_client::{ChainError, Head};
+use follow::OwnMerge;
 use futures::future::BoxFuture;
-use protocol::{Block, Digest, Window, view::Checkpoint};
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
+use protocol::{
+    Block, Digest, Window,
+    view::{Checkpoint, Outcome},
 };
+use std::{path::PathBuf, sync::Arc, time::Duration};
 use tokio::sync::watch;
 
 /// Between two looks at an outcome that is due, or two tries of a mirror.
@@ -26,7 +34,7 @@ pub struct SyncDriver {
     pub follower: Arc<Follower>,
     pub state: ModelState,
     path: PathBuf,
-    /// A checkpoint that we held by our own account, and the root our weights had then: to be compared once somebody has published it.
+    /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror has the checkpoint.
     unchecked: Option<(Checkpoint, Digest)>,
 }
 
@@ -41,7 +49,7 @@ pub enum SyncError {
 }
 
 impl SyncDriver {
-    /// Takes up the saved state, or joins the run. The flag says which: true for a saved one.
+    /// Loads the saved state, or joins the run. Returns true with a saved state.
     pub fn open(
         follower: Arc<Follower>,
         path: PathBuf,
@@ -55,8 +63,8 @@ impl SyncDriver {
         path: PathBuf,
         journal: &mut Journal,
     ) -> Result<(SyncDriver, bool), SyncError> {
-        let saved = match ModelState::load(&path, follower.run.id, follower.schema().values()) {
-            // What everyone holds can be fetched again.
+        let (run, values, from) = (follower.run.id, follower.schema().values(), path.clone());
+        let saved = match follower.blocking.run(move || ModelState::load(&from, run, values)).await {
             Err(StateError::File(error @ FileError::Damaged { .. })) => {
                 tracing::error!(%error, "fetching the model from a checkpoint");
                 None
@@ -64,37 +72,42 @@ impl SyncDriver {
             saved => saved?,
         };
         let resumed = saved.is_some();
-        let mut disk_full_retry = DiskFullRetry::default();
-        let state = match saved {
-            Some(state) => state,
-            None => loop {
-                match follower.join().await {
-                    Ok(state) => {
-                        disk_full_retry.found();
-                        save(&state, &path).await?;
-                        break state;
-                    }
-                    // What has come is kept, and only the rest is asked for again.
-                    Err(error) if error.is_full() => {
-                        tokio::time::sleep(disk_full_retry.refused(&error)).await
-                    }
-                    Err(error) if may_pass(&error) => {
-                        tracing::warn!(error = %error_chain(&error), "cannot join yet, trying again");
-                        tokio::time::sleep(LOOK_AGAIN * 5).await;
-                    }
-                    Err(error) => return Err(error.into()),
-                }
-            },
-        };
-        follower.saved();
-        journal.write(&Entry::Started { window: state.window, resumed });
-        journal.write(&Entry::Holds { window: state.window, lineage: state.lineage, outcome_before: None });
-        Ok((SyncDriver { follower, state, path, unchecked: None }, resumed))
+        let mut driver = SyncDriver { follower, state: ModelState::default(), path, unchecked: None };
+        match saved {
+            Some(state) => driver.state = state,
+            None => {
+                driver.state = driver.join().await?;
+                driver.save().await?;
+            }
+        }
+        driver.follower.saved();
+        let (window, lineage) = (driver.state.window, driver.state.lineage);
+        journal.write(&Entry::Started { window, resumed });
+        journal.write(&Entry::Holds { window, lineage, outcome_before: None });
+        Ok((driver, resumed))
     }
 
-    /// Walks to the window that is open, or to the one that comes next: one fixed outcome after the other, none skipped, and past `done`,
-    /// the window that the caller is through with. `own` is this node's merge of a window on the way, where it made one. Returns whether
-    /// the state moved.
+    /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that were fetched are kept.
+    async fn join(&self) -> Result<ModelState, SyncError> {
+        let mut disk_full_retry = DiskFullRetry::default();
+        loop {
+            match self.follower.join().await {
+                Ok(state) => {
+                    disk_full_retry.found();
+                    return Ok(state);
+                }
+                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
+                Err(error) if may_pass(&error) => {
+                    tracing::warn!(error = %error_chain(&error), "cannot join yet, trying again");
+                    tokio::time::sleep(LOOK_AGAIN * 5).await;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Brings the state to the open window, or to the next one, one fixed outcome after the other, and past `done`, the last window that the
+    /// caller has finished. `own` is this node's merge of a window on the way. Returns whether the state moved.
     pub fn sync_to_open_window<'a>(
         &'a mut self,
         heads: &'a mut watch::Receiver<Head>,
@@ -126,15 +139,15 @@ impl SyncDriver {
             match self.follower.step(&mut self.state, own).await {
                 Ok(Followed::Advanced { outcome }) => {
                     self.note_checkpoint().await?;
-                    save(&self.state, &self.path).await?;
+                    self.save().await?;
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
-                    tracing::info!(window = window.0, %lineage, ?outcome, "holds the model");
+                    tracing::info!(window = window.0, %lineage, outcome = label(&outcome), "holds the model");
                     journal.write(&Entry::Holds { window, lineage, outcome_before: Some(outcome) });
                 }
                 Ok(Followed::Rejoined) => {
                     disk_full_retry.found();
-                    save(&self.state, &self.path).await?;
+                    self.save().await?;
                     self.follower.saved();
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
@@ -142,7 +155,7 @@ impl SyncDriver {
                 }
                 Ok(Followed::Waiting) => wait_briefly(heads).await?,
                 Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
-                // No mirror has it yet, or the chain is away for a moment: nothing is skipped meanwhile.
+                // No mirror has it yet, or the chain is away for a moment. No window is skipped meanwhile.
                 Err(error) if may_pass(&error) => {
                     tracing::warn!(window = self.state.window.0, error = %error_chain(&error), "cannot follow yet, trying again");
                     wait_briefly(heads).await?;
@@ -152,17 +165,18 @@ impl SyncDriver {
         }
     }
 
-    /// Remembers what we hold where a checkpoint was just fixed for it.
+    /// Remembers the checkpoint if the chain just fixed one for the held state.
     async fn note_checkpoint(&mut self) -> Result<(), SyncError> {
         let run = self.follower.chain.run(self.follower.run.id).await?;
         if let Some(checkpoint) = run.checkpoint.filter(|checkpoint| checkpoint.window == self.state.window) {
-            self.unchecked = Some((checkpoint, self.state.weights_root()));
+            let root = self.blocking().with(&mut self.state, |state| state.weights_root()).await;
+            self.unchecked = Some((checkpoint, root));
         }
         Ok(())
     }
 
-    /// Compares what we held with the checkpoint, once it can be had (PROT-20). A difference is repaired piece by piece, or, where the
-    /// model has moved on meanwhile, by taking the checkpoint and walking again. What cannot be had yet is asked for in the next window.
+    /// Compares the state that was held with the checkpoint, once a mirror has it (PROT-20). A difference is repaired piece by piece, or, if
+    /// the model has moved on, by fetching the checkpoint and following again.
     async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), SyncError> {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
@@ -172,12 +186,12 @@ impl SyncDriver {
                 tracing::error!(
                     window,
                     error,
-                    "no room on the disk for the checkpoint that our model is compared with: make room. It is fetched in the next window"
+                    "the disk is full: the checkpoint to compare the model with is fetched in the next window"
                 );
                 return Ok(());
             }
             Err(error) if may_pass(&error) => {
-                tracing::debug!(window = checkpoint.window.0, error = %error_chain(&error), "the checkpoint is not to be had yet");
+                tracing::debug!(window = checkpoint.window.0, error = %error_chain(&error), "no mirror has the checkpoint yet");
                 return Ok(());
             }
             Err(error) => return Err(error.into()),
@@ -187,13 +201,32 @@ impl SyncDriver {
             tracing::warn!(
                 window = checkpoint.window.0,
                 repaired,
-                "our model differed from the checkpoint and was repaired"
+                "the model differed from the checkpoint and was repaired"
             );
             journal.write(&Entry::Repaired { window: checkpoint.window, pieces: repaired });
-            save(&self.state, &self.path).await?;
+            self.save().await?;
             self.follower.saved();
         }
         Ok(())
+    }
+
+    /// Saves the state; retries while the disk is full.
+    async fn save(&mut self) -> Result<(), StateError> {
+        let mut disk_full_retry = DiskFullRetry::default();
+        loop {
+            let path = self.path.clone();
+            match self.blocking().with(&mut self.state, move |state| state.save(&path)).await {
+                Err(error) if error.is_full() => tokio::time::sleep(disk_full_retry.refused(&error)).await,
+                saved => {
+                    disk_full_retry.found();
+                    return saved;
+                }
+            }
+        }
+    }
+
+    fn blocking(&self) -> Blocking {
+        self.follower.blocking
     }
 
     pub fn window(&self) -> Window {
@@ -201,9 +234,12 @@ impl SyncDriver {
     }
 }
 
-/// Saves a state. Where there is no room for it, that is waited for: nothing is followed meanwhile, and all of it afterwards.
-async fn save(state: &ModelState, path: &Path) -> Result<(), StateError> {
-    disk_full::wait(StateError::is_full, || state.save(path)).await
+/// One word for the log.
+fn label(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Merged(_) => "merged",
+        Outcome::Void(_) => "void",
+    }
 }
 
 fn may_pass(error: &FollowError) -> bool {

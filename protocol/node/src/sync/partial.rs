@@ -4,7 +4,7 @@
 //! process that was killed, or a machine that lost its power, goes on with whatever of the file is right.
 
 use crate::{
-    files::{FileError, with_need},
+    durable::{FileError, with_need},
     pieces::PieceSink,
 };
 use async_trait::async_trait;

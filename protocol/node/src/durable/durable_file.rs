@@ -1,13 +1,13 @@
-//! Large files that a node must not lose: streamed out and in, with a digest at their end, and the last good one kept.
+//! Large files that a node must not lose: streamed, with a digest at their end and the previous version as a backup.
 //!
 //! ```text
-//! write a temporary file ── sync ── NAME becomes NAME.before ── the temporary file becomes NAME ── sync the directory
+//! write an unfinished file ── sync ── NAME becomes NAME.before ── the unfinished file becomes NAME ── sync the directory
 //! ```
 //!
-//! Killed anywhere on the way, a node finds a whole file under one of the two names. A file that is damaged, whatever did it, is moved to
-//! `NAME.damaged`, said, and the one before it is read instead: never both silently and never a part of either.
+//! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and logged, and the
+//! backup is read instead.
 
-use crate::files::{FileError, is_full, sync_directory, with_need};
+use super::file::{FileError, UnfinishedFile, directory_of, is_full, unfinished_prefix, with_need};
 use codec::{Compact, Decode as _, Encode as _, IoReader};
 use protocol::Digest;
 use std::{
@@ -21,17 +21,17 @@ const PIECE: usize = 1 << 20;
 /// Bytes of the digest at a file's end.
 const DIGEST: usize = 32;
 
-/// A file by its name, and the one before it.
+/// A file and its backup, the previous version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurableFile {
     path: PathBuf,
 }
 
-/// What was read, and from which of the two.
+/// A value read from a [`DurableFile`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered<T> {
     pub value: T,
-    /// The newest was damaged or missing: this is the one before.
+    /// The newest file was damaged or missing, and the value is the backup's.
     pub from_backup: bool,
 }
 
@@ -44,17 +44,17 @@ impl DurableFile {
         &self.path
     }
 
-    /// Where the one before lies.
+    /// The path of the backup.
     pub fn backup_path(&self) -> PathBuf {
         with(&self.path, ".before")
     }
 
-    /// Writes a new file by `fill`, and the digest of what that wrote. Returns its length. Where there is no room, `fill` is called once more,
-    /// to say how much is needed.
+    /// Writes a new file by `fill`, followed by the digest of its contents. Returns its length in bytes. If the disk is full, `fill` is called
+    /// once more, to count the bytes that are needed.
     ///
     /// # Errors
-    /// If `fill` fails or the disk does. The files that were there are as they were, but where only the last sync failed: that error is
-    /// never one that [`FileError::is_full`] is true of.
+    /// If `fill` or the disk fails. The files that were there are then unchanged, unless only the last sync failed; that error is never
+    /// [full](FileError::is_full).
     pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
         let failed = |source: io::Error| {
             let bytes = if is_full(&source) { length_of(&fill) } else { None };
@@ -64,11 +64,9 @@ impl DurableFile {
             };
             FileError::Write { path: self.path.clone(), source }
         };
-        let directory = self.directory();
-        fs::create_dir_all(directory).map_err(failed)?;
         self.remove_unfinished();
         let mut file =
-            tempfile::Builder::new().prefix(&self.unfinished()).tempfile_in(directory).map_err(failed)?;
+            UnfinishedFile::create(self.directory(), &unfinished_prefix(&self.path)).map_err(failed)?;
         let mut sink = Hashing {
             inner: BufWriter::with_capacity(PIECE, file.as_file_mut()),
             hasher: blake3::Hasher::new(),
@@ -79,22 +77,20 @@ impl DurableFile {
         sink.inner.write_all(digest.as_bytes()).and_then(|()| sink.inner.flush()).map_err(failed)?;
         let length = sink.bytes + DIGEST as u64;
         drop(sink);
-        file.as_file().sync_all().map_err(failed)?;
+        file.sync().map_err(failed)?;
         match fs::rename(&self.path, self.backup_path()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Err(_) | Ok(()) => {}
         }
-        file.persist(&self.path).map_err(|refused| failed(refused.error))?;
-        // The renames themselves are durable only once the directory is synced.
-        sync_directory(directory).map_err(failed)?;
+        file.persist(&self.path).map_err(failed)?;
         Ok(length)
     }
 
-    /// Reads the newest file by `take`, or the one before it; `None` if there is neither. `take` may be called twice, and what it made of a
-    /// damaged file is dropped.
+    /// Reads the newest file by `take`, or the backup; `None` if there is neither. `take` may be called twice; its result for a damaged file is
+    /// dropped.
     ///
     /// # Errors
-    /// What `take` says of a file that is whole; [`FileError::Damaged`] if no file is whole.
+    /// The error of `take` for a whole file; [`FileError::Damaged`] if no file is whole.
     pub fn read<T, E: From<FileError>>(
         &self,
         mut take: impl FnMut(&mut DurableReader) -> Result<T, E>,
@@ -106,13 +102,13 @@ impl DurableFile {
             match reader.finish() {
                 Ok(()) => {
                     if from_backup {
-                        tracing::warn!(path = %path.display(), "going on from the one before");
+                        tracing::warn!(path = %path.display(), "reading the backup");
                     }
                     return taken.map(|value| Some(Recovered { value, from_backup }));
                 }
                 Err(error) => {
                     let aside = with(&path, ".damaged");
-                    tracing::error!(path = %path.display(), %error, "damaged: moved to {}, and not used", aside.display());
+                    tracing::error!(path = %path.display(), %error, "damaged: moved to {}", aside.display());
                     fs::rename(&path, &aside).map_err(|source| FileError::Write { path, source })?;
                     damaged.get_or_insert(aside);
                 }
@@ -124,7 +120,7 @@ impl DurableFile {
         }
     }
 
-    /// Removes both files, and what a killed predecessor left of a third.
+    /// Removes both files, and an unfinished one of a killed process.
     pub fn remove(&self) {
         self.remove_unfinished();
         for path in [&self.path, &self.backup_path()] {
@@ -137,9 +133,9 @@ impl DurableFile {
         }
     }
 
-    /// A file cut off by a kill is as large as a whole one: the next must find room.
+    /// An unfinished file may be as large as a whole one, and the next needs the space.
     fn remove_unfinished(&self) {
-        let unfinished = self.unfinished();
+        let unfinished = unfinished_prefix(&self.path);
         let Ok(entries) = fs::read_dir(self.directory()) else { return };
         for entry in entries.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&unfinished)) {
@@ -149,13 +145,8 @@ impl DurableFile {
         }
     }
 
-    /// What the names of files begin with that are being written.
-    fn unfinished(&self) -> String {
-        format!(".{}.unfinished-", self.path.file_name().unwrap_or_default().to_string_lossy())
-    }
-
     fn directory(&self) -> &Path {
-        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+        directory_of(&self.path)
     }
 }
 
@@ -352,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_is_read_and_the_one_before_is_kept() {
+    fn the_newest_is_read_and_the_previous_is_the_backup() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         assert_eq!(read(&kept).unwrap(), None);
@@ -369,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_between_the_renames_a_node_finds_the_one_before() {
+    fn a_kill_between_the_renames_leaves_the_backup() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
@@ -383,7 +374,7 @@ mod tests {
 
     /// Every single damage to a file: cut at each length, each byte changed, one byte more, empty.
     #[test]
-    fn a_damaged_newest_is_set_aside_and_never_outlives_the_one_before() {
+    fn a_damaged_file_is_set_aside_and_never_becomes_the_backup() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
@@ -417,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_whole_file_counts_and_of_a_damaged_one_does_not() {
+    fn an_error_of_the_reader_does_not_set_a_whole_file_aside() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
@@ -432,7 +423,7 @@ mod tests {
 
     /// The disk is full after any number of bytes.
     #[test]
-    fn a_write_that_fails_anywhere_leaves_what_was_there_and_nothing_else() {
+    fn a_failed_write_leaves_both_files_and_nothing_else() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
@@ -453,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_put_in_place_leaves_the_old_one() {
+    fn a_failed_rename_leaves_the_old_file() {
         let directory = tempfile::tempdir().unwrap();
         let kept = kept(directory.path());
         write(&kept, b"one");
@@ -468,7 +459,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn values_are_kept_to_the_bit(mut bits in prop::collection::vec(any::<u32>(), 0..300), repeat in 1usize..2000) {
+        fn values_read_back_to_the_bit(mut bits in prop::collection::vec(any::<u32>(), 0..300), repeat in 1usize..2000) {
             // Quiet and signalling NaNs with payloads, −0, subnormals, infinities.
             bits.extend([0x7fc0_0001, 0xffc1_2345, 0x7f80_0001, 0xffbf_ffff, 0x8000_0000, 1, 0x807f_ffff, 0x7f80_0000]);
             let values: Vec<f32> = bits.repeat(repeat).into_iter().map(f32::from_bits).collect();

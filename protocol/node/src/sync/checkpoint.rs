@@ -1,13 +1,11 @@
 //! Checkpoints: a state cut into pieces that are named by their digests, under a root that validators voted (PROT-20).
 
-use crate::{
-    error_chain,
-    files::FileError,
+use super::{
     mirrors::Mirrors,
     partial::{Layout, Partial},
     pieces::{InMemory, PiecesError, Report, Wanted, fetch_pieces},
-    state::ModelState,
 };
+use crate::{blocking::Blocking, durable::FileError, error_chain, state::ModelState};
 use bytes::Bytes;
 use codec::{Decode, DecodeAll as _, Encode};
 use futures::{StreamExt as _, TryStreamExt as _, future::BoxFuture, stream};
@@ -113,14 +111,20 @@ impl CheckpointManifest {
 /// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
 /// is not sent again, unless the bucket has damaged it since, or does not give it.
 pub fn publish<'a>(
+    blocking: Blocking,
     store: &'a dyn Store,
-    state: &'a ModelState,
+    state: &'a mut ModelState,
 ) -> BoxFuture<'a, Result<Checkpoint, CheckpointError>> {
-    Box::pin(publish_pieces(store, state))
+    Box::pin(publish_pieces(blocking, store, state))
 }
 
-async fn publish_pieces(store: &dyn Store, state: &ModelState) -> Result<Checkpoint, CheckpointError> {
-    let manifest = CheckpointManifest::of(state).ok_or(CheckpointError::NoBuffer)?;
+async fn publish_pieces(
+    blocking: Blocking,
+    store: &dyn Store,
+    state: &mut ModelState,
+) -> Result<Checkpoint, CheckpointError> {
+    let manifest = blocking.with(state, |state| CheckpointManifest::of(state)).await;
+    let manifest = manifest.ok_or(CheckpointError::NoBuffer)?;
     let buffer = state.buffer.as_ref().ok_or(CheckpointError::NoBuffer)?;
     let named =
         manifest.weights.iter().zip(pieces(&state.theta)).chain(manifest.buffer.iter().zip(pieces(buffer)));
@@ -290,13 +294,18 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
 
 /// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns how many did.
 pub async fn repair(
+    blocking: Blocking,
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
     state: &mut ModelState,
     manifest: &CheckpointManifest,
 ) -> Result<usize, CheckpointError> {
-    let mut held = lineage::piece_digests(&state.theta);
-    held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
+    let held = blocking.with(state, |state| {
+        let mut held = lineage::piece_digests(&state.theta);
+        held.extend(state.buffer.iter().flat_map(|buffer| lineage::piece_digests(buffer)));
+        held
+    });
+    let held = held.await;
     let differs = |wanted: &Wanted| held.get(wanted.index) != Some(&wanted.digest);
     let wanted: Vec<Wanted> = manifest.wanted(state.buffer.is_some()).filter(differs).collect();
     let mut place = InMemory { rows: vec![&mut state.theta] };

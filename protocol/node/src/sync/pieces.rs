@@ -5,10 +5,10 @@
 //! so the slowest mirror does not decide when everything is there.
 
 use crate::{
-    files::FileError,
+    durable::FileError,
     mirrors::Mirrors,
-    partial::Layout,
     shares::{Share, Shares},
+    sync::partial::Layout,
 };
 use async_trait::async_trait;
 use bytes::Bytes;

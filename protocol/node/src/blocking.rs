@@ -1,0 +1,205 @@
+//! Runs computations on the whole model off the executor.
+//!
+//! Merging, applying, hashing, encoding, loading and saving take seconds for a model of a billion parameters. On the executor they would
+//! keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; the simulation runs them inline, so that the order
+//! of events does not depend on threads.
+
+use std::{
+    future::Future,
+    ops::{Deref, DerefMut},
+    pin::Pin,
+    task::{Context, Poll},
+};
+use tokio::task::{JoinError, JoinHandle};
+
+/// Where blocking work runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Blocking {
+    /// On the threads that tokio keeps for blocking work.
+    #[default]
+    Pool,
+    /// At once, on the calling thread.
+    Inline,
+}
+
+/// The thread of a [`Work`] panicked, or the runtime is shutting down.
+#[derive(Debug, thiserror::Error)]
+#[error("the thread of a computation died")]
+pub struct WorkDied(#[source] JoinError);
+
+impl Blocking {
+    /// Starts `work` and returns a future of its result. Dropping the future does not stop the work.
+    pub fn start<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Work<T> {
+        Work(match self {
+            Blocking::Pool => Inner::Running(tokio::task::spawn_blocking(work)),
+            Blocking::Inline => Inner::Done(Some(work())),
+        })
+    }
+
+    /// Runs `work` and returns its result.
+    ///
+    /// # Panics
+    /// If `work` does.
+    pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
+        match self.start(work).await {
+            Ok(value) => value,
+            Err(WorkDied(died)) => match died.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down, and drops this future next.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+
+    /// Runs `work` on `value`, which moves to the thread and back. If the future is dropped meanwhile, `value` is left at its default.
+    ///
+    /// # Panics
+    /// If `work` does.
+    pub async fn with<V, T>(self, value: &mut V, work: impl FnOnce(&mut V) -> T + Send + 'static) -> T
+    where
+        V: Default + Send + 'static,
+        T: Send + 'static,
+    {
+        let mut taken = std::mem::take(value);
+        let (back, result) = self
+            .run(move || {
+                let result = work(&mut taken);
+                (taken, result)
+            })
+            .await;
+        *value = back;
+        result
+    }
+}
+
+/// The result of a computation that runs, as a future.
+#[derive(Debug)]
+pub struct Work<T>(Inner<T>);
+
+#[derive(Debug)]
+enum Inner<T> {
+    Running(JoinHandle<T>),
+    Done(Option<T>),
+}
+
+impl<T> Work<T> {
+    /// Whether the result is there.
+    pub fn is_finished(&self) -> bool {
+        match &self.0 {
+            Inner::Running(handle) => handle.is_finished(),
+            Inner::Done(_) => true,
+        }
+    }
+}
+
+impl<T> Unpin for Work<T> {}
+
+impl<T> Future for Work<T> {
+    type Output = Result<T, WorkDied>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match &mut self.0 {
+            Inner::Running(handle) => Pin::new(handle).poll(context).map_err(WorkDied),
+            Inner::Done(value) => {
+                Poll::Ready(Ok(value.take().expect("a future is not polled after its end")))
+            }
+        }
+    }
+}
+
+/// A value that a thread may borrow: absent while it is away. For values without a default of their own.
+///
+/// # Panics
+/// Every access while the value is away.
+#[derive(Debug)]
+pub struct Lent<T>(Option<T>);
+
+impl<T> Lent<T> {
+    pub fn new(value: T) -> Lent<T> {
+        Lent(Some(value))
+    }
+
+    /// Whether the value is here.
+    pub fn is_here(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Takes the value out, to be put back by assigning a new `Lent`.
+    pub fn take(&mut self) -> Option<T> {
+        self.0.take()
+    }
+}
+
+impl<T> Default for Lent<T> {
+    fn default() -> Lent<T> {
+        Lent(None)
+    }
+}
+
+const AWAY: &str = "the value is back before its owner goes on";
+
+impl<T> Deref for Lent<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0.as_ref().expect(AWAY)
+    }
+}
+
+impl<T> DerefMut for Lent<T> {
+    fn deref_mut(&mut self) -> &mut T {
+        self.0.as_mut().expect(AWAY)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[tokio::test]
+    async fn the_executor_goes_on_while_a_thread_computes() {
+        // Ends only once the executor has sent, so it would never end on the executor's own thread.
+        let (send, receive) = mpsc::sync_channel::<u32>(1);
+        let work = Blocking::Pool.start(move || receive.recv().unwrap());
+        tokio::task::yield_now().await;
+        assert!(!work.is_finished());
+        send.send(7).unwrap();
+        assert_eq!(work.await.unwrap(), 7);
+    }
+
+    #[test]
+    fn inline_work_is_done_when_start_returns_and_needs_no_runtime() {
+        let work = Blocking::Inline.start(|| 3);
+        assert!(work.is_finished());
+        assert_eq!(futures::executor::block_on(work).unwrap(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_value_comes_back_changed_from_either_place() {
+        for blocking in [Blocking::Pool, Blocking::Inline] {
+            let mut values = vec![1, 2];
+            let count = blocking.with(&mut values, |values| {
+                values.push(3);
+                values.len()
+            });
+            assert_eq!(count.await, 3);
+            assert_eq!(values, [1, 2, 3]);
+            let mut lent = Lent::new(std::num::NonZero::<u8>::MIN);
+            blocking.with(&mut lent, |lent| **lent = lent.saturating_add(1)).await;
+            assert_eq!(lent.get(), 2);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_started_work_is_an_error() {
+        let died = Blocking::Pool.start(|| -> u32 { panic!("on purpose") }).await;
+        assert!(died.is_err());
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "on purpose")]
+    async fn a_panic_of_awaited_work_is_a_panic() {
+        Blocking::Pool.run(|| -> u32 { panic!("on purpose") }).await;
+    }
+}

@@ -1,0 +1,115 @@
+//! A file that takes up space until a small write needs it.
+//!
+//! A validator must write what it signs before it tells the chain. These writes are small: if the disk is full, the ballast is deleted, and
+//! they fit. It is written again once there is space.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+/// The size of a ballast unless the settings say otherwise.
+pub const BALLAST_BYTES: u64 = 64 << 20;
+/// Of the free space, a ballast takes at most one part in so many.
+const SHARE_OF_FREE: u64 = 100;
+const FILE: &str = "ballast";
+
+/// The ballast of a node's directory.
+#[derive(Clone, Debug)]
+pub struct Ballast {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Ballast {
+    /// A ballast of at most `bytes` in `directory`. Nothing is written yet; 0 means that there is never a ballast.
+    pub fn new(directory: &Path, bytes: u64) -> Ballast {
+        Ballast { path: directory.join(FILE), bytes }
+    }
+
+    /// Writes the ballast if it is missing and there is space. A disk without space has none, so failures are not reported.
+    pub fn restore(&self) {
+        if self.bytes == 0 || self.path.exists() {
+            return;
+        }
+        let bytes = self.bytes.min(free_bytes(&self.path) / SHARE_OF_FREE);
+        if bytes == 0 {
+            return;
+        }
+        if let Err(error) = fill(&self.path, bytes) {
+            tracing::debug!(path = %self.path.display(), %error, "no space for a ballast");
+            self.release();
+        }
+    }
+
+    /// Deletes the ballast. Returns whether there was one.
+    pub fn release(&self) -> bool {
+        fs::remove_file(&self.path).is_ok()
+    }
+}
+
+/// Writes bytes that no file system compresses.
+fn fill(path: &Path, bytes: u64) -> io::Result<()> {
+    let mut file = fs::File::create(path)?;
+    let mut noise = blake3::Hasher::new().finalize_xof();
+    let (mut piece, mut left) = (vec![0; 1 << 20], bytes);
+    while 0 < left {
+        let length = usize::try_from(left).unwrap_or(usize::MAX).min(piece.len());
+        noise.fill(&mut piece[..length]);
+        file.write_all(&piece[..length])?;
+        left -= length as u64;
+    }
+    file.sync_all()
+}
+
+/// Bytes that this process may still write where `path` is; 0 if the system does not tell.
+#[cfg(unix)]
+fn free_bytes(path: &Path) -> u64 {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    rustix::fs::statvfs(directory).map_or(0, |found| found.f_bavail.saturating_mul(found.f_frsize))
+}
+
+#[cfg(not(unix))]
+fn free_bytes(_: &Path) -> u64 {
+    0
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ballast_takes_its_bytes_until_it_is_released() {
+        let directory = tempfile::tempdir().unwrap();
+        let ballast = Ballast::new(directory.path(), 3_000_000);
+        assert!(!ballast.release());
+        ballast.restore();
+        let path = directory.path().join(FILE);
+        assert_eq!(fs::metadata(&path).unwrap().len(), 3_000_000);
+        ballast.restore();
+        assert!(ballast.release() && !path.exists());
+        Ballast::new(directory.path(), 0).restore();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_ballast_takes_at_most_one_percent_of_the_free_space() {
+        let directory = tempfile::tempdir().unwrap();
+        let free = free_bytes(&directory.path().join(FILE));
+        assert!(0 < free);
+        if 1 << 30 < free / SHARE_OF_FREE {
+            return; // Too much to write in a test.
+        }
+        let ballast = Ballast::new(directory.path(), u64::MAX);
+        ballast.restore();
+        assert!(fs::metadata(directory.path().join(FILE)).unwrap().len() <= free / SHARE_OF_FREE);
+    }
+
+    #[test]
+    fn where_nothing_can_be_written_there_is_no_ballast_and_no_error() {
+        let ballast = Ballast::new(Path::new("/no/such/place"), 1 << 20);
+        ballast.restore();
+        assert!(!ballast.release());
+    }
+}

@@ -1,0 +1,288 @@
+//! A small database for what a node has signed: tables of SCALE values in one file, several of them changed by one transaction.
+//!
+//! A transaction is on the disk when [`Db::write`] returns, or has not happened. If the disk is full, the node's [`Ballast`] is deleted and
+//! the transaction tried again.
+
+use super::{ballast::Ballast, file::is_full};
+use codec::{Decode, DecodeAll as _, Encode};
+use redb::{Database, ReadableTable as _, TableDefinition, WriteTransaction};
+use std::{
+    io,
+    marker::PhantomData,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// A database in a file.
+#[derive(Debug)]
+pub struct Db {
+    path: PathBuf,
+    ballast: Ballast,
+    /// Closed after an error of the disk, and opened again by the next transaction.
+    open: Mutex<Option<Database>>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum DbError {
+    #[error("could not open the database {}", path.display())]
+    Open { path: PathBuf, source: redb::Error },
+    #[error("could not read or write the database {}", path.display())]
+    Access { path: PathBuf, source: redb::Error },
+    #[error("table {table} of the database has an entry that this release cannot read")]
+    Entry { table: &'static str, source: codec::Error },
+}
+
+impl DbError {
+    /// Whether the disk is full.
+    pub fn is_full(&self) -> bool {
+        match self {
+            DbError::Open { source, .. } | DbError::Access { source, .. } => {
+                matches!(source, redb::Error::Io(error) if is_full(error))
+            }
+            DbError::Entry { .. } => false,
+        }
+    }
+
+    /// Whether the file is no database, or a damaged one.
+    pub fn is_damaged(&self) -> bool {
+        match self {
+            DbError::Open { source, .. } | DbError::Access { source, .. } => match source {
+                redb::Error::Corrupted(_) | redb::Error::UpgradeRequired(_) => true,
+                redb::Error::Io(error) => {
+                    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+                }
+                _ => false,
+            },
+            DbError::Entry { .. } => true,
+        }
+    }
+}
+
+/// A table with a fixed name, whose keys and values are SCALE-encoded.
+pub struct Table<K, V> {
+    name: &'static str,
+    entries: PhantomData<fn(K) -> V>,
+}
+
+impl<K: Encode + Decode, V: Encode + Decode> Table<K, V> {
+    pub const fn new(name: &'static str) -> Table<K, V> {
+        Table { name, entries: PhantomData }
+    }
+
+    fn definition(&self) -> TableDefinition<'static, &'static [u8], &'static [u8]> {
+        TableDefinition::new(self.name)
+    }
+
+    fn decode<T: Decode>(&self, bytes: &[u8]) -> Result<T, DbError> {
+        T::decode_all(&mut &bytes[..]).map_err(|source| DbError::Entry { table: self.name, source })
+    }
+}
+
+/// A transaction of a [`Db`].
+pub struct Transaction<'a> {
+    inner: WriteTransaction,
+    path: &'a Path,
+}
+
+impl Transaction<'_> {
+    pub fn get<K, V>(&self, table: &Table<K, V>, key: &K) -> Result<Option<V>, DbError>
+    where
+        K: Encode + Decode,
+        V: Encode + Decode,
+    {
+        let opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+        let found = opened.get(&key.encode()[..]).map_err(|error| self.failed(error))?;
+        found.map(|bytes| table.decode(bytes.value())).transpose()
+    }
+
+    /// Inserts an entry, in place of the one of the same key.
+    pub fn put<K, V>(&self, table: &Table<K, V>, key: &K, value: &V) -> Result<(), DbError>
+    where
+        K: Encode + Decode,
+        V: Encode + Decode,
+    {
+        let mut opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+        opened.insert(&key.encode()[..], &value.encode()[..]).map_err(|error| self.failed(error))?;
+        Ok(())
+    }
+
+    pub fn remove<K, V>(&self, table: &Table<K, V>, key: &K) -> Result<(), DbError>
+    where
+        K: Encode + Decode,
+        V: Encode + Decode,
+    {
+        let mut opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+        opened.remove(&key.encode()[..]).map_err(|error| self.failed(error))?;
+        Ok(())
+    }
+
+    /// All entries, in the order of their keys.
+    pub fn entries<K, V>(&self, table: &Table<K, V>) -> Result<Vec<(K, V)>, DbError>
+    where
+        K: Encode + Decode + Ord,
+        V: Encode + Decode,
+    {
+        let opened = self.inner.open_table(table.definition()).map_err(|error| self.failed(error))?;
+        let mut entries = Vec::new();
+        for entry in opened.iter().map_err(|error| self.failed(error))? {
+            let (key, value) = entry.map_err(|error| self.failed(error))?;
+            entries.push((table.decode::<K>(key.value())?, table.decode::<V>(value.value())?));
+        }
+        // SCALE writes the lowest byte of a number first, so the file's order is another one.
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Ok(entries)
+    }
+
+    fn failed(&self, error: impl Into<redb::Error>) -> DbError {
+        DbError::Access { path: self.path.to_owned(), source: error.into() }
+    }
+}
+
+impl Db {
+    /// Opens the database at `path`, or creates an empty one. Blocks, as all methods do.
+    ///
+    /// # Errors
+    /// If the file cannot be read or written, or is [damaged](DbError::is_damaged).
+    pub fn open(path: impl Into<PathBuf>, ballast: Ballast) -> Result<Db, DbError> {
+        let db = Db { path: path.into(), ballast, open: Mutex::new(None) };
+        db.retry_without_ballast(|| db.opened().map(drop))?;
+        db.ballast.restore();
+        Ok(db)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs `work` and drops its changes.
+    pub fn read<T>(&self, work: impl FnOnce(&Transaction<'_>) -> Result<T, DbError>) -> Result<T, DbError> {
+        let open = self.opened()?;
+        let transaction = self.begin(&open)?;
+        let result = work(&transaction);
+        drop(transaction);
+        result
+    }
+
+    /// Runs `work` and commits its changes: all of them are on the disk when this returns, or, on an error, none. `work` runs again if the
+    /// disk was full and the ballast was deleted.
+    pub fn write<T>(&self, work: impl Fn(&Transaction<'_>) -> Result<T, DbError>) -> Result<T, DbError> {
+        let written = self.retry_without_ballast(|| {
+            let mut open = self.opened()?;
+            let done = self.begin(&open).and_then(|transaction| {
+                let result = work(&transaction)?;
+                transaction.inner.commit().map_err(|error| self.access(error))?;
+                Ok(result)
+            });
+            if matches!(done, Err(DbError::Access { .. })) {
+                // After an error of the disk, this handle refuses everything.
+                *open = None;
+            }
+            done
+        })?;
+        self.ballast.restore();
+        Ok(written)
+    }
+
+    fn retry_without_ballast<T>(&self, attempt: impl Fn() -> Result<T, DbError>) -> Result<T, DbError> {
+        match attempt() {
+            Err(full) if full.is_full() && self.ballast.release() => {
+                tracing::warn!(path = %self.path.display(), "the disk is full: deleted the ballast to write what is signed");
+                attempt()
+            }
+            done => done,
+        }
+    }
+
+    fn begin(&self, open: &Option<Database>) -> Result<Transaction<'_>, DbError> {
+        let database = open.as_ref().expect("it was opened above");
+        let inner = database.begin_write().map_err(|error| self.access(error))?;
+        Ok(Transaction { inner, path: &self.path })
+    }
+
+    /// The open database. What is changed under the lock is changed by transactions, so a poisoned one is as good.
+    fn opened(&self) -> Result<MutexGuard<'_, Option<Database>>, DbError> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.is_none() {
+            let failed =
+                |error: redb::DatabaseError| DbError::Open { path: self.path.clone(), source: error.into() };
+            *open = Some(Database::create(&self.path).map_err(failed)?);
+        }
+        Ok(open)
+    }
+
+    fn access(&self, error: impl Into<redb::Error>) -> DbError {
+        DbError::Access { path: self.path.clone(), source: error.into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    const NAMES: Table<u32, String> = Table::new("names");
+    const COUNTS: Table<(u8, u32), u64> = Table::new("counts");
+
+    fn open(directory: &Path) -> Result<Db, DbError> {
+        Db::open(directory.join("node.redb"), Ballast::new(directory, 0))
+    }
+
+    #[test]
+    fn a_transaction_changes_several_tables_or_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let db = open(directory.path()).unwrap();
+        db.write(|tx| {
+            tx.put(&NAMES, &256, &"b".to_owned())?;
+            tx.put(&NAMES, &1, &"a".to_owned())?;
+            tx.put(&COUNTS, &(1, 2), &3)
+        })
+        .unwrap();
+        let failed: Result<(), _> = db.write(|tx| {
+            tx.put(&NAMES, &1, &"changed".to_owned())?;
+            tx.remove(&COUNTS, &(1, 2))?;
+            Err(DbError::Entry { table: "names", source: "on purpose".into() })
+        });
+        assert!(failed.is_err());
+        drop(db);
+
+        let db = open(directory.path()).unwrap();
+        db.read(|tx| {
+            assert_eq!(tx.entries(&NAMES)?, [(1, "a".to_owned()), (256, "b".to_owned())]);
+            assert_eq!((tx.get(&COUNTS, &(1, 2))?, tx.get(&COUNTS, &(1, 3))?), (Some(3), None));
+            tx.put(&NAMES, &2, &"dropped".to_owned())
+        })
+        .unwrap();
+        assert_eq!(db.read(|tx| tx.get(&NAMES, &2)).unwrap(), None);
+        db.write(|tx| tx.remove(&NAMES, &1)).unwrap();
+        assert_eq!(db.read(|tx| tx.get(&NAMES, &1)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_damaged_database_is_refused_by_its_path() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("node.redb"), "no database").unwrap();
+        let refused = open(directory.path()).unwrap_err();
+        assert!(refused.is_damaged() && !refused.is_full(), "{refused:?}");
+        assert!(refused.to_string().contains("node.redb"));
+    }
+
+    #[test]
+    fn an_entry_of_another_form_is_refused_by_its_table() {
+        let directory = tempfile::tempdir().unwrap();
+        let db = open(directory.path()).unwrap();
+        db.write(|tx| tx.put(&NAMES, &1, &"name".to_owned())).unwrap();
+        let other: Table<u32, u64> = Table::new("names");
+        let refused = db.read(|tx| tx.get(&other, &1)).unwrap_err();
+        assert!(refused.is_damaged() && refused.to_string().contains("names"), "{refused}");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_other_errors() {
+        let error = |kind: io::ErrorKind| DbError::Access {
+            path: "node.redb".into(),
+            source: redb::Error::Io(kind.into()),
+        };
+        assert!(error(io::ErrorKind::StorageFull).is_full());
+        assert!(!error(io::ErrorKind::PermissionDenied).is_full());
+    }
+}

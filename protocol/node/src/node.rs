@@ -1,0 +1,154 @@
+//! What both roles are made of: chain, bucket, seat, model, journal, and where heavy work runs.
+
+use crate::{
+    Blocking, Entry, Follower, Journal, SyncDriver, SyncError,
+    durable::DirectoryLock,
+    error_chain,
+    step::{Skip, Stop},
+    sync::{follow::OwnMerge, wait_past},
+};
+use chain_client::{Call, Chain, ChainError, Head};
+use dataset::Dataset;
+use ed25519_dalek::SigningKey;
+use protocol::{
+    Block, RunId, Schedule, Uid, Window,
+    view::{RunView, SeatView, WindowView},
+};
+use std::{path::PathBuf, sync::Arc};
+use store::Store;
+use tokio::sync::watch;
+
+/// A node: everything that a miner and a validator have in common. Time comes from the chain's heads.
+pub struct Node {
+    /// The model of the open window, and what brings it forward. Holds chain and fetcher too.
+    pub sync: SyncDriver,
+    /// The node's own bucket.
+    pub store: Arc<dyn Store>,
+    pub dataset: Arc<Dataset>,
+    pub key: SigningKey,
+    pub seat: SeatView,
+    /// Finalised blocks.
+    pub heads: watch::Receiver<Head>,
+    pub journal: Journal,
+    /// Where the node keeps its files.
+    pub directory: PathBuf,
+    /// Where work on the whole model runs.
+    pub blocking: Blocking,
+    /// Bytes moved so far, up and down.
+    pub traffic: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
+    /// Ends after so many windows; `None`: never.
+    pub windows_max: Option<u32>,
+    /// Keeps other processes out of the directory; `None` in tests and the simulation, where each node has its own.
+    pub lock: Option<DirectoryLock>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("lost the chain")]
+    Chain(#[from] ChainError),
+    #[error(transparent)]
+    Sync(#[from] SyncError),
+    #[error("another account took this seat at block {registered_at}; register again")]
+    SeatLost { registered_at: Block },
+}
+
+impl Node {
+    pub fn follower(&self) -> &Follower {
+        &self.sync.follower
+    }
+
+    pub fn chain(&self) -> &dyn Chain {
+        &*self.sync.follower.chain
+    }
+
+    pub fn run(&self) -> &RunView {
+        &self.sync.follower.run
+    }
+
+    pub fn run_id(&self) -> RunId {
+        self.run().id
+    }
+
+    pub fn uid(&self) -> Uid {
+        self.seat.id.uid
+    }
+
+    pub fn schedule(&self) -> Schedule {
+        self.run().params.schedule
+    }
+
+    /// The window whose model this node holds.
+    pub fn window(&self) -> Window {
+        self.sync.window()
+    }
+
+    /// The latest finalised block.
+    pub fn block(&self) -> Block {
+        self.heads.borrow().block
+    }
+
+    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is this node's merge of a
+    /// window on the way. Returns whether the model moved.
+    pub async fn follow(
+        &mut self,
+        done: Option<Window>,
+        own: &mut Option<OwnMerge>,
+    ) -> Result<bool, NodeError> {
+        Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
+    }
+
+    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
+    pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {
+        Ok(wait_past(&mut self.heads, block).await?)
+    }
+
+    /// The chain's view of a window; `None` if the chain has not opened it yet, or has forgotten it.
+    pub async fn window_view(&self, window: Window) -> Result<Option<WindowView>, NodeError> {
+        Ok(self.chain().window(self.run_id(), window).await?)
+    }
+
+    pub async fn seats(&self) -> Result<Vec<SeatView>, NodeError> {
+        Ok(self.chain().seats(self.run_id()).await?)
+    }
+
+    /// Reads the own seat again, so that its endpoint is current.
+    ///
+    /// # Errors
+    /// [`NodeError::SeatLost`] if another hotkey holds the seat now.
+    pub async fn keep_seat(&mut self) -> Result<(), NodeError> {
+        let uid = self.uid();
+        let Some(seat) = self.seats().await?.into_iter().find(|seat| seat.id.uid == uid) else {
+            return Ok(());
+        };
+        if seat.hotkey != self.seat.hotkey {
+            return Err(NodeError::SeatLost { registered_at: seat.id.registered_at });
+        }
+        self.seat = seat;
+        Ok(())
+    }
+
+    /// Sends a call that the chain accepts once. `already` is the error of the pallet of windows that says that it has the call already,
+    /// from a process that was killed; it counts as sent.
+    ///
+    /// # Errors
+    /// [`Stop::Skip`] with the chain's reason if it refuses the call for good; [`Stop::Fail`] if the chain is gone.
+    pub async fn submit_once<E: From<NodeError>>(&self, call: Call, already: &str) -> Result<(), Stop<E>> {
+        match self.chain().submit(call).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.is_refusal("Windows", already) => Ok(()),
+            Err(error) if !error.is_transient() => Err(Skip::new(error_chain(&error)).into()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes the bytes moved so far to the journal.
+    pub fn record_traffic(&mut self) {
+        let (bytes_up, bytes_down) = (self.traffic)();
+        self.journal.write(&Entry::Traffic { window: self.window(), bytes_up, bytes_down });
+    }
+
+    /// Removes what this node published long ago, every few windows.
+    pub async fn prune(&self, window: Window) {
+        crate::prune(&*self.store, self.run_id(), window).await;
+    }
+}
