@@ -128,12 +128,12 @@ pub enum Origin {
 #[derive(Debug, thiserror::Error)]
 pub enum SignedDbError {
     #[error(transparent)]
-    Db(DbError),
+    Db(Box<DbError>),
     #[error(
         "{} is damaged. Restore it from a copy made while this validator was stopped, or remove it and start without it. {LOSS}",
         path.display()
     )]
-    Damaged { path: PathBuf, source: DbError },
+    Damaged { path: PathBuf, source: Box<DbError> },
     #[error("{} has format {found}, and this release reads format {FORMAT}; start a release that reads {found}", path.display())]
     Format { path: PathBuf, found: u32 },
     #[error("{} is damaged; remove it to start without it. {loss}", path.display())]
@@ -412,7 +412,7 @@ fn receipt_path(directory: &Path, run: RunId, window: Window) -> PathBuf {
 
 fn db_error(path: &Path, error: DbError) -> SignedDbError {
     if error.is_damaged() {
-        return SignedDbError::Damaged { path: path.to_owned(), source: error };
+        return SignedDbError::Damaged { path: path.to_owned(), source: Box::new(error) };
     }
-    SignedDbError::Db(error)
+    SignedDbError::Db(Box::new(error))
 }
