@@ -7,8 +7,8 @@
 //! five minutes, or after fifty times what the last one took.
 
 use miner::{
+    contribution_store::{Optimiser as _, Snapshot},
     progress::{Progress, SnapshotInterval, SnapshotKey},
-    snapshot::{Optimiser as _, Snapshot},
     train::Trained,
 };
 use model::{ModelConfig, Recipe};

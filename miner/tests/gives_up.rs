@@ -5,8 +5,7 @@ mod support;
 use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use miner::{
-    pending_store::PendingStore,
-    snapshot::Snapshot,
+    contribution_store::{ContributionStore, Snapshot},
     train::{self, Cause, TrainObserver, Trained, TrainingError},
 };
 use model::Recipe;
@@ -67,16 +66,17 @@ fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
     let scene = Scene::new();
     let mut trainer = scene.trainer(1e3);
     let schema = support::config(&scene.dataset).schema().unwrap();
-    let (codec, key) = (Codec::new(&schema, Density(256)).unwrap(), SigningKey::from_bytes(&[7; 32]));
+    let (codec, key) =
+        (Arc::new(Codec::new(&schema, Density(256)).unwrap()), SigningKey::from_bytes(&[7; 32]));
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
-    let pending_store =
-        PendingStore { directory: scene.directory.path(), run: RunId(1), seat, key: &key, codec: &codec };
+    let store =
+        ContributionStore { directory: scene.directory.path().to_owned(), run: RunId(1), seat, key, codec };
     // A window was trained well before.
     trainer.step(&[scene.dataset.sequence(1).unwrap()]).unwrap();
     let before = state(&trainer);
     let kept =
         Snapshot { residual: vec![0.25; schema.values()], ..Snapshot::fresh(Window(3), schema.values()) };
-    pending_store.begin(&kept, &trainer).unwrap();
+    store.begin(&kept, &trainer).unwrap();
 
     trainer.refuse_loss_above(2.0 * f64::from(scene.dataset.vocab()).ln());
     trainer.load(&scene.theta).unwrap();
@@ -91,9 +91,9 @@ fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
     assert!(said.contains("learning rate") && said.contains(&first.to_string()), "{said}");
     assert_ne!(state(&trainer), before, "steps were taken");
 
-    pending_store.restore(&mut trainer).unwrap();
+    store.restore(&mut trainer).unwrap();
     assert_eq!(state(&trainer), before);
-    assert_eq!(pending_store.open(&mut trainer).unwrap().unwrap().value, kept);
+    assert_eq!(store.open(&mut trainer).unwrap().unwrap().value, kept);
 }
 
 #[test]

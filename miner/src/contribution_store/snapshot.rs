@@ -1,12 +1,11 @@
-//! What a miner must not lose from one window to the next: its residual, its optimiser, and which contribution is made but not yet through.
+//! The miner's state between windows: the residual, the optimiser, and the contribution that is committed or to be committed.
 //!
-//! Written whole at two moments of a window: before the commitment is sent, and once it is in a finalised block. The contribution's bytes
-//! are in a file beside it ([`crate::contribution_store`]), which is there before the first moment. A miner killed before that goes on inside the window
-//! ([`crate::progress`]) and gets the same bytes; killed between the two it finds the contribution and sends the same commitment; killed
-//! later it has only the upload to finish.
+//! It is written twice in a window: before the commitment is sent, and when it is in a finalised block. The contribution's file exists before
+//! the first of the two. A miner killed before that resumes inside the window ([`crate::progress`]) and computes the same bytes; killed
+//! between the two, it finds the contribution and sends the same commitment; killed later, it has only the upload left.
 //!
-//! The one before is kept ([`node::durable`]), so that damage to the newest costs a window's work and not the residual. Nothing random is
-//! in it: what a miner trains on is dealt by the chain, and neither the model nor the optimiser draws a number.
+//! The previous version is kept as a backup ([`node::durable`]), so that a damaged file costs one window and not the residual. Nothing in it is
+//! random: the chain assigns the data, and neither the model nor the optimiser draws a number.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
@@ -15,30 +14,30 @@ use node::durable::{self, DurableFile, FileError, Recovered};
 use protocol::{Digest, RunId, SeatId, Window};
 use std::io::{self, Read, Write};
 
-/// A miner's own state, but for the optimiser, which stays where it works.
+/// A miner's state between windows, without the optimiser, which stays in the trainer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The window that `residual` is ready for: all earlier ones are folded in or faded.
+    /// The window that `residual` is ready for: earlier ones are added, or decayed.
     pub residual_for: Window,
     /// The error-feedback buffer `e` (PROT-10).
     pub residual: Vec<f32>,
     pub pending: Option<PendingContribution>,
 }
 
-/// The version of the form on disk: itself, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its bits, and to the end
-/// the optimiser as it writes itself. A change of the form is a new one.
+/// The version of the format: version, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its bits, then the optimiser in
+/// its own format. Every change of the format is a new version.
 const VERSION: u16 = 4;
 
-/// A contribution on its way. Its bytes are in the spool, under the digest's name.
+/// A contribution that is not uploaded yet. Its bytes are in the file of its digest.
 #[derive(Clone, Debug, PartialEq, Encode, Decode)]
 pub struct PendingContribution {
     pub window: Window,
     pub digest: Digest,
-    /// Bytes that the digest is of.
+    /// Length in bytes.
     pub length: u64,
-    /// What the contribution says of the sequences finished, so that it can be written once more (PROT-6).
+    /// Sequences that the contribution declares as trained, so that it can be written again (PROT-6).
     pub trained: u32,
-    /// Whether the commitment is in a finalised block, and the body has left the residual.
+    /// Whether the commitment is in a finalised block and the body subtracted from the residual.
     pub committed: bool,
 }
 
@@ -48,10 +47,10 @@ impl PendingContribution {
     }
 }
 
-/// An optimiser that writes and reads itself, in a form of its own.
+/// An optimiser that writes and reads its state in its own format.
 pub trait Optimiser {
     fn write(&self, sink: &mut dyn Write) -> io::Result<()>;
-    /// Goes on from what [`write`](Self::write) wrote. On an error it is as it was.
+    /// Reads the state that [`write`](Self::write) wrote. On an error the optimiser is unchanged.
     fn read(&mut self, source: &mut dyn Read) -> Result<(), StateError>;
 }
 
@@ -86,19 +85,19 @@ pub enum SnapshotError {
 }
 
 impl SnapshotError {
-    /// Whether the disk took no more. The last good one is as it was.
+    /// Whether the disk is full. The last good file is unchanged.
     pub fn is_full(&self) -> bool {
         matches!(self, SnapshotError::File(error) if error.is_full())
     }
 }
 
 impl Snapshot {
-    /// A miner's first: `e = 0` (PROT-10).
+    /// The first snapshot of a miner: `e = 0` (PROT-10).
     pub fn fresh(window: Window, values: usize) -> Snapshot {
         Snapshot { residual_for: window, residual: vec![0.0; values], pending: None }
     }
 
-    /// Writes the snapshot and the optimiser, in pieces; the one that was there becomes the one before. Returns the file's length.
+    /// Writes the snapshot and the optimiser; the previous file becomes the backup. Returns the length in bytes.
     pub fn save(
         &self,
         to: &DurableFile,
@@ -114,8 +113,8 @@ impl Snapshot {
         })?)
     }
 
-    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is as it was. On an error the optimiser may
-    /// be a damaged file's, whole in itself but not to be gone on from.
+    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is unchanged. On an error the optimiser may be
+    /// that of a damaged file.
     pub fn load(
         from: &DurableFile,
         run: RunId,
@@ -125,7 +124,7 @@ impl Snapshot {
     ) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         from.read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: the rest of another one may mean anything.
+            // The version first: only this one says how to read the rest.
             let found = u16::decode(&mut source).map_err(SnapshotError::Format)?;
             if found != VERSION {
                 return Err(SnapshotError::Version { found });

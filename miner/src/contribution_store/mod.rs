@@ -1,17 +1,19 @@
-//! A contribution from the model to the upload, as the disk sees it: what is written when, so that a miner killed at any moment goes on.
+//! A contribution from compression to upload, in the order in which the disk sees it, so that a miner killed at any moment resumes.
 //!
 //! ```text
-//! spool file ── snapshot names it ── commit ── body leaves the residual, snapshot says so ── upload
+//! file ── snapshot names it ── commitment on the chain ── body leaves the residual, snapshot says so ── upload
 //! ```
 //!
-//! Killed left of the first arrow's end, a miner finds a file that nothing names, or half of one, and trains the window again. Between
-//! snapshot and commitment it finds the contribution; should its file be lost, the residual still holds all of it, and it is written once
-//! more, to the same bytes. Once the body has left the residual, a file that is lost is lost for good, and so is the window.
+//! Killed before the snapshot names the file, the miner trains the window again. Killed between snapshot and commitment, it finds the
+//! contribution; if the file is lost, the residual still holds all of it, and the same bytes are written again. Once the body has left the
+//! residual, a lost file means a missed window.
 
-use crate::{
-    contribution_store::{ContributionStore, ContributionStoreError},
-    snapshot::{Optimiser, PendingContribution, Snapshot, SnapshotError},
-};
+mod files;
+mod snapshot;
+
+pub use files::{ContributionFileError, ContributionFiles};
+pub use snapshot::{Optimiser, PendingContribution, Snapshot, SnapshotError};
+
 use ed25519_dalek::SigningKey;
 use kernels::encode::Source;
 use nn::StateError;
@@ -20,89 +22,95 @@ use node::{
     durable::{DurableFile, Recovered},
 };
 use protocol::{RunId, SeatId, submission::Header};
-use std::{
-    io,
-    path::{Path, PathBuf},
-};
+use std::{io, path::PathBuf, sync::Arc};
 
-/// Where a seat keeps what is on its way, and what it takes to make it.
-pub struct PendingStore<'a> {
+/// The files of a seat, and what it takes to make a contribution. Clones share everything large.
+#[derive(Clone)]
+pub struct ContributionStore {
     /// The seat's directory.
-    pub directory: &'a Path,
+    pub directory: PathBuf,
     pub run: RunId,
     pub seat: SeatId,
-    pub key: &'a SigningKey,
-    pub codec: &'a Codec,
+    pub key: SigningKey,
+    pub codec: Arc<Codec>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum PendingStoreError {
+pub enum ContributionStoreError {
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
     #[error(transparent)]
-    ContributionStore(#[from] ContributionStoreError),
+    File(#[from] ContributionFileError),
+    /// The file of a committed contribution is lost, and its body has left the residual.
+    #[error("the committed contribution cannot be uploaded")]
+    Lost(#[source] ContributionFileError),
+    #[error("the snapshot is gone from the disk: the next start begins with an empty residual")]
+    SnapshotGone,
 }
 
-impl PendingStoreError {
-    /// Whether the disk took no more. What was kept before stands, and what was to be kept is to be made again from it.
+impl ContributionStoreError {
+    /// Whether the disk is full. Files written before are unchanged.
     pub fn is_full(&self) -> bool {
         match self {
-            PendingStoreError::Snapshot(error) => error.is_full(),
-            PendingStoreError::ContributionStore(error) => error.is_full(),
+            ContributionStoreError::Snapshot(error) => error.is_full(),
+            ContributionStoreError::File(error) => error.is_full(),
+            ContributionStoreError::Lost(_) | ContributionStoreError::SnapshotGone => false,
         }
     }
 }
 
-/// Passes over an optimiser that is on disk.
-struct PassedOver;
+/// Skips an optimiser in a file.
+struct SkippedOptimiser;
 
-impl Optimiser for PassedOver {
+impl Optimiser for SkippedOptimiser {
     fn write(&self, _: &mut dyn io::Write) -> io::Result<()> {
         Ok(())
     }
 
     fn read(&mut self, source: &mut dyn io::Read) -> Result<(), StateError> {
-        let passed = io::copy(source, &mut io::sink());
-        passed.map(drop).map_err(|error| StateError::Unreadable { kind: error.kind() })
+        let skipped = io::copy(source, &mut io::sink());
+        skipped.map(drop).map_err(|error| StateError::Unreadable { kind: error.kind() })
     }
 }
 
-impl PendingStore<'_> {
-    /// The seat's snapshot, with its optimiser, or `None` if it has none yet; and away with what a killed predecessor left unfinished.
+impl ContributionStore {
+    /// Reads the seat's snapshot, with its optimiser, or `None` if it has none yet. Removes unfinished files of a killed process.
     pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         let found = self.load(optimiser)?;
         self.prune(found.as_ref().map(|found| &found.value));
         Ok(found)
     }
 
-    /// Writes a seat's first snapshot. That the disk has no room for it is found out now, and not when a window's work is done.
+    /// Writes a seat's first snapshot, so that a full disk shows at the start and not after a window's work.
     pub fn begin(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
         self.save(snapshot, optimiser)
     }
 
-    /// Puts the optimiser where the snapshot has it: where the last window left it that was not given up.
+    /// Puts the optimiser where the snapshot has it: at the end of the last window that was not given up.
     pub fn restore(&self, optimiser: &mut dyn Optimiser) -> Result<(), SnapshotError> {
         self.load(optimiser).map(drop)
     }
 
-    /// What is on disk of the residual and of what is on its way, for an error that left the copy in memory half changed; the optimiser at work
-    /// goes on. `None` if nothing is there, which cannot be after [`begin`](Self::begin).
-    pub fn reload(&self) -> Result<Option<Snapshot>, SnapshotError> {
-        Ok(self.load(&mut PassedOver)?.map(|found| found.value))
+    /// Reads residual and pending contribution again, after an error left those in memory half changed. The trainer's optimiser stays.
+    ///
+    /// # Errors
+    /// If the snapshot cannot be read, or is gone.
+    pub fn reload(&self) -> Result<Snapshot, ContributionStoreError> {
+        let found = self.load(&mut SkippedOptimiser)?;
+        Ok(found.ok_or(ContributionStoreError::SnapshotGone)?.value)
     }
 
-    /// Compresses the window's work into a file, and then names it in the snapshot.
+    /// Compresses the window's work into a file, then names it in the snapshot.
     ///
-    /// On an error the residual in memory may be half stepped: what is on disk counts.
+    /// On an error the residual in memory may be half changed; the file on disk is not.
     pub fn make(
         &self,
         snapshot: &mut Snapshot,
         header: &Header,
         source: Source<'_>,
         optimiser: &dyn Optimiser,
-    ) -> Result<PendingContribution, PendingStoreError> {
-        let sealed =
-            self.contribution_store().write(self.codec, header, self.key, &mut snapshot.residual, source)?;
+    ) -> Result<PendingContribution, ContributionStoreError> {
+        let sealed = self.files().write(&self.codec, header, &self.key, &mut snapshot.residual, source)?;
         let pending = PendingContribution {
             window: header.window,
             digest: sealed.digest,
@@ -117,66 +125,68 @@ impl PendingStore<'_> {
         Ok(pending)
     }
 
-    /// A predecessor's contribution, checked. If its file was lost it is written once more, where the residual still has it: `header` says
-    /// for whom, in this window. An `Err` inside says what is lost for good.
+    /// Takes up the contribution of a killed process. If its file is lost, it is written again from the residual, with `header`.
+    ///
+    /// # Errors
+    /// [`ContributionStoreError::Lost`] if the file is lost and its body has left the residual.
     pub fn resume(
         &self,
         snapshot: &mut Snapshot,
         pending: PendingContribution,
         header: &Header,
         optimiser: &dyn Optimiser,
-    ) -> Result<Result<PendingContribution, ContributionStoreError>, PendingStoreError> {
-        let Err(lost) = self.check(&pending) else { return Ok(Ok(pending)) };
+    ) -> Result<PendingContribution, ContributionStoreError> {
+        let Err(lost) = self.check(&pending) else { return Ok(pending) };
         if pending.committed {
-            return Ok(Err(lost));
+            return Err(ContributionStoreError::Lost(lost));
         }
-        tracing::warn!(window = pending.window.0, error = %lost, "writing the contribution once more");
-        self.make(snapshot, header, Source::Nothing, optimiser).map(Ok)
+        tracing::warn!(window = pending.window.0, error = %lost, "writing the contribution again");
+        self.make(snapshot, header, Source::Nothing, optimiser)
     }
 
-    /// The commitment is in a finalised block: the body leaves the residual, merged or not (PROT-10).
+    /// Records that the commitment is in a finalised block: the body leaves the residual, merged or not (PROT-10).
     ///
-    /// On an error the residual in memory may be half spent: what is on disk counts.
+    /// On an error the residual in memory may be half changed; the file on disk is not.
     pub fn committed(
         &self,
         snapshot: &mut Snapshot,
         pending: &PendingContribution,
         optimiser: &dyn Optimiser,
-    ) -> Result<(), PendingStoreError> {
-        self.contribution_store().subtract_sent(self.codec, &pending.sealed(), &mut snapshot.residual)?;
+    ) -> Result<(), ContributionStoreError> {
+        self.files().subtract_sent(&self.codec, &pending.sealed(), &mut snapshot.residual)?;
         snapshot.pending = Some(PendingContribution { committed: true, ..pending.clone() });
         self.save(snapshot, optimiser)?;
         Ok(())
     }
 
-    /// Whether the file is what was committed to: nobody is shown anything else.
-    pub fn check(&self, pending: &PendingContribution) -> Result<(), ContributionStoreError> {
-        self.contribution_store().check(&pending.sealed())
+    /// Checks that the file has the committed digest.
+    pub fn check(&self, pending: &PendingContribution) -> Result<(), ContributionFileError> {
+        self.files().check(&pending.sealed())
     }
 
     /// The file to upload.
     pub fn path(&self, pending: &PendingContribution) -> PathBuf {
-        self.contribution_store().path(&pending.digest)
+        self.files().path(&pending.digest)
     }
 
-    fn contribution_store(&self) -> ContributionStore {
-        ContributionStore::new(self.directory)
+    fn files(&self) -> ContributionFiles {
+        ContributionFiles::new(&self.directory)
     }
 
     fn prune(&self, snapshot: Option<&Snapshot>) {
         let pending = snapshot.and_then(|snapshot| snapshot.pending.as_ref());
-        self.contribution_store().prune(pending.map(|pending| &pending.digest));
+        self.files().prune(pending.map(|pending| &pending.digest));
     }
 
     fn load(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
-        Snapshot::load(&self.kept(), self.run, self.seat, self.codec.schema().values(), optimiser)
+        Snapshot::load(&self.file(), self.run, self.seat, self.codec.schema().values(), optimiser)
     }
 
     fn save(&self, snapshot: &Snapshot, optimiser: &dyn Optimiser) -> Result<(), SnapshotError> {
-        snapshot.save(&self.kept(), self.run, self.seat, optimiser).map(drop)
+        snapshot.save(&self.file(), self.run, self.seat, optimiser).map(drop)
     }
 
-    fn kept(&self) -> DurableFile {
+    fn file(&self) -> DurableFile {
         DurableFile::new(self.directory.join("miner.snapshot"))
     }
 }
@@ -186,7 +196,7 @@ mod tests {
     use super::*;
     use crate::compress::tests::{codec, header, key};
     use protocol::{Block, Uid, Window, contribution};
-    use std::fs;
+    use std::{fs, path::Path};
 
     const VALUES: usize = 5003;
     const OPTIMISER: [u8; 3] = [1, 2, 3];
@@ -194,21 +204,21 @@ mod tests {
     struct Home {
         directory: tempfile::TempDir,
         key: SigningKey,
-        codec: Codec,
+        codec: Arc<Codec>,
     }
 
     impl Home {
         fn new() -> Home {
-            Home { directory: tempfile::tempdir().unwrap(), key: key(), codec: codec(&[5000, 3]) }
+            Home { directory: tempfile::tempdir().unwrap(), key: key(), codec: Arc::new(codec(&[5000, 3])) }
         }
 
-        fn pending_store(&self) -> PendingStore<'_> {
-            PendingStore {
-                directory: self.directory.path(),
+        fn store(&self) -> ContributionStore {
+            ContributionStore {
+                directory: self.directory.path().to_owned(),
                 run: RunId(1),
                 seat: SeatId { uid: Uid(4), registered_at: Block(9) },
-                key: &self.key,
-                codec: &self.codec,
+                key: self.key.clone(),
+                codec: self.codec.clone(),
             }
         }
 
@@ -221,13 +231,13 @@ mod tests {
             let theta = vec![0.0; VALUES];
             let trained: Vec<f32> = (0..VALUES).map(|at| ((at * 37 % 101) as f32 - 50.0) * 1e-3).collect();
             let source = Source::Difference { decay: 0.5, before: &theta, after: &trained };
-            self.pending_store().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
+            self.store().make(snapshot, &self.header(), source, &OPTIMISER.to_vec()).unwrap()
         }
 
         /// What a process finds that is started after the one before it was killed.
         fn restarted(&self) -> Snapshot {
             let mut optimiser = Vec::new();
-            match self.pending_store().open(&mut optimiser).unwrap() {
+            match self.store().open(&mut optimiser).unwrap() {
                 Some(found) => {
                     assert_eq!(optimiser, OPTIMISER);
                     found.value
@@ -238,15 +248,15 @@ mod tests {
 
         fn resume(&self, snapshot: &mut Snapshot) -> Result<PendingContribution, ContributionStoreError> {
             let pending = snapshot.pending.clone().unwrap();
-            self.pending_store().resume(snapshot, pending, &self.header(), &OPTIMISER.to_vec()).unwrap()
+            self.store().resume(snapshot, pending, &self.header(), &OPTIMISER.to_vec())
         }
 
         fn committed(
             &self,
             snapshot: &mut Snapshot,
             pending: &PendingContribution,
-        ) -> Result<(), PendingStoreError> {
-            self.pending_store().committed(snapshot, pending, &OPTIMISER.to_vec())
+        ) -> Result<(), ContributionStoreError> {
+            self.store().committed(snapshot, pending, &OPTIMISER.to_vec())
         }
 
         fn files(&self) -> usize {
@@ -270,17 +280,17 @@ mod tests {
         ) -> (Vec<u8>, Vec<f32>) {
             let pending = snapshot.pending.clone().unwrap();
             assert!(pending.committed);
-            self.pending_store().check(&pending).unwrap();
+            self.store().check(&pending).unwrap();
             assert_eq!(self.restarted(), snapshot, "what is in memory is on disk");
             assert_eq!(self.files(), 1);
-            let ended = (fs::read(self.pending_store().path(&pending)).unwrap(), snapshot.residual);
+            let ended = (fs::read(self.store().path(&pending)).unwrap(), snapshot.residual);
             assert!(expected.is_none_or(|expected| expected == ended));
             ended
         }
     }
 
     #[test]
-    fn what_a_miner_keeps_is_what_encoding_with_feedback_keeps() {
+    fn the_residual_after_a_window_equals_encoding_with_feedback() {
         let (bytes, kept) = Home::undisturbed();
         let home = Home::new();
         let mut residual: Vec<f32> =
@@ -292,12 +302,12 @@ mod tests {
     }
 
     #[test]
-    fn killed_between_file_and_snapshot_a_miner_trains_again_and_gets_the_same_bytes() {
+    fn killed_between_file_and_snapshot_the_miner_makes_the_same_bytes_again() {
         let home = Home::new();
         let mut snapshot = home.restarted();
         home.train(&mut snapshot);
         // As if the snapshot had not come to be: the file is there, and nothing names it.
-        fs::remove_file(home.pending_store().kept().path()).unwrap();
+        fs::remove_file(home.store().file().path()).unwrap();
         fs::write(home.directory.path().join("contributions/.unfinished-1"), "half of one").unwrap();
 
         let mut snapshot = home.restarted();
@@ -309,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_between_snapshot_and_commitment_a_miner_commits_to_the_same_bytes() {
+    fn killed_between_snapshot_and_commitment_the_miner_commits_to_the_same_bytes() {
         let home = Home::new();
         let made = home.train(&mut home.restarted());
 
@@ -322,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_lost_before_the_commitment_is_written_once_more() {
+    fn a_file_lost_before_the_commitment_is_written_again() {
         let lose: [fn(&Path); 3] = [
             |path| fs::remove_file(path).unwrap(),
             |path| fs::write(path, &fs::read(path).unwrap()[..100]).unwrap(),
@@ -334,7 +344,7 @@ mod tests {
         for lose in lose {
             let home = Home::new();
             let made = home.train(&mut home.restarted());
-            lose(&home.pending_store().path(&made));
+            lose(&home.store().path(&made));
 
             let mut snapshot = home.restarted();
             let pending = home.resume(&mut snapshot).unwrap();
@@ -345,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn killed_between_commitment_and_upload_a_miner_uploads_the_same_bytes_and_spends_once() {
+    fn killed_between_commitment_and_upload_the_miner_uploads_the_same_bytes_and_subtracts_once() {
         // The commitment is in a block, and the snapshot does not say so yet: as before it, the chain will say that it is there.
         let home = Home::new();
         home.train(&mut home.restarted());
@@ -361,33 +371,31 @@ mod tests {
     }
 
     #[test]
-    fn a_file_lost_after_the_commitment_is_lost_and_nothing_else_is() {
+    fn a_file_lost_after_the_commitment_leaves_residual_and_optimiser_unchanged() {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
         home.committed(&mut snapshot, &pending).unwrap();
-        fs::remove_file(home.pending_store().path(&pending)).unwrap();
+        fs::remove_file(home.store().path(&pending)).unwrap();
 
         let mut again = home.restarted();
-        assert!(matches!(home.resume(&mut again), Err(ContributionStoreError::Gone { .. })));
+        let lost = home.resume(&mut again).unwrap_err();
+        assert!(matches!(lost, ContributionStoreError::Lost(ContributionFileError::Gone { .. })), "{lost:?}");
         assert_eq!(again, snapshot, "the residual and the optimiser are as they were");
     }
 
     #[test]
-    fn a_file_damaged_while_the_commitment_was_on_its_way_stops_the_miner_and_heals() {
+    fn a_file_damaged_during_the_commitment_is_an_error_and_is_repaired_at_the_next_start() {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
-        let path = home.pending_store().path(&pending);
+        let path = home.store().path(&pending);
         let mut bytes = fs::read(&path).unwrap();
         let last = bytes.len() - 70;
         bytes[last] ^= 1;
         fs::write(&path, bytes).unwrap();
         let refused = home.committed(&mut snapshot, &pending);
-        assert!(matches!(
-            refused,
-            Err(PendingStoreError::ContributionStore(ContributionStoreError::Digest { .. }))
-        ));
+        assert!(matches!(refused, Err(ContributionStoreError::File(ContributionFileError::Digest { .. }))));
 
         let mut snapshot = home.restarted();
         let pending = home.resume(&mut snapshot).unwrap();
@@ -397,7 +405,7 @@ mod tests {
 
     /// No room for the file, or for the note of the commitment: the residual in memory is half changed then.
     #[test]
-    fn what_an_error_left_half_changed_is_taken_as_kept_and_the_window_ends_alike() {
+    fn a_half_changed_snapshot_is_reloaded_and_the_window_ends_the_same() {
         let half = |snapshot: &mut Snapshot| {
             snapshot.residual[..VALUES / 2].iter_mut().for_each(|value| *value = 0.5 * *value + 7e-3);
             snapshot.residual_for = Window(77);
@@ -405,28 +413,28 @@ mod tests {
         };
         let home = Home::new();
         let mut snapshot = home.restarted();
-        home.pending_store().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
+        home.store().begin(&snapshot, &OPTIMISER.to_vec()).unwrap();
         half(&mut snapshot);
-        snapshot = home.pending_store().reload().unwrap().unwrap();
+        snapshot = home.store().reload().unwrap();
         assert_eq!(snapshot, Snapshot::fresh(Window(9), VALUES));
 
         let pending = home.train(&mut snapshot);
         half(&mut snapshot);
-        snapshot = home.pending_store().reload().unwrap().unwrap();
+        snapshot = home.store().reload().unwrap();
         assert_eq!(snapshot.pending.as_ref(), Some(&pending));
         home.committed(&mut snapshot, &pending).unwrap();
         half(&mut snapshot);
-        snapshot = home.pending_store().reload().unwrap().unwrap();
+        snapshot = home.store().reload().unwrap();
         home.ends_like(Some(Home::undisturbed()), snapshot);
     }
 
     #[test]
-    fn a_damaged_snapshot_falls_back_to_the_one_before_and_the_window_ends_alike() {
+    fn a_damaged_snapshot_falls_back_to_the_backup_and_the_window_ends_the_same() {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let pending = home.train(&mut snapshot);
         home.committed(&mut snapshot, &pending).unwrap();
-        fs::write(home.pending_store().kept().path(), "damaged").unwrap();
+        fs::write(home.store().file().path(), "damaged").unwrap();
 
         // It says that nothing is committed yet; the chain will say that it is.
         let mut snapshot = home.restarted();
@@ -437,15 +445,14 @@ mod tests {
     }
 
     #[test]
-    fn the_next_window_replaces_the_file_of_the_last() {
+    fn the_next_window_replaces_the_file_of_the_previous() {
         let home = Home::new();
         let mut snapshot = home.restarted();
         let first = home.train(&mut snapshot);
         home.committed(&mut snapshot, &first).unwrap();
         let header = Header { window: Window(10), ..home.header() };
-        let second =
-            home.pending_store().make(&mut snapshot, &header, Source::Nothing, &OPTIMISER.to_vec()).unwrap();
+        let second = home.store().make(&mut snapshot, &header, Source::Nothing, &OPTIMISER.to_vec()).unwrap();
         assert_ne!(first.digest, second.digest);
-        assert!(!home.pending_store().path(&first).exists() && home.pending_store().path(&second).exists());
+        assert!(!home.store().path(&first).exists() && home.store().path(&second).exists());
     }
 }

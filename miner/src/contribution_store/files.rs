@@ -1,8 +1,8 @@
-//! A contribution between its making and its upload: a file of the miner's own.
+//! Contributions as files, from compression to upload.
 //!
-//! Its name on the network derives from its digest, which is known when its last byte is written, and before the commit deadline nobody
-//! may see any of it (PROT-11). So it goes to disk section by section while it is encoded, is named by its digest once it is whole, and is
-//! uploaded in parts from there. A file of the right name has the right bytes unless the disk lost some; what matters is checked.
+//! A contribution's digest is known once its last byte is written, and no byte may be published before the commit deadline (PROT-11). So it
+//! is written section by section while it is encoded, renamed to its digest, and uploaded from the file. Length and digest are checked
+//! before anything depends on them.
 
 use crate::compress::{self, CompressError, Sealed};
 use ed25519_dalek::SigningKey;
@@ -26,15 +26,15 @@ const EXTENSION: &str = ".contribution";
 /// What the names of unfinished ones begin with.
 const UNFINISHED: &str = ".unfinished-";
 
-/// The directory where a seat's contributions wait.
+/// The directory of a seat's contributions.
 #[derive(Clone, Debug)]
-pub struct ContributionStore {
+pub struct ContributionFiles {
     directory: PathBuf,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ContributionStoreError {
-    #[error("could not write {}; is the disk full, or the directory not ours?", path.display())]
+pub enum ContributionFileError {
+    #[error("could not write {}; is the disk full, or the directory not writable?", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("could not read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
@@ -48,26 +48,26 @@ pub enum ContributionStoreError {
     Encode(#[source] EncodeError),
 }
 
-impl ContributionStoreError {
-    /// Whether the disk took no more: with room on it, the same would do.
+impl ContributionFileError {
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
-        matches!(self, ContributionStoreError::Write { source, .. } if node::durable::is_full(source))
+        matches!(self, ContributionFileError::Write { source, .. } if node::durable::is_full(source))
     }
 }
 
-impl ContributionStore {
-    /// The spool of the seat whose files are in `directory`.
-    pub fn new(directory: &Path) -> ContributionStore {
-        ContributionStore { directory: directory.join("contributions") }
+impl ContributionFiles {
+    /// Those of the seat whose files are in `directory`.
+    pub fn new(directory: &Path) -> ContributionFiles {
+        ContributionFiles { directory: directory.join("contributions") }
     }
 
-    /// Where the contribution with this digest lies.
+    /// The path of the contribution with this digest.
     pub fn path(&self, digest: &Digest) -> PathBuf {
         self.directory.join(format!("{digest}{EXTENSION}"))
     }
 
-    /// Compresses into a file of the digest's name. It is there whole and durably once this returns, or not at all. For what becomes of the
-    /// residual see [`compress::compress`].
+    /// Compresses into a file that is named by its digest, and is whole and on the disk when this returns. For the residual see
+    /// [`compress::compress`].
     pub fn write(
         &self,
         codec: &Codec,
@@ -75,33 +75,33 @@ impl ContributionStore {
         key: &SigningKey,
         residual: &mut [f32],
         source: Source<'_>,
-    ) -> Result<Sealed, ContributionStoreError> {
-        let failed = |source| ContributionStoreError::Write { path: self.directory.clone(), source };
+    ) -> Result<Sealed, ContributionFileError> {
+        let failed = |source| ContributionFileError::Write { path: self.directory.clone(), source };
         let mut file = UnfinishedFile::create(&self.directory, UNFINISHED).map_err(failed)?;
         let at = file.path().to_owned();
         let sealed = fill(&at, file.as_file_mut(), |sink| {
             compress::compress(codec, header, key, residual, source, sink)
         })?;
-        file.sync().map_err(|source| ContributionStoreError::Write { path: at, source })?;
+        file.sync().map_err(|source| ContributionFileError::Write { path: at, source })?;
         let path = self.path(&sealed.digest);
-        file.persist(&path).map_err(|source| ContributionStoreError::Write { path, source })?;
+        file.persist(&path).map_err(|source| ContributionFileError::Write { path, source })?;
         Ok(sealed)
     }
 
-    /// Reads a contribution to its end and compares length and digest.
-    pub fn check(&self, sealed: &Sealed) -> Result<(), ContributionStoreError> {
+    /// Reads a contribution and compares its length and digest.
+    pub fn check(&self, sealed: &Sealed) -> Result<(), ContributionFileError> {
         self.read(sealed, |_, _| ())
     }
 
-    /// `e ← e − decode(body)`, section by section: what was committed leaves the residual, whether it is merged or not (PROT-10). The same
-    /// bits as to encode with feedback. On an error part of it may have left already.
+    /// `e ← e − decode(body)`, section by section: a committed contribution leaves the residual, merged or not (PROT-10). Gives the same
+    /// bits as encoding with feedback. On an error, part of it may be subtracted already.
     pub fn subtract_sent(
         &self,
         codec: &Codec,
         sealed: &Sealed,
         residual: &mut [f32],
-    ) -> Result<(), ContributionStoreError> {
-        let damaged = || ContributionStoreError::Digest { path: self.path(&sealed.digest) };
+    ) -> Result<(), ContributionFileError> {
+        let damaged = || ContributionFileError::Digest { path: self.path(&sealed.digest) };
         let starts: Vec<usize> = codec.layout().ranges().map(|range| range.start).collect();
         let mut decoder = StreamDecoder::new(codec.layout());
         let mut decoded = Ok(());
@@ -120,7 +120,7 @@ impl ContributionStore {
         decoded.and_then(|()| decoder.finish().map(|_| ())).map_err(|_| damaged())
     }
 
-    /// Removes what no longer waits: everything of ours but the contribution to `keep`. What cannot be removed stays, and is said.
+    /// Removes all contributions but the one to `keep`. A failure is logged.
     pub fn prune(&self, keep: Option<&Digest>) {
         let keep = keep.map(|digest| self.path(digest));
         let Ok(entries) = fs::read_dir(&self.directory) else { return };
@@ -134,17 +134,17 @@ impl ContributionStore {
         }
     }
 
-    /// Gives a file to `each`, piece by piece with the place of each, and says at the end whether it was the right one.
-    fn read(&self, sealed: &Sealed, mut each: impl FnMut(u64, &[u8])) -> Result<(), ContributionStoreError> {
+    /// Hands a file to `each`, piece by piece with its offset, and then checks length and digest.
+    fn read(&self, sealed: &Sealed, mut each: impl FnMut(u64, &[u8])) -> Result<(), ContributionFileError> {
         let path = self.path(&sealed.digest);
         let failed = |source: io::Error| match source.kind() {
-            io::ErrorKind::NotFound => ContributionStoreError::Gone { path: path.clone() },
-            _ => ContributionStoreError::Read { path: path.clone(), source },
+            io::ErrorKind::NotFound => ContributionFileError::Gone { path: path.clone() },
+            _ => ContributionFileError::Read { path: path.clone(), source },
         };
         let mut file = File::open(&path).map_err(failed)?;
         let found = file.metadata().map_err(failed)?.len();
         if found != sealed.length {
-            return Err(ContributionStoreError::Length { path, found, expected: sealed.length });
+            return Err(ContributionFileError::Length { path, found, expected: sealed.length });
         }
         let (mut hasher, mut piece, mut at) = (blake3::Hasher::new(), vec![0; PIECE], 0u64);
         loop {
@@ -161,28 +161,28 @@ impl ContributionStore {
         if Digest(*hasher.finalize().as_bytes()) == sealed.digest {
             Ok(())
         } else {
-            Err(ContributionStoreError::Digest { path })
+            Err(ContributionFileError::Digest { path })
         }
     }
 }
 
-/// Fills a file by a compression.
+/// Writes a compression to a file.
 fn fill(
     path: &Path,
     file: &mut File,
     compress: impl FnOnce(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> Result<Sealed, CompressError<io::Error>>,
-) -> Result<Sealed, ContributionStoreError> {
-    let failed = |source| ContributionStoreError::Write { path: path.to_owned(), source };
+) -> Result<Sealed, ContributionFileError> {
+    let failed = |source| ContributionFileError::Write { path: path.to_owned(), source };
     let mut file = BufWriter::with_capacity(PIECE, file);
     let sealed = compress(&mut |bytes| file.write_all(bytes)).map_err(|error| match error {
-        CompressError::Encode(error) => ContributionStoreError::Encode(error),
+        CompressError::Encode(error) => ContributionFileError::Encode(error),
         CompressError::Sink(source) => failed(source),
     })?;
     file.flush().map_err(failed)?;
     Ok(sealed)
 }
 
-/// The part of `bytes`, which begin at `at`, that lies in `range`.
+/// The part of `bytes` in `range`, where `bytes` begin at offset `at`.
 fn part(at: u64, bytes: &[u8], range: std::ops::Range<u64>) -> &[u8] {
     let clamp = |edge: u64| usize::try_from(edge.saturating_sub(at)).unwrap_or(usize::MAX).min(bytes.len());
     &bytes[clamp(range.start)..clamp(range.end).max(clamp(range.start))]
@@ -200,43 +200,41 @@ mod tests {
 
     struct Written {
         directory: tempfile::TempDir,
-        contribution_store: ContributionStore,
+        files: ContributionFiles,
         codec: Codec,
         sealed: Sealed,
     }
 
     fn written() -> Written {
         let directory = tempfile::tempdir().unwrap();
-        let (contribution_store, codec) = (ContributionStore::new(directory.path()), codec(&[5000, 3]));
-        let sealed = contribution_store
-            .write(&codec, &header(&codec), &key(), &mut residual(), Source::Nothing)
-            .unwrap();
-        Written { directory, contribution_store, codec, sealed }
+        let (files, codec) = (ContributionFiles::new(directory.path()), codec(&[5000, 3]));
+        let sealed = files.write(&codec, &header(&codec), &key(), &mut residual(), Source::Nothing).unwrap();
+        Written { directory, files, codec, sealed }
     }
 
-    fn names(contribution_store: &ContributionStore) -> Vec<String> {
+    fn names(files: &ContributionFiles) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
-        let mut names: Vec<String> = fs::read_dir(&contribution_store.directory).unwrap().map(name).collect();
+        let mut names: Vec<String> = fs::read_dir(&files.directory).unwrap().map(name).collect();
         names.sort();
         names
     }
 
     #[test]
-    fn the_file_is_what_the_protocol_seals_under_the_name_of_its_digest() {
-        let Written { directory: _kept, contribution_store, codec, sealed } = written();
+    fn the_file_has_the_sealed_bytes_and_is_named_by_their_digest() {
+        let Written { directory: _directory, files, codec, sealed } = written();
         let body = contribution::encode(codec.schema(), codec.density(), &residual()).unwrap();
         let expected = submission::seal(&header(&codec), &body, &key());
-        assert_eq!(fs::read(contribution_store.path(&sealed.digest)).unwrap(), expected);
+        assert_eq!(fs::read(files.path(&sealed.digest)).unwrap(), expected);
         assert_eq!(sealed, Sealed { digest: Digest::of(&expected), length: expected.len() as u64 });
-        assert_eq!(names(&contribution_store), [format!("{}.contribution", sealed.digest)]);
-        contribution_store.check(&sealed).unwrap();
+        assert_eq!(names(&files), [format!("{}.contribution", sealed.digest)]);
+        files.check(&sealed).unwrap();
     }
 
     #[test]
-    fn spending_from_the_file_is_the_same_as_encoding_with_feedback() {
-        let Written { directory: _kept, contribution_store, codec, sealed } = written();
+    fn subtracting_the_file_equals_encoding_with_feedback() {
+        let Written { directory: _directory, files, codec, sealed } = written();
         let mut spent = residual();
-        contribution_store.subtract_sent(&codec, &sealed, &mut spent).unwrap();
+        files.subtract_sent(&codec, &sealed, &mut spent).unwrap();
         let mut fed_back = residual();
         contribution::encode_with_feedback(codec.schema(), codec.density(), &mut fed_back).unwrap();
         assert!(spent.iter().map(|x| x.to_bits()).eq(fed_back.iter().map(|x| x.to_bits())));
@@ -244,13 +242,13 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_cut_or_damaged_file_is_noticed_whoever_reads_it() {
-        let Written { directory: _kept, contribution_store, codec, sealed } = written();
-        let path = contribution_store.path(&sealed.digest);
+    fn a_lost_cut_or_damaged_file_is_refused_by_every_reader() {
+        let Written { directory: _directory, files, codec, sealed } = written();
+        let path = files.path(&sealed.digest);
         let whole = fs::read(&path).unwrap();
         let refused = || {
-            let spent = contribution_store.subtract_sent(&codec, &sealed, &mut residual()).unwrap_err();
-            let checked = contribution_store.check(&sealed).unwrap_err();
+            let spent = files.subtract_sent(&codec, &sealed, &mut residual()).unwrap_err();
+            let checked = files.check(&sealed).unwrap_err();
             assert_eq!(spent.to_string(), checked.to_string());
             assert!(checked.to_string().contains(path.to_str().unwrap()), "it names the file");
             checked
@@ -259,38 +257,38 @@ mod tests {
         fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         let (found, expected) = (sealed.length - 1, sealed.length);
         assert!(
-            matches!(refused(), ContributionStoreError::Length { found: f, expected: e, .. } if (f, e) == (found, expected))
+            matches!(refused(), ContributionFileError::Length { found: f, expected: e, .. } if (f, e) == (found, expected))
         );
         fs::write(&path, [&whole[..], &[0]].concat()).unwrap();
-        assert!(matches!(refused(), ContributionStoreError::Length { .. }));
+        assert!(matches!(refused(), ContributionFileError::Length { .. }));
         for at in [0, PREFIX_BYTES + 3, whole.len() - 1] {
             let mut damaged = whole.clone();
             damaged[at] ^= 1;
             fs::write(&path, damaged).unwrap();
-            assert!(matches!(refused(), ContributionStoreError::Digest { .. }));
+            assert!(matches!(refused(), ContributionFileError::Digest { .. }));
         }
         fs::remove_file(&path).unwrap();
-        assert!(matches!(refused(), ContributionStoreError::Gone { .. }));
+        assert!(matches!(refused(), ContributionFileError::Gone { .. }));
         fs::create_dir(&path).unwrap();
         assert!(matches!(
             refused(),
-            ContributionStoreError::Read { .. } | ContributionStoreError::Length { .. }
+            ContributionFileError::Read { .. } | ContributionFileError::Length { .. }
         ));
     }
 
     #[test]
-    fn a_file_that_is_no_contribution_is_damaged_even_under_its_own_digest() {
-        let Written { directory: _kept, contribution_store, codec, .. } = written();
+    fn a_file_that_is_no_contribution_is_refused_even_under_its_own_digest() {
+        let Written { directory: _directory, files, codec, .. } = written();
         let bytes = vec![3; 500];
         let sealed = Sealed { digest: Digest::of(&bytes), length: 500 };
-        fs::write(contribution_store.path(&sealed.digest), &bytes).unwrap();
-        contribution_store.check(&sealed).unwrap();
-        let spent = contribution_store.subtract_sent(&codec, &sealed, &mut residual());
-        assert!(matches!(spent, Err(ContributionStoreError::Digest { .. })));
+        fs::write(files.path(&sealed.digest), &bytes).unwrap();
+        files.check(&sealed).unwrap();
+        let spent = files.subtract_sent(&codec, &sealed, &mut residual());
+        assert!(matches!(spent, Err(ContributionFileError::Digest { .. })));
     }
 
     #[test]
-    fn a_full_disk_is_told_with_the_path_and_leaves_nothing_behind() {
+    fn a_full_disk_is_reported_with_the_path_and_leaves_no_file() {
         let codec = codec(&[5000, 3]);
         let path = Path::new("/dev/full");
         let mut full = File::options().write(true).open(path).unwrap();
@@ -300,41 +298,40 @@ mod tests {
         .unwrap_err();
         assert!(error.to_string().contains("/dev/full") && error.to_string().contains("full"));
         assert!(
-            matches!(error, ContributionStoreError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull)
+            matches!(error, ContributionFileError::Write { source, .. } if source.kind() == io::ErrorKind::StorageFull)
         );
 
         // Nor does what cannot be encoded leave anything; and a file in the directory's place is named.
-        let Written { directory, contribution_store, codec, sealed } = written();
+        let Written { directory, files, codec, sealed } = written();
         let write = |residual: &mut [f32]| {
-            contribution_store.write(&codec, &header(&codec), &key(), residual, Source::Nothing).unwrap_err()
+            files.write(&codec, &header(&codec), &key(), residual, Source::Nothing).unwrap_err()
         };
         assert!(matches!(
             write(&mut [f32::NAN; 5003]),
-            ContributionStoreError::Encode(EncodeError::NotFinite { .. })
+            ContributionFileError::Encode(EncodeError::NotFinite { .. })
         ));
-        assert_eq!(names(&contribution_store), [format!("{}.contribution", sealed.digest)]);
-        fs::remove_dir_all(&contribution_store.directory).unwrap();
-        fs::write(&contribution_store.directory, "in the way").unwrap();
+        assert_eq!(names(&files), [format!("{}.contribution", sealed.digest)]);
+        fs::remove_dir_all(&files.directory).unwrap();
+        fs::write(&files.directory, "in the way").unwrap();
         let error = write(&mut residual());
-        assert!(matches!(error, ContributionStoreError::Write { .. }));
+        assert!(matches!(error, ContributionFileError::Write { .. }));
         assert!(error.to_string().contains(directory.path().to_str().unwrap()));
     }
 
     #[test]
-    fn what_no_longer_waits_is_removed_and_nothing_else() {
-        let Written { directory: _kept, contribution_store, codec, sealed } = written();
+    fn pruning_removes_only_other_contributions() {
+        let Written { directory: _directory, files, codec, sealed } = written();
         let mut other = residual();
         other[0] += 1.0;
-        let newer =
-            contribution_store.write(&codec, &header(&codec), &key(), &mut other, Source::Nothing).unwrap();
+        let newer = files.write(&codec, &header(&codec), &key(), &mut other, Source::Nothing).unwrap();
         // A predecessor was killed while it wrote, and its owner keeps a note here.
-        fs::write(contribution_store.directory.join(".unfinished-x"), "half").unwrap();
-        fs::write(contribution_store.directory.join("note.txt"), "mine").unwrap();
-        assert!(contribution_store.path(&sealed.digest).exists());
-        contribution_store.prune(Some(&newer.digest));
-        assert_eq!(names(&contribution_store), [format!("{}.contribution", newer.digest), "note.txt".into()]);
-        contribution_store.prune(None);
-        assert_eq!(names(&contribution_store), ["note.txt"]);
-        ContributionStore::new(Path::new("/no/such/place")).prune(None);
+        fs::write(files.directory.join(".unfinished-x"), "half").unwrap();
+        fs::write(files.directory.join("note.txt"), "mine").unwrap();
+        assert!(files.path(&sealed.digest).exists());
+        files.prune(Some(&newer.digest));
+        assert_eq!(names(&files), [format!("{}.contribution", newer.digest), "note.txt".into()]);
+        files.prune(None);
+        assert_eq!(names(&files), ["note.txt"]);
+        ContributionFiles::new(Path::new("/no/such/place")).prune(None);
     }
 }
