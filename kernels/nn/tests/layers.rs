@@ -428,7 +428,7 @@ fn a_row_with_nan_has_a_loss_of_nan() {
 }
 
 #[test]
-#[should_panic(expected = "a target lies outside the vocabulary")]
+#[should_panic(expected = "a target is outside the vocabulary")]
 fn a_target_outside_the_vocabulary_is_refused() {
     cross_entropy::losses(&mut [0.0; 3], 3, &[3]);
 }
