@@ -321,7 +321,7 @@ impl Column {
 fn seats(observer: &Observer, width: usize) -> (Vec<Line<'static>>, Vec<Line<'static>>) {
     let sorted = |role| {
         let mut seats: Vec<&SeatView> = observer.seats_of(role).collect();
-        seats.sort_by_key(|seat| seat.id.uid);
+        seats.sort_by_key(|seat| observer.place_of(seat.id.uid));
         seats
     };
     let left = |title, rank, cells| Column { title, rank, right: false, cells };
@@ -500,7 +500,10 @@ mod tests {
 
     #[test]
     fn at_60_columns_seats_strategies_and_pay_are_left() {
-        check(60, 24, expect![[r#"
+        check(
+            60,
+            24,
+            expect![[r#"
             Mettle localnet   one model everywhere
             window 6   merge and vote   block #376, 4 left
             held-out loss 3.07 (start 7.99 · unigram baseline 6.32)
@@ -523,7 +526,8 @@ mod tests {
             validator    strategy  attested  voted       paid  now
             validator-0  honest           6      6  61.23 MTL  attested
             validator-1  honest           6      6  61.23 MTL  voted
-            validator-2  honest           6      6  61.23 MTL  waiting"#]]);
+            validator-2  honest           6      6  61.23 MTL  waiting"#]],
+        );
     }
 
     #[test]
