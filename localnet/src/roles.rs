@@ -134,7 +134,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        return validator::cli::start(serve, Box::new(|opened| Ok((opened, strategy)))).await;
+        return validator::cli::start(serve, Box::new(|context| Ok((context, strategy)))).await;
     }
     bail!("there is no strategy {name}")
 }
