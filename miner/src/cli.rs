@@ -156,8 +156,8 @@ async fn mine(
     Ok(miner.run().await?)
 }
 
-/// How often the training of a window is written to the disk. By default every five minutes: little where a window takes hours, and a snapshot
-/// of 12 bytes per parameter takes a second or two for a billion of them.
+/// How often the training of a window is written to the disk. By default every five minutes: little where a window
+/// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
 fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),
@@ -166,8 +166,8 @@ fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     }
 }
 
-/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh model starts at or a little
-/// above `ln vocab`; hard data does not double it.
+/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh
+/// model starts at or a little above `ln vocab`; hard data does not double it.
 fn loss_max(vocab: usize) -> f64 {
     2.0 * (vocab.max(2) as f64).ln()
 }

@@ -1,5 +1,5 @@
-//! From a trained model to the bytes that are committed: pseudo-gradient, error feedback, encoding, signature, in one pass (PROT-9,
-//! PROT-10).
+//! From a trained model to the bytes that are committed: pseudo-gradient, error feedback, encoding, signature, in one
+//! pass (PROT-9, PROT-10).
 
 use ed25519_dalek::SigningKey;
 use kernels::encode::{self, Feedback, Source};
@@ -35,8 +35,8 @@ pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
     residual.iter_mut().for_each(|entry| *entry *= factor);
 }
 
-/// Steps `residual` by `source`, encodes the largest of it, and hands the signed object to `sink` section by section, hashed as it goes by.
-/// The residual keeps everything until the commitment is on the chain.
+/// Steps `residual` by `source`, encodes the largest of it, and hands the signed object to `sink` section by section,
+/// hashed as it goes by. The residual keeps everything until the commitment is on the chain.
 ///
 /// On an error, part of the residual is stepped and part of the object handed on.
 pub fn compress<E>(

@@ -1,7 +1,8 @@
 //! The inner loop: what a miner does with its sequences between the opening of a window and the commit deadline.
 //!
-//! A step whose loss is no number, or above the bound that the trainer was given, is not taken. It is run once more from the same state: where
-//! it is fine then, the device had computed wrongly, and the work goes on; where it is not, the window is given up, with what that showed.
+//! A step whose loss is no number, or above the bound that the trainer was given, is not taken. It is run once more
+//! from the same state: where it is fine then, the device had computed wrongly, and the work goes on; where it is not,
+//! the window is given up, with what that showed.
 
 use codec::{Decode, Encode, EncodeLike, Input, Output};
 use dataset::{Dataset, Prefetch, ReadError};
@@ -79,8 +80,9 @@ impl TrainObserver for () {
     fn repeated(&mut self, _: u32, _: &ModelError) {}
 }
 
-/// Trains on `sequences` in the order given, `batch` at a time, until they are done or `stop` is set, going on after those that `trained` says
-/// are done already. Whatever was done by then counts: slow hardware is paid for what it did (PROT-6).
+/// Trains on `sequences` in the order given, `batch` at a time, until they are done or `stop` is set, going on after
+/// those that `trained` says are done already. Whatever was done by then counts: slow hardware is paid for what it did
+/// (PROT-6).
 ///
 /// # Errors
 /// If the data cannot be read, or a step cannot be taken. The trainer is then where the last good step left it.
@@ -135,8 +137,8 @@ pub fn train(
     Ok(trained)
 }
 
-/// Takes a step. One that is refused is run once more from the same state: where it is fine then, it is taken, and `repeated` told what the first
-/// was refused for.
+/// Takes a step. One that is refused is run once more from the same state: where it is fine then, it is taken, and
+/// `repeated` told what the first was refused for.
 ///
 /// # Errors
 /// What the step was refused for first, and what the second showed. The trainer is as it was.
@@ -159,7 +161,8 @@ pub fn step<S: AsRef<[u32]>>(
     }
 }
 
-/// A step failed with `first`, and was run `again` from the same state. Where it was fine then, that is the step that was taken.
+/// A step failed with `first`, and was run `again` from the same state. Where it was fine then, that is the step that
+/// was taken.
 fn judge(
     first: &ModelError,
     again: Result<Step, ModelError>,
@@ -196,8 +199,8 @@ fn measured(error: &ModelError) -> Option<[f64; 2]> {
     }
 }
 
-/// Whether two computations from the same state came to the same. A sound GPU adds up in an order of its own, which moves the last few digits;
-/// an unsound one is wrong by more.
+/// Whether two computations from the same state came to the same. A sound GPU adds up in an order of its own, which
+/// moves the last few digits; an unsound one is wrong by more.
 fn alike((one, other): (f64, f64)) -> bool {
     match (one.is_finite(), other.is_finite()) {
         (true, true) => (one - other).abs() <= 1e-3 * one.abs().max(other.abs()),

@@ -100,7 +100,8 @@ fn weights_that_are_no_numbers_are_not_called_bad_data() {
     assert!(matches!(error, TrainingError::GivenUp { step: 1, cause: Cause::State, .. }), "{error:?}");
 }
 
-/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so many steps are done.
+/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so
+/// many steps are done.
 struct Withheld {
     directory: PathBuf,
     reads: AtomicUsize,

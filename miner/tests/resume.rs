@@ -1,9 +1,9 @@
 //! A miner that is killed, at any moment, goes on to the bits that it would have come to.
 //!
-//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot, spool, spend. Only the chain
-//! is left out, so that a window takes as long as its steps: commitments are taken at once, and a window's model is the one before it with the
-//! miner's own contribution applied. What it would upload is kept. At the end everything on disk is compared, byte by byte, with what an
-//! undisturbed process leaves.
+//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot,
+//! spool, spend. Only the chain is left out, so that a window takes as long as its steps: commitments are taken at
+//! once, and a window's model is the one before it with the miner's own contribution applied. What it would upload is
+//! kept. At the end everything on disk is compared, byte by byte, with what an undisturbed process leaves.
 
 #![cfg(unix)]
 

@@ -1,12 +1,12 @@
 //! The codec as nodes run it: the fast kernels do the work, `protocol` has the last word.
 //!
-//! The kernels know arrays and say only yes or no. This is where they meet schemas and densities, and where a "no" goes to the slow
-//! decoder, which names the fault (PROT-14). Should the slow one say "yes" to what a kernel refused, then the kernel is wrong, not the
-//! stranger: it is told as an error of ours, and the slow answer counts. So a fault in a kernel costs time, and neither a seat its
-//! rating nor a node its agreement with the others.
+//! The kernels know arrays and say only yes or no. This is where they meet schemas and densities, and where a "no"
+//! goes to the slow decoder, which names the fault (PROT-14). Should the slow one say "yes" to what a kernel refused,
+//! then the kernel is wrong, not the stranger: it is told as an error of ours, and the slow answer counts. So a fault
+//! in a kernel costs time, and neither a seat its rating nor a node its agreement with the others.
 //!
-//! [`Incoming`] decodes an object while it comes. What it finds is a head start and no verdict: the digest is compared first, then the
-//! signature, and only then does anybody ask what the decoder said.
+//! [`Incoming`] decodes an object while it comes. What it finds is a head start and no verdict: the digest is compared
+//! first, then the signature, and only then does anybody ask what the decoder said.
 
 use bytes::Bytes;
 use kernels::{
@@ -97,8 +97,8 @@ pub struct Input<'a> {
     pub square_norms: &'a [f64],
 }
 
-/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer after it.
-/// `sent` reads the contributions, `merged` is the codec of the update.
+/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer
+/// after it. `sent` reads the contributions, `merged` is the codec of the update.
 ///
 /// # Panics
 /// If the two are of different schemas.
@@ -149,7 +149,8 @@ pub fn merge(
 
 /// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
 ///
-/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its digest to say.
+/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its
+/// digest to say.
 pub struct Incoming<'a> {
     whole: BufferSink,
     codec: &'a Codec,
@@ -235,8 +236,8 @@ impl Sink for Incoming<'_> {
     }
 }
 
-/// A contribution that may be merged: verified, and kept in the exact bytes that it came in. They are a sixth of what its entries take
-/// in memory, so whoever wants those decodes it.
+/// A contribution that may be merged: verified, and kept in the exact bytes that it came in. They are a sixth of what
+/// its entries take in memory, so whoever wants those decodes it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contribution {
     pub digest: Digest,
@@ -253,8 +254,8 @@ impl Contribution {
     }
 }
 
-/// Climbs the ladder from bytes that have come to a contribution that may be merged (PROT-8, PROT-9): what `Submission::verify` says,
-/// with the decoder's head start.
+/// Climbs the ladder from bytes that have come to a contribution that may be merged (PROT-8, PROT-9): what
+/// `Submission::verify` says, with the decoder's head start.
 pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Result<Contribution, Fault> {
     let submission = Submission::read(&arrived.bytes)?;
     let (header, body) = (submission.header, submission.check(expected)?);

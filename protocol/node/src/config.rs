@@ -174,7 +174,8 @@ pub struct AccountFlags {
 }
 
 impl ChainFlags {
-    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the file's.
+    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the
+    /// file's.
     pub fn read(&self, key: Option<&str>) -> anyhow::Result<EndpointArgs> {
         let file = file(&self.config)?;
         let key = key.map(str::to_owned).or(file.key);

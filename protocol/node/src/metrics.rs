@@ -1,9 +1,10 @@
-//! What an operator's monitoring asks for: numbers at `/metrics`, and at `/health` whether the role keeps up with the chain.
+//! What an operator's monitoring asks for: numbers at `/metrics`, and at `/health` whether the role keeps up with the
+//! chain.
 //!
-//! Off unless an address is given. Whoever can reach the address can read: nothing secret is said, and nothing can be ordered.
-//! Numbers come from the same [`Entry`]s as the journal's lines, so that the two never tell different stories. What happened is
-//! counted since the process started; texts, such as the last error, are in `/health` only, for a monitoring system keeps a
-//! series for every text it ever saw.
+//! Off unless an address is given. Whoever can reach the address can read: nothing secret is said, and nothing can be
+//! ordered. Numbers come from the same [`Entry`]s as the journal's lines, so that the two never tell different
+//! stories. What happened is counted since the process started; texts, such as the last error, are in `/health` only,
+//! for a monitoring system keeps a series for every text it ever saw.
 
 use crate::{Entry, NodeContext, durable::DiskStatus};
 use bytes::Bytes;
@@ -33,8 +34,8 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Without a finalised block for longer than this, the role is not following. Ten blocks of the slowest usual chain, and more than
-/// finality needs to come back after one of its voters was started anew.
+/// Without a finalised block for longer than this, the role is not following. Ten blocks of the slowest usual chain,
+/// and more than finality needs to come back after one of its voters was started anew.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
 /// How many windows the model held may trail the window that is open: one, while the last update is on its way.
 const WINDOWS_BEHIND_MAX: u32 = 1;
@@ -50,7 +51,8 @@ const TEXT_MAX: usize = 300;
 /// Where a role's metrics are asked for.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct MetricsFlag {
-    /// Serve metrics at http://ADDR/metrics and health at http://ADDR/health, such as 127.0.0.1:9616. Without it: nothing is served.
+    /// Serve metrics at http://ADDR/metrics and health at http://ADDR/health, such as 127.0.0.1:9616. Without it:
+    /// nothing is served.
     #[arg(long, value_name = "ADDR", env = "METTLE_METRICS")]
     pub metrics: Option<SocketAddr>,
 }

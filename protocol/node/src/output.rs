@@ -79,7 +79,8 @@ impl<'a> Output<'a> {
         writeln!(self.out, "{}", Value::Object(object))
     }
 
-    /// Shows what is about to be signed: `text` to the person, `value` in the JSON object. `is_result` if showing it is all that was asked for.
+    /// Shows what is about to be signed: `text` to the person, `value` in the JSON object. `is_result` if showing it
+    /// is all that was asked for.
     pub fn preview(&mut self, text: &dyn fmt::Display, value: Value, is_result: bool) -> io::Result<()> {
         self.preview = value;
         if self.json {

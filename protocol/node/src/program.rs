@@ -42,7 +42,8 @@ pub async fn with_output(
     done
 }
 
-/// Standard output. That nobody reads it any more, as behind `… | head`, is no error: what is to be done is done, and the rest is said to nobody.
+/// Standard output. That nobody reads it any more, as behind `… | head`, is no error: what is to be done is done, and
+/// the rest is said to nobody.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Out;
 
@@ -82,9 +83,9 @@ pub fn log() {
 
 /// Hears Ctrl-C and the polite request to end.
 ///
-/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does several things in a row
-/// makes one of these before the first: with a new one for each, what is said in between is heard by nobody, and no longer ends the
-/// process by itself either.
+/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does
+/// several things in a row makes one of these before the first: with a new one for each, what is said in between is
+/// heard by nobody, and no longer ends the process by itself either.
 pub struct StopSignal {
     #[cfg(unix)]
     signals: Vec<tokio::signal::unix::Signal>,
@@ -126,7 +127,8 @@ impl StopSignal {
     }
 }
 
-/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
+/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else
+/// before and after.
 pub async fn stop_requested() {
     StopSignal::listen().told().await;
 }

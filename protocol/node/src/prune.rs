@@ -7,11 +7,11 @@ use protocol::{
 };
 use store::Store;
 
-/// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator that was away would
-/// want to merge afterwards (PROT-15, PROT-20).
+/// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator
+/// that was away would want to merge afterwards (PROT-15, PROT-20).
 const WINDOWS_KEPT: u32 = 64;
-/// Windows for which a validator keeps its receipts: as long as the chain remembers what they are about, and half as long again, so that
-/// each finds the one before it (PROT-27).
+/// Windows for which a validator keeps its receipts: as long as the chain remembers what they are about, and half as
+/// long again, so that each finds the one before it (PROT-27).
 pub const RECEIPT_WINDOWS_KEPT: u32 = 192;
 /// Windows between two tidyings.
 const EVERY: u32 = 8;

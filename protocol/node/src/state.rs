@@ -18,8 +18,8 @@ pub struct ModelState {
     pub lineage: Digest,
     /// `θ_w`: all tensors of the schema, one after the other, row-major.
     pub theta: Vec<f32>,
-    /// The merge-side error-feedback buffer, as long as `theta`. Validators need it to merge; a miner holds none, and neither does
-    /// a validator that joined between two checkpoints.
+    /// The merge-side error-feedback buffer, as long as `theta`. Validators need it to merge; a miner holds none, and
+    /// neither does a validator that joined between two checkpoints.
     pub buffer: Option<Vec<f32>>,
 }
 
@@ -46,8 +46,8 @@ impl StateError {
     }
 }
 
-/// The version of the form on disk: itself, run, window and lineage, then the values as a SCALE vector of their bits, so that a NaN survives
-/// to be found, and the buffer's as an `Option` of one. A change of the form is a new version.
+/// The version of the form on disk: itself, run, window and lineage, then the values as a SCALE vector of their bits,
+/// so that a NaN survives to be found, and the buffer's as an `Option` of one. A change of the form is a new version.
 const VERSION: u16 = 1;
 
 impl ModelState {
@@ -63,8 +63,8 @@ impl ModelState {
         }
     }
 
-    /// The window was fixed as merged: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18, PROT-19).
-    /// `buffer` is the one after the merge, where this node has computed it.
+    /// The window was fixed as merged: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18,
+    /// PROT-19). `buffer` is the one after the merge, where this node has computed it.
     pub fn merged(&mut self, rate: f32, digest: &Digest, update: &Update<'_>, buffer: Option<Vec<f32>>) {
         update.apply(rate, &mut self.theta);
         self.lineage = lineage::next(&self.lineage, digest);
@@ -87,7 +87,8 @@ impl ModelState {
         Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer)))
     }
 
-    /// Writes the state so that a crash at any moment leaves a whole one, and keeps the one before. Values go to disk in pieces.
+    /// Writes the state so that a crash at any moment leaves a whole one, and keeps the one before. Values go to disk
+    /// in pieces.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
         DurableFile::new(path).write(|sink| {
             sink.write_all(&(VERSION, self.run, self.window, self.lineage).encode())?;
@@ -100,7 +101,8 @@ impl ModelState {
         Ok(())
     }
 
-    /// Reads a saved state; `None` if there is none. Where the newest is damaged, it is the one before: a window behind, and no harm done.
+    /// Reads a saved state; `None` if there is none. Where the newest is damaged, it is the one before: a window
+    /// behind, and no harm done.
     pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
         let found = DurableFile::new(path).read(|reader| {
             let mut source = IoReader(reader);

@@ -108,8 +108,8 @@ impl CheckpointManifest {
     }
 }
 
-/// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
-/// is not sent again, unless the bucket has damaged it since, or does not give it.
+/// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the
+/// pieces. What is there already is not sent again, unless the bucket has damaged it since, or does not give it.
 pub fn publish<'a>(
     blocking: Blocking,
     store: &'a dyn Store,
@@ -142,8 +142,8 @@ async fn publish_pieces(
 
 async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
     let key = keys::piece(&digest);
-    // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void windows, or where we
-    // joined from this checkpoint, it may be all of it.
+    // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void
+    // windows, or where we joined from this checkpoint, it may be all of it.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
         Ok(bytes) if Digest::of(&bytes) == digest => return Ok(()),
         Ok(_) => {
@@ -183,7 +183,8 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes. Without `with_buffer` only the weights, which is what a miner needs.
+/// Fetches a checkpoint piece by piece, each checked as it comes. Without `with_buffer` only the weights, which is
+/// what a miner needs.
 pub async fn fetch(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -202,8 +203,8 @@ pub async fn fetch(
     Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer })
 }
 
-/// As [`fetch`](fn@fetch), but by way of a file in `directory`: what is in it when the process is killed is not fetched again. The file
-/// stays, so that nothing is lost before the state is saved; see [`forget`].
+/// As [`fetch`](fn@fetch), but by way of a file in `directory`: what is in it when the process is killed is not
+/// fetched again. The file stays, so that nothing is lost before the state is saved; see [`forget`].
 pub async fn fetch_via(
     directory: &Path,
     fetch: &dyn Fetch,
@@ -230,8 +231,8 @@ pub async fn fetch_via(
     }
 }
 
-/// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an earlier process left of
-/// it is not fetched again. No more than a few pieces are ever in memory.
+/// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an
+/// earlier process left of it is not fetched again. No more than a few pieces are ever in memory.
 pub fn fetch_weights_to<'a>(
     path: &'a Path,
     fetch: &'a dyn Fetch,
@@ -292,7 +293,8 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
     }
 }
 
-/// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns how many did.
+/// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns
+/// how many did.
 pub async fn repair(
     blocking: Blocking,
     fetch: &dyn Fetch,

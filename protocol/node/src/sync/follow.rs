@@ -1,8 +1,8 @@
 //! From whatever a node holds to the model of the window that is open: one fixed outcome after the other.
 //!
-//! Miners and validators follow alike. A validator must also keep the merge-side buffer, so where it has not merged a window itself it
-//! merges it afterwards from the same contributions; where those are gone, it goes on without the buffer, which means without a vote,
-//! until the next checkpoint.
+//! Miners and validators follow alike. A validator must also keep the merge-side buffer, so where it has not merged a
+//! window itself it merges it afterwards from the same contributions; where those are gone, it goes on without the
+//! buffer, which means without a vote, until the next checkpoint.
 
 use super::{
     checkpoint::{self, CheckpointError},
@@ -42,7 +42,8 @@ pub struct Follower {
     pub keeps_buffer: bool,
     /// Where among the mirrors to begin, so that nodes spread over them.
     pub turn: usize,
-    /// Where a checkpoint is kept while it is fetched, so that a killed process need not begin again; in memory where absent.
+    /// Where a checkpoint is kept while it is fetched, so that a killed process need not begin again; in memory where
+    /// absent.
     pub directory: Option<PathBuf>,
     /// Where work on the whole model runs.
     pub blocking: Blocking,
@@ -179,8 +180,8 @@ impl Follower {
         self.directory.as_deref().into_iter().for_each(checkpoint::forget);
     }
 
-    /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
-    /// a crash is harmless: the state is saved by the caller, and outcomes never change.
+    /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running
+    /// it again after a crash is harmless: the state is saved by the caller, and outcomes never change.
     pub fn step<'a>(
         &'a self,
         state: &'a mut ModelState,
@@ -209,8 +210,8 @@ impl Follower {
         Ok(Followed::Advanced { outcome })
     }
 
-    /// Compares a checkpoint with the root that our weights had when we held it, and repairs what differs (PROT-20). A validator without
-    /// its buffer gets it back here. Returns how many pieces were replaced.
+    /// Compares a checkpoint with the root that our weights had when we held it, and repairs what differs (PROT-20). A
+    /// validator without its buffer gets it back here. Returns how many pieces were replaced.
     pub async fn compare(
         &self,
         state: &mut ModelState,
@@ -488,7 +489,8 @@ pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, Foll
     Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
 }
 
-/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. Nobody voted it, and nobody needs to.
+/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. Nobody voted it,
+/// and nobody needs to.
 pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
     let empty = lineage::root_of_zeros(spec.schema()?.values());
     Ok(Checkpoint {
@@ -508,7 +510,8 @@ pub enum ContributionError {
     Fault(#[from] Fault),
 }
 
-/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows from it.
+/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows
+/// from it.
 pub async fn run_and_spec(
     chain: &dyn Chain,
     fetch: &dyn Fetch,

@@ -1,7 +1,8 @@
 //! A checkpoint on its way, on disk: each piece at its place in the file, whatever the order in which they came.
 //!
-//! Which pieces are there is written down nowhere. A piece is there if its bytes have the digest that the voted manifest names, so a
-//! process that was killed, or a machine that lost its power, goes on with whatever of the file is right.
+//! Which pieces are there is written down nowhere. A piece is there if its bytes have the digest that the voted
+//! manifest names, so a process that was killed, or a machine that lost its power, goes on with whatever of the file
+//! is right.
 
 use crate::{
     durable::{FileError, with_need},
@@ -88,7 +89,8 @@ impl Partial {
         self.file.sync_all().await.map_err(failed)
     }
 
-    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was written.
+    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was
+    /// written.
     pub async fn row(&self, row: usize, digests: Vec<Digest>) -> Result<Option<Vec<f32>>, FileError> {
         let (path, layout) = (self.path.clone(), self.layout);
         on_a_thread(self.path.clone(), move || {

@@ -1,8 +1,8 @@
 //! Fetches named pieces from all mirrors at once, and hands each on once it is known to be the right one.
 //!
-//! At most [`AT_ONCE`] pieces are in memory, whatever their number. Which mirror is asked for what is decided in `shares`; here is who
-//! waits. Near the end, when nothing is left to ask for, a piece that takes long is asked for a second time, from whoever should be faster:
-//! so the slowest mirror does not decide when everything is there.
+//! At most [`AT_ONCE`] pieces are in memory, whatever their number. Which mirror is asked for what is decided in
+//! `shares`; here is who waits. Near the end, when nothing is left to ask for, a piece that takes long is asked for a
+//! second time, from whoever should be faster: so the slowest mirror does not decide when everything is there.
 
 use crate::{
     durable::FileError,
@@ -215,7 +215,8 @@ pub async fn fetch_pieces(
     Ok(Report { at_hand: 0, fetched, mirrors: shares.mirrors().to_vec() })
 }
 
-/// Pieces to be asked for a second time, and of whom: those that are out for longer than twice what another mirror should need.
+/// Pieces to be asked for a second time, and of whom: those that are out for longer than twice what another mirror
+/// should need.
 fn again(
     flights: &BTreeMap<Digest, Flight>,
     shares: &Shares,

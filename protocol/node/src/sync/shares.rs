@@ -1,9 +1,10 @@
-//! Which mirror is asked for the next piece: plain arithmetic over what each has given so far. Who waits for the answers is in `pieces`.
+//! Which mirror is asked for the next piece: plain arithmetic over what each has given so far. Who waits for the
+//! answers is in `pieces`.
 //!
-//! A piece goes where it should be there soonest: the mirror's pieces in flight, and one more, over the rate at which it has been giving
-//! them. A mirror that nobody has measured is taken to be as fast as the fastest, so each is tried. Each failure in a row halves what is
-//! expected of a mirror. One that gave wrong bytes is asked only where nobody else is left: not because its next piece would be believed,
-//! but because it costs a download to find out.
+//! A piece goes where it should be there soonest: the mirror's pieces in flight, and one more, over the rate at which
+//! it has been giving them. A mirror that nobody has measured is taken to be as fast as the fastest, so each is tried.
+//! Each failure in a row halves what is expected of a mirror. One that gave wrong bytes is asked only where nobody
+//! else is left: not because its next piece would be believed, but because it costs a download to find out.
 
 use std::{collections::BTreeSet, time::Duration};
 use store::FetchError;
@@ -155,8 +156,8 @@ mod tests {
         FetchError::WrongDigest { expected: Digest([0; 32]), got: Digest([1; 32]) }
     }
 
-    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after the other, each in as
-    /// many seconds as `seconds` says; a negative number means that it lies, after so long.
+    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after
+    /// the other, each in as many seconds as `seconds` says; a negative number means that it lies, after so long.
     fn download(seconds: &[f64], pieces: u64, at_once: usize) -> Shares {
         let names: Vec<String> = (0..seconds.len()).map(|index| index.to_string()).collect();
         let mut shares = Shares::new(names.iter().map(String::as_str));
