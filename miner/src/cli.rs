@@ -85,30 +85,9 @@ async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
     }
     let settings = Settings::read(&start.flags)?;
     let shutdown = Arc::new(ShutdownHandle::default());
-    let mut stop = program::StopSignal::listen();
-    tokio::select! {
-        done = mine(settings, start, changed, shutdown.clone()) => return done,
-        () = stop.told() => {}
-    }
-    if shutdown.request() {
-        tracing::info!(
-            "stopping with a snapshot, if the running step ends soon; a second Ctrl-C stops at once"
-        );
-        tokio::select! {
-            ended = tokio::time::timeout(SNAPSHOT_WITHIN, shutdown.training_ended()) => {
-                if ended.is_err() {
-                    tracing::info!("the running step takes too long: its window resumes from the last snapshot");
-                }
-            }
-            () = stop.told() => {}
-        }
-    }
-    tracing::info!("stopped; the files on the disk are whole, and the next start resumes from them");
-    Ok(())
+    let work = mine(settings, start, changed, shutdown.clone());
+    shutdown.run_until_stopped(Box::pin(work)).await
 }
-
-/// How long a process that is told to stop waits for the running step and its snapshot.
-const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 
 async fn mine(
     settings: Settings,
