@@ -18,7 +18,9 @@ use nn::{
     engine::{self, Blocks, Engine, Gradients},
 };
 use node::{Blocking, Codec, Entry, Follower, Journal, Node, SyncDriver, program};
-use protocol::{Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, lineage, params::Density};
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, lineage, params::Density,
+};
 use sp_keyring::Sr25519Keyring;
 use std::{
     fs,
@@ -39,8 +41,14 @@ use tests::sim::{
 
 const RUN: RunId = RunId(0);
 const MTL: u128 = 1_000_000_000_000;
-const SCHEDULE: Schedule =
-    Schedule { start: Block(20), blocks_per_window: 60, commit_by: 20, reveal_by: 30, attest_by: 40, vote_by: 50 };
+const SCHEDULE: Schedule = Schedule {
+    start: Block(20),
+    blocks_per_window: 60,
+    commit_by: 20,
+    reveal_by: 30,
+    attest_by: 40,
+    vote_by: 50,
+};
 
 fn params() -> RunParams {
     RunParams {
@@ -281,8 +289,9 @@ fn the_executor_goes_on_while_the_miner_computes() {
                 gaps.fetch_max(before.elapsed().as_millis() as u64, SeqCst);
             }
         });
-        let miner = scene.miner(&home.path().join("miner"), Arc::default(), slow, watch);
-        miner.await.unwrap().run().await.unwrap();
+        let directory = home.path().join("miner");
+        let miner = scene.miner(&directory, Arc::default(), slow, watch).await.unwrap();
+        miner.run().await.unwrap();
         ticker.abort();
     });
     drop(runtime);

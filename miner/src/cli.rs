@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Trainer};
+use nn::Device;
 use node::{
     Flags, Metrics, NodeContext, Settings, SyncDriver, config::TrainFile, metrics::MetricsFlag, moved,
     program,
@@ -110,7 +110,7 @@ async fn mine(
     recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
     recipe.micro_batch =
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
-    let device = DeviceChoice::parse(&settings.device)?;
+    let device: Device = settings.device.clone().try_into().context("device")?;
     let path = settings.directory.join("model.state");
     let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
     let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));
@@ -122,7 +122,7 @@ async fn mine(
     let model = opened.spec.model.clone();
     let blocking = sync.follower.blocking;
     let trainer = blocking.with(&mut sync.state, move |state| {
-        let mut trainer = Trainer::new(&model, &recipe, device, &state.theta)?;
+        let mut trainer = engines::trainer(device, &model, &recipe, &state.theta)?;
         trainer.refuse_loss_above(loss_max);
         Ok::<_, nn::ModelError>(trainer)
     });

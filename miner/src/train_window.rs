@@ -143,9 +143,8 @@ impl Miner {
                 observer.ended(trainer, trained);
             }
             shutdown.training(false);
-            let trained = trained.and_then(|trained| {
-                Ok((trained, trainer.try_weights_flat().map_err(TrainingError::Weights)?))
-            });
+            let trained = trained
+                .and_then(|trained| Ok((trained, trainer.weights_flat().map_err(TrainingError::Weights)?)));
             (local, trained, observer)
         })
     }

@@ -19,7 +19,7 @@ use miner::{
     train::{self, TrainObserver, Trained},
 };
 use model::Recipe;
-use nn::{DeviceChoice, ModelError, Trainer};
+use nn::{Device, ModelError, Trainer};
 use node::{Codec, ModelState, codec::Update, durable};
 use protocol::{
     Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
@@ -191,7 +191,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let recipe = Recipe { batch: BATCH, micro_batch: BATCH, warmup_steps: 20, ..Recipe::default() };
-    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &state.theta)?;
+    let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &state.theta)?;
     let mut snapshot = match store.open(&mut trainer)? {
         Some(found) => found.value,
         None => {
@@ -215,7 +215,7 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
                 say("compressing");
                 let away = window.0 - snapshot.residual_for.0;
                 compress::decay_residual(&mut snapshot.residual, DECAY, away);
-                let after = trainer.weights_flat();
+                let after = trainer.weights_flat()?;
                 let source = Feedback::Difference { decay: DECAY, before: &state.theta, after: &after };
                 let header = header(&schema, &codec, &key, &state, trained.sequences);
                 let pending = store.make(&mut snapshot, &header, source, &trainer)?;

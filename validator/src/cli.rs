@@ -12,7 +12,7 @@ use crate::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Evaluator};
+use nn::Device;
 use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
 use node::{
     SyncDriver,
@@ -107,11 +107,11 @@ async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Res
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut opened);
     }
-    let device = DeviceChoice::parse(&settings.device)?;
+    let device: Device = settings.device.clone().try_into().context("device")?;
     let reputations = crate::serve::load_reputations(&settings.directory)?;
     let path = settings.directory.join("model.state");
     let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let evaluator = Evaluator::new(&opened.spec.model, device, &sync_driver.state.theta)
+    let evaluator = engines::evaluator(device, &opened.spec.model, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
     tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "serving");
     let secret = opened.key.signing_key().to_bytes();
