@@ -1,9 +1,12 @@
-//! What it costs to evaluate one contribution, beside its own forward passes. The figures in `docs/benchmarks.md` come from here.
+//! Measures the cost of evaluating one contribution beside its own forward passes. The figures in `docs/benchmarks.md`
+//! come from here.
 //!
-//!     RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- localnet 512
-//!     RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- 6m 64
+//! ```text
+//! RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- localnet 512
+//! RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- 6m 64
+//! ```
 //!
-//! The second argument is the density of contributions, in 4096. Of each step the fastest of several is printed, as the machine has other work.
+//! The second argument is the density of contributions, in 4096. Each figure is the fastest of several runs.
 
 use model::{ModelConfig, init_flat};
 use nn::{Device, Evaluator};

@@ -1,6 +1,6 @@
-//! Between the gauntlet's types and those of a receipt, both ways and to the last bit (PROT-27).
+//! Converts between the gauntlet's types and those of a receipt, both ways and to the last bit (PROT-27).
 //!
-//! Every struct is taken apart field by field: what the gauntlet learns to remember is in the receipt too, or this does not
+//! Every struct is destructured field by field: a new field of the gauntlet that is not in the receipt does not
 //! compile.
 
 use crate::gauntlet::{
@@ -13,17 +13,17 @@ use protocol::{
 };
 use std::collections::BTreeMap;
 
-/// What a validator set out to measure, and with what.
+/// What a validator was to measure in a window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Contributions at hand, in uid order.
     pub held: Vec<Uid>,
     pub budget: u32,
-    /// Whom to measure, in this order.
+    /// Seats to measure, in this order.
     pub order: Vec<Uid>,
 }
 
-/// A window's judgement, as a receipt holds it.
+/// The judgement of a window, in the receipt's types.
 pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receipt::Judgement {
     let Plan { held, budget, order } = plan;
     let common: Vec<receipt::Baseline> = evidence
@@ -57,7 +57,7 @@ pub fn judgement(plan: Plan, evidence: &[Evidence], verdict: &Verdict) -> receip
     }
 }
 
-/// The evidence that a receipt holds.
+/// The evidence in a receipt, in the gauntlet's types.
 pub fn evidence(judgement: &receipt::Judgement) -> Vec<Evidence> {
     let of = |judged: &receipt::SeatJudgement| Evidence {
         seat: judged.seat,
@@ -89,7 +89,7 @@ fn measured_in_receipt(measured: &Measured, common: &[receipt::Baseline]) -> rec
         let LossPair { sequence, before, after } = *pair;
         receipt::LossPair { sequence, before: ExactF64::of(before), after: ExactF64::of(after) }
     });
-    // One loss for each of the window's common sequences, whoever was measured on them.
+    // One loss for each of the window's common sequences.
     let after = |place: usize, baseline: &receipt::Baseline| {
         pairs.get(place).map_or(baseline.before, |pair| ExactF64::of(pair.after))
     };
@@ -99,16 +99,16 @@ fn measured_in_receipt(measured: &Measured, common: &[receipt::Baseline]) -> rec
     }
 }
 
-fn observed(said: &receipt::Observed, common: &[receipt::Baseline]) -> Observed {
-    match said {
+fn observed(observed: &receipt::Observed, common: &[receipt::Baseline]) -> Observed {
+    match observed {
         receipt::Observed::Absent => Observed::Absent,
         receipt::Observed::Unobserved => Observed::Unobserved,
         receipt::Observed::Faulty { label, detail } => {
             Observed::Faulty { label: label.clone(), detail: detail.clone() }
         }
-        receipt::Observed::Valid { trained, measured: said, near_duplicate } => Observed::Valid {
+        receipt::Observed::Valid { trained, measured: measurement, near_duplicate } => Observed::Valid {
             trained: *trained,
-            measured: said.as_ref().map(|said| measured(said, common)),
+            measured: measurement.as_ref().map(|measurement| measured(measurement, common)),
             near_duplicate: near_duplicate.map(|receipt::NearDuplicate { uid, window, digest, alike }| {
                 NearDuplicate { uid, window, digest, alike: alike.get() }
             }),
@@ -116,15 +116,15 @@ fn observed(said: &receipt::Observed, common: &[receipt::Baseline]) -> Observed 
     }
 }
 
-fn measured(said: &receipt::Measured, common: &[receipt::Baseline]) -> Measured {
-    let receipt::Measured { own, common_after } = said;
+fn measured(measured: &receipt::Measured, common: &[receipt::Baseline]) -> Measured {
+    let receipt::Measured { own, common_after } = measured;
     let pair = |sequence: u64, before: ExactF64, after: ExactF64| LossPair {
         sequence,
         before: before.get(),
         after: after.get(),
     };
     Measured {
-        own: own.iter().map(|said| pair(said.sequence, said.before, said.after)).collect(),
+        own: own.iter().map(|own| pair(own.sequence, own.before, own.after)).collect(),
         common: common
             .iter()
             .zip(common_after)
@@ -133,7 +133,7 @@ fn measured(said: &receipt::Measured, common: &[receipt::Baseline]) -> Measured 
     }
 }
 
-/// What follows for one seat.
+/// The result for one seat, in the receipt's types.
 pub fn result(report: &SeatReport) -> receipt::Outcome {
     let exact = |number: Option<f64>| number.map(ExactF64::of);
     let own_data = report.own_data.map(|OwnData { gap, error, scale, outcome }| receipt::OwnData {
@@ -156,7 +156,7 @@ pub fn result(report: &SeatReport) -> receipt::Outcome {
     }
 }
 
-/// What is remembered, as a receipt holds it.
+/// Reputations, in the receipt's types.
 pub fn reputations(reputations: &Reputations) -> receipt::Reputations {
     let Reputations { judged, seats } = reputations;
     let remembered = |(seat, of): (&protocol::SeatId, &Reputation)| {
@@ -198,10 +198,10 @@ pub fn reputations(reputations: &Reputations) -> receipt::Reputations {
     receipt::Reputations { judged: *judged, seats: seats.iter().map(remembered).collect() }
 }
 
-/// What a receipt says is remembered.
-pub fn remembered(said: &receipt::Reputations) -> Reputations {
-    let receipt::Reputations { judged, seats } = said;
-    let reputation = |said: &receipt::SeatReputation| {
+/// The reputations in a receipt, in the gauntlet's types.
+pub fn remembered(reputations: &receipt::Reputations) -> Reputations {
+    let receipt::Reputations { judged, seats } = reputations;
+    let reputation = |of: &receipt::SeatReputation| {
         let receipt::Reputation {
             mu,
             sigma,
@@ -215,7 +215,7 @@ pub fn remembered(said: &receipt::Reputations) -> Reputations {
             faults,
             share,
             recent,
-        } = &said.reputation;
+        } = &of.reputation;
         let reputation = Reputation {
             rating: Rating { mu: mu.get(), sigma: sigma.get() },
             own_data_score: own_data_score.get(),
@@ -235,7 +235,7 @@ pub fn remembered(said: &receipt::Reputations) -> Reputations {
                 })
                 .collect(),
         };
-        (said.seat, reputation)
+        (of.seat, reputation)
     };
     Reputations { judged: *judged, seats: seats.iter().map(reputation).collect() }
 }
@@ -250,8 +250,8 @@ fn penalty_in_receipt(penalty: &Penalty) -> receipt::Penalty {
     receipt::Penalty { reason, since, remaining }
 }
 
-fn penalty(said: &receipt::Penalty) -> Penalty {
-    let receipt::Penalty { reason, since, remaining } = *said;
+fn penalty(penalty: &receipt::Penalty) -> Penalty {
+    let receipt::Penalty { reason, since, remaining } = *penalty;
     let reason = match reason {
         receipt::PenaltyReason::Harm => PenaltyReason::Harm,
         receipt::PenaltyReason::Duplicate => PenaltyReason::Duplicate,
@@ -260,7 +260,7 @@ fn penalty(said: &receipt::Penalty) -> Penalty {
     Penalty { reason, since, remaining }
 }
 
-/// The window judged again from the receipt alone: what it remembered before, and its evidence.
+/// Judges the window again from the receipt alone: its earlier reputations and its evidence.
 pub fn judged_again(
     params: &protocol::RunParams,
     receipt: &receipt::Receipt,
