@@ -67,7 +67,7 @@ fn the_process_that_is_killed() {
 }
 
 #[test]
-fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
+fn a_miner_killed_at_fifty_random_points_computes_the_same_bits() {
     let scene = Scene::new();
     let started = Instant::now();
     let undisturbed = scene.home("undisturbed");
@@ -118,7 +118,7 @@ fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
 
 /// The system refuses to write more than so much into a file: as a full disk does, at once and in the middle.
 #[test]
-fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
+fn a_full_disk_costs_time_and_nothing_else() {
     let scene = Scene::new();
     let undisturbed = scene.home("undisturbed");
     assert!(scene.run(&undisturbed, &[]).status.success());
@@ -142,7 +142,7 @@ fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
 }
 
 #[test]
-fn where_both_snapshots_inside_a_window_are_damaged_it_is_trained_from_its_beginning() {
+fn with_both_snapshots_damaged_the_window_is_trained_from_its_beginning() {
     let scene = Scene::new();
     let undisturbed = scene.home("undisturbed");
     assert!(scene.run(&undisturbed, &[]).status.success());
