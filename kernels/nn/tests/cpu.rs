@@ -56,8 +56,8 @@ fn muon_learns_it_too() {
     assert!(share < 0.5, "{share}");
 }
 
-/// However a machine orders its sums, its loss is off the exact one by rounding alone. An audit tolerates 1e-5 nats per
-/// token between two machines: twenty times the error of one.
+/// However a machine orders its sums, its loss is off the exact one by rounding alone. An audit tolerates 1e-5 nats
+/// per token between two machines: twenty times the error of one.
 #[test]
 fn rounding_changes_a_loss_by_less_than_an_audit_tolerates() {
     for preset in ["117k", "localnet", "1m"] {

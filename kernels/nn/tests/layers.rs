@@ -1,4 +1,4 @@
-//! The kernels of training against their references, on random shapes, and against themselves on other numbers of threads.
+//! The CPU's kernels against their references on random shapes, and against themselves on other numbers of threads.
 
 mod common;
 
@@ -18,7 +18,7 @@ use mettle_nn::{
 use model::Recipe;
 use proptest::prelude::*;
 
-/// What `work` gives is the same to the bit on any number of threads.
+/// `work` returns the same bits on any number of threads.
 #[track_caller]
 fn assert_same_on_any_threads(work: impl Fn() -> Vec<f32> + Sync) {
     let on = |threads| {
@@ -39,7 +39,7 @@ fn attend(shape: &attention::Shape, rows: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (mixed, log_sums)
 }
 
-fn attend_back(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> Vec<f32> {
+fn attend_backward(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> Vec<f32> {
     let (mixed, log_sums) = attend(shape, rows);
     let mut grad_rows = vec![f32::NAN; rows.len()];
     attention::backward(shape, rows, &mixed, &log_sums, grad_mixed, &mut grad_rows);
@@ -128,7 +128,7 @@ proptest! {
     }
 
     #[test]
-    fn rotary_turns_come_back_and_are_close_to_the_exact_ones(
+    fn rotations_are_undone_and_close_to_the_exact_ones(
         sequences in 1usize..4, seq_len in 1usize..50, queries in 1usize..4, keys in 1usize..3, half in 1usize..20, seed: u32,
     ) {
         let (width, base) = (2 * half, 10_000.0);
@@ -162,8 +162,9 @@ proptest! {
         assert_close(&mixed, &attention::reference::forward(&shape, &rows), 1e-5);
 
         let grad_mixed = noise(mixed.len(), seed ^ 1);
-        let gradient = attend_back(&shape, &rows, &grad_mixed);
-        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of this.
+        let gradient = attend_backward(&shape, &rows, &grad_mixed);
+        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of
+        // this.
         assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
     }
 
@@ -202,7 +203,7 @@ fn every_entry_of_attentions_gradient_is_the_slope_of_its_value() {
     let shape = attention::Shape { seq_len: 11, heads: 4, kv_heads: 2, head_width: 2 };
     let rows = noise(2 * 11 * shape.row_width(), 5);
     let grad_mixed = noise(2 * 11 * 8, 6);
-    let gradient = attend_back(&shape, &rows, &grad_mixed);
+    let gradient = attend_backward(&shape, &rows, &grad_mixed);
     for (index, &gradient) in gradient.iter().enumerate() {
         let moved = |by: f32| {
             let mut rows = rows.clone();
@@ -228,7 +229,7 @@ fn the_number_of_threads_changes_no_bit() {
     let shape = attention::Shape { seq_len: 100, heads: 4, kv_heads: 2, head_width: 16 };
     let (rows, grad_mixed) = (noise(3 * 100 * shape.row_width(), 1), noise(3 * 100 * 64, 2));
     assert_same_on_any_threads(|| attend(&shape, &rows).0);
-    assert_same_on_any_threads(|| attend_back(&shape, &rows, &grad_mixed));
+    assert_same_on_any_threads(|| attend_backward(&shape, &rows, &grad_mixed));
 
     for [m, n, k] in [[700, 300, 500], [2048, 64, 300], [64, 1000, 2000]] {
         let (a, b) = (noise(m * k, 3), noise(k * n, 4));
@@ -272,7 +273,7 @@ fn the_width_of_vectors_changes_no_bit() {
     let angles = Angles::new(70, 10, 10_000.0);
     let all = || {
         let (mixed, log_sums) = attend(&shape, &rows);
-        let grad_rows = attend_back(&shape, &rows, &grad_mixed);
+        let grad_rows = attend_backward(&shape, &rows, &grad_mixed);
         let mut rotated = rows.clone();
         rope::rotate(&mut rotated, shape.row_width(), [4, 2], 70, &angles, Rotation::Forward);
 
@@ -337,7 +338,7 @@ fn the_sigmoid_is_within_four_units_in_the_last_place() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     let shape = attention::Shape { seq_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
     let mut rows = noise(3 * 6, 1);
     rows[6 + 2] = f32::NAN; // A key of the second row: the first query does not see it.

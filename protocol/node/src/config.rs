@@ -175,7 +175,8 @@ pub struct AccountFlags {
 }
 
 impl ChainFlags {
-    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the file's.
+    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the
+    /// file's.
     pub fn read(&self, key: Option<&str>) -> anyhow::Result<EndpointArgs> {
         let file = file(&self.config)?;
         let key = key.map(str::to_owned).or(file.key);
@@ -341,6 +342,16 @@ mod tests {
 
         assert!(toml::from_str::<File>("chian = \"ws://a\"").is_err());
         assert!(toml::from_str::<File>("[train]\nbatch = 3").is_err());
+    }
+
+    #[test]
+    fn a_device_is_a_name_or_a_table_and_the_flag_wins() {
+        let text = "key = \"//Alice\"\n[device]\nname = \"cuda:0\"\nprecision = \"bf16\"";
+        let file: File = toml::from_str(text).unwrap();
+        let settings = Settings::checked(file.clone(), &Flags::default()).unwrap();
+        assert_eq!(settings.device["precision"].as_str(), Some("bf16"));
+        let flags = Flags { device: Some("cuda:1,f32".into()), ..Flags::default() };
+        assert_eq!(Settings::checked(file, &flags).unwrap().device.as_str(), Some("cuda:1,f32"));
     }
 
     #[test]

@@ -21,13 +21,13 @@ pub enum NotSigned {
     JsonNeedsYes,
 }
 
-/// Where a verb writes to, and whom it asks. One for each command.
+/// The output of one command, and its questions to the user.
 pub struct Output<'a> {
     json: bool,
     out: &'a mut dyn Write,
-    /// Previews and questions: not what a script reads.
+    /// Previews and questions, which scripts do not read.
     aside: &'a mut dyn Write,
-    /// A line that somebody typed; `None` if there is nobody.
+    /// A line typed by the user; `None` without a terminal.
     ask: &'a mut dyn FnMut() -> io::Result<Option<String>>,
     preview: Value,
     result: Value,
@@ -43,12 +43,12 @@ impl<'a> Output<'a> {
         Output { json, out, aside, ask, preview: Value::Null, result: Value::Null }
     }
 
-    /// Whether one JSON object is printed at the end, and nothing before.
+    /// Whether the command prints one JSON object at the end, and nothing before.
     pub fn is_json(&self) -> bool {
         self.json
     }
 
-    /// What the verb came to: `text` for a person, at once; `value` for a program, at the end.
+    /// A result: `text` for a person, at once; `value` for a program, at the end.
     pub fn result(&mut self, text: &str, value: Value) -> io::Result<()> {
         if !self.json {
             writeln!(self.out, "{}", text.trim_end())?;
@@ -60,7 +60,7 @@ impl<'a> Output<'a> {
         Ok(())
     }
 
-    /// A word to whoever is looking, not a result.
+    /// A note for the user, not a result.
     pub fn aside(&mut self, text: &str) -> io::Result<()> {
         if self.json { Ok(()) } else { writeln!(self.aside, "{text}") }
     }
@@ -79,7 +79,8 @@ impl<'a> Output<'a> {
         writeln!(self.out, "{}", Value::Object(object))
     }
 
-    /// Shows what is about to be signed: `text` to the person, `value` in the JSON object. `is_result` if showing it is all that was asked for.
+    /// Shows what is about to be signed: `text` to the person, `value` in the JSON object. `is_result` if showing it
+    /// is all that was asked for.
     pub fn preview(&mut self, text: &dyn fmt::Display, value: Value, is_result: bool) -> io::Result<()> {
         self.preview = value;
         if self.json {
@@ -89,10 +90,10 @@ impl<'a> Output<'a> {
         write!(to, "{text}")
     }
 
-    /// Asks for consent to what was shown, unless `yes` gives it beforehand.
+    /// Asks for consent to what was shown, unless `yes` is set.
     ///
     /// # Errors
-    /// [`NotSigned`] if it was refused or nobody can be asked; the terminal's own errors.
+    /// [`NotSigned`] if the user refuses or there is no terminal; the terminal's errors.
     pub fn confirm(&mut self, yes: bool) -> anyhow::Result<()> {
         if yes {
             return Ok(());
@@ -139,13 +140,13 @@ fn chain_error(error: &anyhow::Error) -> Option<&ChainError> {
 
 /// Something else went wrong: a setting, a file, a key, a wish that cannot be.
 pub const EXIT_FAILED: u8 = 1;
-/// Nothing was signed, as nobody agreed.
+/// Nothing was signed, as the user did not agree.
 pub const EXIT_NOT_SIGNED: u8 = 4;
 /// The chain refused a call: nothing changed but the fee.
 pub const EXIT_REFUSED: u8 = 5;
 /// The chain could not be reached, or took nothing: it may be tried again.
 pub const EXIT_UNREACHABLE: u8 = 6;
-/// A call was sent, and nobody can tell yet what became of it.
+/// A call was sent, and its outcome is unknown.
 pub const EXIT_UNCERTAIN: u8 = 7;
 
 /// What the exit codes mean, as the end of a command's help.
@@ -154,7 +155,7 @@ Exit codes: 0 done, or nothing to do; 1 failed; 2 wrong flags; 4 nothing was sig
 and nothing changed but the fee; 6 the chain is away, try again; 7 sent, and unknown what became of it: look before you \
 try again.";
 
-/// An end that is no success, and says itself by which exit code: for verbs whose answer a script reads from it.
+/// A failure with an exit code of its own, for commands whose answer a script reads from the code.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
 pub struct ExitStatus {
@@ -189,7 +190,7 @@ mod tests {
     use protocol::RunId;
     use std::time::Duration;
 
-    /// Asks for consent with `typed` as what somebody answers.
+    /// Asks for consent, with `typed` as the answer.
     fn answer(yes: bool, json: bool, typed: Option<&str>) -> (Option<NotSigned>, usize) {
         let (mut out, mut aside) = (Vec::new(), Vec::new());
         let mut asked = 0;

@@ -1,5 +1,5 @@
-//! `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without one its tests are counted as
-//! ignored.
+//! `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without one its tests are
+//! counted as ignored.
 
 #[path = "../../tests/common/harness.rs"]
 mod harness;

@@ -221,8 +221,8 @@ pub fn losses_are_those_of_the_reference(suite: &Suite) {
 }
 
 pub fn gradients_are_slopes_of_the_loss(suite: &Suite) {
-    // With a large epsilon and betas of 0, AdamW steps along the gradient `g`, by `rate/epsilon · g`. Along that step the
-    // loss must fall by `rate/epsilon · |g|²`, with `|g|` the reported norm: a wrong entry anywhere would show.
+    // With a large epsilon and betas of 0, AdamW steps along the gradient `g`, by `rate/epsilon · g`. Along that step
+    // the loss must fall by `rate/epsilon · |g|²`, with `|g|` the reported norm: a wrong entry anywhere would show.
     let config = tiny();
     let (rate, epsilon) = (1.0, 100.0);
     let recipe = Recipe { betas: [0.0, 0.0], epsilon, weight_decay: 0.0, clip_norm: 1e9, ..recipe() };
