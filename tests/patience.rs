@@ -11,7 +11,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, Trainer};
+use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
@@ -212,8 +212,7 @@ impl Scene {
         journal.watch(Box::new(move |entry| lock(&entries).push(entry.clone())));
         let path = directory.join("model.state");
         let (sync_driver, _) = SyncDriver::open(follower, path, &mut journal).await.unwrap();
-        let evaluator =
-            Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap();
+        let evaluator = Evaluator::new(&self.spec.model, Device::CPU, &sync_driver.state.theta).unwrap();
         let dataset = Arc::new(dataset);
         Validator::new(Parts {
             evaluator: Box::new(DeviceEvaluator { evaluator, dataset: dataset.clone() }),
@@ -314,11 +313,11 @@ impl Scene {
         };
         let sequences = assignment.of(seat.id.uid).unwrap();
         let mut trainer =
-            Trainer::new(&self.spec.model, &self.spec.recipe, DeviceChoice::Cpu, &self.state.theta).unwrap();
+            Trainer::new(&self.spec.model, &self.spec.recipe, Device::CPU, &self.state.theta).unwrap();
         for batch in sequences.chunks(4) {
             trainer.step(&self.dataset.sequences(batch).unwrap()).unwrap();
         }
-        let after = trainer.weights_flat();
+        let after = trainer.weights_flat().unwrap();
         let wish: Vec<f32> =
             self.state.theta.iter().zip(&after).map(|(before, after)| before - after).collect();
         let schema = self.spec.schema().unwrap();

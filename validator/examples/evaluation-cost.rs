@@ -9,7 +9,7 @@
 //! The second argument is the density of contributions, in 4096. Each figure is the fastest of several runs.
 
 use model::{ModelConfig, init_flat};
-use nn::{DeviceChoice, Evaluator};
+use nn::{Device, Evaluator};
 use node::Codec;
 use protocol::{contribution, params::Density};
 use std::{error::Error, time::Instant};
@@ -26,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = ModelConfig::preset(&preset)?;
     let schema = config.schema()?;
     let theta = init_flat(&config, 1)?;
-    let mut evaluator = Evaluator::new(&config, DeviceChoice::Cpu, &theta)?;
+    let mut evaluator = Evaluator::new(&config, Device::CPU, &theta)?;
     let codec = Codec::new(&schema, density)?;
 
     let mut state = 1u64;
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         evaluator.losses(&own)?;
         evaluator.losses(&common)?;
         lap();
-        evaluator.undo(undo);
+        evaluator.undo(undo)?;
         lap();
     }
     let [own_before, decode, sketch, apply, after, undo] = fastest;

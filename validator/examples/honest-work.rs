@@ -14,7 +14,7 @@
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use model::{ModelConfig, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, Trainer};
+use nn::{Device, Evaluator, Trainer};
 use node::{
     Codec, Contribution,
     codec::{self, Input, Update},
@@ -101,7 +101,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sent = Arc::new(Codec::new(&schema, density)?);
     let merged = Codec::new(&schema, merge_density)?;
     let mut theta = init_flat(&config, 1)?;
-    let mut evaluator = Evaluator::new(&config, DeviceChoice::Cpu, &theta)?;
+    let mut evaluator = Evaluator::new(&config, Device::CPU, &theta)?;
     let mut buffer = vec![0.0f32; theta.len()];
 
     let mut kinds = vec![Kind::Full; full];
@@ -112,7 +112,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         miners.push(Miner {
             uid: Uid(uid),
             kind: *kind,
-            trainer: Trainer::new(&config, &recipe, DeviceChoice::Cpu, &theta)?,
+            trainer: Trainer::new(&config, &recipe, Device::CPU, &theta)?,
             residual: vec![0.0; theta.len()],
             body: Vec::new(),
             sketches: Vec::new(),
@@ -153,7 +153,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     for batch in data.chunks(recipe.batch) {
                         miner.trainer.step(batch)?;
                     }
-                    let after = miner.trainer.weights_flat();
+                    let after = miner.trainer.weights_flat()?;
                     for ((residual, before), after) in miner.residual.iter_mut().zip(&theta).zip(after) {
                         *residual = decay * *residual + (before - after);
                     }

@@ -9,7 +9,7 @@ use crate::{
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Evaluator};
+use nn::Device;
 use node::{
     Flags, Metrics, NodeContext, Settings, SyncDriver,
     durable::{self, ballast::BALLAST_BYTES},
@@ -105,11 +105,11 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut context);
     }
-    let device = DeviceChoice::parse(&settings.device)?;
+    let device: Device = settings.device.clone().try_into().context("device")?;
     let path = settings.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
-    let evaluator = Evaluator::new(&context.spec.model, device, &sync_driver.state.theta)
+    let evaluator = engines::evaluator(device, &context.spec.model, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
     let run = context.run();
     let open = || SignedDb::open(&settings.directory, run.id, &run.params, BALLAST_BYTES);

@@ -6,7 +6,7 @@ use anyhow::{Context as _, bail, ensure};
 use dataset::{Dataset, TextTokenizer, tokenizer_path};
 use model::ModelConfig;
 use model::RunSpec;
-use nn::{DeviceChoice, Evaluator, Sampling, hugging_face::Import};
+use nn::{Evaluator, Sampling, hugging_face::Import};
 use node::ModelState;
 use node::{open::SPEC_FILE, program::say};
 use protocol::RunId;
@@ -444,7 +444,7 @@ struct Loaded {
 
 impl Loaded {
     fn evaluator(&self, which: &ModelArgs) -> anyhow::Result<Evaluator> {
-        Ok(Evaluator::new(&self.config, DeviceChoice::parse(&which.device)?, &self.theta)?)
+        Ok(engines::evaluator(which.device.parse()?, &self.config, &self.theta)?)
     }
 
     fn knows(&self, tokenizer: &TextTokenizer) -> anyhow::Result<()> {

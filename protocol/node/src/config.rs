@@ -23,7 +23,8 @@ pub struct File {
     pub directory: Option<PathBuf>,
     /// A prepared dataset on this machine. Without it, the run's own is fetched into `directory`.
     pub dataset: Option<PathBuf>,
-    pub device: Option<String>,
+    /// A device's name, or a table of its settings: `mettle_nn::Device`.
+    pub device: Option<toml::Value>,
     pub store: Option<StoreFile>,
     pub data: Option<DataFile>,
     pub train: Option<TrainFile>,
@@ -119,7 +120,7 @@ pub struct Flags {
     /// A prepared dataset on this machine.
     #[arg(long, value_name = "DIR")]
     pub dataset: Option<PathBuf>,
-    /// What to compute on: cpu, or cuda:0 where built with it.
+    /// The device to compute on: cpu, or cuda:0 in a build with it.
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
 }
@@ -210,7 +211,7 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
-    pub device: String,
+    pub device: toml::Value,
     pub store: Option<StoreFile>,
     pub data_source: DataSource,
     pub train: TrainFile,
@@ -225,7 +226,7 @@ pub struct ReadOnlyConfig {
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
     pub data_source: DataSource,
-    pub device: String,
+    pub device: toml::Value,
 }
 
 impl ReadOnlyConfig {
@@ -239,7 +240,7 @@ impl ReadOnlyConfig {
             directory: directory.unwrap_or_else(|| PathBuf::from("mettle-data")),
             dataset: flags.dataset.clone().or(file.dataset),
             data_source: file.data.unwrap_or_default().checked(),
-            device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
+            device: device(flags, file.device),
         })
     }
 }
@@ -270,13 +271,27 @@ impl Settings {
                 .or(file.directory)
                 .unwrap_or_else(|| PathBuf::from("mettle-data")),
             dataset: flags.dataset.clone().or(file.dataset),
-            device: flags.device.clone().or(file.device).unwrap_or_else(|| "cpu".into()),
+            device: device(flags, file.device),
             store: file.store,
             data_source: file.data.unwrap_or_default().checked(),
             train: file.train.unwrap_or_default(),
             serve: file.serve.unwrap_or_default(),
         })
     }
+}
+
+/// The flag, else the file's value, else the CPU. The device's crate knows what it means.
+fn device(flags: &Flags, file: Option<toml::Value>) -> toml::Value {
+    let device = flags.device.clone().map(toml::Value::String).or(file);
+    let device = device.unwrap_or_else(|| toml::Value::String("cpu".into()));
+    if let Some((name, _)) = device.as_str().and_then(|text| text.split_once(',')) {
+        tracing::warn!(
+            %device,
+            "settings behind a device's name are the older form: write [device] with name = \"{name}\" and the keys engine, \
+             precision and activation_checkpointing"
+        );
+    }
+    device
 }
 
 fn file(path: &Option<PathBuf>) -> anyhow::Result<File> {
@@ -315,7 +330,7 @@ mod tests {
         let flags = Flags { chain: Some("ws://b".into()), ..Flags::default() };
         let settings = Settings::checked(file, &flags).unwrap();
         assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
-        assert_eq!(settings.device, "cpu");
+        assert_eq!(settings.device.as_str(), Some("cpu"));
 
         assert_eq!(settings.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 16 << 30 });
         let file =
@@ -338,7 +353,7 @@ mod tests {
     fn whoever_only_reads_needs_no_key() {
         let flags = Flags { run: Some(4), ..Flags::default() };
         let reading = ReadOnlyConfig::read(&flags).unwrap();
-        assert_eq!((reading.run, reading.device.as_str()), (RunId(4), "cpu"));
+        assert_eq!((reading.run, reading.device.as_str()), (RunId(4), Some("cpu")));
     }
 
     #[test]

@@ -17,7 +17,7 @@ use miner::{
     train::{self, Trained},
 };
 use model::init_flat;
-use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
+use nn::{Device, Evaluator, ModelError, Trainer};
 use node::{Blocking, Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
@@ -44,7 +44,7 @@ use validator::{
     strategy,
 };
 
-const ON: DeviceChoice = DeviceChoice::Cpu;
+const ON: Device = Device::CPU;
 const RUN: RunId = RunId(0);
 const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
@@ -604,7 +604,7 @@ impl<'a> Network<'a> {
             let fresh = Trained::default();
             let trained =
                 train::train(&mut miner.trainer, &world.dataset, &sequences, batch, fresh, &stop, &mut ())?;
-            let after = miner.trainer.weights_flat();
+            let after = miner.trainer.weights_flat()?;
             let (declared, outcome) = match &mut miner.strategy {
                 Way::Honest { .. } => (trained.sequences, Some(after.clone())),
                 Way::Adversary(adversary) => {

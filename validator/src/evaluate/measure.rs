@@ -156,7 +156,7 @@ pub fn measure(
             let undo = evaluator.apply_sparse(&scaled, rate)?;
             let own_after = evaluator.losses(tokens);
             let common_after = evaluator.losses(&common);
-            evaluator.undo(undo);
+            evaluator.undo(undo)?;
             seats.insert(
                 *uid,
                 Measured {
