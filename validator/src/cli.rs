@@ -105,7 +105,7 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     if let Some(metrics) = &mut metrics {
         metrics.follow(&mut context);
     }
-    let device: Device = settings.device.clone().try_into().context("device")?;
+    let device = settings.device.clone().try_into::<Device>().context("device")?;
     let path = settings.directory.join("model.state");
     let (sync_driver, is_resumed) =
         SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
