@@ -7,7 +7,7 @@
 
 pub mod form;
 
-use chain_client::{Call, Chain};
+use chain_client::{Call, Chain, Refusal};
 use ed25519_dalek::SigningKey;
 use node::{
     durable::{self, FileError},
@@ -352,7 +352,7 @@ async fn publish_one(
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
-    if error.is_refusal("Windows", "AlreadyAnchored") {
+    if error.refusal() == Some(Refusal::AlreadyAnchored) {
         // Ours, from a predecessor that was killed; or another's, of whom the disk knows nothing any more.
         let anchored = chain.window(run, window).await.ok().flatten();
         let anchored = anchored
@@ -364,9 +364,10 @@ async fn publish_one(
             _ => Ok(()),
         };
     }
-    let for_good = ["WindowNotKept", "NotInThisWindow", "NotASeat", "NotAValidator"]
-        .iter()
-        .any(|refusal| error.is_refusal("Windows", refusal));
+    let for_good = matches!(
+        error.refusal(),
+        Some(Refusal::WindowNotKept | Refusal::NotInThisWindow | Refusal::NotASeat | Refusal::NotAValidator)
+    );
     not(error_chain(&error), for_good)
 }
 

@@ -12,7 +12,7 @@ use crate::{
     strategy::Strategy,
     weight_vote::{WeightVote, WeightVoteError, WeightVotes},
 };
-use chain_client::{Call, ChainError, Head};
+use chain_client::{Call, ChainError, Head, Refusal};
 use futures::future::LocalBoxFuture;
 use nn::Evaluator;
 use node::{
@@ -264,7 +264,7 @@ impl Validator {
         } else {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
         };
-        if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
+        if let Err(reason) = self.submit_once(call, Refusal::AlreadyAttested).await? {
             self.node
                 .journal
                 .write(&Entry::Abstained { window, reason: format!("attestation refused: {reason}") });
@@ -309,7 +309,7 @@ impl Validator {
         }
         let salt = self.commit_reveal.salt(run, window, &verdicts);
         let call = Call::RevealAttestation { run, window, verdicts, salt };
-        if let Err(reason) = self.submit_once(call, "AlreadyAttested").await? {
+        if let Err(reason) = self.submit_once(call, Refusal::AlreadyAttested).await? {
             let reason = format!("attestation not revealed: {reason}");
             self.node.journal.write(&Entry::Abstained { window, reason });
         }
@@ -418,7 +418,7 @@ impl Validator {
         } else {
             Call::Vote { run, window, vote }
         };
-        if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
+        if let Err(reason) = self.submit_once(call, Refusal::AlreadyVoted).await? {
             return Ok(Err(format!("vote refused: {reason}")));
         }
         let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
@@ -435,7 +435,7 @@ impl Validator {
         };
         let salt = self.commit_reveal.salt(run, window, &vote);
         let call = Call::RevealVote { run, window, vote, salt };
-        if let Err(reason) = self.submit_once(call, "AlreadyVoted").await? {
+        if let Err(reason) = self.submit_once(call, Refusal::AlreadyVoted).await? {
             let reason = format!("vote not revealed: {reason}");
             self.node.journal.write(&Entry::Abstained { window, reason });
         }
@@ -813,7 +813,7 @@ impl Validator {
         let hash = kept.hash(&self.node.seat.hotkey);
         match self.follower().chain.submit(Call::CommitWeights { run, epoch, hash }).await {
             Ok(_) => tracing::info!(epoch, seats = kept.weights.len(), "committed to weights"),
-            Err(error) if again && error.is_refusal("Weights", "AlreadyCommitted") => {}
+            Err(error) if again && error.refusal() == Some(Refusal::AlreadyCommitted) => {}
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
                 self.forget_ballot(epoch)?;
@@ -862,9 +862,9 @@ impl Validator {
             let revealed = match self.follower().chain.submit(call).await {
                 Ok(_) => Ok(()),
                 // Our predecessor revealed them and was killed before it could say so.
-                Err(error) if error.is_refusal("Weights", "AlreadyRevealed") => Ok(()),
+                Err(error) if error.refusal() == Some(Refusal::AlreadyRevealed) => Ok(()),
                 // It is not lost: the next window is in time too, or says that it is not.
-                Err(error) if error.is_refusal("Weights", "RevealNotBegun") => continue,
+                Err(error) if error.refusal() == Some(Refusal::RevealNotBegun) => continue,
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) => Err(error_chain(&error)),
             };
@@ -898,10 +898,10 @@ impl Validator {
 
     /// Sends a call of which the chain takes one. What it refuses for good is a reason to be told, but for `done`: that is how it says
     /// that it has ours already, from a predecessor that was killed. What may pass has been tried long enough.
-    async fn submit_once(&self, call: Call, done: &str) -> Result<Result<(), String>, ServeError> {
+    async fn submit_once(&self, call: Call, done: Refusal) -> Result<Result<(), String>, ServeError> {
         match self.follower().chain.submit(call).await {
             Ok(_) => Ok(Ok(())),
-            Err(error) if error.is_refusal("Windows", done) => Ok(Ok(())),
+            Err(error) if error.refusal() == Some(done) => Ok(Ok(())),
             Err(error) if !error.is_transient() => Ok(Err(error_chain(&error))),
             Err(error) => Err(error.into()),
         }

@@ -868,10 +868,14 @@ async fn proxy(command: ProxyCommand, output: &mut Output<'_>) -> anyhow::Result
             format!("from then on {name} may do in the name of {real}: {allowed}"),
             "a deposit is held for as long as this stands".into(),
         ];
-        (format!("let {name} act for {real}"), Call::AddProxy { proxy, may }, then)
+        (format!("let {name} act for {real}"), Call::AddProxy { proxy, may, delay: 0 }, then)
     } else {
         let then = vec!["its deposit comes back".into()];
-        (format!("no longer let {name} act for {real} ({may})"), Call::RemoveProxy { proxy, may }, then)
+        (
+            format!("no longer let {name} act for {real} ({may})"),
+            Call::RemoveProxy { proxy, may, delay: 0 },
+            then,
+        )
     };
     let mut session = SigningSession::open(&args.chain).await?;
     let plan = TransactionPlan {

@@ -96,7 +96,7 @@ pub async fn run(create: CreateRun, output: &mut Output<'_>) -> anyhow::Result<(
     let mut terms = Terms::default();
     if let Some(path) = &create.terms {
         let json = read_json(path)?;
-        terms::lay_over(&mut terms, &json).with_context(|| format!("{} holds no terms", path.display()))?;
+        terms::overwrite(&mut terms, &json).with_context(|| format!("{} holds no terms", path.display()))?;
     }
     let recipe = match &create.recipe {
         Some(path) => read_json(path)?,

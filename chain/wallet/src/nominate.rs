@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call,
     keys::{address, parse_address},
-    percent, terms,
+    terms::{self, percent},
 };
 use clap::Subcommand;
 use node::config::{AccountFlags, EndpointArgs, SeatFlags};

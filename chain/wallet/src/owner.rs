@@ -259,7 +259,7 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
         let json =
             serde_json::from_slice(&bytes).with_context(|| format!("{} is no JSON", path.display()))?;
-        terms::lay_over(&mut to, &json).with_context(|| format!("{} holds no terms", path.display()))?;
+        terms::overwrite(&mut to, &json).with_context(|| format!("{} holds no terms", path.display()))?;
     }
     for assignment in &command.set {
         terms::set(&mut to, assignment)?;

@@ -295,7 +295,7 @@ impl Confirmed {
 
 fn in_the_name_of(real: Option<Account>, call: Call) -> Call {
     match real {
-        Some(real) => Call::Proxied { real, call: Box::new(call) },
+        Some(real) => Call::Proxied { real, kind: None, call: Box::new(call) },
         None => call,
     }
 }

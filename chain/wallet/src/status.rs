@@ -5,7 +5,7 @@ use crate::{
     sign::{SigningSession, units},
     time::BlockClock,
 };
-use chain_client::{Amount, Balance, account, keys::address, percent};
+use chain_client::{Amount, Balance, account, keys::address, terms::percent};
 use node::{config::SeatFlags, output::Output};
 use protocol::{
     Hotkey, Role, Uid, Window,

@@ -172,10 +172,7 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     }
     match chain_error(error) {
         Some(ChainError::Refused { .. } | ChainError::Failed { .. }) => EXIT_REFUSED,
-        Some(ChainError::TimedOut { sent: true, .. } | ChainError::Uncertain { .. }) => EXIT_UNCERTAIN,
-        Some(ChainError::Unreachable { last, .. }) if last.contains("may still be included") => {
-            EXIT_UNCERTAIN
-        }
+        Some(error) if error.is_uncertain() => EXIT_UNCERTAIN,
         Some(ChainError::Unreachable { .. } | ChainError::TimedOut { .. } | ChainError::Dropped { .. }) => {
             EXIT_UNREACHABLE
         }

@@ -330,6 +330,7 @@ async fn what_fails_is_tried_again_and_holds_back_only_what_comes_after_it() {
         url: "ws://gone".into(),
         waited: Duration::ZERO,
         last: String::new(),
+        sent: false,
     };
     let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![refused("TooEarly"), early]));
     let mut receipts = load(directory.path());
