@@ -6,9 +6,10 @@
 //! cargo run --release -p mettle-chain-client --example development-chain ws://HOST:PORT
 //! ```
 //!
-//! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks behind,
-//! until standard input ends. The third creates the run on a running chain, unless the development account `//Alice` has
-//! created it there before, and ends. Each prints one line of JSON once the run is final: `{"url":"ws://…","run":0}`.
+//! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks
+//! behind, until standard input ends. The third creates the run on a running chain, unless the development account
+//! `//Alice` has created it there before, and ends. Each prints one line of JSON once the run is final:
+//! `{"url":"ws://…","run":0}`.
 
 use embedded_chain::{Config, EmbeddedChain};
 use mettle_chain_client::{ExpectedChain, SubxtChain, account, keys::Key};

@@ -4,8 +4,8 @@
 //! cargo run --release -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
 //! ```
 //!
-//! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block; `{"failed":"…"}`, a
-//! failed call, after which it makes the next. Runs until it is killed.
+//! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block;
+//! `{"failed":"…"}`, a failed call, after which it makes the next. Runs until it is killed.
 
 use mettle_chain_client::{Amount, Call, Chain, ExpectedChain, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};

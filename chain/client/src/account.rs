@@ -209,8 +209,8 @@ pub struct RunRequest {
     pub origin: String,
 }
 
-/// Creates a run that the signer owns. If the signer owns a run with the same parameters and digests already, whatever its
-/// terms, returns that run instead.
+/// Creates a run that the signer owns. If the signer owns a run with the same parameters and digests already, whatever
+/// its terms, returns that run instead.
 pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;

@@ -33,7 +33,8 @@ struct CallMetadata {
     pallet: &'static str,
     call: &'static str,
     arguments: &'static [&'static str],
-    /// A chain without it is refused when the client connects. A chain that lacks another call is noticed when one is made.
+    /// A chain without it is refused when the client connects. A chain that lacks another call is noticed when one is
+    /// made.
     required: bool,
 }
 

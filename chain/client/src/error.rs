@@ -105,6 +105,40 @@ impl ChainError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use expect_test::expect;
+
+    #[test]
+    fn an_error_says_what_was_done_what_happened_and_what_to_do() {
+        let (doing, reason) = (|| "voting on window 3 of run 0".to_owned(), || "the reason".to_owned());
+        let (url, waited) = (|| "ws://127.0.0.1:9944".to_owned(), Duration::from_secs(90));
+        let unreachable =
+            |sent| ChainError::Unreachable { doing: doing(), url: url(), waited, last: reason(), sent };
+        let refused = ChainError::Refused {
+            doing: doing(),
+            pallet: "Windows".into(),
+            error: "TooLate".into(),
+            docs: "The deadline has passed.".into(),
+        };
+        let errors = [
+            unreachable(false),
+            unreachable(true),
+            ChainError::WrongChain { url: url(), expected: "genesis 01".into(), found: "genesis 02".into() },
+            refused,
+            ChainError::Failed { doing: doing(), reason: reason() },
+            ChainError::Invalid { doing: doing(), reason: reason() },
+            ChainError::Dropped { doing: doing(), attempts: 16, reason: reason() },
+            ChainError::TimedOut { doing: doing(), waited, sent: false },
+            ChainError::TimedOut { doing: doing(), waited, sent: true },
+            ChainError::Uncertain { doing: doing(), reason: reason() },
+            ChainError::Rpc { doing: doing(), code: -32603, message: "internal error".into() },
+            ChainError::Decode { doing: doing(), reason: reason() },
+            ChainError::NoSuchRun(RunId(7)),
+            ChainError::NoSigner { doing: doing() },
+            ChainError::Stopped { part: "submitter" },
+        ];
+        let text: String = errors.iter().map(|error| format!("{error}\n")).collect();
+        expect![[""]].assert_eq(&text);
+    }
 
     #[test]
     fn a_refusal_is_matched_by_type() {

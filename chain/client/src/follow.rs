@@ -1,7 +1,7 @@
 //! Keeps a connection to the chain, and broadcasts finalised blocks.
 //!
-//! One task owns the connection. It reconnects, with growing pauses, when the connection breaks or falls silent, when the
-//! chain's runtime was upgraded, and when the URL leads to another chain.
+//! One task owns the connection. It reconnects, with growing pauses, when the connection breaks or falls silent, when
+//! the chain's runtime was upgraded, and when the URL leads to another chain.
 
 use crate::{
     ChainError, Head,

@@ -69,12 +69,12 @@ pub struct Draft {
 
 /// The chain, as miners, validators and the wallet use it.
 ///
-/// Reads are of the latest finalised block. If the chain is unreachable, reads and submissions wait up to a patience of
-/// the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
+/// Reads are of the latest finalised block. If the chain is unreachable, reads and submissions wait up to a patience
+/// of the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
 #[async_trait]
 pub trait Chain: Send + Sync {
-    /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the client
-    /// has stopped.
+    /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the
+    /// client has stopped.
     fn heads(&self) -> watch::Receiver<Head>;
 
     /// The tip of the best fork, final or not: it shows how far finality trails.
@@ -116,7 +116,8 @@ pub trait Chain: Send + Sync {
     /// A validator's bonds: by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError>;
 
-    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), read from blocks.
+    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), read from
+    /// blocks.
     /// `None` if it did not, or the blocks are pruned. A client that reads no blocks returns `None`.
     async fn weight_vote(
         &self,
@@ -127,8 +128,8 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// A validator's revealed attestation of a window (PROT-14), in uid order. `None` if there is none, and after the chain
-    /// has forgotten the window. A client that does not read the chain's storage returns `None`.
+    /// A validator's revealed attestation of a window (PROT-14), in uid order. `None` if there is none, and after the
+    /// chain has forgotten the window. A client that does not read the chain's storage returns `None`.
     async fn attestation(
         &self,
         _run: RunId,
@@ -146,8 +147,8 @@ pub trait Chain: Send + Sync {
 
     /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
     ///
-    /// May be called from several tasks at once. A call is included at most once per `submit`; later reads by this client
-    /// see its effect.
+    /// May be called from several tasks at once. A call is included at most once per `submit`; later reads by this
+    /// client see its effect.
     ///
     /// # Cancel safety
     /// Dropping the future does not recall a call that was sent.

@@ -221,7 +221,8 @@ impl Link {
         self.call_runtime::<u32>("AccountNonceApi_account_nonce", &key.account(), at).await.map(u64::from)
     }
 
-    /// The tip of the best chain, which need not be final. Only its hash is its own; the number is the finalised head's.
+    /// The tip of the best chain, which need not be final. Only its hash is its own; the number is the finalised
+    /// head's.
     pub(crate) async fn best(&self) -> Result<Head, LinkError> {
         let best = self.ask(self.methods.chain_get_block_hash(None)).await?;
         let best = best.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
@@ -254,8 +255,8 @@ impl Link {
     /// Signs a call that is valid for `blocks` blocks from `signed_at`, a finalised block.
     ///
     /// # Errors
-    /// [`LinkError::Broken`] if the runtime was upgraded since the connection was made, [`LinkError::Garbled`] if the call
-    /// does not fit the chain's metadata.
+    /// [`LinkError::Broken`] if the runtime was upgraded since the connection was made, [`LinkError::Garbled`] if the
+    /// call does not fit the chain's metadata.
     pub(crate) async fn sign(
         &self,
         call: &Call,
@@ -276,8 +277,8 @@ impl Link {
         Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
     }
 
-    /// A call as `from` would sign it, and its fee. The request for the fee has a signature of zeros, so that no observer
-    /// can submit it.
+    /// A call as `from` would sign it, and its fee. The request for the fee has a signature of zeros, so that no
+    /// observer can submit it.
     pub(crate) async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, LinkError> {
         self.same_runtime().await?;
         let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
@@ -521,8 +522,8 @@ fn hash(head: &Head) -> H256 {
     H256(head.hash.0)
 }
 
-/// A random tip below 10⁻⁷ MTL. Without it, two processes that sign the same call with the same key and nonce would make
-/// the same bytes, and each would take the other's for its own.
+/// A random tip below 10⁻⁷ MTL. Without it, two processes that sign the same call with the same key and nonce would
+/// make the same bytes, and each would take the other's for its own.
 fn random_tip() -> u128 {
     let mut random = [0; 2];
     // Without randomness the bytes are only not distinct.

@@ -55,8 +55,8 @@ impl SubxtChain {
     /// signs what is submitted.
     ///
     /// # Errors
-    /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`] at
-    /// once.
+    /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
+    /// at once.
     pub async fn connect(
         url: &str,
         key: Option<Key>,

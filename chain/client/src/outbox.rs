@@ -1,10 +1,10 @@
 //! The signed calls that are not final yet, and what to do about each. Pure: the submitter asks.
 //!
-//! A call must not be lost and must not happen twice. The same bytes are broadcast again and again, which does no harm.
-//! New bytes are signed only when the old ones can never be included: another call used their nonce in a finalised
-//! block, the finalised chain has passed the last block for which they are valid, or its runtime is no longer the one
-//! they were signed for. This relies on a runtime's version only rising: a chain whose root restores an old runtime
-//! would accept old bytes again.
+//! A call must not be lost and must not happen twice. The same bytes are broadcast again and again, which does no
+//! harm. New bytes are signed only when the old ones can never be included: another call used their nonce in a
+//! finalised block, the finalised chain has passed the last block for which they are valid, or its runtime is no
+//! longer the one they were signed for. This relies on a runtime's version only rising: a chain whose root restores an
+//! old runtime would accept old bytes again.
 
 use crate::link::Version;
 use protocol::Block;
@@ -80,8 +80,8 @@ impl<T> Outbox<T> {
         }
     }
 
-    /// The finalised blocks to search, `next` being the account's nonce as of the finalised `head`. Only a used nonce is
-    /// searched for.
+    /// The finalised blocks to search, `next` being the account's nonce as of the finalised `head`. Only a used nonce
+    /// is searched for.
     pub(crate) fn search(&mut self, head: Block, next: u64) -> Option<RangeInclusive<u32>> {
         let mut range: Option<RangeInclusive<u32>> = None;
         for (nonce, call) in &mut self.calls {
@@ -118,9 +118,9 @@ impl<T> Outbox<T> {
         std::mem::replace(&mut self.calls, kept).into_values().map(|call| call.task).collect()
     }
 
-    /// Removes the calls that can never be included, each with the reason. The blocks of [`Outbox::search`] must have been
-    /// searched, and the calls found there withdrawn. `runtime` is that of the block after the finalised `head`: the
-    /// best chain's may yet be dropped.
+    /// Removes the calls that can never be included, each with the reason. The blocks of [`Outbox::search`] must have
+    /// been searched, and the calls found there withdrawn. `runtime` is that of the block after the finalised `head`:
+    /// the best chain's may yet be dropped.
     pub(crate) fn lost(&mut self, head: Block, next: u64, runtime: Version) -> Vec<(T, &'static str)> {
         let reason = |nonce: u64, call: &InFlight<T>| {
             if nonce < next {
@@ -138,8 +138,8 @@ impl<T> Outbox<T> {
         lost.into_iter().filter_map(|(nonce, why)| Some((self.withdraw(nonce)?, why))).collect()
     }
 
-    /// The bytes to broadcast again at the finalised `head`, in the order of their nonces: what was not broadcast over this
-    /// connection, or not for `every` blocks. They count as broadcast from now on.
+    /// The bytes to broadcast again at the finalised `head`, in the order of their nonces: what was not broadcast over
+    /// this connection, or not for `every` blocks. They count as broadcast from now on.
     pub(crate) fn due_again(&mut self, head: Block, every: u32) -> Vec<(u64, Vec<u8>)> {
         let due =
             |call: &InFlight<T>| call.broadcast.is_none_or(|block| head.0.saturating_sub(block.0) >= every);

@@ -304,8 +304,8 @@ impl Submitter {
         Ok(())
     }
 
-    /// What a pool's error means; `None` if the pool has the bytes. Where it can, asks the runtime instead of reading the
-    /// message.
+    /// What a pool's error means; `None` if the pool has the bytes. Where it can, asks the runtime instead of reading
+    /// the message.
     async fn classify(
         &self,
         link: &Link,

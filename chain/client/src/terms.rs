@@ -166,8 +166,8 @@ pub fn share(text: &str) -> Option<Permille> {
     (thousandths <= 1000).then_some(Permille(thousandths))
 }
 
-/// Overwrites the terms that a JSON object names. Texts are read as by [`set`]; numbers are in the smallest unit and in
-/// thousandths, as [`Terms`] itself is written. `shares` may be an object of its own.
+/// Overwrites the terms that a JSON object names. Texts are read as by [`set`]; numbers are in the smallest unit and
+/// in thousandths, as [`Terms`] itself is written. `shares` may be an object of its own.
 ///
 /// # Errors
 /// If the JSON is no object, names an unknown term, or has a value that the term cannot take.

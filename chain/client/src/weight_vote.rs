@@ -1,7 +1,7 @@
 //! A validator's weight vote for an epoch, read from blocks (PROT-30).
 //!
-//! The chain's state forgets weight votes when their epoch closes; its blocks do not. A call's bytes are the last of an
-//! extrinsic. A reveal counts only if it matches the commitment.
+//! The chain's state forgets weight votes when their epoch closes; its blocks do not. A call's bytes are the last of
+//! an extrinsic. A reveal counts only if it matches the commitment.
 
 use codec::{Decode, DecodeAll as _};
 use protocol::{

@@ -369,7 +369,8 @@ async fn a_submission_times_out_if_nothing_is_finalised() {
     let alice = SubxtChain::connect_timed(&chain.url(), key, ExpectedChain::default(), timing).await.unwrap();
     let error = loop {
         let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
-        // On a busy machine the patience may pass before the call is signed. Then it is never sent, and is submitted again.
+        // On a busy machine the patience may pass before the call is signed. Then it is never sent, and is submitted
+        // again.
         if !matches!(error, ChainError::TimedOut { sent: false, .. }) {
             break error;
         }

@@ -24,15 +24,15 @@ pub enum DatasetCommand {
 
 /// Turn text into tokenised shards and a manifest
 ///
-/// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines may be compressed (.gz, .zst). Memory
-/// does not grow with the text. After Ctrl-C the same command resumes with a few seconds lost.
+/// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines may be compressed (.gz, .zst).
+/// Memory does not grow with the text. After Ctrl-C the same command resumes with a few seconds lost.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Prepare {
     /// A file or a directory [default: the Rust source of this project's dependencies].
     #[arg(long, value_name = "PATH", conflicts_with = "mix")]
     pub text: Option<PathBuf>,
-    /// Several weighted sources: a TOML file with `[[source]]` path, weight, optional name and field, and `epochs`, how often
-    /// the scarcest source may be read.
+    /// Several weighted sources: a TOML file with `[[source]]` path, weight, optional name and field, and `epochs`,
+    /// how often the scarcest source may be read.
     #[arg(long, value_name = "FILE")]
     pub mix: Option<PathBuf>,
     /// The field of JSON lines, or the column of Parquet files, with the text.

@@ -114,7 +114,8 @@ impl<'a> Output<'a> {
         writeln!(self.out, "{}", Value::Object(object))
     }
 
-    /// Shows what is about to be signed: as text, or as `value` in the JSON object. `is_result` if the command ends with it.
+    /// Shows what is about to be signed: as text, or as `value` in the JSON object. `is_result` if the command ends
+    /// with it.
     pub fn preview(&mut self, text: &dyn fmt::Display, value: Value, is_result: bool) -> io::Result<()> {
         self.preview = value;
         if self.is_json() {

@@ -1,7 +1,7 @@
 //! `mettle receipts`: what a seat was paid for and why, from the validators' signed receipts (PROT-27).
 //!
-//! The receipts come from the validators' buckets, each checked against the digest that the chain anchored. The pay comes
-//! from the chain. Nothing is signed, and with `--uid` no key is needed.
+//! The receipts come from the validators' buckets, each checked against the digest that the chain anchored. The pay
+//! comes from the chain. Nothing is signed, and with `--uid` no key is needed.
 
 use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
 use anyhow::{bail, ensure};

@@ -22,8 +22,8 @@ use validator::audit::{
 
 /// Report a validator whose receipt contradicts its calls
 ///
-/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake. The reporter
-/// gets a part of it. `mettle audit` finds such contradictions.
+/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake. The
+/// reporter gets a part of it. `mettle audit` finds such contradictions.
 #[derive(Clone, Debug, clap::Args)]
 #[command(after_help = help::signing(&["mettle report --key my-account.json --window 212 --validator 3"]))]
 pub struct Report {

@@ -39,8 +39,9 @@ pub enum RunCommand {
     Fund(Fund),
     /// Show or change the run's economic terms: seats, stakes, pay
     ///
-    /// New terms take effect when the next epoch begins, so that work is paid by the terms under which it was done. Only
-    /// terms can change. The run's parameters, with which every participant computes the model, are fixed at creation.
+    /// New terms take effect when the next epoch begins, so that work is paid by the terms under which it was done.
+    /// Only terms can change. The run's parameters, with which every participant computes the model, are fixed at
+    /// creation.
     #[command(alias = "params", after_help = help::signing(&[
         "mettle run terms",
         "mettle run terms --key owner.json --set miner_seats_max=128 --set \"quorum=60 %\"",

@@ -84,7 +84,8 @@ pub async fn run(command: SeatCommand, output: &mut Output<'_>) -> anyhow::Resul
 /// The key that owns a seat.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ColdkeyFlags {
-    /// The account that owns the seat and its stake, or a proxy of it: a key file, or a development key such as //Alice.
+    /// The account that owns the seat and its stake, or a proxy of it: a key file, or a development key such as
+    /// //Alice.
     #[arg(long, value_name = "KEY", env = "METTLE_COLDKEY")]
     coldkey: String,
     /// A file whose first line is the coldkey's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.

@@ -75,8 +75,8 @@ fn dev(path: &str) -> Key {
 }
 
 impl Net {
-    /// Windows of 20 blocks; stake unbonds in one window. A block is made with each call and when the test says so, so that
-    /// a window lasts as long as the test needs.
+    /// Windows of 20 blocks; stake unbonds in one window. A block is made with each call and when the test says so, so
+    /// that a window lasts as long as the test needs.
     async fn new() -> Net {
         let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
@@ -182,7 +182,8 @@ impl Net {
         self.catch_up().await;
     }
 
-    /// Plays one epoch as the only validator: it attests, and gives all weight to one miner. Ends when the epoch is paid.
+    /// Plays one epoch as the only validator: it attests, and gives all weight to one miner. Ends when the epoch is
+    /// paid.
     async fn play_epoch(&self, validator: &str, miner: Uid) {
         let key = dev(validator);
         let hotkey = key.hotkey();

@@ -1,7 +1,8 @@
 //! A key on disk: its seed, encrypted under a password.
 //!
-//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the seed. Everything else in the file is associated
-//! data, so that a changed file does not open. The memory and time that a file asks for are bounded before they are spent.
+//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the seed. Everything else in the file is
+//! associated data, so that a changed file does not open. The memory and time that a file asks for are bounded before
+//! they are spent.
 
 use super::{Key, KeyError, KeyPassword, address};
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -94,8 +95,8 @@ struct JsonCipher {
 }
 
 impl KeyFile {
-    /// Writes `key` to a new file that only its owner may read, and creates its directories. Never overwrites a file, and
-    /// never leaves a partial one.
+    /// Writes `key` to a new file that only its owner may read, and creates its directories. Never overwrites a file,
+    /// and never leaves a partial one.
     pub fn create(path: &Path, key: &Key, password: &KeyPassword) -> Result<(), KeyError> {
         KeyFile::create_at_cost(path, key, password, Cost::default())
     }

@@ -14,9 +14,9 @@ const CHECK_SET: &str = include_str!("../../data/choices.jsonl");
 
 /// Measure the model's accuracy on multiple-choice questions
 ///
-/// Each line of FILE is a question: {"context": TEXT, "choices": [TEXT, …], "answer": INDEX}, counted from 0. As in lm-eval,
-/// a space separates context and choice. The model chooses the highest log-likelihood (acc), or the highest per character
-/// (acc_norm).
+/// Each line of FILE is a question: {"context": TEXT, "choices": [TEXT, …], "answer": INDEX}, counted from 0. As in
+/// lm-eval, a space separates context and choice. The model chooses the highest log-likelihood (acc), or the highest
+/// per character (acc_norm).
 #[derive(Clone, Debug, clap::Args)]
 pub struct ChooseContinuation {
     #[command(flatten)]
@@ -137,9 +137,9 @@ fn first_highest(values: &[f64]) -> usize {
     (1..values.len()).fold(0, |best, at| if values[at] > values[best] { at } else { best })
 }
 
-/// Tokens of a context and its continuation, as in lm-eval. White space at the context's end belongs to the continuation.
-/// Both are tokenised together, and cut after as many tokens as the context alone has. An empty context is an end of
-/// document.
+/// Tokens of a context and its continuation, as in lm-eval. White space at the context's end belongs to the
+/// continuation. Both are tokenised together, and cut after as many tokens as the context alone has. An empty context
+/// is an end of document.
 fn tokens_of(
     tokenizer: &TextTokenizer,
     context: &str,

@@ -32,7 +32,8 @@ use store::Limits;
 
 /// Export the model in Hugging Face format
 ///
-/// Writes a directory that `transformers` loads: LlamaForCausalLM in safetensors. The model is this node's own, or, with
+/// Writes a directory that `transformers` loads: LlamaForCausalLM in safetensors. The model is this node's own, or,
+/// with
 /// --published, a checkpoint that validators voted, fetched from their buckets.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ExportModel {

@@ -19,7 +19,8 @@ use std::{
 
 /// Check that a Hugging Face model can be trained here
 ///
-/// Shows the configuration and the digests of a run that starts from it. `mettle run create --weights DIR` creates one.
+/// Shows the configuration and the digests of a run that starts from it. `mettle run create --weights DIR` creates
+/// one.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ImportModel {
     /// A directory with config.json and safetensors of a LlamaForCausalLM.

@@ -1,4 +1,5 @@
-//! `mettle run create`: publishes a model's configuration, data and initial weights, then creates the run on the chain.
+//! `mettle run create`: publishes a model's configuration, data and initial weights, then creates the run on the
+//! chain.
 //!
 //! In this order, so that a participant that sees the run on the chain finds everything it names.
 
@@ -51,8 +52,8 @@ pub struct CreateRun {
     /// The model's configuration: a preset's name, or a JSON file.
     #[arg(long, value_name = "PRESET|FILE", default_value = "6m")]
     pub model: String,
-    /// Start from this model: a Hugging Face directory with config.json and safetensors of a LlamaForCausalLM. The data
-    /// must be tokenised with its tokenizer. `mettle model import DIR` checks whether it can be used.
+    /// Start from this model: a Hugging Face directory with config.json and safetensors of a LlamaForCausalLM. The
+    /// data must be tokenised with its tokenizer. `mettle model import DIR` checks whether it can be used.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "seed"])]
     pub weights: Option<PathBuf>,
     /// The training recipe as JSON [default: the protocol's].
