@@ -55,12 +55,12 @@ fuzz target="contribution_body" seconds="60":
 
 # What is unsafe in the kernels, under AddressSanitizer (Linux on x86-64)
 asan:
-    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test --release -p kernels --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode
+    RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CARGO_TARGET_DIR=target/asan cargo test --release -p kernels -p mettle-nn --target x86_64-unknown-linux-gnu --lib --test agree --test agree_encode --test agree_decode --test layers
 
-# How fast the normative codec and merge are, and the fast ones beside a copy of memory
+# Benchmarks of the reference and the fast codec and merge, and of the network's layers
 bench:
     cargo bench -p mettle-protocol
-    cargo bench -p kernels
+    cargo bench -p kernels -p mettle-nn
 
 # Every kernel on this machine beside a copy of memory, in one table
 report *arguments:

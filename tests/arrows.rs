@@ -15,6 +15,8 @@ const ARROWS: &[Arrows] = &[
     // The same answers, faster; and the engines that train and evaluate.
     ("kernels", &[], &["mettle-protocol"]),
     ("mettle-nn", &["mettle-protocol", "mettle-model", "kernels"], &[]),
+    ("mettle-nn-burn", &["mettle-model", "mettle-nn"], &[]),
+    ("mettle-engines", &["kernels", "mettle-model", "mettle-nn", "mettle-nn-burn"], &[]),
     // The rules of the chain, and what runs them.
     ("mettle-pallet-mock", &[], &[]),
     ("pallet-registry", &["mettle-protocol"], &["mettle-pallet-mock"]),
@@ -62,6 +64,7 @@ const ARROWS: &[Arrows] = &[
             "mettle-store",
             "mettle-model",
             "mettle-nn",
+            "mettle-engines",
             "mettle-chain-client",
             "mettle-node-kit",
             "validator",
@@ -100,6 +103,7 @@ const DAEMON: &[&str] = &[
     "mettle-protocol",
     "kernels",
     "mettle-nn",
+    "mettle-engines",
     "mettle-dataset",
     "mettle-store",
     "mettle-model",
@@ -130,7 +134,7 @@ const ANY: &[&str] = &[
 
 /// Third-party crates that decide how a crate is built, and the crates that may use them.
 const ROOMS: &[(&str, &[&str])] = &[
-    ("burn", &["mettle-nn"]),
+    ("burn", &["mettle-nn-burn"]),
     ("tokenizers", &["mettle-dataset"]),
     ("object_store", &["mettle-store"]),
     ("reqwest", &["mettle-store", "mettle-s3-server"]),
@@ -168,7 +172,16 @@ const ROOMS: &[(&str, &[&str])] = &[
     // Where there is a `main`. Below it, callers match on errors.
     (
         "anyhow",
-        &["mettle-node-kit", "mettle", "miner", "validator", "localnet", "kernels", "mettle-nn", "tests"],
+        &[
+            "mettle-node-kit",
+            "mettle",
+            "miner",
+            "validator",
+            "localnet",
+            "kernels",
+            "mettle-engines",
+            "tests",
+        ],
     ),
 ];
 

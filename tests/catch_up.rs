@@ -1,5 +1,5 @@
-//! Who joins at window 1,000 fetches one checkpoint and the updates since, and nothing else: counted name by name and byte by byte, on the
-//! real chain after a thousand windows that were all merged.
+//! A node that joins at window 1,000 fetches one checkpoint and the updates since, and nothing else: counted by name
+//! and byte, on the real runtime after a thousand merged windows.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -34,7 +34,7 @@ const MTL: u128 = 1_000_000_000_000;
 const CHECKPOINT: u32 = 1_000;
 const NOW: u32 = 1_007;
 
-/// Remembers what was fetched, and how large it was.
+/// Records each fetched object and its size.
 struct Watched {
     inner: Reader,
     fetched: Mutex<Vec<(ObjectKey, usize)>>,
@@ -88,7 +88,7 @@ fn url(name: &str) -> pallet_registry::Url {
     format!("https://{name}.invalid").into_bytes().try_into().expect("these URLs are short")
 }
 
-/// A run with one miner and one validator, and what the validator holds.
+/// A run with one miner and one validator, and the validator's state.
 struct Small {
     chain: SharedChain,
     buckets: Arc<Buckets>,
@@ -173,7 +173,7 @@ impl Small {
         self.chain.lock().go_to(Block(block));
     }
 
-    /// One window: a contribution, one look at it, one vote.
+    /// One window: a contribution, an attestation, a vote.
     async fn play(&mut self) {
         let (window, schedule) = (self.state.window, params().schedule);
         let opens = schedule.opens_at(window).0;
@@ -260,7 +260,7 @@ fn accepted(results: Vec<Result<(), String>>) {
 }
 
 #[tokio::test]
-async fn who_joins_at_window_1000_fetches_one_checkpoint_and_the_updates_since() {
+async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates_since() {
     let mut small = Small::new();
     let mut updates = BTreeMap::new();
     while small.state.window < Window(NOW) {
@@ -287,7 +287,7 @@ async fn who_joins_at_window_1000_fetches_one_checkpoint_and_the_updates_since()
     }
     assert_eq!(state, ModelState { buffer: None, ..small.state.clone() });
 
-    // Exactly this was fetched: the list of pieces, the pieces of the weights, seven updates.
+    // Fetched were the list of pieces, the pieces of the weights, and seven updates.
     let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
     let manifest_bytes = small.store.head(&manifest).await.unwrap() as usize;
     let mut expected = vec![(manifest, manifest_bytes)];

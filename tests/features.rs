@@ -13,6 +13,8 @@ const SELECTIONS: &[&[&str]] = &[
     &["mettle"],
     &["miner", "validator"],
     &["kernels", "mettle-nn"],
+    &["mettle-nn-burn"],
+    &["mettle-engines"],
     &["mettle-protocol"],
     &["mettle-store"],
     &["pallet-registry"],

@@ -1,5 +1,5 @@
-//! What a validator can wait for, it waits for: room on its disk, and data. The real one, window after window, on the real chain, whose blocks
-//! this test makes.
+//! A validator without disk space or data waits and loses nothing. The real validator runs window after window on the
+//! real runtime, whose blocks this test makes.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use model::RunSpec;
 use model::{ModelConfig, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, Trainer};
+use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
@@ -40,16 +40,18 @@ use tests::sim::{
     chain::{SharedChain, SimChain},
 };
 use validator::{
-    commit_reveal::CommitRevealStore, evaluate::Measurements, gauntlet::Sketches, receipts::Receipts,
-    salt::Salts, serve::Validator, strategy::Strategy, weight_vote::WeightVotes,
+    evaluate::{DeviceEvaluator, Measurements},
+    run::{Parts, Validator},
+    signed_db::SignedDb,
+    strategy::Strategy,
 };
 
 const RUN: RunId = RunId(0);
 const MTL: u128 = 1_000_000_000_000;
 const EPOCH: u32 = 2;
 const TRAINED: usize = 16;
-/// How long something may take that must happen.
-const AT_LAST: Duration = Duration::from_secs(240);
+/// Upper bound for every wait of this test.
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 fn params() -> RunParams {
     RunParams {
@@ -110,7 +112,7 @@ fn prepare(directory: &Path) -> PathBuf {
     data
 }
 
-/// A run with one validator, which is the program's own, and one miner, which this test plays.
+/// A run with one real validator, and one miner that this test plays.
 struct Scene {
     home: tempfile::TempDir,
     chain: SharedChain,
@@ -200,7 +202,7 @@ impl Scene {
         self.chain.seats_now(RUN).into_iter().find(|seat| seat.role == role).unwrap()
     }
 
-    /// The validator as the program makes it, but for where its data comes from, and its strategy.
+    /// The validator as the program makes it, with the given data and strategy.
     async fn validator(&self, dataset: Dataset, strategy: Box<dyn Strategy>) -> Validator {
         let chain = self.chain.signed_by(account(&key(2)));
         let follower = Arc::new(follower(&chain, &self.spec, &self.codec, &self.buckets, true));
@@ -210,16 +212,15 @@ impl Scene {
         journal.watch(Box::new(move |entry| lock(&entries).push(entry.clone())));
         let path = directory.join("model.state");
         let (sync_driver, _) = SyncDriver::open(follower, path, &mut journal).await.unwrap();
-        let (secret, run) = (key(2).to_bytes(), self.chain.run_now(RUN).unwrap());
-        Validator {
-            evaluator: Some(
-                Evaluator::new(&self.spec.model, DeviceChoice::Cpu, &sync_driver.state.theta).unwrap(),
-            ),
+        let evaluator = Evaluator::new(&self.spec.model, Device::CPU, &sync_driver.state.theta).unwrap();
+        let dataset = Arc::new(dataset);
+        Validator::new(Parts {
+            evaluator: Box::new(DeviceEvaluator { evaluator, dataset: dataset.clone() }),
             node: Node {
                 heads: sync_driver.follower.chain.heads(),
                 sync: sync_driver,
                 store: self.store.clone(),
-                dataset: Arc::new(dataset),
+                dataset,
                 key: key(2),
                 seat: self.seat(Role::Validator),
                 journal,
@@ -229,18 +230,27 @@ impl Scene {
                 windows_max: None,
                 lock: None,
             },
-            salts: Salts::new(&secret),
-            weight_votes: WeightVotes::load(&directory, &secret, false).unwrap().0,
-            commit_reveal: CommitRevealStore::load(&directory, &secret).unwrap(),
-            receipts: Receipts::load(&directory, RUN, &run.params, key(2)).unwrap(),
-            publishing: None,
-            reputations: Default::default(),
-            sketches: Sketches::default(),
+            signed: SignedDb::open(&directory, RUN, &params(), 0).unwrap().0,
             strategy,
             evaluations_max: 8,
             held_out_sequences: 4,
-            disk_full_retry: Default::default(),
-        }
+        })
+    }
+
+    /// The validator's database as it is on disk now.
+    fn signed(&self) -> SignedDb {
+        self.signed_from(&self.signed_bytes())
+    }
+
+    fn signed_bytes(&self) -> Vec<u8> {
+        fs::read(self.directory().join("signed.redb")).unwrap()
+    }
+
+    /// Opens a copy: the validator has the file open.
+    fn signed_from(&self, bytes: &[u8]) -> SignedDb {
+        let copy = tempfile::tempdir_in(self.home.path()).unwrap().keep();
+        fs::write(copy.join("signed.redb"), bytes).unwrap();
+        SignedDb::open(&copy, RUN, &params(), 0).unwrap().0
     }
 
     fn window(&self) -> Window {
@@ -286,7 +296,7 @@ impl Scene {
         self.until(&what, |entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)).await;
     }
 
-    /// The miner's part of the window that is open: trained, committed to, and there for everyone. Ends past the commit deadline.
+    /// Plays the miner in the open window: trains, commits, uploads. Ends after the commit deadline.
     async fn contribute(&mut self) {
         let (window, schedule) = (self.window(), params().schedule);
         self.until_held(window).await;
@@ -303,11 +313,11 @@ impl Scene {
         };
         let sequences = assignment.of(seat.id.uid).unwrap();
         let mut trainer =
-            Trainer::new(&self.spec.model, &self.spec.recipe, DeviceChoice::Cpu, &self.state.theta).unwrap();
+            Trainer::new(&self.spec.model, &self.spec.recipe, Device::CPU, &self.state.theta).unwrap();
         for batch in sequences.chunks(4) {
             trainer.step(&self.dataset.sequences(batch).unwrap()).unwrap();
         }
-        let after = trainer.weights_flat();
+        let after = trainer.weights_flat().unwrap();
         let wish: Vec<f32> =
             self.state.theta.iter().zip(&after).map(|(before, after)| before - after).collect();
         let schema = self.spec.schema().unwrap();
@@ -331,7 +341,7 @@ impl Scene {
         self.go_past(schedule.commit_deadline(window));
     }
 
-    /// The window is over; the miner follows too.
+    /// Ends the window. The miner follows too.
     async fn follow(&mut self) -> Outcome {
         let now = self.window();
         self.go_past(params().schedule.vote_deadline(now));
@@ -341,7 +351,7 @@ impl Scene {
         }
     }
 
-    /// A window in which nothing is in the way.
+    /// A window without trouble.
     async fn play(&mut self) {
         let now = self.window();
         self.contribute().await;
@@ -385,12 +395,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 async fn eventually(what: &str, is_so: impl Fn() -> bool) {
     let started = Instant::now();
     while !is_so() {
-        assert!(started.elapsed() < AT_LAST, "it never came that {what}");
+        assert!(started.elapsed() < TIMEOUT, "timeout: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// A step of a window, just before the validator writes down what it is bound to by it.
+/// A step of a window, just before the validator stores its statement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     Attest,
@@ -399,10 +409,10 @@ enum Step {
     Judge,
 }
 
-/// Honest, and tells when a step has come.
-struct Tells(Arc<dyn Fn(Step) + Send + Sync>);
+/// The default strategy, with a callback at each step.
+struct Observed(Arc<dyn Fn(Step) + Send + Sync>);
 
-impl Strategy for Tells {
+impl Strategy for Observed {
     fn verdicts(&mut self, _: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         (self.0)(Step::Attest);
         Some(own)
@@ -418,14 +428,14 @@ impl Strategy for Tells {
         own
     }
 
-    /// Something in any case: what the first window's work was worth is a matter of chance.
+    /// Never empty: the score of the first window depends on chance.
     fn weights(&mut self, view: &WindowView, _: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         (self.0)(Step::Weigh);
         view.slots.iter().map(|uid| (*uid, u16::MAX)).collect()
     }
 }
 
-/// Data that is not to be had for a while.
+/// Data that is unavailable for a while.
 struct Withheld {
     directory: PathBuf,
     withheld: AtomicBool,
@@ -436,7 +446,7 @@ impl PieceSource for Withheld {
     fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError> {
         if self.withheld.load(SeqCst) {
             self.refused.fetch_add(1, SeqCst);
-            return Err("nobody has it".into());
+            return Err("withheld by the test".into());
         }
         let read = |wanted: &ShardRange| {
             let shard = fs::read(dataset::shard_path(&self.directory, &wanted.shard))?;
@@ -447,7 +457,7 @@ impl PieceSource for Withheld {
 }
 
 #[tokio::test]
-async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
+async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
     let mut scene = Scene::new();
     let tokenizer = fs::read(dataset::tokenizer_path(&scene.data)).unwrap();
     let withheld = Arc::new(Withheld {
@@ -457,11 +467,11 @@ async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
     });
     let manifest = scene.dataset.manifest().clone();
     let data = Dataset::remote(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
-    let validator = scene.validator(data, Box::new(Tells(Arc::new(|_| {})))).await;
+    let validator = scene.validator(data, Box::new(Observed(Arc::new(|_| {})))).await;
     let play = async {
         scene.play().await;
 
-        // It attests and votes as ever: what it saw and merged needs no data.
+        // It attests and votes: that needs no data.
         withheld.withheld.store(true, SeqCst);
         let without = scene.window();
         scene.contribute().await;
@@ -479,7 +489,7 @@ async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
             scene.count(|entry| matches!(entry, Entry::Judged { window, .. } if *window == without)),
             0
         );
-        // Each window has its receipt, the one that was not judged too.
+        // Each window has its receipt, including the one that was not judged.
         for window in (0..3).map(Window) {
             let what = format!("the receipt of window {window} is published");
             scene
@@ -488,23 +498,23 @@ async fn a_validator_without_its_data_leaves_the_window_unjudged_and_goes_on() {
         }
     };
     tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         () = play => {}
     }
 }
 
-/// What tells a process that its disk is to be full now and then.
+/// Set in the process whose disk this test fills.
 const FULL: &str = "METTLE_TEST_PATIENCE_FULL";
 
-/// A limit on the length of files, which is to a process what a full disk is, is for all of it: so this is done by a process of its own.
+/// A limit on file sizes acts like a full disk on the whole process, so this needs a process of its own.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_validator_on_a_full_disk_waits_for_room_at_each_step_and_loses_nothing() {
-    // Without this the system would end it by a signal, and not only refuse.
+fn a_full_disk_delays_each_step_of_a_validator_and_loses_nothing() {
+    // Without the trap the system ends the process by a signal.
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "the_process_whose_disk_is_full", "--nocapture"])
+        .args(["--exact", "the_process_with_a_full_disk", "--nocapture"])
         .env(FULL, "1")
         .output()
         .unwrap();
@@ -513,15 +523,15 @@ fn a_validator_on_a_full_disk_waits_for_room_at_each_step_and_loses_nothing() {
     assert!(said.contains("1 passed"), "{said}");
 }
 
-/// That process's main. Otherwise nothing.
+/// The main function of that process. Does nothing otherwise.
 #[tokio::test]
-async fn the_process_whose_disk_is_full() {
+async fn the_process_with_a_full_disk() {
     if std::env::var_os(FULL).is_some() {
-        wait_for_room_at_each_step().await;
+        fill_the_disk_at_each_step().await;
     }
 }
 
-/// What is logged.
+/// Collects the log.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -546,24 +556,24 @@ impl Log {
     }
 }
 
-/// No file of this process may become longer than this.
-fn disk_full_retry(bytes: &str) {
+/// Limits the size of every file of this process.
+fn limit_files(bytes: &str) {
     let id = std::process::id().to_string();
     let limit = format!("--fsize={bytes}:");
     let done = Command::new("prlimit").args(["--pid", &id, &limit]).status();
     assert!(done.expect("prlimit is part of every Linux").success(), "{bytes}");
 }
 
-async fn wait_for_room_at_each_step() {
+async fn fill_the_disk_at_each_step() {
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).init();
     let mut scene = Scene::new();
     let fill_at = Arc::new(Mutex::new(None));
     let order = fill_at.clone();
-    let strategy = Tells(Arc::new(move |step| {
+    let strategy = Observed(Arc::new(move |step| {
         if lock(&order).take_if(|fill_at| *fill_at == step).is_some() {
-            disk_full_retry("0");
+            limit_files("0");
         }
     }));
     let fill = |at: Step| *lock(&fill_at) = Some(at);
@@ -572,52 +582,51 @@ async fn wait_for_room_at_each_step() {
     let play = async {
         scene.play().await;
 
-        // At each step of a window it waits, has told the chain nothing, and goes on once there is room.
+        // At each step of a window it waits, tells the chain nothing, and continues once there is space.
         let window = scene.window();
         let uid = scene.seat(Role::Validator).id.uid;
         fill(Step::Attest);
         scene.contribute().await;
-        eventually("there is no room to attest", || log.refusals() == 1).await;
+        eventually("the disk is full before the attestation", || log.refusals() == 1).await;
         assert!(!scene.view(window).attested.contains(&uid));
-        disk_full_retry("unlimited");
+        limit_files("unlimited");
         scene.until_attested().await;
         assert!(scene.view(window).attested.contains(&uid));
-        let directory = scene.directory();
-        let kept = || Receipts::load(&directory, RUN, &params(), key(2)).unwrap();
-        assert!(
-            kept().report(window).is_some_and(|said| said.attestation.is_some() && said.merged.is_none())
-        );
+        let signed = scene.signed();
+        let report = signed.report(window).expect("the attestation is stored");
+        assert!(report.attestation.is_some() && report.merged.is_none());
 
         fill(Step::Vote);
         scene.go_past(schedule.attest_deadline(window));
-        eventually("there is no room to vote", || log.refusals() == 2).await;
+        eventually("the disk is full before the vote", || log.refusals() == 2).await;
         assert!(scene.view(window).votes.is_empty());
         fill(Step::Weigh);
-        disk_full_retry("unlimited");
+        limit_files("unlimited");
         scene.until_voted().await;
-        assert!(kept().report(window).is_some_and(|said| said.merged.is_some()));
 
-        eventually("there is no room for the weights", || log.refusals() == 3).await;
+        eventually("the disk is full before the weight vote", || log.refusals() == 3).await;
         assert_eq!(log.lines("committed to weights"), 0);
-        let weight_votes = || WeightVotes::load(&directory, &key(2).to_bytes(), true).unwrap().0;
-        assert!(weight_votes().of(RUN, 0).is_none());
+        let on_full_disk = scene.signed_bytes();
         fill(Step::Judge);
-        disk_full_retry("unlimited");
+        limit_files("unlimited");
+        let signed = scene.signed_from(&on_full_disk);
+        assert!(signed.report(window).is_some_and(|report| report.merged.is_some()));
+        assert!(signed.weight_vote(0).is_none());
         eventually("the weights are committed to", || log.lines("committed to weights") == 1).await;
-        assert!(weight_votes().of(RUN, 0).is_some());
+        assert!(scene.signed().weight_vote(0).is_some());
 
         assert!(matches!(scene.follow().await, Outcome::Merged(_)));
-        eventually("there is no room to judge", || log.refusals() == 4).await;
+        eventually("the disk is full before the receipt", || log.refusals() == 4).await;
         assert_eq!(
             scene.count(|entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)),
             0
         );
-        disk_full_retry("unlimited");
+        limit_files("unlimited");
         scene.until_judged(window).await;
-        assert!(kept().signed_until() == Some(window));
+        assert_eq!(scene.signed().signed_until(), Some(window));
         assert_eq!(log.lines("the disk has space again"), 4);
 
-        // Where there is none before a deadline, the window passes without it.
+        // Without space before the deadline, the window passes without the step.
         let window = scene.window();
         let posted = |entry: &Entry| matches!(entry, Entry::Posted { epoch: 0, .. });
         scene.until_held(window).await;
@@ -625,22 +634,22 @@ async fn wait_for_room_at_each_step() {
         scene.until("the weights are shown", posted).await;
         fill(Step::Attest);
         scene.contribute().await;
-        eventually("there is no room to attest", || log.refusals() == 5).await;
-        // So early that the chain could still be told.
+        eventually("the disk is full before the attestation", || log.refusals() == 5).await;
+        // Early enough for the chain.
         scene.go_past(Block(schedule.attest_deadline(window).0 - 6));
-        let no_room = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk was full"));
-        scene.until("it says why it attested nothing", no_room).await;
+        let skipped = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk was full"));
+        scene.until("it journals why it attested nothing", skipped).await;
         assert!(!scene.view(window).attested.contains(&uid));
         fill(Step::Judge);
         assert!(matches!(scene.follow().await, Outcome::Void(_)));
-        // Its receipt has to wait, and not even the next model can be kept. Then there is room, and all is as if there always had been.
+        // Neither the receipt nor the next model can be saved. Then there is space, and both are.
         eventually("the window is measured", || lock(&fill_at).is_none()).await;
         scene.go_past(schedule.opens_at(window.next()));
         let held = |entry: &Entry| matches!(entry, Entry::Holds { window: of, .. } if *of == window.next());
-        eventually("there is no room for the model", || log.refusals() == 6).await;
+        eventually("the disk is full before the model is saved", || log.refusals() == 6).await;
         assert_eq!(log.lines("not judged yet"), 1);
         assert_eq!(scene.count(held), 0);
-        disk_full_retry("unlimited");
+        limit_files("unlimited");
         scene.until_held(window.next()).await;
         scene.until_judged(window).await;
         scene.play().await;
@@ -657,34 +666,33 @@ async fn wait_for_room_at_each_step() {
         }
         assert_eq!(scene.count(|entry| matches!(entry, Entry::Unpublished { .. })), 0);
 
-        // Told to stop while it waits, it stops: below, whatever it is at is dropped.
+        // It can be stopped while it waits: the future is dropped below.
         fill(Step::Attest);
         let refusals = log.refusals();
         scene.contribute().await;
-        eventually("there is no room to attest", || log.refusals() == refusals + 1).await;
+        eventually("the disk is full before the attestation", || log.refusals() == refusals + 1).await;
     };
     tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         () = play => {}
     }
-    // What is on disk is whole, and binds nobody to what the chain was not told.
-    disk_full_retry("unlimited");
+    // The disk has complete files, and no statement that the chain was not told.
+    limit_files("unlimited");
     let window = scene.window();
-    let receipts = Receipts::load(&scene.directory(), RUN, &params(), key(2)).unwrap();
-    assert_eq!(receipts.report(window), None);
-    assert!(receipts.signed_until().is_some());
-    let weight_votes = WeightVotes::load(&scene.directory(), &key(2).to_bytes(), true).unwrap().0;
-    assert!(weight_votes.of(RUN, window.epoch(EPOCH)).is_none());
+    let signed = scene.signed();
+    assert_eq!(signed.report(window), None);
+    assert!(signed.signed_until().is_some());
+    assert!(signed.weight_vote(window.epoch(EPOCH)).is_none());
     let state = ModelState::load(&scene.directory().join("model.state"), RUN, scene.state.theta.len());
     assert_eq!(state.unwrap().unwrap().window, window);
 }
 
-/// A directory whose file for the checkpoint that is fetched is the system's own full disk, for a while.
+/// The file of the fetched checkpoint is `/dev/full` for a while.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
+async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     let mut scene = Scene::new();
-    let validator = scene.validator(scene.dataset.clone(), Box::new(Tells(Arc::new(|_| {})))).await;
+    let validator = scene.validator(scene.dataset.clone(), Box::new(Observed(Arc::new(|_| {})))).await;
     let play = async {
         while scene.chain.run_now(RUN).unwrap().checkpoint.is_none() {
             scene.play().await;
@@ -694,13 +702,13 @@ async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
         let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
         let started = Instant::now();
         while scene.store.head(&manifest).await.is_err() {
-            assert!(started.elapsed() < AT_LAST, "the checkpoint is never published");
+            assert!(started.elapsed() < TIMEOUT, "the checkpoint is never published");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         checkpoint
     };
     let checkpoint = tokio::select! {
-        ended = validator.serve() => panic!("{ended:?}"),
+        ended = validator.run() => panic!("{ended:?}"),
         checkpoint = play => checkpoint,
     };
 
@@ -732,7 +740,7 @@ async fn who_joins_on_a_full_disk_waits_for_room_and_then_has_the_checkpoint() {
     assert_eq!(asked.pieces.load(SeqCst), 3, "the model is of one piece");
 }
 
-/// Counts the pieces of checkpoints that are asked for.
+/// Counts requests for pieces of checkpoints.
 struct Asked {
     inner: Reader,
     pieces: AtomicUsize,

@@ -1,52 +1,52 @@
-//! One body, compiled once for each width of vector unit, and chosen when the program runs.
+//! Compiles one function body for several vector widths and picks one at run time.
 //!
-//! Built for any x86-64, a loop may use vectors of 128 bits only. `widest!` compiles the same body twice more, for
-//! AVX2 and AVX-512, and picks by what the processor says of itself. The compiler may not fuse or reorder floating-point
+//! A build for any x86-64 may use 128-bit vectors only. [`widest!`](crate::lanes::widest) compiles the same body twice
+//! more, for AVX2 and AVX-512, and picks by `cpuid`. The compiler may neither fuse nor reorder floating-point
 //! operations, so all three give the same bits.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
-/// Partial results that a loop keeps side by side: as many as the widest vector holds, whatever the width in use.
-pub(crate) const LANES: usize = 16;
+/// Partial results that a loop keeps side by side: 16 `f32`, the widest vector, whatever the width in use.
+pub const LANES: usize = 16;
 
-/// A width of vector unit that the kernels are compiled for, narrowest first.
+/// A vector width that the kernels are compiled for, narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Width {
-    /// What every processor of the target has: on x86-64 SSE2, 128 bits.
+    /// The target's baseline: on x86-64 SSE2, 128 bits.
     Portable,
-    /// 256 bits, with the bit instructions that came along (BMI, LZCNT, POPCNT).
+    /// 256 bits, with BMI, LZCNT and POPCNT.
     Avx2,
-    /// 512 bits: F, BW, CD, DQ and VL, which came together.
+    /// 512 bits: F, BW, CD, DQ and VL.
     Avx512,
 }
 
-/// The width in use, as a [`Width`]; one that the processor has, or [`UNKNOWN`].
+/// The width in use as a [`Width`], or [`UNKNOWN`].
 static IN_USE: AtomicU8 = AtomicU8::new(UNKNOWN);
 
-/// Nobody has asked the processor yet.
+/// Not detected yet.
 const UNKNOWN: u8 = u8::MAX;
 
-/// From now on the whole process uses no wider vectors than these. `limit(Width::Avx512)` lifts the limit.
+/// Limits the vector width of the whole process; `limit(Width::Avx512)` lifts the limit.
 ///
-/// For tests and reports, which run every path of one machine: no result ever depends on it, only the time does.
+/// For tests and reports, which run every path of one machine. Results do not depend on it.
 pub fn limit(width: Width) {
     let widest = Width::available().filter(|available| *available <= width).last();
     IN_USE.store(widest.unwrap_or(Width::Portable) as u8, Relaxed);
 }
 
-/// What the kernels use: the widest that the processor has and [`limit`] allows.
+/// The width in use: the widest that the processor has and [`limit`] allows.
 #[inline]
 pub fn width() -> Width {
     match IN_USE.load(Relaxed) {
-        UNKNOWN => ask(),
+        UNKNOWN => detect(),
         in_use => Width::ALL[usize::from(in_use)],
     }
 }
 
 #[cold]
-fn ask() -> Width {
+fn detect() -> Width {
     let widest = Width::available().last().unwrap_or(Width::Portable);
-    // A limit that was set in the meantime stays.
+    // Keep a limit set by another thread in the meantime.
     match IN_USE.compare_exchange(UNKNOWN, widest as u8, Relaxed, Relaxed) {
         Ok(_) => widest,
         Err(in_use) => Width::ALL[usize::from(in_use)],
@@ -56,12 +56,12 @@ fn ask() -> Width {
 impl Width {
     pub const ALL: [Width; 3] = [Width::Portable, Width::Avx2, Width::Avx512];
 
-    /// The widths that this processor has, narrowest first.
+    /// The widths of this processor, narrowest first.
     pub fn available() -> impl Iterator<Item = Width> {
         Width::ALL.into_iter().filter(|width| width.is_available())
     }
 
-    /// Whether this processor has all that code compiled for this width may use.
+    /// Whether this processor has every instruction set that code of this width may use.
     pub fn is_available(self) -> bool {
         #[cfg(target_arch = "x86_64")]
         {
@@ -87,7 +87,10 @@ impl Width {
     }
 }
 
-/// `widest! { pub fn name(args) -> result = body; }`: `body` is an `#[inline(always)]` function with the same arguments.
+/// `widest! { pub fn name(args) -> result = body; }` compiles `body`, an `#[inline(always)]` function with the same
+/// arguments, for every [`Width`](crate::lanes::Width) and calls the one in use.
+#[macro_export]
+#[doc(hidden)]
 macro_rules! widest {
     ($(#[$attribute:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? = $body:path;) => {
         $(#[$attribute])*
@@ -103,7 +106,7 @@ macro_rules! widest {
                     $body($($argument),*)
                 }
                 match $crate::lanes::width() {
-                    // SAFETY: the processor has said that it has what this width stands for.
+                    // SAFETY: `width` returns only widths that the processor has.
                     $crate::lanes::Width::Avx512 => return unsafe { with_avx512($($argument),*) },
                     // SAFETY: as above.
                     $crate::lanes::Width::Avx2 => return unsafe { with_avx2($($argument),*) },
@@ -114,23 +117,8 @@ macro_rules! widest {
         }
     };
 }
-pub(crate) use widest;
-
-/// `Σ a·b`, summed in lanes: for the bodies of `widest!`.
-#[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0; LANES];
-    let (mut a, mut b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    for (a, b) in a.by_ref().zip(b.by_ref()) {
-        for ((sum, &a), &b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
-        }
-    }
-    for ((sum, &a), &b) in sums.iter_mut().zip(a.remainder()).zip(b.remainder()) {
-        *sum += a * b;
-    }
-    sums.iter().sum()
-}
+#[doc(inline)]
+pub use widest;
 
 #[cfg(test)]
 mod tests {

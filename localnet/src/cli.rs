@@ -1,6 +1,6 @@
 //! The command line of `localnet`.
 
-use crate::{roles, up};
+use crate::{log, roles, up};
 use clap::{Parser, Subcommand};
 use node::program;
 use std::process::ExitCode;
@@ -15,16 +15,19 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Start chain, store, miners and validators, and show what they do.
+    /// Start a chain, a store, miners and validators, and show the state of the network.
     Up(Box<up::Up>),
-    /// One process of a network; `up` starts these.
+    /// One process of a network; started by `up`.
     #[command(subcommand, hide = true)]
     Role(roles::Role),
 }
 
 pub fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Up(up) => program::run_to_exit(Box::pin(up::run(*up))),
+        Command::Up(up) => {
+            log::init();
+            program::run_to_exit(Box::pin(up::run(*up)))
+        }
         Command::Role(role) => roles::run(role),
     }
 }

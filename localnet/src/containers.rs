@@ -1,14 +1,14 @@
-//! A network whose processes somebody else starts, such as a container engine: what it is made of is written down first (`role plan`), the
-//! run and its seats follow once chain and store are up (`role set-up`), and each container can be asked whether it is well (`role check`).
+//! A network whose processes are started from outside, by a container engine: `role plan` writes its plan, `role set-up` creates the run
+//! and the seats once chain and store run, and `role check` tells the health of a container.
 //!
-//! Both preparations may be made again at any time: what is done is left as it is.
+//! Both preparations may be repeated at any time: they skip what is done.
 
 use crate::{
     defaults,
     layout::{ChainPlan, PLAN_VERSION, Plan},
-    roles::StoreSettings,
     seats::Seats,
     setup::{self, Work},
+    store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
@@ -18,23 +18,23 @@ use tokio::{
     net::TcpStream,
 };
 
-/// How long a question about health may take.
+/// How long a health request may take.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// More than any answer about health has.
+/// Longer than any health response.
 const ANSWER_BYTES_MAX: u64 = 64 << 10;
 
 #[derive(Debug, clap::Args)]
 pub struct MakePlan {
-    /// Where the plan is kept; it is left as it is if it is there.
+    /// The file of the plan; an existing one is kept.
     #[arg(long)]
     pub plan: PathBuf,
-    /// Where the store's process finds its settings.
+    /// The settings file of the store's process.
     #[arg(long)]
     pub store_settings: PathBuf,
-    /// Where the store keeps its objects.
+    /// The directory of the store's objects.
     #[arg(long)]
     pub store_data: PathBuf,
-    /// By which name the store is found.
+    /// The host name of the store.
     #[arg(long)]
     pub store_host: String,
     #[arg(long)]
@@ -54,10 +54,10 @@ pub struct MakePlan {
 pub struct SetUp {
     #[arg(long)]
     pub plan: PathBuf,
-    /// The directory with a home for each seat.
+    /// The directory with the home of each seat.
     #[arg(long)]
     pub dir: PathBuf,
-    /// The prepared data that is published.
+    /// The prepared data to publish.
     #[arg(long)]
     pub dataset: PathBuf,
     #[arg(long, default_value_t = defaults::NODE_TRAIN_BLOCKS)]
@@ -72,7 +72,7 @@ pub struct Check {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Whether a node is in step with the others and finalises blocks.
+    /// Whether a node is synced and finalises blocks.
     Node { address: SocketAddr },
     /// Whether the store answers.
     Store { address: SocketAddr },
@@ -80,7 +80,7 @@ enum What {
     Role { address: SocketAddr },
 }
 
-/// Draws the network's secrets and writes them down.
+/// Draws the secrets of the network and writes the plan.
 pub async fn plan(make: MakePlan) -> anyhow::Result<()> {
     let plan = match Plan::read(&make.plan)? {
         Some(plan) => plan,
@@ -119,7 +119,7 @@ pub async fn set_up(set_up: SetUp) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Ends well if all is well, and says why not if it is not.
+/// Fails with the reason if the container is not healthy.
 pub async fn check(check: Check) -> anyhow::Result<()> {
     match check.what {
         What::Node { address } => check_node(address).await,
@@ -134,19 +134,19 @@ pub async fn check(check: Check) -> anyhow::Result<()> {
 
 async fn check_node(address: SocketAddr) -> anyhow::Result<()> {
     let health = call(address, "system_health", json!([])).await?;
-    ensure!(health["isSyncing"] == json!(false), "the node is not in step with the others yet: {health}");
+    ensure!(health["isSyncing"] == json!(false), "the node is not synced yet: {health}");
     let head = call(address, "chain_getFinalizedHead", json!([])).await?;
     let header = call(address, "chain_getHeader", json!([head])).await?;
     let number = header["number"].as_str().and_then(|number| number.strip_prefix("0x"));
     let number = number.and_then(|number| u64::from_str_radix(number, 16).ok());
     match number {
-        Some(0) => bail!("no block is final yet"),
+        Some(0) => bail!("no block is finalised yet"),
         Some(_) => Ok(()),
-        None => bail!("the node's answer is none: {header}"),
+        None => bail!("not a block header: {header}"),
     }
 }
 
-/// Calls a method of a node's JSON-RPC, and returns its result.
+/// Calls a method of a node's JSON-RPC. Returns its result.
 async fn call(address: SocketAddr, method: &str, params: Value) -> anyhow::Result<Value> {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
     let (status, answer) = ask(address, "POST", "/", &body).await?;
@@ -159,7 +159,7 @@ async fn call(address: SocketAddr, method: &str, params: Value) -> anyhow::Resul
     }
 }
 
-/// One HTTP request; the answer's status and body.
+/// Sends one HTTP request. Returns status and body of the response.
 async fn ask(address: SocketAddr, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, String)> {
     let request = format!(
         "{method} {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
@@ -188,7 +188,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tokio::net::TcpListener;
 
-    /// Answers each connection with the next of `answers`, and keeps what was asked.
+    /// Answers each connection with the next of `answers`, and records the requests.
     async fn server(answers: Vec<String>) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_is_well_once_it_is_in_step_and_has_finalised_a_block() {
+    async fn a_node_is_healthy_once_it_is_synced_and_has_finalised_a_block() {
         let synced = result(json!({ "isSyncing": false, "peers": 3 }));
         let head = result(json!("0xab"));
         let header = |number: &str| result(json!({ "number": number }));
@@ -223,9 +223,9 @@ mod tests {
         check_node(well).await.unwrap();
         assert!(asked.lock().unwrap()[2].contains("\"params\":[\"0xab\"]"));
         let (young, _) = server(vec![synced.clone(), head.clone(), header("0x0")]).await;
-        assert!(check_node(young).await.unwrap_err().to_string().contains("no block is final yet"));
+        assert!(check_node(young).await.unwrap_err().to_string().contains("no block is finalised yet"));
         let (behind, _) = server(vec![result(json!({ "isSyncing": true }))]).await;
-        assert!(check_node(behind).await.unwrap_err().to_string().contains("not in step"));
+        assert!(check_node(behind).await.unwrap_err().to_string().contains("not synced"));
         let (odd, _) = server(vec![synced, head, header("many")]).await;
         assert!(check_node(odd).await.is_err());
         let (other, _) = server(vec!["hello\r\n".into()]).await;
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_role_is_well_if_it_says_so() {
+    async fn a_role_is_healthy_if_its_health_endpoint_says_so() {
         let (well, asked) = server(vec![http(200, "{}")]).await;
         check(Check { what: What::Role { address: well } }).await.unwrap();
         assert!(asked.lock().unwrap()[0].starts_with("GET /health HTTP/1.1"));

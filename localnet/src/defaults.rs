@@ -1,4 +1,4 @@
-//! The network that `up` makes if nothing else is asked for: small enough for two cores, and learning in minutes.
+//! The default network of `up`: small enough for two cores, and it learns in minutes.
 
 use model::RunSpec;
 use model::{ModelConfig, Recipe};
@@ -12,28 +12,28 @@ pub const VALIDATORS: u16 = 3;
 pub const BLOCK_MILLIS: u64 = 500;
 /// Blocks of a window in which miners train.
 pub const TRAIN_BLOCKS: u32 = 28;
-/// Time between two blocks of the real nodes' chain named `local`. The runtime says so; here it is only for estimates.
+/// Time between two blocks of the real nodes' chain `local`, for estimates only: the runtime sets it.
 pub const NODE_BLOCK_MILLIS: u64 = 2_000;
-/// The same time for training as with the development chain, and twice: four nodes compute as well.
+/// Twice the training time of the development chain, because four nodes compute as well.
 pub const NODE_TRAIN_BLOCKS: u32 = 14;
-/// Blocks by which GRANDPA's finality trails the newest block: two when all goes well, one for the machine's sake.
+/// Blocks by which GRANDPA's finality trails the best block: two, and one more for a busy machine.
 pub const NODE_FINALITY_LAG: u32 = 3;
 /// Tokens in the vocabulary that is learned from the text.
 pub const VOCABULARY: usize = 2048;
-/// Tokens of a sequence that are predicted.
+/// Predicted tokens of a sequence.
 pub const SEQUENCE: usize = 64;
 
 /// One token of the chain, in its smallest unit.
 const MTL: u128 = 1_000_000_000_000;
 pub const VALIDATOR_STAKE: u128 = 1_000 * MTL;
 pub const MINER_STAKE: u128 = 10 * MTL;
-/// What each coldkey gets from the well-known development account: its stake, deposits, and fees.
+/// The endowment of each coldkey: for stake, deposits and fees.
 pub const COLDKEY_FUNDS: u128 = 2_000 * MTL;
-/// What each hotkey gets, for fees.
+/// The endowment of each hotkey, for fees.
 pub const HOTKEY_FUNDS: u128 = 10 * MTL;
 pub const TREASURY: u128 = 100_000 * MTL;
 
-/// Parameters of the run. `finality_lag` widens what waits for finality.
+/// Parameters of the run. `finality_lag` widens the phases that wait for finality.
 pub fn params(finality_lag: u32) -> RunParams {
     RunParams {
         schedule: schedule(TRAIN_BLOCKS, finality_lag),
@@ -45,7 +45,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         density: Density(512),
         merge_density: Density(1695),
         merge_rule: MergeRule::MeanOverHits,
-        // At 0.95 what was sent windows ago still pulls when the model has moved on: a short run overshoots.
+        // At 0.95 old residuals still pull after the model has moved on, and a short run overshoots.
         error_feedback_decay: F32Bits::of(0.5),
         outer_rate: F32Bits::of(1.0),
         evaluation_fraction: F32Bits::of(0.2),
@@ -53,7 +53,7 @@ pub fn params(finality_lag: u32) -> RunParams {
         evaluation_wait_max: 4,
         places: 4,
         reserve_places: 2,
-        // A demonstration has no strangers: whoever is valid is merged, whatever its weight so far.
+        // A demonstration has no strangers: every valid contribution is merged, whatever the weight of its miner.
         newcomer_windows: 1_000,
         min_contributions: 1,
         checkpoint_windows: 4,
@@ -61,7 +61,7 @@ pub fn params(finality_lag: u32) -> RunParams {
     }
 }
 
-/// Who may sit in the run, and what it pays.
+/// The economic parameters of the run.
 pub fn terms() -> Terms {
     Terms {
         electorate_max: 16,
@@ -73,9 +73,9 @@ pub fn terms() -> Terms {
     }
 }
 
-/// A window that leaves `train_blocks` for training and as little as is safe for the rest.
+/// A window with `train_blocks` for training and the shortest safe phases after it.
 pub fn schedule(train_blocks: u32, finality_lag: u32) -> Schedule {
-    // Each step acts on finalised blocks and is included a block or two later.
+    // Each phase acts on finalised blocks, and its extrinsics are included a block or two later.
     let step = 3 + finality_lag;
     let commit_by = train_blocks + finality_lag;
     Schedule {

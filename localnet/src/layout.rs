@@ -1,9 +1,9 @@
-//! A network's directory: what lies where, and whose it is.
+//! The directory of a network: its files, its lock, and the plan of the network.
 //!
 //! ```text
-//! network.json          what the network is made of; written last, so that its presence means a whole one
+//! network.json          the plan of the network; written last, so that it marks a complete one
 //! lock                  held while a network runs
-//! chain/  store/        what chain and store keep; node-0/ … instead of chain/ where real nodes serve the chain
+//! chain/  store/        the data of chain and store; node-0/ … in place of chain/ with real nodes
 //! miner-0/ … validator-0/ …
 //!     settings.toml  coldkey.json  hotkey.json  password  log.txt  data/journal.jsonl  …
 //!
@@ -16,27 +16,27 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the network is made of, as `network.json` keeps it.
+/// The plan of a network, as in `network.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     pub version: u32,
     pub chain: ChainPlan,
-    /// Where the seats find the store; it is ours alone where that is this machine.
+    /// The host at which the seats reach the store.
     pub store_host: String,
     pub store_port: u16,
     pub finality_lag: u32,
     pub run: u32,
-    /// Port and token at which faults of the store are ordered; tests use it.
+    /// Port and token of the store's fault injection, for tests.
     pub store_admin: Option<(u16, String)>,
     /// Access key and secret key of the origin's bucket.
     pub origin_keys: (String, String),
-    /// Where the prepared data lies; without it, the seats fetch it from the origin's bucket.
+    /// The directory of the prepared data. Without it, the seats fetch the data from the origin's bucket.
     pub dataset: Option<PathBuf>,
     pub seats: Vec<SeatPlan>,
 }
 
-/// What serves the chain.
+/// The chain of a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "snake_case")]
 pub enum ChainPlan {
@@ -44,7 +44,7 @@ pub enum ChainPlan {
     Embedded { port: u16, block_millis: u64 },
     /// Real nodes, each an authority of the `local` chain.
     Nodes { binary: PathBuf, nodes: Vec<NodePlan> },
-    /// Nodes that somebody else starts and stops: their URLs.
+    /// Nodes that are started and stopped from outside: their URLs.
     Elsewhere { urls: Vec<String> },
 }
 
@@ -54,12 +54,12 @@ pub enum ChainPlan {
 pub struct NodePlan {
     /// Also the name of its directory, such as `node-0`.
     pub name: String,
-    /// Whose well-known keys it makes blocks with: `alice`, …
+    /// The authority whose well-known keys the node has: `alice`, …
     pub authority: String,
     pub rpc_port: u16,
     pub p2p_port: u16,
     pub metrics_port: u16,
-    /// The secret by which other nodes know it, in hex.
+    /// The secret of its network identity, in hex.
     pub node_key: String,
 }
 
@@ -70,10 +70,10 @@ pub struct SeatPlan {
     /// Also the name of the seat's directory and bucket, such as `miner-0`.
     pub name: String,
     pub uid: u16,
-    /// How it behaves: [`crate::seats::HONEST`], or the name of an adversary.
+    /// [`crate::seats::HONEST`], or the name of an adversary.
     #[serde(rename = "conduct", default = "honest")]
     pub strategy: String,
-    /// Where an adversary answers its readers itself, on this machine.
+    /// The port on this machine at which an adversary serves its readers itself.
     #[serde(rename = "door", default, skip_serializing_if = "Option::is_none")]
     pub proxy_port: Option<u16>,
     pub access_key: String,
@@ -85,28 +85,28 @@ fn honest() -> String {
 }
 
 pub const PLAN_VERSION: u32 = 2;
-/// The bucket of whoever created the run.
+/// The bucket of the run's owner.
 pub const ORIGIN: &str = "origin";
 
-/// A directory that is ours while this value lives.
+/// A directory that is locked while this value lives.
 #[derive(Debug)]
 pub struct LockedDirectory {
     path: PathBuf,
     lock: fs::File,
-    /// Present where a network was set up here before.
+    /// The plan of the network that was set up here before, if any.
     pub plan: Option<Plan>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum LayoutError {
-    #[error("{} is in use by another network that runs right now; stop it, or use another --dir", path.display())]
+    #[error("{} is in use by another network that runs right now; stop that network, or use another --dir", path.display())]
     InUse { path: PathBuf },
     #[error(
-        "{} holds files that are no network of ours (first: {first}). Use an empty or a new directory", path.display()
+        "{} holds files that are no network of this program (first: {first}). Use an empty or a new directory", path.display()
     )]
     Foreign { path: PathBuf, first: String },
     #[error(
-        "{} was left behind half set up, and cannot be resumed. Remove it, or use another --dir", path.display()
+        "{} was left half set up, and cannot be resumed. Remove it, or use another --dir", path.display()
     )]
     HalfWritten { path: PathBuf },
     #[error("{} was written by another release (version {found}, this one knows {PLAN_VERSION}). Use another --dir", path.display())]
@@ -118,7 +118,7 @@ pub enum LayoutError {
 }
 
 impl LockedDirectory {
-    /// Claims `path`: a network of ours to resume, an empty directory, or one to make.
+    /// Locks `path`: the directory of a network to resume, an empty one, or one that is created.
     pub fn lock(path: &Path) -> Result<LockedDirectory, LayoutError> {
         let failed = |source| LayoutError::Io { path: path.to_owned(), source };
         fs::create_dir_all(path).map_err(failed)?;
@@ -130,7 +130,7 @@ impl LockedDirectory {
             names.push(entry.map_err(failed)?.file_name().to_string_lossy().into_owned());
         }
         names.sort();
-        // Our own lock is the first file in and the mark of the house: without it, the directory is somebody else's.
+        // The lock is the first file of a network. A directory without it belongs to something else.
         if !names.is_empty() && !names.iter().any(|name| name == "lock") {
             let first = names.swap_remove(0);
             return Err(LayoutError::Foreign { path, first });
@@ -157,7 +157,7 @@ impl LockedDirectory {
         &self.path
     }
 
-    /// Declares the network whole.
+    /// Writes the plan, which marks the network as complete.
     pub fn write_plan(&mut self, plan: Plan) -> Result<(), node::durable::FileError> {
         plan.write(&self.path.join("network.json"))?;
         self.plan = Some(plan);
@@ -166,8 +166,7 @@ impl LockedDirectory {
 }
 
 impl Drop for LockedDirectory {
-    /// Unlocks in so many words: closing the file is not enough while a child that is just being started, and has not
-    /// yet closed what it inherited, holds a copy of the descriptor.
+    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
     fn drop(&mut self) {
         self.lock.unlock().ok();
     }
@@ -190,13 +189,13 @@ impl Plan {
         serde_json::from_value(value).map(Some).map_err(damaged)
     }
 
-    /// Replaces the file, which only this user can read, for it holds the buckets' secrets.
+    /// Replaces the file. Only this user can read it: it holds the secrets of the buckets.
     pub fn write(&self, file: &Path) -> Result<(), node::durable::FileError> {
         let json = serde_json::to_vec_pretty(self).expect("a plan is plain data");
         node::durable::write_atomic(file, &json)
     }
 
-    /// Where each part of the chain answers.
+    /// The URL of each node of the chain.
     pub fn chain_urls(&self) -> Vec<String> {
         let here = |port: u16| format!("ws://127.0.0.1:{port}");
         match &self.chain {
@@ -206,12 +205,12 @@ impl Plan {
         }
     }
 
-    /// Where we ask the chain ourselves.
+    /// The URL that this program uses.
     pub fn chain_url(&self) -> String {
         self.chain_urls().into_iter().next().unwrap_or_default()
     }
 
-    /// Where a seat asks the chain: the seats are spread over the nodes.
+    /// The URL that a seat uses: the seats are spread over the nodes.
     pub fn chain_url_of(&self, seat: &str) -> String {
         let urls = self.chain_urls();
         let place = self.seats.iter().position(|planned| planned.name == seat).unwrap_or_default();
@@ -222,7 +221,7 @@ impl Plan {
         format!("http://{}:{}", self.store_host, self.store_port)
     }
 
-    /// Where a seat's objects are fetched by everyone who reads them: its bucket, or its own door before it.
+    /// The base URL at which others read the objects of a seat: its bucket, or its own proxy.
     pub fn endpoint_of(&self, seat: &SeatPlan) -> String {
         match seat.proxy_port {
             Some(port) => format!("http://127.0.0.1:{port}/{}", seat.name),
@@ -230,7 +229,7 @@ impl Plan {
         }
     }
 
-    /// Base URL of a bucket for everyone who reads it.
+    /// The base URL at which others read a bucket.
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("{}/{bucket}", self.store_url())
     }
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_network_is_resumed_and_held_by_one_alone() {
+    fn a_complete_network_is_resumed_by_one_process_at_a_time() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("net");
         let mut locked = LockedDirectory::lock(&path).unwrap();
@@ -291,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_with_a_door_is_read_there_and_a_plan_without_strategies_is_honest() {
+    fn a_seat_with_a_proxy_is_read_there_and_a_plan_without_strategies_is_honest() {
         let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
         let seat: SeatPlan = serde_json::from_str(json).unwrap();
         assert_eq!((seat.strategy.as_str(), seat.proxy_port), (crate::seats::HONEST, None));

@@ -5,8 +5,8 @@ use crate::{
     nodes,
     observe::Observer,
     process::{Process, ProcessError, Program, last_lines},
-    roles::StoreSettings,
     seats::HONEST,
+    store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail};
 use chain_client::{Chain, ExpectedChain, SubxtChain};
@@ -18,9 +18,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long chain and store may take to come up, and …
+/// How long chain and store may take to start, and …
 const UP_WITHIN: Duration = Duration::from_secs(60);
-/// … a real node, which first compiles its runtime, and then has to agree with others on a block.
+/// … a real node, which first compiles its runtime and then has to agree with others on a block.
 const NODE_UP_WITHIN: Duration = Duration::from_secs(240);
 
 pub const CHAIN: &str = "chain";
@@ -30,11 +30,11 @@ pub const STORE: &str = "store";
 pub struct Network {
     pub directory: PathBuf,
     executable: PathBuf,
-    /// In the order in which they were started.
+    /// In the order of their start.
     processes: Vec<Process>,
 }
 
-/// A process that ended although nobody asked it to.
+/// A process that ended by itself.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} has ended ({status}). Its log is {}; its last lines:\n{last_lines}", log.display())]
 pub struct Died {
@@ -45,7 +45,7 @@ pub struct Died {
 }
 
 impl Network {
-    /// No process yet. `executable` is this program.
+    /// A network without a process. `executable` is this program.
     pub fn new(directory: &Path, executable: PathBuf) -> Network {
         Network { directory: directory.to_owned(), executable, processes: Vec::new() }
     }
@@ -123,8 +123,8 @@ impl Network {
 
     fn start_adversary(&mut self, plan: &Plan, seat: &SeatPlan) -> anyhow::Result<()> {
         let settings = self.directory.join(&seat.name).join("settings.toml");
-        let den = self.directory.join("den");
-        std::fs::create_dir_all(&den)?;
+        let mailbox = self.directory.join("mailbox");
+        std::fs::create_dir_all(&mailbox)?;
         let index = plan.seats_of(seat.role).filter(|other| other.strategy == seat.strategy);
         let index = index.take_while(|other| other.name != seat.name).count();
         let validators = plan.seats_of(Role::Validator).count();
@@ -134,14 +134,19 @@ impl Network {
             index.to_string().into(),
             "--validators".into(),
             validators.to_string().into(),
-            "--den".into(),
-            den.into_os_string(),
+            "--mailbox".into(),
+            mailbox.into_os_string(),
         ];
         if let Some(port) = seat.proxy_port {
-            arguments.extend(["--door".into(), port.to_string().into()]);
+            arguments.extend(["--proxy-port".into(), port.to_string().into()]);
         }
         arguments.extend(["--config".into(), settings.into_os_string(), "--with-parent".into()]);
         self.start_as(&seat.name, "adversary", arguments)
+    }
+
+    /// Whether a process of this name was started and has not been killed.
+    pub fn runs(&self, name: &str) -> bool {
+        self.processes.iter().any(|process| process.program.name == name)
     }
 
     /// Kills a process at once, as a power cut would, and forgets it.
@@ -153,7 +158,7 @@ impl Network {
         Ok(process.kill().await?)
     }
 
-    /// The first process that has ended by itself, if one has.
+    /// The first process that has ended by itself, if any.
     pub fn died(&mut self) -> Result<Option<Died>, ProcessError> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
@@ -169,7 +174,7 @@ impl Network {
         Ok(None)
     }
 
-    /// Stops all processes, the ones that depend on others first.
+    /// Stops all processes: seats first, then the store, then the chain.
     pub async fn stop(&mut self) {
         let mut stopping = Vec::new();
         let (base, seats): (Vec<_>, Vec<_>) =
@@ -179,17 +184,16 @@ impl Network {
         }
         for stopped in stopping {
             if let Ok(Err(error)) = stopped.await {
-                tracing::warn!(%error, "a process did not stop as asked");
+                tracing::warn!(%error, "a process did not stop when told to");
             }
         }
-        // The store, then the chain; real nodes together.
         let mut stopping = Vec::new();
         for mut process in base.into_iter().rev() {
             stopping.push(tokio::spawn(async move { process.stop().await }));
         }
         for stopped in stopping {
             if let Ok(Err(error)) = stopped.await {
-                tracing::warn!(%error, "a process did not stop as asked");
+                tracing::warn!(%error, "a process did not stop when told to");
             }
         }
     }
@@ -228,7 +232,7 @@ impl Network {
             name: name.to_owned(),
             executable: self.executable.clone(),
             arguments: all,
-            // Several nodes share the machine: one thread each computes as much with less waiting.
+            // Several nodes share the machine: with one thread each they compute as much and wait less.
             environment: vec![("RAYON_NUM_THREADS".into(), "1".into())],
             log: self.log_of(name),
             has_children: kind == nodes::KIND,
@@ -265,17 +269,17 @@ impl Network {
     }
 }
 
-/// Whether others depend on the process.
+/// Whether seats depend on the process.
 fn is_base(name: &str) -> bool {
     name == CHAIN || name == STORE || name.split('-').next() == Some(nodes::KIND)
 }
 
-/// A client of the plan's chain, once every part of it finalises blocks.
+/// A client of the plan's chain, once every node of it finalises blocks.
 async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
     let mut first: Option<Arc<dyn Chain>> = None;
     for url in plan.chain_urls() {
         let chain = SubxtChain::connect(&url, None, ExpectedChain::default()).await;
-        let chain = chain.context("could not connect to our own chain")?;
+        let chain = chain.context("could not connect to the chain of this network")?;
         let mut clock = chain.clock();
         let final_at = tokio::time::timeout(NODE_UP_WITHIN, clock.wait_for(Block(1))).await;
         final_at.with_context(|| {

@@ -1,6 +1,6 @@
-//! Four real nodes of the `local` chain: where their program is found, and what each is told.
+//! Four real nodes of the `local` chain: their program and their arguments.
 //!
-//! Finality needs more than two thirds of the authorities: of four, one may be away; of three, none could.
+//! Finality needs more than two thirds of the authorities: four can do without one, three cannot.
 
 use crate::layout::NodePlan;
 use anyhow::{Context as _, bail, ensure};
@@ -15,10 +15,10 @@ use std::{
 pub const KIND: &str = "node";
 /// The authorities of the chain named `local`, by the flag that gives a node their keys.
 pub const AUTHORITIES: [&str; 4] = ["alice", "bob", "charlie", "dave"];
-/// What the program is called.
+/// The name of the program.
 pub const PROGRAM: &str = "mettle-node";
 
-/// The node's program: the one that was asked for, or one beside this program, in the search path, or built in this checkout.
+/// The node's program: the one asked for, or one beside this program, built in this checkout, or in PATH.
 pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
     if let Some(asked) = asked {
         let path = asked
@@ -33,14 +33,14 @@ pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
             path.canonicalize().with_context(|| format!("{} has no path", path.display()))
         }
         None => bail!(
-            "the node's program was found neither beside this one nor in chain/node/target/release nor in the search path; {}",
+            "there is no mettle-node beside this program, in chain/node/target/release, or in PATH; {}",
             how_to_build()
         ),
     }
 }
 
 fn how_to_build() -> String {
-    "it is built apart from the rest, in about 20 CPU-minutes: \
+    "build it, in about 20 CPU-minutes: \
      `cargo build --release --manifest-path chain/node/Cargo.toml`, \
      then `--node-binary chain/node/target/release/mettle-node`; see docs/node.md"
         .to_owned()
@@ -57,21 +57,21 @@ fn candidates() -> Vec<PathBuf> {
     places
 }
 
-/// Better to hear now that it is something else than from four logs.
+/// Fails if the program is not a node, which would otherwise show in four logs only.
 fn check(program: &Path) -> anyhow::Result<()> {
     let output = Command::new(program).arg("--version").stdin(Stdio::null()).output();
     let output = output.with_context(|| format!("{} cannot be run", program.display()))?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(
         output.status.success() && said.starts_with(PROGRAM),
-        "{} is no {PROGRAM}: asked for its version, it says {:?}",
+        "{} is no {PROGRAM}: its --version prints {:?}",
         program.display(),
         said.trim()
     );
     Ok(())
 }
 
-/// What `node` is told, among all `nodes`: each knows the first two others by address, so that any of them may be started anew.
+/// The arguments of `node`. Each node knows the addresses of two others, so that any of them may be restarted.
 pub fn arguments(nodes: &[NodePlan], node: &NodePlan, dir: &Path) -> anyhow::Result<Vec<OsString>> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut add = |flag: &str, value: &str| {
@@ -102,7 +102,7 @@ pub fn arguments(nodes: &[NodePlan], node: &NodePlan, dir: &Path) -> anyhow::Res
     Ok(arguments)
 }
 
-/// The name under which the owner of a node key (hex) is known to other nodes: its public key as a multihash, in base 58.
+/// The peer id of a node key (in hex): its public key as a multihash, in base 58.
 pub fn peer_id(node_key: &str) -> anyhow::Result<String> {
     let public = Key::from_hex_seed(node_key).context("a node key is damaged")?.hotkey();
     // An identity multihash of 36 bytes: a protobuf with key type 1, Ed25519, and 32 bytes of key.
@@ -141,15 +141,15 @@ mod tests {
     }
 
     #[test]
-    fn a_node_is_known_by_the_name_that_libp2p_gives_it() {
-        // What `mettle-node key inspect-node-key` says of these keys.
+    fn a_peer_id_is_that_of_libp2p() {
+        // From `mettle-node key inspect-node-key`.
         assert_eq!(peer_id(&key(1)).unwrap(), "12D3KooWEyoppNCUx8Yx66oV9fJnriXwCcXwDDUA2kj6vnc6iDEp");
         assert_eq!(peer_id(&key(2)).unwrap(), "12D3KooWHdiAxVd8uMQR1hGWXccidmfCwLqcMpGwR6QcTP6QRMuD");
         assert!(peer_id("none").is_err());
     }
 
     #[test]
-    fn every_node_knows_two_others_and_its_own_ports() {
+    fn every_node_knows_two_peers_and_its_own_ports() {
         let nodes: Vec<NodePlan> = (0..4_u8)
             .map(|index| NodePlan {
                 name: format!("node-{index}"),
@@ -166,18 +166,18 @@ mod tests {
             assert!(told.contains(&format!("--{}", node.authority).as_str()), "{told:?}");
             assert_eq!(told.iter().filter(|word| **word == "--bootnodes").count(), 2);
             let own = format!("tcp/{}/p2p", node.p2p_port);
-            assert!(told.iter().all(|word| !word.contains(&own)), "nobody calls themselves: {told:?}");
+            assert!(told.iter().all(|word| !word.contains(&own)), "a node is not its own peer: {told:?}");
         }
     }
 
     #[test]
-    fn a_program_that_is_not_there_is_named_with_how_to_build_it() {
+    fn a_missing_program_is_named_with_the_command_that_builds_it() {
         let error = format!("{:#}", find(Some(Path::new("/no/such/node"))).unwrap_err());
         assert!(error.contains("/no/such/node") && error.contains("chain/node/Cargo.toml"), "{error}");
     }
 
     #[test]
-    fn another_program_is_no_node() {
+    fn another_program_is_refused() {
         let error = format!("{:#}", find(Some(Path::new("/bin/true"))).unwrap_err());
         assert!(error.contains("is no mettle-node"), "{error}");
     }

@@ -1,7 +1,7 @@
-//! What the network is doing, put together from the chain and from the nodes' journals. The table and the report show it.
+//! The state of the network, from the chain and from the nodes' journals. The table and the report show it.
 
 use crate::{layout::SeatPlan, seats::HONEST};
-use chain_client::{Amount, Chain, ChainError};
+use chain_client::{Chain, ChainError};
 use node::{Entry, journal};
 use protocol::{
     Digest, Role, RunId, Uid, Window,
@@ -9,52 +9,65 @@ use protocol::{
 };
 use std::{collections::BTreeMap, path::PathBuf};
 
-/// A seat, as far as it can be seen from outside.
+/// The record of a seat.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SeatSeen {
+    /// Windows with a commitment of the miner.
     pub committed: u32,
-    /// Windows in which two thirds attested the seat's contribution as valid; for a validator, windows it attested in.
+    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows attested in.
     pub attested: u32,
-    /// Windows in which the contribution was selected; for a validator, windows it voted in.
+    /// Miners: windows in which the contribution was selected. Validators: windows voted in.
     pub selected: u32,
-    /// Windows in which a validator voted another update than two thirds did.
+    /// Validators: windows in which the vote differed from that of two thirds.
     pub dissents: u32,
+    /// Loss taken away on common sequences, by each judgement. In nats per token.
     pub gains: Vec<f64>,
     pub score: Option<f64>,
     pub train_seconds: f64,
-    /// Of these, spent waiting for data.
+    /// The part of `train_seconds` that was spent waiting for data.
     pub data_seconds: f64,
     pub bytes_up: u64,
     pub bytes_down: u64,
 }
 
 impl SeatSeen {
-    /// The share of its training time in which a miner waited for data; `None` before it has trained.
+    /// The share of the training time that was spent waiting for data; `None` before any training.
     pub fn data_wait_share(&self) -> Option<f64> {
         (0.0 < self.train_seconds).then(|| self.data_seconds / self.train_seconds)
     }
 }
 
-/// Something that was held against a seat.
+/// A fault that a validator reports of a seat.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct FaultSeen {
     pub window: u32,
     pub uid: u16,
-    /// The validator that says so.
+    /// The validator.
     pub by: String,
     pub label: String,
     pub reason: String,
 }
 
-/// Where the journals are, and how far each has been read.
+/// A node's journal, and how far it has been read.
 struct Source {
     name: String,
     path: PathBuf,
     offset: u64,
-    /// Traffic of the processes before this one: counters begin anew with each.
+    /// Bytes up and down of earlier processes of this node: each process counts from 0.
     before: (u64, u64),
     latest: (u64, u64),
 }
+
+/// Training of all miners, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TrainTime {
+    pub trained: f64,
+    /// The part of it that was spent waiting for data.
+    pub waited: f64,
+}
+
+/// A seat that is not of this network's plan.
+const EXTERNAL: &str = "external";
 
 /// Everything seen so far.
 pub struct Observer {
@@ -63,28 +76,29 @@ pub struct Observer {
     pub weights: BTreeMap<Uid, u16>,
     pub current: Option<WindowView>,
     pub block: protocol::Block,
-    /// Fixed windows, in order.
+    /// Finalised windows, in order.
     pub outcomes: BTreeMap<Window, Outcome>,
-    /// Lineage of the model that each window opened with, as the chain has it.
+    /// Lineage of the model that each window opened with, on the chain.
     pub lineages: BTreeMap<Window, Digest>,
-    /// The same as each node says it holds it.
+    /// The same lineage, as each node journals it.
     pub held: BTreeMap<String, BTreeMap<Window, Digest>>,
     /// Held-out loss of the model each window opened with, from each validator.
     pub held_out: BTreeMap<Window, BTreeMap<String, f64>>,
     pub seen: BTreeMap<Uid, SeatSeen>,
     pub faults: Vec<FaultSeen>,
-    /// What a node said that it could not do, or was seen to do otherwise than all others.
+    /// Steps that a node could not do, and votes against two thirds: window, node and reason.
     pub missed: Vec<(Window, String, String)>,
-    /// The last update's size in bytes and number of contributions.
+    /// The last merge: window, bytes of the update, number of contributions.
     pub last_merge: Option<(Window, u64, usize)>,
     sources: Vec<Source>,
     uids: BTreeMap<String, Uid>,
-    /// How each seat behaves, by its name; honest if it is not there.
+    /// The strategy of each seat of the plan, by its name; empty if no plan is known.
     strategies: BTreeMap<String, String>,
+    earlier: TrainTime,
 }
 
 impl Observer {
-    /// `journals`: each node's name, uid and journal.
+    /// Observes `run`. `journals` are the name, the uid and the journal of each node.
     pub async fn new(
         chain: &dyn Chain,
         run: RunId,
@@ -106,6 +120,7 @@ impl Observer {
             missed: Vec::new(),
             last_merge: None,
             strategies: BTreeMap::new(),
+            earlier: TrainTime::default(),
             uids: journals.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
             sources: journals
                 .into_iter()
@@ -114,15 +129,34 @@ impl Observer {
         })
     }
 
-    /// The same, knowing how the seats of a plan behave.
+    /// The same, with the strategies of these seats.
     pub fn with_strategies(mut self, seats: &[SeatPlan]) -> Observer {
         self.strategies = seats.iter().map(|seat| (seat.name.clone(), seat.strategy.clone())).collect();
         self
     }
 
-    /// How a seat behaves: honestly, or the name of an adversary.
+    /// Honest, the name of an adversary, or external for a seat that is not in the plan.
     pub fn strategy_of(&self, uid: Uid) -> &str {
-        self.strategies.get(&self.name_of(uid)).map_or(HONEST, |strategy| strategy)
+        match self.strategies.get(&self.name_of(uid)) {
+            Some(strategy) => strategy,
+            None if self.strategies.is_empty() => HONEST,
+            None => EXTERNAL,
+        }
+    }
+
+    /// Begins a session: [`Observer::train_time`] counts from here.
+    pub fn begin_session(&mut self) {
+        self.earlier = TrainTime::default();
+        self.earlier = self.train_time();
+    }
+
+    /// Training since the session began.
+    pub fn train_time(&self) -> TrainTime {
+        let sum = |of: fn(&SeatSeen) -> f64| self.seen.values().map(of).sum::<f64>();
+        TrainTime {
+            trained: sum(|seen| seen.train_seconds) - self.earlier.trained,
+            waited: sum(|seen| seen.data_seconds) - self.earlier.waited,
+        }
     }
 
     /// Reads what is new on the chain and in the journals.
@@ -143,7 +177,7 @@ impl Observer {
                 self.current = Some(view);
                 break;
             };
-            self.take_fixed(&view, outcome);
+            self.add_finalised(&view, outcome);
             self.current = Some(view);
             window = window.next();
         }
@@ -151,7 +185,7 @@ impl Observer {
         Ok(())
     }
 
-    fn take_fixed(&mut self, view: &WindowView, outcome: Outcome) {
+    fn add_finalised(&mut self, view: &WindowView, outcome: Outcome) {
         self.outcomes.insert(view.window, outcome);
         for (uid, _) in &view.commitments {
             self.seen.entry(*uid).or_default().committed += 1;
@@ -164,7 +198,7 @@ impl Observer {
             seen.selected += 1;
             if matches!(outcome, Outcome::Merged(fixed) if fixed.update != vote.update) {
                 seen.dissents += 1;
-                let reason = "voted another update than two thirds of the stake".to_owned();
+                let reason = "voted for another update than two thirds of the stake".to_owned();
                 self.missed.push((view.window, self.name_of(*uid), reason));
             }
         }
@@ -183,12 +217,12 @@ impl Observer {
             let Ok((entries, offset)) = journal::read_from(&source.path, source.offset) else { continue };
             self.sources[index].offset = offset;
             for entry in entries {
-                self.take_entry(index, entry);
+                self.add_entry(index, entry);
             }
         }
     }
 
-    fn take_entry(&mut self, index: usize, entry: Entry) {
+    fn add_entry(&mut self, index: usize, entry: Entry) {
         let name = self.sources[index].name.clone();
         let uid = self.uids.get(&name).copied().unwrap_or_default();
         match entry {
@@ -253,12 +287,12 @@ impl Observer {
         }
     }
 
-    /// Windows that are fixed.
+    /// Finalised windows.
     pub fn windows(&self) -> u32 {
         u32::try_from(self.outcomes.len()).unwrap_or(u32::MAX)
     }
 
-    /// The held-out loss of the model that each window opened with: the mean over the validators that reported it.
+    /// The held-out loss of the model that each window opened with, as the mean over the validators that measured it.
     pub fn held_out_losses(&self) -> Vec<(Window, f64)> {
         self.held_out
             .iter()
@@ -266,7 +300,7 @@ impl Observer {
             .collect()
     }
 
-    /// Whether every node holds, at every window it speaks of, the model that the chain says.
+    /// Whether every node holds the chain's model, at every window that it journals.
     pub fn lineage_agreed(&self) -> bool {
         self.held
             .values()
@@ -278,8 +312,11 @@ impl Observer {
         self.seats.iter().filter(move |seat| seat.role == role)
     }
 
-    pub fn paid(&self, uid: Uid) -> Amount {
-        Amount(self.seats.iter().find(|seat| seat.id.uid == uid).map_or(0, |seat| seat.earned))
+    /// The share of a miner in all weights; `None` while it has none.
+    pub fn weight_share(&self, uid: Uid) -> Option<f64> {
+        let total: u64 = self.weights.values().map(|weight| u64::from(*weight)).sum();
+        let weight = *self.weights.get(&uid)?;
+        (0 < total).then(|| f64::from(weight) / total as f64)
     }
 
     pub fn name_of(&self, uid: Uid) -> String {
@@ -289,13 +326,147 @@ impl Observer {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+    use crate::defaults;
+    use protocol::{
+        Block, Hotkey, RunParams, Schedule, SeatId,
+        view::{Selection, VoidReason, Vote},
+    };
+
+    /// A network of four miners, one of them a copycat, and three validators, in window 6; `uid 7` joined later.
+    pub fn network() -> Observer {
+        let params = RunParams {
+            schedule: Schedule { start: Block(100), ..defaults::schedule(28, 0) },
+            ..defaults::params(0)
+        };
+        let run = RunView {
+            id: RunId(0),
+            owner: [0; 32],
+            params,
+            terms: defaults::terms(),
+            spec: Digest::default(),
+            manifest: Digest::default(),
+            theta0: Digest::default(),
+            origin: String::new(),
+            treasury: 0,
+            checkpoint: None,
+            paused: false,
+        };
+        let validators = (0..3).map(|index| (Role::Validator, index, "honest"));
+        let miners = [(0, "honest"), (1, "honest"), (2, "honest"), (3, "copycat")];
+        let miners = miners.map(|(index, strategy)| (Role::Miner, index, strategy));
+        let plans: Vec<(String, Uid, String)> = (0..)
+            .zip(validators.chain(miners))
+            .map(|(uid, (role, index, strategy))| (format!("{role}-{index}"), Uid(uid), strategy.to_owned()))
+            .collect();
+        let earned = [
+            61_234_567_890_123,
+            61_234_567_890_123,
+            61_234_567_890_123,
+            297_398_538_212_279,
+            1_184_711_812_518_064,
+            0,
+            9_000_000_000,
+            500_000_000_000,
+        ];
+        let seats = (0..8u16)
+            .zip(earned)
+            .map(|(uid, earned)| SeatView {
+                id: SeatId { uid: Uid(uid), registered_at: Block(0) },
+                role: if uid < 3 { Role::Validator } else { Role::Miner },
+                hotkey: Hotkey([0; 32]),
+                coldkey: [0; 32],
+                endpoint: String::new(),
+                stake: 0,
+                claimable: 0,
+                earned,
+            })
+            .collect();
+        let losses = [7.99, 6.8, 5.31, 4.4, 3.62, 3.28, 3.07];
+        let held_out = (0..)
+            .zip(losses)
+            .map(|(window, loss)| (Window(window), BTreeMap::from([("validator-0".to_owned(), loss)])));
+        let merged = Outcome::Merged(Vote { update: Digest::default(), state_root: None });
+        let mut outcomes: BTreeMap<Window, Outcome> = (0..6).map(|window| (Window(window), merged)).collect();
+        outcomes.insert(Window(2), Outcome::Void(VoidReason::NoAgreement));
+        let miner = |share: f64| SeatSeen {
+            committed: 6,
+            attested: 5,
+            selected: 5,
+            gains: vec![0.01, 0.02],
+            score: Some(share),
+            train_seconds: 80.0,
+            data_seconds: 0.4,
+            bytes_up: 1_500_000,
+            bytes_down: 4_000_000,
+            ..SeatSeen::default()
+        };
+        let validator =
+            SeatSeen { attested: 6, selected: 6, dissents: 1, bytes_up: 10_000, ..SeatSeen::default() };
+        let mut seen: BTreeMap<Uid, SeatSeen> = (0..3).map(|uid| (Uid(uid), validator.clone())).collect();
+        seen.extend((3..7).map(|uid| (Uid(uid), miner(0.1 * f64::from(uid)))));
+        Observer {
+            run,
+            seats,
+            weights: BTreeMap::from([(Uid(3), 65_535), (Uid(4), 64_000), (Uid(5), 62_268), (Uid(6), 0)]),
+            current: Some(WindowView {
+                window: Window(6),
+                opening_hash: None,
+                evaluation_hash: None,
+                slots: Vec::new(),
+                cursor: 0,
+                electorate: Vec::new(),
+                lineage: Digest::default(),
+                weights: Vec::new(),
+                commitments: vec![
+                    (Uid(3), Digest::default()),
+                    (Uid(4), Digest::default()),
+                    (Uid(6), Digest::default()),
+                ],
+                salts: Vec::new(),
+                attested: vec![Uid(0)],
+                selection: Some(Selection { selected: Vec::new(), valid: Vec::new(), faulty: vec![Uid(6)] }),
+                votes: vec![(Uid(1), Vote { update: Digest::default(), state_root: None })],
+                outcome: None,
+                receipts: Vec::new(),
+            }),
+            block: Block(100 + 6 * 40 + 36),
+            outcomes,
+            lineages: BTreeMap::new(),
+            held: BTreeMap::new(),
+            held_out: held_out.collect(),
+            seen,
+            faults: Vec::new(),
+            missed: Vec::new(),
+            last_merge: Some((Window(5), 91_614, 4)),
+            sources: Vec::new(),
+            uids: plans.iter().map(|(name, uid, _)| (name.clone(), *uid)).collect(),
+            strategies: plans.into_iter().map(|(name, _, strategy)| (name, strategy)).collect(),
+            earlier: TrainTime::default(),
+        }
+    }
 
     #[test]
-    fn the_share_of_waiting_is_of_the_time_that_was_trained() {
+    fn the_share_of_waiting_is_of_the_time_trained() {
         assert_eq!(SeatSeen::default().data_wait_share(), None, "nothing was trained yet");
         let seen = SeatSeen { train_seconds: 8.0, data_seconds: 2.0, ..SeatSeen::default() };
         assert_eq!(seen.data_wait_share(), Some(0.25));
+    }
+
+    #[test]
+    fn a_session_counts_its_own_training_only() {
+        let mut observer = network();
+        assert_eq!(observer.train_time().trained, 320.0);
+        observer.begin_session();
+        assert_eq!(observer.train_time(), TrainTime::default());
+        observer.seen.entry(Uid(3)).or_default().train_seconds += 7.0;
+        assert_eq!(observer.train_time().trained, 7.0);
+    }
+
+    #[test]
+    fn a_seat_outside_the_plan_is_external() {
+        let observer = network();
+        assert_eq!([observer.strategy_of(Uid(6)), observer.strategy_of(Uid(7))], ["copycat", EXTERNAL]);
     }
 }

@@ -1,4 +1,4 @@
-//! A child process: its log, its end, and the promise that it never outlives us.
+//! A child process: its log and its end. A child never outlives this process.
 
 use std::{
     ffi::OsString,
@@ -15,7 +15,7 @@ const TAIL_BYTES: u64 = 16 * 1024;
 /// How long a child may take to stop when asked to.
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
-/// What to start, again and again if need be.
+/// A program to start.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub name: String,
@@ -23,16 +23,16 @@ pub struct Program {
     pub arguments: Vec<OsString>,
     pub environment: Vec<(OsString, OsString)>,
     pub log: PathBuf,
-    /// Whether it starts processes of its own: they are killed with it.
+    /// Whether it starts processes of its own, which are killed with it.
     pub has_children: bool,
 }
 
-/// A program that runs.
+/// A running program.
 #[derive(Debug)]
 pub struct Process {
     pub program: Program,
     child: Child,
-    /// The process group it leads: its id.
+    /// The id of its process group.
     group: Option<u32>,
 }
 
@@ -47,7 +47,7 @@ pub enum ProcessError {
 }
 
 impl Program {
-    /// Starts the program. Its output is added to its log; its standard input is a pipe that closes when we end, whatever ends us.
+    /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes however this process ends.
     pub fn start(self) -> Result<Process, ProcessError> {
         let log_failed = |source| ProcessError::Log { path: self.log.clone(), source };
         if let Some(parent) = self.log.parent() {
@@ -63,7 +63,7 @@ impl Program {
             .stdout(log)
             .stderr(errors)
             .kill_on_drop(true);
-        // A Ctrl-C on the terminal is for us; the children are then stopped in order.
+        // Ctrl-C on the terminal goes to this process, which stops its children in order.
         #[cfg(unix)]
         command.process_group(0);
         let child = command.spawn().map_err(|source| ProcessError::Start {
@@ -77,7 +77,7 @@ impl Program {
 }
 
 impl Process {
-    /// How the process ended, if it has.
+    /// The exit status, if the process has ended.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>, ProcessError> {
         let name = self.program.name.clone();
         self.child.try_wait().map_err(|source| ProcessError::Watch { name, source })

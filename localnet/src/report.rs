@@ -1,8 +1,9 @@
-//! What a network came to, as JSON. The fields are stable: tools and tests read them.
+//! The report of a session, as JSON. The fields are stable: tools and tests read them.
 
 use crate::{
     observe::{FaultSeen, Observer},
     seats::HONEST,
+    units,
 };
 use protocol::{Role, view::Outcome};
 use serde::Serialize;
@@ -11,30 +12,30 @@ use std::time::Duration;
 /// The report that `up --report FILE` writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Windows that were fixed.
+    /// Finalised windows, of all sessions.
     pub windows: u32,
-    /// Held-out loss of the model that each judged window opened with, nats per token, in order.
+    /// Held-out loss of the model that each judged window opened with, in order. In nats per token.
     pub held_out_loss: Vec<f64>,
-    /// Loss on the same held-out split of always predicting how often a token occurs, nats per token.
+    /// Loss on the same held-out split of predicting by token frequency alone. In nats per token.
     pub unigram_loss: f64,
-    /// The lineage that each window opened with, as the chain fixed it, in hex.
+    /// The lineage that each window opened with, on the chain, in hex.
     pub lineage: Vec<String>,
     /// Whether every node held exactly these models, at every window.
     pub lineage_agreed: bool,
-    /// Windows that ended without an update.
+    /// Windows that were finalised without an update.
     pub void_windows: Vec<u32>,
     pub seats: Vec<SeatReport>,
-    /// Bytes that all nodes put into their buckets.
+    /// Bytes that all nodes uploaded, in all sessions.
     pub bytes_up: u64,
-    /// Bytes that all nodes fetched.
+    /// Bytes that all nodes downloaded, in all sessions.
     pub bytes_down: u64,
-    /// The share of wall time, since the first window opened, in which a miner trained; the mean over the miners.
+    /// The share of `seconds` in which a miner trained, as the mean over the miners.
     pub compute_share: f64,
-    /// The share of that training time in which miners waited for data, over all of them.
+    /// The share of that training time that was spent waiting for data.
     pub data_wait_share: f64,
-    /// What validators held against seats, or could not see.
+    /// Faults that validators reported, and contributions that they could not observe.
     pub faults: Vec<FaultSeen>,
-    /// Seconds of wall time since the first window opened, in this sitting.
+    /// Wall time since the first window of this session opened.
     pub seconds: f64,
 }
 
@@ -42,21 +43,21 @@ pub struct Report {
 pub struct SeatReport {
     pub name: String,
     pub role: Role,
-    /// `honest`, or the name of the adversary that sits there.
+    /// `honest`, the name of an adversary, or `external`.
     #[serde(rename = "conduct")]
     pub strategy: String,
     pub uid: u16,
-    /// Windows with a commitment (miners).
+    /// Miners: windows with a commitment.
     pub committed: u32,
-    /// Miners: windows in which two thirds attested to it. Validators: windows it attested in.
+    /// Miners: windows in which two thirds attested the contribution as valid. Validators: windows attested in.
     pub attested: u32,
-    /// Miners: windows in which it was selected. Validators: windows it voted in.
+    /// Miners: windows in which the contribution was selected. Validators: windows voted in.
     pub selected: u32,
-    /// Validators: windows in which it voted another update than two thirds did.
+    /// Validators: windows in which the vote differed from that of two thirds.
     pub dissents: u32,
-    /// Mean loss taken away on common sequences, nats per token, over all judgements (miners).
+    /// Miners: mean loss taken away on common sequences, over all judgements. In nats per token.
     pub mean_common_gain: Option<f64>,
-    /// The share of its training time in which it waited for data (miners that trained).
+    /// Miners that trained: the share of the training time, over all sessions, that was spent waiting for data.
     pub data_wait_share: Option<f64>,
     /// Consensus weight at the end, of 65535.
     pub final_weight: u16,
@@ -65,8 +66,9 @@ pub struct SeatReport {
 }
 
 impl Report {
-    pub fn new(observer: &Observer, unigram_loss: f64, since_first_window: Duration) -> Report {
-        let seconds = since_first_window.as_secs_f64();
+    /// `duration`: since the first window of this session opened.
+    pub fn new(observer: &Observer, unigram_loss: f64, duration: Duration) -> Report {
+        let seconds = duration.as_secs_f64();
         let mut seats: Vec<SeatReport> = Vec::new();
         for seat in &observer.seats {
             let uid = seat.id.uid;
@@ -87,10 +89,9 @@ impl Report {
                 paid: seat.earned,
             });
         }
-        seats.sort_by(|left, right| (left.role, &left.name).cmp(&(right.role, &right.name)));
+        seats.sort_by(|left, right| (left.role, left.uid).cmp(&(right.role, right.uid)));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
-        let trained: f64 = observer.seen.values().map(|seen| seen.train_seconds).sum();
-        let waited: f64 = observer.seen.values().map(|seen| seen.data_seconds).sum();
+        let time = observer.train_time();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
         Report {
             windows: observer.windows(),
@@ -106,61 +107,110 @@ impl Report {
             void_windows: observer
                 .outcomes
                 .iter()
-                .filter(|(_, end)| void(end))
+                .filter(|(_, outcome)| void(outcome))
                 .map(|(window, _)| window.0)
                 .collect(),
             seats,
             bytes_up: observer.seen.values().map(|seen| seen.bytes_up).sum(),
             bytes_down: observer.seen.values().map(|seen| seen.bytes_down).sum(),
-            compute_share: if 0.0 < seconds { trained / miners / seconds } else { 0.0 },
-            data_wait_share: if 0.0 < trained { waited / trained } else { 0.0 },
+            compute_share: if 0.0 < seconds { time.trained / miners / seconds } else { 0.0 },
+            data_wait_share: if 0.0 < time.trained { time.waited / time.trained } else { 0.0 },
             faults: observer.faults.clone(),
             seconds,
         }
     }
 
-    /// A few lines for the end of a sitting.
+    /// A few lines for the end of a session.
     pub fn summary(&self) -> String {
-        let mut lines = vec![format!(
-            "{} windows, {} void, lineage {}",
-            self.windows,
-            self.void_windows.len(),
-            if self.lineage_agreed { "agreed by every node at every window" } else { "NOT AGREED" },
-        )];
+        if self.windows == 0 {
+            return "stopped before a window was finalised".into();
+        }
+        let windows = units::count(usize::try_from(self.windows).unwrap_or(usize::MAX), "window");
+        let agreed = if self.lineage_agreed { "agreed by every node at every window" } else { "NOT AGREED" };
+        let mut lines =
+            vec![format!("{windows}, {} of them void; lineage {agreed}", self.void_windows.len())];
         if let (Some(first), Some(last)) = (self.held_out_loss.first(), self.held_out_loss.last()) {
-            lines.push(format!(
-                "held-out loss {first:.3} -> {last:.3} nats per token (how often a token occurs: {:.3})",
-                self.unigram_loss
-            ));
+            lines.push(units::losses(*first, *last, self.unigram_loss));
         }
-        for seat in &self.seats {
-            let gain =
-                seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.5}")).unwrap_or_default();
-            let weight = match seat.role {
-                Role::Miner => format!(" weight {:>5},", seat.final_weight),
-                Role::Validator if seat.dissents == 0 => {
-                    format!(" attested {}, voted {},", seat.attested, seat.selected)
-                }
-                Role::Validator => format!(
-                    " attested {}, voted {}, {} of them against two thirds,",
-                    seat.attested, seat.selected, seat.dissents
-                ),
-            };
-            let paid = chain_client::Amount(seat.paid);
-            let name = match seat.strategy.as_str() {
-                HONEST => seat.name.clone(),
-                strategy => format!("{} ({strategy})", seat.name),
-            };
-            lines.push(format!("{name:<12}{weight} paid {paid}{gain}"));
-        }
+        lines.extend(self.seat_lines());
         lines.push(format!(
-            "{:.1} MB up, {:.1} MB down, miners trained {:.0} % of the time ({:.1} % of it waiting for data), {} faults",
-            self.bytes_up as f64 / 1e6,
-            self.bytes_down as f64 / 1e6,
-            self.compute_share * 100.0,
+            "{} up, {} down; miners trained {} of the time ({:.1} % of it waiting for data); {}",
+            units::bytes(self.bytes_up),
+            units::bytes(self.bytes_down),
+            units::percent(self.compute_share),
             self.data_wait_share * 100.0,
-            self.faults.len()
+            units::count(self.faults.len(), "fault")
         ));
         lines.join("\n")
+    }
+
+    fn seat_lines(&self) -> Vec<String> {
+        let name = |seat: &SeatReport| match seat.strategy.as_str() {
+            HONEST => seat.name.clone(),
+            strategy => format!("{} ({strategy})", seat.name),
+        };
+        let width = self.seats.iter().map(|seat| name(seat).chars().count()).max().unwrap_or(0);
+        let of = |seat: &SeatReport| units::amount(seat.paid);
+        let paid_width = self.seats.iter().map(|seat| of(seat).chars().count()).max().unwrap_or(0);
+        let total: u64 = self.seats.iter().map(|seat| u64::from(seat.final_weight)).sum();
+        let line = |seat: &SeatReport| {
+            let work = match seat.role {
+                Role::Miner => {
+                    let share = f64::from(seat.final_weight) / total.max(1) as f64;
+                    let gain = seat.mean_common_gain.map(|gain| format!(", mean gain {gain:+.4}"));
+                    format!("weight {}{}", units::percent(share), gain.unwrap_or_default())
+                }
+                Role::Validator => {
+                    let dissents = match seat.dissents {
+                        0 => String::new(),
+                        dissents => format!(", {dissents} of them against two thirds"),
+                    };
+                    format!("attested {}, voted {}{dissents}", seat.attested, seat.selected)
+                }
+            };
+            format!("{:<width$}  paid {:>paid_width$}  {work}", name(seat), of(seat))
+        };
+        self.seats.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::tests::network;
+    use expect_test::expect;
+
+    #[test]
+    fn the_summary_of_a_session() {
+        let report = Report::new(&network(), 6.32, Duration::from_secs(120));
+        expect![[r#"
+            6 windows, 1 of them void; lineage agreed by every node at every window
+            held-out loss 3.07 (start 7.99 · unigram baseline 6.32)
+            miner-0            paid  297.39 MTL  weight 34 %, mean gain +0.0150
+            miner-1            paid 1184.71 MTL  weight 33 %, mean gain +0.0150
+            miner-2            paid    0.00 MTL  weight 32 %, mean gain +0.0150
+            miner-3 (copycat)  paid    0.00 MTL  weight 0 %, mean gain +0.0150
+            uid 7 (external)   paid    0.50 MTL  weight 0 %
+            validator-0        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
+            validator-1        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
+            validator-2        paid   61.23 MTL  attested 6, voted 6, 1 of them against two thirds
+            6.0 MB up, 16.0 MB down; miners trained 53 % of the time (0.5 % of it waiting for data); 0 faults"#]].assert_eq(&report.summary());
+    }
+
+    #[test]
+    fn a_session_without_a_finalised_window_says_so() {
+        let mut observer = network();
+        observer.outcomes.clear();
+        let report = Report::new(&observer, 6.32, Duration::ZERO);
+        expect!["stopped before a window was finalised"].assert_eq(&report.summary());
+    }
+
+    #[test]
+    fn training_of_an_earlier_session_is_not_counted_in_the_share_of_this_one() {
+        let mut observer = network();
+        observer.begin_session();
+        observer.seen.entry(protocol::Uid(3)).or_default().train_seconds += 25.0;
+        let report = Report::new(&observer, 6.32, Duration::from_secs(10));
+        assert_eq!(report.compute_share, 0.5, "25 s of five miners in 10 s");
     }
 }

@@ -1,30 +1,22 @@
 //! The processes of a network, as subcommands of this one executable: `localnet role chain`, `role node …`, `role store`, `role miner …`,
-//! `role validator …`; and, for containers, what prepares a network whose processes somebody else starts: `role plan`, `role set-up`, `role check`.
+//! `role validator …`; and, for networks in containers, `role plan`, `role set-up` and `role check`.
 
 use crate::{
     containers::{self, Check, MakePlan, SetUp},
-    layout::{ORIGIN, Plan},
+    store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
 use node::program;
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
-use serde::{Deserialize, Serialize};
-use std::{
-    ffi::OsString,
-    io::Read as _,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-    process::Stdio,
-    time::Duration,
-};
+use std::{ffi::OsString, io::Read as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
 
 #[derive(Debug, Subcommand)]
 pub enum Role {
     /// The chain: the real runtime behind the real JSON-RPC, for development.
     Chain(ChainRole),
-    /// A program that knows nothing of its parent, kept from outliving it: a node.
+    /// A program that is stopped when its parent ends: a real node.
     Node(NodeRole),
     /// The store: an S3 server with one bucket and one key for each seat.
     Store(StoreRole),
@@ -32,19 +24,19 @@ pub enum Role {
     Miner(Rest),
     /// The `validator` program.
     Validator(Rest),
-    /// A miner or validator that cheats.
+    /// A miner or validator with the strategy of an adversary.
     Adversary(Box<AdversaryRole>),
-    /// Write down what a network in containers is made of, once.
+    /// Write the plan of a network in containers, once.
     Plan(MakePlan),
-    /// Create the run and register the seats of a planned network; what is done already is left as it is.
+    /// Create the run and register the seats of a planned network; steps that are done already are skipped.
     SetUp(SetUp),
-    /// Say whether something is up: for a container's health.
+    /// Check the health of a container.
     Check(Check),
 }
 
 #[derive(Debug, clap::Args)]
 pub struct AdversaryRole {
-    /// Which one.
+    /// The name of the strategy.
     pub name: String,
     /// Counts the seats of this name, from 0.
     #[arg(long, default_value_t = 0)]
@@ -52,12 +44,12 @@ pub struct AdversaryRole {
     /// Validators in the network.
     #[arg(long, default_value_t = 3)]
     pub validators: u16,
-    /// Where colluding seats meet.
+    /// The directory through which colluding seats exchange values.
     #[arg(long)]
-    pub den: PathBuf,
-    /// The port at which it answers its readers itself.
+    pub mailbox: PathBuf,
+    /// The port at which the adversary serves its readers itself.
     #[arg(long)]
-    pub door: Option<u16>,
+    pub proxy_port: Option<u16>,
     #[command(flatten)]
     pub start: miner::cli::Start,
 }
@@ -99,40 +91,7 @@ pub struct Rest {
     pub arguments: Vec<OsString>,
 }
 
-/// What the store's process reads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct StoreSettings {
-    pub listen: SocketAddr,
-    pub dir: PathBuf,
-    /// Name, access key, secret key.
-    pub buckets: Vec<(String, String, String)>,
-    /// Where faults are ordered, and the token that it takes; tests use it.
-    pub admin: Option<(u16, String)>,
-}
-
-impl StoreSettings {
-    /// The store of a plan, with its objects in `dir`. It listens to everyone only where its seats are elsewhere.
-    pub fn of(plan: &Plan, dir: PathBuf) -> StoreSettings {
-        let host: Option<IpAddr> = plan.store_host.parse().ok();
-        let ip = host.filter(IpAddr::is_loopback).unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
-        let (access_key, secret_key) = plan.origin_keys.clone();
-        let mut buckets = vec![(ORIGIN.to_owned(), access_key, secret_key)];
-        buckets.extend(
-            plan.seats
-                .iter()
-                .map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
-        );
-        let listen = SocketAddr::new(ip, plan.store_port);
-        StoreSettings { listen, dir, buckets, admin: plan.store_admin.clone() }
-    }
-
-    /// Replaces the file, which only this user can read.
-    pub fn write(&self, file: &Path) -> anyhow::Result<()> {
-        Ok(node::durable::write_atomic(file, &serde_json::to_vec_pretty(self)?)?)
-    }
-}
-
-/// Runs a role until it is told to stop.
+/// Runs a role until it is stopped.
 pub fn run(role: Role) -> std::process::ExitCode {
     match role {
         Role::Chain(role) => program::run_to_exit(Box::pin(chain(role))),
@@ -155,29 +114,29 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
 
 /// An adversary is the honest program with another strategy, but for the lazy voter, which is less than a program.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
-    let AdversaryRole { name, index, validators, den, door, start } = role;
+    let AdversaryRole { name, index, validators, mailbox, proxy_port, start } = role;
     if adversaries::kind(&name).is_none() {
-        bail!("nobody is called {name}");
+        bail!("there is no strategy {name}");
     }
-    let mailbox = adversaries::SharedMailbox::Directory(den);
+    let mailbox = adversaries::SharedMailbox::Directory(mailbox);
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
-    tracing::info!(name, index, "this seat cheats");
+    tracing::info!(strategy = name, index, "this seat is an adversary");
     if name == LAZY {
         return lazy(start, &setup).await;
     }
     let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
-        let door = door.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
+        let listen = proxy_port.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         let changed =
-            move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory, door)?);
+            move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory, listen)?);
         return miner::cli::start(start, Box::new(changed)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        return validator::cli::start(serve, Box::new(|opened| Ok((opened, strategy)))).await;
+        return validator::cli::start(serve, Box::new(|context| Ok((context, strategy)))).await;
     }
-    bail!("nobody is called {name}")
+    bail!("there is no strategy {name}")
 }
 
 /// Whose program computes nothing.
@@ -223,22 +182,22 @@ async fn chain(role: ChainRole) -> anyhow::Result<()> {
             chain.shutdown().await;
             Ok(())
         }
-        // It still answers, but makes no more blocks: better gone, and said.
+        // It still answers but makes no more blocks, so it ends with the reason.
         error = failed => Err(error).context("the chain cannot go on"),
     }
 }
 
-/// How long a node may take to stop when told to.
+/// How long a node may take to stop.
 const NODE_STOPS_WITHIN: Duration = Duration::from_secs(4);
 
-/// Runs the program until it ends, we are told to stop, or our parent goes away.
+/// Runs the program until it ends, this process is stopped, or its parent ends.
 async fn node(role: NodeRole) -> anyhow::Result<()> {
     let (tell, orphaned) = tokio::sync::oneshot::channel();
     std::thread::spawn(move || {
         let mut stdin = std::io::stdin().lock();
         let mut buffer = [0; 64];
         while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
-        // Nobody listens any more where the program has ended by itself.
+        // The receiver is gone if the program has ended by itself.
         let _ = tell.send(());
     });
     let mut child = tokio::process::Command::new(&role.program)
@@ -253,7 +212,7 @@ async fn node(role: NodeRole) -> anyhow::Result<()> {
         _ = orphaned => {}
     }
     if let Some(id) = child.id() {
-        // Politely, so that its database is closed. There is no call for this in the standard library.
+        // SIGTERM lets it close its database. The standard library has no call for it.
         tokio::process::Command::new("kill").args(["-TERM", &id.to_string()]).status().await?;
     }
     if tokio::time::timeout(NODE_STOPS_WITHIN, child.wait()).await.is_err() {

@@ -1,10 +1,10 @@
-//! Who sits in a network, as `--seats honest:4,copycat:1,validator:3` says it.
+//! The seats of a network by strategy: `--seats honest:4,copycat:1,validator:3`.
 
 use adversaries::KINDS;
 use protocol::Role;
 use std::str::FromStr;
 
-/// A seat that behaves; alone, an honest miner.
+/// The honest strategy; as a name in a list, an honest miner.
 pub const HONEST: &str = "honest";
 /// An honest validator.
 const VALIDATOR: &str = "validator";
@@ -12,24 +12,24 @@ const VALIDATOR: &str = "validator";
 pub const MINERS_MAX: u16 = 64;
 pub const VALIDATORS_MAX: u16 = 16;
 
-/// How many of whom.
+/// The number of seats of each strategy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seats {
-    /// Role, strategy and number, in the order in which they were named.
+    /// Role, strategy and number, in the order of the list.
     wanted: Vec<(Role, &'static str, u16)>,
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SeatsError {
-    #[error("nobody is called {name:?}. There are: {}", names())]
+    #[error("there is no strategy {name:?}. There are: {}", names())]
     Unknown { name: String },
-    #[error("{part:?} says no number: write `{HONEST}:4`")]
+    #[error("{part:?} has no number of seats: write `{HONEST}:4`")]
     Number { part: String },
-    #[error("{name} is named twice")]
+    #[error("{name} is in the list twice")]
     Twice { name: &'static str },
-    #[error("{name} comes in pairs: an even number of them")]
+    #[error("{name} needs pairs: an even number of seats")]
     Pairs { name: &'static str },
-    #[error("a network has from 1 to {max} {role}s, and these are {count}")]
+    #[error("a network has from 1 to {max} {role}s, not {count}")]
     Count { role: Role, max: u16, count: u32 },
 }
 
@@ -38,7 +38,7 @@ impl Seats {
         Seats { wanted: vec![(Role::Miner, HONEST, miners), (Role::Validator, HONEST, validators)] }
     }
 
-    /// The strategy of each seat of `role`: honest ones first, the others as they were named.
+    /// The strategy of each seat of `role`: honest ones first, the others in the order of the list.
     pub fn strategies(&self, role: Role) -> Vec<&'static str> {
         let of = |honest: bool| {
             let wanted = self
@@ -95,17 +95,13 @@ fn named(name: &str) -> Result<(Role, &'static str), SeatsError> {
     }
 }
 
-/// All that a list may name: miners, then validators.
+/// The names of all strategies: miners, then validators.
 fn names() -> String {
     let of = |role: Role| {
         let names = KINDS.iter().filter(move |kind| kind.role == role).map(|kind| kind.name);
         names.collect::<Vec<_>>().join(", ")
     };
-    format!(
-        "{HONEST} and, of miners, {}; {VALIDATOR} and, of validators, {}",
-        of(Role::Miner),
-        of(Role::Validator)
-    )
+    format!("for miners {HONEST}, {}; for validators {VALIDATOR}, {}", of(Role::Miner), of(Role::Validator))
 }
 
 #[cfg(test)]
@@ -117,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_who_sits_where_and_three_validators_are_honest_if_none_is_named() {
+    fn a_list_names_the_seats_and_without_a_validator_there_are_three_honest_ones() {
         let seats: Seats = "copycat:2,honest:1".parse().unwrap();
         assert_eq!(seats.strategies(Role::Miner), [HONEST, "copycat", "copycat"]);
         assert_eq!(seats.strategies(Role::Validator), [HONEST; 3]);
@@ -137,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_what_can() {
+    fn an_impossible_list_is_refused_with_what_is_possible() {
         let unknown = refused("honest:1,copykat:1");
         assert!(unknown.contains("copykat"), "{unknown}");
         assert!(KINDS.iter().all(|kind| unknown.contains(kind.name)), "{unknown}");
@@ -148,6 +144,6 @@ mod tests {
         assert!(refused("honest:60,noise:60").contains("120"));
         assert!(refused("validator:3").contains("miners"));
         assert!(refused("honest:1,validator:17").contains("from 1 to 16 validators"));
-        assert!(refused("").contains("nobody is called"));
+        assert!(refused("").contains("there is no strategy"));
     }
 }

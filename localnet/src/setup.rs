@@ -1,4 +1,4 @@
-//! How a network comes to be: keys, buckets, accounts, a run, and a stake behind every seat; all through real extrinsics.
+//! Sets a network up: keys, buckets, accounts, a run, and a stake behind every seat, all by real extrinsics.
 
 use crate::{
     defaults,
@@ -25,13 +25,13 @@ use std::{
 };
 use store::{Credentials, S3Settings, S3Store};
 
-/// The account that everyone knows the key of, and that the development chain makes rich. It owns the run.
+/// The development account with a well-known key, which the development chain endows. It owns the run.
 const OWNER: &str = "//Alice";
 
-/// Blocks between the run's creation and its first window, beside those that finality takes.
+/// Blocks between the run's creation and its first window, beside the finality lag.
 const BLOCKS_BEFORE_START: u32 = 20;
 
-/// What to set up.
+/// The network to set up.
 pub struct Wanted {
     pub seats: Seats,
     pub chain: ChainWanted,
@@ -39,31 +39,31 @@ pub struct Wanted {
     /// `None`: any free one.
     pub chain_port: Option<u16>,
     pub store_port: Option<u16>,
-    /// Whether faults of the store can be ordered; tests do.
+    /// Whether the store takes fault injection, for tests.
     pub store_admin: bool,
     pub dataset: PathBuf,
     pub params: RunParams,
     pub spec: RunSpec,
 }
 
-/// What should serve the chain.
+/// The chain to start.
 pub enum ChainWanted {
     /// The development chain.
     Embedded { block_millis: u64 },
-    /// Four real nodes, of this program.
+    /// Four real nodes, with this program.
     Nodes { binary: PathBuf },
-    /// Nodes that somebody else starts, at these URLs.
+    /// Nodes at these URLs, which are started from outside.
     Elsewhere { urls: Vec<String> },
 }
 
-/// What the seats of a network work on.
+/// The run of a network.
 pub struct Work<'a> {
     pub dataset: &'a Path,
     pub params: RunParams,
     pub spec: RunSpec,
 }
 
-/// Sets a network up in an empty directory: leaves chain and store running, and the plan written.
+/// Sets a network up in an empty directory. Leaves chain and store running, and the plan written.
 pub async fn set_up(
     locked: &mut LockedDirectory,
     network: &mut Network,
@@ -81,13 +81,13 @@ pub async fn set_up(
 
     let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
     establish(&directory, &mut plan, work, say).await?;
-    drop(ports.doors);
+    drop(ports.proxies);
     locked.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
 
-/// Creates the run and registers every seat of a plan whose chain and store are up. Each step that is found done is left as it is, so
-/// that an interrupted try can be made again.
+/// Creates the run and registers every seat of a plan whose chain and store run. Skips each step that is done already, so that an
+/// interrupted set-up can be repeated.
 pub async fn establish(
     directory: &Path,
     plan: &mut Plan,
@@ -98,7 +98,7 @@ pub async fn establish(
     let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner), ExpectedChain::default()).await?;
     plan.run = match run_of(&owner_chain, &plan.bucket_url(ORIGIN)).await? {
         Some(run) => {
-            say("the run is there already");
+            say("the run exists already");
             if run.treasury == 0 {
                 let amount = Amount(defaults::TREASURY);
                 owner_chain.submit(Call::Fund { run: run.id, amount }).await?;
@@ -111,7 +111,7 @@ pub async fn establish(
             let origin = S3Settings::new(plan.store_url(), ORIGIN, Credentials { access_key, secret_key });
             let origin = S3Store::open(&origin)?;
             let mut params = work.params;
-            // Five steps lie before a seat: run, treasury, coldkey, hotkey, registration. Each waits for its block to be final.
+            // A seat takes five extrinsics: run, treasury, coldkey, hotkey, registration. Each waits for finality.
             let steps = 5_u32.saturating_mul(plan.finality_lag);
             let now = owner_chain.heads().borrow().block.0;
             params.schedule.start = Block(now.saturating_add(BLOCKS_BEFORE_START).saturating_add(steps));
@@ -137,7 +137,7 @@ pub async fn establish(
     Ok(())
 }
 
-/// The run whose model and data are at `origin`, if there is one.
+/// The run whose model and data are published at `origin`, if there is one.
 async fn run_of(chain: &SubxtChain, origin: &str) -> anyhow::Result<Option<RunView>> {
     for run in chain.runs().await? {
         let run = chain.run(run).await?;
@@ -148,7 +148,7 @@ async fn run_of(chain: &SubxtChain, origin: &str) -> anyhow::Result<Option<RunVi
     Ok(None)
 }
 
-/// One seat: keys, funds, settings, and a real registration. Returns its uid.
+/// Makes the keys and settings of a seat, funds it and registers it. Returns its uid.
 pub async fn add_seat(
     directory: &Path,
     plan: &Plan,
@@ -183,14 +183,14 @@ pub async fn add_seat(
         endpoint: plan.endpoint_of(seat),
         stake: Amount(stake),
         hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
-        // All seats are taken at once, and each makes the next one dearer.
+        // All seats register at once, and each registration raises the price of the next.
         price_max: Some(Amount(u128::MAX)),
     };
     let seated = account::register_seat(&chain, &wish).await?;
     Ok(seated.seat.id.uid.0)
 }
 
-/// The key in a file, or a new one that is then in it.
+/// The key in a file, or a new one that is written there.
 fn key_at(file: &Path, password: &KeyPassword) -> anyhow::Result<Key> {
     if file.exists() {
         return Ok(KeySource::File(file.to_owned()).open(|_| Ok(password.clone()))?);
@@ -223,15 +223,14 @@ fn settings(plan: &Plan, seat: &SeatPlan, home: &Path) -> File {
     }
 }
 
-/// The ports of a network to be. Each is held until the process that will listen there is started: so they differ, and nobody
-/// else is given one meanwhile.
+/// The ports of a network. Each stays bound until its process starts, so that no other program gets it meanwhile.
 struct Ports {
-    /// The chain's, all of them.
+    /// One for each port of each node.
     chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: Option<TcpListener>,
-    /// Those at which adversaries answer their readers themselves.
-    doors: Vec<TcpListener>,
+    /// The ports of adversaries that serve their readers themselves.
+    proxies: Vec<TcpListener>,
 }
 
 fn number(listener: &TcpListener) -> std::io::Result<u16> {
@@ -242,15 +241,15 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     let mut ports = Ports {
         chain: vec![port(wanted.chain_port, "chain")?],
         store: port(wanted.store_port, "store")?,
-        store_admin: wanted.store_admin.then(|| port(None, "store's orders")).transpose()?,
-        doors: Vec::new(),
+        store_admin: wanted.store_admin.then(|| port(None, "faults of the store")).transpose()?,
+        proxies: Vec::new(),
     };
     let mut seats = new_seats(&wanted.seats)?;
     for seat in &mut seats {
         if adversaries::kind(&seat.strategy).is_some_and(|kind| kind.has_proxy) {
-            let door = port(None, "adversaries")?;
-            seat.proxy_port = Some(number(&door)?);
-            ports.doors.push(door);
+            let listener = port(None, "adversaries")?;
+            seat.proxy_port = Some(number(&listener)?);
+            ports.proxies.push(listener);
         }
     }
     let chain = match &wanted.chain {
@@ -281,7 +280,7 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
     Ok((plan, ports))
 }
 
-/// Four nodes on free ports of this machine, which are added to `ports`; the first port is there already.
+/// Four nodes on free ports, which are added to `ports`. The first port is there already.
 fn node_plans(ports: &mut Vec<TcpListener>) -> anyhow::Result<Vec<NodePlan>> {
     let first_rpc = ports.first().map(number).transpose()?;
     let mut free = || -> anyhow::Result<u16> {
@@ -313,7 +312,7 @@ pub fn new_origin_keys() -> anyhow::Result<(String, String)> {
     Ok((ORIGIN.to_owned(), random_hex(20)?))
 }
 
-/// Validators and miners, honest ones first, with keys of their own for their buckets.
+/// Validators and miners, honest ones first, each with a key for its bucket.
 pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     let mut seats = Vec::new();
     for role in [Role::Validator, Role::Miner] {
@@ -324,7 +323,7 @@ pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
     Ok(seats)
 }
 
-/// An honest seat's plan, with keys of its own for its bucket.
+/// The plan of an honest seat, with a key for its bucket.
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
     let strategy = HONEST.to_owned();
@@ -339,23 +338,28 @@ pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     })
 }
 
-/// The port asked for, or a free one; a taken one is said here, before anything is written.
+/// Fails if one of these ports is taken.
+pub fn check_ports(chain: Option<u16>, store: Option<u16>) -> anyhow::Result<()> {
+    let _held = (port(chain, "chain")?, port(store, "store")?);
+    Ok(())
+}
+
+/// Binds the port asked for, or a free one.
 fn port(asked: Option<u16>, what: &str) -> anyhow::Result<TcpListener> {
     let asked = asked.unwrap_or(0);
     TcpListener::bind(("127.0.0.1", asked)).with_context(|| {
-        format!("port {asked} for the {what} is taken by another program; choose another one, or leave the choice to us")
+        format!("port {asked} for the {what} is taken by another program; choose another port, or name none for a free one")
     })
 }
 
 fn random_hex(bytes: usize) -> anyhow::Result<String> {
     let mut random = vec![0; bytes];
-    getrandom::fill(&mut random).context("the system gives no random numbers")?;
+    getrandom::fill(&mut random).context("the operating system gives no random numbers")?;
     Ok(hex::encode(random))
 }
 
-/// Writes a file that only this user can read.
+/// Writes a file that only this user can read, because temporary files are created so.
 fn write_private(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    // Written atomically through a temporary file, which is created private.
     write_atomic(path, bytes)?;
     Ok(())
 }

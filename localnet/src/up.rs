@@ -1,4 +1,4 @@
-//! `localnet up`: data, directory, network, and then a table until it is over.
+//! `localnet up`: prepares the data and a directory, starts the network, and shows its state until it ends.
 
 use crate::{
     defaults,
@@ -9,7 +9,7 @@ use crate::{
     report::Report,
     seats::Seats,
     setup::{self, ChainWanted, Wanted},
-    table::Display,
+    table::{Display, View},
 };
 use anyhow::{Context as _, bail};
 use chain_client::Chain;
@@ -22,71 +22,73 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Between two looks at the network.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long one look may take.
-const LOOK_WITHIN: Duration = Duration::from_secs(3);
-/// How long the chain may be silent before the network is given up.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Between two reads of the network's state.
+const READ_EVERY: Duration = Duration::from_millis(500);
+/// How long one read may take.
+const READ_WITHIN: Duration = Duration::from_secs(3);
+/// A chain that is silent for longer ends the session.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Up {
-    /// Keep the network in this directory, or go on with the one that is there. Without it, a temporary one is used and removed.
+    /// Keep the network in this directory, or continue the network that is in it. Default: a temporary directory, removed at the end
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
-    /// Stop once so many windows are fixed. Without it: until Ctrl-C.
+    /// Stop after this many finalised windows. Default: at Ctrl-C
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub windows: Option<u32>,
-    /// Train on the text in this directory instead of the default text.
+    /// Train on the text in this directory. Default: the Rust source of crates that the build needs
     #[arg(long, value_name = "DIR")]
     pub text: Option<PathBuf>,
-    /// Write what it came to as JSON.
+    /// Write a report of the session as JSON
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
+    /// Honest miners
     #[arg(long, value_name = "N", default_value_t = defaults::MINERS, value_parser = clap::value_parser!(u16).range(1..=64))]
     pub miners: u16,
+    /// Honest validators
     #[arg(long, value_name = "N", default_value_t = defaults::VALIDATORS, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub validators: u16,
-    /// Who sits in the network, instead of --miners and --validators: `honest:4,copycat:1,validator:3`. `honest` is a miner, `validator` an
-    /// honest validator (3 if no validator is named), and the others are those that docs/adversaries.md describes. A kept network keeps its seats.
+    /// Seats by strategy, in place of --miners and --validators: `honest:4,copycat:1,validator:3`. `honest` is an honest miner,
+    /// `validator` an honest validator (3 if no validator is named); docs/adversaries.md describes the others. A kept network keeps its seats
     #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
     pub seats: Option<Seats>,
-    /// What serves the chain: the development chain in one process, or four real nodes with finality among them.
+    /// The chain: the development chain in one process, or four real nodes that finalise blocks among them
     #[arg(long, value_name = "KIND", value_enum, default_value_t = ChainKind::Embedded)]
     pub chain: ChainKind,
-    /// The node's program, with `--chain node`. Without it: `mettle-node` beside this program, in chain/node/target/release, or in the search path.
+    /// The node's program, with `--chain node`. Default: `mettle-node` beside this program, in chain/node/target/release, or in PATH
     #[arg(long, value_name = "PATH", env = "METTLE_NODE")]
     pub node_binary: Option<PathBuf>,
-    /// Time between two blocks, in milliseconds: 500 if not said. Real nodes have their own.
+    /// Time between two blocks, in milliseconds. Default: 500. Fixed for real nodes
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(50..=60_000))]
     pub block_millis: Option<u64>,
-    /// Blocks of a window in which miners train: 28 if not said, 14 of the longer blocks of real nodes.
+    /// Blocks of a window in which miners train. Default: 28, and 14 of the longer blocks of real nodes
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
     pub train_blocks: Option<u32>,
-    /// Blocks by which finality trails the newest block: 0 if not said. With real nodes, what the phases allow for: 3 if not said.
+    /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an assumption of the schedule
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(0..=20))]
     pub finality_lag: Option<u32>,
-    /// Port of the chain's JSON-RPC, of the first node's where there are several. Without it: a free one.
+    /// Port of the JSON-RPC of the chain, or of its first node. Default: a free one
     #[arg(long, value_name = "PORT")]
     pub chain_port: Option<u16>,
-    /// Port of the S3 server. Without it: a free one.
+    /// Port of the S3 server. Default: a free one
     #[arg(long, value_name = "PORT")]
     pub store_port: Option<u16>,
-    /// Plain lines instead of the table.
+    /// Print lines in place of the live table
     #[arg(long)]
     pub plain: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ChainKind {
-    /// The development chain: the real runtime in one process, a block twice a second.
+    /// The development chain: the real runtime in one process, two blocks per second
     Embedded,
-    /// Four nodes, Aura and GRANDPA: a block every two seconds.
+    /// Four nodes with Aura and GRANDPA: one block per two seconds
     Node,
 }
 
 impl Up {
-    /// What should serve the chain, the blocks to train for, and the lag to allow for.
+    /// The chain to start, the blocks to train for, and the finality lag to allow for.
     fn chain_wanted(&self) -> anyhow::Result<(ChainWanted, u32, u32)> {
         match self.chain {
             ChainKind::Embedded => {
@@ -97,7 +99,7 @@ impl Up {
             ChainKind::Node => {
                 if self.block_millis.is_some() {
                     bail!(
-                        "--block-millis is for the development chain: how long real nodes take for a block is fixed in their runtime"
+                        "--block-millis is for the development chain: the block time of real nodes is fixed in their runtime"
                     );
                 }
                 let binary = nodes::find(self.node_binary.as_deref())?;
@@ -111,12 +113,8 @@ impl Up {
 
 /// Runs a network from nothing, or from its directory, to its end.
 pub async fn run(up: Up) -> anyhow::Result<()> {
-    if let Some(report) = &up.report {
-        writable(report)?;
-    }
-    // What cannot be is said before anything is made.
-    up.chain_wanted()?;
-    // The directory first: a refused one should not cost a minute of preparing data.
+    check(&up)?;
+    // Locked before the data is prepared, which may take a minute.
     let temporary = match &up.dir {
         Some(_) => None,
         None => Some(tempfile::Builder::new().prefix("mettle-localnet-").tempdir()?),
@@ -130,19 +128,19 @@ pub async fn run(up: Up) -> anyhow::Result<()> {
     let executable = std::env::current_exe().context("could not find this program's own file")?;
     let mut network = Network::new(locked.path(), executable);
 
-    let ended = sit(&up, &mut locked, &mut network).await;
+    let ended = session(&up, &mut locked, &mut network).await;
     network.stop().await;
     if ended.is_err()
         && let Some(temporary) = temporary
     {
-        // Whoever reads the error will want the logs it names.
+        // The error names logs that are in there.
         println!("the network's files are left in {}", temporary.keep().display());
     }
     ended
 }
 
-/// From a claimed directory to the end of the sitting. Ctrl-C ends it well at any time.
-async fn sit(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
+/// One session in a locked directory. Ctrl-C ends it at any time, without an error.
+async fn session(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> anyhow::Result<()> {
     let mut stop = program::StopSignal::listen();
     let started = tokio::select! {
         started = start(up, locked, network) => started?,
@@ -177,7 +175,7 @@ async fn start(up: &Up, locked: &mut LockedDirectory, network: &mut Network) -> 
     Ok(Started { plan, chain, unigram_loss })
 }
 
-/// Shows a network that is up until it is over, and says what it came to.
+/// Shows a network that is up until the session ends, and reports on it.
 async fn live(
     up: &Up,
     locked: &LockedDirectory,
@@ -186,15 +184,14 @@ async fn live(
     stop: program::StopSignal,
 ) -> anyhow::Result<()> {
     let Started { plan, chain, unigram_loss } = started;
-    let place = match &up.dir {
+    let kept = match &up.dir {
         Some(_) => format!("kept in {}", locked.path().display()),
         None => "temporary: --dir DIR keeps a network".into(),
     };
     let mut observer = network.observer(&plan, &*chain).await?;
-    // From here on the processes are watched, and a death is said before anything that follows from it.
-    println!("network up: chain {}, store {}; {place}", plan.chain_urls().join(" "), plan.store_url());
+    println!("network up: chain {}, store {}; {kept}", plan.chain_urls().join(" "), plan.store_url());
 
-    let display = Display::open(up.plain, plan.seats.len())?;
+    let display = Display::open(up.plain)?;
     let (ended, since) = watch(up, network, &chain, &mut observer, display, unigram_loss, stop).await;
 
     let report = Report::new(&observer, unigram_loss, since);
@@ -206,8 +203,8 @@ async fn live(
     ended
 }
 
-/// Shows the network until enough windows are fixed, Ctrl-C, or the end of a process. Returns how long it has been since the first window
-/// opened.
+/// Shows the network until enough windows are finalised, Ctrl-C, or the end of a process. Returns the time since the first window of
+/// this session opened.
 async fn watch(
     up: &Up,
     network: &mut Network,
@@ -219,41 +216,45 @@ async fn watch(
 ) -> (anyhow::Result<()>, Duration) {
     let mut first_window = None;
     let mut last_heard = Instant::now();
-    // A network that goes on has windows behind it. They are not counted again, whenever they are first seen whole: a chain that is
-    // busy with its start may answer later.
-    let first_look = tokio::time::timeout(PATIENCE, observer.look(&**chain)).await;
-    let mut already = matches!(first_look, Ok(Ok(()))).then(|| observer.windows());
+    // Windows of earlier sessions are not counted again. A chain that is busy with its start may answer only later.
+    let first_read = tokio::time::timeout(SILENCE_MAX, observer.look(&**chain)).await;
+    let mut earlier_windows = matches!(first_read, Ok(Ok(()))).then(|| observer.windows());
+    observer.begin_session();
     let ended = loop {
-        // A child's death is said before anything that follows from it, such as a chain that no longer answers.
+        // The end of a process comes before anything that follows from it, such as a chain that no longer answers.
         match network.died() {
             Ok(None) => {}
             Ok(Some(died)) => break Err(died.into()),
             Err(error) => break Err(error.into()),
         }
-        match tokio::time::timeout(LOOK_WITHIN, observer.look(&**chain)).await {
+        match tokio::time::timeout(READ_WITHIN, observer.look(&**chain)).await {
             Ok(Ok(())) => {
                 last_heard = Instant::now();
-                already.get_or_insert(observer.windows());
+                if earlier_windows.is_none() {
+                    earlier_windows = Some(observer.windows());
+                    observer.begin_session();
+                }
             }
-            Ok(Err(error)) if PATIENCE < last_heard.elapsed() => break Err(error.into()),
-            Err(_) if PATIENCE < last_heard.elapsed() => {
-                break Err(anyhow::anyhow!("the chain has not answered for {} s", PATIENCE.as_secs()));
+            Ok(Err(error)) if SILENCE_MAX < last_heard.elapsed() => break Err(error.into()),
+            Err(_) if SILENCE_MAX < last_heard.elapsed() => {
+                break Err(anyhow::anyhow!("the chain has not answered for {} s", SILENCE_MAX.as_secs()));
             }
             Ok(Err(_)) | Err(_) => {}
         }
         if first_window.is_none() && observer.current.is_some() {
             first_window = Some(Instant::now());
         }
-        if let Err(error) = display.show(observer, unigram_loss) {
+        let view = View { observer, unigram_loss, silence: last_heard.elapsed() };
+        if let Err(error) = display.show(&view) {
             break Err(error.into());
         }
-        if let (Some(windows), Some(already)) = (up.windows, already)
-            && enough(observer, already.saturating_add(windows))
+        if let (Some(windows), Some(earlier)) = (up.windows, earlier_windows)
+            && enough(observer, earlier.saturating_add(windows))
         {
             break Ok(());
         }
         tokio::select! {
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(READ_EVERY) => {}
             () = stop.told() => break Ok(()),
         }
     };
@@ -264,7 +265,7 @@ async fn watch(
     (ended, since)
 }
 
-/// Whether `windows` are fixed and judged. The last judgement is waited for, but not beyond the middle of the next window.
+/// Whether `windows` are finalised and judged. The last judgement is waited for until the middle of the next window.
 fn enough(observer: &Observer, windows: u32) -> bool {
     if observer.windows() < windows {
         return false;
@@ -273,8 +274,8 @@ fn enough(observer: &Observer, windows: u32) -> bool {
     let validators = observer.seats_of(Role::Validator).count();
     let judged = observer.held_out.get(&last).map_or(0, |losses| losses.len());
     let schedule = observer.run.params.schedule;
-    let long_past = schedule.opens_at(last.next()).0.saturating_add(schedule.blocks_per_window / 2);
-    validators <= judged || long_past < observer.block.0
+    let give_up_at = schedule.opens_at(last.next()).0.saturating_add(schedule.blocks_per_window / 2);
+    validators <= judged || give_up_at < observer.block.0
 }
 
 async fn make(
@@ -300,15 +301,15 @@ async fn make(
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await
 }
 
-/// Goes on with a network: its chain and store first, with the ports it was made with.
+/// Starts chain and store of a kept network, on the ports that it was made with.
 async fn resume(network: &mut Network, plan: Plan) -> anyhow::Result<(Plan, Arc<dyn Chain>)> {
-    println!("going on with the network in {} …", network.directory.display());
+    println!("continuing the network in {} …", network.directory.display());
     let chain = network.start_chain(&plan).await?;
     network.start_store(&plan).await?;
     Ok((plan, chain))
 }
 
-/// The data, prepared once and kept in the user's cache. Returns its directory.
+/// Prepares the data once, in the user's cache. Returns its directory.
 pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
     let source = match text {
         Some(directory) => Source::directory(directory),
@@ -322,13 +323,13 @@ pub async fn prepare(text: Option<PathBuf>) -> anyhow::Result<PathBuf> {
         ..PrepareOptions::new(source, OutputDirectory::CacheUnder(cache_directory()?))
     };
     let prepared = tokio::task::spawn_blocking(move || {
-        let mut said: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
+        let mut printed: Option<(std::mem::Discriminant<Progress>, Instant)> = None;
         dataset::prepare(options, &mut |progress| {
-            // Every new stage, and now and then how far it is.
+            // Every new stage, and the progress of a stage every two seconds.
             let stage = std::mem::discriminant(&progress);
-            if said.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {
+            if printed.is_none_or(|(last, at)| last != stage || Duration::from_secs(2) < at.elapsed()) {
                 println!("data: {progress}");
-                said = Some((stage, Instant::now()));
+                printed = Some((stage, Instant::now()));
             }
         })
     });
@@ -344,8 +345,24 @@ fn cache_directory() -> anyhow::Result<PathBuf> {
     Ok(cache.join("mettle").join("datasets"))
 }
 
-/// A report that cannot be written should be known before the network has run for an hour.
-fn writable(path: &Path) -> anyhow::Result<()> {
+/// Refuses what cannot work, before anything is made.
+fn check(up: &Up) -> anyhow::Result<()> {
+    if let Some(report) = &up.report {
+        check_writable(report)?;
+    }
+    if let Some(text) = &up.text {
+        std::fs::metadata(text).with_context(|| format!("there is no text at {}", text.display()))?;
+    }
+    up.chain_wanted()?;
+    // A kept network has its own ports.
+    if up.dir.as_ref().is_none_or(|directory| !directory.exists()) {
+        setup::check_ports(up.chain_port, up.store_port)?;
+    }
+    Ok(())
+}
+
+/// Fails if a report could not be written at the end.
+fn check_writable(path: &Path) -> anyhow::Result<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
         bail!("the report cannot be written: {} is no directory", parent.display());

@@ -1,6 +1,6 @@
-//! Cheats among honest seats, as real processes: what they do is named, and they are not paid for it.
+//! Adversaries among honest seats, as real processes: their faults are reported, and they earn nothing.
 //!
-//! What each is paid over many windows is for the simulation to show; this is about their processes doing what they say.
+//! The simulation measures the pay of each over many windows. This test shows that the processes act as their strategies say.
 
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
@@ -8,7 +8,7 @@ mod support;
 use serde_json::Value;
 use support::one_at_a_time;
 
-/// Labels of what was held against the seats of `strategy`.
+/// Labels of the faults that were reported of the seats of `strategy`.
 fn held_against(report: &Value, strategy: &str) -> Vec<String> {
     let uids: Vec<&Value> = seats(report, strategy).map(|seat| &seat["uid"]).collect();
     let faults = report["faults"].as_array().expect("a list");
@@ -22,7 +22,7 @@ fn seats<'a>(report: &'a Value, strategy: &'a str) -> impl Iterator<Item = &'a V
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
+async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid() {
     let _alone = one_at_a_time().await;
     let home = tempfile::tempdir().expect("a directory");
     let report = home.path().join("report.json");
@@ -38,12 +38,12 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
 
     assert_eq!(report["lineage_agreed"], true, "{}", ended.all());
     assert!(report["void_windows"].as_array().expect("a list").len() < 4, "{}", ended.all());
-    // What a copycat shows is another seat's; where it copied a cheat's digest, it is also what is wrong with that one's bytes. One that sees
-    // nobody commit before it says nothing, and then there is nothing to hold against it.
+    // A copycat uploads the contribution of another seat, and after copying another adversary's digest it has that one's faults. Where it
+    // sees no commitment before its own, it commits nothing, and there is no fault.
     let copied = held_against(&report, "copycat");
     let committed = seats(&report, "copycat").any(|seat| seat["committed"].as_u64() > Some(2));
     assert!(!committed || !copied.is_empty(), "{}", ended.all());
-    // Two of its faults are that it shows nothing in time.
+    // Two of its faults are contributions that are missing or late.
     let malformed = held_against(&report, "malformed");
     let own: Vec<_> = malformed.iter().filter(|label| *label != "not-observed").collect();
     assert!(own.iter().any(|label| *label == "missing"), "{malformed:?}");
@@ -54,9 +54,12 @@ async fn cheats_are_named_and_end_without_weight_while_the_honest_are_paid() {
     assert!(held_against(&report, "equivocator").iter().any(|label| label == "missing"), "{}", ended.all());
 
     let crawls = held_against(&report, "slow-loris");
-    assert!(crawls.iter().any(|label| label == "missing"), "who crawls has not shown its bytes: {crawls:?}");
+    assert!(
+        crawls.iter().any(|label| label == "missing"),
+        "a contribution that comes too slowly is missing: {crawls:?}"
+    );
 
-    // Where an equivocator's second commitment comes too late, the first one binds, and that is honest work.
+    // An equivocator whose second commitment comes too late is bound by its first, which is honest work.
     for cheat in ["copycat", "slow-loris"] {
         for seat in seats(&report, cheat) {
             assert_eq!((&seat["final_weight"], &seat["paid"]), (&0.into(), &0.into()), "{seat}");

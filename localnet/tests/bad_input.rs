@@ -1,4 +1,4 @@
-//! What `localnet up` says to somebody who asked for something that cannot be: at once, clearly, and with nothing left behind.
+//! `localnet up` with arguments that cannot work: it refuses at once, names the reason, and leaves nothing behind.
 
 use std::{
     ffi::OsStr,
@@ -15,7 +15,7 @@ fn up(arguments: &[&dyn AsRef<OsStr>]) -> Output {
     command.stdin(Stdio::null()).output().expect("the program is built and starts")
 }
 
-/// The program fails, and its complaint has all of `words`.
+/// The program fails, and its error has all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
     let output = up(arguments);
@@ -51,7 +51,7 @@ fn numbers_out_of_range_are_refused_with_their_range() {
 }
 
 #[test]
-fn who_cannot_sit_in_a_network_is_named_with_all_who_can() {
+fn an_unknown_strategy_is_named_with_all_that_exist() {
     refused(&[&"--seats", &"honest:2,copykat:1"], &["copykat", "copycat-mixture", "sybil", "lazy-voter"]);
     refused(&[&"--seats", &"honest:100"], &["--seats", "from 1 to 64 miners"]);
     refused(&[&"--seats", &"honest:1,sybil:1"], &["pairs"]);
@@ -60,15 +60,15 @@ fn who_cannot_sit_in_a_network_is_named_with_all_who_can() {
 }
 
 #[test]
-fn every_adversary_is_a_process_that_starts_and_asks_for_its_settings() {
+fn every_adversary_is_a_process_that_starts_and_reads_its_settings() {
     let start = |name: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_localnet"));
         command.args([
             "role",
             "adversary",
             name,
-            "--den",
-            "/no/such/den",
+            "--mailbox",
+            "/no/such/mailbox",
             "--config",
             "/no/such/settings.toml",
         ]);
@@ -85,14 +85,14 @@ fn every_adversary_is_a_process_that_starts_and_asks_for_its_settings() {
         );
     }
     let said = start("copykat");
-    assert!(said.contains("nobody is called copykat"), "{said}");
+    assert!(said.contains("there is no strategy copykat"), "{said}");
 }
 
 #[test]
 fn a_foreign_directory_is_refused_and_left_alone() {
     let home = tempfile::tempdir().unwrap();
     fs::write(home.path().join("thesis.txt"), "precious").unwrap();
-    refused(&[&"--dir", &home.path()], &["no network of ours", "thesis.txt"]);
+    refused(&[&"--dir", &home.path()], &["no network of this program", "thesis.txt"]);
     assert_eq!(names(home.path()), ["thesis.txt"]);
 }
 
@@ -130,8 +130,8 @@ fn too_little_text_is_refused_with_how_much_is_needed() {
 }
 
 #[test]
-fn a_text_that_is_not_there_is_named() {
-    refused(&[&"--text", &"/no/such/text"], &["could not prepare the data", "/no/such/text"]);
+fn a_missing_text_is_named_before_anything_is_made() {
+    refused(&[&"--text", &"/no/such/text"], &["there is no text at /no/such/text"]);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_taken_port_is_named() {
     for flag in ["--chain-port", "--store-port"] {
         refused(&[&flag, &port, &"--dir", &directory], &["is taken", &port]);
     }
-    assert_eq!(names(&directory), ["lock"], "the next try starts from nothing");
+    assert!(!directory.exists(), "nothing was made");
 }
 
 #[test]

@@ -28,7 +28,8 @@ fn params(finality_lag: u32) -> RunParams {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_lie_is_named_and_no_honest_validator_has_a_difference() {
     let _alone = one_at_a_time().await;
-    let mut net = Net::up_of(SEATS, 400, params(0)).await;
+    let home = tempfile::tempdir().expect("a directory");
+    let mut net = Net::up_of(home.path(), SEATS, 400, params(0)).await;
     let view = a_window_full_of_lies(&mut net).await;
     let window = view.window;
 
@@ -102,7 +103,7 @@ async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
     let stake =
         |net: &Net| net.observer.seats.iter().find(|seat| seat.id.uid == uid).expect("its seat").stake;
     let before = stake(net);
-    let by = net.claimed.path().join("miner-0").join("settings.toml").display().to_string();
+    let by = net.locked.path().join("miner-0").join("settings.toml").display().to_string();
     let at = window.to_string();
     let report = |who: Uid, more: &'static str| {
         let (by, at, who) = (by.clone(), at.clone(), who.to_string());

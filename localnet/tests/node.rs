@@ -29,7 +29,8 @@ fn merged(seen: &Observer) -> usize {
 #[ignore = "needs the node's program: METTLE_NODE"]
 async fn a_network_on_four_nodes_outlives_one_of_them_and_its_seats_go_on_without_a_restart() {
     let _alone = one_at_a_time().await;
-    let mut net = Net::on_nodes(program(), 2, 3).await;
+    let home = tempfile::tempdir().expect("a directory");
+    let mut net = Net::on_nodes(home.path(), program(), 2, 3).await;
     net.until("two windows are merged", |seen| 2 <= merged(seen)).await;
 
     // The seats that ask this node stand still; the others, and finality, go on.
@@ -70,7 +71,7 @@ async fn up_on_four_nodes_names_a_node_that_died_and_goes_on_from_its_directory(
     assert!(ended.err.contains("finalized"), "its last log lines are shown: {}", ended.all());
 
     let mut second = Session::up_as(&directory, &flags);
-    second.until_said("going on with the network").await;
+    second.until_said("continuing the network").await;
     second.until_said("network up").await;
     let children = second.children();
     second.interrupt();

@@ -7,12 +7,12 @@
 //! five minutes, or after fifty times what the last one took.
 
 use miner::{
+    contribution_store::{Optimiser as _, Snapshot},
     progress::{Progress, SnapshotInterval, SnapshotKey},
-    snapshot::{Optimiser as _, Snapshot},
     train::Trained,
 };
 use model::{ModelConfig, Recipe};
-use nn::{DeviceChoice, Trainer};
+use nn::{Device, Trainer};
 use node::durable::DurableFile;
 use protocol::{Block, Digest, RunId, SeatId, Uid, Window};
 use std::{path::Path, time::Instant};
@@ -35,7 +35,7 @@ fn report(directory: &Path, preset: &str) -> Result<(), Box<dyn std::error::Erro
     let config = ModelConfig::preset(preset)?;
     let theta = model::init_flat(&config, 1)?;
     let recipe = Recipe { batch: BATCH, micro_batch: BATCH, ..Recipe::default() };
-    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &theta)?;
+    let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &theta)?;
     let tokens: Vec<Vec<u32>> = (0..BATCH)
         .map(|row| (0..=config.seq_len).map(|at| ((at * 7 + row * 31) % config.vocab) as u32).collect())
         .collect();
@@ -74,7 +74,9 @@ fn report(directory: &Path, preset: &str) -> Result<(), Box<dyn std::error::Erro
         assert!(again.resume(&mut trainer)?.is_some());
         read.push(started.elapsed().as_secs_f64());
     }
-    assert_eq!(trainer.state(), state, "what was read is what was written");
+    let mut again = Vec::new();
+    trainer.write(&mut again)?;
+    assert_eq!(again, state, "the state that was read is the one that was written");
     let inside_seconds = middle(inside);
     println!(
         "{}",

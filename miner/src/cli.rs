@@ -1,14 +1,19 @@
 //! The command line: settings in, a running miner out.
 
-use crate::progress::SnapshotInterval;
-use crate::run::{Miner, ShutdownHandle};
-use crate::strategy::{DefaultStrategy, Strategy};
+use crate::{
+    progress::SnapshotInterval,
+    run::{Miner, MinerOptions},
+    shutdown::ShutdownHandle,
+    strategy::{DefaultStrategy, Strategy},
+};
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Trainer};
-use node::SyncDriver;
-use node::{Flags, Metrics, NodeContext, Settings, config::TrainFile, metrics::MetricsFlag, moved, program};
+use nn::Device;
+use node::{
+    Flags, Metrics, NodeContext, Settings, SyncDriver, config::TrainFile, metrics::MetricsFlag, moved,
+    program,
+};
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode, sync::Arc, time::Duration};
 
@@ -66,10 +71,10 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     }
 }
 
-/// Puts another store, chain or strategy in the place of those that the settings name.
+/// Replaces store, chain or strategy of the opened node.
 pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
 
-/// Mines until Ctrl-C, with what `changed` makes of the opened node.
+/// Mines until Ctrl-C. `changed` may replace parts of the opened node.
 pub fn start(start: Start, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
     Box::pin(mine_until_told(start, changed))
 }
@@ -79,38 +84,39 @@ async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
         program::exit_with_parent();
     }
     let settings = Settings::read(&start.flags)?;
-    let leaving = Arc::new(ShutdownHandle::default());
+    let shutdown = Arc::new(ShutdownHandle::default());
     let mut stop = program::StopSignal::listen();
     tokio::select! {
-        done = mine(settings, start, changed, leaving.clone()) => return done,
+        done = mine(settings, start, changed, shutdown.clone()) => return done,
         () = stop.told() => {}
     }
-    if leaving.ask() {
-        tracing::info!("stopping after this step, with a snapshot; once more, and it stops at once");
-        let left = async {
-            while !leaving.has_left() {
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        };
+    if shutdown.request() {
+        tracing::info!(
+            "stopping with a snapshot, if the running step ends soon; a second Ctrl-C stops at once"
+        );
         tokio::select! {
-            () = left => {}
+            ended = tokio::time::timeout(SNAPSHOT_WITHIN, shutdown.training_ended()) => {
+                if ended.is_err() {
+                    tracing::info!("the running step takes too long: its window resumes from the last snapshot");
+                }
+            }
             () = stop.told() => {}
         }
     }
-    tracing::info!("stopped; what is on disk is whole, and the next start goes on from it");
+    tracing::info!("stopped; the files on the disk are whole, and the next start resumes from them");
     Ok(())
 }
 
-/// Between two looks whether the trainer has left.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a process that is told to stop waits for the running step and its snapshot.
+const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 
 async fn mine(
     settings: Settings,
     start: Start,
     changed: Change,
-    leaving: Arc<ShutdownHandle>,
+    shutdown: Arc<ShutdownHandle>,
 ) -> anyhow::Result<()> {
-    // First, so that whoever watches sees a role that is starting.
+    // First, so that monitoring sees a node that is starting.
     let mut metrics = match start.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Miner).await?),
         None => None,
@@ -125,29 +131,34 @@ async fn mine(
     recipe.optimiser = settings.train.optimiser.unwrap_or(recipe.optimiser);
     recipe.micro_batch =
         settings.train.micro_batch_sequences.unwrap_or(recipe.micro_batch).clamp(1, recipe.batch);
-    let device = DeviceChoice::parse(&settings.device)?;
+    let device: Device = settings.device.clone().try_into().context("device")?;
     let path = settings.directory.join("model.state");
-    let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let mut trainer = Trainer::new(&opened.spec.model, &recipe, device, &sync_driver.state.theta)
-        .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
-    trainer.refuse_loss_above(settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab)));
-    tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "mining");
-
-    let miner = Miner {
-        node: opened.into_node(sync_driver, settings.directory.clone(), start.windows),
-        trainer: Some(trainer),
-        strategy,
+    let (mut sync, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
+    let loss_max = settings.train.loss_max.unwrap_or_else(|| loss_max(opened.spec.model.vocab));
+    let options = MinerOptions {
         commit_margin_blocks: settings.train.commit_margin_blocks.unwrap_or(3),
         batch_sequences: recipe.batch,
-        snapshot_every: every(&settings.train),
-        leaving,
+        snapshot_interval: snapshot_interval(&settings.train),
     };
+    let model = opened.spec.model.clone();
+    let blocking = sync.follower.blocking;
+    let trainer = blocking.with(&mut sync.state, move |state| {
+        let mut trainer = engines::trainer(device, &model, &recipe, &state.theta)?;
+        trainer.refuse_loss_above(loss_max);
+        Ok::<_, nn::ModelError>(trainer)
+    });
+    let trainer = trainer
+        .await
+        .context("could not make the trainer (its micro_batch is micro_batch_sequences under [train])")?;
+    tracing::info!(uid = opened.seat.id.uid.0, window = sync.window().0, "mining");
+    let node = opened.into_node(sync, settings.directory, start.windows);
+    let miner = Miner::open(node, trainer, strategy, options, shutdown).await?;
     Ok(miner.run().await?)
 }
 
-/// How often a snapshot is written inside a window, as the settings say. Five minutes lost is little where a window takes hours, and a snapshot
-/// of 12 bytes a parameter is a second or two of them for a billion.
-fn every(train: &TrainFile) -> SnapshotInterval {
+/// How often the training of a window is written to the disk. By default every five minutes: little where a window takes hours, and a snapshot
+/// of 12 bytes per parameter takes a second or two for a billion of them.
+fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),
         (None, Some(0)) => SnapshotInterval::Never,
@@ -155,8 +166,8 @@ fn every(train: &TrainFile) -> SnapshotInterval {
     }
 }
 
-/// The loss that no sound training gets to, in nats per token: twice what it costs to know nothing at all, `ln vocab`. A fresh model is there or
-/// a little above, a trained one far below, and hard data does not double it; a model that is confidently wrong does.
+/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh model starts at or a little
+/// above `ln vocab`; hard data does not double it.
 fn loss_max(vocab: usize) -> f64 {
     2.0 * (vocab.max(2) as f64).ln()
 }

@@ -1,12 +1,15 @@
 #![doc = include_str!("../README.md")]
 
 pub mod cli;
+mod commit;
 pub mod compress;
 pub mod contribution_store;
-pub mod pending_store;
+pub mod error;
+pub mod local;
 pub mod progress;
 pub mod publish;
 pub mod run;
-pub mod snapshot;
+pub mod shutdown;
 pub mod strategy;
 pub mod train;
+mod train_window;

@@ -1,8 +1,8 @@
-//! How far into its window a miner is: weights, optimiser, and which sequences are done, written now and then while it trains.
+//! Snapshots inside a window: weights, optimiser, and which sequences are done.
 //!
-//! A window may last hours. A miner killed inside it goes on from here, and since a step depends on nothing else, it comes to the bits that
-//! it would have come to: the same weights, and so the same contribution. What is here is good for one window only: the model that it opened
-//! with, by its lineage and the root of its weights, and the sequences that were dealt. To another one it is nothing, and is passed over.
+//! A window may last hours. A miner killed inside it resumes here, and computes the same bits as an undisturbed one, as a step depends on nothing
+//! else. A snapshot is valid for one window only: for the model that the window opened with, by lineage and root, and for the assigned
+//! sequences. Another window ignores it.
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
@@ -14,13 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The version of the form on disk: itself, what it is of, what was trained, the weights as a SCALE vector of their bits, and to the end the
-/// optimiser as it writes itself. A change of the form is a new one.
+/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, then the optimiser in its own
+/// format. Every change of the format is a new version.
 const VERSION: u16 = 1;
-/// Of the time that training takes, snapshots take no more than one part in so many, whatever the settings say.
+/// Snapshots take at most one part in so many of the training time, whatever the settings say.
 const SHARE: u32 = 50;
 
-/// One window's training, so that no other goes on from it.
+/// Names one window's training, so that no other resumes from it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct SnapshotKey {
     pub run: RunId,
@@ -34,7 +34,7 @@ pub struct SnapshotKey {
     pub sequences: Digest,
 }
 
-/// What sequences, in their order, are told apart by.
+/// The digest of sequences in their order.
 pub fn digest_of(sequences: &[u64]) -> Digest {
     let mut hasher = blake3::Hasher::new();
     for sequence in sequences {
@@ -46,7 +46,7 @@ pub fn digest_of(sequences: &[u64]) -> Digest {
 /// How often a snapshot is written inside a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SnapshotInterval {
-    /// After so long, but never more often than `SHARE` allows.
+    /// After this time, but not more often than `SHARE` allows.
     Time(Duration),
     Steps(u32),
     Never,
@@ -66,20 +66,20 @@ pub enum ProgressError {
     Optimiser(#[source] StateError),
 }
 
-/// Where a seat keeps how far it is.
+/// The snapshots of one window.
 #[derive(Debug)]
 pub struct Progress {
-    kept: DurableFile,
-    of: SnapshotKey,
+    file: DurableFile,
+    key: SnapshotKey,
     every: SnapshotInterval,
-    /// When the last snapshot was through, and after how many steps.
+    /// When the last snapshot was written, and after how many steps.
     last: (Instant, u32),
-    /// What the last one cost.
+    /// The time that the last one took.
     cost: Duration,
     pub written: Written,
 }
 
-/// What the snapshots of one window came to.
+/// Number, size and time of the snapshots of one window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Written {
     pub snapshots: u32,
@@ -87,17 +87,17 @@ pub struct Written {
     pub seconds: f64,
 }
 
-/// Where a seat whose files are in `directory` keeps how far it is.
-pub fn kept(directory: &Path) -> DurableFile {
+/// The file of the snapshots of a seat whose files are in `directory`.
+pub fn file(directory: &Path) -> DurableFile {
     DurableFile::new(directory.join("training.snapshot"))
 }
 
 impl Progress {
-    pub fn new(directory: &Path, of: SnapshotKey, every: SnapshotInterval) -> Progress {
+    pub fn new(directory: &Path, key: SnapshotKey, every: SnapshotInterval) -> Progress {
         let written = Written::default();
         Progress {
-            kept: kept(directory),
-            of,
+            file: file(directory),
+            key,
             every,
             last: (Instant::now(), 0),
             cost: Duration::ZERO,
@@ -105,21 +105,21 @@ impl Progress {
         }
     }
 
-    /// Puts `trainer` where a predecessor was killed inside this window, and says what was trained by then; `None` if there is nothing of this
-    /// window, and then the trainer is as it was.
+    /// Reads the snapshot of this window into `trainer`, and returns what was trained by then; `None` if there is none, and then the trainer is
+    /// unchanged.
     ///
     /// # Errors
-    /// If what there is cannot be used. The trainer may have taken part of it.
+    /// If the snapshot cannot be used. The trainer may have read part of it.
     pub fn resume(&mut self, trainer: &mut Trainer) -> Result<Option<Recovered<Trained>>, ProgressError> {
-        let of = &self.of;
-        let found = self.kept.read(|reader| {
+        let key = &self.key;
+        let found = self.file.read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: the rest of another one may mean anything.
+            // The version first: only this one says how to read the rest.
             let found = u16::decode(&mut source).map_err(ProgressError::Format)?;
             if found != VERSION {
                 return Err(ProgressError::Version { found });
             }
-            if SnapshotKey::decode(&mut source).map_err(ProgressError::Format)? != *of {
+            if SnapshotKey::decode(&mut source).map_err(ProgressError::Format)? != *key {
                 return Ok(None);
             }
             let trained = Trained::decode(&mut source).map_err(ProgressError::Format)?;
@@ -153,11 +153,11 @@ impl Progress {
     /// Writes a snapshot now.
     ///
     /// # Errors
-    /// If the disk does not take it. The last good one is as it was, and the next is tried when its time comes.
+    /// If the disk does not take it. The last good one is unchanged, and the next is written when it is due.
     pub fn write(&mut self, trainer: &Trainer, trained: &Trained) -> Result<(), FileError> {
         let started = Instant::now();
-        let head = (VERSION, &self.of, trained, Compact(trainer.parameters() as u64)).encode();
-        let written = self.kept.write(|sink| {
+        let head = (VERSION, &self.key, trained, Compact(trainer.parameters() as u64)).encode();
+        let written = self.file.write(|sink| {
             sink.write_all(&head)?;
             trainer.write_weights(sink)?;
             trainer.write_state(sink)
@@ -170,13 +170,13 @@ impl Progress {
         Ok(())
     }
 
-    /// Forgets the window: it is over, or given up.
+    /// Removes the snapshots: the window is over, or given up.
     pub fn remove(&self) {
-        self.kept.remove();
+        self.file.remove();
     }
 }
 
-/// Whether a snapshot is due, so many steps and so long after the last, which took `cost`.
+/// Whether a snapshot is due, `steps` and `elapsed` after the last, which took `cost`.
 fn is_due(every: SnapshotInterval, steps: u32, elapsed: Duration, cost: Duration) -> bool {
     match every {
         SnapshotInterval::Time(time) => time.max(cost.saturating_mul(SHARE)) <= elapsed,

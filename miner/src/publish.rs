@@ -1,6 +1,7 @@
-//! Uploading what was committed, after the commit deadline and never before it: until then nobody may see it (PROT-11).
+//! Uploads the contribution after the commit deadline, and never before it (PROT-11).
 
-use crate::snapshot::PendingContribution;
+use crate::contribution_store::PendingContribution;
+use backon::{ConstantBuilder, Retryable as _};
 use chain_client::Head;
 use protocol::{Block, RunId, keys};
 use std::{path::Path, time::Duration};
@@ -8,16 +9,13 @@ use store::{Store, StoreError};
 use tokio::sync::watch;
 
 /// Between two tries of an upload.
-const RETRY: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(500);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the bucket did not take the contribution before the reveal deadline")]
-pub struct PublishError {
-    #[source]
-    last: StoreError,
-}
+pub struct PublishError(#[source] StoreError);
 
-/// Puts the file at `path` into our bucket, in parts where it is large, trying again until the reveal deadline has passed.
+/// Uploads the file at `path`, in parts if it is large. Retries until `reveal_by` is finalised.
 pub async fn upload(
     store: &dyn Store,
     run: RunId,
@@ -27,14 +25,12 @@ pub async fn upload(
     reveal_by: Block,
 ) -> Result<(), PublishError> {
     let key = keys::contribution(run, pending.window, &pending.digest);
-    loop {
-        match store.put_file(&key, path).await {
-            Ok(_) => return Ok(()),
-            Err(last) if reveal_by <= heads.borrow().block => return Err(PublishError { last }),
-            Err(error) => {
-                tracing::warn!(window = pending.window.0, %error, "upload failed, trying again");
-                tokio::time::sleep(RETRY).await;
-            }
-        }
-    }
+    let uploaded = (|| store.put_file(&key, path))
+        .retry(ConstantBuilder::default().with_delay(PAUSE).without_max_times())
+        .when(|_| heads.borrow().block < reveal_by)
+        .notify(|error, _| {
+            tracing::warn!(window = pending.window.0, %error, "upload failed, trying again");
+        })
+        .await;
+    uploaded.map(drop).map_err(PublishError)
 }

@@ -243,12 +243,15 @@ impl Decode for Trained {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nn::DeviceError;
+    use nn::{Device, DeviceError, DeviceName};
 
     const NAN: ModelError = ModelError::NotFinite { loss: f64::NAN, gradient_norm: f64::NAN };
 
     fn gone() -> ModelError {
-        ModelError::Device(DeviceError::Failed { device: "cuda:0".into(), why: "gone".into() })
+        ModelError::Device(DeviceError::Failed {
+            device: Device::new(DeviceName::Cuda(0)),
+            why: "gone".into(),
+        })
     }
 
     fn exploded(loss: f64) -> ModelError {

@@ -14,13 +14,12 @@ use ed25519_dalek::SigningKey;
 use kernels::encode::Source as Feedback;
 use miner::{
     compress,
-    pending_store::PendingStore,
+    contribution_store::{ContributionStore, Snapshot},
     progress::{self, Progress, SnapshotInterval, SnapshotKey},
-    snapshot::Snapshot,
     train::{self, TrainObserver, Trained},
 };
 use model::Recipe;
-use nn::{DeviceChoice, ModelError, Trainer};
+use nn::{Device, ModelError, Trainer};
 use node::{Codec, ModelState, codec::Update, durable};
 use protocol::{
     Block, Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
@@ -34,7 +33,10 @@ use std::{
     io::Write as _,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -173,8 +175,9 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
     let (run, params) = (RunId(1), RunParams::default());
     let seat = SeatId { uid: Uid(4), registered_at: Block(9) };
     let key = SigningKey::from_bytes(&[7; 32]);
-    let codec = Codec::new(&schema, Density(256))?;
-    let pending_store = PendingStore { directory: home, run, seat, key: &key, codec: &codec };
+    let codec = Arc::new(Codec::new(&schema, Density(256))?);
+    let store =
+        ContributionStore { directory: home.to_owned(), run, seat, key: key.clone(), codec: codec.clone() };
 
     let model = home.join("model.state");
     let mut state = match ModelState::load(&model, run, schema.values())? {
@@ -188,12 +191,12 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
         }
     };
     let recipe = Recipe { batch: BATCH, micro_batch: BATCH, warmup_steps: 20, ..Recipe::default() };
-    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &state.theta)?;
-    let mut snapshot = match pending_store.open(&mut trainer)? {
+    let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &state.theta)?;
+    let mut snapshot = match store.open(&mut trainer)? {
         Some(found) => found.value,
         None => {
             let fresh = Snapshot::fresh(state.window, schema.values());
-            pending_store.begin(&fresh, &trainer)?;
+            store.begin(&fresh, &trainer)?;
             fresh
         }
     };
@@ -204,28 +207,28 @@ fn mine(home: &Path, data: &Path) -> Result<(), Box<dyn std::error::Error>> {
             Some(pending) => {
                 say("taking up a contribution");
                 let header = header(&schema, &codec, &key, &state, pending.trained);
-                pending_store.resume(&mut snapshot, pending, &header, &trainer)??
+                store.resume(&mut snapshot, pending, &header, &trainer)?
             }
             None => {
                 say("training");
-                let trained = train(home, &dataset, run, seat, &state, &pending_store, &mut trainer)?;
+                let trained = train(home, &dataset, run, seat, &state, &store, &mut trainer)?;
                 say("compressing");
                 let away = window.0 - snapshot.residual_for.0;
                 compress::decay_residual(&mut snapshot.residual, DECAY, away);
-                let after = trainer.weights_flat();
+                let after = trainer.weights_flat()?;
                 let source = Feedback::Difference { decay: DECAY, before: &state.theta, after: &after };
                 let header = header(&schema, &codec, &key, &state, trained.sequences);
-                let pending = pending_store.make(&mut snapshot, &header, source, &trainer)?;
-                progress::kept(home).remove();
+                let pending = store.make(&mut snapshot, &header, source, &trainer)?;
+                progress::file(home).remove();
                 pending
             }
         };
         say("committing");
         if !pending.committed {
-            pending_store.committed(&mut snapshot, &pending, &trainer)?;
+            store.committed(&mut snapshot, &pending, &trainer)?;
         }
         say("uploading");
-        let bytes = fs::read(pending_store.path(&pending))?;
+        let bytes = fs::read(store.path(&pending))?;
         durable::write_atomic(&home.join("sent").join(window.0.to_string()), &bytes)?;
         say("following");
         let body = &bytes[PREFIX_BYTES..bytes.len() - SIGNATURE_BYTES];
@@ -243,7 +246,7 @@ fn train(
     run: RunId,
     seat: SeatId,
     state: &ModelState,
-    pending_store: &PendingStore<'_>,
+    store: &ContributionStore,
     trainer: &mut Trainer,
 ) -> Result<Trained, Box<dyn std::error::Error>> {
     let first = u64::from(state.window.0 * SEQUENCES);
@@ -260,7 +263,7 @@ fn train(
         }
         Err(error) => {
             eprintln!("training the window from its beginning: {}", node::error_chain(&error));
-            pending_store.restore(trainer)?;
+            store.restore(trainer)?;
             trainer.load(&state.theta)?;
             Trained::default()
         }

@@ -1,12 +1,15 @@
-//! What it costs to evaluate one contribution, beside its own forward passes. The figures in `docs/benchmarks.md` come from here.
+//! Measures the cost of evaluating one contribution beside its own forward passes. The figures in `docs/benchmarks.md`
+//! come from here.
 //!
-//!     RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- localnet 512
-//!     RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- 6m 64
+//! ```text
+//! RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- localnet 512
+//! RAYON_NUM_THREADS=1 cargo run --release -p validator --example evaluation-cost -- 6m 64
+//! ```
 //!
-//! The second argument is the density of contributions, in 4096. Of each step the fastest of several is printed, as the machine has other work.
+//! The second argument is the density of contributions, in 4096. Each figure is the fastest of several runs.
 
 use model::{ModelConfig, init_flat};
-use nn::{DeviceChoice, Evaluator};
+use nn::{Device, Evaluator};
 use node::Codec;
 use protocol::{contribution, params::Density};
 use std::{error::Error, time::Instant};
@@ -23,7 +26,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = ModelConfig::preset(&preset)?;
     let schema = config.schema()?;
     let theta = init_flat(&config, 1)?;
-    let mut evaluator = Evaluator::new(&config, DeviceChoice::Cpu, &theta)?;
+    let mut evaluator = Evaluator::new(&config, Device::CPU, &theta)?;
     let codec = Codec::new(&schema, density)?;
 
     let mut state = 1u64;
@@ -63,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         evaluator.losses(&own)?;
         evaluator.losses(&common)?;
         lap();
-        evaluator.undo(undo);
+        evaluator.undo(undo)?;
         lap();
     }
     let [own_before, decode, sketch, apply, after, undo] = fastest;

@@ -1,19 +1,20 @@
-//! What honest work looks like to the gauntlet, on a small model that really trains: the figures behind its rules.
+//! Measures honest work on a small model in real training. The figures behind the gauntlet's rules come from here.
 //!
-//!     cargo run --release -p validator --example honest-work -- DATASET [windows] [full] [half] [localnet|slow] [preset] [sequences]
+//! ```text
+//! cargo run --release -p validator --example honest-work -- \
+//!     DATASET [windows] [full] [half] [localnet|slow] [preset] [sequences] [EVIDENCE.jsonl]
+//! cargo run --release -p validator --example honest-work -- EVIDENCE.jsonl [sequences] [windows per epoch]
+//! ```
 //!
-//! With a last argument, the evidence is appended to that file; with such a file alone, it is judged again:
-//!
-//!     cargo run --release -p validator --example honest-work -- EVIDENCE.jsonl [sequences] [windows in an epoch]
-//!
-//! Miners that train on all their sequences, miners that train on half and say so, one that trains on a tenth and says it was all, and
-//! copies. Printed are, for each kind, the own-data gap in standard errors and on the window's scale, and the gain on common sequences;
-//! for pairs of contributions, their likeness (`gauntlet::near_duplicates`); and what the gauntlet pays in the end.
+//! The first form appends the evidence to the file of the last argument, the second one judges such a file again.
+//! Miners train on all of their sequences, on half and declare it, on a tenth and declare all, or copy. Printed are,
+//! for each kind, the own-data gap in standard errors and on the window's scale, the gain on common sequences, the
+//! similarity of pairs (`gauntlet::near_duplicates`), and the pay.
 
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use model::{ModelConfig, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, Trainer};
+use nn::{Device, Evaluator, Trainer};
 use node::{
     Codec, Contribution,
     codec::{self, Input, Update},
@@ -36,9 +37,9 @@ enum Kind {
     Half,
     /// A tenth of the training, declared as all of it.
     Tenth,
-    /// The first miner's bytes of the same window, which nobody can have.
+    /// The first miner's bytes of the same window; no real miner can have them.
     Copy,
-    /// The mean of what three others sent a window ago.
+    /// The mean of three other contributions of the window before.
     Mixture,
     /// The first miner's body of the window before.
     Replay,
@@ -85,7 +86,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     config.vocab = dataset.vocab() as usize;
     config.seq_len = dataset.seq_len();
     let recipe = Recipe { batch: 8, micro_batch: 8, ..Recipe::default() };
-    // As a localnet has it, or as a long run does.
+    // The parameters of a localnet, or of a long run.
     let (density, merge_density, decay) =
         if slow { (Density(64), Density(384), 0.95) } else { (Density(512), Density(1695), 0.5) };
     let params = RunParams {
@@ -100,7 +101,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let sent = Arc::new(Codec::new(&schema, density)?);
     let merged = Codec::new(&schema, merge_density)?;
     let mut theta = init_flat(&config, 1)?;
-    let mut evaluator = Evaluator::new(&config, DeviceChoice::Cpu, &theta)?;
+    let mut evaluator = Evaluator::new(&config, Device::CPU, &theta)?;
     let mut buffer = vec![0.0f32; theta.len()];
 
     let mut kinds = vec![Kind::Full; full];
@@ -111,7 +112,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         miners.push(Miner {
             uid: Uid(uid),
             kind: *kind,
-            trainer: Trainer::new(&config, &recipe, DeviceChoice::Cpu, &theta)?,
+            trainer: Trainer::new(&config, &recipe, Device::CPU, &theta)?,
             residual: vec![0.0; theta.len()],
             body: Vec::new(),
             sketches: Vec::new(),
@@ -152,7 +153,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     for batch in data.chunks(recipe.batch) {
                         miner.trainer.step(batch)?;
                     }
-                    let after = miner.trainer.weights_flat();
+                    let after = miner.trainer.weights_flat()?;
                     for ((residual, before), after) in miner.residual.iter_mut().zip(&theta).zip(after) {
                         *residual = decay * *residual + (before - after);
                     }
@@ -206,10 +207,10 @@ fn main() -> Result<(), Box<dyn Error>> {
             held_out: 64,
             earlier: sketches,
         };
-        let measured = evaluate::measure(&mut evaluator, &dataset, &job, || true)?;
+        let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut || true)?;
         sketches = measured.sketches.clone();
 
-        // What it looks like.
+        // Measure.
         let gains: Vec<score::Gains> = measured.seats.values().filter_map(score::gains).collect();
         let scale = score::gap_scale(gains.iter());
         let whole: f64 = gains[..full].iter().map(|gains| gains.common.mean).sum::<f64>() / full as f64;
@@ -273,7 +274,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             measured.near_duplicates.keys().map(|uid| uid.0).collect::<Vec<_>>()
         );
 
-        // The honest are merged.
+        // Merge the honest contributions.
         let inputs: Vec<Input<'_>> = miners
             .iter()
             .filter(|miner| matches!(miner.kind, Kind::Full | Kind::Half))
@@ -320,7 +321,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What saved evidence comes to: each seat's pay through windows 10, 30 and the last, as a share of the best paid three's mean.
+/// Judges saved evidence. Prints each seat's pay through windows 10, 30 and the last, relative to the mean of the best
+/// three.
 fn judge_again(path: &str, sequences: u32, epoch: u32) -> Result<(), Box<dyn Error>> {
     let params = RunParams { sequences_per_seat: sequences, epoch_windows: epoch, ..RunParams::default() };
     let (mut reputations, mut paid) = (Reputations::default(), BTreeMap::<Uid, f64>::new());

@@ -1,22 +1,20 @@
-//! The command line: settings in, a serving validator out.
+//! The command line: settings in, a running validator out.
 
 use crate::{
-    commit_reveal::CommitRevealStore,
-    gauntlet::Sketches,
-    receipts::Receipts,
-    salt::Salts,
-    serve::Validator,
+    evaluate::DeviceEvaluator,
+    run::{Parts, Validator},
+    signed_db::{LOSS, Origin, SignedDb, SignedDbError},
     strategy::{DefaultStrategy, Strategy},
-    weight_vote::{Found, WeightVoteError, WeightVotes},
 };
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use futures::future::LocalBoxFuture;
-use nn::{DeviceChoice, Evaluator};
-use node::{Flags, Metrics, NodeContext, Settings, metrics::MetricsFlag, moved, program};
+use nn::Device;
 use node::{
-    SyncDriver,
-    durable::{self, DiskFullRetry},
+    Flags, Metrics, NodeContext, Settings, SyncDriver,
+    durable::{self, ballast::BALLAST_BYTES},
+    metrics::MetricsFlag,
+    moved, program,
 };
 use protocol::Role;
 use std::{ffi::OsString, process::ExitCode};
@@ -44,7 +42,7 @@ pub struct Serve {
     pub flags: Flags,
     #[command(flatten)]
     pub metrics: MetricsFlag,
-    /// Stop after so many windows.
+    /// Stop after N windows.
     #[arg(long, value_name = "N")]
     pub windows: Option<u32>,
     /// Stop when standard input closes.
@@ -52,12 +50,12 @@ pub struct Serve {
     pub with_parent: bool,
 }
 
-/// Runs the program named by this process's arguments.
+/// Runs the program with this process's arguments.
 pub fn main() -> ExitCode {
     exit(Cli::parse())
 }
 
-/// Runs the program as if it had been started with `arguments`, the program's name first.
+/// Runs the program with `arguments`, of which the first is its name.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     exit(Cli::parse_from(arguments))
 }
@@ -70,79 +68,78 @@ async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Moved(arguments) => moved::forward(Role::Validator, &arguments),
         Command::Serve(serve) => {
-            self::start(serve, Box::new(|opened| Ok((opened, Box::new(DefaultStrategy))))).await
+            start(serve, Box::new(|context| Ok((context, Box::new(DefaultStrategy))))).await
         }
     }
 }
 
-/// Puts another store, chain or strategy in the place of those that the settings name.
+/// Puts another store, chain or strategy in place of those that the settings name.
 pub type Change = Box<dyn FnOnce(NodeContext) -> anyhow::Result<(NodeContext, Box<dyn Strategy>)>>;
 
-/// Serves until Ctrl-C, with what `changed` makes of the opened node.
-pub fn start(serve: Serve, changed: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(serve_until_told(serve, changed))
+/// Serves until Ctrl-C, with the node that `change` returns.
+pub fn start(serve: Serve, change: Change) -> LocalBoxFuture<'static, anyhow::Result<()>> {
+    Box::pin(serve_until_stopped(serve, change))
 }
 
-async fn serve_until_told(serve: Serve, changed: Change) -> anyhow::Result<()> {
+async fn serve_until_stopped(serve: Serve, change: Change) -> anyhow::Result<()> {
     if serve.with_parent {
         program::exit_with_parent();
     }
     let settings = Settings::read(&serve.flags)?;
     tokio::select! {
-        done = self::serve(settings, serve, changed) => done,
+        done = self::serve(settings, serve, change) => done,
         () = program::stop_requested() => {
-            tracing::info!("stopping; what is on disk is whole, and the next start goes on from it");
+            tracing::info!("stopping; files are complete, and the next start resumes from them");
             Ok(())
         }
     }
 }
 
-async fn serve(settings: Settings, serve: Serve, changed: Change) -> anyhow::Result<()> {
-    // First, so that whoever watches sees a role that is starting.
+async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Result<()> {
+    // First, so that `/health` tells that the node is starting.
     let mut metrics = match serve.metrics.metrics {
         Some(address) => Some(Metrics::serve(address, Role::Validator).await?),
         None => None,
     };
-    let (mut opened, strategy) = changed(node::open(&settings, Role::Validator).await?)?;
+    let (mut context, strategy) = change(node::open(&settings, Role::Validator).await?)?;
     if let Some(metrics) = &mut metrics {
-        metrics.follow(&mut opened);
+        metrics.follow(&mut context);
     }
-    let device = DeviceChoice::parse(&settings.device)?;
-    let reputations = crate::serve::load_reputations(&settings.directory)?;
+    let device = settings.device.clone().try_into::<Device>().context("device")?;
     let path = settings.directory.join("model.state");
-    let (sync_driver, _) = SyncDriver::open(opened.follower.clone(), path, &mut opened.journal).await?;
-    let evaluator = Evaluator::new(&opened.spec.model, device, &sync_driver.state.theta)
+    let (sync_driver, is_resumed) =
+        SyncDriver::open(context.follower.clone(), path, &mut context.journal).await?;
+    let evaluator = engines::evaluator(device, &context.spec.model, &sync_driver.state.theta)
         .context("could not make the evaluator")?;
-    tracing::info!(uid = opened.seat.id.uid.0, window = sync_driver.window().0, "serving");
-    let secret = opened.key.signing_key().to_bytes();
-    let load = || WeightVotes::load(&settings.directory, &secret, reputations.judged.is_some());
-    let (weight_votes, found) = durable::retry_while_full(WeightVoteError::is_full, load).await?;
-    if found == Found::Lost {
-        tracing::warn!(
-            directory = %settings.directory.display(),
-            "the kept ballots are gone: weights that were committed to cannot be revealed, and earn no dividends"
-        );
-    }
+    let run = context.run();
+    let open = || SignedDb::open(&settings.directory, run.id, &run.params, BALLAST_BYTES);
+    let (signed, origin) = durable::retry_while_full(SignedDbError::is_full, open).await?;
+    log_origin(&origin, is_resumed);
+    tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
 
-    let run = opened.run();
-    let receipts =
-        Receipts::load(&settings.directory, run.id, &run.params, opened.key.signing_key().clone())?;
-    let reputations = crate::serve::later(reputations, receipts.reputations());
-
-    let validator = Validator {
-        node: opened.into_node(sync_driver, settings.directory.clone(), serve.windows),
-        evaluator: Some(evaluator),
-        salts: Salts::new(&secret),
-        weight_votes,
-        commit_reveal: CommitRevealStore::load(&settings.directory, &secret)?,
-        receipts,
-        publishing: None,
-        reputations,
-        sketches: Sketches::default(),
+    let validator = Validator::new(Parts {
+        evaluator: Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() }),
+        node: context.into_node(sync_driver, settings.directory.clone(), serve.windows),
+        signed,
         strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),
-        disk_full_retry: DiskFullRetry::default(),
-    };
-    Ok(validator.serve().await?)
+    });
+    Ok(validator.run().await?)
+}
+
+/// A validator with a saved model has served before, and had a database then.
+fn log_origin(origin: &Origin, is_resumed: bool) {
+    match origin {
+        Origin::Imported(files) => {
+            tracing::info!(
+                files = files.join(", "),
+                "imported the files of an older release into signed.redb"
+            );
+        }
+        Origin::Created if is_resumed => {
+            tracing::warn!("this validator has served before, and its signed.redb is gone. {LOSS}");
+        }
+        Origin::Created | Origin::Found => {}
+    }
 }

@@ -1,5 +1,7 @@
-//! Fetches and checks what miners committed to. One seat's trouble never touches another's (PROT-13, PROT-14).
+//! Fetches and checks the contributions that miners committed to. A slow or faulty seat affects no other (PROT-13,
+//! PROT-14).
 
+use crate::run::Validator;
 use chain_client::Head;
 use futures::{StreamExt as _, stream::FuturesUnordered};
 use node::{Contribution, Follower, error_chain, wait_past};
@@ -13,75 +15,82 @@ use std::{collections::BTreeMap, time::Duration};
 use store::{Fetch, FetchError, Limits, Sink, fetch_verified_into};
 use tokio::sync::{Semaphore, watch};
 
-/// Fetches that have a place at once: so many share the link as long as all goes well.
-const AT_ONCE: usize = 16;
-/// Between two tries of one seat.
+/// Fetches with a slot at the same time.
+const SLOTS: usize = 16;
+/// Pause between two attempts for one seat.
 const RETRY: Duration = Duration::from_millis(400);
 
-/// What could be said of each committed seat by the reveal deadline.
+/// The result for each committed seat.
 #[derive(Debug, Default)]
 pub struct Gathered {
     pub valid: BTreeMap<Uid, Contribution>,
     pub faulty: BTreeMap<Uid, Fault>,
-    /// Seats that we could not look at, and why: our network, our disk, our time. No evidence against anybody.
+    /// Seats that this validator could not observe, and why. No evidence against them.
     pub not_observed: BTreeMap<Uid, String>,
 }
 
-enum Seen {
+enum Observation {
     Valid(Contribution),
     Faulty(Fault),
-    /// Its endpoint answered too slowly, or we read too slowly: which it was, the other seats tell.
+    /// The endpoint sent too slowly, or this validator's link is slow: the other seats tell which.
     Slow(String),
     NotObserved(String),
 }
 
-/// How long contributions are looked for.
+/// Until when contributions are fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Until {
-    /// What is not there when this is past is missing.
+pub struct GatherDeadlines {
+    /// A contribution that is not in its bucket by then is missing.
     pub reveal_by: Block,
-    /// No look is waited for when this is past. To mirror and to attest takes a few blocks, and finality trails by some: most of the time
-    /// up to the attest deadline is for that.
+    /// Unfinished downloads are cancelled then. The rest of the phase is for copying and attesting.
     pub give_up: Block,
 }
 
-impl Until {
-    pub fn of(schedule: &Schedule, window: Window) -> Until {
+impl GatherDeadlines {
+    pub fn of(schedule: &Schedule, window: Window) -> GatherDeadlines {
         let reveal_by = schedule.reveal_deadline(window);
         let phase = schedule.attest_deadline(window).0.saturating_sub(reveal_by.0);
-        Until { reveal_by, give_up: Block(reveal_by.0.saturating_add(phase / 4)) }
+        GatherDeadlines { reveal_by, give_up: Block(reveal_by.0.saturating_add(phase / 4)) }
     }
 }
 
-/// Looks at every commitment of the window until it is there or the time for it is past. A look that still goes on when no time is left to
-/// wait ends with it: who crawls costs its own seat, and not the attestation of all others (PROT-13). Nor does it cost the others their
-/// turn, however many they are (`Places`).
+impl Validator {
+    pub(crate) async fn gather(&self, view: &WindowView, seats: &[SeatView]) -> Gathered {
+        let until = GatherDeadlines::of(&self.node.schedule(), view.window);
+        gather(self.node.follower(), view, seats, &self.node.heads, until).await
+    }
+}
+
+/// Fetches every committed contribution until it arrives or `give_up` passes. Unfinished downloads are then
+/// cancelled, so a slow seat harms only itself (PROT-13). `Slots` gives every seat a turn.
 pub async fn gather(
     follower: &Follower,
     view: &WindowView,
     seats: &[SeatView],
     heads: &watch::Receiver<Head>,
-    until: Until,
+    until: GatherDeadlines,
 ) -> Gathered {
-    let places = Places::until(until.reveal_by, heads.borrow().block, view.commitments.len());
-    let watch = &Watch { follower, view, seats, heads, until, places };
-    let looks =
-        view.commitments.iter().map(|(uid, digest)| async move { (*uid, watch.look(*uid, digest).await) });
-    let mut looks: FuturesUnordered<_> = looks.collect();
+    let slots = Slots::until(until.reveal_by, heads.borrow().block, view.commitments.len());
+    let observer = &Observer { follower, view, seats, heads, until, slots };
+    let observations = view
+        .commitments
+        .iter()
+        .map(|(uid, digest)| async move { (*uid, observer.observe(*uid, digest).await) });
+    let mut observations: FuturesUnordered<_> = observations.collect();
     let mut gathered = Gathered::default();
     let mut slow = BTreeMap::new();
-    while let Some((uid, seen)) = looks.next().await {
-        match seen {
-            Seen::Valid(contribution) => {
+    while let Some((uid, observation)) = observations.next().await {
+        match observation {
+            Observation::Valid(contribution) => {
                 gathered.valid.insert(uid, contribution);
             }
-            Seen::Faulty(fault) => {
+            Observation::Faulty(fault) => {
                 gathered.faulty.insert(uid, fault);
             }
-            Seen::Slow(reason) => {
+            Observation::Slow(reason) => {
                 slow.insert(uid, reason);
             }
-            Seen::NotObserved(reason) => {
+            Observation::NotObserved(reason) => {
                 gathered.not_observed.insert(uid, reason);
             }
         }
@@ -91,19 +100,19 @@ pub async fn gather(
         tracing::info!(window = view.window.0, uid = uid.0, %fault, "faulty contribution");
     }
     for (uid, reason) in &gathered.not_observed {
-        tracing::warn!(window = view.window.0, uid = uid.0, reason, "could not look at a contribution");
+        tracing::warn!(window = view.window.0, uid = uid.0, reason, "could not observe a contribution");
     }
     gathered
 }
 
 impl Gathered {
-    /// Who was too slow has not provided its bytes, unless more were too slow than came whole: then our own link is the
-    /// likelier cause, and it is no evidence against anybody (PROT-14).
+    /// A slow seat counts as missing, unless more seats were slow than arrived: then this validator's link is the
+    /// likelier cause (PROT-14).
     fn judge_slow(&mut self, slow: BTreeMap<Uid, String>) {
         let ours = self.valid.len() < slow.len();
         for (uid, reason) in slow {
             if ours {
-                let reason = format!("{reason}; most others were as slow, so it may be our own link");
+                let reason = format!("{reason}; most others were slow too, so it may be our own link");
                 self.not_observed.insert(uid, reason);
             } else {
                 self.faulty.insert(uid, Fault::Missing);
@@ -112,119 +121,124 @@ impl Gathered {
     }
 }
 
-/// Places for fetches. One is had for a single try, and waited for in turn, so that who is tried again comes after all others. A try that
-/// takes longer than its share of the time gives its place to the next, and goes on without one: so everyone's first try begins before the
-/// deadline, though all others crawl, and who is slow for a good reason loses nothing of what has come.
-struct Places {
+/// Slots for fetches. Each attempt waits for a slot in turn, so a second attempt comes after every first one. An
+/// attempt that exceeds its share of the time continues without its slot: every first attempt begins before the
+/// deadline, and a slow one loses no bytes.
+struct Slots {
     free: Semaphore,
-    /// Blocks for which a try keeps its place.
+    /// Blocks for which an attempt keeps its slot.
     share: u32,
 }
 
-impl Places {
-    /// For so many seats, from block `now` to the deadline. Each [`AT_ONCE`] of them have an equal part of the time.
-    fn until(deadline: Block, now: Block, seats: usize) -> Places {
-        let turns = u32::try_from(seats.div_ceil(AT_ONCE)).unwrap_or(u32::MAX).max(1);
+impl Slots {
+    /// For `seats` seats, from block `now` to the deadline. Each group of [`SLOTS`] seats has an equal part of the
+    /// time.
+    fn until(deadline: Block, now: Block, seats: usize) -> Slots {
+        let turns = u32::try_from(seats.div_ceil(SLOTS)).unwrap_or(u32::MAX).max(1);
         let share = (deadline.0.saturating_sub(now.0) / turns).max(1);
-        Places { free: Semaphore::new(AT_ONCE), share }
+        Slots { free: Semaphore::new(SLOTS), share }
     }
 }
 
-/// A window whose commitments are looked at, and what that takes.
-struct Watch<'a> {
+/// Observes the commitments of one window.
+struct Observer<'a> {
     follower: &'a Follower,
     view: &'a WindowView,
     seats: &'a [SeatView],
     heads: &'a watch::Receiver<Head>,
-    until: Until,
-    places: Places,
+    until: GatherDeadlines,
+    slots: Slots,
 }
 
-impl Watch<'_> {
-    /// Looks at one seat. Trouble that may pass is tried again until the deadline; what it was then decides whose fault it is.
-    async fn look(&self, uid: Uid, digest: &Digest) -> Seen {
+impl Observer<'_> {
+    /// Fetches and checks one contribution. Failures are retried until the deadline; the last one decides whose fault
+    /// it is.
+    async fn observe(&self, uid: Uid, digest: &Digest) -> Observation {
         let Some(seat) = self.seats.iter().find(|seat| seat.id.uid == uid) else {
-            return Seen::NotObserved("the seat is gone from the chain".into());
+            return Observation::NotObserved("the seat is gone from the chain".into());
         };
         let key = keys::contribution(self.follower.run.id, self.view.window, digest);
         let limits = self.follower.contribution_limits();
         let mut incoming = self.follower.incoming_contribution();
         let wanted =
             Wanted { endpoint: &seat.endpoint, key: &key, digest, limits: &limits, until: self.until };
-        match fetch_by(&*self.follower.fetch, &wanted, &mut incoming, self.heads, &self.places, RETRY).await {
+        match fetch_until(&*self.follower.fetch, &wanted, &mut incoming, self.heads, &self.slots, RETRY).await
+        {
             Ok(()) => {}
-            Err(NotHad::NoTurn) => return Seen::NotObserved("no time was left to look".into()),
-            Err(NotHad::Failed(error)) => return seen_by(&error),
-            Err(NotHad::StillComing) => {
-                return Seen::Slow("its bytes were still coming when it was time to attest".into());
+            Err(NotFetched::NoSlot) => {
+                return Observation::NotObserved("the deadline came before its turn".into());
+            }
+            Err(NotFetched::Failed(error)) => return observation_of(&error),
+            Err(NotFetched::Unfinished) => {
+                return Observation::Slow("the download was unfinished when it was time to attest".into());
             }
         }
         match self.follower.verify(self.view, seat, digest, incoming.finish()) {
-            Ok(contribution) => Seen::Valid(contribution),
-            Err(fault) => Seen::Faulty(fault),
+            Ok(contribution) => Observation::Valid(contribution),
+            Err(fault) => Observation::Faulty(fault),
         }
     }
 }
 
-/// Bytes that a seat committed to, and until when they count.
+/// Bytes to fetch.
 struct Wanted<'a> {
     endpoint: &'a str,
     key: &'a ObjectKey,
     digest: &'a Digest,
     limits: &'a Limits,
-    until: Until,
+    until: GatherDeadlines,
 }
 
 /// Why there are no bytes.
 #[derive(Debug)]
-enum NotHad {
-    /// What went wrong last.
+enum NotFetched {
+    /// The last attempt failed.
     Failed(FetchError),
-    /// Nothing went wrong but the time.
-    StillComing,
-    /// It was not asked for: there was no place, and then no time.
-    NoTurn,
+    /// The first attempt was still running.
+    Unfinished,
+    /// No slot was free before the deadline.
+    NoSlot,
 }
 
-/// Asks again and again until the bytes are there or their time is over; the last failure then counts.
-async fn fetch_by(
+/// Retries until the bytes are complete or the deadline passes.
+async fn fetch_until(
     fetch: &dyn Fetch,
     wanted: &Wanted<'_>,
     to: &mut dyn Sink,
     heads: &watch::Receiver<Head>,
-    places: &Places,
+    slots: &Slots,
     retry: Duration,
-) -> Result<(), NotHad> {
+) -> Result<(), NotFetched> {
     let Wanted { endpoint, key, digest, limits, until } = *wanted;
     let (mut past_heads, mut share_heads) = (heads.clone(), heads.clone());
-    let mut no_time_left = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
+    let mut give_up = std::pin::pin!(wait_past(&mut past_heads, until.give_up));
     let mut last = None;
     loop {
-        // A chain that is gone, which ends both waits too, is said elsewhere.
-        let place = tokio::select! {
+        // A lost chain ends these waits too; the caller notices it.
+        let slot = tokio::select! {
             biased;
-            _ = &mut no_time_left => return Err(last.map_or(NotHad::NoTurn, NotHad::Failed)),
-            place = places.free.acquire() => place,
+            _ = &mut give_up => return Err(last.map_or(NotFetched::NoSlot, NotFetched::Failed)),
+            slot = slots.free.acquire() => slot,
         };
-        let kept_until = Block(heads.borrow().block.0.saturating_add(places.share - 1));
+        let kept_until = Block(heads.borrow().block.0.saturating_add(slots.share - 1));
         let mut fetching = std::pin::pin!(fetch_verified_into(fetch, endpoint, key, digest, limits, to));
         let fetched = tokio::select! {
             biased;
             fetched = &mut fetching => Some(fetched),
-            _ = &mut no_time_left => return Err(last.map_or(NotHad::StillComing, NotHad::Failed)),
+            _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
             _ = wait_past(&mut share_heads, kept_until) => None,
         };
-        drop(place);
+        drop(slot);
         let fetched = match fetched {
             Some(fetched) => fetched,
             None => tokio::select! {
                 biased;
                 fetched = &mut fetching => fetched,
-                _ = &mut no_time_left => return Err(last.map_or(NotHad::StillComing, NotHad::Failed)),
+                _ = &mut give_up => return Err(last.map_or(NotFetched::Unfinished, NotFetched::Failed)),
             },
         };
         match fetched {
-            Err(error) if until.reveal_by < heads.borrow().block => return Err(NotHad::Failed(error)),
+            Err(error) if until.reveal_by < heads.borrow().block => return Err(NotFetched::Failed(error)),
             Err(error) => {
                 last = Some(error);
                 tokio::time::sleep(retry).await;
@@ -234,13 +248,13 @@ async fn fetch_by(
     }
 }
 
-/// What a failed fetch says of the seat; nothing, where it may as well have been our own network (PROT-14).
-fn seen_by(error: &FetchError) -> Seen {
+/// A failure that our own network may have caused is no evidence (PROT-14).
+fn observation_of(error: &FetchError) -> Observation {
     match error {
-        error if !error.is_theirs() => Seen::NotObserved(error_chain(error)),
-        FetchError::Stalled { .. } | FetchError::Crawled { .. } => Seen::Slow(error_chain(error)),
-        FetchError::WrongDigest { .. } => Seen::Faulty(Fault::WrongDigest),
-        _ => Seen::Faulty(Fault::Missing),
+        error if !error.is_theirs() => Observation::NotObserved(error_chain(error)),
+        FetchError::Stalled { .. } | FetchError::Crawled { .. } => Observation::Slow(error_chain(error)),
+        FetchError::WrongDigest { .. } => Observation::Faulty(Fault::WrongDigest),
+        _ => Observation::Faulty(Fault::Missing),
     }
 }
 
@@ -268,33 +282,33 @@ mod tests {
         Contribution { digest, bytes: Vec::new().into(), header, square_norms: Vec::new() }
     }
 
-    /// Who is at fault, and who was not observed, where so many came whole and so many were too slow.
+    /// The numbers of faulty and of unobserved seats, if `whole` seats arrived and `slow` seats were slow.
     fn judged(whole: u16, slow: u16) -> (usize, usize) {
         let valid = (0..whole).map(Uid).map(|uid| (uid, contribution(uid))).collect();
         let mut gathered = Gathered { valid, ..Gathered::default() };
         let crawled = FetchError::Crawled { bytes: 1, window: Duration::from_secs(5) };
-        let slow = (0..slow).map(|index| match seen_by(&crawled) {
-            Seen::Slow(reason) => (Uid(whole + index), reason),
-            _ => panic!("to crawl is to be slow"),
+        let slow = (0..slow).map(|index| match observation_of(&crawled) {
+            Observation::Slow(reason) => (Uid(whole + index), reason),
+            _ => panic!("a crawling seat is slow"),
         });
         gathered.judge_slow(slow.collect());
         (gathered.faulty.len(), gathered.not_observed.len())
     }
 
     #[test]
-    fn one_that_crawls_among_many_that_do_not_has_not_provided_its_bytes() {
+    fn a_slow_seat_among_fast_ones_counts_as_missing() {
         assert_eq!(judged(5, 1), (1, 0));
         assert_eq!(judged(3, 3), (3, 0));
     }
 
     #[test]
-    fn where_most_crawl_it_may_be_our_own_link_and_nobody_is_at_fault() {
+    fn if_most_seats_are_slow_none_is_at_fault() {
         assert_eq!(judged(1, 5), (0, 5));
         assert_eq!(judged(0, 1), (0, 1));
     }
 
-    /// An endpoint that has the bytes, behind a network that fails one fetch in twenty, and for one seat in twenty all window long. Each
-    /// fetch takes a block.
+    /// An endpoint behind a network that fails one fetch in twenty, and every fetch of one seat in twenty. Each fetch
+    /// takes a block.
     struct BadNetwork {
         heads: watch::Sender<Head>,
         seat: u64,
@@ -330,9 +344,9 @@ mod tests {
         }
     }
 
-    /// Places for one seat alone.
-    fn enough() -> Places {
-        Places::until(Block(5), Block(0), 1)
+    /// Slots for one seat.
+    fn enough() -> Slots {
+        Slots::until(Block(5), Block(0), 1)
     }
 
     fn bytes_of(seat: u64) -> bytes::Bytes {
@@ -340,7 +354,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn in_a_thousand_seat_windows_of_a_bad_network_nobody_is_blamed() {
+    async fn a_bad_network_blames_no_seat_in_a_thousand_windows() {
         let (mut errors, mut unseen) = (0, 0);
         for seat in 0..1000 {
             let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
@@ -349,16 +363,18 @@ mod tests {
             let digest = Digest::of(&bytes_of(seat));
             let key = keys::contribution(RunId(0), Window(1), &digest);
             let limits = Limits::for_bytes(100);
-            let until = Until { reveal_by: Block(5), give_up: Block(7) };
+            let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
             let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
             let mut whole = BufferSink::default();
-            match fetch_by(&network, &wanted, &mut whole, &heads, &enough(), Duration::ZERO).await {
+            match fetch_until(&network, &wanted, &mut whole, &heads, &enough(), Duration::ZERO).await {
                 Ok(()) => assert_eq!(whole.into_bytes(), bytes_of(seat)),
-                Err(NotHad::Failed(error)) => {
-                    assert!(matches!(seen_by(&error), Seen::NotObserved(_)), "{error}");
+                Err(NotFetched::Failed(error)) => {
+                    assert!(matches!(observation_of(&error), Observation::NotObserved(_)), "{error}");
                     unseen += 1;
                 }
-                Err(NotHad::StillComing | NotHad::NoTurn) => panic!("this network fails at once"),
+                Err(NotFetched::Unfinished | NotFetched::NoSlot) => {
+                    panic!("this network fails without delay")
+                }
             }
             errors += network.errors.load(Ordering::Relaxed);
         }
@@ -366,23 +382,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_after_the_deadline_is_not_waited_for() {
+    async fn after_the_deadline_there_is_one_attempt() {
         let (sender, heads) = watch::channel(Head { block: Block(6), hash: Digest::default() });
         let network =
             BadNetwork { heads: sender, seat: 1, fetches: AtomicU64::new(0), errors: AtomicU64::new(0) };
         let digest = Digest::of(b"other bytes than it shows");
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
-        let until = Until { reveal_by: Block(5), give_up: Block(9) };
+        let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(9) };
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let error =
-            fetch_by(&network, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO).await;
+            fetch_until(&network, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO)
+                .await;
         assert!(error.is_err());
         assert_eq!(network.fetches.load(Ordering::Relaxed), 1);
     }
 
     #[test]
-    fn the_last_look_leaves_most_of_the_phase_to_attest() {
+    fn three_quarters_of_the_phase_remain_to_attest() {
         let schedule = Schedule {
             start: Block(100),
             blocks_per_window: 60,
@@ -391,13 +408,13 @@ mod tests {
             attest_by: 48,
             vote_by: 55,
         };
-        let until = Until::of(&schedule, Window(1));
-        assert_eq!(until, Until { reveal_by: Block(200), give_up: Block(202) });
+        let until = GatherDeadlines::of(&schedule, Window(1));
+        assert_eq!(until, GatherDeadlines { reveal_by: Block(200), give_up: Block(202) });
         let short = Schedule { attest_by: 43, ..schedule };
-        assert_eq!(Until::of(&short, Window(1)).give_up, Block(200));
+        assert_eq!(GatherDeadlines::of(&short, Window(1)).give_up, Block(200));
     }
 
-    /// An endpoint that keeps sending and never ends.
+    /// An endpoint whose answer never ends.
     struct Crawler(watch::Sender<Head>);
 
     #[async_trait]
@@ -415,33 +432,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_still_crawls_when_it_is_time_to_attest_is_not_waited_for() {
+    async fn a_download_that_never_ends_is_cancelled() {
         let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
         let digest = Digest::of(b"bytes that never come");
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
-        let until = Until { reveal_by: Block(5), give_up: Block(7) };
+        let until = GatherDeadlines { reveal_by: Block(5), give_up: Block(7) };
         let wanted = Wanted { endpoint: "", key: &key, digest: &digest, limits: &limits, until };
         let crawler = Crawler(sender);
         let ended =
-            fetch_by(&crawler, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO).await;
-        assert!(matches!(ended, Err(NotHad::StillComing)));
+            fetch_until(&crawler, &wanted, &mut BufferSink::default(), &heads, &enough(), Duration::ZERO)
+                .await;
+        assert!(matches!(ended, Err(NotFetched::Unfinished)));
         assert!((7..12).contains(&heads.borrow().block.0), "{:?}", heads.borrow().block);
     }
 
-    /// Endpoints by their names: some have their bytes once a block is past, some never have them, and the others send for ever.
+    /// Endpoints by name: some have their bytes from a block on, some never, and the answers of the others never end.
     struct Many {
         heads: watch::Receiver<Head>,
-        /// When those appear that are looked for last.
+        /// From when on honest endpoints have their bytes.
         uploaded: Block,
     }
 
     #[async_trait]
     impl Fetch for Many {
-        async fn fetch(&self, who: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
-            // An answer takes a while, and others are served meanwhile.
+        async fn fetch(&self, endpoint: &str, _: &ObjectKey, _: &Limits) -> Result<bytes::Bytes, FetchError> {
+            // An answer takes a while; others are served meanwhile.
             tokio::task::yield_now().await;
-            match who {
+            match endpoint {
                 "honest" if self.uploaded <= self.heads.borrow().block => Ok(bytes_of(1)),
                 "honest" | "withholds" => Err(FetchError::Missing),
                 _ => std::future::pending().await,
@@ -453,77 +471,79 @@ mod tests {
         }
     }
 
-    /// How each look ends, where all of `seats` are looked at in this order, with 40 blocks until the deadline and then 10 more.
-    async fn looked_at(seats: &[&str], uploaded: Block, places: Places) -> Vec<Result<(), NotHad>> {
+    /// The result of each of `seats`, fetched in this order, with 40 blocks until the deadline and 10 more until it
+    /// gives up.
+    async fn observe_all(seats: &[&str], uploaded: Block, slots: Slots) -> Vec<Result<(), NotFetched>> {
         let (sender, heads) = watch::channel(Head { block: Block(0), hash: Digest::default() });
         let network = Many { heads: heads.clone(), uploaded };
         let digest = Digest::of(&bytes_of(1));
         let key = keys::contribution(RunId(0), Window(1), &digest);
         let limits = Limits::for_bytes(100);
-        let until = Until { reveal_by: Block(40), give_up: Block(50) };
-        let looks = seats.iter().map(|who| {
+        let until = GatherDeadlines { reveal_by: Block(40), give_up: Block(50) };
+        let fetches = seats.iter().map(|endpoint| {
             let (network, heads, key, digest, limits) = (&network, &heads, &key, &digest, &limits);
-            let places = &places;
+            let slots = &slots;
             async move {
-                let wanted = Wanted { endpoint: who, key, digest, limits, until };
-                fetch_by(network, &wanted, &mut BufferSink::default(), heads, places, Duration::ZERO).await
+                let wanted = Wanted { endpoint, key, digest, limits, until };
+                fetch_until(network, &wanted, &mut BufferSink::default(), heads, slots, Duration::ZERO).await
             }
         });
-        let looks = futures::future::join_all(looks);
+        let fetches = futures::future::join_all(fetches);
         let blocks = async {
             for block in 1..60 {
-                // Everyone has had many chances to be polled in a block.
+                // Each fetch is polled several times per block.
                 for _ in 0..seats.len() * 4 {
                     tokio::task::yield_now().await;
                 }
                 sender.send_modify(|head| head.block = Block(block));
             }
         };
-        futures::future::join(looks, blocks).await.0
+        futures::future::join(fetches, blocks).await.0
     }
 
-    /// 60 seats that are no good, and 4 honest ones that come after all of them.
+    /// 60 bad seats, and 4 honest ones after them.
     fn crowd(bad: &'static str) -> Vec<&'static str> {
         [vec![bad; 60], vec!["honest"; 4]].concat()
     }
 
     #[tokio::test]
-    async fn honest_seats_behind_sixty_that_crawl_are_looked_at_in_time() {
+    async fn honest_seats_behind_sixty_slow_ones_are_fetched_in_time() {
         let seats = crowd("crawls");
-        let ended = looked_at(&seats, Block(0), Places::until(Block(40), Block(0), seats.len())).await;
+        let ended = observe_all(&seats, Block(0), Slots::until(Block(40), Block(0), seats.len())).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
-        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotHad::StillComing))));
+        assert!(ended[..60].iter().all(|ended| matches!(ended, Err(NotFetched::Unfinished))));
 
-        // Without a share, whoever has a place keeps it, and nobody else has a turn.
-        let keeps = Places { free: Semaphore::new(AT_ONCE), share: 1_000 };
-        let ended = looked_at(&seats, Block(0), keeps).await;
-        assert!(ended[AT_ONCE..].iter().all(|ended| matches!(ended, Err(NotHad::NoTurn))), "{ended:?}");
+        // Without shares the slow seats keep their slots, and the others get none.
+        let keeps = Slots { free: Semaphore::new(SLOTS), share: 1_000 };
+        let ended = observe_all(&seats, Block(0), keeps).await;
+        assert!(ended[SLOTS..].iter().all(|ended| matches!(ended, Err(NotFetched::NoSlot))), "{ended:?}");
     }
 
     #[tokio::test]
-    async fn honest_seats_behind_sixty_that_show_nothing_are_looked_at_until_they_show() {
+    async fn honest_seats_behind_sixty_empty_ones_are_retried_until_they_upload() {
         let seats = crowd("withholds");
-        let places = Places::until(Block(40), Block(0), seats.len());
-        let ended = looked_at(&seats, Block(30), places).await;
+        let slots_of = Slots::until(Block(40), Block(0), seats.len());
+        let ended = observe_all(&seats, Block(30), slots_of).await;
         assert!(ended[60..].iter().all(Result::is_ok), "{:?}", &ended[60..]);
-        let missing = |ended: &Result<(), NotHad>| matches!(ended, Err(NotHad::Failed(FetchError::Missing)));
+        let missing =
+            |ended: &Result<(), NotFetched>| matches!(ended, Err(NotFetched::Failed(FetchError::Missing)));
         assert!(ended[..60].iter().all(missing), "{:?}", &ended[..60]);
     }
 
     #[test]
-    fn the_first_tries_of_all_begin_before_the_deadline() {
-        let share = |seats| Places::until(Block(140), Block(100), seats).share;
-        assert_eq!((share(0), share(1), share(AT_ONCE)), (40, 40, 40));
-        assert_eq!((share(AT_ONCE + 1), share(4 * AT_ONCE), share(1000)), (20, 10, 1));
-        assert_eq!(Places::until(Block(100), Block(140), 20).share, 1, "past the deadline");
+    fn every_first_attempt_begins_before_the_deadline() {
+        let share = |seats| Slots::until(Block(140), Block(100), seats).share;
+        assert_eq!((share(0), share(1), share(SLOTS)), (40, 40, 40));
+        assert_eq!((share(SLOTS + 1), share(4 * SLOTS), share(1000)), (20, 10, 1));
+        assert_eq!(Slots::until(Block(100), Block(140), 20).share, 1, "past the deadline");
     }
 
     #[test]
-    fn what_failed_says_whose_doing_it_was() {
-        assert!(matches!(seen_by(&FetchError::Missing), Seen::Faulty(Fault::Missing)));
+    fn the_kind_of_failure_decides_whose_fault_it_is() {
+        assert!(matches!(observation_of(&FetchError::Missing), Observation::Faulty(Fault::Missing)));
         let got = FetchError::WrongDigest { expected: Digest([1; 32]), got: Digest([2; 32]) };
-        assert!(matches!(seen_by(&got), Seen::Faulty(Fault::WrongDigest)));
+        assert!(matches!(observation_of(&got), Observation::Faulty(Fault::WrongDigest)));
         let unreachable = FetchError::Unavailable { status: 503 };
-        assert!(matches!(seen_by(&unreachable), Seen::NotObserved(_)));
+        assert!(matches!(observation_of(&unreachable), Observation::NotObserved(_)));
     }
 }

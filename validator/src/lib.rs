@@ -1,14 +1,17 @@
 #![doc = include_str!("../README.md")]
 
-pub mod aggregator;
+pub mod attest;
 pub mod audit;
 pub mod cli;
-pub mod commit_reveal;
 pub mod evaluate;
 pub mod gather;
 pub mod gauntlet;
-pub mod receipts;
+pub mod judge;
+pub mod merge;
+pub mod report;
+pub mod run;
 pub mod salt;
-pub mod serve;
+pub mod signed_db;
 pub mod strategy;
-pub mod weight_vote;
+mod vote;
+mod weights;

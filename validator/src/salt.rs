@@ -1,45 +1,134 @@
-//! The validator's own share of an evaluation's randomness (PROT-2).
+//! The validator's secret salts, all derived from its hotkey, so that a restarted validator reveals what it committed
+//! to.
 //!
-//! A block author may grind the hash that seeds the evaluation; it cannot grind a salt that it does not know. Salts come from one secret, so
-//! that a restarted validator reveals what it committed to before.
+//! A block author may grind the hash that seeds an evaluation, but not together with a salt that it does not know
+//! (PROT-2). A hidden attestation, vote or weight vote could be guessed from its hash without a salt (PROT-30).
 
-use protocol::{Digest, RunId, Window};
+use codec::Encode;
+use protocol::{Digest, Hotkey, RunId, Uid, Window, reveal};
 
-/// Derives the salts of one validator. Whoever has it knows on which sequences contributions will be judged.
+/// Derives the salts of one validator. Keep it secret: it tells on which sequences contributions will be judged.
 pub struct Salts {
-    secret: [u8; 32],
+    evaluation: [u8; 32],
+    commit_reveal: [u8; 32],
+    weight_vote: [u8; 32],
 }
 
 impl Salts {
-    /// From the hotkey's seed, by a derivation that says nothing about the seed.
+    /// Derives three secrets from the hotkey's seed, by one-way functions.
     pub fn new(hotkey_seed: &[u8; 32]) -> Salts {
-        Salts { secret: blake3::derive_key("mettle 1 validator evaluation salts", hotkey_seed) }
+        Salts {
+            evaluation: blake3::derive_key("mettle 1 validator evaluation salts", hotkey_seed),
+            commit_reveal: blake3::derive_key("mettle 1 validator hidden salts", hotkey_seed),
+            weight_vote: blake3::derive_key("mettle 1 validator ballot salts", hotkey_seed),
+        }
     }
 
+    /// The salt of a window's evaluation.
     pub fn salt(&self, run: RunId, window: Window) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new_keyed(&self.secret);
-        hasher.update(&run.0.to_le_bytes());
-        hasher.update(&window.0.to_le_bytes());
-        *hasher.finalize().as_bytes()
+        keyed(&self.evaluation, run, window.0, &[])
     }
 
-    /// What is committed on the chain before the window opens.
+    /// The hash of the evaluation's salt: the chain has it before the window opens.
     pub fn commitment(&self, run: RunId, window: Window) -> Digest {
         Digest::of(&self.salt(run, window))
     }
+
+    /// The salt of a hidden attestation or vote. Another payload has another salt, also if a new chain repeats run
+    /// and window.
+    pub fn commit_reveal<P: Encode + ?Sized>(&self, run: RunId, window: Window, payload: &P) -> reveal::Salt {
+        keyed(&self.commit_reveal, run, window.0, &payload.encode())
+    }
+
+    /// The hash that `hotkey` commits to in place of an attestation or vote.
+    pub fn hidden_commitment<P: Encode + ?Sized>(
+        &self,
+        run: RunId,
+        window: Window,
+        payload: &P,
+        hotkey: &Hotkey,
+    ) -> Digest {
+        reveal::commitment(payload, &self.commit_reveal(run, window, payload), hotkey)
+    }
+
+    /// The salt of an epoch's weight vote. Other weights have another salt.
+    pub fn weight_vote(&self, run: RunId, epoch: u32, weights: &[(Uid, u16)]) -> reveal::Salt {
+        let bytes: Vec<u8> = weights
+            .iter()
+            .flat_map(|(uid, weight)| [uid.0.to_le_bytes(), weight.to_le_bytes()].concat())
+            .collect();
+        keyed(&self.weight_vote, run, epoch, &bytes)
+    }
+}
+
+fn keyed(secret: &[u8; 32], run: RunId, number: u32, rest: &[u8]) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_keyed(secret);
+    hasher.update(&run.0.to_le_bytes());
+    hasher.update(&number.to_le_bytes());
+    hasher.update(rest);
+    *hasher.finalize().as_bytes()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use protocol::view::Vote;
+
+    const RUN: RunId = RunId(3);
+    const NOW: Window = Window(8);
+
+    fn vote(update: u8) -> Vote {
+        Vote { update: Digest([update; 32]), state_root: None }
+    }
 
     #[test]
-    fn each_window_has_its_own_salt_and_a_restart_finds_it_again() {
+    fn each_window_has_its_own_salt_and_a_restart_derives_it_again() {
         let salts = Salts::new(&[7; 32]);
         assert_eq!(salts.salt(RunId(0), Window(3)), Salts::new(&[7; 32]).salt(RunId(0), Window(3)));
         assert_ne!(salts.salt(RunId(0), Window(3)), salts.salt(RunId(0), Window(4)));
         assert_ne!(salts.salt(RunId(0), Window(3)), salts.salt(RunId(1), Window(3)));
         assert_ne!(salts.salt(RunId(0), Window(3)), Salts::new(&[8; 32]).salt(RunId(0), Window(3)));
         assert_eq!(salts.commitment(RunId(0), Window(3)), Digest::of(&salts.salt(RunId(0), Window(3))));
+    }
+
+    #[test]
+    fn the_hash_of_a_hidden_vote_is_the_one_the_chain_checks_and_no_salt_repeats() {
+        let (salts, hotkey) = (Salts::new(&[7; 32]), Hotkey([5; 32]));
+        let salt = salts.commit_reveal(RUN, NOW, &vote(1));
+        let hash = salts.hidden_commitment(RUN, NOW, &vote(1), &hotkey);
+        assert_eq!(hash, reveal::commitment(&vote(1), &salt, &hotkey));
+        assert_ne!(salts.commit_reveal(RUN, NOW, &vote(2)), salt);
+        assert_ne!(salts.commit_reveal(RUN, NOW.next(), &vote(1)), salt);
+        assert_ne!(salts.commit_reveal(RunId(4), NOW, &vote(1)), salt);
+        assert_ne!(Salts::new(&[8; 32]).commit_reveal(RUN, NOW, &vote(1)), salt);
+    }
+
+    /// A release that derives other salts could not reveal what an earlier one committed to.
+    #[test]
+    fn the_salts_of_a_hotkey_never_change() {
+        let salts = Salts::new(&[7; 32]);
+        let hex = |salt| Digest(salt).to_string();
+        assert_eq!(
+            hex(salts.salt(RUN, NOW)),
+            "ba5c1671aaf6f481355f6dae695c9aafc98bef206753abefcd6a93e30eedab08"
+        );
+        assert_eq!(
+            hex(salts.commit_reveal(RUN, NOW, &vote(3))),
+            "afc9e8df6252ab12861e18df9e8d576bcee3e8306a6909e67e21c229db0bbe77"
+        );
+        assert_eq!(
+            hex(salts.weight_vote(RUN, 4, &[(Uid(1), 65535), (Uid(2), 300)])),
+            "9c2aa63ac53df2cc0aca19fa54bb1c69783cd69dfbdf2bd26d88c9b98f5c2251"
+        );
+    }
+
+    #[test]
+    fn no_salt_of_a_weight_vote_repeats() {
+        let salts = Salts::new(&[7; 32]);
+        let salt = salts.weight_vote(RUN, 4, &[(Uid(1), 65535)]);
+        assert_ne!(salts.weight_vote(RUN, 5, &[(Uid(1), 65535)]), salt);
+        assert_ne!(salts.weight_vote(RunId(4), 4, &[(Uid(1), 65535)]), salt);
+        assert_ne!(salts.weight_vote(RUN, 4, &[(Uid(1), 65534)]), salt);
+        assert_ne!(Salts::new(&[8; 32]).weight_vote(RUN, 4, &[(Uid(1), 65535)]), salt);
     }
 }

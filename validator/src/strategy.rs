@@ -1,45 +1,46 @@
-//! Where one validator may say otherwise than another.
+//! The points at which one validator may report something else than another.
 //!
-//! What a validator attests, votes, posts and tells comes from what it measured; these are the points at which a dishonest one says something
-//! else. The program is [`DefaultStrategy`]. Whoever tries what a dishonest validator would gain puts another strategy here.
+//! What a validator attests, votes, reports and weighs follows from its measurements. A [`Strategy`] is told each
+//! result before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators
+//! run others.
 
-use crate::{evaluate::Measurements, receipts::WindowReport};
+use crate::{evaluate::Measurements, signed_db::WindowReport};
 use protocol::{
     Uid, Window,
     view::{Verdict, Vote, WindowView},
 };
 
-/// What one validator says of what it found. What is not written otherwise is as an honest one says it.
+/// Changes what a validator tells the chain. The default of each method changes nothing.
 ///
-/// Nothing here waits, and all that it is given anybody can see at that time, but for what is called `own`.
+/// No method waits. Each gets what is public at that moment, and `own`: the result of this validator.
 pub trait Strategy: Send {
-    /// What to attest, seat by seat (PROT-14); `None`: nothing at all.
+    /// The attestation, seat by seat (PROT-14); `None` attests nothing.
     fn verdicts(&mut self, _view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         Some(own)
     }
 
-    /// What to vote (PROT-19); `None`: nothing at all. `own` is the vote for what was merged, where anything was.
+    /// The vote (PROT-19); `None` votes nothing. `own` is the vote for this validator's merge, if it merged.
     fn vote(&mut self, _view: &WindowView, own: Option<Vote>) -> Option<Vote> {
         own
     }
 
-    /// What to say was measured: receipts, ratings and weights follow from it (PROT-22).
+    /// The measurements from which receipts, ratings and weights follow (PROT-22).
     fn measured(&mut self, _window: Window, own: Measurements) -> Measurements {
         own
     }
 
-    /// What to tell in the window's receipt of what was attested and voted (PROT-27).
+    /// The attestation and vote that the window's receipt states (PROT-27).
     fn reported(&mut self, _window: Window, own: WindowReport) -> WindowReport {
         own
     }
 
-    /// The weights to post for the epoch that ends with the window (PROT-26); none: nothing is posted.
+    /// The weights of the epoch that ends with the window (PROT-26); none posts nothing.
     fn weights(&mut self, _view: &WindowView, own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         own
     }
 }
 
-/// Says what it found.
+/// Changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DefaultStrategy;
 

@@ -1,9 +1,12 @@
-//! What the gauntlet pays in the long run, on made-up losses: honest seats alike, slow ones their share, cheats next to nothing.
+//! Pay over many windows, on synthetic losses: equal for honest seats, proportional for slow ones, almost none for
+//! cheats.
 //!
-//!     cargo test --release -p validator --test pay -- --nocapture
+//! ```text
+//! cargo test --release -p validator --test pay -- --nocapture    # prints the tables
+//! ```
 //!
-//! prints the tables. The losses are drawn so that they look like those of models that really train (the regimes below, and
-//! `validator/examples/honest-work.rs`); what is tested is the rule alone, without a device.
+//! The losses are drawn like those of real training (the regimes below are from `validator/examples/honest-work.rs`).
+//! Only the gauntlet is tested, without a device.
 
 use protocol::{Block, Digest, RunParams, SeatId, Uid, Window};
 use std::collections::BTreeMap;
@@ -17,23 +20,23 @@ const SEEDS: u64 = 8;
 const WINDOWS: u32 = 100;
 const N: u32 = 100;
 
-/// How losses look. Gains are shares of the loss.
+/// A distribution of losses. Gains are relative to the loss.
 #[derive(Clone, Copy, Debug)]
 struct Regime {
     name: &'static str,
-    /// What a whole window's work takes away on common sequences.
+    /// The gain of a full window's work on common sequences.
     gain: f64,
-    /// By how much that differs from seat to seat and window to window, as a share of it.
+    /// Its relative scatter over seats and windows.
     uneven: f64,
-    /// Scatter of one sequence's gain, of its own for each seat.
+    /// Scatter of one sequence's gain, independent for each seat.
     scatter: f64,
-    /// The gap on own data, and its scatter from sequence to sequence; with 64 sequences the error of a gap is an eighth of the scatter, and
-    /// a little more for the common ones.
+    /// The gap on own data, and its scatter from sequence to sequence; with 64 sequences the error of a gap is an
+    /// eighth of the scatter, and a little more for the common ones.
     gap: f64,
     gap_scatter: f64,
 }
 
-/// From an easy window to the hardest that was seen: gaps of 3.7 standard errors.
+/// From an easy window to the hardest one measured: gaps of 3.7 standard errors.
 const REGIMES: [Regime; 3] = [
     Regime { name: "clear", gain: 0.02, uneven: 0.05, scatter: 0.006, gap: 0.01, gap_scatter: 0.006 },
     Regime { name: "usual", gain: 0.01, uneven: 0.1, scatter: 0.004, gap: 0.005, gap_scatter: 0.005 },
@@ -42,13 +45,13 @@ const REGIMES: [Regime; 3] = [
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Miner {
-    /// Trains on this share of its sequences and says so.
-    DefaultStrategy(f64),
-    /// The same from this window on: before it has no seat.
+    /// Trains on this share of its sequences and declares it.
+    Honest(f64),
+    /// Honest, with a seat from this window on.
     Newcomer(u32),
-    /// Trains on this share and says that it was all.
+    /// Trains on this share and declares all.
     Partial(f64),
-    /// Somebody's work of the window before. Its twin is found, if the flag says so.
+    /// Sends another seat's work of the window before; `found`: its near-duplicate is found.
     Copycat {
         found: bool,
     },
@@ -65,17 +68,17 @@ enum Miner {
     OldWork,
     /// Random, with the largest norm: what the median clip leaves of it.
     Huge,
-    /// The second seat of somebody who trains for the first.
+    /// The second seat of a miner that trains for the first one.
     Sybil,
-    /// Honest for so many windows, then one poisoned, then honest again.
+    /// Honest, except for this one poisoned window.
     Poison(u32),
-    /// Honest for so many windows, then nothing any more.
+    /// Honest up to this window, then sends no work.
     Coaster(u32),
-    /// Honest, but cast out and registered again after every poisoned window.
+    /// Honest, but registers again after every poisoned window.
     Shedder,
 }
 
-/// Numbers from names alone.
+/// Pseudo-random numbers from names.
 struct Dice(u64);
 
 impl Dice {
@@ -93,7 +96,7 @@ impl Dice {
         ((mixed ^ (mixed >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Nearly normal, with mean 0 and variance 1.
+    /// Approximately normal, with mean 0 and variance 1.
     fn normal(&mut self) -> f64 {
         (0..12).map(|_| self.uniform()).sum::<f64>() - 6.0
     }
@@ -102,7 +105,7 @@ impl Dice {
 fn registered(seat: usize, miner: Miner, window: u32) -> SeatId {
     let block = match miner {
         Miner::Newcomer(from) => from * 100,
-        // Out and in again, with nothing on record.
+        // Registers again, without a reputation.
         Miner::Shedder => (window + 5) / 20 * 2000,
         _ => 0,
     };
@@ -119,7 +122,7 @@ fn evidence(world: &World, window: u32, seat: usize, measured: bool) -> Option<E
     let own_gap = gap * (1.0 + uneven * dice.normal());
     let (declared, common, own_more) = match miner {
         Miner::Newcomer(from) if window < from => return None,
-        Miner::DefaultStrategy(share) => (share, of_work(share), own_gap),
+        Miner::Honest(share) => (share, of_work(share), own_gap),
         Miner::Newcomer(_) => (1.0, of_work(1.0), own_gap),
         Miner::Partial(share) => (1.0, of_work(share), own_gap * share),
         Miner::Poison(at) if window == at => (1.0, -gain * 2.0, 0.0),
@@ -180,7 +183,8 @@ struct World {
     budget: usize,
 }
 
-/// What each seat was paid up to some window, and the standings then. Weights are posted as an epoch ends, and pay for all of it.
+/// Each seat's pay up to each window, and the reputations at the end. Weights are posted at the end of an epoch and
+/// pay for all of it.
 struct Run {
     /// By window, then seat.
     paid: Vec<Vec<f64>>,
@@ -233,12 +237,12 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-/// How far the worst of equals is from their mean, and what a slow one gets of its share.
+/// The largest deviation of equal seats from their mean, and the pay of a slow seat relative to its share.
 fn unevenness(regime: Regime, full: usize, budget: usize) -> (f64, f64) {
     let (mut worst, mut slow) = (0.0f64, 0.0f64);
     for seed in 0..SEEDS {
-        let mut miners = vec![Miner::DefaultStrategy(1.0); full];
-        miners.extend([Miner::DefaultStrategy(0.5); 2]);
+        let mut miners = vec![Miner::Honest(1.0); full];
+        miners.extend([Miner::Honest(0.5); 2]);
         let run = World { regime, seed, miners, budget }.run(WINDOWS);
         let paid = &run.paid[WINDOWS as usize - 1];
         let usual = mean(&paid[..full]);
@@ -249,7 +253,7 @@ fn unevenness(regime: Regime, full: usize, budget: usize) -> (f64, f64) {
 }
 
 #[test]
-fn over_a_hundred_windows_equal_work_is_paid_alike_and_half_of_it_half() {
+fn over_a_hundred_windows_equal_work_is_paid_equally_and_half_of_it_half() {
     println!(
         "| regime | seats: whole, half | measured a window | equals, furthest from their mean | half the work, from half the pay |"
     );
@@ -265,8 +269,8 @@ fn over_a_hundred_windows_equal_work_is_paid_alike_and_half_of_it_half() {
                 100.0 * slow
             );
             println!("{line}");
-            // Where gaps are at their smallest, marks are noisy: what is lost by it is said in `docs/gauntlet.md`.
-            // So they are where no more than half of the seats are measured in a window.
+            // The smallest gaps make noisy own-data scores: `docs/gauntlet.md` has the loss.
+            // The same holds if at most half of the seats are measured per window.
             let most = match (regime.name == "hard", 2 * budget <= full + 2) {
                 (false, false) => 0.1,
                 (true, true) => 0.2,
@@ -302,8 +306,8 @@ fn no_cheat_gets_a_twentieth_of_an_honest_seats_pay() {
         for cheat in cheats {
             let mut shares = [0.0; 3];
             for seed in 0..SEEDS {
-                let mut miners = vec![Miner::DefaultStrategy(1.0); 6];
-                miners.extend([Miner::DefaultStrategy(0.5), cheat, cheat]);
+                let mut miners = vec![Miner::Honest(1.0); 6];
+                miners.extend([Miner::Honest(0.5), cheat, cheat]);
                 let run = World { regime, seed, miners, budget: 9 }.run(WINDOWS);
                 for (share, window) in shares.iter_mut().zip([10, 30, 100]) {
                     let paid = &run.paid[window - 1];
@@ -333,7 +337,7 @@ fn no_cheat_gets_a_twentieth_of_an_honest_seats_pay() {
 
 #[test]
 fn a_newcomer_earns_half_after_fourteen_evaluations_and_nine_tenths_after_forty_five() {
-    let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Newcomer(40)]].concat();
+    let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Newcomer(40)]].concat();
     let mut from = [u32::MAX; 2];
     for seed in 0..SEEDS {
         let world = World { regime: REGIMES[1], seed, miners: miners.clone(), budget: 6 };
@@ -354,11 +358,11 @@ fn a_newcomer_earns_half_after_fourteen_evaluations_and_nine_tenths_after_forty_
 }
 
 #[test]
-fn one_poisoned_window_costs_more_than_half_of_the_next_pay_whenever_it_is() {
+fn one_poisoned_window_costs_more_than_half_of_the_next_pay() {
     for at in 30..40 {
         let mut share = 0.0f64;
         for seed in 0..SEEDS {
-            let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Poison(at)]].concat();
+            let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Poison(at)]].concat();
             let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(40);
             let earned = |seat: usize| run.paid[39][seat] - run.paid[29][seat];
             share = share.max(earned(5) / mean(&(0..5).map(earned).collect::<Vec<_>>()));
@@ -369,10 +373,10 @@ fn one_poisoned_window_costs_more_than_half_of_the_next_pay_whenever_it_is() {
 }
 
 #[test]
-fn who_works_first_and_coasts_afterwards_is_paid_for_no_more_windows_than_it_worked() {
+fn a_seat_that_stops_working_is_paid_for_no_more_windows_than_it_worked() {
     let mut worked_for = 0.0;
     for seed in 0..SEEDS {
-        let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![Miner::Coaster(40)]].concat();
+        let miners = [vec![Miner::Honest(1.0); 5], vec![Miner::Coaster(40)]].concat();
         let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(140);
         let paid = &run.paid[139];
         worked_for += 140.0 * paid[5] / mean(&paid[..5]) / SEEDS as f64;
@@ -382,10 +386,10 @@ fn who_works_first_and_coasts_afterwards_is_paid_for_no_more_windows_than_it_wor
 }
 
 #[test]
-fn to_register_again_after_a_poisoned_window_pays_less_than_to_stay() {
+fn registering_again_after_a_poisoned_window_pays_less_than_staying() {
     for seed in 0..SEEDS {
         let pay = |miner| {
-            let miners = [vec![Miner::DefaultStrategy(1.0); 5], vec![miner]].concat();
+            let miners = [vec![Miner::Honest(1.0); 5], vec![miner]].concat();
             let run = World { regime: REGIMES[1], seed, miners, budget: 6 }.run(60);
             run.paid[59][5] / mean(&run.paid[59][..5])
         };

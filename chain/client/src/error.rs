@@ -137,7 +137,23 @@ mod tests {
             ChainError::Stopped { part: "submitter" },
         ];
         let text: String = errors.iter().map(|error| format!("{error}\n")).collect();
-        expect![[""]].assert_eq(&text);
+        expect![[r#"
+            while voting on window 3 of run 0: the chain at ws://127.0.0.1:9944 has not answered for 90 s (the reason). Start it, or give the URL of one that runs
+            while voting on window 3 of run 0: the chain at ws://127.0.0.1:9944 has not answered for 90 s (the reason). The call was sent and may still be included. Start it, or give the URL of one that runs
+            the chain at ws://127.0.0.1:9944 is another one: expected genesis 01, found genesis 02. Give the URL of a Mettle chain, and use a client and a chain of the same release
+            while voting on window 3 of run 0: the chain refused: Windows.TooLate. The deadline has passed.
+            while voting on window 3 of run 0: the call failed on the chain: the reason
+            while voting on window 3 of run 0: the reason
+            while voting on window 3 of run 0: sent 16 times and never included (the reason). It may be submitted again
+            while voting on window 3 of run 0: no block was finalised for 90 s. The call was not sent. Check the chain's block production and finality
+            while voting on window 3 of run 0: no block was finalised for 90 s. The call was sent and may still be included. Check the chain's block production and finality
+            while voting on window 3 of run 0: it is unknown whether the call took effect: the reason. Look at the chain's state, then decide
+            while voting on window 3 of run 0: the chain answered with error -32603: internal error
+            while voting on window 3 of run 0: cannot decode the chain's answer: the reason. Use a client and a chain of the same release
+            there is no run 7 on this chain
+            while voting on window 3 of run 0: the client was opened without a key and can only read. Give a key
+            the chain client's submitter has stopped: this is a bug. Restart the program, and report the log
+        "#]].assert_eq(&text);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::{help, output::Output};
 use anyhow::Context as _;
 use codec::Encode as _;
-use nn::{DeviceChoice, Evaluator};
+use nn::Device;
 use node::error_chain;
 use node::exit::ExitStatus;
 use node::{Flags, ReadOnlyConfig};
@@ -73,9 +73,9 @@ struct Checked {
 pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
     let reading = ReadOnlyConfig::read(&command.flags)?;
     let reader = node::open_read_only(&reading).await?;
-    let device = DeviceChoice::parse(&reading.device)?;
+    let device: Device = reading.device.clone().try_into().context("device")?;
     let values = reader.follower.schema().values();
-    let evaluator = Evaluator::new(&reader.spec.model, device, &vec![0.0; values])
+    let evaluator = engines::evaluator(device, &reader.spec.model, &vec![0.0; values])
         .context("could not make the evaluator")?;
     let mut auditor = Auditor {
         follower: reader.follower,

@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail, ensure};
 use clap::Subcommand;
 use dataset::{TextTokenizer, tokenizer_path};
 use model::{ModelConfig, RunSpec};
-use nn::{DeviceChoice, Evaluator, hugging_face::Import};
+use nn::{Evaluator, hugging_face::Import};
 use node::{ModelState, open::SPEC_FILE, program};
 use protocol::RunId;
 use serde_json::Value;
@@ -143,7 +143,7 @@ struct Loaded {
 
 impl Loaded {
     fn evaluator(&self, which: &ModelArgs) -> anyhow::Result<Evaluator> {
-        Ok(Evaluator::new(&self.config, DeviceChoice::parse(&which.device)?, &self.theta)?)
+        Ok(engines::evaluator(which.device.parse()?, &self.config, &self.theta)?)
     }
 
     fn knows(&self, tokenizer: &TextTokenizer) -> anyhow::Result<()> {

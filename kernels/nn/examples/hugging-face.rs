@@ -1,13 +1,13 @@
-//! Writes a fresh model in Hugging Face's form, or says what a model in that form makes of some tokens: one side of
-//! `scripts/compare-transformers`, and how a program of yours would do it.
+//! Writes a fresh model in Hugging Face's format, or prints the logits of a model in that format: one side of
+//! `scripts/compare-transformers`, and an example of both.
 //!
 //! ```text
 //! hugging-face make DIR PRESET SEED [f32|bf16|f16] [SHARD_BYTES_MAX]
-//! hugging-face logits DIR TOKEN …        a line for each token: what comes next, one number for each of the vocabulary
+//! hugging-face logits DIR TOKEN …        a line for each token: the logits after it
 //! ```
 
 use mettle_nn::{
-    DeviceChoice, Dtype, Evaluator,
+    Device, Dtype, Evaluator,
     hugging_face::{Export, Import, export},
 };
 use model::{ModelConfig, init_flat};
@@ -53,7 +53,7 @@ fn logits(from: &Path, tokens: &[&str]) -> Result<(), Box<dyn Error>> {
     let tokens = tokens.iter().map(|token| token.parse()).collect::<Result<Vec<u32>, _>>()?;
     let mut import = Import::open(from)?;
     let flat = import.to_flat()?;
-    let logits = Evaluator::new(&import.config, DeviceChoice::Cpu, &flat)?.logits(&tokens)?;
+    let logits = Evaluator::new(&import.config, Device::CPU, &flat)?.logits(&tokens)?;
     let mut out = std::io::stdout().lock();
     for row in logits.chunks(import.config.vocab) {
         let row: Vec<String> = row.iter().map(f32::to_string).collect();

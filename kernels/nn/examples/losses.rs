@@ -9,14 +9,14 @@
 //! The first prints the losses of 64 sequences with weights that are twice the initial ones, so that probabilities are far from
 //! even; the second also compares them with those of another machine, device or thread count.
 
-use mettle_nn::{DeviceChoice, Evaluator};
+use mettle_nn::{Device, Evaluator};
 use model::{ModelConfig, init_flat};
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let preset = arguments.next().unwrap_or_else(|| "localnet".into());
-    let device = DeviceChoice::parse(&arguments.next().unwrap_or_else(|| "cpu".into()))?;
+    let device: Device = arguments.next().unwrap_or_else(|| "cpu".into()).parse()?;
     let config = ModelConfig::preset(&preset)?;
     let theta: Vec<f32> = init_flat(&config, 1)?.into_iter().map(|value| value * 2.0).collect();
     let evaluator = Evaluator::new(&config, device, &theta)?;

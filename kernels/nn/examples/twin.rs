@@ -1,11 +1,11 @@
-//! One of two that train the same model on the same data by turns: `scripts/compare-pytorch` has the other.
+//! Our side of `scripts/compare-pytorch`: two programs train the same model on the same data in turns.
 //!
-//! Writes the first weights, the batches and the recipe into a directory, then takes as many steps as each line of the input
-//! says, and prints their losses and CPU times as a line of JSON.
+//! Writes the first weights, the batches and the recipe into a directory. Then it takes as many steps as each line of its
+//! input says, and prints their losses and CPU times as a line of JSON.
 //!
 //!     cargo run --release -p mettle-nn --example twin -- 6m 8 20 DIRECTORY
 
-use mettle_nn::{DeviceChoice, Trainer};
+use mettle_nn::{Device, Trainer};
 use model::{ModelConfig, Recipe, init_flat};
 use std::{error::Error, fs, io::BufRead as _, path::Path};
 
@@ -18,7 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let config = ModelConfig::preset(preset)?;
     let recipe = Recipe { batch, micro_batch: batch, ..Recipe::default() };
     let theta = init_flat(&config, 1)?;
-    let mut trainer = Trainer::new(&config, &recipe, DeviceChoice::Cpu, &theta)?;
+    let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &theta)?;
 
     let mut state = 1u64;
     let mut token = || {

@@ -1,8 +1,9 @@
-//! Token sequences on their way to the device, checked: an id outside the vocabulary would be read out of bounds there.
+//! Checks of token sequences before they reach an engine, which would index out of bounds with a token outside the
+//! vocabulary.
 
 use model::ModelConfig;
 
-/// Why sequences cannot be read by this model.
+/// Why this model cannot read the sequences.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BatchError {
     #[error("there is no sequence to train on")]
@@ -16,8 +17,8 @@ pub enum BatchError {
 }
 
 /// Checks that every sequence has `seq_len + 1` tokens of the vocabulary.
-pub(crate) fn check<S: AsRef<[u32]>>(config: &ModelConfig, sequences: &[S]) -> Result<(), BatchError> {
-    for (sequence, tokens) in sequences.iter().map(AsRef::as_ref).enumerate() {
+pub(crate) fn check(config: &ModelConfig, sequences: &[&[u32]]) -> Result<(), BatchError> {
+    for (sequence, tokens) in sequences.iter().enumerate() {
         if tokens.len() != config.seq_len + 1 {
             return Err(BatchError::Length { sequence, len: tokens.len(), expected: config.seq_len + 1 });
         }
@@ -26,7 +27,7 @@ pub(crate) fn check<S: AsRef<[u32]>>(config: &ModelConfig, sequences: &[S]) -> R
     Ok(())
 }
 
-/// Checks that `tokens` can be read as they are, with nothing to predict behind them: from one to `seq_len`, of the vocabulary.
+/// Checks that there are 1 to `seq_len` tokens of the vocabulary.
 pub(crate) fn check_text(config: &ModelConfig, tokens: &[u32]) -> Result<(), BatchError> {
     if !(1..=config.seq_len).contains(&tokens.len()) {
         return Err(BatchError::Text { len: tokens.len(), max: config.seq_len });
@@ -34,7 +35,11 @@ pub(crate) fn check_text(config: &ModelConfig, tokens: &[u32]) -> Result<(), Bat
     check_vocabulary(config, 0, tokens)
 }
 
-fn check_vocabulary(config: &ModelConfig, sequence: usize, tokens: &[u32]) -> Result<(), BatchError> {
+pub(crate) fn check_vocabulary(
+    config: &ModelConfig,
+    sequence: usize,
+    tokens: &[u32],
+) -> Result<(), BatchError> {
     match tokens.iter().position(|&token| token as usize >= config.vocab) {
         Some(position) => {
             Err(BatchError::Token { sequence, position, token: tokens[position], vocab: config.vocab })
@@ -43,10 +48,10 @@ fn check_vocabulary(config: &ModelConfig, sequence: usize, tokens: &[u32]) -> Re
     }
 }
 
-/// What the model reads and the token that follows each, row after row.
-pub(crate) fn tokens_and_targets<S: AsRef<[u32]>>(sequences: &[S]) -> (Vec<u32>, Vec<u32>) {
+/// The inputs of all sequences and the targets that follow them, row by row.
+pub fn tokens_and_targets(sequences: &[&[u32]]) -> (Vec<u32>, Vec<u32>) {
     let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-    for sequence in sequences.iter().map(AsRef::as_ref) {
+    for sequence in sequences {
         tokens.extend_from_slice(&sequence[..sequence.len() - 1]);
         targets.extend_from_slice(&sequence[1..]);
     }

@@ -1,28 +1,30 @@
 #![doc = include_str!("../README.md")]
 
 mod batch;
+pub mod conformance;
 mod device;
+mod driver;
+pub mod engine;
+mod estimate;
 mod evaluate;
+mod generate;
 #[cfg(feature = "gpu")]
-mod gpu;
-mod host;
+pub mod gpu;
 pub mod hugging_face;
-mod llama;
-mod loss;
-mod memory;
-mod muon;
-mod optimiser;
+pub mod layers;
+pub mod optim;
 mod safetensors;
-mod text;
 mod train;
 
 pub use batch::BatchError;
-pub use device::{ActivationCheckpointing, DeviceChoice, DeviceError, Gpu, GpuInfo, GpuSettings, Precision};
+pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind, Precision};
+pub use driver::GpuInfo;
+pub use engine::{Blocks, DeviceMemory, Engine, Gradients};
+pub use estimate::{Advice, MemoryError, MemoryEstimate, available_memory, keep_freed_memory};
 pub use evaluate::{Evaluator, Undo};
-pub use memory::{Advice, MemoryError, MemoryEstimate, available_memory};
-pub use optimiser::StateError;
+pub use generate::{Likelihood, Sampling, SamplingError};
+pub use optim::{StepParams, state::StateError};
 pub use safetensors::{Dtype, FormatError};
-pub use text::{Likelihood, Sampling, SamplingError};
 pub use train::{Step, Trainer};
 
 use model::{ConfigError, RecipeError};
@@ -44,14 +46,16 @@ pub enum ModelError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    #[error("the continuation has {tokens} tokens, but this model sees {seen} at once")]
+    #[error("the continuation has {tokens} tokens, but this model reads {seen} at once")]
     ContinuationTooLong { tokens: usize, seen: usize },
-    #[error("a model of this shape has {expected} values, but {got} were given")]
+    #[error("a model of this shape has {expected} parameters, but {got} were given")]
     FlatLength { expected: usize, got: usize },
     #[error("the update has {got} tensors, but this model has {expected}")]
     UpdateTensors { expected: usize, got: usize },
-    #[error("the update's positions in {tensor} are out of order or outside it")]
+    #[error("the update's positions in {tensor} are out of order or out of bounds")]
     UpdatePositions { tensor: String },
+    #[error("this engine was opened for evaluation: it has no optimiser")]
+    NotForTraining,
     #[error("training has diverged: loss {loss}, gradient norm {gradient_norm}; the step was not taken")]
     NotFinite { loss: f64, gradient_norm: f64 },
     #[error("training has diverged: loss {loss} is above the bound of {loss_max}; the step was not taken")]

@@ -4,7 +4,7 @@
 //! version is installed: `scripts/compare-transformers`.
 
 use mettle_nn::{
-    DeviceChoice, Dtype, Evaluator,
+    Device, Dtype, Evaluator,
     hugging_face::{Export, ExportError, Exported, ExportedTokenizer, Import},
 };
 use model::{ModelConfig, init_flat};
@@ -58,7 +58,7 @@ fn what_transformers_computes_with_its_own_model_we_compute_with_it() {
     let mut import = Import::open(&fixture()).unwrap();
     assert_eq!((import.config.heads, import.config.kv_heads, import.config.rope_theta), (4, 2, 500.0));
     let flat = import.to_flat().unwrap();
-    let evaluator = Evaluator::new(&import.config, DeviceChoice::Cpu, &flat).unwrap();
+    let evaluator = Evaluator::new(&import.config, Device::CPU, &flat).unwrap();
 
     let theirs: Value = serde_json::from_slice(&fs::read(fixture().join("logits.json")).unwrap()).unwrap();
     let numbers = |value: &Value| value.as_array().unwrap().clone();

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
 use ed25519_dalek::SigningKey;
-use miner::{contribution_store::ContributionStore, strategy::Strategy};
+use miner::{contribution_store::ContributionFiles, strategy::Strategy};
 use node::{Contribution, Follower, wait_past};
 use protocol::{
     Block, Digest, Hotkey, RunId, Uid, Window, keys,
@@ -46,7 +46,7 @@ struct Act {
     follower: Arc<Follower>,
     key: SigningKey,
     uid: Uid,
-    contribution_store: ContributionStore,
+    contribution_files: ContributionFiles,
     /// What is to be shown of the window that was last committed to.
     presenting: Mutex<Option<(Window, Presentation)>>,
 }
@@ -64,7 +64,7 @@ pub fn install_adversary(
         adversary: Mutex::new(adversary),
         key: opened.key.signing_key().clone(),
         uid: opened.seat.id.uid,
-        contribution_store: ContributionStore::new(directory),
+        contribution_files: ContributionFiles::new(directory),
         presenting: Mutex::new(None),
         follower: follower.clone(),
     });
@@ -107,7 +107,7 @@ impl Act {
             Ok(Some(view)) => view.commitments,
             _ => Vec::new(),
         };
-        let bytes = Bytes::from(std::fs::read(self.contribution_store.path(digest)).unwrap_or_default());
+        let bytes = Bytes::from(std::fs::read(self.contribution_files.path(digest)).unwrap_or_default());
         let header = Submission::read(&bytes).map(|submission| submission.header);
         let presentation = match header {
             Ok(header) => {

@@ -13,8 +13,9 @@ use protocol::{
 use std::path::Path;
 use tokio::sync::watch;
 use validator::{
+    salt::Salts,
+    signed_db::{SignedDb, SignedDbError, WeightVote},
     strategy::Strategy,
-    weight_vote::{WeightVoteError, WeightVotes},
 };
 
 /// What ends an idle validator.
@@ -22,8 +23,8 @@ use validator::{
 pub enum IdleError {
     #[error("lost the chain")]
     Chain(#[from] ChainError),
-    #[error("could not keep the weights that are to be revealed")]
-    WeightVotes(#[from] WeightVoteError),
+    #[error(transparent)]
+    SignedDb(#[from] SignedDbError),
 }
 
 /// Speaks at the last moment of each phase, so that there is most to copy. Ends only with the chain.
@@ -36,19 +37,13 @@ pub async fn serve(
 ) -> Result<(), IdleError> {
     let (chain, run) = (&*follower.chain, &follower.run);
     let mut heads = chain.heads();
-    let (mut weight_votes, _) = WeightVotes::load(directory, secret, false)?;
+    let (mut signed, _) = SignedDb::open(directory, run.id, &run.params, 0)?;
+    let salts = Salts::new(secret);
     let (id, schedule, epoch_windows) = (run.id, run.params.schedule, run.params.epoch_windows);
     let mut window = schedule.window_at(heads.borrow().block).unwrap_or(Window::FIRST);
     loop {
-        reveal(
-            chain,
-            id,
-            window.epoch(epoch_windows),
-            &mut weight_votes,
-            schedule.opens_at(window),
-            &mut heads,
-        )
-        .await?;
+        reveal(chain, id, window.epoch(epoch_windows), &mut signed, schedule.opens_at(window), &mut heads)
+            .await?;
 
         before(schedule.attest_deadline(window), &mut heads).await?;
         if let Some(view) = chain.window(id, window).await?
@@ -65,7 +60,7 @@ pub async fn serve(
             if let Some(vote) = strategy.vote(&view, None) {
                 tell(chain, Call::Vote { run: id, window, vote }).await?;
             }
-            commit(chain, run, seat, &view, &mut weight_votes, strategy).await?;
+            commit(chain, run, seat, &view, (&mut signed, &salts), strategy).await?;
         }
         wait_past(&mut heads, schedule.vote_deadline(window)).await?;
         window = window.next();
@@ -100,18 +95,17 @@ async fn reveal(
     chain: &dyn Chain,
     run: RunId,
     epoch: u32,
-    weight_votes: &mut WeightVotes,
+    signed: &mut SignedDb,
     opens: Block,
     heads: &mut watch::Receiver<Head>,
 ) -> Result<(), IdleError> {
-    let due = weight_votes.before(run, epoch);
+    let due = signed.weight_votes_before(epoch);
     if !due.is_empty() {
         wait_past(heads, opens).await?;
     }
-    for kept in due {
-        let (salt, weights) = (kept.salt(), kept.weights.clone());
-        tell(chain, Call::RevealWeights { run, epoch: kept.epoch, weights, salt }).await?;
-        weight_votes.forget(run, kept.epoch)?;
+    for WeightVote { epoch, weights, salt } in due {
+        tell(chain, Call::RevealWeights { run, epoch, weights, salt }).await?;
+        signed.remove_weight_vote(epoch)?;
     }
     Ok(())
 }
@@ -121,7 +115,7 @@ async fn commit(
     run: &RunView,
     seat: &SeatView,
     view: &WindowView,
-    weight_votes: &mut WeightVotes,
+    (signed, salts): (&mut SignedDb, &Salts),
     strategy: &mut dyn Strategy,
 ) -> Result<(), IdleError> {
     let epoch_windows = run.params.epoch_windows;
@@ -130,7 +124,8 @@ async fn commit(
     if view.window.next().epoch(epoch_windows) == epoch || weights.is_empty() {
         return Ok(());
     }
-    let hash = weight_votes.store(run.id, epoch, weights)?.hash(&seat.hotkey);
+    let vote = WeightVote { epoch, salt: salts.weight_vote(run.id, epoch, &weights), weights };
+    let hash = signed.store_weight_vote(vote)?.hash(&seat.hotkey);
     tell(chain, Call::CommitWeights { run: run.id, epoch, hash }).await
 }
 

@@ -1,13 +1,13 @@
-//! Orders from another process: a small HTTP port beside the S3 one, on a loopback address only.
+//! Fault injection from another process: an HTTP port beside the S3 port, on a loopback address only.
 //!
 //! | request | does |
 //! |---|---|
-//! | `GET /traffic` | one line a bucket: `name received_bytes sent_bytes requests refused` |
-//! | `GET /faults/BUCKET` | what is still to go wrong, as a query string |
-//! | `PUT /faults/BUCKET?unavailable=3&…` | from now on this goes wrong: see [`Faults`] |
-//! | `DELETE /faults/BUCKET` | nothing goes wrong any more |
+//! | `GET /traffic` | returns one line per bucket: `name received_bytes sent_bytes requests refused` |
+//! | `GET /faults/BUCKET` | returns the faults that are left, as a query string |
+//! | `PUT /faults/BUCKET?unavailable=3&…` | replaces the faults: see [`Faults`] |
+//! | `DELETE /faults/BUCKET` | ends the faults |
 //!
-//! Each needs the header [`TOKEN_HEADER`].
+//! Each request needs the header [`TOKEN_HEADER`]. A value is a [`Rate`](crate::Rate), a number, or a text.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -18,32 +18,33 @@ use reqwest::Method;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::faults::{from_query, to_query};
 use crate::{Faults, State};
 
-/// Says that whoever asks was told the token by whoever started the server.
+/// The header with the token of the server.
 pub const TOKEN_HEADER: &str = "x-mettle-token";
 
-/// Why an order was not carried out.
+/// Why faults could not be injected.
 #[derive(Debug, thiserror::Error)]
 pub enum InjectError {
-    #[error("could not reach the server that takes orders at {address}")]
+    #[error("could not reach the admin port at {address}")]
     Unreachable { address: SocketAddr, source: reqwest::Error },
-    #[error("the server refused the order: {status} {answer}")]
+    #[error("the admin port refused the request: {status} {answer}")]
     Refused { status: u16, answer: String },
 }
 
-/// Orders faults from another process. `Faults::default()` ends them.
+/// Replaces the faults of a bucket from another process. `Faults::default()` ends them.
 pub async fn inject(
     address: SocketAddr,
     token: &str,
     bucket: &str,
     faults: &Faults,
 ) -> Result<(), InjectError> {
-    let url = format!("http://{address}/faults/{bucket}?{}", faults.to_query());
+    let url = format!("http://{address}/faults/{bucket}?{}", to_query(faults));
     ask(address, token, Method::PUT, url).await.map(|_| ())
 }
 
-/// What went through each bucket: the lines of `GET /traffic`.
+/// The traffic of each bucket: the lines of `GET /traffic`.
 pub async fn traffic(address: SocketAddr, token: &str) -> Result<String, InjectError> {
     ask(address, token, Method::GET, format!("http://{address}/traffic")).await
 }
@@ -68,19 +69,18 @@ async fn ask(address: SocketAddr, token: &str, method: Method, url: String) -> R
     }
 }
 
-/// Takes orders until it is dropped. An exchange is one short request without a body, one answer, and the end of the
-/// connection: so little of HTTP that it stands here whole.
+/// Serves until dropped. An exchange is one short request without a body, one answer, and the end of the connection.
 pub(super) async fn serve(listener: TcpListener, state: Arc<State>, token: String) {
-    let desk = Desk { state, token: blake3::hash(token.as_bytes()) };
+    let admin = Admin { state, token: blake3::hash(token.as_bytes()) };
     loop {
         match listener.accept().await {
-            // One at a time: whoever gives orders is one of us, and does not dawdle.
+            // One at a time: the clients are tests and localnet.
             Ok((stream, _)) => {
-                let exchange = tokio::time::timeout(Duration::from_secs(5), desk.exchange(stream));
+                let exchange = tokio::time::timeout(Duration::from_secs(5), admin.exchange(stream));
                 match exchange.await {
                     Ok(Ok(())) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, "an order was broken off"),
-                    Err(_) => tracing::debug!("an order took too long"),
+                    Ok(Err(error)) => tracing::debug!(%error, "an admin request broke off"),
+                    Err(_) => tracing::debug!("an admin request took too long"),
                 }
             }
             Err(error) => {
@@ -91,13 +91,13 @@ pub(super) async fn serve(listener: TcpListener, state: Arc<State>, token: Strin
     }
 }
 
-struct Desk {
+struct Admin {
     state: Arc<State>,
-    /// Hashed, because hashes are compared in constant time.
+    /// Hashed, because hashes compare in constant time.
     token: blake3::Hash,
 }
 
-/// The head of a request, as far as it matters.
+/// The used parts of a request's head.
 struct Request {
     method: String,
     path: String,
@@ -107,7 +107,7 @@ struct Request {
 
 const HEAD_BYTES_MAX: usize = 8 << 10;
 
-impl Desk {
+impl Admin {
     async fn exchange(&self, mut stream: TcpStream) -> std::io::Result<()> {
         let mut head = Vec::new();
         while !head.windows(4).any(|end| end == b"\r\n\r\n") {
@@ -116,7 +116,7 @@ impl Desk {
             }
         }
         let (status, text) = match Request::read(&String::from_utf8_lossy(&head)) {
-            None => ("400 Bad Request", "this is no request\n".to_owned()),
+            None => ("400 Bad Request", "not an HTTP request\n".to_owned()),
             Some(request) => self.answer(&request),
         };
         let length = text.len();
@@ -130,7 +130,7 @@ impl Desk {
     fn answer(&self, request: &Request) -> (&'static str, String) {
         let shown = request.token.as_ref().map(|token| blake3::hash(token.as_bytes()));
         if shown != Some(self.token) {
-            return ("401 Unauthorized", format!("say the token in {TOKEN_HEADER}\n"));
+            return ("401 Unauthorized", format!("the header {TOKEN_HEADER} must have the token\n"));
         }
         let mut path = request.path.trim_matches('/').split('/');
         let (what, bucket) = (path.next().unwrap_or_default(), path.next());
@@ -139,14 +139,14 @@ impl Desk {
             (method, "faults", Some(name)) => match self.state.bucket(name) {
                 Err(unknown) => ("404 Not Found", format!("{unknown}\n")),
                 Ok(bucket) => match method {
-                    "GET" => ("200 OK", format!("{}\n", bucket.faults.left().to_query())),
+                    "GET" => ("200 OK", format!("{}\n", to_query(&bucket.faults.remaining()))),
                     "DELETE" => {
                         bucket.faults.inject(Faults::default());
                         ("200 OK", String::new())
                     }
-                    "PUT" => match Faults::from_query(&request.query) {
+                    "PUT" => match from_query(&request.query) {
                         Ok(faults) => {
-                            tracing::info!(bucket = name, ?faults, "faults were ordered");
+                            tracing::info!(bucket = name, faults = to_query(&faults), "injecting faults");
                             bucket.faults.inject(faults);
                             ("200 OK", String::new())
                         }
@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_read_as_far_as_it_matters() {
+    fn a_request_is_read_and_anything_else_is_refused() {
         let head = "PUT /faults/a?missing=1 HTTP/1.1\r\nhost: x\r\nX-Mettle-Token:  hush \r\n\r\n";
         let request = Request::read(head).expect("a request");
         assert_eq!((request.method.as_str(), request.path.as_str()), ("PUT", "/faults/a"));

@@ -1,12 +1,4 @@
-//! An S3 server in the process, for a localnet and for tests.
-//!
-//! It speaks enough S3 for any client to put, get and list, checks every signature (SigV4), and gives each role one
-//! bucket that only its own key can write to. Anybody may read an object whose exact name they know, and nobody may
-//! list without the key: so a bucket is what a public one at a provider would be. Objects live in memory, or in a
-//! directory and survive a restart.
-//!
-//! And it can be ordered to misbehave, one bucket at a time, while it runs: see [`Faults`]. The orders come through
-//! [`S3Server::inject`], or from another process through a small HTTP port of its own ([`admin`]).
+#![doc = include_str!("../README.md")]
 
 pub mod admin;
 mod faults;
@@ -30,40 +22,41 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-pub use faults::{ALWAYS, Faults, InvalidFaults};
+pub use faults::InvalidFaults;
+pub use store::faults::{Faults, Rate};
 
-use faults::FaultDesk;
 use objects::Objects;
 use store::Credentials;
+use store::faults::FaultInjector;
 
-/// What to serve, and where.
+/// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Port 0 takes any free one: see [`S3Server::address`].
+    /// Port 0 takes a free one: see [`S3Server::address`].
     pub listen: SocketAddr,
-    /// Where the objects are kept; `None` keeps them in memory, and loses them with the server.
+    /// The directory of the objects; `None` keeps them in memory only.
     pub data_dir: Option<PathBuf>,
     pub buckets: Vec<BucketConfig>,
-    /// For orders from other processes.
+    /// Fault injection from other processes.
     pub admin: Option<AdminConfig>,
-    /// All objects together may have this many bytes; `None` leaves it to the disk.
+    /// The limit of all objects together; `None` leaves it to the disk.
     pub capacity_bytes: Option<u64>,
-    /// One object may have this many bytes.
+    /// The limit of one object.
     pub object_bytes_max: u64,
 }
 
-/// A bucket, and the one key that may write to it.
+/// A bucket, and the only key that may write to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BucketConfig {
     pub name: String,
     pub credentials: Credentials,
 }
 
-/// Where orders are taken. Only on a loopback address, and only with the token.
+/// The admin port, on a loopback address only.
 #[derive(Clone)]
 pub struct AdminConfig {
     pub listen: SocketAddr,
-    /// What [`admin::TOKEN_HEADER`] must say. Keeps out web pages, which can reach a loopback port too.
+    /// The value of [`admin::TOKEN_HEADER`]. Keeps out web pages, which can reach loopback ports too.
     pub token: String,
 }
 
@@ -74,7 +67,7 @@ impl std::fmt::Debug for AdminConfig {
 }
 
 impl ServerConfig {
-    /// Buckets in memory at any free port of this machine.
+    /// Buckets in memory, at a free port of this machine.
     pub fn in_memory(buckets: Vec<BucketConfig>) -> ServerConfig {
         ServerConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -98,14 +91,14 @@ impl BucketConfig {
     }
 }
 
-/// Why a server did not start.
+/// Why the server did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    #[error("{address} is taken by another program: stop it, or choose another port")]
+    #[error("{address} is taken by another program: stop that program, or choose another port")]
     PortTaken { address: SocketAddr },
     #[error("cannot listen at {address}")]
     Listen { address: SocketAddr, source: io::Error },
-    #[error("{path} is not a store of ours: {why}. Choose an empty directory")]
+    #[error("{path} is not the directory of a store: {why}. Choose an empty directory")]
     ForeignDirectory { path: PathBuf, why: String },
     #[error("{path} is in use by another server")]
     DirectoryInUse { path: PathBuf },
@@ -113,27 +106,27 @@ pub enum ServerError {
     Directory { path: PathBuf, source: io::Error },
     #[error("{name:?} cannot be a bucket: {why}")]
     BadBucket { name: String, why: &'static str },
-    #[error("orders are taken on a loopback address only, and {address} is none")]
+    #[error("the admin port needs a loopback address, and {address} is none")]
     AdminNotLocal { address: SocketAddr },
 }
 
-/// There is no such bucket here.
+/// The server has no such bucket.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no bucket {0:?}")]
 pub struct UnknownBucket(pub String);
 
-/// What went through one bucket, contents only.
+/// The traffic of one bucket, in object contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BucketTraffic {
     pub received_bytes: u64,
     pub sent_bytes: u64,
-    /// Requests that were let in.
+    /// Requests with access.
     pub requests: u64,
-    /// Requests that were refused for their key or kind. A wrong signature gets no further than its check.
+    /// Requests that were refused for their key or operation. Requests with a wrong signature are not counted.
     pub refused: u64,
 }
 
-/// What the parts of a server share.
+/// The state that the parts of a server share.
 struct State {
     buckets: BTreeMap<String, BucketState>,
     objects: Objects,
@@ -141,13 +134,13 @@ struct State {
 
 struct BucketState {
     credentials: Credentials,
-    faults: FaultDesk,
+    faults: FaultInjector,
     traffic: store::Traffic,
     requests: std::sync::atomic::AtomicU64,
     refused: std::sync::atomic::AtomicU64,
 }
 
-/// A running server. Dropping it stops it at once; [`S3Server::shutdown`] lets what is under way end.
+/// A running server. Dropping it stops it at once; [`S3Server::shutdown`] finishes the requests in progress.
 pub struct S3Server {
     state: Arc<State>,
     s3: Port,
@@ -163,11 +156,11 @@ struct Port {
 
 /// Connections at the same time, per port.
 const CONNECTIONS_MAX: usize = 1024;
-/// How long a shutdown waits for requests under way.
+/// How long a shutdown waits for requests in progress.
 const GRACE: Duration = Duration::from_secs(5);
 
 impl S3Server {
-    /// Takes the directory and the port, and serves until dropped.
+    /// Locks the directory, binds the ports and serves until dropped.
     pub fn start(config: ServerConfig) -> BoxFuture<'static, Result<S3Server, ServerError>> {
         Box::pin(S3Server::open(config))
     }
@@ -179,7 +172,7 @@ impl S3Server {
         {
             return Err(ServerError::AdminNotLocal { address: admin.listen });
         }
-        // The port first: whoever meets a second server on the same port must not have touched its directory.
+        // The port first: a second server on the same port must not touch the directory.
         let listener = listen(config.listen).await?;
         let admin_listener = match &config.admin {
             Some(admin) => Some((listen(admin.listen).await?, admin.token.clone())),
@@ -220,27 +213,27 @@ impl S3Server {
         format!("http://{}", self.s3.address)
     }
 
-    /// The base URL for everybody else.
+    /// The base URL for readers.
     pub fn base_url(&self, bucket: &str) -> String {
         format!("http://{}/{bucket}", self.s3.address)
     }
 
-    /// From now on, until it is used up or ordered otherwise, this is what goes wrong with a bucket.
+    /// Replaces the faults of a bucket. `Faults::default()` ends them.
     pub fn inject(&self, bucket: &str, faults: Faults) -> Result<(), UnknownBucket> {
         self.state.bucket(bucket)?.faults.inject(faults);
         Ok(())
     }
 
-    /// What is still to go wrong with a bucket.
+    /// The faults that are left of a bucket.
     pub fn faults(&self, bucket: &str) -> Result<Faults, UnknownBucket> {
-        Ok(self.state.bucket(bucket)?.faults.left())
+        Ok(self.state.bucket(bucket)?.faults.remaining())
     }
 
     pub fn traffic(&self, bucket: &str) -> Result<BucketTraffic, UnknownBucket> {
         Ok(self.state.bucket(bucket)?.totals())
     }
 
-    /// Takes no more requests, and waits a few seconds for those under way.
+    /// Takes no more requests, and waits a few seconds for those in progress.
     pub async fn shutdown(self) {
         let S3Server { s3, admin, .. } = self;
         if let Some(admin) = admin {
@@ -281,11 +274,11 @@ fn checked(buckets: &[BucketConfig]) -> Result<BTreeMap<String, BucketState>, Se
             return Err(bad("it needs an access key and a secret"));
         }
         if !keys.insert(credentials.access_key.clone()) {
-            return Err(bad("its access key is another bucket's too"));
+            return Err(bad("another bucket has the same access key"));
         }
         let state = BucketState {
             credentials: credentials.clone(),
-            faults: FaultDesk::default(),
+            faults: FaultInjector::default(),
             traffic: store::Traffic::default(),
             requests: Default::default(),
             refused: Default::default(),
@@ -319,7 +312,7 @@ impl Port {
 
     async fn shut(mut self) {
         if let Some(stop) = self.stop.take() {
-            // An error means that the task has ended, which is what is wanted.
+            // An error means that the task has ended already.
             let _ = stop.send(());
         }
         let _ = (&mut self.task).await;
@@ -337,14 +330,14 @@ async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot:
     http.http1().timer(TokioTimer::new()).header_read_timeout(Duration::from_secs(30));
     let graceful = GracefulShutdown::new();
     let room = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    // Connections live in this set, so that they end with the server and not when they please.
+    // In a set, so that connections end with the server.
     let mut connections = tokio::task::JoinSet::new();
     loop {
         let stream = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    // Out of file descriptors, as a rule: it passes when a connection ends.
+                    // Usually out of file descriptors, until a connection ends.
                     tracing::warn!(%error, "could not accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                     continue;
@@ -357,7 +350,7 @@ async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot:
             tracing::warn!("too many connections, one was closed");
             continue;
         };
-        // What is sent here is complete messages, and somebody waits for the answer.
+        // Messages are complete, and the client waits for each answer.
         let _ = stream.set_nodelay(true);
         let connection = http.serve_connection(TokioIo::new(stream), service.clone()).into_owned();
         let connection = graceful.watch(connection);
@@ -370,6 +363,6 @@ async fn accept(listener: TcpListener, service: S3Service, mut stopped: oneshot:
     }
     drop(listener);
     if tokio::time::timeout(GRACE, graceful.shutdown()).await.is_err() {
-        tracing::warn!(left = connections.len(), "requests were cut off by the shutdown");
+        tracing::warn!(left = connections.len(), "the shutdown cut off requests");
     }
 }

@@ -1,8 +1,8 @@
-//! Where a server's objects are: in memory, or in a directory.
+//! The objects of a server, in memory or in a directory.
 //!
-//! In a directory, each object is a file that is written elsewhere first, flushed, and then renamed: it is there whole
-//! or not at all, whatever is killed in between. What is listed is kept in memory and read from the directory when the
-//! server starts, so the directory belongs to one server at a time, which a lock sees to.
+//! In a directory, each object is a file that is written elsewhere, synced, and renamed: it is there whole or not at all
+//! after a kill. The listing is in memory and read from the directory at start, so a lock gives the directory to one
+//! server at a time.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};
@@ -30,7 +30,7 @@ pub(super) struct Objects {
 struct Disk {
     objects: PathBuf,
     incoming: PathBuf,
-    /// Held as long as the server lives.
+    /// Held while the server lives.
     lock: File,
 }
 
@@ -56,9 +56,7 @@ pub(super) enum ObjectError {
     NoBucket,
     #[error("the object does not exist")]
     NotFound,
-    #[error("there is an object of that name already")]
-    Exists,
-    #[error("there is no room left")]
+    #[error("there is no space left")]
     Full,
     #[error("the object is larger than {0} bytes")]
     TooLarge(u64),
@@ -79,7 +77,7 @@ impl From<io::Error> for ObjectError {
 
 const MARKER: &str = "mettle-store";
 const MARKER_TEXT: &str = "An S3 server's objects, layout 1. Do not change anything here by hand.\n";
-/// How much is read or copied at a time.
+/// Bytes read or copied at a time.
 const CHUNK_BYTES: usize = 256 << 10;
 
 impl Objects {
@@ -109,7 +107,7 @@ impl Objects {
                 object_bytes_max,
             })
         });
-        opened.await.expect("opening a directory does not panic, and nobody cancels it")
+        opened.await.expect("opening a directory does not panic and is not cancelled")
     }
 
     fn bucket(&self, name: &str) -> Result<MutexGuard<'_, BTreeMap<String, Object>>, ObjectError> {
@@ -145,7 +143,7 @@ impl Objects {
         if let Content::File(path) = &object.content {
             match std::fs::remove_file(path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-                _ => self.tidy(bucket, path),
+                _ => self.remove_empty_parents(bucket, path),
             }
         }
         self.used.fetch_sub(object.bytes, Ordering::Relaxed);
@@ -153,8 +151,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes the directories above a removed file that hold nothing any more.
-    fn tidy(&self, bucket: &str, file: &Path) {
+    /// Removes the directories above a removed file that are empty now.
+    fn remove_empty_parents(&self, bucket: &str, file: &Path) {
         let Some(disk) = &self.disk else { return };
         let top = disk.objects.join(bucket);
         let above = file.ancestors().skip(1).take_while(|directory| *directory != top);
@@ -165,7 +163,7 @@ impl Objects {
         }
     }
 
-    /// Begins an object that is not there until it is [placed](Objects::place).
+    /// Begins an object, which readers see once it is [placed](Objects::place).
     pub async fn begin(&self) -> Result<Incoming, ObjectError> {
         let sink = match &self.disk {
             None => Sink::Memory(BytesMut::new()),
@@ -190,23 +188,14 @@ impl Objects {
         })
     }
 
-    /// Makes a finished object the one of that name. `replace` false leaves one that is there alone.
-    pub fn place(
-        &self,
-        bucket: &str,
-        key: &str,
-        mut stored: Stored,
-        replace: bool,
-    ) -> Result<Object, ObjectError> {
+    /// Gives a finished object its name, in place of the object that had it.
+    pub fn place(&self, bucket: &str, key: &str, mut stored: Stored) -> Result<Object, ObjectError> {
         let path = match &self.disk {
             None => None,
             Some(disk) => Some(disk.path(bucket, key)?),
         };
         check_name(key)?;
         let mut objects = self.bucket(bucket)?;
-        if !replace && objects.contains_key(key) {
-            return Err(ObjectError::Exists);
-        }
         let bytes = stored.bytes;
         let (content, modified) = match (stored.kept.take(), path) {
             (Some(Kept::Memory(bytes)), _) => (Content::Memory(bytes), SystemTime::now()),
@@ -218,9 +207,9 @@ impl Objects {
                 let modified = std::fs::metadata(&path)?.modified()?;
                 (Content::File(path), modified)
             }
-            _ => return Err(ObjectError::Disk(io::Error::other("an object of another kind of store"))),
+            _ => return Err(ObjectError::Disk(io::Error::other("the object was received by another store"))),
         };
-        // The room is the named object's from now on.
+        // The space now belongs to the named object.
         stored.bytes = 0;
         let object = Object { bytes, etag: etag(key, bytes, modified), modified, content };
         if let Some(old) = objects.insert(key.to_owned(), object.clone()) {
@@ -229,9 +218,9 @@ impl Objects {
         Ok(object)
     }
 
-    /// Opens an object for reading a range of its bytes. What was opened stays what it was, even if it is replaced.
+    /// Opens an object for reading. A reader keeps its object even if it is replaced meanwhile.
     pub async fn read(&self, bucket: &str, key: &str) -> Result<(Object, Reader), ObjectError> {
-        // Between finding an object and opening its file it may be replaced: then it is found anew.
+        // The object may be replaced between the lookup and the opening of its file: then look it up again.
         for _ in 0..8 {
             let object = self.find(bucket, key)?;
             match &object.content {
@@ -263,7 +252,7 @@ pub(super) enum Reader {
 }
 
 impl Reader {
-    /// Goes to where the next chunks are read.
+    /// Moves to the byte `to`.
     pub async fn seek(&mut self, to: u64) -> io::Result<()> {
         match self {
             Reader::Memory(bytes) => {
@@ -292,7 +281,7 @@ impl Reader {
     }
 }
 
-/// An object on its way in. Dropping it leaves no trace.
+/// An object that is being received. Dropping it leaves no trace.
 pub(super) struct Incoming {
     sink: Sink,
     bytes: u64,
@@ -308,7 +297,7 @@ enum Sink {
     Taken,
 }
 
-/// An object that is all here and has no name yet. Dropping it leaves no trace.
+/// A received object without a name. Dropping it leaves no trace.
 pub(super) struct Stored {
     pub bytes: u64,
     /// Of the contents.
@@ -342,7 +331,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Sees to it that what was written stays.
+    /// Syncs the object.
     pub async fn finish(mut self) -> Result<Stored, ObjectError> {
         let kept = match std::mem::replace(&mut self.sink, Sink::Taken) {
             Sink::Memory(bytes) => Some(Kept::Memory(bytes.freeze())),
@@ -355,7 +344,7 @@ impl Incoming {
         };
         let digest = self.hasher.finalize().to_hex()[..32].to_owned();
         let stored = Stored { bytes: self.bytes, digest, kept, used: self.used.clone() };
-        // The room is the stored object's from now on.
+        // The space now belongs to the stored object.
         self.bytes = 0;
         Ok(stored)
     }
@@ -368,7 +357,7 @@ impl Drop for Incoming {
 }
 
 impl Stored {
-    /// Opens it for reading, as parts of a larger object are.
+    /// Opens it for reading, to join it with other parts.
     pub async fn read(&self) -> Result<Reader, ObjectError> {
         match &self.kept {
             Some(Kept::Memory(bytes)) => Ok(Reader::Memory(bytes.clone())),
@@ -384,7 +373,7 @@ impl Drop for Stored {
     }
 }
 
-/// Changes whenever the object does, and is the same after a restart.
+/// Changes with the object, and is the same after a restart.
 fn etag(key: &str, bytes: u64, modified: SystemTime) -> String {
     let since = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let mut hasher = blake3::Hasher::new();
@@ -393,14 +382,14 @@ fn etag(key: &str, bytes: u64, modified: SystemTime) -> String {
 }
 
 impl Drop for Disk {
-    /// Unlocks in so many words: a child that is just being started may still hold a copy of the descriptor.
+    /// Closing the file does not unlock it while a child that has just been forked holds a copy of the descriptor.
     fn drop(&mut self) {
         self.lock.unlock().ok();
     }
 }
 
 impl Disk {
-    /// Takes an empty directory, or one of ours that nobody else has.
+    /// Opens an empty directory, or that of a store which no other server has open.
     fn open(path: &Path) -> Result<Disk, ServerError> {
         let unusable = |source| ServerError::Directory { path: path.to_owned(), source };
         let foreign =
@@ -422,9 +411,9 @@ impl Disk {
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 if std::fs::read_dir(path).map_err(unusable)?.next().is_some() {
-                    return Err(foreign("it holds something else"));
+                    return Err(foreign("it has other files"));
                 }
-                // Made elsewhere and renamed, so that a marker is whole or not there.
+                // Renamed, so that a marker is whole or not there.
                 let new = tempfile::NamedTempFile::new_in(path).map_err(unusable)?;
                 std::fs::write(new.path(), MARKER_TEXT).map_err(unusable)?;
                 new.as_file().sync_all().map_err(unusable)?;
@@ -440,7 +429,7 @@ impl Disk {
             }
             Err(TryLockError::Error(error)) => return Err(unusable(error)),
         }
-        // What was on its way in when the last server ended never arrived.
+        // Objects that the last server had not received completely.
         let incoming = path.join("incoming");
         match std::fs::remove_dir_all(&incoming) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(unusable(error)),
@@ -471,7 +460,7 @@ impl Disk {
                     (is_object == metadata.is_file()).then(|| decoded(name)).flatten()
                 });
                 let Some(name) = name else {
-                    tracing::warn!(path = %entry.path().display(), "this is no object of ours, and is left alone");
+                    tracing::warn!(path = %entry.path().display(), "ignored: not an object of this store");
                     continue;
                 };
                 let key = if prefix.is_empty() { name } else { format!("{prefix}/{name}") };
@@ -508,7 +497,7 @@ impl Disk {
     }
 }
 
-/// Ends the name of every file that is an object, so that `a` and `a/b` can both be there.
+/// Ends the name of every file of an object, so that `a` and `a/b` can both exist.
 const OBJECT_SUFFIX: &str = "~";
 
 fn check_name(key: &str) -> Result<(), ObjectError> {
@@ -521,8 +510,8 @@ fn check_name(key: &str) -> Result<(), ObjectError> {
     Ok(())
 }
 
-/// A part of a name as a file name: what is not plain is `%` and two hex digits, dots in front included, so that no
-/// name leads out of the directory.
+/// A part of a name as a file name: all but plain characters become `%` and two hex digits, leading dots included, so
+/// that no name leads out of the directory.
 fn encoded(part: &str) -> String {
     let mut name = String::with_capacity(part.len());
     for (index, byte) in part.bytes().enumerate() {
@@ -572,7 +561,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_never_arrives_takes_no_room() {
+    async fn an_object_that_never_arrives_takes_no_space() {
         let objects = Objects::open(None, vec!["bucket".into()], Some(100), 80).await.expect("memory");
         let mut incoming = objects.begin().await.expect("room");
         incoming.write(&[0; 60]).await.expect("room");

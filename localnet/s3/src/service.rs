@@ -1,4 +1,4 @@
-//! The S3 operations: who may do what, and how.
+//! The S3 operations and their access rules.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use s3s::access::{S3Access, S3AccessContext};
 use s3s::auth::SimpleAuth;
@@ -19,9 +19,10 @@ use s3s::stream::{ByteStream, RemainingLength};
 use s3s::{S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result, s3_error};
 use tokio::sync::mpsc;
 
-use super::faults::ReadFaults;
 use super::objects::{Incoming, ObjectError, Reader, Stored};
 use crate::State;
+use store::Action;
+use store::faults::{ReadFaults, flip_bit};
 
 pub(super) fn s3(state: Arc<State>) -> S3Service {
     let mut auth = SimpleAuth::new();
@@ -33,13 +34,13 @@ pub(super) fn s3(state: Arc<State>) -> S3Service {
         uploads: Mutex::default(),
         upload_number: AtomicU64::new(0),
     });
-    // Without the authentication there would be no access checks either: the two belong together.
+    // Without authentication there would be no access checks either.
     service.set_auth(auth);
     service.set_access(Gate { state });
     service.build()
 }
 
-/// Lets in: the owner of a bucket to all that is served here, and anybody to an object whose name it knows.
+/// The owner of a bucket may do all that is served; any other client may read an object by its exact name.
 struct Gate {
     state: Arc<State>,
 }
@@ -49,37 +50,42 @@ impl S3Access for Gate {
     async fn check(&self, cx: &mut S3AccessContext<'_>) -> S3Result<()> {
         let bucket = cx.s3_path().get_bucket_name().and_then(|name| self.state.buckets.get(name));
         let Some(bucket) = bucket else { return Err(s3_error!(AccessDenied)) };
-        let read = matches!(cx.s3_op().name(), "GetObject" | "HeadObject");
+        let operation = cx.s3_op().name();
+        let action = action(operation);
+        let read = matches!(operation, "GetObject" | "HeadObject");
         let owner = cx.credentials().is_some_and(|found| found.access_key == bucket.credentials.access_key);
-        let may_write = owner && is_served(cx.s3_op().name()) && !is_sigv2(cx);
+        let may_write = owner && action.is_some() && !is_sigv2(cx);
         if !may_write && !read {
             bucket.refused.fetch_add(1, Ordering::Relaxed);
             return Err(s3_error!(AccessDenied));
         }
         bucket.requests.fetch_add(1, Ordering::Relaxed);
-        if bucket.faults.take_unavailable(cx.s3_path().get_object_key()) {
-            return Err(s3_error!(SlowDown, "the bucket was ordered to be unavailable"));
+        let (unavailable, delay) =
+            bucket.faults.draw(action.unwrap_or(Action::Read), cx.s3_path().get_object_key());
+        if !delay.is_zero() {
+            tokio::time::sleep(delay).await;
+        }
+        if unavailable {
+            return Err(s3_error!(SlowDown, "injected: unavailable"));
         }
         Ok(())
     }
 }
 
-/// Everything else is refused to everybody, copying among it: it would read a bucket that the check does not see.
-fn is_served(operation: &str) -> bool {
-    matches!(
-        operation,
-        "GetObject"
-            | "HeadObject"
-            | "PutObject"
-            | "DeleteObject"
-            | "DeleteObjects"
-            | "ListObjectsV2"
-            | "HeadBucket"
-            | "CreateMultipartUpload"
-            | "UploadPart"
-            | "CompleteMultipartUpload"
-            | "AbortMultipartUpload"
-    )
+/// What an operation does, if it is served. Copying is not: it would read a bucket that the check does not see.
+fn action(operation: &str) -> Option<Action> {
+    Some(match operation {
+        "GetObject" => Action::Read,
+        "HeadObject" | "HeadBucket" => Action::LookUp,
+        "DeleteObject" | "DeleteObjects" => Action::Delete,
+        "ListObjectsV2" => Action::List,
+        "PutObject"
+        | "CreateMultipartUpload"
+        | "UploadPart"
+        | "CompleteMultipartUpload"
+        | "AbortMultipartUpload" => Action::Write,
+        _ => return None,
+    })
 }
 
 /// The older signatures cover less of a request than SigV4 does.
@@ -94,18 +100,18 @@ struct Operations {
     upload_number: AtomicU64,
 }
 
-/// An upload in parts. Lost when the server stops, as the client learns on its next part.
+/// An upload in parts. It is lost when the server stops; the client learns this with its next part.
 struct Upload {
     bucket: String,
     key: String,
     parts: BTreeMap<i32, Arc<Stored>>,
 }
 
-/// Uploads that nobody completes must not grow without bound.
+/// Uploads that are never completed must not grow without bound.
 const UPLOADS_MAX: usize = 256;
 const PARTS_MAX: i32 = 10_000;
 const PART_BYTES_MIN: u64 = 5 << 20;
-/// Chunks of an answer that wait for a slow reader.
+/// Chunks that are read ahead of a slow reader.
 const CHUNKS_AHEAD: usize = 2;
 
 impl Operations {
@@ -117,7 +123,7 @@ impl Operations {
         self.uploads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the bucket's clock says of a time.
+    /// A time on the clock of the bucket.
     fn modified(&self, bucket: &str, modified: SystemTime) -> S3Result<Option<Timestamp>> {
         let skew = self.bucket(bucket)?.faults.clock_skew_seconds();
         let by = Duration::from_secs(skew.unsigned_abs());
@@ -125,25 +131,25 @@ impl Operations {
         Ok(skewed.map(Timestamp::from))
     }
 
-    /// Receives a body whole, checks it against what the client said of it, and gives it no name yet.
+    /// Receives a whole body and checks it against the client's checksums. It has no name yet.
     async fn receive(
         &self,
         bucket: &str,
         key: &str,
         body: Option<StreamingBlob>,
-        promised: Promised,
+        announced: Announced,
     ) -> S3Result<(Stored, Checksum)> {
         let state = self.bucket(bucket)?;
-        if state.faults.full(key) {
+        if state.faults.is_full(key) {
             return Err(ObjectError::Full.into());
         }
         let mut incoming = self.state.objects.begin().await?;
         let mut received = 0u64;
-        let mut checks = promised.hasher();
-        let mut md5 = promised.md5.as_ref().map(|_| s3s::crypto::Md5::new());
+        let mut checks = announced.hasher();
+        let mut md5 = announced.md5.as_ref().map(|_| s3s::crypto::Md5::new());
         if let Some(mut body) = body {
             while let Some(chunk) = body.next().await {
-                // Cut short, or not what was signed.
+                // Cut short, or other bytes than signed.
                 let chunk =
                     chunk.map_err(|error| S3Error::with_source(S3ErrorCode::IncompleteBody, error))?;
                 state.traffic.add_up(chunk.len() as u64);
@@ -155,22 +161,25 @@ impl Operations {
                 incoming.write(&chunk).await?;
             }
         }
-        if promised.length.is_some_and(|length| u64::try_from(length) != Ok(received)) {
+        if announced.length.is_some_and(|length| u64::try_from(length) != Ok(received)) {
             return Err(s3_error!(IncompleteBody));
         }
-        if let (Some(md5), Some(promised)) = (md5, &promised.md5)
-            && base64(md5.finalize().as_ref()) != *promised
+        if let (Some(md5), Some(announced)) = (md5, &announced.md5)
+            && base64(md5.finalize().as_ref()) != *announced
         {
-            return Err(s3_error!(BadDigest, "the body does not have the promised MD5"));
+            return Err(s3_error!(BadDigest, "the body does not have the announced MD5"));
         }
         let sums = checks.finalize();
-        promised.check(&sums)?;
+        announced.check(&sums)?;
         Ok((incoming.finish().await?, sums))
     }
 
-    fn place(&self, bucket: &str, key: &str, stored: Stored, if_none_match: bool) -> S3Result<String> {
-        let replace = !if_none_match || self.bucket(bucket)?.faults.conditions_ignored();
-        Ok(self.state.objects.place(bucket, key, stored, replace)?.etag)
+    /// Fails if the answer to a change that is done is to be lost.
+    fn answer(&self, bucket: &str, action: Action, key: &str) -> S3Result<()> {
+        if self.bucket(bucket)?.faults.draw_answer_lost(action, key) {
+            return Err(s3_error!(SlowDown, "injected: the answer is lost"));
+        }
+        Ok(())
     }
 
     /// Joins the parts of an upload into one object.
@@ -204,8 +213,8 @@ impl S3 for Operations {
 
     async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
         let input = request.input;
-        only_where_absent(&input.if_match, &input.if_none_match)?;
-        let promised = Promised {
+        unconditional(&input.if_match, &input.if_none_match)?;
+        let announced = Announced {
             length: input.content_length,
             md5: input.content_md5,
             crc32: input.checksum_crc32,
@@ -214,8 +223,9 @@ impl S3 for Operations {
             sha1: input.checksum_sha1,
             sha256: input.checksum_sha256,
         };
-        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, promised).await?;
-        let etag = self.place(&input.bucket, &input.key, stored, input.if_none_match.is_some())?;
+        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, announced).await?;
+        let etag = self.state.objects.place(&input.bucket, &input.key, stored)?.etag;
+        self.answer(&input.bucket, Action::Write, &input.key)?;
         Ok(S3Response::new(PutObjectOutput {
             e_tag: Some(ETag::Strong(etag)),
             checksum_crc32: sums.checksum_crc32,
@@ -230,7 +240,7 @@ impl S3 for Operations {
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = request.input;
         let state = self.bucket(&input.bucket)?;
-        let faults = state.faults.take_read(&input.key);
+        let faults = state.faults.draw_read(Action::Read, &input.key);
         if faults.missing {
             return Err(s3_error!(NoSuchKey));
         }
@@ -282,6 +292,7 @@ impl S3 for Operations {
         request: S3Request<DeleteObjectInput>,
     ) -> S3Result<S3Response<DeleteObjectOutput>> {
         self.state.objects.delete(&request.input.bucket, &request.input.key)?;
+        self.answer(&request.input.bucket, Action::Delete, &request.input.key)?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
 
@@ -319,11 +330,11 @@ impl S3 for Operations {
         let delimiter = input.delimiter.clone().filter(|delimiter| !delimiter.is_empty());
         let max = usize::try_from(input.max_keys.unwrap_or(1000)).unwrap_or(0).min(1000);
         let mut after = match &input.continuation_token {
-            // A token is the last name shown, or the group of names it ended with.
+            // A token is the last name or group of names of the page before.
             Some(token) => hex::decode(token)
                 .ok()
                 .and_then(|name| String::from_utf8(name).ok())
-                .ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is none of ours"))?,
+                .ok_or_else(|| s3_error!(InvalidArgument, "invalid continuation token"))?,
             None => input.start_after.clone().unwrap_or_default(),
         };
 
@@ -340,7 +351,7 @@ impl S3 for Operations {
                 });
                 match group {
                     Some(group) => {
-                        // On to the first name that is not in this group.
+                        // Continue with the first name after this group.
                         after = format!("{group}{}", char::MAX);
                         groups.push(CommonPrefix { prefix: Some(group) });
                         more = !self.state.objects.list(&input.bucket, &prefix, &after, 1)?.0.is_empty();
@@ -385,7 +396,7 @@ impl S3 for Operations {
         let id = format!("upload-{number}");
         let mut uploads = self.uploads();
         if uploads.len() >= UPLOADS_MAX {
-            return Err(s3_error!(SlowDown, "too many uploads have been begun and not ended"));
+            return Err(s3_error!(SlowDown, "too many uploads in progress"));
         }
         uploads
             .insert(id.clone(), Upload { bucket: bucket.clone(), key: key.clone(), parts: BTreeMap::new() });
@@ -413,7 +424,7 @@ impl S3 for Operations {
         if !known(&self.uploads()) {
             return Err(s3_error!(NoSuchUpload));
         }
-        let promised = Promised {
+        let announced = Announced {
             length: input.content_length,
             md5: input.content_md5,
             crc32: input.checksum_crc32,
@@ -422,10 +433,10 @@ impl S3 for Operations {
             sha1: input.checksum_sha1,
             sha256: input.checksum_sha256,
         };
-        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, promised).await?;
+        let (stored, sums) = self.receive(&input.bucket, &input.key, input.body, announced).await?;
         let etag = stored.digest.clone();
         match self.uploads().get_mut(&input.upload_id) {
-            // It may have been aborted in the meantime.
+            // It may have been aborted meanwhile.
             None => return Err(s3_error!(NoSuchUpload)),
             Some(upload) => upload.parts.insert(input.part_number, Arc::new(stored)),
         };
@@ -445,7 +456,7 @@ impl S3 for Operations {
         request: S3Request<CompleteMultipartUploadInput>,
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = request.input;
-        only_where_absent(&input.if_match, &input.if_none_match)?;
+        unconditional(&input.if_match, &input.if_none_match)?;
         let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
         let parts = {
             let uploads = self.uploads();
@@ -455,13 +466,14 @@ impl S3 for Operations {
                 .ok_or_else(|| s3_error!(NoSuchUpload))?;
             chosen(&upload.parts, &wanted)?
         };
-        if self.bucket(&input.bucket)?.faults.full(&input.key) {
+        if self.bucket(&input.bucket)?.faults.is_full(&input.key) {
             return Err(ObjectError::Full.into());
         }
         let whole = self.join(&parts).await?;
-        let etag = self.place(&input.bucket, &input.key, whole, input.if_none_match.is_some())?;
-        // Only now: a client that does not hear of its success may complete again while the parts are there.
+        let etag = self.state.objects.place(&input.bucket, &input.key, whole)?.etag;
+        // Only now: a client that lost the answer may complete again while the parts are there.
         self.uploads().remove(&input.upload_id);
+        self.answer(&input.bucket, Action::Write, &input.key)?;
         Ok(S3Response::new(CompleteMultipartUploadOutput {
             bucket: Some(input.bucket),
             key: Some(input.key),
@@ -487,7 +499,7 @@ impl S3 for Operations {
     }
 }
 
-/// The parts that a client lists, in its order, if they are what it says they are.
+/// The parts that a client lists, in its order, after a check of their digests.
 fn chosen(parts: &BTreeMap<i32, Arc<Stored>>, wanted: &[CompletedPart]) -> S3Result<Vec<Arc<Stored>>> {
     if wanted.is_empty() {
         return Err(s3_error!(MalformedXML, "an upload has at least one part"));
@@ -513,8 +525,8 @@ fn chosen(parts: &BTreeMap<i32, Arc<Stored>>, wanted: &[CompletedPart]) -> S3Res
     Ok(chosen)
 }
 
-/// What a client says of a body.
-struct Promised {
+/// Length and checksums that a client announces of a body.
+struct Announced {
     length: Option<i64>,
     md5: Option<String>,
     crc32: Option<String>,
@@ -524,7 +536,7 @@ struct Promised {
     sha256: Option<String>,
 }
 
-impl Promised {
+impl Announced {
     fn hasher(&self) -> ChecksumHasher {
         use s3s::crypto::{Crc32, Crc32c, Crc64Nvme, Sha1, Sha256};
         ChecksumHasher {
@@ -542,7 +554,7 @@ impl Promised {
             && self.crc64nvme == sums.checksum_crc64nvme
             && self.sha1 == sums.checksum_sha1
             && self.sha256 == sums.checksum_sha256;
-        if kept { Ok(()) } else { Err(s3_error!(BadDigest, "the body does not have the promised checksum")) }
+        if kept { Ok(()) } else { Err(s3_error!(BadDigest, "the body does not have the announced checksum")) }
     }
 }
 
@@ -560,14 +572,11 @@ fn base64(bytes: &[u8]) -> String {
     text
 }
 
-/// Of the conditions on a write only "where nothing is" is served.
-fn only_where_absent(
-    if_match: &Option<ETagCondition>,
-    if_none_match: &Option<ETagCondition>,
-) -> S3Result<()> {
+/// No client of ours writes under a condition (PROT-12), so none is served.
+fn unconditional(if_match: &Option<ETagCondition>, if_none_match: &Option<ETagCondition>) -> S3Result<()> {
     match (if_match, if_none_match) {
-        (None, None | Some(ETagCondition::Any)) => Ok(()),
-        _ => Err(s3_error!(NotImplemented, "a write may only be conditional on there being nothing")),
+        (None, None) => Ok(()),
+        _ => Err(s3_error!(NotImplemented, "conditional writes are not served")),
     }
 }
 
@@ -589,7 +598,7 @@ fn unless_changed(
 }
 
 fn redirect(target: &str) -> S3Error {
-    let mut error = s3_error!(TemporaryRedirect, "the bucket was ordered to redirect");
+    let mut error = s3_error!(TemporaryRedirect, "injected: redirected");
     let mut headers = reqwest::header::HeaderMap::new();
     if let Ok(target) = target.try_into() {
         headers.insert(reqwest::header::LOCATION, target);
@@ -603,7 +612,6 @@ impl From<ObjectError> for S3Error {
         match error {
             ObjectError::NoBucket => s3_error!(NoSuchBucket),
             ObjectError::NotFound => s3_error!(NoSuchKey),
-            ObjectError::Exists => s3_error!(PreconditionFailed),
             ObjectError::Full => {
                 let code = S3ErrorCode::Custom("InsufficientStorage".into());
                 let mut error = S3Error::with_message(code, "there is no room left");
@@ -620,7 +628,7 @@ impl From<ObjectError> for S3Error {
     }
 }
 
-/// The body of an answer, read ahead a little by a task that does to it what was ordered, and that ends with it.
+/// The body of an answer. A task reads it ahead, applies the faults, and ends with it.
 struct Answer {
     chunks: mpsc::Receiver<Result<Bytes, std::io::Error>>,
 }
@@ -647,12 +655,12 @@ async fn pump(
     faults: ReadFaults,
     chunks: mpsc::Sender<Result<Bytes, std::io::Error>>,
 ) {
-    if faults.stall_ms > 0 {
-        tokio::time::sleep(Duration::from_millis(faults.stall_ms)).await;
+    if !faults.stall.is_zero() {
+        tokio::time::sleep(faults.stall).await;
     }
-    // Half of it was promised whole: the connection ends before the promise is kept.
+    // The announced length is the whole: the connection ends early.
     let end = if faults.truncated { length / 2 } else { length };
-    // A drip falls ten times a second.
+    // Ten pieces per second.
     let rate = u64::from(faults.drip_bytes_per_second);
     let drip_bytes = if rate == 0 { u64::MAX } else { (rate / 10).max(1) };
     let drip_pause =
@@ -668,12 +676,9 @@ async fn pump(
             }
         };
         let next = at + chunk.len() as u64;
-        let chunk = if faults.flipped && (at..next).contains(&(length / 2)) {
-            let mut spoilt = BytesMut::from(&chunk[..]);
-            spoilt[(length / 2 - at) as usize] ^= 1;
-            spoilt.freeze()
-        } else {
-            chunk
+        let chunk = match usize::try_from((length / 2).wrapping_sub(at)) {
+            Ok(middle) if faults.flipped && middle < chunk.len() => flip_bit(&chunk, middle),
+            _ => chunk,
         };
         at = next;
         if let Ok(bucket) = state.bucket(bucket) {
@@ -687,7 +692,7 @@ async fn pump(
         }
     }
     if faults.truncated {
-        // What was sent shall be on its way before the connection ends: the end takes with it what still waits.
+        // The end of the connection drops what is not sent yet.
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -702,7 +707,7 @@ impl Stream for Answer {
 
 impl ByteStream for Answer {
     fn remaining_length(&self) -> RemainingLength {
-        // The length is in the header; what is behind it may be ordered to be less.
+        // The length is in the header, and a fault may make the body shorter.
         RemainingLength::unknown()
     }
 }
@@ -712,7 +717,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn base64_is_what_everybody_means_by_it() {
+    fn base64_is_that_of_rfc_4648() {
         for (bytes, text) in
             [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foobar", "Zm9vYmFy")]
         {

@@ -1,4 +1,4 @@
-//! The S3 server: who may do what, what survives what, and every fault that can be ordered.
+//! The S3 server: access, restarts, and every fault.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -6,16 +6,15 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use mettle_s3_server::{
-    ALWAYS, AdminConfig, BucketConfig, Faults, S3Server, ServerConfig, ServerError, UnknownBucket, admin,
+    AdminConfig, BucketConfig, Faults, Rate, S3Server, ServerConfig, ServerError, UnknownBucket, admin,
 };
 use protocol::keys::{self, ObjectKey};
 use protocol::{Digest, RunId, Window};
 use reqwest::StatusCode;
 use store::fetch::FetchPolicy;
-use store::probe::{Ability, Outcome};
 use store::{
-    Credentials, Fetch, FetchError, HttpFetcher, Limits, S3Settings, S3Store, Sink, Store, StoreError,
-    fetch_verified, fetch_verified_into, probe, probe_public,
+    BucketError, Credentials, Fetch, FetchError, HttpFetcher, Limits, S3Settings, S3Store, Sink, Store,
+    StoreError, check_bucket, fetch_verified, fetch_verified_into,
 };
 
 fn buckets() -> Vec<BucketConfig> {
@@ -71,7 +70,7 @@ fn client() -> reqwest::Client {
         .expect("a client")
 }
 
-// Who may do what.
+// Access.
 
 #[tokio::test]
 async fn a_key_writes_to_its_own_bucket_and_to_no_other() {
@@ -87,12 +86,11 @@ async fn a_key_writes_to_its_own_bucket_and_to_no_other() {
     refused(cross.put(&key, Bytes::from(vec![0; 9 << 20])).await);
     refused(cross.delete(&key).await);
     refused(cross.list("", 10).await.map(|_| ()));
-    refused(cross.put_if_absent(&key, bytes.clone()).await.map(|_| ()));
     assert!(
         matches!(cross.get(&key, 100).await, Err(StoreError::NotFound { .. })),
         "reading is for everybody"
     );
-    assert!(server.traffic("miner-1").expect("a bucket").refused >= 5);
+    assert!(server.traffic("miner-1").expect("a bucket").refused >= 4);
 
     let wrong = S3Store::open(&settings(&server, "miner-0", "key-0", "secret-1")).expect("settings");
     refused(wrong.put(&key, bytes.clone()).await);
@@ -104,7 +102,7 @@ async fn a_key_writes_to_its_own_bucket_and_to_no_other() {
 }
 
 #[tokio::test]
-async fn anybody_reads_an_object_by_its_exact_name_and_does_nothing_else() {
+async fn a_client_without_a_key_reads_an_object_by_its_exact_name_and_does_nothing_else() {
     let server = in_memory().await;
     let (key, _, bytes) = object("public");
     store(&server).put(&key, bytes).await.expect("put");
@@ -198,8 +196,8 @@ async fn a_range_of_an_object_is_fetched_to_the_byte_and_nothing_beyond_it() {
     let error = fetcher.fetch_range(&base, &other, 0..4, &Limits::for_bytes(4)).await;
     assert_eq!(error, Err(FetchError::Missing));
     for (faults, label) in [
-        (Faults { truncated: 1, ..Faults::default() }, "cut-short"),
-        (Faults { unavailable: 1, ..Faults::default() }, "unavailable"),
+        (Faults { truncated: Rate::Next(1), ..Faults::default() }, "cut-short"),
+        (Faults { unavailable: Rate::Next(1), ..Faults::default() }, "unavailable"),
     ] {
         server.inject("miner-0", faults).expect("a bucket");
         assert_eq!(fetch(10..200_000).await.expect_err(label).label(), label);
@@ -223,7 +221,7 @@ async fn lists_go_on_where_they_stopped() {
     assert_eq!(store.list("runs/0/windows/00000001", 5000).await.expect("list").entries.len(), 367);
 }
 
-// What survives what.
+// Restarts and space.
 
 #[tokio::test]
 async fn a_directory_survives_a_restart_and_names_survive_the_disk() {
@@ -254,7 +252,7 @@ async fn a_directory_survives_a_restart_and_names_survive_the_disk() {
 }
 
 #[tokio::test]
-async fn what_was_on_its_way_in_when_the_server_died_never_arrived() {
+async fn an_object_that_was_being_received_when_the_server_died_is_gone() {
     let directory = tempfile::tempdir().expect("a directory");
     drop(S3Server::start(on_disk(directory.path())).await.expect("a server"));
     // What a killed server leaves: half an object where objects come in.
@@ -330,7 +328,7 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
     for (bucket, why) in [
         (BucketConfig::new("No_Bucket", "a", "b"), "lower-case"),
         (BucketConfig::new("miner-2", "", "b"), "secret"),
-        (BucketConfig::new("miner-2", "key-0", "b"), "another bucket's"),
+        (BucketConfig::new("miner-2", "key-0", "b"), "another bucket has"),
         (BucketConfig::new("miner-0", "key-2", "b"), "two of that name"),
     ] {
         let error = failed(ServerConfig::in_memory([buckets(), vec![bucket]].concat())).await;
@@ -339,7 +337,7 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_full_store_says_so_and_never_keeps_half_an_object() {
+async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
     let directory = tempfile::tempdir().expect("a directory");
     for data_dir in [None, Some(directory.path().to_owned())] {
         let config =
@@ -369,7 +367,7 @@ async fn a_full_store_says_so_and_never_keeps_half_an_object() {
 }
 
 #[tokio::test]
-async fn an_object_may_be_no_larger_than_was_said() {
+async fn an_object_above_the_limit_is_refused() {
     let config = ServerConfig { object_bytes_max: 1000, ..ServerConfig::in_memory(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let (key, _, body) = large(1, 1001);
@@ -378,12 +376,17 @@ async fn an_object_may_be_no_larger_than_was_said() {
 }
 
 #[tokio::test]
-async fn a_shutdown_lets_what_is_under_way_end() {
+async fn a_shutdown_finishes_requests_in_progress() {
     let config = ServerConfig { listen: home(2), ..ServerConfig::in_memory(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let (key, digest, body) = large(1, 2 << 20);
     store(&server).put(&key, body).await.expect("put");
-    server.inject("miner-0", Faults { stalled: 1, stall_ms: 300, ..Faults::default() }).expect("a bucket");
+    server
+        .inject(
+            "miner-0",
+            Faults { stalled: Rate::Next(1), stall: Duration::from_millis(300), ..Faults::default() },
+        )
+        .expect("a bucket");
     let (base, address) = (server.base_url("miner-0"), server.address());
     let fetching = tokio::spawn(async move {
         fetch_verified(&fetcher(), &base, &key, &digest, &Limits::for_bytes(2 << 20)).await
@@ -397,19 +400,19 @@ async fn a_shutdown_lets_what_is_under_way_end() {
     assert!(tokio::net::TcpStream::connect(address).await.is_err());
 }
 
-// What can be ordered.
+// Faults.
 
 #[tokio::test]
-async fn a_short_storm_of_503_is_weathered_and_a_long_one_is_told() {
+async fn a_short_series_of_503_is_retried_and_a_long_one_is_reported() {
     let server = in_memory().await;
     let own = S3Store::open(&S3Settings { retries: 4, ..settings(&server, "miner-0", "key-0", "secret-0") });
     let own = own.expect("a store");
     let (key, _, bytes) = object("weathered");
-    server.inject("miner-0", Faults { unavailable: 3, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: Rate::Next(3), ..Faults::default() }).expect("a bucket");
     own.put(&key, bytes.clone()).await.expect("the fourth try");
     assert_eq!(server.faults("miner-0"), Ok(Faults::default()));
 
-    server.inject("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: Rate::Always, ..Faults::default() }).expect("a bucket");
     let error = store(&server).put(&key, bytes).await.expect_err("always");
     assert!(matches!(error, StoreError::Unavailable { .. }) && error.may_pass(), "{error:?}");
     let error = fetcher().fetch(&server.base_url("miner-0"), &key, &Limits::for_bytes(100)).await;
@@ -427,7 +430,7 @@ async fn one_deadline_covers_all_tries() {
         deadline: Duration::from_millis(400),
         ..settings(&server, "miner-0", "key-0", "secret-0")
     };
-    server.inject("miner-0", Faults { unavailable: ALWAYS, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { unavailable: Rate::Always, ..Faults::default() }).expect("a bucket");
     let error = S3Store::open(&hasty).expect("a store").put(&key, bytes).await.expect_err("always");
     assert!(error.may_pass(), "{error:?}");
     assert!(matches!(error, StoreError::Deadline { .. } | StoreError::Unavailable { .. }), "{error:?}");
@@ -462,23 +465,28 @@ async fn every_fault_of_a_read_is_seen_for_what_it_is() {
     let after = |faults: Faults| after_within(faults, patient);
     let none = Faults::default();
 
-    let error = after(Faults { missing: 1, ..none.clone() }).await.expect_err("missing");
+    let error = after(Faults { missing: Rate::Next(1), ..none.clone() }).await.expect_err("missing");
     assert_eq!(error, FetchError::Missing);
     let redirect_to = "http://127.0.0.1:1/".to_owned();
-    let error = after(Faults { redirected: 1, redirect_to, ..none.clone() }).await.expect_err("redirected");
-    assert_eq!(error, FetchError::Redirected { status: 307 });
-    let error = after(Faults { truncated: 1, ..none.clone() }).await.expect_err("truncated");
-    assert!(matches!(error, FetchError::CutShort { got: ..=150_000, expected: 300_000 }), "{error:?}");
-    let error = after(Faults { flipped: 1, ..none.clone() }).await.expect_err("flipped");
-    assert!(matches!(error, FetchError::WrongDigest { .. }), "{error:?}");
-    let error = after_within(Faults { stalled: 1, stall_ms: 60_000, ..none.clone() }, hasty)
+    let error = after(Faults { redirected: Rate::Next(1), redirect_to, ..none.clone() })
         .await
-        .expect_err("stalled");
+        .expect_err("redirected");
+    assert_eq!(error, FetchError::Redirected { status: 307 });
+    let error = after(Faults { truncated: Rate::Next(1), ..none.clone() }).await.expect_err("truncated");
+    assert!(matches!(error, FetchError::CutShort { got: ..=150_000, expected: 300_000 }), "{error:?}");
+    let error = after(Faults { flipped: Rate::Next(1), ..none.clone() }).await.expect_err("flipped");
+    assert!(matches!(error, FetchError::WrongDigest { .. }), "{error:?}");
+    let error = after_within(
+        Faults { stalled: Rate::Next(1), stall: Duration::from_millis(60_000), ..none.clone() },
+        hasty,
+    )
+    .await
+    .expect_err("stalled");
     assert!(matches!(error, FetchError::Crawled { bytes: 0, .. }), "{error:?}");
-    let slow = Faults { dripped: 1, drip_bytes_per_second: 1000, ..none.clone() };
+    let slow = Faults { dripped: Rate::Next(1), drip_bytes_per_second: 1000, ..none.clone() };
     let error = after_within(slow, hasty).await.expect_err("dripped");
     assert!(matches!(error, FetchError::Crawled { .. }), "{error:?}");
-    let error = after(Faults { unavailable: 1, ..none.clone() }).await.expect_err("unavailable");
+    let error = after(Faults { unavailable: Rate::Next(1), ..none.clone() }).await.expect_err("unavailable");
     assert_eq!(error, FetchError::Unavailable { status: 503 });
     // Each was for one read only.
     assert_eq!(fetch(patient).await.expect("all faults are used up"), body);
@@ -519,9 +527,32 @@ async fn a_large_object_comes_piece_by_piece_and_is_the_same() {
     assert_eq!(fetcher.traffic().down_bytes, body.len() as u64);
 
     // Cut short by the server, it is known for what it is, and what came is the object's beginning.
-    server.inject("miner-0", Faults { truncated: 1, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { truncated: Rate::Next(1), ..Faults::default() }).expect("a bucket");
     let cut = fetch_verified_into(&fetcher, &base, &key, &digest, &limits, &mut compared).await;
     assert!(matches!(cut, Err(FetchError::CutShort { got, .. }) if got == compared.at as u64), "{cut:?}");
+}
+
+#[tokio::test]
+async fn later_readers_find_nothing_and_a_lost_answer_has_done_its_work() {
+    let server = in_memory().await;
+    let own = store(&server);
+    let (key, _, bytes) = object("for the first");
+    own.put(&key, bytes).await.expect("put");
+    let faults = Faults { missing: Rate::AfterFirst(2), ..Faults::default() };
+    server.inject("miner-0", faults).expect("a bucket");
+    let (fetcher, base, limits) = (fetcher(), server.base_url("miner-0"), Limits::for_bytes(100));
+    for _ in 0..2 {
+        fetcher.fetch(&base, &key, &limits).await.expect("one of the first two readers");
+    }
+    assert_eq!(fetcher.fetch(&base, &key, &limits).await, Err(FetchError::Missing));
+
+    let (key, _, bytes) = object("unanswered");
+    let faults = Faults { answer_lost: Rate::Always, ..Faults::default() };
+    server.inject("miner-0", faults).expect("a bucket");
+    let error = own.put(&key, bytes).await.expect_err("no answer");
+    assert!(error.may_pass(), "{error:?}");
+    server.inject("miner-0", Faults::default()).expect("a bucket");
+    assert_eq!(own.get(&key, 100).await.expect("it was written"), "unanswered");
 }
 
 #[tokio::test]
@@ -530,14 +561,14 @@ async fn exactly_one_bit_is_flipped() {
     let (key, _, body) = large(1, 700_001);
     let own = store(&server);
     own.put(&key, body.clone()).await.expect("put");
-    server.inject("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
+    server.inject("miner-0", Faults { flipped: Rate::Next(1), ..Faults::default() }).expect("a bucket");
     let got = own.get(&key, 1 << 20).await.expect("get");
     let bits: u32 = got.iter().zip(&body).map(|(left, right)| (left ^ right).count_ones()).sum();
     assert_eq!((got.len(), bits), (body.len(), 1));
 }
 
 #[tokio::test]
-async fn a_wrong_clock_is_shown_and_changes_nothing() {
+async fn a_wrong_clock_shows_in_the_headers_and_changes_nothing_else() {
     let server = in_memory().await;
     let (key, digest, bytes) = object("when");
     let own = store(&server);
@@ -561,7 +592,7 @@ async fn a_wrong_clock_is_shown_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_fault_can_concern_one_kind_of_object() {
+async fn a_fault_may_concern_one_kind_of_object() {
     let server = in_memory().await;
     let own = store(&server);
     let contribution = keys::contribution(RunId(0), Window(1), &Digest([1; 32]));
@@ -570,7 +601,7 @@ async fn a_fault_can_concern_one_kind_of_object() {
     own.put(&piece, bytes).await.expect("put");
     let faults = Faults {
         prefix: "runs/0/windows/00000001/".into(),
-        missing: ALWAYS,
+        missing: Rate::Always,
         full: true,
         ..Faults::default()
     };
@@ -583,20 +614,25 @@ async fn a_fault_can_concern_one_kind_of_object() {
 }
 
 #[tokio::test]
-async fn a_bucket_that_is_not_there_takes_no_orders() {
+async fn an_unknown_bucket_takes_no_faults() {
     let server = in_memory().await;
     assert_eq!(server.inject("nobody", Faults::default()), Err(UnknownBucket("nobody".into())));
     assert!(server.faults("nobody").is_err() && server.traffic("nobody").is_err());
 }
 
 #[tokio::test]
-async fn another_process_orders_faults_through_the_admin_port() {
+async fn another_process_injects_faults_through_the_admin_port() {
     let admin_config = AdminConfig { listen: home(3), token: "hush".into() };
     let config = ServerConfig { admin: Some(admin_config), ..ServerConfig::in_memory(buckets()) };
     let server = S3Server::start(config).await.expect("a server");
     let address = server.admin_address().expect("an admin port");
-    let faults =
-        Faults { prefix: "a&b/ü".into(), unavailable: 7, stall_ms: 5, full: true, ..Faults::default() };
+    let faults = Faults {
+        prefix: "a&b/ü".into(),
+        unavailable: Rate::Next(7),
+        stall: Duration::from_millis(5),
+        full: true,
+        ..Faults::default()
+    };
     admin::inject(address, "hush", "miner-0", &faults).await.expect("ordered");
     assert_eq!(server.faults("miner-0"), Ok(faults.clone()));
     assert_eq!(server.faults("miner-1"), Ok(Faults::default()));
@@ -610,7 +646,7 @@ async fn another_process_orders_faults_through_the_admin_port() {
             (response.status().as_u16(), response.text().await.expect("text"))
         }
     };
-    assert_eq!(ask("GET", "/faults/miner-0", "hush").await, (200, format!("{}\n", faults.to_query())));
+    assert_eq!(ask("GET", "/faults/miner-0", "hush").await, (200, "prefix=a%26b%2F%C3%BC&unavailable=7&answer_lost=0&missing=0&redirected=0&redirect_to=&truncated=0&flipped=0&stalled=0&stall_ms=5&dripped=0&drip_bytes_per_second=0&delay_max_ms=0&clock_skew_seconds=0&full=true\n".to_owned()));
     assert_eq!(ask("PUT", "/faults/miner-0?exploded=1", "hush").await.0, 400);
     assert_eq!(server.faults("miner-0"), Ok(faults));
     assert_eq!(ask("DELETE", "/faults/miner-0", "hush").await.0, 200);
@@ -633,7 +669,7 @@ async fn another_process_orders_faults_through_the_admin_port() {
 }
 
 #[tokio::test]
-async fn traffic_is_counted_a_bucket_at_a_time() {
+async fn traffic_is_counted_per_bucket() {
     let server = in_memory().await;
     let (key, digest, body) = large(1, 12 << 20);
     let own = store(&server);
@@ -650,7 +686,7 @@ async fn traffic_is_counted_a_bucket_at_a_time() {
 // Integrity of what is written.
 
 #[tokio::test]
-async fn a_body_that_is_not_what_was_promised_is_not_kept() {
+async fn a_body_without_its_announced_checksum_is_not_kept() {
     use object_store::aws::AmazonS3Builder;
     use object_store::signer::{SignedUrlOptions, Signer};
     let server = in_memory().await;
@@ -716,36 +752,47 @@ async fn names_that_could_lead_out_of_the_directory_stay_inside() {
     assert_eq!(std::fs::read_dir(&inside).expect("there").count(), 3);
 }
 
-// The probe.
+#[tokio::test]
+async fn a_write_under_a_condition_is_refused() {
+    let server = in_memory().await;
+    use object_store::aws::AmazonS3Builder;
+    use object_store::{ObjectStoreExt as _, PutMode};
+    let raw = AmazonS3Builder::new()
+        .with_endpoint(server.endpoint())
+        .with_allow_http(true)
+        .with_bucket_name("miner-0")
+        .with_region("us-east-1")
+        .with_access_key_id("key-0")
+        .with_secret_access_key("secret-0")
+        .build()
+        .expect("a client");
+    let path = object_store::path::Path::from("a");
+    let put = object_store::ObjectStore::put_opts(&raw, &path, "x".into(), PutMode::Create.into()).await;
+    assert!(put.is_err(), "{put:?}");
+    assert!(matches!(raw.head(&path).await, Err(object_store::Error::NotFound { .. })));
+}
+
+// The check of a bucket.
 
 #[tokio::test]
-async fn the_probe_tells_a_store_that_works_from_ones_that_do_not() {
+async fn the_check_of_a_bucket_finds_a_wrong_secret_and_a_url_that_others_cannot_read() {
     let server = in_memory().await;
-    let own = store(&server);
-    let fetcher = fetcher();
-    let report = probe_public(&own, &fetcher, &server.base_url("miner-0")).await;
-    assert!(report.is_usable(), "{report}");
-    assert_eq!(report.outcome(Ability::WriteIfAbsent), Some(Outcome::Works));
-    assert_eq!(report.outcome(Ability::PublicRead), Some(Outcome::Works));
-    assert!(own.list("", 10).await.expect("list").entries.is_empty(), "a probe leaves nothing");
+    let (own, fetcher) = (store(&server), fetcher());
+    let check = async |store: &S3Store, url: String| check_bucket(store, &fetcher, &url).await;
+    check(&own, server.base_url("miner-0")).await.expect("it works");
+    assert!(own.list("", 10).await.expect("list").entries.is_empty(), "the check leaves nothing");
 
-    server.inject("miner-0", Faults { conditions_ignored: true, ..Faults::default() }).expect("a bucket");
-    let report = probe(&own).await;
-    assert_eq!(report.outcome(Ability::WriteIfAbsent), Some(Outcome::Misleads), "{report}");
-    assert!(report.is_usable(), "no rule relies on conditions");
-
-    server.inject("miner-0", Faults { flipped: 1, ..Faults::default() }).expect("a bucket");
-    let report = probe(&own).await;
-    assert_eq!(report.outcome(Ability::ReadBack), Some(Outcome::Misleads), "{report}");
-    assert!(!report.is_usable());
-
-    let elsewhere = probe_public(&own, &fetcher, &server.base_url("miner-1")).await;
-    let public: Vec<_> = elsewhere.failures().map(|finding| finding.ability).collect();
-    assert_eq!(public, [Ability::PublicRead], "{elsewhere}");
+    let error = check(&own, server.base_url("miner-1")).await.expect_err("another bucket");
+    assert!(matches!(&error, BucketError::Read { source: FetchError::Missing, .. }), "{error:?}");
+    assert!(!error.may_pass() && error.to_string().contains("miner-1"), "{error}");
+    assert!(own.list("", 10).await.expect("list").entries.is_empty(), "the check leaves nothing");
 
     let wrong = S3Store::open(&settings(&server, "miner-0", "key-0", "wrong")).expect("settings");
-    let report = probe(&wrong).await;
-    assert_eq!(report.outcome(Ability::Write), Some(Outcome::Refused), "{report}");
-    assert!(report.failures().any(|finding| finding.seen.contains("access key")), "{report}");
-    assert_eq!(report.outcome(Ability::ReadBack), Some(Outcome::Skipped));
+    let error = check(&wrong, server.base_url("miner-0")).await.expect_err("a wrong secret");
+    assert!(matches!(&error, BucketError::Write { source: StoreError::Denied { .. }, .. }), "{error:?}");
+    assert!(!error.may_pass() && store::error_chain(&error).contains("access key"), "{error}");
+
+    server.inject("miner-0", Faults { flipped: Rate::Next(1), ..Faults::default() }).expect("a bucket");
+    let error = check(&own, server.base_url("miner-0")).await.expect_err("other bytes");
+    assert!(matches!(error, BucketError::Read { source: FetchError::WrongDigest { .. }, .. }), "{error:?}");
 }

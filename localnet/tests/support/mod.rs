@@ -1,4 +1,4 @@
-//! What the tests of whole networks share: a network in this process's hands, and the program as a person runs it.
+//! A network whose processes a test starts and kills, and `localnet` as a person runs it: for the tests of whole networks.
 
 use chain_client::Chain;
 use clap::Parser as _;
@@ -12,7 +12,7 @@ use localnet::{
     setup::{ChainWanted, Wanted, set_up},
 };
 use mettle::output::Output;
-use protocol::{Block, RunParams, Schedule, Uid};
+use protocol::{Block, RunParams, Schedule, Uid, Window, view::Outcome};
 use s3_server::{Faults, admin};
 use std::{
     ffi::OsStr,
@@ -25,11 +25,11 @@ use std::{
 };
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_localnet");
-/// How long something may take that must happen; far longer than it does, even on a busy machine.
-const AT_LAST: Duration = Duration::from_secs(240);
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long a step may take; far longer than it does, even on a busy machine.
+const STEP_MAX: Duration = Duration::from_secs(240);
+const READ_EVERY: Duration = Duration::from_millis(250);
 
-/// A network is as much as this machine can carry.
+/// One network is as much as this machine can carry.
 pub async fn one_at_a_time() -> tokio::sync::MutexGuard<'static, ()> {
     static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     ALONE.lock().await
@@ -37,17 +37,68 @@ pub async fn one_at_a_time() -> tokio::sync::MutexGuard<'static, ()> {
 
 /// A network of processes, started and killed one by one.
 pub struct Net {
-    // First, so that the processes are gone before their directory is.
     pub network: Network,
     pub plan: Plan,
     pub chain: Arc<dyn Chain>,
     pub observer: Observer,
-    pub claimed: LockedDirectory,
-    at_last: Duration,
-    _home: tempfile::TempDir,
+    pub locked: LockedDirectory,
+    step_max: Duration,
 }
 
-/// Quick windows with little work, and room for everyone's steps on a busy machine.
+/// One network for all tests of a binary. Its processes end with the binary.
+pub struct Shared {
+    // Not the runtime of a test: chain client and processes outlive each test.
+    runtime: tokio::runtime::Runtime,
+    net: tokio::sync::Mutex<Net>,
+}
+
+impl Shared {
+    /// Starts the network `name`. Its logs stay below `target` until the next start.
+    pub fn start(name: &str, start: impl AsyncFnOnce(&Path) -> Net) -> Shared {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        match std::fs::remove_dir_all(&home) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                panic!("{}: {error}", home.display())
+            }
+            _ => {}
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+        let net = runtime.block_on(start(&home));
+        Shared { runtime, net: tokio::sync::Mutex::new(net) }
+    }
+
+    /// Runs a test on the network, with every process of it alive and no fault left from the test before.
+    pub fn run(&self, test: impl AsyncFnOnce(&mut Net)) {
+        self.runtime.block_on(async {
+            let mut net = self.net.lock().await;
+            net.restore().await;
+            test(&mut net).await;
+            let seen = &net.observer;
+            assert!(seen.lineage_agreed(), "models differ: {:?}\n{:?}", seen.lineages, seen.held);
+        });
+    }
+}
+
+pub fn merged(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Merged(_))
+}
+
+/// The last finalised window.
+pub fn last_finalised(seen: &Observer) -> u32 {
+    seen.outcomes.keys().next_back().map_or(0, |window| window.0)
+}
+
+/// How many windows from `from` on were merged.
+pub fn merged_since(seen: &Observer, from: u32) -> usize {
+    seen.outcomes.range(Window(from)..).filter(|(_, outcome)| merged(outcome)).count()
+}
+
+/// Whether `name` holds the model of window `from` or of a later one.
+pub fn holds_since(seen: &Observer, name: &str, from: u32) -> bool {
+    seen.held.get(name).is_some_and(|held| held.range(Window(from)..).next().is_some())
+}
+
+/// Short windows with little work, and time for every step on a busy machine.
 pub fn params(finality_lag: u32) -> RunParams {
     let (commit_by, step) = (10 + finality_lag, 5 + finality_lag);
     RunParams {
@@ -80,46 +131,43 @@ pub fn hidden_params(finality_lag: u32) -> RunParams {
 }
 
 impl Net {
-    /// Sets a network up on the development chain and starts all of it.
-    pub async fn up(miners: u16, validators: u16) -> Net {
-        Net::up_with(miners, validators, params).await
+    /// Sets a network up in `home`, on the development chain, and starts all of it.
+    pub async fn up(home: &Path, miners: u16, validators: u16) -> Net {
+        Net::up_with(home, miners, validators, params).await
     }
 
-    /// The same, in a run with these parameters for a finality lag.
-    pub async fn up_with(miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
-        Net::on(ChainWanted::Embedded { block_millis: 200 }, miners, validators, params(2), 2).await
+    /// The same, with the parameters that `params` gives for a finality lag.
+    pub async fn up_with(home: &Path, miners: u16, validators: u16, params: fn(u32) -> RunParams) -> Net {
+        let chain = ChainWanted::Embedded { block_millis: 200 };
+        Net::start_with(home, chain, Seats::honest(miners, validators), params(2), 2).await
     }
 
     /// The same, with these seats as `up --seats` takes them, on a chain whose blocks are final at once.
-    pub async fn up_of(seats: &str, block_millis: u64, params: RunParams) -> Net {
+    pub async fn up_of(home: &Path, seats: &str, block_millis: u64, params: RunParams) -> Net {
         let seats = seats.parse().expect("a list of seats");
-        Net::sit(ChainWanted::Embedded { block_millis }, seats, params, 0).await
+        Net::start_with(home, ChainWanted::Embedded { block_millis }, seats, params, 0).await
     }
 
-    /// The same on four real nodes.
-    pub async fn on_nodes(binary: PathBuf, miners: u16, validators: u16) -> Net {
+    /// The same, on four real nodes.
+    pub async fn on_nodes(home: &Path, binary: PathBuf, miners: u16, validators: u16) -> Net {
         let lag = defaults::NODE_FINALITY_LAG;
         let params = RunParams { schedule: defaults::schedule(6, lag), ..params(lag) };
-        let mut net = Net::on(ChainWanted::Nodes { binary }, miners, validators, params, lag).await;
-        net.at_last = AT_LAST * 4;
+        let (chain, seats) = (ChainWanted::Nodes { binary }, Seats::honest(miners, validators));
+        let mut net = Net::start_with(home, chain, seats, params, lag).await;
+        net.step_max = STEP_MAX * 4;
         net
     }
 
-    async fn on(
+    /// The same, on any chain with any seats and parameters.
+    pub async fn start_with(
+        home: &Path,
         chain: ChainWanted,
-        miners: u16,
-        validators: u16,
+        seats: Seats,
         params: RunParams,
         finality_lag: u32,
     ) -> Net {
-        Net::sit(chain, Seats::honest(miners, validators), params, finality_lag).await
-    }
-
-    /// The same, with all of it to be chosen.
-    pub async fn sit(chain: ChainWanted, seats: Seats, params: RunParams, finality_lag: u32) -> Net {
-        let home = tempfile::tempdir().expect("a directory");
-        let mut claimed = LockedDirectory::lock(&home.path().join("net")).expect("a new directory");
-        let mut network = Network::new(claimed.path(), PROGRAM.into());
+        let mut locked = LockedDirectory::lock(&home.join("net")).expect("a new directory");
+        let mut network = Network::new(locked.path(), PROGRAM.into());
         let wanted = Wanted {
             seats,
             chain,
@@ -131,18 +179,52 @@ impl Net {
             params,
             spec: defaults::spec(),
         };
-        let (plan, chain) = set_up(&mut claimed, &mut network, &wanted, &mut |what| println!("{what}"))
+        let (plan, chain) = set_up(&mut locked, &mut network, &wanted, &mut |what| println!("{what}"))
             .await
             .expect("the network is set up");
         for seat in &plan.seats {
             network.start_seat(&plan, seat).expect("the seat's process starts");
         }
         let observer = network.observer(&plan, &*chain).await.expect("our chain answers");
-        Net { network, plan, chain, observer, claimed, at_last: AT_LAST, _home: home }
+        Net { network, plan, chain, observer, locked, step_max: STEP_MAX }
+    }
+
+    /// Other processes on the same chain, which follow `plan`.
+    pub async fn with(&self, network: Network, plan: Plan) -> Net {
+        let observer = network.observer(&plan, &*self.chain).await.expect("our chain answers");
+        let locked = LockedDirectory::lock(&network.directory.join("net")).expect("a new directory");
+        Net { network, plan, chain: self.chain.clone(), observer, locked, step_max: self.step_max }
+    }
+
+    /// Undoes what a test left, whether it passed or failed: restarts dead processes, ends faults, and waits until a
+    /// window is merged and every node holds the model after it.
+    async fn restore(&mut self) {
+        while let Some(died) = self.network.died().expect("our children can be watched") {
+            // Already dead: this forgets it.
+            let _ = self.network.kill(&died.name).await;
+        }
+        if !self.network.runs("store") {
+            self.network.start_store(&self.plan).await.expect("the store starts again");
+        }
+        for name in self.plan.seats.iter().map(|seat| seat.name.clone()).collect::<Vec<_>>() {
+            self.inject(&name, &Faults::default()).await;
+            if !self.network.runs(&name) {
+                self.start(&name);
+            }
+        }
+        self.observer.look(&*self.chain).await.expect("our chain answers");
+        let (from, seats) = (last_finalised(&self.observer), self.plan.seats.len());
+        self.until("a window is merged and every node holds the model after it", |seen| {
+            let last = seen.outcomes.range(Window(from)..).rfind(|(_, outcome)| merged(outcome));
+            last.is_some_and(|(window, _)| {
+                seen.held.len() == seats && seen.held.keys().all(|name| holds_since(seen, name, window.0))
+            })
+        })
+        .await;
     }
 
     pub fn directory(&self) -> PathBuf {
-        self.claimed.path().to_owned()
+        self.locked.path().to_owned()
     }
 
     pub fn uid(&self, name: &str) -> Uid {
@@ -162,7 +244,7 @@ impl Net {
         self.observer.look(&*self.chain).await.expect("our chain answers");
     }
 
-    /// Looks at the network until `done`; fails if a process ends by itself meanwhile.
+    /// Reads the state of the network until `done`. Fails if a process ends by itself meanwhile.
     pub async fn until(&mut self, what: &str, done: impl Fn(&Observer) -> bool) {
         let started = Instant::now();
         loop {
@@ -176,14 +258,14 @@ impl Net {
                 return;
             }
             assert!(
-                started.elapsed() < self.at_last,
+                started.elapsed() < self.step_max,
                 "it never came that {what}.\noutcomes {:?}\nmissed {:?}\nfaults {:?}\nlast look {looked:?}{}",
                 self.observer.outcomes,
                 self.observer.missed,
                 self.observer.faults,
                 self.last_lines()
             );
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(READ_EVERY).await;
         }
     }
 
@@ -199,11 +281,11 @@ impl Net {
         })
     }
 
-    /// Orders that `bucket` goes wrong from now on.
+    /// Replaces the faults of `bucket`.
     pub async fn inject(&self, bucket: &str, faults: &Faults) {
-        let (port, token) = self.plan.store_admin.as_ref().expect("asked for in `up`");
+        let (port, token) = self.plan.store_admin.as_ref().expect("the store has an admin port");
         let address = SocketAddr::from(([127, 0, 0, 1], *port));
-        admin::inject(address, token, bucket, faults).await.expect("the store takes orders");
+        admin::inject(address, token, bucket, faults).await.expect("the store answers");
     }
 
     pub async fn down(mut self) {
@@ -211,7 +293,7 @@ impl Net {
     }
 }
 
-/// How a program ended, and what it said.
+/// The end of a program, and its output.
 pub struct Ended {
     pub success: bool,
     /// The exit code, unless a signal ended it.
@@ -300,20 +382,19 @@ impl Session {
         self.until(&format!("it says `{words}`"), |said| said.contains(words)).await;
     }
 
-    /// Until `count` windows are fixed: each has its line. So has whatever was missed or held against a seat in a window, which
-    /// need not be fixed then.
-    pub async fn until_fixed(&mut self, count: usize) {
-        let fixed = |said: &str| said.lines().filter(|line| line.contains("held-out loss")).count();
-        self.until(&format!("{count} windows are fixed"), |said| count <= fixed(said)).await;
+    /// Until `count` windows are finalised, each of which has its line.
+    pub async fn until_finalised(&mut self, count: usize) {
+        let finalised = |said: &str| said.lines().filter(|line| line.contains("held-out loss")).count();
+        self.until(&format!("{count} windows are finalised"), |said| count <= finalised(said)).await;
     }
 
     async fn until(&mut self, what: &str, done: impl Fn(&str) -> bool) {
         let started = Instant::now();
         while !done(&text(&self.said)) {
             let ended = self.child.try_wait().expect("our child can be watched");
-            let lost = ended.is_some() || AT_LAST < started.elapsed();
+            let lost = ended.is_some() || STEP_MAX < started.elapsed();
             assert!(!lost, "it never came that {what}\n{}\n{}", text(&self.said), text(&self.complained));
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(READ_EVERY).await;
         }
     }
 
@@ -340,7 +421,7 @@ impl Session {
     }
 
     pub async fn ended(mut self) -> Ended {
-        let status = tokio::time::timeout(AT_LAST, self.child.wait()).await;
+        let status = tokio::time::timeout(STEP_MAX, self.child.wait()).await;
         let status = status
             .unwrap_or_else(|_| panic!("it does not end\n{}\n{}", text(&self.said), text(&self.complained)));
         for reader in self.readers {

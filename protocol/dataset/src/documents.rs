@@ -6,8 +6,8 @@
 //! empty line, a `null`) is an empty document, so that the number of an item is the line or row that a person sees.
 
 use crate::{
+    error::{MAX_DOCUMENT_BYTES, SourceError},
     formats::{Compression, Formats, Rows},
-    source::SourceError,
 };
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::{
@@ -21,8 +21,6 @@ use std::{
     },
 };
 
-/// Longer than any document that a person wrote, and one of them fits into memory. In bytes.
-pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
 /// Items go together until they have this many bytes, so that threads hand over seldom.
 const BATCH_BYTES: usize = 1 << 20;
 /// Items without text take some memory too.

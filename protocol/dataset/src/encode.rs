@@ -2,16 +2,16 @@
 //! it is, from which a later attempt goes on.
 
 use crate::{
-    claim::{sync_directory, write_atomic},
     documents::{Batch, Item, pieces},
+    durable::sync_directory,
+    error::{PrepareError, SourceError, unwritable, write_atomic},
     files::{read_bounded, shards_path},
     manifest::{Manifest, token_bytes_for},
+    options::{PrepareOptions, Progress},
     pipeline,
-    prepare::{PrepareError, PrepareOptions, Progress, unwritable},
     scan::{Record, Records, Scan, read_again},
     select::{Owed, Selection, Split},
     shard::{SplitState, SplitWriter},
-    source::SourceError,
     tokenizer::{TextEncoder, TextTokenizer},
 };
 use protocol::Digest;
@@ -175,7 +175,7 @@ pub(crate) fn encode(
         if options.note_every_bytes <= bytes - noted {
             noted = bytes;
             let (training, held_out) = (training.state().map_err(failed)?, held_out.state().map_err(failed)?);
-            sync_directory(&shards)?;
+            sync_directory(&shards).map_err(failed)?;
             let tokenizer = tokenizer.digest();
             let state = State { inputs, tokenizer, at: then, training, held_out, sources: sources.clone() };
             let state = serde_json::to_vec(&state).expect("numbers and strings are always JSON");

@@ -1,7 +1,7 @@
 //! File formats that need a library of their own. The caller brings the readers, so that programs that read plain text
 //! and JSON lines alone do not compile those libraries.
 
-use crate::source::SourceError;
+use crate::error::SourceError;
 use std::{fmt, io::BufRead, path::Path};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

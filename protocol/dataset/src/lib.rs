@@ -2,12 +2,16 @@
 
 mod bpe;
 mod cargo_text;
-mod claim;
+mod default_text;
 mod documents;
+pub mod durable;
 mod encode;
+mod error;
 mod files;
 mod formats;
 mod manifest;
+mod options;
+mod output_lock;
 mod pipeline;
 mod prepare;
 mod reader;
@@ -18,18 +22,19 @@ mod source;
 mod stream;
 mod tokenizer;
 mod tree;
+mod walk;
 mod words;
 
-pub use cargo_text::{DEFAULT_TEXT, PinnedCrate, cargo_homes};
+pub use cargo_text::cargo_homes;
+pub use default_text::{DEFAULT_TEXT, PinnedCrate};
+pub use error::{PrepareError, SourceError};
 pub use files::{manifest_path, shard_path, tokenizer_path};
 pub use formats::{Compression, Formats, PlainFormats, Rows};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
-pub use prepare::{
-    OutputDirectory, PrepareError, PrepareOptions, PrepareStats, Prepared, Progress, SourceStats,
-    TokenizerChoice, prepare,
-};
+pub use options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice};
+pub use prepare::{PrepareStats, Prepared, SourceStats, prepare};
 pub use reader::{Dataset, OpenError, PieceSource, PieceSourceError, ReadError, ShardRange, ShardRepair};
-pub use source::{Source, SourceError, TEXT_FIELD};
+pub use source::{Source, TEXT_FIELD};
 pub use stream::{BatchStream, Position, Prefetch, StreamError};
 pub use tokenizer::{TextEncoder, TextTokenizer, TokenizerError};
 pub use tree::{PIECE_BYTES, ShardTree, TreeBuilder, TreeMismatch};

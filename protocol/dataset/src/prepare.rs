@@ -9,22 +9,23 @@
 //! options alone; threads, machines and earlier attempts leave no trace in it.
 
 use crate::{
-    claim::{Claim, write_atomic},
     documents::pieces,
     encode::{self, PIECE_BYTES},
+    error::{PrepareError, SourceError, write_atomic},
     files::{manifest_path, prepared_path, read_bounded, tokenizer_path},
-    formats::{Formats, PlainFormats},
-    manifest::{self, Manifest, ManifestError},
-    reader::{Dataset, MAX_TOKENIZER_BYTES, OpenError, ReadError},
+    manifest::Manifest,
+    options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice},
+    output_lock::OutputLock,
+    reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
     select::{ONE, Selection, Wanted},
-    source::{Source, SourceError, TextFile},
-    tokenizer::{MIN_VOCAB, TextTokenizer, TokenizerError},
+    source::TextFile,
+    tokenizer::TextTokenizer,
 };
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
 use std::{
-    fmt, fs, io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -38,50 +39,8 @@ const MOST_HELD_OUT_SHARE: u64 = 5;
 const TOKEN_TEXT_BYTES: u64 = 6;
 /// The tokenizer learns from this much text: more changes its merges little, and takes longer.
 const SAMPLE_BYTES: u64 = 4 << 20;
-/// Text between two notes of how far we are: some seconds of work.
-const NOTE_EVERY_BYTES: u64 = 32 << 20;
-/// More often than this nobody learns anything from a text.
-const MAX_EPOCHS: u64 = 1000;
-const MAX_THREADS: u64 = 4096;
 /// No description of ours is longer.
 const MAX_PREPARED_BYTES: u64 = 4 << 20;
-
-/// What to make, and where.
-#[derive(Clone, Debug)]
-pub struct PrepareOptions {
-    pub source: Source,
-    /// How compressed files and Parquet are read. [`PlainFormats`] refuses them.
-    pub formats: &'static dyn Formats,
-    pub place: OutputDirectory,
-    pub tokenizer: TokenizerChoice,
-    /// Tokens the model sees at once. A stored sequence has one more.
-    pub seq_len: u32,
-    /// The largest shard. In bytes.
-    pub shard_bytes: u64,
-    /// Hold out at least about this many sequences, even where 1/40 of the text is less.
-    pub held_out_sequences_min: u64,
-    /// Threads that encode; none for as many as there are cores. The result is the same.
-    pub threads: Option<usize>,
-    /// Note how far we are whenever so much more text is encoded: what a killed attempt loses. The result is the same.
-    pub note_every_bytes: u64,
-}
-
-/// Where the dataset goes.
-#[derive(Clone, Debug)]
-pub enum OutputDirectory {
-    /// This directory, which is not there, empty, or holds just this dataset.
-    Directory(PathBuf),
-    /// A directory of its own below this one, named after text and options.
-    CacheUnder(PathBuf),
-}
-
-#[derive(Clone, Debug)]
-pub enum TokenizerChoice {
-    /// Train a byte-level BPE with at most this many tokens.
-    Train { vocab: u32 },
-    /// Use a `tokenizer.json`. The token between documents is `end_of_document`, or else a usual one.
-    File { path: PathBuf, end_of_document: Option<String> },
-}
 
 /// A dataset that stands.
 #[derive(Clone, Debug)]
@@ -128,122 +87,6 @@ pub struct SourceStats {
     pub epochs_milli: u64,
 }
 
-/// How far it is. Shown to people; `Display` is one line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// The text is being looked at. Files that are done, and bytes of files.
-    Reading { files: u64, bytes: u64, of: u64 },
-    /// It is being decided which documents are taken.
-    Selecting { documents: u64 },
-    /// Another process is preparing the same directory.
-    Waiting { directory: PathBuf },
-    /// The directory stands already.
-    Reused { directory: PathBuf },
-    /// The tokenizer is being trained.
-    Tokenizer { tokens: u32, of: u32 },
-    /// Text is being turned into tokens. In bytes; `resumed` of them by an earlier attempt.
-    Encoding { bytes: u64, of: u64, resumed: u64 },
-    /// What was written is being read back.
-    Checking,
-    /// It has its name.
-    Finished { directory: PathBuf },
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
-    #[error("the text cannot be used")]
-    Source(#[from] SourceError),
-    #[error("the tokenizer {} cannot be used", path.display())]
-    TokenizerFile { path: PathBuf, source: TokenizerError },
-    #[error("cannot read the tokenizer {}", path.display())]
-    TokenizerUnreadable { path: PathBuf, source: io::Error },
-    #[error("{} has more than {MAX_TOKENIZER_BYTES} bytes and is no tokenizer", path.display())]
-    TokenizerTooLarge { path: PathBuf },
-    #[error("the text cannot be turned into tokens")]
-    Tokenizer(#[from] TokenizerError),
-    #[error("document {number} of {} cannot be turned into tokens", path.display())]
-    NotEncoded { path: PathBuf, number: u64, source: TokenizerError },
-    #[error("the source {name} of the mixture has no text of its own")]
-    EmptySource { name: String },
-    #[error("{option} is {value}; it must be between {least} and {most}")]
-    BadOption { option: &'static str, value: u64, least: u64, most: u64 },
-    #[error("too little text: {bytes} bytes, where sequences of {seq_len} tokens need at least {needed}")]
-    TooLittleText { bytes: u64, needed: u64, seq_len: u32 },
-    #[error(
-        "{} holds something that is not a dataset prepared by this program; choose another directory",
-        directory.display()
-    )]
-    Foreign { directory: PathBuf },
-    #[error(
-        "{} holds a dataset of another text or with other options; remove it or choose another directory",
-        directory.display()
-    )]
-    OtherInputs { directory: PathBuf },
-    #[error("the dataset in {} is damaged; remove it to have it made again", directory.display())]
-    Damaged { directory: PathBuf, source: OpenError },
-    #[error("cannot read {}", directory.display())]
-    Unreadable { directory: PathBuf, source: io::Error },
-    #[error("the disk is full: cannot write {}; what is done is kept, so free some space and run the same again", path.display())]
-    DiskFull { path: PathBuf },
-    #[error("cannot write {}", path.display())]
-    Unwritable { path: PathBuf, source: io::Error },
-    #[error("the text makes a dataset that no manifest can describe")]
-    Manifest(#[from] ManifestError),
-    #[error("the dataset in {} does not read back; remove it to have it made again", directory.display())]
-    NotReadBack { directory: PathBuf, source: ReadError },
-}
-
-impl PrepareError {
-    /// Whether the same may succeed later, so that what is done is worth keeping.
-    fn may_pass(&self) -> bool {
-        match self {
-            PrepareError::DiskFull { .. } | PrepareError::Unwritable { .. } => true,
-            PrepareError::Source(error) => error.may_pass(),
-            _ => false,
-        }
-    }
-}
-
-impl PrepareOptions {
-    /// The options of a localnet: 2048 tokens, sequences of 128.
-    pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
-        PrepareOptions {
-            source,
-            formats: &PlainFormats,
-            place,
-            tokenizer: TokenizerChoice::Train { vocab: 2048 },
-            seq_len: 128,
-            shard_bytes: 8 << 20,
-            held_out_sequences_min: 256,
-            threads: None,
-            note_every_bytes: NOTE_EVERY_BYTES,
-        }
-    }
-
-    fn check(&self) -> Result<(), PrepareError> {
-        let (vocab_max, seq_len_max, shard_bytes_max) = manifest::limits();
-        let mut bounds = vec![
-            ("seq_len", u64::from(self.seq_len), 1, u64::from(seq_len_max)),
-            // A shard that holds one of the longest sequences is always allowed.
-            ("shard_bytes", self.shard_bytes, 1, shard_bytes_max),
-            ("held_out_sequences_min", self.held_out_sequences_min, 1, 1 << 32),
-            ("epochs", u64::from(self.source.epochs), 1, MAX_EPOCHS),
-        ];
-        bounds.extend(self.threads.map(|threads| ("threads", threads as u64, 1, MAX_THREADS)));
-        if let TokenizerChoice::Train { vocab } = self.tokenizer {
-            bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(vocab_max)));
-        }
-        match bounds.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value)) {
-            Some((option, value, least, most)) => Err(PrepareError::BadOption { option, value, least, most }),
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn threads(&self) -> usize {
-        self.threads.unwrap_or_else(rayon::current_num_threads)
-    }
-}
-
 /// Makes the dataset, or finds it made.
 pub fn prepare(
     options: PrepareOptions,
@@ -257,17 +100,16 @@ pub fn prepare(
     }
     let files = options.source.files(options.formats)?;
     let request = request(&options, given.as_ref());
-    let (parent, name) = options.place.claimed(&request)?;
+    let (parent, name) = options.place.location(&request)?;
 
     // Nobody else is at it from here on.
-    let claim = Claim::take(&parent, &name, progress)?;
-    let made =
-        claim.begin(&request.to_string()).and_then(|()| make(&options, files, given, &claim, progress));
+    let lock = OutputLock::lock(&parent, &name, progress)?;
+    let made = lock.begin(&request.to_string()).and_then(|()| make(&options, files, given, &lock, progress));
     if made.as_ref().map_or_else(|error| !error.may_pass(), |prepared| prepared.reused) {
-        claim.discard()?;
+        lock.discard()?;
     }
     if made.is_ok() {
-        claim.done();
+        lock.finish();
     }
     made
 }
@@ -276,10 +118,10 @@ fn make(
     options: &PrepareOptions,
     files: Vec<Vec<TextFile>>,
     given: Option<TextTokenizer>,
-    claim: &Claim,
+    lock: &OutputLock,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Prepared, PrepareError> {
-    let partial = &claim.partial;
+    let partial = &lock.partial;
 
     // What is asked for, and is it there?
     let scan = Scan::make(&options.source, files, partial, options.threads(), progress)?;
@@ -309,8 +151,8 @@ fn make(
     // Read it back, and give it its name.
     progress(Progress::Checking);
     check(partial, manifest.digest())?;
-    claim.tidy()?;
-    claim.publish(&directory)?;
+    lock.remove_notes()?;
+    lock.publish(&directory)?;
     let prepared = standing(&directory, &inputs)?
         .ok_or_else(|| PrepareError::Foreign { directory: directory.clone() })?;
     progress(Progress::Finished { directory });
@@ -505,28 +347,6 @@ impl Parts {
     }
 }
 
-impl OutputDirectory {
-    /// Where it is made: the directory and the name that are claimed.
-    fn claimed(&self, request: &Digest) -> Result<(PathBuf, String), PrepareError> {
-        match self {
-            OutputDirectory::Directory(directory) => {
-                let foreign = || PrepareError::Foreign { directory: directory.clone() };
-                let name = directory.file_name().ok_or_else(foreign)?;
-                let parent = directory.parent().unwrap_or(Path::new(""));
-                Ok((parent.to_owned(), name.to_string_lossy().into_owned()))
-            }
-            OutputDirectory::CacheUnder(cache) => Ok((cache.clone(), request.to_string()[..16].to_owned())),
-        }
-    }
-
-    fn directory(&self, inputs: &Digest) -> PathBuf {
-        match self {
-            OutputDirectory::Directory(directory) => directory.clone(),
-            OutputDirectory::CacheUnder(cache) => cache.join(&inputs.to_string()[..16]),
-        }
-    }
-}
-
 /// What a prepared directory says of itself.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -587,48 +407,4 @@ fn check(partial: &Path, digest: Digest) -> Result<(), PrepareError> {
         .unigram_loss()
         .map(drop)
         .map_err(|source| PrepareError::NotReadBack { directory: partial.to_owned(), source })
-}
-
-pub(crate) fn unwritable(path: &Path, source: io::Error) -> PrepareError {
-    let path = path.to_owned();
-    match source.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PrepareError::DiskFull { path },
-        _ => PrepareError::Unwritable { path, source },
-    }
-}
-
-impl fmt::Display for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let megabytes = |bytes: u64| bytes as f64 / 1e6;
-        match self {
-            Progress::Reading { files, bytes, of } => {
-                write!(f, "looked at {files} files, {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
-            }
-            Progress::Selecting { documents } => write!(f, "choosing among {documents} documents"),
-            Progress::Waiting { directory } => {
-                write!(f, "another process is preparing {}: waiting for it", directory.display())
-            }
-            Progress::Reused { directory } => write!(f, "{} is prepared already", directory.display()),
-            Progress::Tokenizer { tokens, of } => {
-                write!(f, "training the tokenizer: {tokens} of {of} tokens")
-            }
-            Progress::Encoding { bytes, of, .. } => {
-                write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
-            }
-            Progress::Checking => f.write_str("reading back what was written"),
-            Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_is_cheap_to_hand_on() {
-        assert!(
-            size_of::<PrepareError>() < 128 && size_of::<OpenError>() < 128 && size_of::<ReadError>() < 128
-        );
-    }
 }

@@ -9,9 +9,10 @@
 
 use crate::{
     documents::Batch,
+    error::{PrepareError, SourceError, unwritable},
+    options::Progress,
     pipeline,
-    prepare::{PrepareError, Progress, unwritable},
-    source::{Source, SourceError, TextFile},
+    source::{Source, TextFile},
 };
 use protocol::Digest;
 use serde::{Deserialize, Serialize};

@@ -15,7 +15,7 @@
 //! tokenizer learns from the next ones.
 
 use crate::{
-    prepare::PrepareError,
+    error::PrepareError,
     scan::{Key, Record, Scan},
 };
 use std::collections::HashSet;

@@ -2,21 +2,16 @@
 
 use crate::{
     cargo_text,
-    cargo_text::PinnedCrate,
-    documents::{self, Documents, Format, MAX_DOCUMENT_BYTES, Opening},
+    default_text::{DEFAULT_TEXT, PinnedCrate},
+    documents::{self, Documents, Format, Opening},
+    error::SourceError,
     files::read_bounded,
     formats::Formats,
+    walk::{FoundFile, files_below},
 };
-use protocol::Digest;
 use serde::Deserialize;
-use std::{
-    ffi::OsStr,
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-/// Larger than any file of source. In bytes.
-const MAX_FILE_BYTES: u64 = 1 << 30;
 /// A text file longer than a part is cut into documents of at most this many bytes, so that one long file can have a
 /// held-out split too, …
 const MAX_PART_BYTES: u64 = 256 << 10;
@@ -51,53 +46,6 @@ pub(crate) struct SourcePart {
 enum Kind {
     Path(PathBuf),
     CargoSources { crates: Vec<PinnedCrate>, homes: Vec<PathBuf> },
-}
-
-#[derive(Debug, thiserror::Error)]
-pub enum SourceError {
-    #[error("cannot read {}", path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{} is not UTF-8 text: its first {valid_bytes} bytes are, the next one is not", path.display())]
-    NotText { path: PathBuf, valid_bytes: usize },
-    #[error("the name of {} is not UTF-8", path.display())]
-    NameNotText { path: PathBuf },
-    #[error("{} has more than {MAX_FILE_BYTES} bytes; cut it into smaller files", path.display())]
-    TooLarge { path: PathBuf },
-    #[error("document {number} of {} has more than {MAX_DOCUMENT_BYTES} bytes; cut it into several", path.display())]
-    TooLong { path: PathBuf, number: u64 },
-    #[error("line or row {number} of {} cannot be used: {reason}", path.display())]
-    Item { path: PathBuf, number: u64, reason: String },
-    #[error("{} cannot be read as Parquet: {reason}", path.display())]
-    Parquet { path: PathBuf, reason: String },
-    #[error("{} has no column {field:?}; it has {columns}", path.display())]
-    NoColumn { path: PathBuf, field: String, columns: String },
-    #[error("{} is {format}, which this program does not read; use `mettle dataset prepare`", path.display())]
-    Unsupported { path: PathBuf, format: &'static str },
-    #[error("{} changed while it was being read; run the same command again", path.display())]
-    Changed { path: PathBuf },
-    #[error("{} describes no mixture: {reason}", path.display())]
-    Mixture { path: PathBuf, reason: String },
-    #[error("{name} has the weight {weight}; it must be a number between 0.000001 and 1000000")]
-    Weight { name: String, weight: f64 },
-    #[error(
-        "the source of {wanted}, which is part of the default text, is not under {}; \
-         run `cargo fetch` in the project, or name a text of your own",
-        listed(homes)
-    )]
-    CrateMissing { wanted: Box<PinnedCrate>, homes: Vec<PathBuf> },
-    #[error(
-        "{} differs from what was published as {wanted} (its digest is {found}, not {}); \
-         remove that directory and run `cargo fetch` in the project",
-        path.display(), wanted.digest
-    )]
-    CrateDiffers { wanted: Box<PinnedCrate>, path: PathBuf, found: Digest },
-}
-
-impl SourceError {
-    /// Whether the same command may succeed later without another text.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, SourceError::Unreadable { .. })
-    }
 }
 
 /// A mixture, as a person writes it.
@@ -188,7 +136,7 @@ impl Source {
     /// The default text: Rust source that the build needs anyway, so it is the same everywhere and is not
     /// downloaded.
     pub fn default_text(homes: Vec<PathBuf>) -> Source {
-        Source::cargo_sources(&cargo_text::DEFAULT_TEXT, homes)
+        Source::cargo_sources(&DEFAULT_TEXT, homes)
     }
 
     /// The files of each part.
@@ -211,15 +159,15 @@ impl SourcePart {
                     .metadata()
                     .map_err(|source| SourceError::Unreadable { path: path.clone(), source })?
                     .len();
-                vec![Found { name: String::new(), path: path.clone(), bytes }]
+                vec![FoundFile { name: String::new(), path: path.clone(), bytes }]
             }
             Kind::Path(path) => files_below(path, |_| true)?,
             Kind::CargoSources { crates, homes } => cargo_text::files(crates, homes)?,
         };
-        let is_text = |file: &&Found| matches!(documents::format(&file.path).0, Format::Text { .. });
+        let is_text = |file: &&FoundFile| matches!(documents::format(&file.path).0, Format::Text { .. });
         let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();
         let part_bytes = (text_bytes / PARTS).clamp(MIN_PART_BYTES, MAX_PART_BYTES) as usize;
-        let file = |found: Found| TextFile { path: found.path, bytes: found.bytes, part_bytes, formats };
+        let file = |found: FoundFile| TextFile { path: found.path, bytes: found.bytes, part_bytes, formats };
         Ok(found.into_iter().map(file).collect())
     }
 }
@@ -242,63 +190,11 @@ impl TextFile {
     }
 }
 
-/// A file that was found.
-pub(crate) struct Found {
-    pub name: String,
-    pub path: PathBuf,
-    pub bytes: u64,
-}
-
-/// All files below a directory whose name `wanted` likes, sorted by name.
-pub(crate) fn files_below(root: &Path, wanted: impl Fn(&Path) -> bool) -> Result<Vec<Found>, SourceError> {
-    let mut found = Vec::new();
-    let mut directories = vec![(String::new(), root.to_owned())];
-    while let Some((prefix, directory)) = directories.pop() {
-        let unreadable = |source| SourceError::Unreadable { path: directory.clone(), source };
-        for entry in fs::read_dir(&directory).map_err(unreadable)? {
-            let path = entry.map_err(unreadable)?.path();
-            let Some(name) = path.file_name().and_then(OsStr::to_str) else {
-                return Err(SourceError::NameNotText { path });
-            };
-            if name.starts_with('.') {
-                continue;
-            }
-            let name = format!("{prefix}{name}");
-            let unreadable = |source| SourceError::Unreadable { path: path.clone(), source };
-            // A link to a directory could lead round in a circle.
-            let is_link = path.symlink_metadata().map_err(unreadable)?.is_symlink();
-            let metadata = path.metadata().map_err(unreadable)?;
-            if metadata.is_dir() && !is_link {
-                directories.push((name + "/", path));
-            } else if metadata.is_file() && wanted(&path) {
-                found.push(Found { name, path, bytes: metadata.len() });
-            }
-        }
-    }
-    found.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(found)
-}
-
-/// The whole file, if it is not too large.
-pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
-    match read_bounded(path, MAX_FILE_BYTES) {
-        Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(SourceError::TooLarge { path: path.to_owned() }),
-        Err(source) => Err(SourceError::Unreadable { path: path.to_owned(), source }),
-    }
-}
-
-fn listed(paths: &[PathBuf]) -> String {
-    if paths.is_empty() {
-        return "any directory of cargo's (neither CARGO_HOME nor HOME is set)".to_owned();
-    }
-    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::PlainFormats;
+    use std::{ffi::OsStr, fs};
 
     fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
         let root = tempfile::tempdir().expect("a temporary directory");

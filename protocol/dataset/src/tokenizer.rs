@@ -172,7 +172,7 @@ impl TextEncoder<'_> {
     pub fn encode_into(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let first = tokens.len();
         let done = match &mut self.words {
-            Some(words) => words.encode(text, tokens)?,
+            Some(words) => words.encode(text, tokens).map_err(failed)?,
             None => false,
         };
         if !done {

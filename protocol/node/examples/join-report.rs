@@ -9,7 +9,7 @@
 
 use mettle_node_kit::{Blocking, ModelState, checkpoint, mirrors::Mirrors};
 use protocol::{Digest, RunId, RunParams, Window, lineage, view::Checkpoint};
-use s3_server::{ALWAYS, BucketConfig, Faults, S3Server, ServerConfig};
+use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
 use std::{error::Error, path::Path, process::Command, time::Instant};
 use store::{Credentials, HttpFetcher, S3Settings, S3Store, fetch::FetchPolicy};
 
@@ -59,9 +59,13 @@ async fn report(mib: usize) -> Result<(), Failed> {
     let checkpoint = published.ok_or("there is a mirror")?;
 
     let pieces = || "pieces/".to_owned();
-    let lies = || Faults { prefix: pieces(), flipped: ALWAYS, ..Faults::default() };
-    let crawls =
-        || Faults { prefix: pieces(), dripped: ALWAYS, drip_bytes_per_second: 70 << 10, ..Faults::default() };
+    let lies = || Faults { prefix: pieces(), flipped: Rate::Always, ..Faults::default() };
+    let crawls = || Faults {
+        prefix: pieces(),
+        dripped: Rate::Always,
+        drip_bytes_per_second: 70 << 10,
+        ..Faults::default()
+    };
     let ways = [
         ("one mirror", 1, Faults::default()),
         ("three mirrors", 3, Faults::default()),

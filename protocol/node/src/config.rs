@@ -23,7 +23,8 @@ pub struct File {
     pub directory: Option<PathBuf>,
     /// A prepared dataset on this machine. Without it, the run's own is fetched into `directory`.
     pub dataset: Option<PathBuf>,
-    pub device: Option<String>,
+    /// A device's name, or a table of its settings: `mettle_nn::Device`.
+    pub device: Option<toml::Value>,
     pub store: Option<StoreFile>,
     pub data: Option<DataFile>,
     pub train: Option<TrainFile>,
@@ -110,7 +111,7 @@ pub struct Flags {
     /// A prepared dataset on this machine.
     #[arg(long, value_name = "DIR")]
     pub dataset: Option<PathBuf>,
-    /// What to compute on: cpu, or cuda:0 where built with it.
+    /// The device to compute on: cpu, or cuda:0 in a build with it.
     #[arg(long, value_name = "DEVICE")]
     pub device: Option<String>,
 }
@@ -203,7 +204,7 @@ pub struct Settings {
     pub password_file: Option<PathBuf>,
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
-    pub device: String,
+    pub device: toml::Value,
     pub store: Option<StoreFile>,
     pub data_source: DataSource,
     pub train: TrainFile,
@@ -218,7 +219,7 @@ pub struct ReadOnlyConfig {
     pub directory: PathBuf,
     pub dataset: Option<PathBuf>,
     pub data_source: DataSource,
-    pub device: String,
+    pub device: toml::Value,
 }
 
 /// The default address of a node on the user's own machine.
@@ -273,7 +274,7 @@ impl File {
             password_file: password_file.or(file.password_file),
             directory: directory.or(file.directory),
             dataset: dataset.or(file.dataset),
-            device: device.or(file.device),
+            device: device.map(toml::Value::String).or(file.device),
             ..file
         })
     }
@@ -301,9 +302,22 @@ impl File {
                 cache_bytes: data.cache_bytes.unwrap_or(DATA_CACHE_BYTES),
                 mirrors: data.mirrors.unwrap_or_default(),
             },
-            device: self.device.unwrap_or_else(|| "cpu".into()),
+            device: device_or_cpu(self.device),
         }
     }
+}
+
+/// The device that flag or file name, else the CPU. The crate of the engines knows what it means.
+fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
+    let device = device.unwrap_or_else(|| "cpu".into());
+    if let Some((name, _)) = device.as_str().and_then(|text| text.split_once(',')) {
+        tracing::warn!(
+            %device,
+            "settings behind a device's name are the older form: write [device] with name = \"{name}\" and the keys \
+             engine, precision and activation_checkpointing"
+        );
+    }
+    device
 }
 
 impl StoreFile {
@@ -342,9 +356,14 @@ mod tests {
         let flags = Flags { chain: Some("ws://b".into()), ..flags };
         let settings = Settings::read(&flags).unwrap();
         assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
-        assert_eq!((settings.key.to_string().as_str(), settings.device.as_str()), ("//Alice", "cpu"));
+        assert_eq!((settings.key.to_string().as_str(), settings.device.as_str()), ("//Alice", Some("cpu")));
         let mirrors = vec!["https://a/b".into()];
         assert_eq!(settings.data_source, DataSource { mirrors, cache_bytes: 16 << 30 });
+
+        let (_other, other) = self::flags("[data]\ncache_bytes = 5\n[device]\nname = \"cuda:0\"");
+        let reading = ReadOnlyConfig::read(&other).unwrap();
+        assert_eq!(reading.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 5 });
+        assert_eq!(reading.device["name"].as_str(), Some("cuda:0"));
 
         let flags = ChainFlags { config: flags.config, chain: flags.chain, run: Some(5) };
         let args = flags.read(Some("//Bob")).unwrap();
@@ -376,7 +395,7 @@ mod tests {
     #[test]
     fn a_command_that_only_reads_needs_no_key() {
         let reading = ReadOnlyConfig::read(&Flags { run: Some(4), ..Flags::default() }).unwrap();
-        assert_eq!((reading.run, reading.device.as_str()), (RunId(4), "cpu"));
+        assert_eq!((reading.run, reading.device.as_str()), (RunId(4), Some("cpu")));
     }
 
     #[test]

@@ -1,7 +1,8 @@
-//! What a node did, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for reports.
+//! The record of a node's work, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for reports.
 //!
-//! The journal is a record, not state: nothing is decided by it, and losing it loses nothing but the record.
+//! No decision depends on the journal, and losing it loses nothing but the record.
 
+use crate::durable::DiskStatus;
 use protocol::{Digest, Uid, Window, view::Outcome};
 use serde::{Deserialize, Serialize};
 use std::{
@@ -10,10 +11,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// One thing that happened. The JSON form, `{"judged": {…}}`, is stable: fields are added, never renamed.
+/// One event. The JSON form, `{"judged": {…}}`, is stable: fields are added, never renamed.
 ///
-/// The event's name stands around its fields and not among them: the chain's libraries switch on a feature of `serde_json` with which
-/// fractions beside a tag cannot be read back.
+/// The event's name encloses its fields: the chain's libraries enable a feature of `serde_json` with which fractions beside a tag cannot be
+/// read back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
@@ -21,7 +22,7 @@ pub enum Entry {
     Started { window: Window, resumed: bool },
     /// The model of `window` is held.
     Holds { window: Window, lineage: Digest, outcome_before: Option<Outcome> },
-    /// A miner trained; `data_seconds` of the time it waited for data.
+    /// A miner trained. `data_seconds` is the part of the time that it waited for data.
     Trained {
         window: Window,
         sequences: u32,
@@ -31,17 +32,17 @@ pub enum Entry {
         #[serde(default)]
         data_seconds: f64,
     },
-    /// A miner went on with a window that a predecessor had begun: so many of its sequences and steps were done.
+    /// A miner resumed a window after so many sequences and steps.
     Resumed { window: Window, sequences: u32, steps: u32 },
-    /// A miner ran a step again from the same state, because its loss was no number or exploded. `found` says what that showed.
+    /// A miner repeated a step whose loss was not finite or above the bound. `found` is the diagnosis.
     Repeated { window: Window, step: u32, found: String },
-    /// The newest of a file was damaged or missing, and the one before it is used.
+    /// A file was damaged or missing, and its backup is used.
     FellBack { file: String },
     /// A miner's commitment is in a finalised block.
     Committed { window: Window, digest: Digest, bytes: u64 },
-    /// A miner's bytes are up.
+    /// A miner uploaded its contribution.
     Uploaded { window: Window, bytes: u64 },
-    /// A miner could not take part in the window.
+    /// A miner missed the window.
     Missed { window: Window, reason: String },
     /// A validator attested.
     Attested { window: Window, valid: Vec<Uid>, faulty: Vec<SeatFault>, not_observed: Vec<SeatFault> },
@@ -88,21 +89,28 @@ pub struct SeatJudged {
     pub reasons: Vec<String>,
 }
 
-/// Appends entries to a file of one JSON object a line.
+/// Appends entries to a file, one JSON object per line, or hands them to a watcher only.
 pub struct Journal {
-    path: PathBuf,
-    file: fs::File,
-    /// What was written last may end in the middle of a line.
-    is_torn: bool,
+    file: Option<JournalFile>,
     watcher: Option<Watcher>,
+    /// Whether the node waits for space on its disk.
+    pub disk: DiskStatus,
 }
 
-/// Told of every entry as it is written.
+struct JournalFile {
+    path: PathBuf,
+    file: fs::File,
+    /// The last write may have ended in the middle of a line.
+    is_torn: bool,
+}
+
+/// Called with every entry as it is written.
 pub type Watcher = Box<dyn Fn(&Entry) + Send + Sync>;
 
 impl std::fmt::Debug for Journal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Journal").field("path", &self.path).finish_non_exhaustive()
+        let path = self.file.as_ref().map(|file| &file.path);
+        f.debug_struct("Journal").field("path", &path).finish_non_exhaustive()
     }
 }
 
@@ -113,20 +121,34 @@ impl Journal {
         }
         let mut file = fs::OpenOptions::new().create(true).read(true).append(true).open(path)?;
         let is_torn = ends_in_a_line(&mut file)?;
-        Ok(Journal { path: path.to_owned(), file, is_torn, watcher: None })
+        let file = JournalFile { path: path.to_owned(), file, is_torn };
+        Ok(Journal { file: Some(file), watcher: None, disk: DiskStatus::default() })
     }
 
-    /// From now on `watcher` is told of every entry. It should be quick: the node waits for it.
+    /// A journal without a file: entries go to `watcher` only.
+    pub fn in_memory(watcher: Watcher) -> Journal {
+        Journal { file: None, watcher: Some(watcher), disk: DiskStatus::default() }
+    }
+
+    /// Calls `watcher` with every entry from now on. It should be quick: the node waits for it.
     pub fn watch(&mut self, watcher: Watcher) {
         self.watcher = Some(watcher);
     }
 
-    /// Writes one line. A journal that cannot be written is worth a warning, not a stop: the work goes on.
+    /// Writes one line. If that fails, it is logged, and the node goes on.
     pub fn write(&mut self, entry: &Entry) {
         if let Some(watcher) = &self.watcher {
             watcher(entry);
         }
-        // What a full disk or a kill left of a line is a line of its own, which readers pass over: it spoils no other.
+        if let Some(file) = &mut self.file {
+            file.write(entry);
+        }
+    }
+}
+
+impl JournalFile {
+    fn write(&mut self, entry: &Entry) {
+        // A part of a line, left by a full disk or a kill, becomes a line of its own, which readers skip.
         let mut line = if self.is_torn { vec![b'\n'] } else { Vec::new() };
         serde_json::to_writer(&mut line, entry).expect("an entry is plain data");
         line.push(b'\n');
@@ -174,6 +196,17 @@ pub fn read_from(path: &Path, offset: u64) -> io::Result<(Vec<Entry>, u64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Arc, Mutex};
+
+    #[test]
+    fn a_journal_in_memory_hands_every_entry_to_its_watcher() {
+        let entries = Arc::new(Mutex::new(Vec::new()));
+        let seen = entries.clone();
+        let mut journal = Journal::in_memory(Box::new(move |entry| seen.lock().unwrap().push(entry.clone())));
+        let entry = Entry::Uploaded { window: Window(2), bytes: 7 };
+        journal.write(&entry);
+        assert_eq!(*entries.lock().unwrap(), [entry]);
+    }
 
     #[test]
     fn a_journal_is_read_line_by_line_and_never_half_a_line() {
@@ -204,10 +237,11 @@ mod tests {
         fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"upl").unwrap();
         let mut journal = Journal::open(&path).unwrap();
         journal.write(&entries[1]);
-        let to_disk = std::mem::replace(&mut journal.file, fs::File::create("/dev/full").unwrap());
-        journal.write(&entries[1]);
-        journal.file = to_disk;
-        journal.file.write_all(b"{\"uploaded\":").unwrap();
+        let file = journal.file.as_mut().unwrap();
+        let to_disk = std::mem::replace(&mut file.file, fs::File::create("/dev/full").unwrap());
+        file.write(&entries[1]);
+        file.file = to_disk;
+        file.file.write_all(b"{\"uploaded\":").unwrap();
         journal.write(&entries[2]);
         assert_eq!(read_from(&path, 0).unwrap().0, entries);
     }

@@ -5,8 +5,7 @@
 //! counted since the process started; texts, such as the last error, are in `/health` only, for a monitoring system keeps a
 //! series for every text it ever saw.
 
-use crate::Entry;
-use crate::NodeContext;
+use crate::{Entry, NodeContext, durable::DiskStatus};
 use bytes::Bytes;
 use chain_client::{Chain, Head};
 use futures::future::BoxFuture;
@@ -128,6 +127,7 @@ struct Following {
     held: Option<Window>,
     last_error: Option<String>,
     traffic: Option<Traffic>,
+    disk: DiskStatus,
 }
 
 /// The body of `/health`.
@@ -176,6 +176,7 @@ impl Metrics {
     pub fn follow(&mut self, opened: &mut NodeContext) {
         let run = opened.run();
         self.shared.sits(run.id, opened.seat.id.uid, run.params.schedule, opened.traffic());
+        self.shared.following().disk = opened.journal.disk.clone();
         let watched = self.shared.clone();
         opened.journal.watch(Box::new(move |entry| watched.take(entry)));
         self.tasks.push(tokio::spawn(watch_heads(opened.chain.clone(), self.shared.clone())));
@@ -283,6 +284,7 @@ impl Shared {
             held: None,
             last_error: None,
             traffic: None,
+            disk: DiskStatus::default(),
         };
         Shared { role, registry, numbers, following: Mutex::new(following) }
     }
@@ -405,6 +407,7 @@ impl Shared {
         let position = following.head.and_then(|(head, _)| schedule?.phase_at(head.block));
         let age = following.head.map(|(_, at)| now.saturating_duration_since(at));
         let why = following.why_not(now, position.map(|(window, _)| window));
+        let disk = following.disk.full().map(|error| format!("the disk is full: {error}"));
         Health {
             healthy: why.is_none(),
             why,
@@ -416,7 +419,7 @@ impl Shared {
             window: position.map(|(window, _)| window),
             phase: position.map(|(_, phase)| phase),
             held_window: following.held,
-            last_error: following.last_error.clone(),
+            last_error: disk.or_else(|| following.last_error.clone()),
         }
     }
 
@@ -440,6 +443,9 @@ impl Shared {
 impl Following {
     /// Why the role is not following the chain, if it is not.
     fn why_not(&self, now: Instant, open: Option<Window>) -> Option<String> {
+        if let Some(error) = self.disk.full() {
+            return Some(format!("the disk is full, and the node waits for space: {error}"));
+        }
         let Some((head, at)) = self.head else {
             let seconds = now.saturating_duration_since(self.since).as_secs();
             return Some(match self.seat {
@@ -555,7 +561,7 @@ fn answer(shared: &Shared, method: &Method, path: &str) -> Response<Full<Bytes>>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::journal::SeatFault;
+    use crate::{durable::DiskFullRetry, journal::SeatFault};
     use protocol::{Block, Digest};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -608,6 +614,15 @@ mod tests {
         shared.heard(head(52), late);
         assert!(why(&shared, late).contains("window 0 is held, and window 2 is open"));
         shared.take(&holds(2));
+        assert_eq!(why(&shared, late), "");
+
+        let mut retry = DiskFullRetry::new(&shared.following().disk);
+        retry.refused(&io::Error::other("no space for model.state"));
+        assert!(
+            why(&shared, late).contains("the disk is full") && why(&shared, late).contains("model.state")
+        );
+        assert!(shared.health(late).last_error.is_some_and(|error| error.contains("the disk is full")));
+        retry.found();
         assert_eq!(why(&shared, late), "");
     }
 

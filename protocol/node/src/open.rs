@@ -128,6 +128,7 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
     let store: Arc<dyn Store> = Arc::new(store);
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
+    check_bucket(&*store, &*fetch, &seat.endpoint).await?;
     // Beside the model, so that whoever has the directory can read the model without a chain.
     keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
     let dataset = data(
@@ -147,6 +148,22 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
         .await
         .with_context(|| format!("could not open the journal {}", journal_path.display()))?;
     Ok(NodeContext { key, chain, fetch, store, seat, spec, dataset, follower, journal, lock })
+}
+
+/// Writes an object, reads it back at the seat's public URL, and deletes it: a wrong secret or URL must show before
+/// anything is trained. A bucket that is only away does not stop the start.
+async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) -> anyhow::Result<()> {
+    match store::check_bucket(store, fetch, endpoint).await {
+        Ok(()) => Ok(()),
+        Err(error) if error.may_pass() => {
+            tracing::warn!(error = crate::error_chain(&error), "could not check the bucket; starting without");
+            Ok(())
+        }
+        Err(error) => Err(error).context(
+            "this node's bucket cannot be used: correct [store] in the settings file, the access rules of the \
+             bucket, or the endpoint on the chain",
+        ),
+    }
 }
 
 /// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.

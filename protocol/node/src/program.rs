@@ -29,16 +29,25 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     }
 }
 
-/// Sends log lines to standard error: for people on a terminal, plain elsewhere. `RUST_LOG` chooses what is said.
+/// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines.
 pub fn log() {
+    subscribe(io::stderr, io::stderr().is_terminal());
+}
+
+/// Sends log lines to `writer`, without colours. The first of this and [`log`] counts.
+pub fn log_to<W: io::Write>(writer: impl Fn() -> W + Send + Sync + 'static) {
+    subscribe(writer, false);
+}
+
+fn subscribe(
+    writer: impl for<'w> tracing_subscriber::fmt::MakeWriter<'w> + Send + Sync + 'static,
+    colours: bool,
+) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info,subxt=warn,jsonrpsee=warn,burn=warn"));
-    // A second call, in a test's process say, leaves the first in place.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .try_init();
+    // A second call leaves the first in place, in the process of a test for example.
+    let _ =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours).try_init();
 }
 
 /// Hears Ctrl-C and the polite request to end.

@@ -11,7 +11,7 @@ use mettle_node_kit::{
     pieces::{self, PiecesError},
 };
 use protocol::{Digest, RunId, RunParams, Window, keys, keys::ObjectKey, lineage, view::Checkpoint};
-use s3_server::{ALWAYS, BucketConfig, Faults, S3Server, ServerConfig};
+use s3_server::{BucketConfig, Faults, Rate, S3Server, ServerConfig};
 use std::{
     collections::BTreeMap,
     path::Path,
@@ -238,7 +238,7 @@ async fn child_that_is_killed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_is_killed_fetches_no_piece_twice() {
     // So slow that it is amid its work when it is killed.
-    let slowly = Faults { dripped: ALWAYS, drip_bytes_per_second: 1 << 20, ..Faults::default() };
+    let slowly = Faults { dripped: Rate::Always, drip_bytes_per_second: 1 << 20, ..Faults::default() };
     let (server, mirrors, checkpoint) = served(&[("mirror", slowly)]).await;
     let directory = tempfile::tempdir().unwrap();
     let orders = format!("{} {}", directory.path().display(), server.base_url("mirror"));
@@ -350,7 +350,7 @@ async fn pieces_that_a_bucket_has_damaged_are_put_there_again_by_the_next_to_pub
 
 #[tokio::test]
 async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest_after_them() {
-    let cut_short = store::faulty::Faults { cut_short: 1.0, ..Default::default() };
+    let cut_short = Faults { truncated: Rate::Always, ..Faults::default() };
     let bucket = FaultyStore::new(MemoryStore::new(), 0, cut_short);
     let checkpoint = checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap();
     let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
@@ -365,7 +365,7 @@ async fn pieces_that_a_bucket_does_not_give_are_put_there_again_and_the_manifest
     bucket.inner().head(&manifest).await.unwrap();
 
     // What takes nothing either says so.
-    bucket.set(store::faulty::Faults { unavailable: 1.0, ..Default::default() });
+    bucket.inject(Faults { unavailable: Rate::Always, ..Faults::default() });
     let refused = checkpoint::publish(Blocking::Pool, &bucket, &mut state()).await.unwrap_err();
     let CheckpointError::Put(StoreError::Unavailable { action, .. }) = refused else { panic!("{refused:?}") };
     assert_eq!(action, store::Action::Write);
@@ -403,9 +403,13 @@ async fn served(faults: &[(&str, Faults)]) -> (S3Server, Mirrors, Checkpoint) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lying_and_a_crawling_mirror_lose_their_share_and_cost_nothing_but_their_own_bytes() {
     let pieces = "pieces/".to_owned();
-    let lies = Faults { prefix: pieces.clone(), flipped: ALWAYS, ..Faults::default() };
-    let crawls =
-        Faults { prefix: pieces, dripped: ALWAYS, drip_bytes_per_second: 70 << 10, ..Faults::default() };
+    let lies = Faults { prefix: pieces.clone(), flipped: Rate::Always, ..Faults::default() };
+    let crawls = Faults {
+        prefix: pieces,
+        dripped: Rate::Always,
+        drip_bytes_per_second: 70 << 10,
+        ..Faults::default()
+    };
     let (server, mirrors, checkpoint) =
         served(&[("liar", lies), ("crawler", crawls), ("honest", Faults::default())]).await;
     let fetch = HttpFetcher::new(FetchPolicy::localnet()).unwrap();

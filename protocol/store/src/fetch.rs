@@ -1,10 +1,9 @@
-//! Reading what strangers serve (PROT-13, PROT-15).
+//! Reading from the buckets of strangers (PROT-13, PROT-15).
 //!
-//! An endpoint on the chain is whatever its owner wrote there. So a fetch knows beforehand how many bytes it may get,
-//! what they must hash to and when it must end, and whatever goes wrong is one of two things: something that *they*
-//! did, which a validator may attest as a fault, or something that may as well have been *our* network, disk or haste,
-//! which is no observation (PROT-14). In doubt it is ours: a fault needs two thirds anyway, and a seat that nobody can
-//! read is not merged either.
+//! The owner of a seat may write any endpoint to the chain. So a fetch knows in advance how many bytes it may get, their
+//! digest, and its deadline. Each failure is either the endpoint's, which a validator may attest as a fault, or may be
+//! this node's own, which is no observation (PROT-14). In doubt it is this node's: a fault needs two thirds of the stake
+//! anyway, and a contribution that no validator can read is not merged either.
 
 pub mod address;
 pub mod http;
@@ -22,15 +21,14 @@ use crate::TrafficTotals;
 pub use address::AddressClass;
 pub use http::{FetchPolicy, HttpFetcher, Resolver};
 
-/// Reads one object from somebody's bucket, as anybody may: without a credential.
+/// Reads objects from any bucket, without a credential.
 #[async_trait]
 pub trait Fetch: Send + Sync {
-    /// Gets the object `key` below `base_url`, within `limits`. What comes is not checked against anything yet: see
-    /// [`fetch_verified`].
+    /// Gets the object `key` below `base_url`, within `limits`. Its digest is not checked: see [`fetch_verified`].
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError>;
 
-    /// The same, within the same limits, but hands the object on piece by piece as it comes. Where this fails, `to` may
-    /// have a part of it. Where nothing better is said, it comes in one piece, once it is there.
+    /// The same, but passes the object to `to` piece by piece as it arrives. After a failure `to` may have a part of it.
+    /// By default the object comes in one piece.
     async fn fetch_into(
         &self,
         base_url: &str,
@@ -44,8 +42,8 @@ pub trait Fetch: Send + Sync {
         Ok(())
     }
 
-    /// Gets the bytes `range` of an object, and no others: an endpoint that answers with other ones is refused. Where
-    /// nothing better is said, the whole object comes.
+    /// Gets exactly the bytes `range` of an object; another range in the answer is an error. By default the whole object
+    /// is fetched.
     async fn fetch_range(
         &self,
         base_url: &str,
@@ -57,11 +55,11 @@ pub trait Fetch: Send + Sync {
         cut(&whole, &range)
     }
 
-    /// The bytes that came down since this fetcher was made, those of failed fetches included.
+    /// The bytes that came down since this fetcher was made, including those of failed fetches.
     fn traffic(&self) -> TrafficTotals;
 }
 
-/// These bytes of a whole object.
+/// Bytes of a whole object.
 fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError> {
     let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let cut = (at(range.end) <= whole.len() && range.start <= range.end)
@@ -97,14 +95,14 @@ impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
     }
 }
 
-/// Takes an object while it comes. Nothing of it is to be believed before the fetch has succeeded.
+/// Receives an object while it arrives. None of it is verified before the fetch has succeeded.
 ///
-/// It is called between two reads of the network, so it does not wait for anything.
+/// It is called between two reads of the network, so it must not block.
 pub trait Sink: Send {
-    /// An object begins that is to have `length` bytes. What came before was of a fetch that failed, and is forgotten.
+    /// An object of `length` bytes begins. Any bytes before were of a failed fetch and are dropped.
     fn begin(&mut self, length: u64);
 
-    /// The next bytes, in order; all together never more than `length`.
+    /// The next bytes, in order; in total never more than `length`.
     fn piece(&mut self, bytes: &[u8]);
 }
 
@@ -116,12 +114,12 @@ pub struct BufferSink {
 }
 
 impl BufferSink {
-    /// What has come so far.
+    /// The bytes so far.
     pub fn so_far(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How long the object is to be.
+    /// The announced length of the object.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -136,7 +134,7 @@ impl Sink for BufferSink {
         *self = BufferSink { bytes: Vec::new(), length };
     }
 
-    /// Memory is taken as bytes come, not as they are promised; and in the end no more than was promised.
+    /// Memory grows with the bytes that arrive, not with the announced length, and never beyond it.
     fn piece(&mut self, bytes: &[u8]) {
         let held = self.bytes.len();
         if self.bytes.capacity() - held < bytes.len() {
@@ -147,16 +145,16 @@ impl Sink for BufferSink {
     }
 }
 
-/// What one fetch may take.
+/// The limits of one fetch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
     /// The largest legal size of the object, known from the schema (PROT-8).
     pub max_bytes: u64,
-    /// The fetch is over after this long, however well it goes. What is late because of this counts as ours.
+    /// The fetch ends after this, however well it goes. This counts as the node's own failure.
     pub deadline: Duration,
-    /// From the connection to the first line of an answer.
+    /// From the connection to the first line of the answer.
     pub first_byte: Duration,
-    /// Whoever sends fewer bytes a second than this over a whole `rate_window` crawls, and is cut off.
+    /// An endpoint that sends fewer bytes per second over a whole `rate_window` is too slow, and is cut off.
     pub min_bytes_per_second: u64,
     pub rate_window: Duration,
 }
@@ -175,30 +173,30 @@ impl Limits {
         }
     }
 
-    /// The same, but over after `deadline`.
+    /// The same with another deadline.
     pub fn within(self, deadline: Duration) -> Limits {
         Limits { deadline, ..self }
     }
 }
 
-/// Why there are no bytes. [`FetchError::is_theirs`] says whose doing it was.
+/// Why a fetch failed. [`FetchError::is_theirs`] tells whose failure it is.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
     #[error("the endpoint's URL cannot be used: {why}")]
     BadUrl { why: String },
-    #[error("the endpoint is at {address}, {class}: not an address that strangers may send us to")]
+    #[error("the endpoint is at {address}, {class}: a node fetches from no such address")]
     ForbiddenAddress { address: IpAddr, class: AddressClass },
-    #[error("the object is not there")]
+    #[error("the endpoint does not have the object")]
     Missing,
     #[error("the endpoint refused with status {status}")]
     Refused { status: u16 },
-    #[error("the endpoint sends us elsewhere with status {status}")]
+    #[error("the endpoint redirects with status {status}")]
     Redirected { status: u16 },
     #[error("the endpoint does not say how large the object is")]
     NoLength,
     #[error("the endpoint sends the object encoded as {encoding:?}")]
     Encoded { encoding: String },
-    #[error("the object has {bytes} bytes, more than the {max_bytes} that it may have")]
+    #[error("the object has {bytes} bytes, more than the {max_bytes} allowed")]
     TooLarge { bytes: u64, max_bytes: u64 },
     #[error("no answer within {after:?} of connecting")]
     Stalled { after: Duration },
@@ -206,9 +204,9 @@ pub enum FetchError {
     Crawled { bytes: u64, window: Duration },
     #[error("the endpoint closed the connection after {got} of {expected} bytes")]
     CutShort { got: u64, expected: u64 },
-    #[error("the endpoint was asked for bytes {first} to {last}, and answered with {said}")]
+    #[error("the endpoint was asked for bytes {first} to {last} and answered with {said}")]
     OtherRange { first: u64, last: u64, said: String },
-    #[error("the bytes have the digest {got}, and should have {expected}")]
+    #[error("the bytes have the digest {got}, not {expected}")]
     WrongDigest { expected: Digest, got: Digest },
 
     #[error("the endpoint's name could not be resolved: {what}")]
@@ -226,7 +224,7 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// Whether the endpoint's owner is to blame, so that a validator may attest a fault. Otherwise it is no observation.
+    /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no observation.
     pub fn is_theirs(&self) -> bool {
         match self {
             FetchError::BadUrl { .. }
@@ -251,7 +249,7 @@ impl FetchError {
         }
     }
 
-    /// Whether the same endpoint may do better if asked again soon.
+    /// Whether the same fetch may succeed soon.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -266,7 +264,7 @@ impl FetchError {
         )
     }
 
-    /// A short name for logs, tables and metrics; never changes.
+    /// A stable short name for logs, tables and metrics.
     pub fn label(&self) -> &'static str {
         match self {
             FetchError::BadUrl { .. } => "bad-url",
@@ -292,7 +290,7 @@ impl FetchError {
     }
 }
 
-/// Fetches an object and checks that it is the one whose digest the chain holds.
+/// Fetches an object and compares its digest.
 pub async fn fetch_verified(
     fetch: &dyn Fetch,
     base_url: &str,
@@ -305,8 +303,7 @@ pub async fn fetch_verified(
     Ok(whole.into_bytes())
 }
 
-/// As [`fetch_verified`], but hands the object on while it comes, and hashes it as it goes by. Only once this has
-/// succeeded was it the right one.
+/// As [`fetch_verified`], but passes the object to `to` while it arrives. The object is verified once this succeeds.
 pub async fn fetch_verified_into(
     fetch: &dyn Fetch,
     base_url: &str,
@@ -321,7 +318,7 @@ pub async fn fetch_verified_into(
     if got == *digest { Ok(()) } else { Err(FetchError::WrongDigest { expected: *digest, got }) }
 }
 
-/// Hashes what goes by.
+/// Hashes the bytes that pass.
 struct Hashed<'a> {
     hasher: blake3::Hasher,
     to: &'a mut dyn Sink,
@@ -339,15 +336,15 @@ impl Sink for Hashed<'_> {
     }
 }
 
-/// Somebody who may have the object.
+/// An endpoint that may have the object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Whose endpoint it is, where it is a seat's.
+    /// The seat, if it is a seat's endpoint.
     pub uid: Option<Uid>,
     pub base_url: String,
 }
 
-/// Whom to ask for one object, in which order, and how often.
+/// The mirrors to ask for an object, their order, and the number of rounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchPlan {
     mirrors: Vec<Mirror>,
@@ -356,62 +353,60 @@ pub struct FetchPlan {
     total: Option<Duration>,
 }
 
-/// What it took to get an object.
+/// The mirror that had an object, and those that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
-    /// Who had it.
+pub struct FetchedFrom {
     pub from: Mirror,
-    /// Who was asked before, and what became of it. In the order of asking.
+    /// In the order of the requests.
     pub failures: Vec<Failure>,
 }
 
-/// An object, and what it took to get it.
+/// An object, the mirror that had it, and those that failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fetched {
     pub bytes: Bytes,
-    /// Who had it.
     pub from: Mirror,
-    /// Who was asked before, and what became of it. In the order of asking.
+    /// In the order of the requests.
     pub failures: Vec<Failure>,
 }
 
-/// One mirror's failure.
+/// The failure of one mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     pub mirror: Mirror,
     pub error: FetchError,
 }
 
-/// Nobody had the object.
+/// No mirror gave the object.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("none of {asked} mirrors gave {key}{last}", last = self.last())]
 pub struct AllMirrorsFailed {
     pub key: String,
-    /// How many there were to ask.
+    /// The number of mirrors.
     pub asked: usize,
-    /// In the order of asking; those of all rounds.
+    /// Of all rounds, in the order of the requests.
     pub failures: Vec<Failure>,
 }
 
 impl AllMirrorsFailed {
     fn last(&self) -> String {
-        self.failures.last().map_or(String::new(), |failure| format!("; the last one: {}", failure.error))
+        self.failures.last().map_or(String::new(), |failure| format!("; the last failure: {}", failure.error))
     }
 }
 
 impl FetchPlan {
-    /// Nobody yet; one round.
+    /// No mirror, one round.
     pub fn new() -> FetchPlan {
         FetchPlan { mirrors: Vec::new(), rounds: 1, pause: Duration::from_millis(500), total: None }
     }
 
-    /// Then ask this one.
+    /// Adds a mirror.
     pub fn then(mut self, uid: Option<Uid>, base_url: impl Into<String>) -> FetchPlan {
         self.mirrors.push(Mirror { uid, base_url: base_url.into() });
         self
     }
 
-    /// Then ask these, in an order that only `seed` decides: so that not everybody asks the same one first.
+    /// Adds mirrors in an order that `seed` decides, so that different nodes begin with different mirrors.
     pub fn then_shuffled(mut self, mirrors: impl IntoIterator<Item = Mirror>, seed: &[u8]) -> FetchPlan {
         let mut keyed: Vec<_> = mirrors
             .into_iter()
@@ -426,14 +421,14 @@ impl FetchPlan {
         self
     }
 
-    /// Ask all of them up to `rounds` times, with a pause between. Who failed for good is asked only once.
+    /// Asks all mirrors up to `rounds` times, with a pause between. A mirror that failed for good is asked only once.
     pub fn rounds(mut self, rounds: u32, pause: Duration) -> FetchPlan {
         self.rounds = rounds.max(1);
         self.pause = pause;
         self
     }
 
-    /// All of it together ends by then.
+    /// Ends all rounds together after `total`.
     pub fn within(mut self, total: Duration) -> FetchPlan {
         self.total = Some(total);
         self
@@ -452,12 +447,12 @@ impl FetchPlan {
         limits: &Limits,
     ) -> Result<Fetched, AllMirrorsFailed> {
         let mut whole = BufferSink::default();
-        let Found { from, failures } = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
+        let FetchedFrom { from, failures } = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
         Ok(Fetched { bytes: whole.into_bytes(), from, failures })
     }
 
-    /// As [`FetchPlan::fetch`], but hands the object on while it comes: for each mirror from the beginning. Only once
-    /// this has succeeded was it the right one.
+    /// As [`FetchPlan::fetch`], but passes the object to `to` while it arrives, from the beginning for each mirror. The
+    /// object is verified once this succeeds.
     pub async fn fetch_into(
         &self,
         fetch: &dyn Fetch,
@@ -465,7 +460,7 @@ impl FetchPlan {
         digest: &Digest,
         limits: &Limits,
         to: &mut dyn Sink,
-    ) -> Result<Found, AllMirrorsFailed> {
+    ) -> Result<FetchedFrom, AllMirrorsFailed> {
         let end = self.total.map(|total| tokio::time::Instant::now() + total);
         let mut failures: Vec<Failure> = Vec::new();
         let mut left: Vec<&Mirror> = self.mirrors.iter().collect();
@@ -486,7 +481,7 @@ impl FetchPlan {
                     }
                 };
                 match fetch_verified_into(fetch, &mirror.base_url, key, digest, &limits, to).await {
-                    Ok(()) => return Ok(Found { from: mirror.clone(), failures }),
+                    Ok(()) => return Ok(FetchedFrom { from: mirror.clone(), failures }),
                     Err(error) => {
                         tracing::debug!(object = %key, mirror = mirror.base_url, %error, "a mirror failed");
                         if error.may_pass() {

@@ -1,11 +1,10 @@
 #![doc = include_str!("../README.md")]
 
-pub mod disk;
-pub mod faulty;
+mod bucket;
+pub mod faults;
 pub mod fetch;
 pub mod memory;
 mod object;
-pub mod probe;
 pub mod s3;
 pub mod tls;
 mod traffic;
@@ -18,31 +17,29 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use protocol::keys::ObjectKey;
 
-pub use disk::DiskStore;
-pub use faulty::FaultyStore;
+pub use bucket::{BucketError, check_bucket};
+pub use faults::{Faults, FaultyStore, Rate};
 pub use fetch::{
     BufferSink, Fetch, FetchError, FetchPlan, HttpFetcher, Limits, Sink, fetch_verified, fetch_verified_into,
 };
 pub use memory::MemoryStore;
-pub use probe::{ProbeReport, probe, probe_public};
 pub use s3::{Credentials, S3Settings, S3Store};
 pub use traffic::{Traffic, TrafficTotals};
 
-/// One's own bucket. Whoever holds a `Store` may write to it; others read it through [`Fetch`].
+/// A node's own bucket. The node writes to it; others read it through [`Fetch`].
 ///
-/// Writing the same object twice is harmless, because names derive from contents (PROT-12): every operation here may be
-/// repeated after a failure whose outcome is unknown. Nothing here is conditional, because stores exist that accept a
-/// conditional write and ignore the condition, and nothing tells the time, because a store's clock is its owner's
-/// (PROT-1).
+/// Names derive from contents (PROT-12), so every operation may be repeated after a failure whose outcome is unknown.
+/// Nothing here is conditional, because some stores accept a conditional write and ignore the condition. Nothing tells
+/// the time, because the clock of a store is its owner's (PROT-1).
 #[async_trait]
 pub trait Store: Send + Sync {
-    /// Where the objects go, for logs and messages. Never contains a secret.
+    /// The bucket, for logs and error texts. Never contains a secret.
     fn describe(&self) -> String;
 
-    /// Writes a whole object, or nothing: no reader ever sees a part of it. Replaces an object of that name.
+    /// Writes a whole object or nothing: no reader ever sees a part of it. Replaces an object of that name.
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
 
-    /// Writes the contents of a file, a part at a time where the store can take parts. Returns the bytes written.
+    /// Writes the contents of a file, in parts where the store takes parts. Returns the bytes written.
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
         let bytes = read_file(path).await?;
         let length = bytes.len() as u64;
@@ -53,56 +50,49 @@ pub trait Store: Send + Sync {
     /// Reads a whole object of at most `max_bytes`. A larger one is refused before its contents are read.
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError>;
 
-    /// Reads the bytes `range` of an object. A range that reaches past the end gives what there is.
+    /// Reads the bytes `range` of an object, cut at the object's end.
     async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError>;
 
-    /// How many bytes the object has.
+    /// The length of an object in bytes.
     async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError>;
 
-    /// Removes an object. Removing one that is not there is a success.
+    /// Removes an object. Removing a missing object succeeds.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
 
-    /// The objects below `prefix`, which is a whole number of name parts (`a/b` finds `a/b/c`, never `a/bc`); empty for
-    /// all of them. In order of their names; at most `max_entries`.
+    /// The objects below `prefix`, which is a whole number of name parts (`a/b` finds `a/b/c`, never `a/bc`), or below
+    /// nothing for all of them. In order of their names; at most `max_entries`.
     async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError>;
 
-    /// Writes an object only where there is none of that name, and says whether it did.
-    ///
-    /// For [`probe()`] alone. No rule may rely on it: see the note at [`Store`].
-    async fn put_if_absent(&self, _key: &ObjectKey, _bytes: Bytes) -> Result<bool, StoreError> {
-        Err(StoreError::Unsupported { what: "writing only where nothing is" })
-    }
-
-    /// The bytes that went up and down since the store was opened, object contents only.
+    /// The bytes of object contents that went up and down since the store was opened.
     fn traffic(&self) -> TrafficTotals;
 }
 
-/// What [`Store::list`] found.
+/// The result of [`Store::list`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// In order of their names.
     pub entries: Vec<Entry>,
-    /// False if there are more than were asked for.
+    /// False if there are more objects than were asked for.
     pub complete: bool,
 }
 
 /// An object in a [`Listing`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Entry {
-    /// As it is in the bucket. Foreign objects have names that no [`ObjectKey`] has.
+    /// The name in the bucket. Foreign objects may have names that are no [`ObjectKey`].
     pub name: String,
     pub bytes: u64,
 }
 
 impl Entry {
-    /// The name as a key, if it is one that we would give.
+    /// The name as a key, if it is one.
     pub fn key(&self) -> Option<ObjectKey> {
         self.name.parse().ok()
     }
 }
 
-/// What a store was asked to do when it failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operation of a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Action {
     Write,
     Read,
@@ -126,7 +116,7 @@ impl std::fmt::Display for Action {
 /// The cause below a [`StoreError`].
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why one's own store did not do what it was asked.
+/// Why an operation of the node's own store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("there is no object {key}")]
@@ -137,7 +127,7 @@ pub enum StoreError {
     NoBucket { store: String },
     #[error("{store} refused to {action} {name}: check the access key, its secret and what it may do")]
     Denied { store: String, action: Action, name: String, source: Source },
-    #[error("there is no room in {store} to {action} {name}: free some space, then try again")]
+    #[error("{store} has no space to {action} {name}: free some space, then try again")]
     Full { store: String, action: Action, name: String, source: Source },
     #[error("could not {action} {name} in {store} within {after:?}")]
     Deadline { store: String, action: Action, name: String, after: Duration },
@@ -145,14 +135,12 @@ pub enum StoreError {
     Unavailable { store: String, action: Action, name: String, source: Source },
     #[error("{store} gave {got} of the {expected} bytes of {key}")]
     CutShort { store: String, key: String, got: u64, expected: u64 },
-    #[error("{name} is no name for an object: {why}")]
+    #[error("{name} cannot be the name of an object: {why}")]
     BadName { name: String, why: String },
     #[error("could not read the file {path}")]
     File { path: String, source: std::io::Error },
-    #[error("the settings of the store do not fit: {what}")]
+    #[error("the settings of the store cannot be used: {what}")]
     Settings { what: String },
-    #[error("this store does not support {what}")]
-    Unsupported { what: &'static str },
 }
 
 impl StoreError {
@@ -160,7 +148,7 @@ impl StoreError {
         matches!(self, StoreError::NotFound { .. })
     }
 
-    /// Whether the same call may succeed later without anybody changing a setting.
+    /// Whether the same call may succeed later with the same settings.
     pub fn may_pass(&self) -> bool {
         matches!(
             self,
@@ -199,9 +187,6 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
         (**self).list(prefix, max_entries).await
     }
-    async fn put_if_absent(&self, key: &ObjectKey, bytes: Bytes) -> Result<bool, StoreError> {
-        (**self).put_if_absent(key, bytes).await
-    }
     fn traffic(&self) -> TrafficTotals {
         (**self).traffic()
     }
@@ -212,7 +197,7 @@ async fn read_file(path: &Path) -> Result<Bytes, StoreError> {
     tokio::fs::read(path).await.map(Bytes::from).map_err(source)
 }
 
-/// A prefix as given by a caller: no slash at either end.
+/// A caller's prefix without slashes at its ends.
 fn trimmed(prefix: &str) -> &str {
     prefix.trim_matches('/')
 }
@@ -222,7 +207,7 @@ fn is_below(name: &str, prefix: &str) -> bool {
     prefix.is_empty() || name.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// An error and its sources on one line. A source that repeats the text before it is left out.
+/// An error and its sources on one line. Leaves out a source that repeats the text before it.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut last = text.clone();
@@ -253,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_is_worth_another_try() {
+    fn only_an_error_that_may_pass_is_worth_a_retry() {
         let source = || Box::<dyn std::error::Error + Send + Sync>::from("x");
         let (store, name) = (String::new(), String::new());
         let full = StoreError::Full {

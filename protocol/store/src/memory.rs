@@ -1,4 +1,4 @@
-//! A store in memory, and a network of them: what a simulation of many roles in one process runs on.
+//! A store in memory, and a network of such stores: for simulations of many nodes in one process.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -30,7 +30,7 @@ impl MemoryStore {
     }
 
     fn objects(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Bytes>> {
-        // The map is whole even if a holder of the lock panicked: no change to it has two steps.
+        // No change to the map has two steps, so a panic elsewhere leaves it whole.
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -39,11 +39,8 @@ impl MemoryStore {
         found.ok_or_else(|| StoreError::NotFound { key: key.to_string() })
     }
 
-    fn insert(&self, key: &ObjectKey, bytes: Bytes, replace: bool) -> Result<bool, StoreError> {
+    fn insert(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         let mut objects = self.objects();
-        if !replace && objects.contains_key(key.as_str()) {
-            return Ok(false);
-        }
         let others: u64 = objects
             .iter()
             .filter(|(name, _)| *name != key.as_str())
@@ -60,7 +57,7 @@ impl MemoryStore {
         self.traffic.add_up(bytes.len() as u64);
         // A slice of something large would keep all of it alive.
         objects.insert(key.to_string(), Bytes::copy_from_slice(&bytes));
-        Ok(true)
+        Ok(())
     }
 }
 
@@ -71,7 +68,7 @@ impl Store for MemoryStore {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.insert(key, bytes, true).map(|_| ())
+        self.insert(key, bytes)
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
@@ -111,16 +108,12 @@ impl Store for MemoryStore {
         Ok(Listing { entries, complete: below.next().is_none() })
     }
 
-    async fn put_if_absent(&self, key: &ObjectKey, bytes: Bytes) -> Result<bool, StoreError> {
-        self.insert(key, bytes, false)
-    }
-
     fn traffic(&self) -> TrafficTotals {
         self.traffic.totals()
     }
 }
 
-/// A [`Fetch`] that finds stores of this process by their base URL. What [`crate::HttpFetcher`] is to a network.
+/// A [`Fetch`] that finds stores of this process by their base URL, in place of [`crate::HttpFetcher`].
 #[derive(Default)]
 pub struct MemoryFetcher {
     stores: Mutex<BTreeMap<String, Arc<dyn Store>>>,
@@ -132,14 +125,14 @@ impl MemoryFetcher {
         MemoryFetcher::default()
     }
 
-    /// From now on `store` is what stands at `base_url`.
+    /// Serves `store` at `base_url`.
     pub fn serve(&self, base_url: impl Into<String>, store: Arc<dyn Store>) {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).insert(base_url.into(), store);
     }
 
     fn at(&self, base_url: &str) -> Result<Arc<dyn Store>, FetchError> {
         let store = self.stores.lock().unwrap_or_else(PoisonError::into_inner).get(base_url).cloned();
-        store.ok_or_else(|| FetchError::Unreachable { what: format!("nobody answers at {base_url}") })
+        store.ok_or_else(|| FetchError::Unreachable { what: format!("there is no server at {base_url}") })
     }
 
     async fn answer(
@@ -166,7 +159,7 @@ impl MemoryFetcher {
         Ok(bytes)
     }
 
-    /// From now on nobody answers at `base_url`.
+    /// Serves nothing at `base_url` any more.
     pub fn vanish(&self, base_url: &str) {
         self.stores.lock().unwrap_or_else(PoisonError::into_inner).remove(base_url);
     }

@@ -1,5 +1,4 @@
-//! What S3 and the local disk have in common: both are an `object_store`, and everything a caller relies on (bounds,
-//! deadlines, counting, typed errors) is decided here, once.
+//! The operations of an [`S3Store`]: limits, deadlines, counting and typed errors around `object_store`.
 
 use std::ops::Range;
 use std::path::Path;
@@ -10,17 +9,18 @@ use async_trait::async_trait;
 use bytes::{BufMut, Bytes, BytesMut};
 use futures::stream::FuturesUnordered;
 use futures::{Stream, TryStreamExt};
+use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
 use protocol::keys::ObjectKey;
 use tokio::io::AsyncReadExt;
 
 use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
 
-/// How the objects travel.
+/// The limits of transfers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
-    /// A whole operation, with all its retries, ends by then.
+    /// For a whole operation with all its retries.
     pub deadline: Duration,
     /// Larger objects are uploaded in parts.
     pub single_put_bytes_max: usize,
@@ -30,16 +30,16 @@ pub(crate) struct Transfer {
     pub parts_at_once: usize,
 }
 
-/// A [`Store`] over any `object_store`.
-pub struct Objects<B> {
-    pub(crate) backend: B,
+/// A node's own bucket at an S3-compatible provider. Opened with [`S3Store::open`].
+pub struct S3Store {
+    pub(crate) backend: AmazonS3,
     pub(crate) describe: String,
     pub(crate) transfer: Transfer,
     pub(crate) traffic: Arc<Traffic>,
 }
 
 #[async_trait]
-impl<B: ObjectStore> Store for Objects<B> {
+impl Store for S3Store {
     fn describe(&self) -> String {
         self.describe.clone()
     }
@@ -151,7 +151,6 @@ impl<B: ObjectStore> Store for Objects<B> {
             _ => Some(parsed(prefix)?),
         };
         self.within(Action::List, prefix, async {
-            // The disk lists in the order of its directories: what is kept are the first names, whatever came first.
             let mut found = self.backend.list(below.as_ref());
             let mut entries = std::collections::BTreeSet::new();
             let mut complete = true;
@@ -169,29 +168,12 @@ impl<B: ObjectStore> Store for Objects<B> {
         .await
     }
 
-    async fn put_if_absent(&self, key: &ObjectKey, bytes: Bytes) -> Result<bool, StoreError> {
-        let at = location(key)?;
-        self.within(Action::Write, key.as_str(), async {
-            match self.backend.put_opts(&at, bytes.into(), PutMode::Create.into()).await {
-                Ok(_) => Ok(true),
-                Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-                    Ok(false)
-                }
-                Err(
-                    object_store::Error::NotImplemented { .. } | object_store::Error::NotSupported { .. },
-                ) => Err(Failure::Typed(StoreError::Unsupported { what: "writing only where nothing is" })),
-                Err(other) => Err(Failure::Backend(other)),
-            }
-        })
-        .await
-    }
-
     fn traffic(&self) -> TrafficTotals {
         self.traffic.totals()
     }
 }
 
-/// What stopped an operation, before it has a name.
+/// The failure of an operation, before it becomes a [`StoreError`].
 enum Failure {
     Backend(object_store::Error),
     Local(std::io::Error),
@@ -204,8 +186,8 @@ impl From<std::io::Error> for Failure {
     }
 }
 
-impl<B: ObjectStore> Objects<B> {
-    /// Uploads the parts in order, a few at a time, and leaves nothing behind if one of them fails.
+impl S3Store {
+    /// Uploads the parts in order, a few at a time. Leaves nothing behind if one of them fails.
     async fn put_parts(
         &self,
         at: &Location,
@@ -216,7 +198,7 @@ impl<B: ObjectStore> Objects<B> {
             Ok(bytes) => Ok(bytes),
             Err(failure) => {
                 if let Err(error) = upload.abort().await {
-                    tracing::warn!(object = %at, %error, "could not take back an upload that failed");
+                    tracing::warn!(object = %at, %error, "could not abort a failed upload");
                 }
                 Err(failure)
             }
@@ -230,7 +212,7 @@ impl<B: ObjectStore> Objects<B> {
         max_bytes: u64,
         too_large: impl Fn(u64) -> StoreError,
     ) -> Result<Bytes, Failure> {
-        // One's own store is believed, up to the bound.
+        // The length that the node's own store announces is trusted, up to the limit.
         let mut whole = BytesMut::with_capacity(usize::try_from(expected.min(max_bytes)).unwrap_or(0));
         while let Some(chunk) = chunks.try_next().await.map_err(Failure::Backend)? {
             self.traffic.add_down(chunk.len() as u64);
@@ -256,7 +238,7 @@ impl<B: ObjectStore> Objects<B> {
         }))
     }
 
-    /// Runs one operation within the deadline, and gives its failure a name.
+    /// Runs one operation within the deadline, and names its failure.
     async fn within<T>(
         &self,
         action: Action,
@@ -301,7 +283,7 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
     use object_store::Error as E;
     match error {
         E::NotFound { source, .. } => {
-            // What is not found when one writes or lists is the bucket itself.
+            // A write or a list that finds nothing has no bucket.
             let bucket = matches!(action, Action::Write | Action::List);
             if bucket || source.to_string().contains("NoSuchBucket") {
                 StoreError::NoBucket { store }
@@ -313,7 +295,7 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
             StoreError::Denied { store, action, name, source }
         }
         E::InvalidPath { source } => StoreError::BadName { name, why: source.to_string() },
-        // Some requests, lists among them, fail without a kind: then the answer itself has to tell.
+        // Some requests, lists among them, fail without a kind: the text of the answer has it.
         E::Generic { source, .. } => match Hint::of(source.as_ref()) {
             Hint::Full => StoreError::Full { store, action, name, source },
             Hint::Denied => StoreError::Denied { store, action, name, source },
@@ -324,7 +306,7 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
     }
 }
 
-/// What an error of no particular kind says further down.
+/// The kind of an error, from its sources.
 enum Hint {
     Full,
     Denied,

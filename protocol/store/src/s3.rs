@@ -1,23 +1,21 @@
 //! A bucket at any S3-compatible provider.
 //!
-//! Nothing here waits for long: a miner whose upload may take three minutes of silent retries has missed its window
-//! long before it learns of it. So the number of tries is small, and one deadline covers them all.
+//! A miner whose upload retries for three minutes in silence has missed its window long before it learns of it. So the
+//! number of retries is small, and one deadline covers them all.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use object_store::aws::{AmazonS3, AmazonS3Builder};
+use object_store::aws::AmazonS3Builder;
 use object_store::{BackoffConfig, ClientOptions, RetryConfig};
 use serde::Deserialize;
 use url::Url;
 
-use crate::object::{Objects, Transfer};
+pub use crate::object::S3Store;
+use crate::object::Transfer;
 use crate::{StoreError, Traffic, tls};
 
-/// One's own bucket at an S3-compatible provider. Open it with `S3Store::open`.
-pub type S3Store = Objects<AmazonS3>;
-
-/// The key pair that may write to one's own bucket. Shown without its secret.
+/// The key pair of a bucket. `Debug` leaves out the secret.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Credentials {
@@ -25,32 +23,31 @@ pub struct Credentials {
     pub secret_key: String,
 }
 
-/// Where the bucket is, who we are to it, and how long anything may take.
+/// A bucket, its keys, and the limits of its operations.
 #[derive(Clone, Debug)]
 pub struct S3Settings {
-    /// `https://host[:port]`, without the bucket. `http` is taken at its word: the keys never travel, but the contents
-    /// do.
+    /// `https://host[:port]`, without the bucket. Over `http` the secret never travels, but the contents do.
     pub endpoint: String,
     pub bucket: String,
     pub region: String,
     pub credentials: Credentials,
-    /// A whole operation, with all its retries, ends by then.
+    /// For a whole operation with all its retries.
     pub deadline: Duration,
-    /// Tries after the first.
+    /// Retries after the first request.
     pub retries: usize,
-    /// One try: from the request to the next sign of life.
+    /// For one request: the longest silence of the server.
     pub try_timeout: Duration,
     /// Larger objects are uploaded in parts of this size: at least 5 MiB.
     pub part_bytes: usize,
-    /// Parts on their way at once.
+    /// Parts uploaded at once.
     pub parts_at_once: usize,
 }
 
-/// S3 takes no smaller part, the last one excepted.
+/// The smallest part of an S3 upload, except the last one.
 pub const PART_BYTES_MIN: usize = 5 << 20;
 
 impl S3Settings {
-    /// The settings that fit most: region `us-east-1`, 4 retries, 2 minutes in all, parts of 8 MiB.
+    /// Default limits: region `us-east-1`, 4 retries, 2 minutes in total, parts of 8 MiB.
     pub fn new(
         endpoint: impl Into<String>,
         bucket: impl Into<String>,
@@ -69,28 +66,28 @@ impl S3Settings {
         }
     }
 
-    /// The base URL under which everybody reads this bucket, where the provider serves it by path.
+    /// The public base URL of this bucket at a provider with path-style URLs.
     pub fn base_url(&self) -> String {
         format!("{}/{}", self.endpoint.trim_end_matches('/'), self.bucket)
     }
 }
 
 impl S3Store {
-    /// Checks the settings. Nothing is sent: see [`crate::probe`] for whether the bucket is there and works.
+    /// Checks the settings and sends nothing. [`crate::check_bucket`] tells whether the bucket works.
     pub fn open(settings: &S3Settings) -> Result<S3Store, StoreError> {
         let wrong = |what: String| StoreError::Settings { what };
         let endpoint = Url::parse(&settings.endpoint)
-            .map_err(|error| wrong(format!("the endpoint {:?} is no URL: {error}", settings.endpoint)))?;
+            .map_err(|error| wrong(format!("the endpoint {:?} is not a URL: {error}", settings.endpoint)))?;
         let plain = match endpoint.scheme() {
             "http" => true,
             "https" => false,
-            other => return Err(wrong(format!("the endpoint is {other}, and must be http or https"))),
+            other => return Err(wrong(format!("the endpoint is {other}, not http or https"))),
         };
         if !endpoint.username().is_empty() || endpoint.password().is_some() {
             return Err(wrong("the endpoint must not hold a credential".into()));
         }
         if settings.bucket.is_empty() || settings.bucket.contains('/') {
-            return Err(wrong(format!("{:?} is no name of a bucket", settings.bucket)));
+            return Err(wrong(format!("{:?} cannot be the name of a bucket", settings.bucket)));
         }
         if settings.credentials.access_key.is_empty() || settings.credentials.secret_key.is_empty() {
             return Err(wrong("the access key and its secret are both needed".into()));
@@ -105,7 +102,7 @@ impl S3Store {
         tls::install_provider();
         let client = ClientOptions::new()
             .with_allow_http(plain)
-            // A machine that only ever speaks to its own network need not have any certificates.
+            // A machine on its own network need not have certificates.
             .with_no_system_certificates(plain)
             .with_connect_timeout(settings.try_timeout.min(Duration::from_secs(5)))
             .with_timeout_disabled()
@@ -132,7 +129,7 @@ impl S3Store {
             .build()
             .map_err(|error| wrong(error.to_string()))?;
 
-        Ok(Objects {
+        Ok(S3Store {
             backend,
             describe: settings.base_url(),
             transfer: Transfer {
@@ -175,7 +172,7 @@ mod tests {
     fn settings_that_cannot_work_are_refused_before_anything_is_sent() {
         assert!(S3Store::open(&settings()).is_ok());
         assert!(refused(|s| s.endpoint = "ftp://host".into()).contains("http or https"));
-        assert!(refused(|s| s.endpoint = "not a url".into()).contains("is no URL"));
+        assert!(refused(|s| s.endpoint = "not a url".into()).contains("is not a URL"));
         assert!(refused(|s| s.endpoint = "https://a:b@host".into()).contains("credential"));
         assert!(refused(|s| s.bucket = "a/b".into()).contains("bucket"));
         assert!(refused(|s| s.credentials.secret_key.clear()).contains("secret"));

@@ -1,17 +1,17 @@
-//! Bytes up, bytes down: counted where they pass, so that a role can report what taking part costs.
+//! Counters of the bytes that a node moves.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-/// Two counters that many tasks may raise at once. Object contents only: headers and retries are not counted.
+/// Two counters of object contents, for many tasks at once. Headers and retries are not counted.
 #[derive(Debug, Default)]
 pub struct Traffic {
     up: AtomicU64,
     down: AtomicU64,
 }
 
-/// The value of a [`Traffic`] at one moment, in bytes.
+/// The values of a [`Traffic`] at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrafficTotals {
     pub up_bytes: u64,

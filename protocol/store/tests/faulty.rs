@@ -1,13 +1,14 @@
-//! Stores that fail on purpose, and fetching from many that do.
+//! Stores with faults, and fetching from several of them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mettle_store::faulty::{Faults, FaultyStore};
 use mettle_store::fetch::{FetchPlan, Mirror};
 use mettle_store::memory::MemoryFetcher;
-use mettle_store::{Fetch, FetchError, Limits, MemoryStore, Store, StoreError, fetch_verified};
+use mettle_store::{
+    Faults, FaultyStore, Fetch, FetchError, Limits, MemoryStore, Rate, Store, StoreError, fetch_verified,
+};
 use protocol::keys::{self, ObjectKey};
 use protocol::{Digest, Uid};
 
@@ -17,7 +18,7 @@ fn object(text: &str) -> (ObjectKey, Digest, Bytes) {
     (keys::piece(&digest), digest, bytes)
 }
 
-/// What becomes of a fixed list of operations, as letters.
+/// The results of a fixed list of operations, as letters.
 async fn story(seed: u64, faults: Faults, reversed: bool) -> Vec<String> {
     let store = FaultyStore::new(MemoryStore::new(), seed, faults);
     let mut objects: Vec<_> = (0..20).map(|number| object(&format!("object {number}"))).collect();
@@ -47,17 +48,18 @@ async fn story(seed: u64, faults: Faults, reversed: bool) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_seed_replays_every_fault_whatever_the_order_of_objects() {
+async fn a_seed_replays_every_fault_in_any_order_of_objects() {
     let faults = Faults {
-        unavailable: 0.2,
-        answer_lost: 0.2,
-        overlooked: 0.1,
-        cut_short: 0.1,
-        flipped: 0.2,
+        unavailable: Rate::Share(0.2),
+        answer_lost: Rate::Share(0.2),
+        missing: Rate::Share(0.1),
+        truncated: Rate::Share(0.1),
+        flipped: Rate::Share(0.2),
         delay_max: Duration::from_micros(50),
+        ..Faults::default()
     };
-    let first = story(1, faults, false).await;
-    assert_eq!(first, story(1, faults, true).await);
+    let first = story(1, faults.clone(), false).await;
+    assert_eq!(first, story(1, faults.clone(), true).await);
     assert_ne!(first, story(2, faults, false).await);
     let seen = first.concat();
     for kind in ['W', 'R', 'X', 'N', 'C', '!'] {
@@ -68,11 +70,12 @@ async fn a_seed_replays_every_fault_whatever_the_order_of_objects() {
 
 #[tokio::test]
 async fn a_lost_answer_has_done_the_work() {
-    let store = FaultyStore::new(MemoryStore::new(), 1, Faults { answer_lost: 1.0, ..Faults::default() });
+    let store =
+        FaultyStore::new(MemoryStore::new(), 1, Faults { answer_lost: Rate::Always, ..Faults::default() });
     let (key, _, bytes) = object("kept");
     assert!(matches!(store.put(&key, bytes.clone()).await, Err(error) if error.may_pass()));
     assert_eq!(store.inner().get(&key, 10).await.expect("there"), bytes);
-    store.set(Faults::default());
+    store.inject(Faults::default());
     store.put(&key, bytes).await.expect("harmless to repeat");
 }
 
@@ -87,7 +90,7 @@ async fn a_store_in_memory_can_be_full() {
     assert!(matches!(store.head(&second).await, Err(StoreError::NotFound { .. })));
 }
 
-/// Five mirrors: away, empty, spoiling, too large, honest.
+/// Five mirrors: away, empty, flipping bits, too large, honest.
 struct Market {
     network: MemoryFetcher,
     key: ObjectKey,
@@ -99,7 +102,8 @@ async fn market() -> Market {
     let (key, digest, bytes) = object("what everybody wants");
     let network = MemoryFetcher::new();
     network.serve("empty", Arc::new(MemoryStore::new()));
-    let spoiling = FaultyStore::new(MemoryStore::new(), 3, Faults { flipped: 1.0, ..Faults::default() });
+    let spoiling =
+        FaultyStore::new(MemoryStore::new(), 3, Faults { flipped: Rate::Always, ..Faults::default() });
     spoiling.put(&key, bytes.clone()).await.expect("put");
     network.serve("spoiling", Arc::new(spoiling));
     let large = MemoryStore::new();
@@ -112,7 +116,7 @@ async fn market() -> Market {
 }
 
 #[tokio::test]
-async fn each_mirrors_failure_is_told_and_touches_no_other() {
+async fn the_failure_of_each_mirror_is_reported_and_the_next_one_is_asked() {
     let Market { network, key, digest, bytes } = market().await;
     let plan = FetchPlan::new()
         .then(Some(Uid(1)), "away")
@@ -142,7 +146,7 @@ async fn each_mirrors_failure_is_told_and_touches_no_other() {
 }
 
 #[tokio::test]
-async fn who_failed_for_good_is_not_asked_again() {
+async fn a_mirror_that_failed_for_good_is_not_asked_again() {
     let Market { network, key, digest, .. } = market().await;
     let plan = FetchPlan::new()
         .then(None, "away")
@@ -174,7 +178,7 @@ async fn a_mirror_that_comes_back_is_found_in_a_later_round() {
 }
 
 #[tokio::test]
-async fn a_plan_ends_when_it_must() {
+async fn a_plan_ends_at_its_deadline() {
     let Market { network, key, digest, .. } = market().await;
     let slow = Faults { delay_max: Duration::from_secs(3600), ..Faults::default() };
     network.serve("slow", Arc::new(FaultyStore::new(MemoryStore::new(), 1, slow)));

@@ -4,11 +4,11 @@ use super::exchange::{Exchange, ExchangeError, Scheme, Traffic};
 use crate::study::random::Random;
 use dataset::{Dataset, ReadError};
 use model::{ConfigError, ModelConfig, Optimiser, RateSchedule, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
+use nn::{Device, Evaluator, ModelError, Trainer};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-const ON: DeviceChoice = DeviceChoice::Cpu;
+const ON: Device = Device::CPU;
 /// Held-out loss is measured after so many parts of a run, evenly spaced, …
 const STAGES: usize = 16;
 /// … and after each of the last windows, whose mean is the final loss: one window's loss has noise of its own.
@@ -172,7 +172,7 @@ impl Run {
                         Err(error) => return Err(error.into()),
                     }
                 }
-                after.push(trainer.weights_flat());
+                after.push(trainer.weights_flat()?);
             }
             exchange.window(&after, &mut theta)?;
 

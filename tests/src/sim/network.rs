@@ -17,7 +17,7 @@ use miner::{
     train::{self, Trained},
 };
 use model::init_flat;
-use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
+use nn::{Device, Evaluator, ModelError, Trainer};
 use node::{Blocking, Codec, Contribution, Followed, Follower, ModelState, follow::OwnMerge};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, SeatId, Uid, Window,
@@ -35,15 +35,16 @@ use std::{
 };
 use store::{MemoryStore, Store as _};
 use validator::{
-    aggregator,
+    attest,
     evaluate::{self, Job, Measurements},
     gather::{self, Gathered},
     gauntlet::{self, Reputations, Sketches},
+    judge, merge,
     salt::Salts,
     strategy,
 };
 
-const ON: DeviceChoice = DeviceChoice::Cpu;
+const ON: Device = Device::CPU;
 const RUN: RunId = RunId(0);
 const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
@@ -474,7 +475,7 @@ impl<'a> Network<'a> {
                     // Everything that comes in time is there: one look at each is enough.
                     let (reveal_by, give_up) =
                         (schedule.reveal_deadline(window), schedule.attest_deadline(window));
-                    let until = gather::Until { reveal_by, give_up };
+                    let until = gather::GatherDeadlines { reveal_by, give_up };
                     let looking = gather::gather(&validator.follower, &view, &seats, &heads, until);
                     self.waits.block_on(looking)
                 }
@@ -603,7 +604,7 @@ impl<'a> Network<'a> {
             let fresh = Trained::default();
             let trained =
                 train::train(&mut miner.trainer, &world.dataset, &sequences, batch, fresh, &stop, &mut ())?;
-            let after = miner.trainer.weights_flat();
+            let after = miner.trainer.weights_flat()?;
             let (declared, outcome) = match &mut miner.strategy {
                 Way::Honest { .. } => (trained.sequences, Some(after.clone())),
                 Way::Adversary(adversary) => {
@@ -740,8 +741,7 @@ impl<'a> Network<'a> {
     /// Who attests bytes as valid makes sure that others can have them (PROT-15).
     fn mirror(&self, gathered: &[Gathered]) -> Result<(), SimError> {
         for (validator, found) in self.validators.iter().zip(gathered) {
-            let mirroring =
-                aggregator::mirror(&*validator.store, &validator.follower, self.window, &found.valid);
+            let mirroring = attest::mirror(&*validator.store, &validator.follower, self.window, &found.valid);
             self.waits.block_on(mirroring)?;
         }
         Ok(())
@@ -766,15 +766,12 @@ impl<'a> Network<'a> {
             if let Some(state) = validator.state.as_ref().filter(|_| selected) {
                 let follower = &validator.follower;
                 let contributions =
-                    self.waits.block_on(aggregator::selected(follower, &view, seats, &gathered[place].valid));
+                    self.waits.block_on(merge::selected(follower, &view, seats, &gathered[place].valid));
                 let merged = contributions.ok().and_then(|inputs| follower.merge(state, &view, &inputs).ok());
                 if let Some(merged) = merged {
-                    vote = Some(self.waits.block_on(aggregator::publish(
-                        &*validator.store,
-                        follower,
-                        &merged,
-                    ))?);
-                    own[place] = Some(merged);
+                    let publish = merge::publish(Blocking::Inline, &*validator.store, follower, merged);
+                    let (merged, cast) = self.waits.block_on(publish)?;
+                    (own[place], vote) = (Some(merged), Some(cast));
                 }
             }
             // Who merged nothing is not asked in the product either; who holds no model lives off others' votes.
@@ -878,7 +875,8 @@ impl<'a> Network<'a> {
                     let (theta, valid) = (state.theta.clone(), found.valid.clone());
                     let job = Job::new(theta, &validator.follower, valid, order, assignment, seed);
                     let job = Job { held_out: 1, earlier: validator.sketches.clone(), ..job };
-                    let measured = evaluate::measure(&mut self.evaluator, &world.dataset, &job, || true)?;
+                    let measured =
+                        evaluate::measure(&mut self.evaluator, &world.dataset, &job, &mut || true)?;
                     measured_already.push((seed, digests, measured.clone()));
                     measured
                 }
@@ -886,7 +884,7 @@ impl<'a> Network<'a> {
             validator.sketches = measured.sketches.clone();
             let measured = validator.strategy.measured(window, measured);
             let trained = found.valid.iter().map(|(uid, held)| (*uid, held.header.trained)).collect();
-            let evidence = evaluate::evidence(view, seats, &trained, &found.faulty, &measured);
+            let evidence = judge::evidence(view, seats, &trained, &found.faulty, &measured);
             let verdict = gauntlet::judge(&world.params, &validator.reputations, window, &evidence);
             validator.reputations = verdict.reputations;
             if validator.honest && !recorded {

@@ -7,7 +7,7 @@ use super::{
 };
 use dataset::{Dataset, ReadError};
 use model::{ConfigError, ModelConfig, Recipe, init_flat};
-use nn::{DeviceChoice, Evaluator, ModelError, Trainer};
+use nn::{Device, Evaluator, ModelError, Trainer};
 use protocol::{
     Uid,
     contribution::{self, Schema, Sparse},
@@ -17,7 +17,7 @@ use protocol::{
 use serde::Serialize;
 use std::time::Instant;
 
-const ON: DeviceChoice = DeviceChoice::Cpu;
+const ON: Device = Device::CPU;
 /// Held-out loss is measured after so many eighths of the windows, …
 const STAGES: [usize; 4] = [1, 2, 4, 6];
 /// … and after each of the last ones, whose mean is the final loss: one window's loss has noise of its own.
@@ -168,7 +168,7 @@ impl Task {
                         Err(error) => return Err(error.into()),
                     }
                 }
-                let after = trainer.weights_flat();
+                let after = trainer.weights_flat()?;
                 differences.push(theta.iter().zip(after).map(|(before, after)| before - after).collect());
             }
             let keep = self.keeps_residuals(window).then_some(window + 1);

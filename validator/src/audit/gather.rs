@@ -1,7 +1,8 @@
-//! Gets the facts of an audit: from the chain, from everybody's buckets, and by doing the validator's work again.
+//! Gets the facts of an audit from the chain and public buckets, and by repeating the validator's merge and
+//! measurements.
 //!
-//! Everything here is public. The model of a window is made from the checkpoint before it and the updates since, or from
-//! `θ_0`; contributions come from their miners or from whoever attested to them; losses from the dataset.
+//! The window's model comes from the checkpoint before it and the updates since, or from `θ_0`; contributions from
+//! their miners or from the validators that attested them; losses from the dataset.
 
 use super::{Facts, Found, RevealedWeights, TOLERANCE};
 use crate::{
@@ -25,53 +26,56 @@ use protocol::{
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use store::{Fetch, Limits, fetch::AllMirrorsFailed};
 
-/// Windows looked back through for the two judged before a ballot was bound.
-const BALLOT_WINDOWS: u32 = 16;
+/// Windows in which the two receipts before a weight vote are looked for.
+const WEIGHT_VOTE_WINDOWS: u32 = 16;
 
-/// Who audits: a node that reads, and keeps no state.
+/// Audits with read access alone: no key, seat or saved state.
 pub struct Auditor {
     pub follower: Arc<Follower>,
     pub dataset: Arc<Dataset>,
-    /// Away while it measures.
+    /// `None` while it measures.
     pub evaluator: Option<Evaluator>,
-    /// A model that is at hand, to start from where it is early enough.
+    /// A saved model to start from, if it is not later than the window.
     pub model_at: Option<PathBuf>,
-    /// The model of the window that was asked for last, with or without its merge-side buffer.
+    /// The model of the last window audited, with or without its merge-side buffer.
     pub state: Option<ModelState>,
 }
 
-/// Why there is nothing to audit.
+/// Why a receipt cannot be audited.
 #[derive(Debug, thiserror::Error)]
 pub enum AuditError {
     #[error("could not read the chain")]
     Chain(#[from] ChainError),
     #[error(
-        "the chain does not know window {}: it has not opened yet, or is forgotten, which is after 128 windows. Audit a later one",
+        "the chain does not know window {}: it has not opened yet, or opened more than 128 windows ago. Audit a later one",
         window.0
     )]
     NoWindow { window: Window },
-    #[error("window {} is not fixed yet. Wait for its end", window.0)]
+    #[error("window {} is not finalised yet. Wait for its end", window.0)]
     NotFixed { window: Window },
-    #[error("uid {uid} is no validator now, so nobody knows where its receipts are")]
+    #[error("uid {uid} is not a validator now, so the endpoint of its receipts is unknown")]
     NoValidator { uid: Uid },
     #[error(
-        "uid {uid} has put no receipt for window {} on the chain. A validator does within a window or two, after it has judged; of one that \
-         never does, nobody can check anything",
+        "uid {uid} has no receipt for window {} on the chain. A validator anchors it one or two windows later. Without a receipt there is \
+         nothing to audit",
         window.0
     )]
     NotAnchored { uid: Uid, window: Window },
     #[error("the receipt that uid {uid} anchored for window {} is in no bucket. Ask the validator for it", window.0)]
     NotPublished { uid: Uid, window: Window, source: AllMirrorsFailed },
-    #[error("what uid {uid} anchored for window {} is no receipt that this release can read", window.0)]
+    #[error("this release cannot read the receipt that uid {uid} anchored for window {}", window.0)]
     NoReceipt { uid: Uid, window: Window, source: ReceiptError },
-    #[error("the measurements could not be made again")]
+    #[error("the measurements could not be repeated")]
     Evaluate(#[from] EvaluateError),
-    #[error("the thread that measures died")]
+    #[error("the measuring thread died")]
     Died(#[from] tokio::task::JoinError),
 }
 
 impl Auditor {
-    /// The window, if it is fixed.
+    /// The window.
+    ///
+    /// # Errors
+    /// If the chain does not know it, or has not finalised it.
     pub async fn window(&self, window: Window) -> Result<WindowView, AuditError> {
         let view = self.view(window).await?.ok_or(AuditError::NoWindow { window })?;
         if view.outcome.is_none() {
@@ -80,7 +84,7 @@ impl Auditor {
         Ok(view)
     }
 
-    /// All that can be had to hold against the receipt of `uid` for a window.
+    /// Everything to compare the receipt of `uid` for a window with.
     pub async fn facts(&mut self, view: &WindowView, uid: Uid) -> Result<Facts, AuditError> {
         let run = self.follower.run.clone();
         let seats = self.follower.chain.seats(run.id).await?;
@@ -129,7 +133,7 @@ impl Auditor {
         self.follower.chain.window(self.follower.run.id, window).await
     }
 
-    /// The validator's latest receipt on the chain before `window`, and the oldest window that is looked at.
+    /// The validator's latest receipt on the chain before `window`, and the oldest window that the chain keeps.
     async fn earlier(
         &self,
         window: Window,
@@ -148,10 +152,10 @@ impl Auditor {
 
     async fn receipt_named(&self, seat: &SeatView, named: PreviousReceipt) -> Option<Receipt> {
         let PreviousReceipt { window, digest } = named;
-        fetch_receipt(&*self.follower.fetch, &self.follower.run, seat, window, digest).await.ok()?.ok()
+        fetch_receipt(&*self.follower.fetch, &self.follower.run, seat, window, digest).await.ok()
     }
 
-    /// Every contribution of the window that can still be had, and what is to be said of each.
+    /// The window's contributions in public buckets, and the finding for each.
     async fn contributions(
         &self,
         view: &WindowView,
@@ -166,7 +170,7 @@ impl Auditor {
                     Found::Valid { trained }
                 }
                 Err(error) => {
-                    tracing::debug!(window = view.window.0, uid = uid.0, error = %error_chain(&error), "cannot be used");
+                    tracing::debug!(window = view.window.0, uid = uid.0, error = %error_chain(&error), "the contribution cannot be used");
                     found_by(&error)
                 }
             };
@@ -175,7 +179,7 @@ impl Auditor {
         (held, found)
     }
 
-    /// How much alike the contributions held are, and each beside the twin it is said to have.
+    /// The similarity of each pair of contributions held, and of each one and its reported near-duplicate.
     async fn alike(
         &self,
         view: &WindowView,
@@ -221,7 +225,7 @@ impl Auditor {
         alike
     }
 
-    /// The model that everyone held when `window` opened; `None` where nobody can make it any more.
+    /// The model of `window`; `None` if it cannot be rebuilt any more.
     async fn model(&mut self, window: Window) -> Option<ModelState> {
         if let Some(state) = self.state.as_ref().filter(|state| state.window == window) {
             return Some(state.clone());
@@ -232,7 +236,7 @@ impl Auditor {
                 state
             }
             Err(error) => {
-                tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be made");
+                tracing::warn!(window = window.0, error = %error_chain(&error), "the window's model cannot be rebuilt");
                 None
             }
         }
@@ -252,7 +256,7 @@ impl Auditor {
         Ok(Some(state))
     }
 
-    /// The latest state at or before `window` that can be had: the one at hand, a checkpoint, or `θ_0`.
+    /// The latest available state at or before `window`: the saved one, a checkpoint, or `θ_0`.
     async fn nearest(&self, window: Window) -> Result<Option<ModelState>, FollowError> {
         let follower = &self.follower;
         let run = follower.run.id;
@@ -278,7 +282,7 @@ impl Auditor {
                 match checkpoint::fetch(&*follower.fetch, &mirrors, run, &checkpoint, values, true).await {
                     Ok(state) => return Ok(Some(state)),
                     Err(error) => {
-                        tracing::debug!(window = at.0, error = %error_chain(&error), "an older checkpoint is tried");
+                        tracing::debug!(window = at.0, error = %error_chain(&error), "trying an older checkpoint");
                     }
                 }
             }
@@ -286,7 +290,7 @@ impl Auditor {
         }
     }
 
-    /// `θ_0`, if it can be had, and is what the chain's first lineage begins with.
+    /// `θ_0`, if it is available and matches the chain's first lineage.
     async fn genesis(&self, first: &WindowView) -> Result<Option<ModelState>, FollowError> {
         match self.follower.genesis().await {
             Ok(state) => Ok((state.lineage == first.lineage).then_some(state)),
@@ -295,7 +299,7 @@ impl Auditor {
         }
     }
 
-    /// What the selected contributions come to.
+    /// The digest of the repeated merge.
     async fn merge(
         &self,
         state: &ModelState,
@@ -314,8 +318,8 @@ impl Auditor {
         Ok(merged.ok().map(|merged| merged.digest))
     }
 
-    /// The validator's measurements, made again on the sequences that were drawn for it. Needs every contribution that it held: how
-    /// far each is scaled down depends on all of them.
+    /// The repeated measurements, on the validator's sequences. Needs every contribution that it held: the scale of
+    /// each depends on all.
     async fn measure(
         &mut self,
         state: &ModelState,
@@ -334,7 +338,7 @@ impl Auditor {
             .seats
             .iter()
             .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }));
-        // Whoever is measured together has one batch: the same ones, so that the same comes out.
+        // The same seats share a batch, so that losses are equal to the last bit.
         let reached = judgement
             .order
             .iter()
@@ -345,12 +349,12 @@ impl Auditor {
         let job = Job::new(state.theta.clone(), &self.follower, held, order, &assignment, seed);
         let dataset = self.dataset.clone();
         let (evaluator, measured) = tokio::task::spawn_blocking(move || {
-            let time_left = || {
+            let mut time_left = || {
                 let left = 0 < asked;
                 asked = asked.saturating_sub(1);
                 left
             };
-            let measured = evaluate::measure(&mut evaluator, &dataset, &job, time_left);
+            let measured = evaluate::measure(&mut evaluator, &dataset, &job, &mut time_left);
             (evaluator, measured)
         })
         .await?;
@@ -358,7 +362,7 @@ impl Auditor {
         Ok(Some(measured?.seats))
     }
 
-    /// What the validator posted for the window's epoch, and what its receipts let it post; `None` while nobody can know it.
+    /// The weight vote for the window's epoch, and the weights of its receipts; `None` before the reveal.
     async fn weight_vote(
         &self,
         window: Window,
@@ -371,7 +375,7 @@ impl Auditor {
         let (Some(posted), Some(last)) = (posted, over.previous()) else { return Ok(None) };
         let mut earned = Vec::new();
         let mut at = last;
-        for _ in 0..BALLOT_WINDOWS {
+        for _ in 0..WEIGHT_VOTE_WINDOWS {
             let Some(before) = at.previous().filter(|_| earned.len() < 2) else { break };
             at = before;
             let Some(view) = self.view(at).await? else { break };
@@ -384,10 +388,10 @@ impl Auditor {
     }
 }
 
-/// What it says of a contribution that it cannot be had, or used, now.
+/// The finding for a contribution that cannot be fetched or used now.
 fn found_by(error: &ContributionError) -> Found {
     match error {
-        // A seat's hotkey may have been another then: the chain tells only the one of now.
+        // The seat may have had another hotkey: the chain tells only the current one.
         ContributionError::Fault(Fault::WrongHotkey) => Found::Gone,
         ContributionError::Fault(fault) => {
             Found::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
@@ -396,7 +400,7 @@ fn found_by(error: &ContributionError) -> Found {
     }
 }
 
-/// The receipt that a validator anchored for a window.
+/// Fetches the receipt that a validator anchored for a window.
 pub async fn receipt_of(
     fetch: &dyn Fetch,
     run: &RunView,
@@ -406,11 +410,7 @@ pub async fn receipt_of(
     let (uid, window) = (seat.id.uid, view.window);
     let anchored = view.receipts.iter().find(|(of, _)| *of == uid);
     let Some((_, digest)) = anchored else { return Err(AuditError::NotAnchored { uid, window }) };
-    match fetch_receipt(fetch, run, seat, window, *digest).await {
-        Ok(Ok(receipt)) => Ok(receipt),
-        Ok(Err(source)) => Err(AuditError::NoReceipt { uid, window, source }),
-        Err(source) => Err(AuditError::NotPublished { uid, window, source }),
-    }
+    fetch_receipt(fetch, run, seat, window, *digest).await
 }
 
 async fn fetch_receipt(
@@ -419,12 +419,14 @@ async fn fetch_receipt(
     seat: &SeatView,
     window: Window,
     digest: Digest,
-) -> Result<Result<Receipt, ReceiptError>, AllMirrorsFailed> {
-    let key = keys::receipt(run.id, window, seat.id.uid, &digest);
+) -> Result<Receipt, AuditError> {
+    let uid = seat.id.uid;
+    let key = keys::receipt(run.id, window, uid, &digest);
     let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
     let mirrors = Mirrors::one(&seat.endpoint);
-    let bytes = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await?;
-    Ok(Receipt::open(&bytes, &run.params))
+    let fetched = mirrors.get(fetch, &key, &digest, &Limits::for_bytes(largest)).await;
+    let bytes = fetched.map_err(|source| AuditError::NotPublished { uid, window, source })?;
+    Receipt::open(&bytes, &run.params).map_err(|source| AuditError::NoReceipt { uid, window, source })
 }
 
 #[cfg(test)]
@@ -432,11 +434,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_fault_of_the_bytes_themselves_is_one_that_can_still_be_seen() {
+    fn only_a_fault_in_the_bytes_can_be_found_later() {
         let faulty = found_by(&ContributionError::Fault(Fault::BadSignature));
         assert!(matches!(faulty, Found::Faulty { label, .. } if label == "bad-signature"));
         for error in [
-            // The seat has another key, or another holder, by now.
+            // The seat has another key or another holder now.
             ContributionError::Fault(Fault::WrongHotkey),
             ContributionError::NoSeat { uid: Uid(3) },
             ContributionError::Fetch(AllMirrorsFailed { key: String::new(), asked: 0, failures: vec![] }),

@@ -1,16 +1,21 @@
-//! An honest window, and every lie that can be told of it.
+//! An honest window, and every false statement about it.
 
 use super::*;
 use crate::{
-    gauntlet::{Evidence, LossPair as Pair, Reputations as Remembering},
-    receipts::form::Plan,
+    gauntlet::{self, Evidence, LossPair as Pair, Measured, Reputations as Remembering},
+    report::form::{self, Plan},
 };
 use protocol::{
-    Hotkey, Role, RunId,
-    receipt::{Attestation, ExactF64, FORMAT, MergeRecord, ReportedFault, Statements},
+    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Window,
+    assign::{self, Assignment},
+    receipt::{
+        Attestation, ExactF64, FORMAT, Judgement, MergeRecord, Observed, PreviousReceipt, ReportedFault,
+        Statements,
+    },
     select::Selected,
-    view::{Selection, Vote},
+    view::{Outcome, SeatView, Selection, WindowView},
 };
+use std::collections::BTreeMap;
 
 const UID: Uid = Uid(90);
 const NOW: Window = Window(6);
@@ -41,7 +46,7 @@ fn seat(uid: Uid, role: Role) -> SeatView {
     }
 }
 
-/// Ten seats: of them 8 committed nothing, 9 is faulty for two thirds.
+/// Ten seats: seat 8 committed nothing, two thirds attested seat 9 as faulty.
 fn view(window: Window) -> WindowView {
     let slots: Vec<Uid> = (0..10).map(Uid).collect();
     let committed = |uid: &&Uid| uid.0 != 8;
@@ -69,7 +74,7 @@ fn view(window: Window) -> WindowView {
     }
 }
 
-/// What a contribution does to the loss: a fact of this world, the same for whoever measures it.
+/// A contribution's effect on the loss, the same for every validator.
 fn pair(uid: Uid, sequence: u64, own: bool) -> Pair {
     let before = 3.0 + (sequence % 17) as f64 / 40.0;
     let noise = ((sequence * 31 + u64::from(uid.0) * 7) % 13) as f64 / 4000.0;
@@ -81,11 +86,11 @@ fn honest() -> Facts {
     honest_with(64)
 }
 
-/// What an honest validator that measures `budget` seats a window says, and what an auditor finds.
+/// The receipt of an honest validator that measures `budget` seats per window, and an auditor's facts.
 fn honest_with(budget: u32) -> Facts {
     let (params, view) = (params(), view(NOW));
     let mut before = Remembering::default();
-    // Some windows have passed in which seats earned unlike standings.
+    // In earlier windows seats earned different reputations.
     for window in 2..6 {
         let evidence =
             evidence_of(&params, &super::tests::view(Window(window)), &[0, 1, 2, 3, 4, 5, 6], Window(window));
@@ -204,10 +209,10 @@ fn evidence_of(params: &RunParams, view: &WindowView, reached: &[u16], window: W
     view.slots.iter().map(of).collect()
 }
 
-/// The honest receipt with a lie in it, which the chain was told as well.
-fn lied(lie: impl FnOnce(&mut Receipt)) -> Facts {
+/// The honest receipt with a false statement, which the chain was told too.
+fn falsified(falsify: impl FnOnce(&mut Receipt)) -> Facts {
     let mut facts = honest();
-    lie(&mut facts.receipt);
+    falsify(&mut facts.receipt);
     facts.receipt.sign_statements(true, true, &key());
     facts.attestation = Some(facts.receipt.verdicts());
     facts
@@ -217,15 +222,16 @@ fn judgement(receipt: &mut Receipt) -> &mut Judgement {
     receipt.judgement.as_mut().unwrap()
 }
 
-/// Concludes anew from what the receipt says now: a liar that does its sums.
+/// Makes the receipt's conclusions follow from its falsified evidence.
 fn conclude(receipt: &mut Receipt) {
-    let said = receipt.judgement.clone().unwrap();
-    let verdict = form::judged_again(&params(), receipt, &said);
-    let plan = Plan { held: said.held.clone(), budget: said.budget, order: said.order.clone() };
-    receipt.judgement = Some(form::judgement(plan, &form::evidence(&said), &verdict));
+    let judgement = receipt.judgement.clone().unwrap();
+    let verdict = form::judged_again(&params(), receipt, &judgement);
+    let evidence = form::evidence(&judgement);
+    let Judgement { held, budget, order, .. } = judgement;
+    receipt.judgement = Some(form::judgement(Plan { held, budget, order }, &evidence, &verdict));
 }
 
-/// The lie is found, and nothing else but what follows from it.
+/// The expected difference is among those found, and each has a rule and a text.
 #[track_caller]
 fn found(facts: &Facts, expected: impl Fn(&Difference) -> bool) {
     let differences = audit(facts);
@@ -247,8 +253,8 @@ fn an_honest_validator_has_no_difference() {
 }
 
 #[test]
-fn the_end_of_its_time_is_no_difference() {
-    // It set out to measure all and reached the first three.
+fn an_evaluation_that_ran_out_of_time_is_no_difference() {
+    // It planned to measure all seats and reached the first three.
     let mut facts = honest();
     let order = judgement(&mut facts.receipt).order.clone();
     for judged in &mut judgement(&mut facts.receipt).seats {
@@ -266,13 +272,13 @@ fn the_end_of_its_time_is_no_difference() {
 #[test]
 fn an_invented_score_is_found() {
     // In the result alone.
-    let facts = lied(|receipt| judgement(receipt).seats[3].result.score = ExactF64::of(99.0));
+    let facts = falsified(|receipt| judgement(receipt).seats[3].result.score = ExactF64::of(99.0));
     found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "result", .. }));
-    // In what is remembered.
-    let facts = lied(|receipt| judgement(receipt).after.seats[3].reputation.mu = ExactF64::of(60.0));
+    // In the reputations.
+    let facts = falsified(|receipt| judgement(receipt).after.seats[3].reputation.mu = ExactF64::of(60.0));
     found(&facts, |d| matches!(d, Difference::Misjudged { uid: Some(Uid(3)), field: "rating", .. }));
-    // In the measurements, with everything concluded from them as it should be.
-    let facts = lied(|receipt| {
+    // In the measurements, with conclusions that follow from them.
+    let facts = falsified(|receipt| {
         if let Observed::Valid { measured: Some(measured), .. } = &mut judgement(receipt).seats[3].observed {
             for after in &mut measured.common_after {
                 *after = ExactF64::of(after.get() - 0.01);
@@ -308,14 +314,14 @@ fn losses_may_differ_by_the_tolerance_and_no_more() {
 
 #[test]
 fn a_skipped_fault_is_found() {
-    // It attests what is faulty as valid.
-    let facts = lied(|receipt| {
+    // It attests a faulty contribution as valid.
+    let facts = falsified(|receipt| {
         receipt.attestation.faulty.clear();
         receipt.attestation.valid.push(Uid(9));
     });
     found(&facts, |d| matches!(d, Difference::SkippedFault { uid: Uid(9), .. }));
-    // Two thirds call it faulty, and it counts it as merely not observed.
-    let facts = lied(|receipt| {
+    // Two thirds attested it as faulty; the receipt counts it as unobserved.
+    let facts = falsified(|receipt| {
         judgement(receipt).seats[9].observed = Observed::Unobserved;
         conclude(receipt);
     });
@@ -325,9 +331,9 @@ fn a_skipped_fault_is_found() {
 }
 
 #[test]
-fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one() {
+fn an_invented_fault_is_found_unless_it_cannot_be_refuted_later() {
     let with = |label: &str| {
-        lied(|receipt| {
+        falsified(|receipt| {
             receipt.attestation.valid.retain(|uid| *uid != Uid(7));
             let fault = ReportedFault { uid: Uid(7), label: label.into(), detail: String::new() };
             receipt.attestation.faulty.insert(0, fault);
@@ -335,36 +341,38 @@ fn an_invented_fault_is_found_and_one_that_later_bytes_cannot_refute_is_not_one(
     };
     found(&with("bad-signature"), |d| matches!(d, Difference::InventedFault { uid: Uid(7), .. }));
     assert_eq!(audit(&with("missing")), []);
-    // Counted as faulty where two thirds do not say so.
-    let facts = lied(|receipt| {
+    // Judged as faulty without two thirds of the stake.
+    let facts = falsified(|receipt| {
         judgement(receipt).seats[2].observed =
             Observed::Faulty { label: "late".into(), detail: String::new() };
         conclude(receipt);
     });
     found(&facts, |d| matches!(d, Difference::SeenOtherwise { uid: Uid(2), is: Kind::Valid, .. }));
-    let facts = lied(|receipt| receipt.attestation.valid.push(Uid(8)));
+    let facts = falsified(|receipt| receipt.attestation.valid.push(Uid(8)));
     found(&facts, |d| matches!(d, Difference::AttestedNothing { uid: Uid(8) }));
 }
 
 #[test]
-fn a_friend_that_is_favoured_is_found() {
-    // On the chain, beside what the receipts come to.
+fn a_favoured_seat_is_found() {
+    // In the weight vote.
     let mut facts = honest();
     facts.weight_vote.as_mut().unwrap().posted = vec![(Uid(7), u16::MAX)];
-    found(&facts, |d| matches!(d, Difference::WrongBallot { epoch: 3, uid: Uid(7) | Uid(6), .. }));
+    found(&facts, |d| matches!(d, Difference::WrongWeightVote { epoch: 3, uid: Uid(7) | Uid(6), .. }));
     // In the receipt.
-    let facts = lied(|receipt| judgement(receipt).weights = vec![(Uid(7), u16::MAX)]);
+    let facts = falsified(|receipt| judgement(receipt).weights = vec![(Uid(7), u16::MAX)]);
     found(&facts, |d| matches!(d, Difference::WrongWeight { said: u16::MAX, uid: Uid(7), .. }));
-    // By a longer memory of a friend than there is.
-    let facts = lied(|receipt| {
+    // In the reputations before the window.
+    let facts = falsified(|receipt| {
         receipt.before.seats[7].reputation.own_data_score = ExactF64::of(0.9);
         conclude(receipt);
     });
-    found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(7)), field: "mark", .. }));
+    found(&facts, |d| {
+        matches!(d, Difference::ReputationChanged { uid: Some(Uid(7)), field: "own-data score", .. })
+    });
 }
 
 #[test]
-fn a_ballot_may_stand_on_either_of_the_last_two_judgements() {
+fn a_weight_vote_may_follow_from_either_of_the_last_two_receipts() {
     let mut facts = honest();
     let weight_vote = facts.weight_vote.as_mut().unwrap();
     let older = vec![(Uid(1), u16::MAX)];
@@ -374,28 +382,28 @@ fn a_ballot_may_stand_on_either_of_the_last_two_judgements() {
 }
 
 #[test]
-fn a_model_that_was_merged_falsely_is_found() {
+fn a_false_merge_is_found() {
     let mut facts = honest();
     facts.merged = Some(digest(200));
     found(&facts, |d| matches!(d, Difference::WrongMerge { ours, .. } if *ours == digest(200)));
-    // Alone among the others.
+    // A minority vote.
     let mut facts = honest();
     facts.view.votes = vec![(UID, Vote { update: digest(201), state_root: None })];
     found(&facts, |d| matches!(d, Difference::WrongMerge { said, .. } if *said == digest(201)));
     found(&facts, |d| matches!(d, Difference::Dissent { .. }));
     found(&facts, |d| matches!(d, Difference::VotedOther { .. }));
-    // That shows without a receipt.
+    // It shows without a receipt.
     let fixed = Vote { update: digest(103), state_root: None };
     let merged = WindowView { outcome: Some(Outcome::Merged(fixed)), ..facts.view.clone() };
     let (voted, fixed) = (digest(201), digest(103));
     assert_eq!(dissent(&merged, UID), Some(Difference::Dissent { voted, fixed }));
     assert_eq!(dissent(&merged, Uid(1)), None);
     assert_eq!(dissent(&WindowView { outcome: None, ..merged }, UID), None);
-    let facts = lied(|receipt| receipt.merged.as_mut().unwrap().inputs.truncate(2));
+    let facts = falsified(|receipt| receipt.merged.as_mut().unwrap().inputs.truncate(2));
     found(&facts, |d| matches!(d, Difference::MergedOthers { .. }));
 }
 
-/// What the signatures of the receipt prove.
+/// The kinds of statements that convict the validator.
 fn proven(facts: &Facts) -> Vec<StatementKind> {
     let proofs = evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote());
     assert!(proofs.iter().all(|proof| proof.verify(&facts.receipt.hotkey).is_ok()));
@@ -403,9 +411,9 @@ fn proven(facts: &Facts) -> Vec<StatementKind> {
 }
 
 #[test]
-fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
+fn a_receipt_that_contradicts_the_chain_is_evidence() {
     assert_eq!(proven(&honest()), []);
-    // The chain was told that a fault is none, and the receipt tells of it.
+    // The chain has the fault as valid, and the receipt as faulty.
     let mut facts = honest();
     facts.attestation.as_mut().unwrap().last_mut().unwrap().1 = Verdict::Valid;
     let (said, taken) = (Some(Verdict::Faulty), Some(Verdict::Valid));
@@ -421,22 +429,22 @@ fn a_receipt_that_tells_otherwise_than_the_chain_was_told_proves_it_itself() {
     // Another state root is another vote.
     facts.view.votes[0].1 = Vote { update: digest(103), state_root: Some(digest(1)) };
     assert_eq!(proven(&facts), [StatementKind::Vote]);
-    // What it did not tell the chain contradicts nothing.
+    // Without a vote on the chain there is no contradiction.
     facts.view.votes.clear();
     facts.attestation = None;
     assert_eq!((proven(&facts), audit(&facts)), (vec![], vec![]));
 }
 
 #[test]
-fn who_signs_nothing_to_be_convicted_by_is_found() {
+fn a_receipt_without_signed_statements_is_found() {
     let mut facts = honest();
     facts.receipt.statements.attestation = None;
-    assert_eq!(audit(&facts), [Difference::NotStated { what: "attestation" }]);
+    assert_eq!(audit(&facts), [Difference::NotSigned { what: "attestation" }]);
     facts.receipt.statements = Statements::default();
     facts.view.votes = vec![(UID, facts.receipt.vote().unwrap())];
     assert_eq!(audit(&facts).len(), 2);
     assert_eq!(proven(&facts), []);
-    // By another key than the seat's nobody is convicted; it may have been the seat's then.
+    // Another key than the seat's convicts no one: it may have been the seat's at that time.
     let mut facts = honest();
     facts.seats.last_mut().unwrap().hotkey = Hotkey([1; 32]);
     assert_eq!((audit(&facts).len(), unchecked(&facts).len()), (0, 1));
@@ -444,18 +452,18 @@ fn who_signs_nothing_to_be_convicted_by_is_found() {
 
 #[test]
 fn another_salt_or_other_sequences_are_found() {
-    let facts = lied(|receipt| receipt.salt = [1; 32]);
+    let facts = falsified(|receipt| receipt.salt = [1; 32]);
     found(&facts, |d| matches!(d, Difference::WrongSalt { .. }));
     found(&facts, |d| matches!(d, Difference::WrongSequences { uid: None }));
-    let facts = lied(|receipt| {
+    let facts = falsified(|receipt| {
         if let Observed::Valid { measured: Some(measured), .. } = &mut judgement(receipt).seats[1].observed {
             measured.own[0].sequence += 1;
         }
     });
     found(&facts, |d| matches!(d, Difference::WrongSequences { uid: Some(Uid(1)) }));
-    let facts = lied(|receipt| judgement(receipt).common[2].sequence += 1);
+    let facts = falsified(|receipt| judgement(receipt).common[2].sequence += 1);
     found(&facts, |d| matches!(d, Difference::WrongSequences { uid: None }));
-    let facts = lied(|receipt| {
+    let facts = falsified(|receipt| {
         if let Observed::Valid { trained, .. } = &mut judgement(receipt).seats[1].observed {
             *trained = 20;
         }
@@ -465,11 +473,11 @@ fn another_salt_or_other_sequences_are_found() {
 }
 
 #[test]
-fn whoever_chooses_whom_to_measure_is_found() {
-    let facts = lied(|receipt| judgement(receipt).order.swap(0, 1));
+fn a_wrong_choice_of_seats_to_measure_is_found() {
+    let facts = falsified(|receipt| judgement(receipt).order.swap(0, 1));
     found(&facts, |d| matches!(d, Difference::WrongOrder { .. }));
-    // It left out the second of its list, and measured all others.
-    let facts = lied(|receipt| {
+    // The second seat of its list was left out, all others were measured.
+    let facts = falsified(|receipt| {
         let second = judgement(receipt).order[1];
         let seat = judgement(receipt).seats.iter_mut().find(|judged| judged.seat.uid == second).unwrap();
         if let Observed::Valid { measured, .. } = &mut seat.observed {
@@ -479,7 +487,7 @@ fn whoever_chooses_whom_to_measure_is_found() {
     });
     let second = facts.receipt.judgement.as_ref().unwrap().order[1];
     found(&facts, |d| matches!(d, Difference::PassedOver { uid } if *uid == second));
-    // One more than its list.
+    // One seat more than its list.
     let facts = {
         let mut facts = honest_with(3);
         let all = honest();
@@ -493,31 +501,31 @@ fn whoever_chooses_whom_to_measure_is_found() {
 
 #[test]
 fn a_break_in_the_chain_of_receipts_is_found() {
-    let facts = lied(|receipt| receipt.previous = None);
+    let facts = falsified(|receipt| receipt.previous = None);
     found(&facts, |d| matches!(d, Difference::OtherPrevious { said: None, .. }));
-    let facts = lied(|receipt| receipt.previous.as_mut().unwrap().window = Window(4));
+    let facts = falsified(|receipt| receipt.previous.as_mut().unwrap().window = Window(4));
     found(&facts, |d| matches!(d, Difference::OtherPrevious { .. }));
-    let facts = lied(|receipt| receipt.before.judged = Some(Window(4)));
+    let facts = falsified(|receipt| receipt.before.judged = Some(Window(4)));
     found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: None, .. }));
-    let facts = lied(|receipt| {
+    let facts = falsified(|receipt| {
         receipt.before.seats.remove(2);
     });
     found(&facts, |d| matches!(d, Difference::ReputationChanged { uid: Some(Uid(2)), field: "seat", .. }));
-    // What the chain has forgotten it cannot contradict.
+    // The chain cannot contradict what it no longer keeps.
     let mut facts = honest();
     (facts.earlier, facts.kept_from) = (None, Window(6));
     assert_eq!(audit(&facts), []);
-    // And what nobody has, nobody can compare: it is said.
+    // A missing receipt cannot be compared: it is listed as unchecked.
     facts.remembered = None;
     assert_eq!(audit(&facts), []);
     assert_eq!(unchecked(&facts).len(), 1);
 }
 
 #[test]
-fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
+fn a_missing_or_invented_near_duplicate_is_found() {
     let mut facts = honest();
     facts.alike.insert((Uid(1), digest(2)), 0.97);
-    found(&facts, |d| matches!(d, Difference::TwinPassedOver { uid: Uid(1), other: Uid(2), .. }));
+    found(&facts, |d| matches!(d, Difference::MissedNearDuplicate { uid: Uid(1), other: Uid(2), .. }));
     facts.alike.insert((Uid(1), digest(2)), 0.1);
     assert_eq!(audit(&facts), []);
     let near_duplicate = protocol::receipt::NearDuplicate {
@@ -530,41 +538,41 @@ fn a_near_duplicate_that_is_passed_over_or_invented_is_found() {
     {
         *said = Some(near_duplicate);
     }
-    found(&facts, |d| matches!(d, Difference::WrongTwin { uid: Uid(1), .. }));
+    found(&facts, |d| matches!(d, Difference::WrongNearDuplicate { uid: Uid(1), .. }));
 }
 
 #[test]
-fn a_seat_left_out_or_put_in_is_found() {
-    let facts = lied(|receipt| {
+fn a_missing_or_added_seat_is_found() {
+    let facts = falsified(|receipt| {
         judgement(receipt).seats.remove(4);
     });
     found(&facts, |d| matches!(d, Difference::SeatLeftOut { uid: Uid(4) }));
-    let facts = lied(|receipt| {
+    let facts = falsified(|receipt| {
         let mut more = judgement(receipt).seats[8].clone();
         more.seat.uid = Uid(50);
         judgement(receipt).seats.push(more);
     });
     found(&facts, |d| matches!(d, Difference::SeatPutIn { uid: Uid(50) }));
-    let facts = lied(|receipt| judgement(receipt).seats[4].seat.registered_at = Block(77));
+    let facts = falsified(|receipt| judgement(receipt).seats[4].seat.registered_at = Block(77));
     found(&facts, |d| matches!(d, Difference::OtherHolder { uid: Uid(4), .. }));
 }
 
 #[test]
-fn a_receipt_of_something_else_is_found() {
-    found(&lied(|receipt| receipt.window = Window(7)), |d| {
+fn a_receipt_for_another_window_or_seat_is_found() {
+    found(&falsified(|receipt| receipt.window = Window(7)), |d| {
         matches!(d, Difference::OtherSubject { what: "window", .. })
     });
-    found(&lied(|receipt| receipt.validator.uid = Uid(91)), |d| {
+    found(&falsified(|receipt| receipt.validator.uid = Uid(91)), |d| {
         matches!(d, Difference::OtherSubject { what: "seat", .. })
     });
-    found(&lied(|receipt| receipt.base = digest(0)), |d| matches!(d, Difference::WrongBase { .. }));
+    found(&falsified(|receipt| receipt.base = digest(0)), |d| matches!(d, Difference::WrongBase { .. }));
     let mut facts = honest();
     facts.view.outcome = Some(Outcome::Void(protocol::view::VoidReason::NoAgreement));
     found(&facts, |d| matches!(d, Difference::JudgedVoid));
 }
 
 #[test]
-fn what_cannot_be_had_is_said_and_held_against_nobody() {
+fn missing_facts_are_listed_and_are_no_difference() {
     let mut facts = honest();
     (facts.measured, facts.merged, facts.remembered, facts.weight_vote) = (None, None, None, None);
     facts.found.values_mut().for_each(|found| *found = Found::Gone);

@@ -1,10 +1,10 @@
-//! All that the gauntlet knows of a window. Measured by `evaluate`, gathered by `serve`, judged here.
+//! The gauntlet's input: everything that a validator knows of a window's seats.
 
 use super::{exact, near_duplicates::NearDuplicate};
 use protocol::SeatId;
 use serde::{Deserialize, Serialize};
 
-/// What one seat did in the window, as far as this validator knows.
+/// One seat's window, as this validator observed it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evidence {
     pub seat: SeatId,
@@ -14,35 +14,35 @@ pub struct Evidence {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Observed {
-    /// Committed nothing: unrated, unpaid for the window, and no fault (PROT-14).
+    /// Committed nothing: not rated, unpaid for the window, and no fault (PROT-14).
     Absent,
-    /// Committed, but neither the electorate nor this validator can say what: no fault, no place and no mark; half of the last window's pay, a
-    /// quarter in the next one.
+    /// Committed, but neither two thirds of the stake nor this validator observed the bytes: no fault, no rank; half
+    /// of the last window's pay, a quarter in the next one.
     Unobserved,
-    /// Two thirds of the stake say that it is faulty (PROT-14): last place in the match, unpaid for the window.
+    /// Two thirds of the stake attested it as faulty (PROT-14): last rank, unpaid for the window.
     Faulty {
-        /// One word that stays the same, for counting: that of the fault which this validator saw itself
+        /// One stable word, for counting: that of the fault which this validator saw itself
         /// ([`protocol::submission::Fault::label`]), or [`ATTESTED`].
         label: String,
         /// The same in a sentence, with its numbers.
         detail: String,
     },
-    /// A contribution that counts. `measured` is `None` where its turn did not come (PROT-28).
+    /// A valid contribution. `measured` is `None` if its turn did not come (PROT-28).
     Valid {
         /// `t`: sequences that the seat declared to have trained on (PROT-6).
         trained: u32,
         measured: Option<Measured>,
-        /// Another contribution that is more like this one than independent work can be, the most alike. It proves nothing
+        /// The most similar contribution, if it is more similar than independent work can be. It proves nothing
         /// alone: see [`near_duplicates`](super::near_duplicates).
         #[serde(rename = "twin")]
         near_duplicate: Option<NearDuplicate>,
     },
 }
 
-/// The label of a fault that two thirds of the stake saw, and this validator did not.
+/// The label of a fault that two thirds of the stake attested, and this validator did not see.
 pub const ATTESTED: &str = "attested";
 
-/// What a contribution, applied at the evaluation rate, does to the loss (PROT-22).
+/// The losses of a contribution, applied at the evaluation rate (PROT-22).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
     /// On sequences of the prefix that the seat trained on.
@@ -61,14 +61,14 @@ pub struct LossPair {
     pub after: f64,
 }
 
-/// Above this a loss means nothing more. What is not a number counts as this much, so that a contribution that breaks the
-/// model is very bad rather than unmeasurable.
+/// The largest loss. A loss that is not a number counts as this, so that a contribution that breaks the model is very
+/// bad and not unmeasured.
 pub const LOSS_MAX: f64 = 1000.0;
-/// Below this neither: a loss stays above zero, so that a gain relative to it is a number.
+/// The smallest loss: it stays above zero, so that a gain relative to it is a number.
 pub const LOSS_MIN: f64 = 1e-6;
 
 impl LossPair {
-    /// A measurement. What is not a loss from [`LOSS_MIN`] to [`LOSS_MAX`] is brought there.
+    /// A measurement, clamped to [`LOSS_MIN`] and [`LOSS_MAX`].
     pub fn new(sequence: u64, before: f64, after: f64) -> LossPair {
         LossPair { sequence, before: bounded(before), after: bounded(after) }
     }
@@ -77,7 +77,7 @@ impl LossPair {
         bounded(self.before)
     }
 
-    /// `d`: by how much the contribution lowers the loss.
+    /// `d`: the reduction of the loss.
     pub(super) fn difference(&self) -> f64 {
         bounded(self.before) - bounded(self.after)
     }
@@ -87,8 +87,8 @@ fn bounded(loss: f64) -> f64 {
     if loss.is_finite() { loss.clamp(LOSS_MIN, LOSS_MAX) } else { LOSS_MAX }
 }
 
-/// Labels of the faults that a seat's own bytes prove, and that no failing disk, network or late restart makes of honest work. The others,
-/// such as bytes that never came or a model of the window before, may happen to anybody.
+/// Labels of faults that the seat's own bytes prove. The other faults may come from a failing disk or network, or a
+/// late restart.
 const PROVED: [&str; 10] = [
     "malformed",
     "wrong-run",
@@ -103,7 +103,7 @@ const PROVED: [&str; 10] = [
 ];
 
 impl Observed {
-    /// Whether the seat committed to bytes that no honest program makes.
+    /// Whether the seat committed to bytes that an honest program never produces.
     pub(super) fn is_proved(&self) -> bool {
         matches!(self, Observed::Faulty { label, .. } if PROVED.contains(&label.as_str()))
     }
@@ -122,7 +122,7 @@ impl Observed {
         }
     }
 
-    /// `t/n`: the share of its sequences that the seat trained on and is paid for (PROT-6); `None` where nobody knows.
+    /// `t/n`: the share of its sequences that the seat trained on and is paid for (PROT-6); `None` if unobserved.
     pub(super) fn trained_share(&self, sequences_per_seat: u32) -> Option<f64> {
         match self {
             Observed::Absent | Observed::Faulty { .. } => Some(0.0),
@@ -140,17 +140,17 @@ mod tests {
     use protocol::submission::Fault;
 
     #[test]
-    fn a_loss_that_is_no_number_is_a_very_bad_one() {
+    fn a_loss_that_is_not_a_number_is_a_very_bad_one() {
         for broken in [f64::NAN, f64::INFINITY, 1e300] {
             assert_eq!(LossPair::new(1, 2.0, broken).difference(), 2.0 - LOSS_MAX);
         }
         assert_eq!(LossPair::new(1, 2.0, -1.0).difference(), 2.0 - LOSS_MIN);
-        // Also where the evidence was not made by `new`.
+        // Also if the evidence was not made by `new`.
         assert_eq!(LossPair { sequence: 1, before: f64::NAN, after: f64::NAN }.difference(), 0.0);
     }
 
     #[test]
-    fn what_may_happen_to_anybody_is_a_fault_and_no_proof() {
+    fn a_fault_that_may_be_an_accident_proves_nothing() {
         let proved = |fault: Fault| {
             Observed::Faulty { label: fault.label().into(), detail: fault.to_string() }.is_proved()
         };
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_share_paid_for_is_what_was_trained() {
+    fn the_paid_share_is_the_trained_share() {
         let valid = |trained| Observed::Valid { trained, measured: None, near_duplicate: None };
         assert_eq!(valid(3).trained_share(4), Some(0.75));
         assert_eq!(valid(9).trained_share(4), Some(1.0));

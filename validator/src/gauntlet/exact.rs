@@ -1,5 +1,5 @@
-//! Numbers that must come back to the last bit, for `#[serde(with = "exact")]`: written as the shortest text that names
-//! them. A plain JSON number may be read one bit off, and a restart must not change a rating.
+//! Numbers in JSON that read back to the last bit, for `#[serde(with = "exact")]`: each is written as its shortest
+//! exact text. A plain JSON number may be read one bit off.
 
 use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
 

@@ -1,17 +1,17 @@
-//! What the work was worth: evidence and standings in, verdict out (PROT-22 to PROT-26, PROT-28).
+//! Judges a window: evidence and reputations in, verdict out (PROT-22 to PROT-26, PROT-28).
 //!
-//! No clock, network, device, log or randomness, and no `Result`: whatever the evidence holds, there is a verdict. So a
-//! window can be judged again from what was saved of it, by anyone, to the last bit ([`judge`] is all there is to call).
+//! A pure function: no clock, network, device, log or randomness, and no `Result`. From saved evidence, any node can
+//! judge a window again to the last bit with [`judge`].
 //!
-//! Four questions are asked of a contribution, each in a file of its own:
+//! Four questions about a contribution, each in its own file:
 //!
-//! - [`score`]: does it lower the loss, more so on the data that was its own, and does it harm?
-//! - [`rating`]: how does it compare with the others of the window, and with what the seat did before?
-//! - [`near_duplicates`]: is it somebody else's, or an old one?
-//! - [`weights`](mod@weights): what share of the pay does that come to?
+//! - [`score`]: does it lower the loss, more on the seat's own data, and does it harm?
+//! - [`rating`]: how does it compare with the other contributions, over time?
+//! - [`near_duplicates`]: is it a copy or a replay?
+//! - [`weights`](mod@weights): what share of the pay follows?
 //!
-//! [`reputation`] is what is remembered of a seat from one window to the next, [`schedule`] chooses whom to measure, and
-//! [`report`] says of every seat why it got what it got.
+//! [`reputation`] is the memory from window to window, [`schedule`] selects the seats to measure, and [`report`]
+//! gives the reasons.
 
 pub mod evidence;
 pub mod near_duplicates;
@@ -38,26 +38,27 @@ use protocol::{RunParams, SeatId, Uid, Window};
 use score::Gains;
 use std::collections::BTreeMap;
 
-/// What is still paid of a window of which nobody can say what the seat did.
+/// The part of the last share that an unobserved window is paid.
 const UNOBSERVED_SHARE: f64 = 0.5;
 
-/// How one window was judged.
+/// The judgement of one window.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Verdict {
-    /// What to remember; replaces the standings that were judged with.
+    /// Replaces the reputations that the window was judged with.
     #[serde(rename = "standings")]
     pub reputations: Reputations,
-    /// One for every seat of the evidence, in seat order.
+    /// One per seat of the evidence, in seat order.
     pub reports: Vec<SeatReport>,
-    /// What to post, ready for the chain: proportional to the scores of the last epoch's worth of windows (PROT-26).
+    /// The weights to post, as the chain takes them: proportional to the scores of the last epoch's number of windows
+    /// (PROT-26).
     pub weights: Vec<(Uid, u16)>,
 }
 
 /// Judges one window.
 ///
-/// `evidence` holds every miner's seat that was active in `window`, also those that committed nothing: who is not in it
-/// counts as absent. The order does not matter. A void window is not judged: nobody is to lose by it (PROT-19).
-/// To judge a window twice, judge it with the standings of before: `reputations.judged` tells which window was the last.
+/// `evidence` has every miner's seat that was active in `window`, in any order; a seat that is missing counts as
+/// absent. The caller does not judge void windows: no seat loses by them (PROT-19). To judge a window again, pass the
+/// reputations from before it: `reputations.judged` is the last window judged.
 pub fn judge(
     params: &RunParams,
     reputations: &Reputations,
@@ -72,7 +73,7 @@ pub fn judge(
     let before = reputations.opened_for(window, observed.keys().copied());
     let mut after = before.clone();
 
-    // The match: who helped more on the common sequences, faults behind everyone (PROT-23).
+    // The rating round: ranks by gain on the common sequences, faults last (PROT-23).
     after.grow_uncertainty(window);
     let ranks = ranks(params, &observed, &gains);
     let players: Vec<(Rating, u32)> =
@@ -120,7 +121,7 @@ pub fn judge(
         remembered.unmeasured = 0;
     }
 
-    // The score (PROT-25), and what the last windows' scores come to (PROT-26). Who is not named was not there.
+    // The score (PROT-25) and the sum of the last ones (PROT-26). A seat that is not in the evidence was absent.
     for (seat, remembered) in &mut after.seats {
         let observed = observed.get(seat).copied().unwrap_or(&Observed::Absent);
         if let Observed::Faulty { .. } = observed {
@@ -129,13 +130,13 @@ pub fn judge(
                 remembered.proved_faulty(window);
             }
         }
-        // Unobserved: half of what it was, so that to show one's bytes to too few is nothing to live on.
+        // Unobserved: half of the last share, so that showing bytes to few validators does not pay.
         remembered.share =
             observed.trained_share(params.sequences_per_seat).unwrap_or(remembered.share * UNOBSERVED_SHARE);
     }
-    let field = median_rating(&after);
+    let median = median_rating(&after);
     for remembered in after.seats.values_mut() {
-        let earned = WindowScore { score: remembered.score(field), penalty: remembered.penalty_factor() };
+        let earned = WindowScore { score: remembered.score(median), penalty: remembered.penalty_factor() };
         weights::remember(&mut remembered.recent, earned, params.epoch_windows);
     }
     after.judged = Some(window);
@@ -149,7 +150,7 @@ pub fn judge(
                 gains: gains.get(seat),
                 own_data: outcomes.get(seat).copied(),
                 rank: ranks.get(seat).copied(),
-                field,
+                median_rating: median,
                 weight: weights.iter().find(|(uid, _)| *uid == seat.uid).map_or(0, |(_, weight)| *weight),
             };
             report::of(*seat, facts, &before.seats[seat], &after.seats[seat])
@@ -158,7 +159,7 @@ pub fn judge(
     Verdict { reputations: after, reports, weights }
 }
 
-/// In seat order. A uid has one holder: were two named, the later registration counts.
+/// In seat order. Of two holders of one uid, the later registration counts.
 fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     let mut by_uid = BTreeMap::<Uid, &Evidence>::new();
     for evidence in evidence {
@@ -170,15 +171,16 @@ fn by_seat(evidence: &[Evidence]) -> BTreeMap<SeatId, &Observed> {
     by_uid.into_values().map(|evidence| (evidence.seat, &evidence.observed)).collect()
 }
 
-/// The usual ordinal of the seats, each counted by the work it stands for (PROT-25).
+/// The median ordinal of the seats, weighted by their proven work (PROT-25).
 fn median_rating(reputations: &Reputations) -> f64 {
     let ordinals: Vec<(f64, f64)> =
         reputations.seats.values().map(|seat| (seat.rating.ordinal(), seat.claim())).collect();
     rating::median_rating(&ordinals)
 }
 
-/// Places in the window's match, from 1: a seat stands behind every seat whose work is better beyond doubt, so that
-/// seats that only chance tells apart share a place (PROT-23); all faults share the last one. Who was not measured takes no part.
+/// Ranks in the window's rating round, from 1: a seat ranks behind every seat whose work is significantly better, so
+/// that seats whose difference may be chance share a rank (PROT-23). All faults share the last rank. Unmeasured seats
+/// are not ranked.
 fn ranks(
     params: &RunParams,
     observed: &BTreeMap<SeatId, &Observed>,

@@ -1,61 +1,63 @@
-//! Contributions that are more alike than independent work can be: copies, replays, and two seats with one training.
+//! Contributions that are more similar than independent work can be: copies, replays, and two seats with one
+//! training.
 //!
-//! Every contribution that came, measured or not, is boiled down to a [`Sketch`]: a fixed number of sums of its entries, indices, signs
-//! and levels together, from which the likeness of any two can be read. It is compared with everybody's of the same window,
-//! and with everybody's of the last ones, its own seat's included.
+//! Every contribution, measured or not, gets a [`Sketch`]: a fixed number of sums over its entries, from which the
+//! similarity of any two follows. It is compared with all contributions of the same window and of the last ones,
+//! including its own seat's.
 //!
-//! **Likeness proves nothing against a seat.** Of two that are alike, one may be the victim: its bytes leaked, or were shown to a friend of
-//! the other. So a finding only says where to look; what tells the two apart is whose data the work shows on (PROT-24), and
-//! who was there first ([`is_copied`]). The seat whose own data shows is not touched, whatever others do.
+//! **Similarity proves nothing against a seat.** One of the two may be the victim of a leak. The own-data gap
+//! (PROT-24) and the earlier window tell them apart ([`is_copied`]). A seat whose own data shows is never penalised
+//! for what others do.
 
 use super::exact;
 use protocol::{Digest, Uid, Window, contribution::Sparse};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Sums in a sketch. The likeness of two contributions that have nothing in common comes out as 0 ± 1/√2048, that is 0.022.
+/// Sums in a sketch. The similarity of two independent contributions is 0 ± 1/√2048, that is 0.022.
 const SUMS: usize = 2048;
-/// From here on two contributions are twins. See `docs/gauntlet.md` for what independent work was seen to come to.
+/// From this similarity on, two contributions are near-duplicates. `docs/gauntlet.md` has measurements of independent
+/// work.
 pub const ALIKE_MIN: f64 = 0.9;
-/// Windows before the one being judged that are compared with.
+/// Earlier windows that a window is compared with.
 pub const WINDOWS_KEPT: u32 = 3;
 
-/// What is left of a contribution to compare it by. Each tensor counts alike, however large its values are, so that scaling
-/// all of them, or one tensor's, hides nothing.
+/// A summary of a contribution, for comparison. Each tensor has the same weight: scaling all values, or one tensor's,
+/// hides nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sketch {
     sums: Vec<f32>,
     norm: f64,
 }
 
-/// A finding: the contribution that another one is most like.
+/// The contribution that another one is most similar to.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NearDuplicate {
     pub uid: Uid,
-    /// The window judged, or one before it: then this other was there first.
+    /// The window judged, or an earlier one.
     pub window: Window,
-    /// Of its bytes.
+    /// The digest of its bytes.
     pub digest: Digest,
-    /// The cosine of the two, from [`ALIKE_MIN`] to 1.
+    /// The similarity: a cosine from [`ALIKE_MIN`] to 1.
     #[serde(with = "exact")]
     pub alike: f64,
 }
 
-/// The sketches of a window and of those before it. Bounded: [`WINDOWS_KEPT`] windows and the current one, 8 KiB a seat.
+/// The sketches of a window and of [`WINDOWS_KEPT`] windows before it: 8 KiB per seat and window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sketches {
     windows: BTreeMap<Window, BTreeMap<Uid, (Digest, Sketch)>>,
 }
 
 impl Sketch {
-    /// In one pass over the entries, in `f64` and in order, so that everyone gets the same.
+    /// Sums the entries in `f64` and in order, so that every node gets the same.
     pub fn of(update: &Sparse) -> Sketch {
         let mut sums = vec![0.0f64; SUMS];
         for (index, tensor) in update.tensors.iter().enumerate() {
             if tensor.square_norm.is_nan() || tensor.square_norm <= 0.0 || tensor.positions.is_empty() {
                 continue;
             }
-            // To a mean square of one over the tensor's entries.
+            // Scales the tensor to a mean square of one.
             let scale = libm::sqrt(tensor.positions.len() as f64 / tensor.square_norm);
             for (position, value) in tensor.positions.iter().zip(&tensor.values) {
                 let hash = mix((index as u64) << 32 | u64::from(*position));
@@ -67,7 +69,8 @@ impl Sketch {
         Sketch { sums: sums.into_iter().map(|sum| sum as f32).collect(), norm }
     }
 
-    /// About the cosine of the two contributions: 1 for the same work, however scaled, 0 for work that has nothing in common.
+    /// The similarity, which estimates the cosine of the two contributions: 1 for the same work at any scale, 0 for
+    /// independent work.
     pub fn alike(&self, other: &Sketch) -> f64 {
         let norms = self.norm * other.norm;
         if norms.is_nan() || norms <= 0.0 {
@@ -80,13 +83,14 @@ impl Sketch {
 }
 
 impl Sketches {
-    /// Keeps the sketch of what `uid` sent in `window`, and lets go of windows that are too old to be compared with it.
+    /// Adds the sketch of a contribution, and drops windows that are too old to be compared with it.
     pub fn add(&mut self, window: Window, uid: Uid, digest: Digest, sketch: Sketch) {
         self.windows.retain(|kept, _| window.0.saturating_sub(kept.0) <= WINDOWS_KEPT);
         self.windows.entry(window).or_default().insert(uid, (digest, sketch));
     }
 
-    /// Who in `window` has a twin, and which. Of two that are equally alike the earlier one counts, then the lower uid.
+    /// The near-duplicate of each seat of `window` that has one: the most similar; among equals the earliest, then
+    /// the lowest uid.
     pub fn near_duplicates(&self, window: Window) -> BTreeMap<Uid, NearDuplicate> {
         let Some(current) = self.windows.get(&window) else { return BTreeMap::new() };
         let found = current.iter().filter_map(|(uid, (_, sketch))| {
@@ -108,21 +112,21 @@ impl Sketches {
     }
 }
 
-/// Whether a contribution with a twin is taken for somebody else's, or an old one. `gap` is its own-data gap in standard errors.
+/// Whether a near-duplicate counts as a copy or a replay. `gap` is its own-data gap in standard errors.
 ///
-/// - **The twin is of an earlier window:** work on data that were handed out later cannot resemble it. Whoever sent it again was not its author,
-///   or sends old work: unless its own data show at least as much as noise would not (one error).
-/// - **The twin is of the same window:** nobody could see the other's bytes in time, so two seats share them, or the author was robbed.
-///   Only one whose gap points away from its own data by more than an error is taken for the copy; own work has been seen 3.7 errors and more
-///   on the other side. Two that fail both lose. What this leaves in doubt the mark decides, a little later.
+/// - **The other one is of an earlier window:** work on data assigned later cannot resemble it. It is a copy unless
+///   its own-data gap is at least one error.
+/// - **The other one is of the same window:** no seat can read another's bytes in time, so the seats share work, or
+///   one leaked. It is a copy if its gap is below minus one error; own work was observed at +3.7 errors and more. The
+///   own-data score decides the rest over time.
 ///
-/// Where there was too little to test, nothing is held against anyone.
+/// Without a gap it is no copy.
 pub fn is_copied(near_duplicate: &NearDuplicate, window: Window, gap: Option<f64>) -> bool {
     let least = if near_duplicate.window < window { 1.0 } else { -1.0 };
     gap.is_some_and(|gap| gap < least)
 }
 
-/// Spreads the bits of a name evenly (the finaliser of SplitMix64).
+/// The finaliser of SplitMix64.
 fn mix(name: u64) -> u64 {
     let mut mixed = name.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -135,7 +139,7 @@ mod tests {
     use super::*;
     use protocol::contribution::SparseTensor;
 
-    /// Entries by a law of their own for each `name`; of two names, none in common but by chance.
+    /// Pseudo-random entries, independent for each `name`.
     fn work(name: u64, entries: u32) -> Sparse {
         let tensor = |tensor: u64| {
             let mut positions: Vec<u32> = (0..entries)
@@ -171,13 +175,13 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_is_alike_however_it_is_scaled_and_other_work_is_not() {
+    fn a_scaled_copy_is_similar_and_independent_work_is_not() {
         let one = Sketch::of(&work(1, 3000));
         assert!((one.alike(&one) - 1.0).abs() < 1e-6);
         assert!(one.alike(&Sketch::of(&scaled(work(1, 3000), 40.0))) > 0.999);
         assert!(
             one.alike(&Sketch::of(&scaled(work(1, 3000), -1.0))) < -0.999,
-            "turned round, it is the opposite"
+            "with the opposite sign it is the opposite"
         );
         for name in 2..30 {
             let alike = one.alike(&Sketch::of(&work(name, 3000)));
@@ -209,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_like_nothing() {
+    fn an_empty_contribution_is_similar_to_none() {
         let nothing = Sketch::of(&Sparse { tensors: vec![] });
         assert_eq!(nothing.alike(&nothing), 0.0);
         assert_eq!(nothing.alike(&Sketch::of(&work(1, 10))), 0.0);
     }
 
     #[test]
-    fn twins_of_one_window_find_each_other() {
+    fn near_duplicates_of_one_window_find_each_other() {
         let found = sketches(&[(5, 1, 10), (5, 2, 11), (5, 3, 10)]).near_duplicates(Window(5));
         assert_eq!(found.keys().copied().collect::<Vec<_>>(), [Uid(1), Uid(3)]);
         assert_eq!((found[&Uid(1)].uid, found[&Uid(3)].uid), (Uid(3), Uid(1)));
@@ -224,18 +228,18 @@ mod tests {
     }
 
     #[test]
-    fn of_an_earlier_windows_work_only_the_later_has_a_twin() {
+    fn only_the_later_of_two_windows_has_a_near_duplicate() {
         let kept = sketches(&[(4, 1, 10), (5, 1, 12), (5, 2, 10), (5, 3, 10)]);
         assert!(kept.near_duplicates(Window(4)).is_empty());
         let found = kept.near_duplicates(Window(5));
-        assert!(!found.contains_key(&Uid(1)), "who was there first has none");
+        assert!(!found.contains_key(&Uid(1)), "the first one has none");
         for uid in [2, 3] {
             assert_eq!((found[&Uid(uid)].uid, found[&Uid(uid)].window), (Uid(1), Window(4)));
         }
     }
 
     #[test]
-    fn ones_own_old_work_is_a_twin_too() {
+    fn a_seats_own_old_work_is_a_near_duplicate() {
         let found = sketches(&[(4, 1, 10), (6, 1, 10)]).near_duplicates(Window(6));
         assert_eq!((found[&Uid(1)].uid, found[&Uid(1)].window), (Uid(1), Window(4)));
     }
@@ -245,7 +249,7 @@ mod tests {
         let kept = sketches(&[(1, 1, 10), (2, 1, 11), (3, 1, 12), (4, 1, 13), (5, 2, 10), (5, 3, 11)]);
         assert_eq!(kept.windows.len(), 4);
         let found = kept.near_duplicates(Window(5));
-        assert!(!found.contains_key(&Uid(2)), "window 1 is forgotten");
+        assert!(!found.contains_key(&Uid(2)), "window 1 is dropped");
         assert_eq!(found[&Uid(3)].window, Window(2));
         assert!(kept.near_duplicates(Window(9)).is_empty());
     }

@@ -1,21 +1,21 @@
-//! How a seat compares with the others, remembered as a number and a doubt (PROT-23).
+//! The rating of a seat among the others: a mean and an uncertainty (PROT-23).
 //!
-//! One match per window, rated by the Plackett–Luce model of Weng and Lin, "A Bayesian approximation method for online
-//! ranking" (JMLR 12, 2011), algorithm 4, with a seat for a team. Only the order counts, not by how much: so one lucky
-//! window, or one huge gain, buys no more than one first place.
+//! Each window is one rating round of the Plackett–Luce model of Weng and Lin, "A Bayesian approximation method for
+//! online ranking" (JMLR 12, 2011), algorithm 4, with one seat per team. Only ranks count: one huge gain is worth no
+//! more than one first rank.
 
 use super::exact;
 use serde::{Deserialize, Serialize};
 
-/// Skill that a match shows of itself: how far luck carries (PROT-23).
+/// The spread of one round's performance around the skill (PROT-23).
 const BETA: f64 = 7.0;
-/// By how much doubt grows in a window, seen or not.
+/// The growth of the uncertainty per window.
 const TAU: f64 = 0.1;
-/// An ordinal so far under the field's costs nothing yet: that far luck carries.
+/// An ordinal this far below the median costs nothing: chance explains it.
 const LEEWAY: f64 = 7.0;
-/// And so far under it leaves nothing.
+/// An ordinal this far below the median has a rating factor of 0.
 const BEHIND_MAX: f64 = 25.0;
-/// A match never takes more of the variance than leaves this part of it.
+/// The least part of the variance that a round leaves.
 const VARIANCE_KEPT_MIN: f64 = 0.0001;
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,19 +29,19 @@ pub struct Rating {
 impl Rating {
     pub const START: Rating = Rating { mu: 25.0, sigma: 25.0 / 3.0 };
 
-    /// What the seat is worth almost surely: `μ − 3σ`, 0 at the start.
+    /// A lower bound of the skill: `μ − 3σ`, 0 at the start.
     pub fn ordinal(&self) -> f64 {
         self.mu - 3.0 * self.sigma
     }
 
-    /// From 0 to 1: what the rating is worth in a field whose usual ordinal is `field` (PROT-25). Who is not behind it beyond luck is
-    /// worth as much as anybody: equal work is paid alike, and whoever comes first is paid for its work and not for coming first.
-    pub fn rating_factor(&self, field: f64) -> f64 {
-        let behind = field - self.ordinal();
+    /// From 0 to 1: what the score is multiplied by if the median ordinal is `median` (PROT-25). A seat that chance
+    /// may have put behind it has a factor of 1: equal work is paid alike, and rank alone earns nothing.
+    pub fn rating_factor(&self, median: f64) -> f64 {
+        let behind = median - self.ordinal();
         ((BEHIND_MAX - behind) / (BEHIND_MAX - LEEWAY)).clamp(0.0, 1.0)
     }
 
-    /// The rating after `windows` in which nothing was learned: `σ² ← σ² + windows·τ²`.
+    /// The rating after `windows` windows without a round: `σ² ← σ² + windows·τ²`.
     pub fn aged(&self, windows: u32) -> Rating {
         let variance = self.sigma * self.sigma + f64::from(windows) * TAU * TAU;
         Rating { sigma: libm::sqrt(variance), ..*self }
@@ -54,8 +54,8 @@ impl Default for Rating {
     }
 }
 
-/// The ordinal of a field: the median of `ordinals`, each counted by the weight beside it, or 0 where nobody has any weight. So
-/// whoever stands for no work does not move it, however many there are.
+/// The weighted median of `(ordinal, weight)` pairs, or 0 without weights. Seats without work have no weight and do
+/// not move it.
 pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
     let mut ordinals: Vec<(f64, f64)> =
         ordinals.iter().copied().filter(|(ordinal, weight)| ordinal.is_finite() && 0.0 < *weight).collect();
@@ -71,17 +71,17 @@ pub fn median_rating(ordinals: &[(f64, f64)]) -> f64 {
     ordinals.last().map_or(0.0, |(ordinal, _)| *ordinal)
 }
 
-/// Ratings after a match, in the order of the players. A player is its rating before and its place; equal places tie.
-/// A match of one changes nothing.
+/// The ratings after a round, in the order of the players. A player is its rating before and its rank; equal ranks
+/// tie. A round of one player changes nothing.
 pub fn update(players: &[(Rating, u32)]) -> Vec<Rating> {
     let c = libm::sqrt(players.iter().map(|(rating, _)| rating.sigma * rating.sigma + BETA * BETA).sum());
 
-    // Strengths, all divided by the strongest: quotients are the same, and nothing overflows.
+    // Strengths relative to the strongest, so that nothing overflows.
     let highest = players.iter().map(|(rating, _)| rating.mu).fold(f64::NEG_INFINITY, f64::max);
     let strengths: Vec<f64> =
         players.iter().map(|(rating, _)| libm::exp((rating.mu - highest) / c)).collect();
 
-    // For each place: the strength of all who came in there or behind, and how many share it.
+    // For each rank: the strength of all players at it or behind it, and how many share it.
     let behind = |place: u32| {
         players
             .iter()
@@ -116,12 +116,12 @@ pub fn update(players: &[(Rating, u32)]) -> Vec<Rating> {
     players.iter().enumerate().map(rated).collect()
 }
 
-/// [`update`], where several may share a place without being equal by more than chance: the mean over orders in which each of them once comes
-/// first of those that share it, once second, and so on. `turn` says with whom to begin.
+/// [`update`] for players that share ranks: the mean over orders in which each of them is once first of those that
+/// share its rank, once second, and so on. `turn` selects the first order.
 ///
-/// The algorithm has a way with ties of its own, dividing what a place is worth by how many share it. With many, that makes a good place
-/// worth next to nothing: seven that share the first of ten would gain a fourteenth of what the eighth gains over two behind it. As most seats of
-/// a good window share a place, such ties are never given to it.
+/// The algorithm's own rule for ties divides a rank's worth by the number of players that share it. Seven that share
+/// the first rank of ten would then gain a fourteenth of what the eighth gains. Most seats of a good window share a
+/// rank, so ties are resolved before.
 pub fn update_all_orders(players: &[(Rating, u32)], turn: u32) -> Vec<Rating> {
     let mut places: Vec<u32> = players.iter().map(|(_, place)| *place).collect();
     places.sort_unstable();
@@ -155,8 +155,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `expected` was computed from the paper's formulas in 60-digit decimal arithmetic, apart from this code, and agrees
-    /// with the published `openskill` package (6.2, PlackettLuce, beta 7, tau 0.1). Its `tau` ages by one window.
+    /// `expected` was computed from the paper's formulas in 60-digit decimal arithmetic, independently of this code,
+    /// and agrees with the published `openskill` package (6.2, PlackettLuce, beta 7, tau 0.1). Its `tau` ages by one
+    /// window.
     #[track_caller]
     fn check(players: &[(f64, f64)], places: &[u32], expected: &[(f64, f64)]) {
         let aged: Vec<_> = players
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_share_what_their_place_is_worth() {
+    fn ties_share_the_worth_of_their_rank() {
         check(
             &[(31.2, 4.1), START, (18.7, 6.5), (27.9, 2.2)],
             &[1, 2, 2, 2],
@@ -223,8 +224,8 @@ mod tests {
         );
     }
 
-    /// Weng and Lin's algorithm 4 as the paper writes it, for teams, step by step and with nothing left out: teams of (μ, σ), their ranks.
-    /// Equal ranks are ties; `A_q` counts who shares a rank, `C_q` is who is not ahead of `q`; `γ = σ_i/c`, `κ = 0.0001`.
+    /// Weng and Lin's algorithm 4 for teams, step by step as in the paper: teams of (μ, σ), their ranks. Equal ranks
+    /// are ties; `A_q` counts the teams of a rank, `C_q` those not ahead of `q`; `γ = σ_i/c`, `κ = 0.0001`.
     fn published(teams: &[Vec<(f64, f64)>], ranks: &[u32], beta: f64) -> Vec<Vec<(f64, f64)>> {
         let mus: Vec<f64> = teams.iter().map(|team| team.iter().map(|(mu, _)| mu).sum()).collect();
         let variances: Vec<f64> =
@@ -277,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn who_shares_a_place_gains_and_loses_alike_and_more_than_whoever_comes_behind() {
+    fn seats_of_one_rank_change_alike_and_gain_more_than_those_behind() {
         let place = |index: usize| if index < 7 { 1 } else { 8 + index as u32 };
         let players: Vec<_> = (0..10).map(|index| (Rating::START, place(index))).collect();
         for turn in 0..5 {
@@ -286,20 +287,20 @@ mod tests {
             assert!(rated[..7].iter().all(|rating| (rating.sigma - rated[0].sigma).abs() < 1e-9));
             assert!(rated[0].mu > 25.0 && rated[7].mu < 25.0 && rated[9].mu < rated[8].mu);
         }
-        // What the algorithm itself makes of seven that tie.
+        // The algorithm's own result for seven that tie.
         let tied = update(&players);
-        assert!(tied[7].mu > tied[0].mu, "then this whole function is not needed");
+        assert!(tied[7].mu > tied[0].mu, "otherwise this function is not needed");
     }
 
     #[test]
-    fn where_nobody_shares_a_place_there_is_one_order() {
+    fn without_shared_ranks_there_is_one_order() {
         let players = [(Rating::START, 2), (Rating { mu: 30.0, sigma: 3.0 }, 1), (Rating::START, 3)];
         assert_eq!(update_all_orders(&players, 7), update(&players));
         assert_eq!(update_all_orders(&[], 7), []);
     }
 
     #[test]
-    fn a_rating_is_worth_as_much_as_any_until_it_is_behind_by_more_than_luck() {
+    fn the_rating_factor_falls_from_one_to_zero_behind_the_median() {
         let worth = |behind: f64| Rating { mu: 30.0 - behind, sigma: 5.0 }.rating_factor(15.0);
         assert_eq!([worth(-9.0), worth(0.0), worth(7.0)], [1.0; 3]);
         assert!((worth(16.0) - 0.5).abs() < 1e-12);
@@ -307,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn who_stands_for_no_work_does_not_move_the_field() {
+    fn seats_without_work_do_not_move_the_median() {
         let field = [(10.0, 1.0), (12.0, 1.0), (11.0, 1.0)];
         assert_eq!(median_rating(&field), 11.0);
         let crowded: Vec<_> = field.into_iter().chain((0..50).map(|_| (40.0, 0.0))).collect();
@@ -317,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn a_match_of_one_or_none_changes_nothing() {
+    fn a_round_of_one_or_none_changes_nothing() {
         assert_eq!(update(&[(Rating::START, 1)]), [Rating::START]);
         assert_eq!(update(&[]), []);
     }
 
     #[test]
-    fn doubt_grows_with_every_window_unwatched() {
+    fn uncertainty_grows_with_every_window_without_a_round() {
         assert_eq!(Rating::START.ordinal(), 0.0);
         let rating = Rating { mu: 30.0, sigma: 2.0 };
         assert!((rating.aged(500).sigma - 3.0).abs() < 1e-12);
@@ -333,7 +334,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_match_is_rated_as_published(
+        fn a_round_is_rated_as_published(
             players in proptest::collection::vec((-50.0..100f64, 0.1..12f64, 1u32..8), 2..16),
         ) {
             let teams: Vec<_> = players.iter().map(|(mu, sigma, _)| vec![(*mu, *sigma)]).collect();
@@ -348,7 +349,7 @@ mod tests {
         }
 
         #[test]
-        fn a_match_stays_finite_and_certainty_only_grows(
+        fn a_round_stays_finite_and_never_adds_uncertainty(
             players in proptest::collection::vec((-1e4..1e4f64, 0.01..1e3f64, 1u32..6), 0..12),
         ) {
             let players: Vec<_> =

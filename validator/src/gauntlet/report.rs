@@ -1,4 +1,4 @@
-//! Why every seat got what it got: what a receipt says (PROT-27), and what a miner who asks is told.
+//! Why each seat got its score and weight, for receipts (PROT-27) and for miners that ask.
 
 use super::{
     evidence::Observed,
@@ -10,29 +10,29 @@ use super::{
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
 
-/// One seat's window. Numbers here are for reading; the exact ones are in the standing.
+/// One seat's window, for reading. The exact numbers are in its reputation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SeatReport {
     pub seat: SeatId,
     pub observed: Seen,
     /// Relative gain on the seat's own sequences (PROT-22).
     pub own_gain: Option<f64>,
-    /// Relative gain on the common sequences: the match is ranked by it.
+    /// Relative gain on the common sequences: seats are ranked by it.
     pub common_gain: Option<f64>,
-    /// Mean of `d` on the common sequences counts as harm below zero by three of these, relative like the gain.
+    /// Standard error of the common gain. A gain below minus three of these is harm.
     pub common_error: Option<f64>,
-    /// `None` where there was too little to test.
+    /// `None` if too little was measured.
     pub own_data: Option<OwnData>,
-    /// Place in the window's match, from 1; `None` for who took no part.
+    /// Rank in the window's rating round, from 1; `None` if it was not rated.
     pub rank: Option<u32>,
-    /// Before this window's doubt was added.
+    /// Before this window's uncertainty was added.
     pub rating_before: Rating,
     pub rating_after: Rating,
     pub ordinal: f64,
-    /// The ordinal of the window's field: the median over seats, by how much work each stands for.
+    /// The median ordinal of the seats, weighted by their work.
     #[serde(rename = "field_ordinal")]
     pub median_rating: f64,
-    /// From 0 to 1: what the ordinal is worth beside the field's (PROT-25).
+    /// The rating factor, from 0 to 1 (PROT-25).
     #[serde(rename = "merit")]
     pub rating_factor: f64,
     #[serde(rename = "mark_before")]
@@ -41,18 +41,18 @@ pub struct SeatReport {
     pub own_data_score_after: f64,
     /// `t/n`.
     pub trained_share: f64,
-    /// The contribution that this one is most like, where that is more than independent work can be.
+    /// The most similar contribution, if it is more similar than independent work can be.
     #[serde(rename = "twin")]
     pub near_duplicate: Option<NearDuplicate>,
-    /// All that weigh on this window's score.
+    /// Penalties on this window's score.
     pub penalties: Vec<PenaltyReport>,
     /// This window's score (PROT-25).
     pub score: f64,
-    /// The weight to post: from the scores of an epoch's worth of windows.
+    /// The weight to post, from the scores of the last epoch's number of windows.
     pub weight: u16,
 }
 
-/// How the evidence saw the seat.
+/// The observation of the seat.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Seen {
@@ -62,7 +62,7 @@ pub enum Seen {
         label: String,
         detail: String,
     },
-    /// It counts, but its turn to be measured did not come.
+    /// Valid, and not measured yet.
     Waiting,
     Evaluated,
 }
@@ -70,11 +70,11 @@ pub enum Seen {
 /// The own-data test of one window (PROT-24).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OwnData {
-    /// Relative gain on own data less that on common data.
+    /// Relative gain on own data minus that on common data.
     pub gap: f64,
     /// Its paired standard error.
     pub error: f64,
-    /// What counted as one whole gap in this window.
+    /// The size of a full gap in this window.
     pub scale: f64,
     /// From −1 to 1.
     pub outcome: f64,
@@ -88,13 +88,13 @@ pub struct PenaltyReport {
     pub evaluations_remaining: u32,
 }
 
-/// What a window showed of a seat.
+/// What the gauntlet computed for a seat.
 pub(super) struct Facts<'a> {
     pub observed: &'a Observed,
     pub gains: Option<&'a Gains>,
     pub own_data: Option<OwnData>,
     pub rank: Option<u32>,
-    pub field: f64,
+    pub median_rating: f64,
     pub weight: u16,
 }
 
@@ -118,8 +118,8 @@ pub(super) fn of(seat: SeatId, facts: Facts<'_>, before: &Reputation, after: &Re
         rating_before: before.rating,
         rating_after: after.rating,
         ordinal: after.rating.ordinal(),
-        median_rating: facts.field,
-        rating_factor: after.rating.rating_factor(facts.field),
+        median_rating: facts.median_rating,
+        rating_factor: after.rating.rating_factor(facts.median_rating),
         own_data_score_before: before.own_data_score,
         own_data_score_after: after.own_data_score,
         trained_share: after.share,

@@ -1,19 +1,19 @@
-//! What is remembered of every seat from one window to the next. Saved after each verdict, so that a restart changes no
+//! The reputation of each seat, kept from window to window. It is saved with each verdict: a restart changes no
 //! rating and forgives no penalty (PROT-25).
 
 use super::{exact, rating::Rating, score};
 use protocol::{SeatId, Window};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-/// A penalty leaves this part of the score at first (PROT-25).
-const HARM_FACTOR: f64 = 0.25;
-/// And is gone after so many further evaluations.
+/// The part of the score that a new penalty leaves (PROT-25).
+const PENALTY_FACTOR: f64 = 0.25;
+/// Evaluations after which a penalty is gone.
 const RECOVERY_EVALUATIONS: u32 = 10;
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reputations {
-    /// The last window that was judged.
+    /// The last window judged.
     pub judged: Option<Window>,
     #[serde(with = "as_list")]
     pub seats: BTreeMap<SeatId, Reputation>,
@@ -25,32 +25,32 @@ pub struct Reputation {
     /// `m`: the moving average of own-data outcomes, from −1 to 1 (PROT-24).
     #[serde(rename = "mark", with = "exact")]
     pub own_data_score: f64,
-    /// The variance of `own_data_score`, from the errors of the gaps that it was made of: how far noise alone carries it (PROT-24).
+    /// The variance of `own_data_score`, from the errors of its gaps (PROT-24).
     #[serde(rename = "mark_variance", with = "exact")]
     pub own_data_variance: f64,
-    /// Penalties that still weigh, oldest first. Each is gone after ten evaluations, so there are never more than ten for one reason.
+    /// Current penalties, oldest first. Each is gone after ten evaluations, so there are at most ten for one reason.
     pub penalties: Vec<Penalty>,
-    /// The window in which this validator first saw the seat: from then on it waits for its evaluation.
+    /// The window in which this validator first saw the seat. Its wait for an evaluation counts from here.
     pub first_seen: Window,
     pub last_evaluated: Option<Window>,
-    /// Windows of valid work since then: the next measurement stands for all of them (PROT-24).
+    /// Windows of valid work since then. The next measurement stands for all of them (PROT-24).
     pub unmeasured: u32,
     pub evaluations: u32,
     pub faults: u32,
-    /// `t/n` of the last window in which it was known (PROT-6).
+    /// `t/n` of the last window in which it was observed (PROT-6).
     #[serde(with = "exact")]
     pub share: f64,
-    /// What was earned in the last windows judged, an epoch's worth, oldest first (PROT-26).
+    /// The scores of the last epoch's number of judged windows, oldest first (PROT-26).
     pub recent: Vec<WindowScore>,
 }
 
-/// One window's score, and what stood against it.
+/// One window's score and penalty.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WindowScore {
     /// Before penalties.
     #[serde(with = "exact")]
     pub score: f64,
-    /// What penalties multiply it by.
+    /// The product of the penalties' factors.
     #[serde(with = "exact")]
     pub penalty: f64,
 }
@@ -68,14 +68,24 @@ pub struct Penalty {
 pub enum PenaltyReason {
     /// The contribution made the model significantly worse (PROT-25).
     Harm,
-    /// It was a near-duplicate of another one, and showed nothing of its seat's own data (PROT-25).
+    /// The contribution was a near-duplicate, and showed nothing of the seat's own data (PROT-25).
     Duplicate,
-    /// The very bytes it committed to are no contribution (PROT-14, PROT-25).
+    /// The committed bytes are no contribution (PROT-14, PROT-25).
     Fault,
 }
 
+impl fmt::Display for PenaltyReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PenaltyReason::Harm => "harm",
+            PenaltyReason::Duplicate => "near-duplicate",
+            PenaltyReason::Fault => "fault",
+        })
+    }
+}
+
 impl WindowScore {
-    /// What is left of the score.
+    /// The score after penalties.
     pub fn paid(&self) -> f64 {
         self.score * self.penalty
     }
@@ -86,9 +96,9 @@ impl Penalty {
         Penalty { reason, since, remaining: RECOVERY_EVALUATIONS }
     }
 
-    /// What the score is multiplied by: 0.25 at first, rising evenly to 1.
+    /// What the score is multiplied by: 0.25 at first, rising linearly to 1.
     pub fn factor(&self) -> f64 {
-        1.0 - (1.0 - HARM_FACTOR) * f64::from(self.remaining) / f64::from(RECOVERY_EVALUATIONS)
+        1.0 - (1.0 - PENALTY_FACTOR) * f64::from(self.remaining) / f64::from(RECOVERY_EVALUATIONS)
     }
 }
 
@@ -109,12 +119,13 @@ impl Reputation {
         }
     }
 
-    /// `rating_factor · proven own_data_score · (t/n)`: the score before penalties (PROT-25), where the field's ordinal is `field`.
-    pub fn score(&self, field: f64) -> f64 {
-        self.rating.rating_factor(field) * self.claim()
+    /// `rating factor · proven own-data score · (t/n)`: the score before penalties, at a median ordinal of `median`
+    /// (PROT-25).
+    pub fn score(&self, median: f64) -> f64 {
+        self.rating.rating_factor(median) * self.claim()
     }
 
-    /// For how much of a window's work the seat stands: `t/n`, times what of the mark noise does not explain.
+    /// The share of a window's work that the seat has proven: `t/n` times the proven own-data score.
     pub(super) fn claim(&self) -> f64 {
         score::proven(self.own_data_score, self.own_data_variance) * self.share
     }
@@ -128,13 +139,13 @@ impl Reputation {
         window.0.saturating_sub(self.last_evaluated.unwrap_or(self.first_seen).0)
     }
 
-    /// A fault that its own bytes prove. While one weighs, another begins it anew: there is one at most.
+    /// Adds the penalty for a fault that the seat's own bytes prove, in place of an earlier one.
     pub(super) fn proved_faulty(&mut self, window: Window) {
         self.penalties.retain(|penalty| penalty.reason != PenaltyReason::Fault);
         self.penalties.push(Penalty::new(PenaltyReason::Fault, window));
     }
 
-    /// One more evaluation has passed.
+    /// Counts one more evaluation.
     pub(super) fn recover(&mut self) {
         for penalty in &mut self.penalties {
             penalty.remaining = penalty.remaining.saturating_sub(1);
@@ -144,8 +155,8 @@ impl Reputation {
 }
 
 impl Reputations {
-    /// These standings with a place for every one of `seats`. Whoever held one of their uids before is forgotten: a record
-    /// is neither shed by keeping a seat nor inherited with one.
+    /// These reputations, with an entry for each of `seats`. Earlier holders of their uids are removed: a new holder
+    /// inherits nothing.
     pub(super) fn opened_for(&self, window: Window, seats: impl Iterator<Item = SeatId>) -> Reputations {
         let mut opened = self.clone();
         for seat in seats {
@@ -155,8 +166,8 @@ impl Reputations {
         opened
     }
 
-    /// Ages every rating by the windows since the last verdict: also of seats that nobody watched, and also over windows
-    /// that this validator missed (PROT-23).
+    /// Ages every rating by the windows since the last verdict, including windows that this validator missed
+    /// (PROT-23).
     pub(super) fn grow_uncertainty(&mut self, window: Window) {
         let windows = self.judged.map_or(1, |judged| window.0.saturating_sub(judged.0));
         for seat in self.seats.values_mut() {
@@ -164,13 +175,13 @@ impl Reputations {
         }
     }
 
-    /// `seat` is one that [`Reputations::opened_for`] made a place for.
+    /// `seat` is one of those given to [`Reputations::opened_for`].
     pub(super) fn seat_mut(&mut self, seat: SeatId) -> &mut Reputation {
-        self.seats.get_mut(&seat).expect("the standings were opened for every seat of the evidence")
+        self.seats.get_mut(&seat).expect("the reputations were opened for every seat of the evidence")
     }
 }
 
-/// A map as a list of pairs: JSON knows no keys but text.
+/// A map as a list of pairs, as JSON has only text keys.
 mod as_list {
     use super::*;
     use serde::{Deserializer, Serializer};
@@ -209,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_after_another_begins_the_penalty_anew() {
+    fn a_second_fault_restarts_the_penalty() {
         let mut seat = Reputation::new(Window(0));
         seat.penalties.push(Penalty::new(PenaltyReason::Harm, Window(1)));
         for window in 2..100 {

@@ -1,14 +1,14 @@
-//! Whom to measure, where time does not suffice for everyone (PROT-28).
+//! Which seats to measure if there is no time for all of them (PROT-28).
 
 use super::reputation::{Reputation, Reputations};
 use protocol::{Digest, SeatId, Window};
 
 /// At most `budget` of `candidates`, in the order in which to measure them.
 ///
-/// First whoever must be measured now for nobody to wait longer than `wait_max` windows, longest wait first; then a seeded
-/// draw, weighted by windows waited, so that no seat knows whether its turn has come. The bound on the wait holds
-/// whenever it can: while there are at most `budget · wait_max` seats. Whoever is not reached, in the list or in time, has
-/// waited longer by the next window: it rolls over by itself. The order of the candidates does not matter.
+/// First come the seats that must be measured now so that none waits longer than `wait_max` windows, longest wait
+/// first; then a seeded draw, weighted by windows waited, so that no seat can predict its turn. The bound on the wait
+/// holds for up to `budget · wait_max` seats. A seat that is not measured has waited longer in the next window. The
+/// order of the candidates does not matter.
 ///
 /// `seed` is the validator's own ([`protocol::assign::evaluation_seed`]).
 pub fn whom_to_evaluate(
@@ -26,8 +26,8 @@ pub fn whom_to_evaluate(
     waiting.dedup();
     waiting.sort_by_cached_key(|(seat, waited)| (core::cmp::Reverse(*waited), lot(seed, *seat)));
 
-    // In `r` windows, this one included, at most `r·budget` seats can be measured. So of those due within `r` windows,
-    // as many as do not fit into the next `r − 1` must be measured now.
+    // In `r` windows including this one, at most `r·budget` seats can be measured. Of those due within `r` windows,
+    // the ones that do not fit into the next `r − 1` must be measured now.
     let forced = waiting
         .iter()
         .enumerate()
@@ -51,7 +51,7 @@ pub fn whom_to_evaluate(
     chosen.into_iter().map(|(seat, _)| seat).collect()
 }
 
-/// An index into `waiting`, which is not empty, drawn by windows waited and one more.
+/// Draws an index into `waiting`, which is not empty, with odds of windows waited plus one.
 fn drawn(seed: &Digest, draw: u64, waiting: &[(SeatId, u32)]) -> usize {
     let tickets = |waited: u32| u64::from(waited) + 1;
     let total: u64 = waiting.iter().map(|(_, waited)| tickets(*waited)).sum();
@@ -95,7 +95,7 @@ mod tests {
         Digest::of(&window.to_le_bytes())
     }
 
-    /// Judges a window in which `chosen` were measured and the rest of `all` was not.
+    /// Judges a window in which only `chosen` of `all` were measured.
     fn after(reputations: &Reputations, window: u32, all: &[SeatId], chosen: &[SeatId]) -> Reputations {
         let pairs = vec![LossPair::new(0, 3.0, 2.9), LossPair::new(1, 3.0, 2.8)];
         let evidence: Vec<_> = all
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn with_time_enough_everyone_is_measured() {
+    fn with_enough_time_every_seat_is_measured() {
         let all = seats(5);
         let chosen = whom_to_evaluate(&seed(0), Window(3), &all, &Reputations::default(), 9, 4);
         assert_eq!(chosen.iter().copied().collect::<BTreeSet<_>>(), all.iter().copied().collect());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_waited_longest_is_never_left_behind() {
+    fn the_seat_that_waited_longest_is_measured() {
         let all = seats(3);
         let mut reputations = after(&Reputations::default(), 0, &all, &all);
         for window in 1..4 {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_know_whose_turn_it_is() {
+    fn every_seat_may_be_first() {
         let all = seats(6);
         let firsts: BTreeSet<_> = (0..80)
             .map(|number| whom_to_evaluate(&seed(number), Window(0), &all, &Reputations::default(), 1, 50)[0])
@@ -148,7 +148,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(40))]
 
         #[test]
-        fn nobody_waits_longer_than_the_rule_allows(budget in 1usize..4, wait_max in 1u32..6, spare in 0usize..3) {
+        fn no_seat_waits_longer_than_the_rule_allows(budget in 1usize..4, wait_max in 1u32..6, spare in 0usize..3) {
             let count = (budget * wait_max as usize).saturating_sub(spare).max(1);
             let all = seats(count as u16);
             let mut reputations = Reputations::default();

@@ -1,56 +1,54 @@
-//! What a contribution does to the loss, and what that says about where it comes from (PROT-22, PROT-24, PROT-25).
+//! What a contribution does to the loss, and whether it is the seat's own work (PROT-22, PROT-24, PROT-25).
 //!
-//! Own work shows most on one's own sequences: the contribution has seen them. A copied gradient helps everywhere alike.
-//! The difference of the two gains, the *gap*, is therefore the sign of own work, and its size says how much of it.
+//! Own work gains most on the seat's own sequences; a copied gradient gains the same on all. The difference of the
+//! two gains, the *gap*, shows own work, and its size how much of it.
 
 use super::evidence::{LossPair, Measured};
 
-/// `m` moves by this part of each outcome: about twenty evaluations of memory (PROT-24).
-const MARK_RATE: f64 = 0.05;
-/// And by this part where the window shows nothing of the seat's own data.
+/// The part of each outcome that enters the own-data score: a memory of about twenty evaluations (PROT-24).
+const SCORE_RATE: f64 = 0.05;
+/// The same for a measurement that shows nothing of the seat's own data.
 const FALL_RATE: f64 = 0.3;
-/// Harm is what lies below zero by so many standard errors (PROT-25).
+/// A gain below zero by this many standard errors is harm (PROT-25).
 const HARM_ERRORS: f64 = 3.0;
-/// A window whose usual gap is smaller than so many standard errors is graded on its noise instead: there, nobody's gap
-/// says much.
+/// If the median gap of a window is below this many standard errors, gaps are graded on the noise instead.
 const SCALE_ERRORS: f64 = 3.0;
 
-/// What a contribution does on both kinds of sequences.
+/// The gains of a contribution on both kinds of sequences.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gains {
-    /// `None` where no sequence of its own could be measured.
+    /// `None` if no own sequence was measured.
     pub own: Option<Gain>,
     pub common: Gain,
 }
 
-/// A seat stands behind another in the match where it gained less than this part of what the other did … (PROT-23)
-pub const PLACE_SHARE: f64 = 0.5;
-/// … by so many standard errors.
-pub const PLACE_ERRORS: f64 = 2.0;
+/// A seat ranks behind another if it gained less than this part of the other's gain … (PROT-23)
+pub const RANK_SHARE: f64 = 0.5;
+/// … by this many standard errors.
+pub const RANK_ERRORS: f64 = 2.0;
 
-/// A relative gain, or a difference of two: the part of the loss taken away, so that a late window with a low loss counts
-/// like an early one.
+/// The relative reduction of the loss, so that a late window with a low loss counts like an early one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gain {
     pub mean: f64,
-    /// Its standard error, each sequence being paired with itself before and after; `None` for a single sequence.
+    /// The standard error, with each sequence paired before and after; `None` for a single sequence.
     pub error: Option<f64>,
 }
 
-/// How much more a contribution does on its own data.
+/// By how much the gain on own data exceeds the gain on common data.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gap {
     pub mean: f64,
     pub error: f64,
 }
 
-/// `None` where there are no common sequences to compare anyone on.
+/// The gains; `None` without common sequences.
 pub fn gains(measured: &Measured) -> Option<Gains> {
     Some(Gains { own: gain(&measured.own), common: gain(&measured.common)? })
 }
 
 impl Gains {
-    /// `None` where one of the two kinds has less than two sequences: then no error is known, and nothing is concluded.
+    /// `None` if one of the two kinds has fewer than two sequences, and so no error.
     pub fn gap(&self) -> Option<Gap> {
         let own = self.own?;
         let (own_error, common_error) = (own.error?, self.common.error?);
@@ -60,38 +58,38 @@ impl Gains {
         })
     }
 
-    /// The gap in standard errors; `None` where there was too little to test. Own work lies several above zero, somebody else's around it.
+    /// The gap in standard errors. Own work is several above zero, another seat's work around it.
     pub fn gap_in_errors(&self) -> Option<f64> {
         self.gap().map(|gap| if gap.mean == 0.0 { 0.0 } else { gap.mean / gap.error })
     }
 
-    /// Whether it makes the model worse beyond doubt.
+    /// Whether it makes the model significantly worse.
     pub fn harms(&self) -> bool {
         self.common.error.is_some_and(|error| self.common.mean < -HARM_ERRORS * error)
     }
 }
 
-/// A contribution in the window's match: what it did on the common sequences, and `t/n`, for how much work it says it stands.
+/// A contribution in the window's rating round: its losses on the common sequences, and its declared share of work
+/// `t/n`.
 #[derive(Clone, Copy, Debug)]
 pub struct Player<'a> {
     pub common: &'a [LossPair],
     pub share: f64,
 }
 
-/// Whether `better` is better work than `worse` beyond luck: it took more than twice as much of the loss away, and also more than twice as
-/// much for what its seat says it trained, by more than chance explains. Honest seats' gains differ by up to that within a window, from the
-/// luck of their data; and a slow machine that declares less is not behind a fast one.
+/// Whether `better` is significantly better work than `worse`: it reduced the loss more than twice as much, also
+/// relative to its declared share. Gains of honest seats differ by up to a factor of two within a window, by chance.
+/// A slow machine that declares less does not rank behind a fast one.
 pub fn better_work(better: Player<'_>, worse: Player<'_>) -> bool {
     let for_work = worse.share.max(f64::MIN_POSITIVE) / better.share.max(f64::MIN_POSITIVE);
-    beyond_doubt((better.common, PLACE_SHARE), worse.common)
-        && (1.0 <= for_work || beyond_doubt((better.common, PLACE_SHARE * for_work), worse.common))
+    significantly_more((better.common, RANK_SHARE), worse.common)
+        && (1.0 <= for_work || significantly_more((better.common, RANK_SHARE * for_work), worse.common))
 }
 
-/// Whether a part of what one contribution took of the loss is still more than what another did, by more than chance explains: the difference
-/// of the two, sequence by sequence, lies [`PLACE_ERRORS`] standard errors above zero. Both were measured on the same sequences, so what is
-/// hard about a sequence falls out. With fewer than two common sequences nothing is beyond doubt.
-fn beyond_doubt((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool {
-    // Half of a harm is not less harm: there, as it is.
+/// Whether `part` of one contribution's reduction is significantly more than another's: the paired difference over
+/// the sequences is [`RANK_ERRORS`] standard errors above zero. With fewer than two common sequences it never is.
+fn significantly_more((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool {
+    // A part of a harm is not less harm.
     let part = if 0.0 < better.iter().map(LossPair::difference).sum::<f64>() { part } else { 1.0 };
     let differences: Vec<f64> = better
         .iter()
@@ -105,10 +103,10 @@ fn beyond_doubt((better, part): (&[LossPair], f64), worse: &[LossPair]) -> bool 
     let mean = differences.iter().sum::<f64>() / count;
     let scatter: f64 = differences.iter().map(|difference| (difference - mean) * (difference - mean)).sum();
     let error = libm::sqrt(scatter / (count - 1.0) / count);
-    0.0 < mean && PLACE_ERRORS * error <= mean
+    0.0 < mean && RANK_ERRORS * error <= mean
 }
 
-/// Mean difference over mean baseline, and the error of that quotient: the scatter of `d_i − gain·baseline_i`.
+/// Mean difference over mean baseline, with the error of that quotient from the scatter of `d_i − gain·baseline_i`.
 fn gain(pairs: &[LossPair]) -> Option<Gain> {
     if pairs.is_empty() {
         return None;
@@ -127,8 +125,8 @@ fn gain(pairs: &[LossPair]) -> Option<Gain> {
     Some(Gain { mean, error })
 }
 
-/// What counts as one whole gap in this window: the median of all that were measured, but never less than the noise.
-/// So a window of copies alone is not graded by the largest accident in it. 0 where nothing was measured.
+/// The size of a full gap in this window: the median of the measured ones, but at least the noise, so that a window
+/// of copies is not graded by chance. 0 without measurements.
 pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
     let (mut means, mut errors): (Vec<f64>, Vec<f64>) =
         gains.filter_map(Gains::gap).map(|gap| (gap.mean, gap.error)).unzip();
@@ -136,10 +134,10 @@ pub fn gap_scale<'a>(gains: impl Iterator<Item = &'a Gains>) -> f64 {
     median(&mut means).max(noise)
 }
 
-/// From −1 to 1: the gap on the window's scale. Odd in the gap: what is noise averages out, and a mark that nothing earned stays at 0.
+/// The gap on the window's scale, from −1 to 1. It is odd in the gap: noise averages out to 0.
 ///
-/// Whoever declares a part `share` of its sequences is measured by a somewhat smaller gap, the fourth root of it: a shorter training has been
-/// seen to leave from 0.87 to 1.4 times the gap on each of its sequences that a whole one does, for half of them.
+/// A seat that declares a part `share` of its sequences is graded on a smaller scale, by the fourth root of it:
+/// training on half of the sequences was measured to leave 0.87 to 1.4 times the gap on each.
 pub fn outcome(gap: &Gap, scale: f64, share: f64) -> Outcome {
     let expected = scale * libm::sqrt(libm::sqrt(share.clamp(0.0, 1.0)));
     if expected <= 0.0 {
@@ -148,20 +146,19 @@ pub fn outcome(gap: &Gap, scale: f64, share: f64) -> Outcome {
     Outcome { value: (gap.mean / expected).clamp(-1.0, 1.0), error: gap.error / expected }
 }
 
-/// What a window's own-data test came to, and its standard error.
+/// The result of a window's own-data test, and its standard error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
     pub value: f64,
     pub error: f64,
 }
 
-/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all that the seat worked since it was last measured. So
-/// the mark of a seat whose turn comes seldom moves as fast as everybody's. With it goes its variance, which knows that the windows share one
-/// measurement.
+/// `m ← 0.95·m + 0.05·outcome`, once for each of `windows`: the outcome stands for all work since the last
+/// measurement, so that a rarely measured seat's score moves as fast as any. Returns the score and its variance, for
+/// which the windows share one measurement.
 ///
-/// A measurement that shows nothing at all of the seat's own data, no gap or one that points away from them, takes the mark down much faster
-/// than work raises it: otherwise who worked once could send anything for twenty windows more. To own work that happens next to never,
-/// to anything else in half of all windows.
+/// An outcome of 0 or less lowers the score much faster than work raises it: otherwise a seat could stop working and
+/// be paid for twenty windows more. It almost never happens to own work, and to other work in half of all windows.
 pub fn updated_own_data_score(
     own_data_score: f64,
     variance: f64,
@@ -169,21 +166,21 @@ pub fn updated_own_data_score(
     windows: u32,
 ) -> (f64, f64) {
     let shows_nothing = outcome.value <= 0.0 && outcome.value < own_data_score;
-    let first = if shows_nothing { FALL_RATE } else { MARK_RATE };
+    let first = if shows_nothing { FALL_RATE } else { SCORE_RATE };
     let kept =
-        (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { MARK_RATE }));
+        (0..windows).fold(1.0, |kept, window| kept * (1.0 - if window == 0 { first } else { SCORE_RATE }));
     let moved = 1.0 - kept;
     let error = (moved * outcome.error).min(1.0);
     (kept * own_data_score + moved * outcome.value, kept * kept * variance + error * error)
 }
 
-/// What of a mark noise does not explain: `m·(1 − v/m²)`, at least 0. A mark of no more than its own standard error is nothing, one of three
-/// loses a ninth, one of ten a hundredth.
+/// The part of the own-data score that noise does not explain: `m·(1 − v/m²)`, at least 0. A score of one standard
+/// error counts as 0, one of three loses a ninth, one of ten a hundredth.
 pub fn proven(own_data_score: f64, variance: f64) -> f64 {
     if own_data_score <= 0.0 { 0.0 } else { (own_data_score - variance / own_data_score).max(0.0) }
 }
 
-/// The mean of the two in the middle where there are an even number; 0 of none.
+/// The median, and the mean of the two middle values of an even number; 0 without values.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -208,25 +205,25 @@ mod tests {
     }
 
     #[test]
-    fn one_seat_is_better_than_another_only_beyond_doubt() {
+    fn one_seat_is_better_than_another_only_if_significant() {
         let pairs = |afters: &[f64]| -> Vec<LossPair> {
             afters.iter().enumerate().map(|(i, after)| LossPair::new(i as u64, 2.0, *after)).collect()
         };
-        let beyond_doubt = |better, worse| super::beyond_doubt((better, 1.0), worse);
+        let significantly_more = |better, worse| super::significantly_more((better, 1.0), worse);
         let good = pairs(&[1.0, 1.2, 1.1, 1.3]);
         let surely_worse = pairs(&[1.1, 1.31, 1.2, 1.4]);
         let perhaps_worse = pairs(&[1.4, 0.9, 1.5, 1.1]);
-        assert!(beyond_doubt(&good, &surely_worse));
-        assert!(!beyond_doubt(&surely_worse, &good));
-        assert!(!beyond_doubt(&good, &perhaps_worse), "chance explains it");
-        assert!(!beyond_doubt(&good, &good));
-        assert!(!beyond_doubt(&good[..1], &surely_worse[..1]), "one sequence tells nothing");
-        // The same difference everywhere leaves no doubt at all.
-        assert!(beyond_doubt(&pairs(&[1.0, 1.0]), &pairs(&[1.5, 1.5])));
+        assert!(significantly_more(&good, &surely_worse));
+        assert!(!significantly_more(&surely_worse, &good));
+        assert!(!significantly_more(&good, &perhaps_worse), "chance may explain it");
+        assert!(!significantly_more(&good, &good));
+        assert!(!significantly_more(&good[..1], &surely_worse[..1]), "one sequence has no error");
+        // The same difference on every sequence has no error.
+        assert!(significantly_more(&pairs(&[1.0, 1.0]), &pairs(&[1.5, 1.5])));
     }
 
     #[test]
-    fn a_gain_is_relative_and_knows_its_error() {
+    fn a_gain_is_relative_and_has_an_error() {
         let gain = gain(&pairs(&[0.2, 0.4, 0.6])).unwrap();
         close(gain.mean, 0.1);
         // Standard deviation 0.2, of three: 0.2/√3, over a baseline of 4.
@@ -234,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contribution_that_takes_the_same_part_of_every_loss_has_no_error() {
+    fn the_same_relative_reduction_of_every_loss_has_no_error() {
         let pairs: Vec<_> = [2.0, 3.0, 7.0].iter().map(|loss| LossPair::new(0, *loss, loss * 0.9)).collect();
         let gain = gain(&pairs).unwrap();
         close(gain.mean, 0.1);
@@ -242,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn without_sequences_nothing_is_concluded() {
+    fn without_sequences_there_is_no_gain() {
         assert_eq!(gain(&[]), None);
         assert_eq!(gain(&pairs(&[0.4])).unwrap().error, None);
         assert_eq!(gains(&Measured { own: pairs(&[0.1, 0.2]), common: vec![] }), None);
@@ -254,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn harm_is_what_lies_three_errors_below_zero() {
+    fn harm_is_three_errors_below_zero() {
         let harms = |common: &[f64]| gains(&Measured { own: vec![], common: pairs(common) }).unwrap().harms();
         assert!(harms(&[-0.5, -0.6, -0.55, -0.52]));
         assert!(!harms(&[-0.5, 0.4, -0.1, -0.2]));
@@ -278,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_moves_once_for_each_window_that_a_measurement_stands_for() {
+    fn the_own_data_score_moves_once_for_each_window_of_a_measurement() {
         let outcome = Outcome { value: 1.0, error: 0.3 };
         let (mut own_data_score, mut variance) = (0.2, 0.0);
         close(updated_own_data_score(own_data_score, variance, outcome, 0).0, 0.2);
@@ -287,16 +284,16 @@ mod tests {
         }
         let (at_once, with_one_error) = updated_own_data_score(0.2, 0.0, outcome, 3);
         close(at_once, own_data_score);
-        assert!(variance < with_one_error, "three measurements say more than one");
+        assert!(variance < with_one_error, "three measurements have a smaller variance than one");
     }
 
     #[test]
-    fn a_mark_falls_fast_where_nothing_of_ones_own_shows() {
+    fn the_own_data_score_falls_fast_without_own_work() {
         let at = |value: f64| updated_own_data_score(0.8, 0.0, Outcome { value, error: 0.2 }, 1).0;
         close(at(-0.1), 0.7 * 0.8 + 0.3 * -0.1);
         close(at(0.0), 0.7 * 0.8);
         close(at(0.1), 0.95 * 0.8 + 0.05 * 0.1);
-        // Once for a measurement, however many windows it stands for, and never upwards.
+        // Once per measurement, for any number of windows, and never upwards.
         close(
             updated_own_data_score(0.8, 0.0, Outcome { value: 0.0, error: 0.2 }, 3).0,
             0.7 * 0.95 * 0.95 * 0.8,
@@ -308,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_noise_explains_proves_nothing() {
+    fn an_own_data_score_within_its_noise_proves_nothing() {
         close(proven(0.1, 0.01), 0.0);
         close(proven(0.1, 0.04), 0.0);
         close(proven(0.3, 0.01), 0.3 * 8.0 / 9.0);
@@ -318,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn the_scale_is_the_usual_gap_but_never_below_the_noise() {
+    fn the_scale_is_the_median_gap_and_at_least_the_noise() {
         let seat = |own: f64, error: f64| Gains {
             own: Some(Gain { mean: own, error: Some(error) }),
             common: Gain { mean: 0.0, error: Some(0.0) },

@@ -1,22 +1,23 @@
-//! The gauntlet as a whole: who earns what, over windows of made-up losses.
+//! The gauntlet as a whole: what each behaviour earns, over windows of synthetic losses.
 
 use super::{report::Seen, *};
+use expect_test::expect;
 use proptest::prelude::*;
 use protocol::{Block, Digest};
 
 /// Sequences of each kind, as by default.
 const K: u64 = 64;
-/// Scatter of one sequence's relative gain. With the gains below, an honest seat's gap is about eight standard errors.
+/// Scatter of a sequence's relative gain. With the gains below, an honest gap is about eight standard errors.
 const SCATTER: f64 = 0.02;
 
-/// How a seat behaves in a simulated window.
+/// The behaviour of a seat in a simulated window.
 #[derive(Clone, Copy)]
 enum Miner {
-    /// Gains on its own data beyond what it gains elsewhere; `work` is the part of a full window's training.
-    DefaultStrategy {
+    /// Gains more on its own data; `work` is the part of a full window's training.
+    Honest {
         work: f64,
     },
-    /// Uploads another's work: it helps everywhere alike.
+    /// Uploads another seat's work, which gains the same on all data.
     Copycat,
     Harmful,
     Faulty,
@@ -32,7 +33,7 @@ fn params() -> RunParams {
     RunParams { sequences_per_seat: 100, epoch_windows: 1, ..RunParams::default() }
 }
 
-/// A number from −√3 to √3 with a variance of 1, from names alone.
+/// A pseudo-random number from −√3 to √3 with a variance of 1.
 fn noise(names: &[u64]) -> f64 {
     let bytes: Vec<u8> = names.iter().flat_map(|name| name.to_le_bytes()).collect();
     let digest = Digest::of(&bytes).0;
@@ -59,7 +60,7 @@ fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
         near_duplicate: None,
     };
     let observed = match miner {
-        Miner::DefaultStrategy { work } => valid(100, 0.008 + 0.03 * work, 0.008),
+        Miner::Honest { work } => valid(100, 0.008 + 0.03 * work, 0.008),
         Miner::Copycat => valid(100, 0.008, 0.008),
         Miner::Harmful => valid(100, -0.05, -0.05),
         Miner::Faulty => {
@@ -71,7 +72,7 @@ fn evidence(run: u64, window: u32, uid: usize, miner: Miner) -> Evidence {
     Evidence { seat: seat(uid), observed }
 }
 
-/// Judges `windows` windows of the same miners, and returns the last verdict and what each seat's weights add up to.
+/// Judges `windows` windows of the same miners. Returns the last verdict and each seat's sum of normalised weights.
 fn simulate(run: u64, windows: u32, miners: &[Miner]) -> (Verdict, Vec<f64>) {
     let mut paid = vec![0.0; miners.len()];
     let mut verdict = Verdict { reputations: Reputations::default(), reports: vec![], weights: vec![] };
@@ -91,10 +92,79 @@ fn next(run: u64, reputations: &Reputations, window: u32, miners: &[Miner]) -> V
     judge(&params(), reputations, Window(window), &evidence)
 }
 
-const HONEST: Miner = Miner::DefaultStrategy { work: 1.0 };
+const HONEST: Miner = Miner::Honest { work: 1.0 };
+
+/// A change of any rule of the gauntlet shows here as a diff.
+#[test]
+fn the_report_of_one_window() {
+    let miners = [
+        HONEST,
+        HONEST,
+        Miner::Honest { work: 0.5 },
+        Miner::Copycat,
+        Miner::Harmful,
+        Miner::Faulty,
+        Miner::Away,
+        Miner::Unlucky,
+    ];
+    let (verdict, _) = simulate(1, 12, &miners);
+    let number = |number: Option<f64>| number.map_or("-".to_owned(), |number| format!("{number:.4}"));
+    let mut table = format!(
+        "{:<4} {:<12} {:>8} {:>8} {:>4} {:>8} {:>7} {:>7} {:>7} {:>9} {:>7} {:>6}\n",
+        "uid",
+        "observed",
+        "own",
+        "common",
+        "rank",
+        "rating",
+        "sigma",
+        "factor",
+        "own-data",
+        "penalties",
+        "score",
+        "weight",
+    );
+    for report in &verdict.reports {
+        let observed = match &report.observed {
+            Seen::Absent => "absent",
+            Seen::Unobserved => "unobserved",
+            Seen::Faulty { label, .. } => label,
+            Seen::Waiting => "waiting",
+            Seen::Evaluated => "evaluated",
+        };
+        let penalties: f64 = report.penalties.iter().map(|penalty| penalty.factor).product();
+        table += &format!(
+            "{:<4} {:<12} {:>8} {:>8} {:>4} {:>8.4} {:>7.4} {:>7.4} {:>8.4} {:>9.4} {:>7.4} {:>6}\n",
+            report.seat.uid.0,
+            observed,
+            number(report.own_gain),
+            number(report.common_gain),
+            report.rank.map_or("-".to_owned(), |rank| rank.to_string()),
+            report.rating_after.mu,
+            report.rating_after.sigma,
+            report.rating_factor,
+            report.own_data_score_after,
+            penalties,
+            report.score,
+            report.weight,
+        );
+    }
+    expect![[r#"
+        uid  observed         own   common rank   rating   sigma  factor own-data penalties   score weight
+        0    evaluated     0.0412   0.0053    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4566  65504
+        1    evaluated     0.0414   0.0070    1  35.3358  7.6786  1.0000   0.4596    1.0000  0.4568  65535
+        2    evaluated     0.0202   0.0106    1  35.3358  7.6786  1.0000   0.4515    1.0000  0.4485  64346
+        3    evaluated     0.0062   0.0061    1  35.3358  7.6786  1.0000  -0.0412    1.0000  0.0000      0
+        4    evaluated    -0.0518  -0.0510    5  13.9420  7.2448  0.2726  -0.0986    0.0023  0.0000      0
+        5    wrong-diges        -        -    6  -3.2583  7.3978  0.0000   0.0000    1.0000  0.0000      0
+        6    absent             -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
+        7    unobserved         -        -    -  25.0000  8.3405  0.7044   0.0000    1.0000  0.0000      0
+    "#]]
+    .assert_eq(&table);
+}
 
 #[test]
-fn honest_seats_share_the_pay_about_evenly_in_the_long_run() {
+fn honest_seats_share_the_pay_evenly_in_the_long_run() {
     let (verdict, paid) = simulate(1, 200, &[HONEST; 4]);
     assert_eq!(verdict.weights.len(), 4);
     assert!(paid.iter().all(|paid| (25.0..=80.0).contains(paid)), "{paid:?}");
@@ -114,9 +184,9 @@ fn a_copied_gradient_earns_next_to_nothing() {
     }
 }
 
-/// Once the ratings have settled: at first a copy may rank above the one honest seat, by luck.
+/// After the ratings have settled: at first a copy may rank above the honest seat by chance.
 #[test]
-fn copies_do_not_pay_where_they_are_the_majority_either() {
+fn copies_do_not_pay_as_a_majority_either() {
     for run in 0..5 {
         let miners = [HONEST, Miner::Copycat, Miner::Copycat, Miner::Copycat];
         let (_, early) = simulate(run, 60, &miners);
@@ -127,16 +197,15 @@ fn copies_do_not_pay_where_they_are_the_majority_either() {
 }
 
 #[test]
-fn half_of_the_work_earns_about_half_of_the_mark() {
-    let (verdict, _) =
-        simulate(3, 120, &[HONEST, HONEST, Miner::DefaultStrategy { work: 0.5 }, HONEST, HONEST]);
+fn half_of_the_work_earns_half_of_the_own_data_score() {
+    let (verdict, _) = simulate(3, 120, &[HONEST, HONEST, Miner::Honest { work: 0.5 }, HONEST, HONEST]);
     let half = verdict.reputations.seats[&seat(2)].own_data_score;
     let full = verdict.reputations.seats[&seat(0)].own_data_score;
     assert!((0.35..=0.6).contains(&(half / full)), "{half} of {full}");
 }
 
 #[test]
-fn one_harmful_window_costs_three_quarters_and_wears_off() {
+fn one_harmful_window_costs_three_quarters_for_ten_evaluations() {
     let (before, _) = simulate(4, 40, &[HONEST; 4]);
     let mut miners = [HONEST; 4];
     miners[1] = Miner::Harmful;
@@ -168,7 +237,7 @@ fn a_fault_comes_last_and_is_unpaid_for_its_window() {
         report.observed,
         Seen::Faulty { label: "wrong-digest".into(), detail: "the digest is another".into() }
     );
-    // Two were measured; the two faults share the place behind them.
+    // Two were measured; the two faults share the rank behind them.
     assert_eq!((report.rank, faulty.reports[3].rank), (Some(3), Some(3)));
     assert!(report.rating_after.mu < report.rating_before.mu);
     assert_eq!((report.score, report.weight), (0.0, 0));
@@ -178,7 +247,7 @@ fn a_fault_comes_last_and_is_unpaid_for_its_window() {
 }
 
 #[test]
-fn bytes_that_no_honest_program_makes_weigh_on_the_epoch() {
+fn a_proven_fault_is_penalised_for_the_epoch() {
     let long = RunParams { epoch_windows: 5, ..params() };
     let (before, _) = simulate(5, 20, &[HONEST; 4]);
     let fault = |label: &str| {
@@ -195,7 +264,7 @@ fn bytes_that_no_honest_program_makes_weigh_on_the_epoch() {
 }
 
 #[test]
-fn who_commits_nothing_is_unrated_and_unpaid_but_keeps_its_record() {
+fn an_absent_seat_is_unrated_and_unpaid_and_keeps_its_reputation() {
     let (before, _) = simulate(6, 20, &[HONEST; 4]);
     let away = next(6, &before.reputations, 20, &[HONEST, HONEST, HONEST, Miner::Away]);
     let report = &away.reports[3];
@@ -206,14 +275,14 @@ fn who_commits_nothing_is_unrated_and_unpaid_but_keeps_its_record() {
 }
 
 #[test]
-fn what_nobody_could_observe_is_no_fault_and_costs_half_a_windows_pay() {
+fn an_unobserved_contribution_is_no_fault_and_costs_half_a_windows_pay() {
     let (before, _) = simulate(7, 20, &[HONEST; 4]);
     let unlucky = next(7, &before.reputations, 20, &[HONEST, HONEST, HONEST, Miner::Unlucky]);
     let report = &unlucky.reports[3];
     assert_eq!(report.observed, Seen::Unobserved);
     assert_eq!(report.trained_share, 0.5);
     assert_eq!((report.rank, report.own_data_score_after), (None, report.own_data_score_before));
-    // But for a window's growth of doubt.
+    // Apart from a window's growth of uncertainty.
     assert!((report.score - 0.5 * before.reports[3].score).abs() < 1e-9);
     assert!(report.weight > 0);
 }
@@ -231,7 +300,7 @@ fn a_seat_is_paid_for_the_part_it_trained() {
 }
 
 #[test]
-fn weights_cover_an_epoch_of_windows_so_an_absence_costs_its_part_of_it() {
+fn an_absent_window_costs_its_part_of_the_epochs_weight() {
     let params = RunParams { epoch_windows: 10, ..params() };
     let (mut verdict, _) = simulate(9, 30, &[HONEST; 2]);
     let mut alone = 0.0;
@@ -248,7 +317,7 @@ fn weights_cover_an_epoch_of_windows_so_an_absence_costs_its_part_of_it() {
 }
 
 #[test]
-fn a_broken_model_is_the_worst_of_the_window_and_poisons_no_number() {
+fn a_broken_model_ranks_last_and_all_numbers_stay_finite() {
     let broken = Observed::Valid {
         trained: 100,
         measured: Some(Measured {
@@ -278,7 +347,7 @@ fn a_new_holder_of_a_seat_inherits_nothing() {
     let newcomer = SeatId { registered_at: Block(900), ..seat(0) };
     let evidence = [
         Evidence { seat: newcomer, observed: Observed::Absent },
-        // The old holder is named too, by mistake: the later registration counts.
+        // The old holder is in the evidence too, by mistake: the later registration counts.
         Evidence { seat: seat(0), observed: Observed::Absent },
         evidence(11, 20, 1, HONEST),
     ];
@@ -291,12 +360,12 @@ fn a_new_holder_of_a_seat_inherits_nothing() {
 }
 
 #[test]
-fn windows_that_nobody_judged_add_their_doubt() {
+fn windows_that_were_not_judged_add_uncertainty() {
     let (before, _) = simulate(12, 5, &[HONEST; 2]);
     let verdict = next(12, &before.reputations, 24, &[Miner::Away, Miner::Away]);
     let expected = before.reputations.seats[&seat(0)].rating.aged(20);
     assert_eq!(verdict.reputations.seats[&seat(0)].rating, expected);
-    // A seat that is not named ages too.
+    // A seat that is not in the evidence ages too.
     let alone = next(12, &before.reputations, 24, &[Miner::Away]);
     assert_eq!(alone.reputations.seats[&seat(1)].rating, before.reputations.seats[&seat(1)].rating.aged(20));
     assert_eq!(alone.reports.len(), 1);
@@ -305,7 +374,7 @@ fn windows_that_nobody_judged_add_their_doubt() {
 }
 
 #[test]
-fn without_common_sequences_nobody_is_rated() {
+fn without_common_sequences_no_seat_is_rated() {
     let lone = Observed::Valid {
         trained: 100,
         measured: Some(Measured { own: losses([1, 1, 1], 0.02), common: vec![] }),
@@ -319,7 +388,7 @@ fn without_common_sequences_nobody_is_rated() {
 }
 
 #[test]
-fn what_was_saved_is_judged_again_to_the_same_bit() {
+fn saved_evidence_is_judged_again_to_the_same_bit() {
     let (before, _) = simulate(13, 15, &[HONEST, Miner::Copycat, Miner::Harmful, Miner::Faulty]);
     let evidence: Vec<_> = [HONEST, Miner::Copycat, Miner::Away, Miner::Unlucky]
         .iter()
@@ -336,7 +405,7 @@ fn what_was_saved_is_judged_again_to_the_same_bit() {
 }
 
 #[test]
-fn a_standing_with_a_number_that_is_none_is_refused() {
+fn a_reputation_with_an_invalid_number_is_refused() {
     let (verdict, _) = simulate(14, 1, &[HONEST]);
     let saved = serde_json::to_string(&verdict.reputations).unwrap();
     assert!(serde_json::from_str::<Reputations>(&saved).is_ok());
@@ -362,7 +431,7 @@ fn with_near_duplicate(evidence: Evidence, found: NearDuplicate) -> Evidence {
 }
 
 #[test]
-fn who_sends_again_what_was_sent_before_is_penalised_at_once_and_its_author_never() {
+fn a_replay_is_penalised_at_once_and_its_author_never() {
     let (before, _) = simulate(20, 40, &[HONEST; 4]);
     let mut verdict = before;
     let mut penalised = 0;
@@ -382,7 +451,7 @@ fn who_sends_again_what_was_sent_before_is_penalised_at_once_and_its_author_neve
 }
 
 #[test]
-fn who_was_robbed_in_the_same_window_loses_nothing() {
+fn a_seat_that_was_copied_in_the_same_window_loses_nothing() {
     let (mut robbed, _) = simulate(21, 10, &[HONEST, HONEST, HONEST, Miner::Copycat]);
     let mut alone = robbed.clone();
     for window in 10..30 {
@@ -408,7 +477,7 @@ fn who_was_robbed_in_the_same_window_loses_nothing() {
 }
 
 #[test]
-fn penalties_outlive_a_restart() {
+fn penalties_survive_a_restart() {
     let (before, _) = simulate(22, 30, &[HONEST; 3]);
     let harmed = next(22, &before.reputations, 30, &[HONEST, HONEST, Miner::Harmful]);
     let saved = serde_json::to_vec(&harmed.reputations).unwrap();
@@ -421,7 +490,7 @@ fn penalties_outlive_a_restart() {
 }
 
 #[test]
-fn a_slow_machine_that_says_so_stands_with_the_others_and_is_paid_its_part() {
+fn a_slow_seat_that_declares_its_share_is_paid_that_share() {
     let slow = |window| {
         let mut all: Vec<_> = (0..4).map(|uid| evidence(23, window, uid, HONEST)).collect();
         let names = |kind: u64| [23, window.into(), kind * 1000 + 4];
@@ -469,7 +538,7 @@ fn any_observed() -> impl Strategy<Value = Observed> {
 
 proptest! {
     #[test]
-    fn whatever_the_evidence_there_is_a_verdict_in_order_and_finite(
+    fn any_evidence_has_an_ordered_and_finite_verdict(
         windows in proptest::collection::vec(
             (any::<u32>(), proptest::collection::vec((0usize..6, 0u32..3, any_observed()), 0..8)), 1..5,
         ),
@@ -511,10 +580,10 @@ proptest! {
         prop_assert_eq!(judge(&params(), &Reputations::default(), Window(3), &evidence), expected);
     }
 
-    /// The seat whose gap is above noise in this validator's own measurement is untouched by whatever the others' contributions are: no
-    /// likeness of theirs, no gain, no harm and no fault gives it a penalty, and while it was not behind, they cost it none of its own claim.
+    /// A seat whose measured gap is above noise gets no penalty from any contribution of others: not by similarity,
+    /// gain, harm or fault.
     #[test]
-    fn nothing_that_others_do_gets_an_honest_seat_penalised(
+    fn no_contribution_of_others_penalises_an_honest_seat(
         others in proptest::collection::vec(any_observed(), 0..7),
         windows in 1u32..6,
         found in 0u32..9,
@@ -525,7 +594,7 @@ proptest! {
             let mine = evidence(30, window, 0, HONEST);
             let gap = score::gains(mine.observed.measured().unwrap()).unwrap().gap_in_errors().unwrap();
             prop_assume!(gap > 1.0);
-            // A likeness to the past cannot be to others' work, as the data were handed out later; one within the window can.
+            // Similar work of others can only be of the same window: the data were not assigned before.
             let mut all = vec![if found < 6 { with_near_duplicate(mine, near_duplicate(uid, window)) } else { mine }];
             all.extend(others.iter().enumerate().map(|(place, observed)| Evidence {
                 seat: seat(place + 1),
@@ -533,7 +602,7 @@ proptest! {
             }));
             let verdict = judge(&params(), &reputations, Window(window), &all);
             prop_assert!(verdict.reports[0].penalties.is_empty());
-                reputations = verdict.reputations;
+            reputations = verdict.reputations;
         }
     }
 }

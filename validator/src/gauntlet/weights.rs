@@ -1,16 +1,15 @@
-//! From scores to what is posted (PROT-26).
+//! Weights from scores (PROT-26).
 //!
-//! Weights are posted once an epoch, scores made once a window: a weight is proportional to the mean score of the last
-//! epoch's worth of windows, whenever it is posted. So every window counts once, and one in which a seat was absent or
-//! faulty counts as nothing.
+//! There is a score per window and a weight vote per epoch: a weight is proportional to the mean score of the last
+//! epoch's number of windows. Every window counts once; one in which a seat was absent or faulty counts as 0.
 //!
-//! A penalty is not averaged away: the lowest that any of these windows saw weighs on all of them. So one poisoned window costs the
-//! epoch's pay, whenever in the epoch it was, and nobody gains by choosing the moment.
+//! Penalties are not averaged: the lowest factor of these windows applies to all of them. One poisoned window costs
+//! the epoch's pay, at any moment of the epoch.
 
 use super::reputation::{Reputation, Reputations, WindowScore};
 use protocol::Uid;
 
-/// Adds a window's score, and lets go of the one that is an epoch old.
+/// Adds a window's score, and drops the one that is an epoch old.
 pub fn remember(recent: &mut Vec<WindowScore>, earned: WindowScore, epoch_windows: u32) {
     recent.push(earned);
     let epoch_windows = usize::try_from(epoch_windows.max(1)).unwrap_or(usize::MAX);
@@ -18,15 +17,15 @@ pub fn remember(recent: &mut Vec<WindowScore>, earned: WindowScore, epoch_window
     recent.drain(..excess);
 }
 
-/// The weights to post, normalised as the chain takes them. All seats' scores cover the same windows, those before a seat
-/// was seen counting as nothing: so sums are compared, not means. Empty where no seat has earned anything yet.
+/// The weights to post, normalised as the chain takes them; empty if no seat has earned anything. All sums cover the
+/// same windows, with 0 for those before a seat was seen.
 pub fn weights(reputations: &Reputations) -> Vec<(Uid, u16)> {
     let sums: Vec<(Uid, f64)> =
         reputations.seats.iter().map(|(seat, reputation)| (seat.uid, earned(reputation))).collect();
     protocol::weights::normalise(&sums)
 }
 
-/// What a seat earned in the last epoch's worth of windows.
+/// The sum of a seat's scores of the last epoch's number of windows, after penalties.
 pub fn earned(reputation: &Reputation) -> f64 {
     let penalty = reputation.recent.iter().map(|earned| earned.penalty).fold(1.0, f64::min);
     reputation.recent.iter().map(|earned| earned.score).sum::<f64>() * penalty
@@ -42,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_epoch_is_remembered() {
+    fn only_the_last_epoch_is_kept() {
         let mut recent = Vec::new();
         for score in 0..5 {
             remember(&mut recent, free(f64::from(score)), 3);
@@ -53,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_absence_costs_its_share() {
+    fn an_absent_window_costs_its_share() {
         let seats = |recent: [&[f64]; 2]| {
             let all = [1, 2].map(|uid| SeatId { uid: Uid(uid), registered_at: Block(0) });
             let mut reputations = Reputations::default().opened_for(Window(0), all.into_iter());
@@ -70,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn one_penalty_weighs_on_the_whole_epoch_whenever_it_was() {
+    fn one_penalty_applies_to_the_whole_epoch() {
         for poisoned in 0..4 {
             let seat = SeatId { uid: Uid(1), registered_at: Block(0) };
             let mut reputations = Reputations::default().opened_for(Window(0), [seat].into_iter());

@@ -2,19 +2,12 @@
 //!
 //!     cargo run --release -p kernels --bin kernels-report -- --json
 
-#[cfg(feature = "gpu")]
-mod gpu;
 mod measure;
-#[cfg(feature = "gpu")]
-mod network;
-#[cfg(feature = "gpu")]
-mod products;
 mod random;
 mod report;
 
 use clap::{Parser, ValueEnum};
 use kernels::lanes::Width;
-use std::process::ExitCode;
 
 /// Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
 #[derive(Debug, Parser)]
@@ -44,16 +37,6 @@ struct Options {
     /// Only encode, once, and say how much memory that added: for rows that nearly fill the machine.
     #[arg(long)]
     memory_only: bool,
-    /// Measure on a GPU instead: cuda:0, cuda:1, vulkan. Needs a build with --features cuda or vulkan.
-    #[arg(long, conflicts_with_all = ["threads", "simd", "memory_only"])]
-    device: Option<String>,
-    /// Measure nothing; compare every kernel of the device with the processor's: bit for bit where bits are agreed on, and a
-    /// network's passes within roundings.
-    #[arg(long, requires = "device")]
-    agree: bool,
-    /// Measure the kernels that a network's passes on the device are made of.
-    #[arg(long, requires = "device", conflicts_with = "agree")]
-    network: bool,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -66,28 +49,8 @@ enum Simd {
     Avx512,
 }
 
-/// Exit status: 0 measured, or agreed; 4 the device is not there or cannot be used; 1 everything else.
-fn main() -> ExitCode {
-    match run(&Options::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("Error: {error:#}");
-            ExitCode::from(status_of(&error))
-        }
-    }
-}
-
-#[cfg(feature = "gpu")]
-fn status_of(error: &anyhow::Error) -> u8 {
-    if error.is::<kernels::gpu::OpenError>() { 4 } else { 1 }
-}
-
-#[cfg(not(feature = "gpu"))]
-fn status_of(_: &anyhow::Error) -> u8 {
-    1
-}
-
-fn run(options: &Options) -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
     if let Some(simd) = options.simd {
         let width = match simd {
             Simd::Portable => Width::Portable,
@@ -100,34 +63,9 @@ fn run(options: &Options) -> anyhow::Result<()> {
         );
         kernels::lanes::limit(width);
     }
-    match &options.device {
-        Some(device) => on_device(options, device),
-        None => print(options, &report::measure(options)?),
-    }
-}
-
-#[cfg(feature = "gpu")]
-fn on_device(options: &Options, device: &str) -> anyhow::Result<()> {
-    if options.agree {
-        println!("{}", gpu::agree(device)?);
-        return Ok(());
-    }
-    if options.network {
-        return print(options, &network::measure(options, device)?);
-    }
-    print(options, &gpu::measure(options, device)?)
-}
-
-#[cfg(not(feature = "gpu"))]
-fn on_device(_: &Options, device: &str) -> anyhow::Result<()> {
-    anyhow::bail!(
-        "{device}: this program was built without GPUs; build it with --features cuda or --features vulkan"
-    )
-}
-
-fn print(options: &Options, report: &(impl serde::Serialize + std::fmt::Display)) -> anyhow::Result<()> {
+    let report = report::measure(&options)?;
     if options.json {
-        println!("{}", serde_json::to_string_pretty(report)?);
+        println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         print!("{report}");
     }

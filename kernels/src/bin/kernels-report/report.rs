@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use kernels::{
     accumulate, decode,
     encode::{self, Feedback, Source},
-    lanes, merge, norm, sparse,
+    lanes, merge, sparse,
     wire::{CHUNK, Layout},
 };
 use rayon::ThreadPool;
@@ -291,9 +291,6 @@ fn kernels_at(
             let previous = sparse::apply(row, &tensor.positions, &tensor.values, 1e-3);
             sparse::restore(row, &tensor.positions, &previous);
         }
-    });
-    timed("norm", &mut |residual, _| {
-        black_box(norm::norm_squared(residual));
     });
 
     let memcpy_gbps = gbps(copies);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use validator::{
     evaluate::Measurements,
     gauntlet::{LossPair, Measured},
-    receipts::WindowReport,
+    signed_db::WindowReport,
     strategy::Strategy,
 };
 

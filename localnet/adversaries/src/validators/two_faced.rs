@@ -10,7 +10,7 @@ use protocol::{
     view::{Verdict, WindowView},
 };
 use std::collections::BTreeMap;
-use validator::{receipts::WindowReport, strategy::Strategy};
+use validator::{signed_db::WindowReport, strategy::Strategy};
 
 /// Windows that are remembered until their receipt is written. More than an evaluation is ever behind.
 const KEPT: usize = 16;

@@ -3,25 +3,54 @@
 use crate::error_chain;
 use chain_client::{ChainError, Head};
 use protocol::Block;
-use std::{error::Error, time::Duration};
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 use tokio::{sync::watch, time::Instant};
 
-/// The first pause; each next one is twice as long, up to the longest. What is tried may write a whole model, so it is not tried often.
+/// The first pause; each next one is twice as long, up to the longest. A try may write a whole model, so there are few.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// How often it is said that there is still no room.
+/// Between two log lines that the disk is still full.
 const SAY_AGAIN: Duration = Duration::from_secs(300);
 
-/// One wait for room, from the first refusal to the end.
+/// Whether a node waits for space on its disk, for `/health`. Clones share the state.
+#[derive(Clone, Debug, Default)]
+pub struct DiskStatus(Arc<Mutex<Option<String>>>);
+
+impl DiskStatus {
+    /// The error of the write that waits for space; `None` if none does.
+    pub fn full(&self) -> Option<String> {
+        self.error().clone()
+    }
+
+    fn error(&self) -> MutexGuard<'_, Option<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The retries of one write, from the first refusal to the end.
 #[derive(Debug)]
 pub struct DiskFullRetry {
     waiting: Option<Waiting>,
     first_pause: Duration,
+    status: DiskStatus,
 }
 
 impl Default for DiskFullRetry {
     fn default() -> DiskFullRetry {
-        DiskFullRetry { waiting: None, first_pause: FIRST_PAUSE }
+        DiskFullRetry::new(&DiskStatus::default())
+    }
+}
+
+impl Drop for DiskFullRetry {
+    fn drop(&mut self) {
+        // A write that was given up waits no longer.
+        if self.waiting.is_some() {
+            *self.status.error() = None;
+        }
     }
 }
 
@@ -29,15 +58,21 @@ impl Default for DiskFullRetry {
 struct Waiting {
     since: Instant,
     said: Instant,
-    /// How long to wait after the next refusal.
+    /// The pause after the next refusal.
     pause: Duration,
 }
 
 impl DiskFullRetry {
-    /// There was no room, as `error` says. Says so, now and then, and returns how long to wait before the next try.
+    /// Retries that show in `status`.
+    pub fn new(status: &DiskStatus) -> DiskFullRetry {
+        DiskFullRetry { waiting: None, first_pause: FIRST_PAUSE, status: status.clone() }
+    }
+
+    /// Records and logs that the disk is full, with `error`. Returns the pause before the next try.
     pub fn refused(&mut self, error: &dyn Error) -> Duration {
         let now = Instant::now();
         let error = error_chain(error);
+        *self.status.error() = Some(error.clone());
         let Some(waiting) = &mut self.waiting else {
             tracing::error!(
                 error,
@@ -56,15 +91,16 @@ impl DiskFullRetry {
         pause
     }
 
-    /// What was tried went well.
+    /// Records that the write succeeded.
     pub fn found(&mut self) {
         if let Some(waiting) = self.waiting.take() {
+            *self.status.error() = None;
             let seconds = waiting.since.elapsed().as_secs();
             tracing::info!(seconds, "the disk has space again: going on");
         }
     }
 
-    /// Tries until there is room for it. What `is_full` does not call a want of room is no reason to try again.
+    /// Tries `act` again until it fails with no error that `is_full` accepts.
     pub async fn wait<T, E: Error>(
         &mut self,
         is_full: impl Fn(&E) -> bool,
@@ -126,17 +162,17 @@ pub async fn retry_while_full<T, E: Error>(
     DiskFullRetry::default().wait(is_full, act).await
 }
 
-/// What is done where there is no room.
+/// What to do if the disk is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfFull {
-    /// A node's way, which nobody may be looking at.
+    /// Retry: a node may run unattended.
     Wait,
-    /// The way of a command that somebody gave and looks at.
+    /// Fail: a command reports to its user.
     Fail,
 }
 
 impl IfFull {
-    /// Writes something; what `is_full` calls a want of room is waited for, or returned.
+    /// Runs `act`; retries or returns an error that `is_full` accepts.
     pub async fn write<T, E: Error>(
         self,
         is_full: impl Fn(&E) -> bool,
@@ -159,12 +195,16 @@ mod tests {
         io::ErrorKind::StorageFull.into()
     }
 
-    /// Tries again at once.
+    /// Retries at once.
     fn hasty() -> DiskFullRetry {
-        DiskFullRetry { first_pause: Duration::ZERO, ..DiskFullRetry::default() }
+        {
+            let mut retry = DiskFullRetry::default();
+            retry.first_pause = Duration::ZERO;
+            retry
+        }
     }
 
-    /// A disk that has no room the first so many times, and counts how often it was tried.
+    /// A disk that is full for the first tries, and counts them.
     struct Disk {
         full: u32,
         tried: Cell<u32>,
@@ -191,8 +231,22 @@ mod tests {
         assert_eq!(disk_full_retry.refused(&error), FIRST_PAUSE, "the next wait begins anew");
     }
 
+    #[test]
+    fn the_status_has_the_error_while_a_write_waits() {
+        let status = DiskStatus::default();
+        let mut retry = DiskFullRetry::new(&status);
+        assert_eq!(status.full(), None);
+        retry.refused(&full());
+        assert_eq!(status.full(), Some(full().to_string()));
+        retry.found();
+        assert_eq!(status.full(), None);
+        retry.refused(&full());
+        drop(retry);
+        assert_eq!(status.full(), None, "a write that is given up waits no longer");
+    }
+
     #[tokio::test]
-    async fn what_has_no_room_is_tried_until_it_has_and_never_after() {
+    async fn a_write_is_retried_while_the_disk_is_full_and_not_after() {
         for times in [0, 1, 20] {
             let disk = Disk::full_for(times);
             let mut disk_full_retry = hasty();
@@ -206,7 +260,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_is_told_to_stop_while_it_waits_stops() {
+    async fn a_retry_ends_when_its_future_is_dropped() {
         let disk = Disk::full_for(u32::MAX);
         let (tell, told) = tokio::sync::oneshot::channel();
         let mut tell = Some(tell);
@@ -225,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_want_of_room_is_not_waited_for() {
+    async fn another_error_is_not_retried() {
         let tried = Cell::new(0);
         let refused = retry_while_full(crate::durable::is_full, || -> io::Result<()> {
             tried.set(tried.get() + 1);
@@ -236,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_only_reads_does_not_wait() {
+    async fn a_read_only_command_fails_at_once() {
         let disk = Disk::full_for(1);
         let refused = IfFull::Fail.write(crate::durable::is_full, || disk.write()).await;
         assert!(crate::durable::is_full(&refused.unwrap_err()));
@@ -265,7 +319,7 @@ mod tests {
     type Waited = Result<&'static str, WriteError>;
 
     #[tokio::test]
-    async fn with_a_deadline_room_is_waited_for_until_then() {
+    async fn a_write_is_retried_until_its_deadline() {
         for times in [0, 1, 20] {
             let (_chain, mut heads) = watch::channel(head(3));
             let disk = Disk::full_for(times);
@@ -277,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn at_the_deadline_it_is_tried_once_more_and_then_given_up() {
+    async fn at_the_deadline_a_write_is_tried_a_last_time() {
         // The chain gets there while the fourth try is made.
         for (times, written) in [(u32::MAX, false), (4, true)] {
             let (chain, mut heads) = watch::channel(head(3));
@@ -304,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waited_long_tries_often_again_where_there_is_a_deadline() {
+    async fn a_deadline_makes_the_pauses_short_again() {
         let (_chain, mut heads) = watch::channel(head(UNTIL.0));
         let mut disk_full_retry = DiskFullRetry::default();
         for _ in 0..7 {
@@ -317,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_with_a_deadline_ends_with_the_chain_and_with_whatever_else_goes_wrong() {
+    async fn a_retry_with_a_deadline_ends_with_the_chain_and_with_other_errors() {
         let (chain, mut heads) = watch::channel(head(3));
         drop(chain);
         let gone: Waited = DiskFullRetry::default()

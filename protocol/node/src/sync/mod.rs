@@ -11,7 +11,7 @@ pub use follow::{FollowError, Followed, Follower};
 
 use crate::{
     blocking::Blocking,
-    durable::{DiskFullRetry, FileError},
+    durable::{DiskFullRetry, DiskStatus, FileError},
     error_chain,
     journal::{Entry, Journal},
     state::{ModelState, StateError},
@@ -76,8 +76,8 @@ impl SyncDriver {
         match saved {
             Some(state) => driver.state = state,
             None => {
-                driver.state = driver.join().await?;
-                driver.save().await?;
+                driver.state = driver.join(&journal.disk).await?;
+                driver.save(&journal.disk).await?;
             }
         }
         driver.follower.saved();
@@ -88,8 +88,8 @@ impl SyncDriver {
     }
 
     /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that were fetched are kept.
-    async fn join(&self) -> Result<ModelState, SyncError> {
-        let mut disk_full_retry = DiskFullRetry::default();
+    async fn join(&self, disk: &DiskStatus) -> Result<ModelState, SyncError> {
+        let mut disk_full_retry = DiskFullRetry::new(disk);
         loop {
             match self.follower.join().await {
                 Ok(state) => {
@@ -126,7 +126,7 @@ impl SyncDriver {
         journal: &mut Journal,
     ) -> Result<bool, SyncError> {
         let mut moved = false;
-        let mut disk_full_retry = DiskFullRetry::default();
+        let mut disk_full_retry = DiskFullRetry::new(&journal.disk);
         loop {
             let head = *heads.borrow_and_update();
             let open = self.follower.run.params.schedule.window_at(head.block);
@@ -139,7 +139,7 @@ impl SyncDriver {
             match self.follower.step(&mut self.state, own).await {
                 Ok(Followed::Advanced { outcome }) => {
                     self.note_checkpoint().await?;
-                    self.save().await?;
+                    self.save(&journal.disk).await?;
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
                     tracing::info!(window = window.0, %lineage, outcome = label(&outcome), "holds the model");
@@ -147,7 +147,7 @@ impl SyncDriver {
                 }
                 Ok(Followed::Rejoined) => {
                     disk_full_retry.found();
-                    self.save().await?;
+                    self.save(&journal.disk).await?;
                     self.follower.saved();
                     moved = true;
                     let (window, lineage) = (self.state.window, self.state.lineage);
@@ -204,15 +204,15 @@ impl SyncDriver {
                 "the model differed from the checkpoint and was repaired"
             );
             journal.write(&Entry::Repaired { window: checkpoint.window, pieces: repaired });
-            self.save().await?;
+            self.save(&journal.disk).await?;
             self.follower.saved();
         }
         Ok(())
     }
 
     /// Saves the state; retries while the disk is full.
-    async fn save(&mut self) -> Result<(), StateError> {
-        let mut disk_full_retry = DiskFullRetry::default();
+    async fn save(&mut self, disk: &DiskStatus) -> Result<(), StateError> {
+        let mut disk_full_retry = DiskFullRetry::new(disk);
         loop {
             let path = self.path.clone();
             match self.blocking().with(&mut self.state, move |state| state.save(&path)).await {

@@ -1,12 +1,12 @@
-//! Which addresses a stranger may send us to: those of the public internet, and no others.
+//! The addresses that a node fetches from: those of the public internet, and no others.
 //!
-//! Whoever registers `http://169.254.169.254/` as its endpoint wants a validator to read its own cloud's secrets; whoever
-//! registers a name can point it there later. So addresses are judged, never names, and the one that was judged is the
-//! one that is connected to.
+//! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance, and the owner
+//! of a name can point it there at any time. So the fetcher judges addresses, never names, and connects to the very
+//! address that it judged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// What kind of address an address is.
+/// The kind of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressClass {
     /// Of the public internet.
@@ -16,13 +16,13 @@ pub enum AddressClass {
     Loopback,
     /// `10/8`, `172.16/12`, `192.168/16`, `fc00::/7`.
     Private,
-    /// `169.254/16`, `fe80::/10`: where clouds keep their instances' secrets.
+    /// `169.254/16`, `fe80::/10`: clouds serve the secrets of an instance there.
     LinkLocal,
     /// `100.64/10`: behind a carrier's address translation.
     CarrierGrade,
     Multicast,
     Broadcast,
-    /// An IPv6 address that stands for an IPv4 address: mapped, compatible, NAT64, 6to4 or Teredo.
+    /// An IPv6 address for an IPv4 address: mapped, compatible, NAT64, 6to4 or Teredo.
     Translated,
     /// Documentation, benchmarks, protocol assignments, or not assigned at all.
     Reserved,
@@ -36,7 +36,7 @@ impl AddressClass {
         }
     }
 
-    /// Whether a fetcher may connect. A localnet may go anywhere that is one machine.
+    /// Whether a fetcher may connect; on a localnet also to private addresses.
     pub fn allowed(self, allow_private: bool) -> bool {
         match self {
             AddressClass::Public => true,
@@ -90,7 +90,7 @@ fn of_v4(address: Ipv4Addr) -> AddressClass {
     }
 }
 
-/// Only `2000::/3` is given out for the public internet, and parts of it are not.
+/// Only `2000::/3` belongs to the public internet, and parts of it do not.
 fn of_v6(address: Ipv6Addr) -> AddressClass {
     match address.segments() {
         [0, 0, 0, 0, 0, 0, 0, 0] => AddressClass::Unspecified,

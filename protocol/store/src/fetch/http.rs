@@ -1,4 +1,4 @@
-//! The fetcher that trusts nobody: one plain GET, and a reason to hang up at every step (PROT-13).
+//! The HTTP fetcher: one plain GET, and a check at every step (PROT-13).
 
 use std::error::Error as StdError;
 use std::io;
@@ -18,14 +18,14 @@ use url::{Host, Url};
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
 use crate::{Traffic, TrafficTotals, tls};
 
-/// What holds for all fetches of one fetcher.
+/// The policy of all fetches of one fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchPolicy {
-    /// For a localnet: endpoints may have private addresses and plain `http`.
+    /// Endpoints may have private addresses and plain `http`, as on a localnet.
     pub allow_private: bool,
-    /// Resolving, connecting and greeting together. What fails here is never laid on the endpoint.
+    /// For DNS, TCP and TLS together. A failure here is never the endpoint's.
     pub connect_timeout: Duration,
-    /// Fetches at the same time: with their limits it bounds the memory.
+    /// Concurrent fetches: with their limits this bounds the memory.
     pub at_once: usize,
 }
 
@@ -41,7 +41,7 @@ impl FetchPolicy {
     }
 }
 
-/// Finds the addresses of a name. A parameter, so that tests can lie.
+/// Finds the addresses of a name. Tests give another one.
 #[async_trait]
 pub trait Resolver: Send + Sync + 'static {
     async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>>;
@@ -54,7 +54,7 @@ pub struct SystemResolver {
 
 impl Default for SystemResolver {
     fn default() -> SystemResolver {
-        // Each lookup holds a thread for as long as a name server pleases; names of strangers must not hold them all.
+        // Each lookup holds a thread for as long as the name server takes; names of strangers must not hold them all.
         SystemResolver { at_once: Arc::new(Semaphore::new(128)) }
     }
 }
@@ -64,7 +64,7 @@ impl Resolver for SystemResolver {
     async fn addresses(&self, name: &str) -> io::Result<Vec<IpAddr>> {
         let permit = self.at_once.clone().acquire_owned().await.map_err(io::Error::other)?;
         let name = name.to_owned();
-        // A task of its own: it goes on, holding its permit, when whoever asked has given up.
+        // A task of its own: it keeps its permit after the caller has given up.
         let lookup = tokio::spawn(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await;
             drop(permit);
@@ -76,8 +76,8 @@ impl Resolver for SystemResolver {
 
 /// A [`Fetch`] over HTTP that treats every endpoint as hostile.
 ///
-/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects to nothing but an
-/// address that it has judged. See [`FetchError`] for what an endpoint can be accused of.
+/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects only to addresses that
+/// it has judged. [`FetchError`] lists the failures that are the endpoint's.
 pub struct HttpFetcher {
     client: reqwest::Client,
     policy: FetchPolicy,
@@ -86,12 +86,13 @@ pub struct HttpFetcher {
 }
 
 impl HttpFetcher {
-    /// Fails only if the machine's certificates cannot be used at all.
+    /// # Errors
+    /// If the machine's certificates cannot be used.
     pub fn new(policy: FetchPolicy) -> Result<HttpFetcher, FetchError> {
         HttpFetcher::with_resolver(policy, SystemResolver::default())
     }
 
-    /// The same with another way to find addresses. They are judged all the same.
+    /// The same with another resolver. Its addresses are judged as well.
     pub fn with_resolver(policy: FetchPolicy, resolver: impl Resolver) -> Result<HttpFetcher, FetchError> {
         tls::install_provider();
         let resolver =
@@ -126,7 +127,7 @@ impl HttpFetcher {
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
 
-    /// An object, or a range of it, within the limits.
+    /// Gets an object, or a range of it, within the limits.
     async fn get(
         &self,
         base_url: &str,
@@ -140,7 +141,7 @@ impl HttpFetcher {
         ended.unwrap_or(Err(FetchError::Deadline { after: limits.deadline }))
     }
 
-    /// The whole exchange, without the total deadline. Of a range, which is asked for, exactly its bytes may come.
+    /// The whole exchange, without the total deadline. With a range, exactly its bytes may come.
     async fn exchange(
         &self,
         url: Url,
@@ -151,8 +152,8 @@ impl HttpFetcher {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
 
-        // Ask. Connecting has its own limit and ends before this one, so what times out here has been connected. If we
-        // were not running when the time was up, nobody else can be blamed for it, and there is a little more.
+        // Ask. Connecting has its own, shorter limit, so a timeout here is after the connection. If this process was not
+        // running when the time was up, the endpoint is not to blame and gets some more time.
         let mut request = self.client.get(url).header(header::ACCEPT_ENCODING, "identity");
         if let Some(range) = range {
             request = request.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
@@ -169,7 +170,7 @@ impl HttpFetcher {
             }
         };
 
-        // Judge the answer before reading any of it.
+        // Check the head of the answer before reading its body.
         let status = response.status().as_u16();
         match (status, range) {
             (200, None) => {}
@@ -193,7 +194,7 @@ impl HttpFetcher {
             return Err(FetchError::CutShort { got: expected, expected: range.end - range.start });
         }
 
-        // Read, and hand on.
+        // Read the body and pass it on.
         to.begin(expected);
         let mut got = 0;
         let mut window = RateWindow::open(limits);
@@ -264,7 +265,7 @@ impl Fetch for HttpFetcher {
     }
 }
 
-/// What any other status than the one that was hoped for means.
+/// The error of an unexpected status.
 fn refused(status: u16) -> FetchError {
     match status {
         404 | 410 => FetchError::Missing,
@@ -274,10 +275,10 @@ fn refused(status: u16) -> FetchError {
     }
 }
 
-/// Whether an answer says that it has the bytes that were asked for: `bytes FIRST-LAST/LENGTH`, the length possibly `*`.
+/// Whether an answer has the range that was asked for: `bytes FIRST-LAST/LENGTH`, where the length may be `*`.
 fn is_this_range(range: &Range<u64>, said: Option<&header::HeaderValue>) -> Result<(), FetchError> {
     let said =
-        said.map_or_else(|| "no word on which ones".into(), |said| String::from_utf8_lossy(said.as_bytes()));
+        said.map_or_else(|| "no content-range".into(), |said| String::from_utf8_lossy(said.as_bytes()));
     let asked = format!("bytes {}-{}/", range.start, range.end - 1);
     if said.starts_with(&asked) { Ok(()) } else { Err(other_range(range, &said)) }
 }
@@ -287,7 +288,7 @@ fn other_range(range: &Range<u64>, said: &str) -> FetchError {
     FetchError::OtherRange { first: range.start, last: range.end - 1, said }
 }
 
-/// A stretch of time in which enough must come.
+/// A time window in which enough bytes must arrive.
 struct RateWindow {
     start: Instant,
     end: Instant,
@@ -300,17 +301,17 @@ impl RateWindow {
         RateWindow { start, end: start + limits.rate_window, bytes: 0 }
     }
 
-    /// The time in which we did something else does not count: nobody sends to one who does not read.
+    /// Excludes time in which this process did not read.
     fn pause(&mut self, ours: Duration) {
         self.start += ours;
         self.end += ours;
     }
 
-    /// Judges the window that has ended, and opens the next one.
+    /// Checks the window that has ended, and opens the next one.
     fn next(self, limits: &Limits) -> Result<RateWindow, FetchError> {
         let window = self.end - self.start;
         let wanted = limits.min_bytes_per_second as f64 * window.as_secs_f64();
-        // If we were not running when it ended, it was we who did not read.
+        // If this process was not running when the window ended, it did not read.
         if (self.bytes as f64) < wanted && !late(self.start, window) {
             return Err(FetchError::Crawled { bytes: self.bytes, window });
         }
@@ -323,7 +324,7 @@ fn late(since: Instant, asked: Duration) -> bool {
     since.elapsed() > asked + asked / 2 + Duration::from_millis(250)
 }
 
-/// The URL of an object, if the base is one that may be used at all.
+/// The URL of an object, if the base URL may be used.
 fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
     let bad = |why: String| FetchError::BadUrl { why };
     if base_url.len() > 256 {
@@ -377,8 +378,8 @@ impl From<ForbiddenAddress> for FetchError {
     }
 }
 
-/// Gives the client only addresses that were judged. It connects to exactly these: there is no second lookup in which a
-/// name could come to mean something else.
+/// Gives the client only judged addresses. The client connects to exactly these: there is no second lookup, in which a
+/// name could resolve to another address.
 struct JudgedResolver {
     resolver: Arc<dyn Resolver>,
     allow_private: bool,
@@ -463,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_that_is_no_plain_place_is_refused_and_theirs() {
+    fn a_url_with_more_than_a_host_and_a_path_is_refused_and_theirs() {
         let long = format!("https://host/{}", "a".repeat(300));
         for base in [
             "not a url",
@@ -484,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_judged_however_it_is_spelt() {
+    fn an_address_is_judged_in_every_spelling() {
         for base in [
             "https://127.0.0.1/b",
             "https://2130706433/b",
@@ -510,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_ended_while_we_slept_accuse_nobody() {
+    fn a_rate_window_that_ended_while_the_process_slept_blames_no_endpoint() {
         let limits = Limits { rate_window: Duration::from_millis(100), ..Limits::for_bytes(1) };
         let now = Instant::now();
         let window = |ago: Duration, bytes| {

@@ -1,0 +1,240 @@
+//! The network in tensor operations: tokens in, hidden states out. `head` follows the last norm.
+//!
+//! Weights are kept as in the flat parameter vector, a projection as `[out, in]`, so that nothing is transposed between
+//! the agreed state and the device. A tensor's name ends in its shape, in the letters of `mettle_nn::layers`.
+
+use burn::tensor::{Device, Int, Tensor, TensorData, activation};
+use model::ModelConfig;
+
+/// All weights. A vector is a matrix of one row.
+#[derive(Clone, Debug)]
+pub(crate) struct Llama {
+    pub embedding_VD: Tensor<2>,
+    layers: Vec<Layer>,
+    norm_1D: Tensor<2>,
+}
+
+#[derive(Clone, Debug)]
+struct Layer {
+    attention_norm_1D: Tensor<2>,
+    query_DD: Tensor<2>,
+    key_KCxD: Tensor<2>,
+    value_KCxD: Tensor<2>,
+    output_DD: Tensor<2>,
+    feed_forward_norm_1D: Tensor<2>,
+    gate_FD: Tensor<2>,
+    up_FD: Tensor<2>,
+    down_DF: Tensor<2>,
+}
+
+/// What the forward pass needs besides the weights.
+#[derive(Clone, Debug)]
+pub(crate) struct Constants {
+    heads: usize,
+    kv_heads: usize,
+    head_width: usize,
+    norm_epsilon: f64,
+    rotary: Rotary,
+    /// 0 where a token attends, −∞ at later tokens.
+    mask_11TT: Tensor<4>,
+}
+
+/// Rotary positions in the rotate-half layout: `x·cos + (x·swap)·sin`, where `x·swap` is `[−second half, first half]`.
+#[derive(Clone, Debug)]
+struct Rotary {
+    swap_CC: Tensor<2>,
+    /// For queries and keys side by side. The queries' part also carries attention's `1/√C`.
+    cos_1TW: Tensor<3>,
+    sin_1TW: Tensor<3>,
+}
+
+impl Llama {
+    /// Hidden states after the last norm, for tokens `[B, T]`.
+    pub fn hidden(&self, tokens_BT: Tensor<2, Int>, constants: &Constants) -> Tensor<2> {
+        let [B, T] = tokens_BT.dims();
+        let mut x_ND = self.embedding_VD.clone().select(0, tokens_BT.reshape([B * T]));
+        for layer in &self.layers {
+            let normed_ND = rms_norm(x_ND.clone(), &layer.attention_norm_1D, constants);
+            x_ND = x_ND + layer.attend(normed_ND, [B, T], constants);
+            let normed_ND = rms_norm(x_ND.clone(), &layer.feed_forward_norm_1D, constants);
+            x_ND = x_ND + layer.feed_forward(normed_ND);
+        }
+        rms_norm(x_ND, &self.norm_1D, constants)
+    }
+}
+
+impl Layer {
+    fn attend(&self, x_ND: Tensor<2>, [B, T]: [usize; 2], constants: &Constants) -> Tensor<2> {
+        let &Constants { heads: H, kv_heads: K, head_width: C, .. } = constants;
+        let R = H / K;
+
+        let query_NHC = x_ND.clone().matmul(self.query_DD.clone().transpose());
+        let key_NKC = x_ND.clone().matmul(self.key_KCxD.clone().transpose());
+        let value_NKC = x_ND.matmul(self.value_KCxD.clone().transpose());
+
+        // Query heads that share a key head are stacked, so keys and values need no copies.
+        let both_BTHC = constants.rotary.rotate(Tensor::cat(vec![query_NHC, key_NKC], 1), [B, T]);
+        let query_BKRTC = both_BTHC.clone().narrow(2, 0, H).swap_dims(1, 2).reshape([B, K, R * T, C]);
+        let key_BKTC = both_BTHC.narrow(2, H, K).swap_dims(1, 2);
+        let value_BKTC = value_NKC.reshape([B, T, K, C]).swap_dims(1, 2);
+
+        let scores_BHTT = query_BKRTC.matmul(key_BKTC.transpose()).reshape([B, H, T, T]);
+        let probs_BHTT = activation::softmax(scores_BHTT + constants.mask_11TT.clone(), 3);
+        let mixed_BKRTC = probs_BHTT.reshape([B, K, R * T, T]).matmul(value_BKTC);
+
+        let mixed_ND = mixed_BKRTC.reshape([B, H, T, C]).swap_dims(1, 2).reshape([B * T, H * C]);
+        mixed_ND.matmul(self.output_DD.clone().transpose())
+    }
+
+    fn feed_forward(&self, x_ND: Tensor<2>) -> Tensor<2> {
+        let gate_NF = x_ND.clone().matmul(self.gate_FD.clone().transpose());
+        let up_NF = x_ND.matmul(self.up_FD.clone().transpose());
+        (activation::silu(gate_NF) * up_NF).matmul(self.down_DF.clone().transpose())
+    }
+}
+
+fn rms_norm(x_ND: Tensor<2>, gain_1D: &Tensor<2>, constants: &Constants) -> Tensor<2> {
+    let mean_square_N1 = x_ND.clone().square().mean_dim(1);
+    let root_N1 = (mean_square_N1 + constants.norm_epsilon).sqrt();
+    x_ND / root_N1 * gain_1D.clone()
+}
+
+impl Rotary {
+    /// Rotates `[N, heads·C]` by position; gives `[B, T, heads, C]`.
+    fn rotate(&self, x_NW: Tensor<2>, [B, T]: [usize; 2]) -> Tensor<4> {
+        let [N, W] = x_NW.dims();
+        let [C, _] = self.swap_CC.dims();
+        let swapped_NW = x_NW.clone().reshape([N * W / C, C]).matmul(self.swap_CC.clone()).reshape([N, W]);
+        let cos_1TW = self.cos_1TW.clone().narrow(1, 0, T);
+        let sin_1TW = self.sin_1TW.clone().narrow(1, 0, T);
+        let x_BTW = x_NW.reshape([B, T, W]) * cos_1TW + swapped_NW.reshape([B, T, W]) * sin_1TW;
+        x_BTW.reshape([B, T, W / C, C])
+    }
+}
+
+impl Constants {
+    pub fn new(config: &ModelConfig, device: &Device) -> Constants {
+        let (C, T) = (config.head_width(), config.seq_len);
+        let half = C / 2;
+
+        let mut swap = vec![0.0f32; C * C];
+        for i in 0..half {
+            swap[(i + half) * C + i] = -1.0;
+            swap[i * C + i + half] = 1.0;
+        }
+
+        let (mut cos, mut sin) = (Vec::new(), Vec::new());
+        for position in 0..T {
+            for head in 0..config.heads + config.kv_heads {
+                let scale = if head < config.heads { 1.0 / (C as f64).sqrt() } else { 1.0 };
+                for i in 0..C {
+                    let exponent = 2.0 * (i % half) as f64 / C as f64;
+                    let angle = position as f64 / config.rope_theta.powf(exponent);
+                    cos.push((angle.cos() * scale) as f32);
+                    sin.push((angle.sin() * scale) as f32);
+                }
+            }
+        }
+
+        let mut mask = vec![0.0f32; T * T];
+        for (row, scores) in mask.chunks_exact_mut(T).enumerate() {
+            scores[row + 1..].fill(f32::NEG_INFINITY);
+        }
+
+        let W = (config.heads + config.kv_heads) * C;
+        Constants {
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_width: C,
+            norm_epsilon: config.norm_epsilon,
+            rotary: Rotary {
+                swap_CC: Tensor::from_data(TensorData::new(swap, [C, C]), device),
+                cos_1TW: Tensor::from_data(TensorData::new(cos, [1, T, W]), device),
+                sin_1TW: Tensor::from_data(TensorData::new(sin, [1, T, W]), device),
+            },
+            mask_11TT: Tensor::from_data(TensorData::new(mask, [1, 1, T, T]), device),
+        }
+    }
+}
+
+impl Llama {
+    /// `flat`, in schema order and of the right length, on a device.
+    pub fn load(config: &ModelConfig, flat: &[f32], device: &Device) -> Llama {
+        let mut rest = flat;
+        let tensors = config.shapes().into_iter().map(|(_, shape)| {
+            let (values, after) = rest.split_at(shape[0] * shape[1]);
+            rest = after;
+            Tensor::from_data(TensorData::new(values.to_vec(), shape), device)
+        });
+        Llama::from_tensors(tensors.collect())
+    }
+
+    /// In schema order.
+    pub fn tensors(&self) -> Vec<&Tensor<2>> {
+        let mut tensors = vec![&self.embedding_VD];
+        for layer in &self.layers {
+            tensors.extend([
+                &layer.attention_norm_1D,
+                &layer.query_DD,
+                &layer.key_KCxD,
+                &layer.value_KCxD,
+                &layer.output_DD,
+                &layer.feed_forward_norm_1D,
+                &layer.gate_FD,
+                &layer.up_FD,
+                &layer.down_DF,
+            ]);
+        }
+        tensors.push(&self.norm_1D);
+        tensors
+    }
+
+    /// In schema order.
+    pub fn tensors_mut(&mut self) -> Vec<&mut Tensor<2>> {
+        let mut tensors = vec![&mut self.embedding_VD];
+        for layer in &mut self.layers {
+            tensors.extend([
+                &mut layer.attention_norm_1D,
+                &mut layer.query_DD,
+                &mut layer.key_KCxD,
+                &mut layer.value_KCxD,
+                &mut layer.output_DD,
+                &mut layer.feed_forward_norm_1D,
+                &mut layer.gate_FD,
+                &mut layer.up_FD,
+                &mut layer.down_DF,
+            ]);
+        }
+        tensors.push(&mut self.norm_1D);
+        tensors
+    }
+
+    fn from_tensors(tensors: Vec<Tensor<2>>) -> Llama {
+        let layers = (tensors.len() - 2) / 9;
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("a model has nine tensors per layer, and two more");
+        Llama {
+            embedding_VD: next(),
+            layers: (0..layers)
+                .map(|_| Layer {
+                    attention_norm_1D: next(),
+                    query_DD: next(),
+                    key_KCxD: next(),
+                    value_KCxD: next(),
+                    output_DD: next(),
+                    feed_forward_norm_1D: next(),
+                    gate_FD: next(),
+                    up_FD: next(),
+                    down_DF: next(),
+                })
+                .collect(),
+            norm_1D: next(),
+        }
+    }
+
+    /// The same weights as leaves of autograd.
+    pub fn tracked(&self) -> Llama {
+        let track = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
+        Llama::from_tensors(self.tensors().into_iter().map(track).collect())
+    }
+}

@@ -1,0 +1,102 @@
+//! Whether a device agrees with the CPU: its kernels, and the losses of the first steps.
+
+use crate::{Options, cpu::random_sequences, kernels_agree};
+use model::{ModelConfig, Recipe, init_flat};
+use nn::{Device, DeviceError, DeviceName, EngineKind, ModelError, Precision};
+use serde::Serialize;
+use std::fmt;
+
+const STEPS: usize = 20;
+/// How far losses may be apart, in nats: by f32 in another order, and by products in bf16.
+const BOUND_F32: f64 = 1e-3;
+const BOUND_BF16: f64 = 0.05;
+
+#[derive(Debug, Serialize)]
+pub struct Agreement {
+    preset: String,
+    /// Kernels that were compared with the CPU's.
+    kernels: usize,
+    losses_on_cpu: Vec<f64>,
+    devices: Vec<Compared>,
+}
+
+#[derive(Debug, Serialize)]
+struct Compared {
+    device: String,
+    losses: Vec<f64>,
+    /// The largest difference from the CPU's losses.
+    difference: f64,
+    bound: f64,
+}
+
+/// Trains with each precision of the device.
+///
+/// # Errors
+/// If a kernel or a loss is too far from the CPU's, or the device fails.
+pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Agreement> {
+    let config = ModelConfig::preset(preset)?;
+    let batch = options.batch.unwrap_or(8) as usize;
+    let micro_batch = options.micro_batch.map_or(batch.div_ceil(2), |micro_batch| micro_batch as usize);
+    let recipe = Recipe { batch, micro_batch, warmup_steps: 5, ..Recipe::default() };
+    let theta = init_flat(&config, 1)?;
+    let sequences = random_sequences(&config, 2 * batch);
+    let losses = |device: Device| -> anyhow::Result<Vec<f64>> {
+        let mut trainer = mettle_engines::trainer(device, &config, &recipe, &theta)?;
+        let batches = sequences.chunks(batch).cycle().take(STEPS);
+        batches.map(|batch| Ok(trainer.step(batch)?.loss)).collect()
+    };
+    let kernels = kernels_agree(options.device)?;
+    let losses_on_cpu = losses(Device::CPU)?;
+    let mut devices = Vec::new();
+    for (device, bound) in precisions(options.device) {
+        let losses = match losses(device) {
+            // Not every device has every precision; only one that was named must be there.
+            Err(error) if lacks_precision(&error) && device != options.device => continue,
+            losses => losses?,
+        };
+        let differences = losses.iter().zip(&losses_on_cpu).map(|(one, other)| (one - other).abs());
+        let difference = differences.fold(0.0, f64::max);
+        devices.push(Compared { device: device.to_string(), losses, difference, bound });
+    }
+    let agreement = Agreement { preset: preset.to_owned(), kernels, losses_on_cpu, devices };
+    anyhow::ensure!(
+        agreement.devices.iter().all(|device| device.difference <= device.bound),
+        "the losses are too far apart\n{agreement}"
+    );
+    Ok(agreement)
+}
+
+fn lacks_precision(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(ModelError::Device(DeviceError::NoSuchPrecision { .. })))
+}
+
+/// The precisions to train with, and their bounds: both of the fused engine on a GPU, unless one is named.
+fn precisions(device: Device) -> Vec<(Device, f64)> {
+    if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn {
+        return vec![(device, BOUND_F32)];
+    }
+    let with = |precision, bound| {
+        (Device { engine: Some(EngineKind::Fused), precision: Some(precision), ..device }, bound)
+    };
+    match device.precision {
+        Some(Precision::F32) => vec![(device, BOUND_F32)],
+        Some(_) => vec![(device, BOUND_BF16)],
+        None => vec![with(Precision::F32, BOUND_F32), with(Precision::Bf16, BOUND_BF16)],
+    }
+}
+
+impl fmt::Display for Agreement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Agreement { preset, kernels, losses_on_cpu, devices } = self;
+        if *kernels > 0 {
+            writeln!(f, "{kernels} comparisons of kernels with the CPU's, all within their bounds")?;
+        }
+        let [first, last] =
+            [losses_on_cpu.first(), losses_on_cpu.last()].map(|loss| loss.copied().unwrap_or(f64::NAN));
+        writeln!(f, "{STEPS} steps of {preset} on the CPU: loss from {first:.4} to {last:.4}")?;
+        for Compared { device, difference, bound, .. } in devices {
+            writeln!(f, "{device:>24}: at most {difference:.1e} apart, bound {bound:.0e}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! The matrix products of a training step, alone: their share of a step is their CPU time over the step's.
+//!
+//! Each is computed with its own shape, on matrices of its own that stay where they are, so that caches help as they do in a
+//! step, or better. Of attention only what lies on and below the diagonal is counted, in blocks of 64 queries.
+
+use crate::measure::took;
+use model::ModelConfig;
+use nn::layers::matmul::{Mat, MatMut, Threads, Write, matmul};
+
+/// Queries of attention that are multiplied at once.
+const QUERIES: usize = 64;
+/// Logits that exist at once, in values.
+const LOGITS: usize = 1 << 19;
+
+/// `[rows, inner] · [inner, columns]`, `times` per micro-batch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Product {
+    rows: usize,
+    inner: usize,
+    columns: usize,
+    times: usize,
+    threads: Threads,
+    /// Whether the left and the right matrix are read transposed.
+    transposed: [bool; 2],
+}
+
+/// Multiplications and additions of a training step per token: `6 P + 12 L·H·C·T`, with `P` parameters, `L` layers, `H`
+/// heads of width `C`, and `T` tokens of a sequence (Chowdhery et al., "PaLM", 2022, appendix B).
+pub fn flops_per_token(config: &ModelConfig) -> f64 {
+    6.0 * config.parameters() as f64 + 12.0 * (config.layers * config.d_model * config.seq_len) as f64
+}
+
+/// CPU seconds of the products of a step, the shortest of some rounds.
+pub fn seconds(config: &ModelConfig, batch: usize, micro_batch: usize) -> f64 {
+    let of = |sequences: usize| -> f64 {
+        if sequences == 0 { 0.0 } else { products(config, sequences).iter().map(shortest).sum() }
+    };
+    (batch / micro_batch) as f64 * of(micro_batch) + of(batch % micro_batch)
+}
+
+/// Floating-point operations per second of CPU time in a large product.
+pub fn peak_flops() -> f64 {
+    let product = Product {
+        rows: 1024,
+        inner: 1024,
+        columns: 1024,
+        times: 1,
+        threads: Threads::Pool,
+        transposed: [false, true],
+    };
+    2.0 * 1024f64.powi(3) / shortest(&product)
+}
+
+fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
+    let &ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, .. } = config;
+    let (tokens, width) = (sequences * seq_len, config.head_width());
+    let mut all = Vec::new();
+
+    // A weight, forward, and for both gradients.
+    let mut weight = |rows, columns, tokens, times| {
+        let product = Product {
+            rows: tokens,
+            inner: columns,
+            columns: rows,
+            times,
+            threads: Threads::Pool,
+            transposed: [false, true],
+        };
+        all.push(product);
+        all.push(Product { inner: rows, columns, transposed: [false, false], ..product });
+        all.push(Product { rows, inner: tokens, columns, transposed: [true, false], ..product });
+    };
+    weight(d_model, d_model, tokens, 2 * layers);
+    weight(kv_heads * width, d_model, tokens, 2 * layers);
+    weight(d_ff, d_model, tokens, 2 * layers);
+    weight(d_model, d_ff, tokens, layers);
+    let rows = (LOGITS / vocab).clamp(1, tokens);
+    weight(vocab, d_model, rows, tokens / rows);
+
+    // Scores and output: forward, scores again, and both gradients of both.
+    let times = layers * sequences * heads;
+    for first in (0..seq_len).step_by(QUERIES) {
+        let end = (first + QUERIES).min(seq_len);
+        let scores = Product {
+            rows: end - first,
+            inner: width,
+            columns: end,
+            times: 2 * times,
+            threads: Threads::One,
+            transposed: [false, true],
+        };
+        all.push(Product { times: 3 * times, ..scores });
+        all.push(Product { inner: end, columns: width, transposed: [false, false], ..scores });
+        all.push(Product {
+            rows: end,
+            inner: end - first,
+            columns: width,
+            transposed: [true, false],
+            ..scores
+        });
+    }
+    all
+}
+
+/// CPU seconds of a product, all its times, the shortest of three rounds.
+fn shortest(product: &Product) -> f64 {
+    let &Product { rows, inner, columns, times, threads, transposed } = product;
+    let (a, b) = (vec![0.5; rows * inner], vec![0.25; inner * columns]);
+    let mut into = vec![0.0; rows * columns];
+    let of = |values, [rows, columns]: [usize; 2], transposed: bool| match transposed {
+        true => Mat::new(values, [columns, rows]).transposed(),
+        false => Mat::new(values, [rows, columns]),
+    };
+    let (a, b) = (of(&a, [rows, inner], transposed[0]), of(&b, [inner, columns], transposed[1]));
+    let mut into = MatMut::new(&mut into, [rows, columns]);
+    // Enough for a clock of microseconds.
+    let runs = (20_000_000 / (rows * inner * columns)).clamp(1, times);
+    let rounds = (0..3).map(|_| {
+        let took = took(|| (0..runs).for_each(|_| matmul(Write::Set, &mut into, a, b, threads)));
+        took.cpu.as_secs_f64() / runs as f64
+    });
+    times as f64 * rounds.fold(f64::INFINITY, f64::min)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_products_are_those_of_the_formula_without_masked_scores() {
+        let config = ModelConfig::preset("6m").unwrap();
+        let products = products(&config, 2);
+        let flops: f64 = products.iter().map(|p| 2.0 * (p.rows * p.inner * p.columns * p.times) as f64).sum();
+        let formula = flops_per_token(&config) * 2.0 * config.seq_len as f64;
+        // Attention is an eighth of the formula. Half of it is above the diagonal; scores computed again add a sixth.
+        assert!((0.9..1.0).contains(&(flops / formula)), "{flops} of {formula}");
+    }
+}

@@ -1,0 +1,42 @@
+#![doc = include_str!("../README.md")]
+
+use model::{ModelConfig, Recipe};
+use nn::{Device, Engine, Evaluator, ModelError, Trainer};
+
+/// Opens the engine that `device` names: to train by `recipe`, or to evaluate without one.
+///
+/// # Errors
+/// As [`nn::engine::open`], or if the program was built without the engine.
+pub fn open(
+    device: Device,
+    config: &ModelConfig,
+    recipe: Option<&Recipe>,
+    flat: &[f32],
+) -> Result<Box<dyn Engine>, ModelError> {
+    #[cfg(feature = "cuda")]
+    if device.engine() == nn::EngineKind::Burn {
+        return nn_burn::open(device, config, recipe, flat);
+    }
+    nn::engine::open(device, config, recipe, flat)
+}
+
+/// A trainer on the engine that `device` names.
+///
+/// # Errors
+/// As [`open`].
+pub fn trainer(
+    device: Device,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+) -> Result<Trainer, ModelError> {
+    Trainer::from_engine(config, recipe, open(device, config, Some(recipe), flat)?)
+}
+
+/// An evaluator on the engine that `device` names.
+///
+/// # Errors
+/// As [`open`].
+pub fn evaluator(device: Device, config: &ModelConfig, flat: &[f32]) -> Result<Evaluator, ModelError> {
+    Ok(Evaluator::from_engine(config, open(device, config, None, flat)?))
+}

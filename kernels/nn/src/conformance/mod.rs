@@ -1,0 +1,766 @@
+//! The checks that every engine must pass, for the tests of engines.
+//!
+//! A test program calls [`for_each_check`](crate::for_each_check) with a macro that makes a test of each name, or runs
+//! [`CHECKS`].
+//!
+//! ```
+//! use mettle_nn::{Device, conformance::{self, Suite}, engine};
+//!
+//! let suite = Suite::new(|config, recipe, flat| engine::open(Device::CPU, config, recipe, flat));
+//! conformance::two_runs_end_with_the_same_bits(&suite);
+//! ```
+
+mod reference;
+
+pub use reference::Reference;
+
+use crate::{BatchError, DeviceError, Engine, Evaluator, ModelError, StateError, StepParams, Trainer};
+use model::{ModelConfig, Optimiser, Recipe, init_flat};
+use protocol::contribution::{Sparse, SparseTensor};
+
+/// Opens an engine: to train by the recipe, or to evaluate without one.
+pub type Open = dyn Fn(&ModelConfig, Option<&Recipe>, &[f32]) -> Result<Box<dyn Engine>, ModelError> + Sync;
+
+/// An engine under test.
+pub struct Suite {
+    pub open: Box<Open>,
+    /// Whether it trains by Muon. One that does not must refuse it.
+    pub has_muon: bool,
+}
+
+/// Calls the macro `$then` with the names of all checks.
+#[macro_export]
+macro_rules! for_each_check {
+    ($then:ident) => {
+        $then! {
+            losses_are_those_of_the_reference
+            gradients_are_slopes_of_the_loss
+            logits_explain_the_losses
+            micro_batches_add_up_to_the_batch
+            clipping_leaves_a_short_gradient_and_shortens_a_long_one
+            two_runs_end_with_the_same_bits
+            threads_that_take_turns_give_the_bits_of_one
+            a_restored_trainer_continues_to_the_same_bits
+            a_damaged_or_foreign_state_is_refused_and_changes_nothing
+            state_and_weights_are_streamed_as_they_are
+            a_loss_above_the_bound_is_refused_and_changes_nothing
+            a_loss_that_is_not_finite_is_refused_and_changes_nothing
+            weights_come_back_as_they_were_loaded
+            loading_weights_keeps_the_optimiser
+            a_batch_that_does_not_fit_the_model_is_refused_and_changes_nothing
+            an_engine_for_evaluation_does_not_train
+            muon_steps_matrices_or_is_refused
+            muons_state_continues_to_the_bit_and_is_not_read_as_adamws
+            a_sequence_has_the_same_loss_alone_and_among_others
+            a_model_of_zeros_finds_every_token_equally_likely
+            applying_gives_the_protocols_bits_and_undoing_the_first_ones
+            losses_with_an_update_leave_no_trace
+            an_update_of_another_shape_is_refused_and_changes_nothing
+        }
+    };
+}
+
+macro_rules! list {
+    ($($name:ident)*) => {
+        /// All checks, by name.
+        pub const CHECKS: &[(&str, fn(&Suite))] = &[$((stringify!($name), $name)),*];
+    };
+}
+for_each_check!(list);
+
+impl Suite {
+    pub fn new(
+        open: impl Fn(&ModelConfig, Option<&Recipe>, &[f32]) -> Result<Box<dyn Engine>, ModelError>
+        + Sync
+        + 'static,
+    ) -> Suite {
+        Suite { open: Box::new(open), has_muon: true }
+    }
+
+    /// # Panics
+    /// If the engine does not open.
+    pub fn trainer(&self, config: &ModelConfig, recipe: &Recipe, flat: &[f32]) -> Trainer {
+        let engine = (self.open)(config, Some(recipe), flat).expect("the engine opens");
+        Trainer::from_engine(config, recipe, engine).expect("configuration and recipe are valid")
+    }
+
+    /// # Panics
+    /// If the engine does not open.
+    pub fn evaluator(&self, config: &ModelConfig, flat: &[f32]) -> Evaluator {
+        Evaluator::from_engine(config, (self.open)(config, None, flat).expect("the engine opens"))
+    }
+
+    fn fresh(&self, config: &ModelConfig, recipe: &Recipe) -> Trainer {
+        self.trainer(config, recipe, &initial(config))
+    }
+
+    fn losses(&self, config: &ModelConfig, flat: &[f32], sequences: &[Vec<u32>]) -> Vec<f64> {
+        self.evaluator(config, flat).losses(sequences).expect("the sequences fit the model")
+    }
+}
+
+/// A model small enough for hundreds of steps, with two query heads per key head.
+pub fn tiny() -> ModelConfig {
+    ModelConfig {
+        vocab: 40,
+        d_model: 16,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        d_ff: 32,
+        seq_len: 12,
+        rope_theta: 10_000.0,
+        norm_epsilon: 1e-5,
+    }
+}
+
+/// A recipe for [`tiny`].
+pub fn recipe() -> Recipe {
+    Recipe { batch: 8, micro_batch: 8, learning_rate: 1e-2, warmup_steps: 5, ..Recipe::default() }
+}
+
+fn muon() -> Recipe {
+    Recipe { optimiser: Optimiser::Muon, ..recipe() }
+}
+
+/// Sequences whose next token follows from the last but one; the last alone predicts nothing.
+pub fn sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut state = seed | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as u32
+    };
+    let vocab = config.vocab as u32;
+    let mut sequence = |_| {
+        let mut tokens = vec![next() % vocab, next() % vocab];
+        while tokens.len() < config.seq_len + 1 {
+            tokens.push((tokens[tokens.len() - 2] + 3) % vocab);
+        }
+        tokens
+    };
+    (0..count).map(&mut sequence).collect()
+}
+
+/// Random sequences with small ids more frequent: twenty steps learn something of that.
+pub fn skewed_sequences(config: &ModelConfig, count: usize, seed: u64) -> Vec<Vec<u32>> {
+    let mut state = seed;
+    let mut token = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let uniform = (state >> 33) as f64 / f64::from(1u32 << 31);
+        (uniform * uniform * config.vocab as f64) as u32
+    };
+    (0..count).map(|_| (0..=config.seq_len).map(|_| token()).collect()).collect()
+}
+
+/// The optimiser's state as bytes.
+///
+/// # Panics
+/// If the device fails.
+pub fn state(trainer: &Trainer) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    trainer.write_state(&mut bytes).expect("a vector takes all bytes, and the device works");
+    bytes
+}
+
+/// The bits of all weights.
+///
+/// # Panics
+/// If the device fails.
+pub fn weight_bits(trainer: &Trainer) -> Vec<u32> {
+    bits(&trainer.weights_flat().expect("the device works"))
+}
+
+/// The bits of all values: equality of values ignores the sign of zero.
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+fn initial(config: &ModelConfig) -> Vec<f32> {
+    init_flat(config, 1).expect("the configuration is valid")
+}
+
+/// Weights far from the initial ones, so that every part matters: gains off 1, large projections.
+pub fn strong_weights(config: &ModelConfig) -> Vec<f32> {
+    let mut flat = init_flat(config, 5).expect("the configuration is valid");
+    let schema = config.schema().expect("the configuration is valid");
+    for (spec, range) in schema.tensors().iter().zip(schema.ranges()) {
+        for (index, value) in flat[range].iter_mut().enumerate() {
+            *value = if spec.shape.len() == 1 { 1.0 + 0.3 * (index as f32).sin() } else { *value * 2.0 };
+        }
+    }
+    flat
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+pub fn losses_are_those_of_the_reference(suite: &Suite) {
+    for (heads, kv_heads) in [(4, 4), (4, 2), (6, 1), (1, 1)] {
+        let config = ModelConfig {
+            vocab: 60,
+            d_model: 24,
+            layers: 2,
+            heads,
+            kv_heads,
+            d_ff: 40,
+            seq_len: 10,
+            rope_theta: 100.0,
+            norm_epsilon: 1e-3,
+        };
+        let flat = strong_weights(&config);
+        let sequences = skewed_sequences(&config, 4, 7);
+        let reference = Reference::new(&config, &flat);
+        for (sequence, loss) in sequences.iter().zip(suite.losses(&config, &flat, &sequences)) {
+            let exact = reference.loss(sequence);
+            assert!((loss - exact).abs() < 1e-5 * exact, "{loss}, but the reference has {exact}");
+        }
+    }
+}
+
+pub fn gradients_are_slopes_of_the_loss(suite: &Suite) {
+    // With a large epsilon and betas of 0, AdamW steps along the gradient `g`, by `rate/epsilon · g`. Along that step the
+    // loss must fall by `rate/epsilon · |g|²`, with `|g|` the reported norm: a wrong entry anywhere would show.
+    let config = tiny();
+    let (rate, epsilon) = (1.0, 100.0);
+    let recipe = Recipe { betas: [0.0, 0.0], epsilon, weight_decay: 0.0, clip_norm: 1e9, ..recipe() };
+    let batch = sequences(&config, 8, 3);
+    let start = initial(&config);
+
+    let mut trainer = suite.trainer(&config, &recipe, &start);
+    let step = trainer.step_at(&batch, rate).unwrap();
+    let stepped = trainer.weights_flat().unwrap();
+
+    let along = |share: f32| {
+        let flat: Vec<f32> = start.iter().zip(&stepped).map(|(&a, &b)| a + share * (b - a)).collect();
+        mean(&suite.losses(&config, &flat, &batch))
+    };
+    let slope = (along(1.0) - along(-1.0)) / 2.0;
+    let expected = -rate / epsilon * step.gradient_norm.powi(2);
+    assert!((slope / expected - 1.0).abs() < 0.02, "{slope}, expected {expected}");
+    assert!((along(0.0) - step.loss).abs() < 1e-6, "trainer and evaluator have the same loss");
+}
+
+pub fn logits_explain_the_losses(suite: &Suite) {
+    let config = tiny();
+    let flat = strong_weights(&config);
+    let evaluator = suite.evaluator(&config, &flat);
+    for sequence in sequences(&config, 3, 4) {
+        let loss = evaluator.losses(std::slice::from_ref(&sequence)).unwrap()[0];
+        let logits = evaluator.logits(&sequence[..config.seq_len]).unwrap();
+        assert_eq!(logits.len(), config.seq_len * config.vocab);
+        let row_loss = |(row, &target): (&[f32], &u32)| {
+            let sum: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+            sum.ln() - f64::from(row[target as usize])
+        };
+        let losses: Vec<f64> = logits.chunks(config.vocab).zip(&sequence[1..]).map(row_loss).collect();
+        assert!((mean(&losses) - loss).abs() < 1e-5, "{losses:?}, mean loss {loss}");
+        for len in [1, 5] {
+            let part = evaluator.logits(&sequence[..len]).unwrap();
+            assert_eq!(part.len(), len * config.vocab);
+            for (one, other) in part.iter().zip(&logits) {
+                assert!((one - other).abs() < 1e-4, "later tokens change nothing: {one} {other}");
+            }
+        }
+    }
+    let too_long = vec![0; config.seq_len + 1];
+    for (tokens, token) in [(&too_long[..], 0), (&[], 0), (&[40][..], 40)] {
+        assert!(
+            matches!(evaluator.logits(tokens), Err(ModelError::Batch(_))),
+            "{} tokens, {token}",
+            tokens.len()
+        );
+    }
+}
+
+pub fn micro_batches_add_up_to_the_batch(suite: &Suite) {
+    let config = tiny();
+    let batch = sequences(&config, 8, 5);
+    let whole = suite.fresh(&config, &recipe()).step(&batch).unwrap();
+    // 3 leaves a smaller one at the end; 16 is larger than the recipe's batch, which is larger than this one.
+    for (micro_batch, batch_sequences) in [(3, 8), (1, 8), (16, 4), (16, 10)] {
+        let recipe = Recipe { micro_batch, batch: batch_sequences, ..recipe() };
+        let parts = suite.fresh(&config, &recipe).step(&batch).unwrap();
+        assert!((whole.loss - parts.loss).abs() < 1e-6, "{micro_batch}");
+        assert!(
+            (whole.gradient_norm - parts.gradient_norm).abs() < 1e-5 * whole.gradient_norm,
+            "{micro_batch}"
+        );
+    }
+}
+
+pub fn clipping_leaves_a_short_gradient_and_shortens_a_long_one(suite: &Suite) {
+    let config = tiny();
+    let batch = sequences(&config, 8, 5);
+    let start = initial(&config);
+    let run = |clip_norm| {
+        let recipe = Recipe { clip_norm, epsilon: 1.0, weight_decay: 0.0, betas: [0.0, 0.0], ..recipe() };
+        let mut trainer = suite.trainer(&config, &recipe, &start);
+        let norm = trainer.step_at(&batch, 1e-3).unwrap().gradient_norm;
+        let moved = trainer
+            .weights_flat()
+            .unwrap()
+            .iter()
+            .zip(&start)
+            .map(|(a, b)| f64::from(a - b).powi(2))
+            .sum::<f64>();
+        (norm, moved.sqrt())
+    };
+    // With such an epsilon a step is nearly the rate times the gradient, so its length shows the clipping.
+    let (norm, free) = run(1e9);
+    let (same_norm, untouched) = run(norm * 1.01);
+    let (reported_norm, clipped) = run(norm * 0.1);
+    assert_eq!((norm, free), (same_norm, untouched));
+    assert_eq!(norm, reported_norm, "the reported norm is that before clipping");
+    assert!((clipped / free - 0.1).abs() < 0.02, "{clipped} of {free}");
+}
+
+pub fn two_runs_end_with_the_same_bits(suite: &Suite) {
+    let config = tiny();
+    let recipe = Recipe { micro_batch: 3, ..recipe() };
+    let run = || {
+        let mut trainer = suite.fresh(&config, &recipe);
+        let losses: Vec<u64> =
+            (0..5).map(|step| trainer.step(&sequences(&config, 8, step)).unwrap().loss.to_bits()).collect();
+        (losses, weight_bits(&trainer), state(&trainer))
+    };
+    assert!(run() == run());
+}
+
+/// As in a miner: one thread opens, loads and reads the trainer that another steps.
+pub fn threads_that_take_turns_give_the_bits_of_one(suite: &Suite) {
+    let config = tiny();
+    let run = |elsewhere: bool| {
+        let mut trainer = suite.fresh(&config, &recipe());
+        let mut seen = Vec::new();
+        for window in 0..3 {
+            let mut steps = || {
+                for seed in 3 * window..3 * window + 3 {
+                    trainer.step(&sequences(&config, 4, seed)).unwrap();
+                }
+            };
+            if elsewhere {
+                std::thread::scope(|scope| scope.spawn(steps).join().unwrap());
+            } else {
+                steps();
+            }
+            let (flat, optimiser) = (trainer.weights_flat().unwrap(), state(&trainer));
+            let next: Vec<f32> = flat.iter().map(|value| 0.5 * value).collect();
+            trainer.load(&next).unwrap();
+            trainer.read_state(&mut &optimiser[..]).unwrap();
+            seen.push((bits(&flat), optimiser));
+        }
+        seen
+    };
+    assert!(run(false) == run(true));
+}
+
+pub fn a_restored_trainer_continues_to_the_same_bits(suite: &Suite) {
+    continues_to_the_bit(suite, &recipe());
+}
+
+fn continues_to_the_bit(suite: &Suite, recipe: &Recipe) {
+    let config = tiny();
+    let mut first = suite.fresh(&config, recipe);
+    for step in 0..4 {
+        first.step(&sequences(&config, 8, step)).unwrap();
+    }
+    let (weights, saved) = (first.weights_flat().unwrap(), state(&first));
+
+    // Not a fresh one: nothing of before may be left.
+    let mut second = suite.trainer(&config, recipe, &init_flat(&config, 9).unwrap());
+    second.step(&sequences(&config, 8, 99)).unwrap();
+    second.load(&weights).unwrap();
+    second.read_state(&mut &saved[..]).unwrap();
+    assert_eq!(second.steps(), 4);
+    assert!(state(&second) == saved, "the state is written as it was read");
+    for step in 4..8 {
+        let batch = sequences(&config, 8, step);
+        assert_eq!(first.step(&batch).unwrap(), second.step(&batch).unwrap());
+    }
+    assert_eq!(weight_bits(&first), weight_bits(&second));
+    assert!(state(&first) == state(&second));
+}
+
+pub fn a_damaged_or_foreign_state_is_refused_and_changes_nothing(suite: &Suite) {
+    let config = tiny();
+    let mut trainer = suite.fresh(&config, &recipe());
+    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let saved = state(&trainer);
+    let mut refused = |bytes: &[u8]| trainer.read_state(&mut &bytes[..]).unwrap_err();
+
+    assert_eq!(refused(b""), StateError::NotOurs);
+    assert_eq!(refused(b"mtl-adm\x02 of another release"), StateError::NotOurs);
+    assert_eq!(refused(&saved[..20]), StateError::Damaged { len: 20 });
+    let cut = &saved[..saved.len() - 1];
+    assert_eq!(refused(cut), StateError::Damaged { len: cut.len() });
+    let mut flipped = saved.clone();
+    flipped[100] ^= 1;
+    assert_eq!(refused(&flipped), StateError::Damaged { len: saved.len() });
+
+    let other = ModelConfig { d_ff: 48, ..config.clone() };
+    let foreign = state(&suite.fresh(&other, &recipe()));
+    assert!(matches!(refused(&foreign), StateError::OtherModel { .. }));
+    assert!(state(&trainer) == saved);
+}
+
+pub fn state_and_weights_are_streamed_as_they_are(suite: &Suite) {
+    let config = tiny();
+    let mut first = suite.fresh(&config, &recipe());
+    first.step(&sequences(&config, 8, 1)).unwrap();
+    let (saved, flat) = (state(&first), first.weights_flat().unwrap());
+    let mut weights = Vec::new();
+    first.write_weights(&mut weights).unwrap();
+    assert!(flat.iter().flat_map(|value| value.to_le_bytes()).eq(weights.iter().copied()));
+    assert_eq!(saved.len(), 80 + 8 * config.parameters());
+
+    let mut second = suite.trainer(&config, &recipe(), &flat);
+    let longer = [&saved[..], b"behind"].concat();
+    let mut source = &longer[..];
+    second.read_state(&mut source).unwrap();
+    assert_eq!(source, b"behind", "not a byte more is read");
+    assert!(state(&second) == saved);
+    let mut full: &mut [u8] = &mut [0; 100];
+    assert_eq!(first.write_state(&mut full).unwrap_err().kind(), std::io::ErrorKind::WriteZero);
+}
+
+pub fn a_loss_above_the_bound_is_refused_and_changes_nothing(suite: &Suite) {
+    let config = tiny();
+    let mut trainer = suite.fresh(&config, &recipe());
+    let batch = sequences(&config, 8, 1);
+    let loss = trainer.step(&batch).unwrap().loss;
+    let (weights, saved) = (trainer.weights_flat().unwrap(), state(&trainer));
+    trainer.refuse_loss_above(loss / 100.0);
+    let refused = trainer.step(&batch).unwrap_err();
+    assert!(
+        matches!(refused, ModelError::Exploded { loss_max, .. } if loss_max == loss / 100.0),
+        "{refused:?}"
+    );
+    assert_eq!(trainer.step(&batch).unwrap_err(), refused, "the same state gives the same error");
+    assert_eq!(weight_bits(&trainer), bits(&weights));
+    assert!(state(&trainer) == saved);
+    assert!(trainer.is_finite().unwrap());
+    trainer.refuse_loss_above(f64::INFINITY);
+    let loss = trainer.step(&batch).unwrap().loss;
+    let undisturbed = suite.trainer(&config, &recipe(), &weights).step(&batch).unwrap().loss;
+    assert_eq!(loss, undisturbed, "nothing of the refused steps is left");
+}
+
+pub fn a_loss_that_is_not_finite_is_refused_and_changes_nothing(suite: &Suite) {
+    let config = tiny();
+    let mut trainer = suite.fresh(&config, &recipe());
+    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let saved = state(&trainer);
+    let mut batch = sequences(&config, 4, 1);
+    batch[0][0] = 0;
+    for wrong in [f32::INFINITY, f32::NAN] {
+        let mut flat = initial(&config);
+        flat[5] = wrong;
+        trainer.load(&flat).unwrap();
+        assert!(!trainer.is_finite().unwrap());
+        assert!(matches!(trainer.step(&batch), Err(ModelError::NotFinite { .. })));
+        assert!(state(&trainer) == saved);
+        assert_eq!(trainer.steps(), 1);
+        assert_eq!(weight_bits(&trainer), bits(&flat));
+    }
+}
+
+pub fn weights_come_back_as_they_were_loaded(suite: &Suite) {
+    for config in [tiny(), ModelConfig::preset("117k").unwrap()] {
+        let flat: Vec<f32> = (0..config.parameters()).map(|i| (i as f32).sin()).collect();
+        assert!(weight_bits(&suite.trainer(&config, &recipe(), &flat)) == bits(&flat));
+        assert!(bits(&suite.evaluator(&config, &flat).weights_flat().unwrap()) == bits(&flat));
+    }
+}
+
+pub fn loading_weights_keeps_the_optimiser(suite: &Suite) {
+    let config = tiny();
+    let mut trainer = suite.fresh(&config, &recipe());
+    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let (saved, other) = (state(&trainer), init_flat(&config, 2).unwrap());
+    trainer.load(&other).unwrap();
+    assert_eq!(weight_bits(&trainer), bits(&other));
+    assert!(state(&trainer) == saved);
+}
+
+pub fn a_batch_that_does_not_fit_the_model_is_refused_and_changes_nothing(suite: &Suite) {
+    let config = tiny();
+    let mut trainer = suite.fresh(&config, &recipe());
+    let (weights, saved) = (weight_bits(&trainer), state(&trainer));
+    let mut refused = |batch: &[Vec<u32>]| trainer.step(batch).unwrap_err();
+
+    assert_eq!(refused(&[]), BatchError::Empty.into());
+    assert_eq!(refused(&[vec![0; 12]]), BatchError::Length { sequence: 0, len: 12, expected: 13 }.into());
+    let mut outside = sequences(&config, 2, 1);
+    outside[1][7] = 40;
+    assert_eq!(
+        refused(&outside),
+        BatchError::Token { sequence: 1, position: 7, token: 40, vocab: 40 }.into()
+    );
+
+    let expected = config.parameters();
+    assert_eq!(trainer.load(&[0.0; 3]).unwrap_err(), ModelError::FlatLength { expected, got: 3 });
+    let mut evaluator = suite.evaluator(&config, &initial(&config));
+    assert_eq!(evaluator.load(&[0.0; 3]).unwrap_err(), ModelError::FlatLength { expected, got: 3 });
+    assert_eq!(weight_bits(&trainer), weights);
+    assert!(state(&trainer) == saved);
+
+    let flat = initial(&config);
+    let error = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
+        (suite.open)(config, Some(recipe), flat).err().unwrap()
+    };
+    let uneven = ModelConfig { heads: 3, ..config.clone() };
+    assert!(matches!(error(&uneven, &recipe(), &flat), ModelError::Config(_)));
+    assert!(matches!(error(&config, &Recipe { batch: 0, ..recipe() }, &flat), ModelError::Recipe(_)));
+    assert!(matches!(error(&config, &recipe(), &flat[1..]), ModelError::FlatLength { .. }));
+}
+
+pub fn an_engine_for_evaluation_does_not_train(suite: &Suite) {
+    let config = tiny();
+    let mut engine = (suite.open)(&config, None, &initial(&config)).unwrap();
+    let batch = sequences(&config, 2, 1);
+    let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+    let params = StepParams { step: 1, learning_rate: 1e-3, gradient_scale: 1.0 };
+    assert_eq!(engine.gradients(&batch), Err(ModelError::NotForTraining));
+    assert_eq!(engine.step(&params), Err(ModelError::NotForTraining));
+    assert_eq!(engine.load_moments(&[]), Err(ModelError::NotForTraining));
+    assert_eq!(engine.moments().count(), 0);
+}
+
+pub fn muon_steps_matrices_or_is_refused(suite: &Suite) {
+    let config = tiny();
+    if !suite.has_muon {
+        let refused = (suite.open)(&config, Some(&muon()), &initial(&config)).err();
+        assert_eq!(refused, Some(DeviceError::NoMuon.into()));
+        return;
+    }
+    let step = |recipe: &Recipe| {
+        let mut trainer = suite.fresh(&config, recipe);
+        trainer.step(&sequences(&config, 8, 1)).unwrap();
+        trainer.weights_flat().unwrap()
+    };
+    let (by_muon, by_adamw) = (step(&muon()), step(&recipe()));
+    let schema = config.schema().unwrap();
+    for (range, tensor) in schema.ranges().zip(schema.tensors()) {
+        let same = bits(&by_muon[range.clone()]) == bits(&by_adamw[range]);
+        let is_matrix = tensor.shape.len() == 2 && !tensor.name.contains("embed_tokens");
+        assert_eq!(same, !is_matrix, "{}", tensor.name);
+    }
+}
+
+pub fn muons_state_continues_to_the_bit_and_is_not_read_as_adamws(suite: &Suite) {
+    if !suite.has_muon {
+        return;
+    }
+    continues_to_the_bit(suite, &muon());
+    let config = tiny();
+    let (mut by_muon, mut by_adamw) = (suite.fresh(&config, &muon()), suite.fresh(&config, &recipe()));
+    let (muons, adamws) = (state(&by_muon), state(&by_adamw));
+    assert!(muons.len() < adamws.len(), "one average for a matrix, not two");
+    let refused = by_adamw.read_state(&mut &muons[..]).unwrap_err();
+    assert_eq!(refused, StateError::OtherOptimiser { expected: Optimiser::AdamW, got: Optimiser::Muon });
+    assert!(state(&by_adamw) == adamws);
+    let refused = by_muon.read_state(&mut &adamws[..]).unwrap_err();
+    assert_eq!(refused, StateError::OtherOptimiser { expected: Optimiser::Muon, got: Optimiser::AdamW });
+}
+
+pub fn a_sequence_has_the_same_loss_alone_and_among_others(suite: &Suite) {
+    let config = tiny();
+    let evaluator = suite.evaluator(&config, &strong_weights(&config));
+    let sequences = sequences(&config, 300, 6);
+    let together = evaluator.losses(&sequences).unwrap();
+    assert_eq!(together, evaluator.losses(&sequences).unwrap(), "and the same twice");
+    for (index, together) in together.iter().enumerate().step_by(37) {
+        let alone = evaluator.losses(&sequences[index..=index]).unwrap()[0];
+        assert!((together - alone).abs() < 1e-5, "{together} {alone}");
+    }
+    assert!(evaluator.losses::<Vec<u32>>(&[]).unwrap().is_empty());
+}
+
+pub fn a_model_of_zeros_finds_every_token_equally_likely(suite: &Suite) {
+    let config = tiny();
+    for loss in suite.losses(&config, &vec![0.0; config.parameters()], &sequences(&config, 3, 1)) {
+        assert!((loss - (config.vocab as f64).ln()).abs() < 1e-6, "{loss}");
+    }
+}
+
+/// An update of every `stride`-th value of each tensor, beginning with the first.
+pub fn update(config: &ModelConfig, stride: u32, size: f32) -> Sparse {
+    let tensor = |len: u32| {
+        let positions: Vec<u32> = (0..len).step_by(stride as usize).collect();
+        let values = positions.iter().map(|&p| if p % 3 == 0 { size } else { -0.3 * size }).collect();
+        SparseTensor { positions, values, square_norm: 0.0 }
+    };
+    let schema = config.schema().expect("the configuration is valid");
+    Sparse { tensors: schema.tensors().iter().map(|spec| tensor(spec.shape.iter().product())).collect() }
+}
+
+pub fn applying_gives_the_protocols_bits_and_undoing_the_first_ones(suite: &Suite) {
+    let config = tiny();
+    let schema = config.schema().unwrap();
+    let start = initial(&config);
+    let mut evaluator = suite.evaluator(&config, &start);
+    let sequences = sequences(&config, 5, 2);
+    let losses = evaluator.losses(&sequences).unwrap();
+
+    let (first, second) = (update(&config, 3, 0.1), update(&config, 5, -0.07));
+    let mut agreed = start.clone();
+    protocol::merge::apply(&schema, &mut agreed, &first, 0.2);
+    let undo_first = evaluator.apply_sparse(&first, 0.2).unwrap();
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&agreed));
+
+    protocol::merge::apply(&schema, &mut agreed, &second, 1.0);
+    let undo_second = evaluator.apply_sparse(&second, 1.0).unwrap();
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&agreed));
+    assert_ne!(evaluator.losses(&sequences).unwrap(), losses);
+
+    evaluator.undo(undo_second).unwrap();
+    evaluator.undo(undo_first).unwrap();
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+    assert_eq!(evaluator.losses(&sequences).unwrap(), losses);
+}
+
+pub fn losses_with_an_update_leave_no_trace(suite: &Suite) {
+    let config = tiny();
+    let start = initial(&config);
+    let mut evaluator = suite.evaluator(&config, &start);
+    let sequences = sequences(&config, 5, 2);
+    let update = update(&config, 3, 0.1);
+
+    let with = evaluator.losses_with(&update, 0.2, &sequences).unwrap();
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+    assert_eq!(with, evaluator.losses_with(&update, 0.2, &sequences).unwrap());
+
+    let mut stepped = start.clone();
+    protocol::merge::apply(&config.schema().unwrap(), &mut stepped, &update, 0.2);
+    assert_eq!(with, suite.losses(&config, &stepped, &sequences));
+
+    assert!(evaluator.losses_with(&update, 0.2, &[vec![1u32]]).is_err());
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start), "also when the sequences do not fit");
+}
+
+pub fn an_update_of_another_shape_is_refused_and_changes_nothing(suite: &Suite) {
+    let config = tiny();
+    let start = initial(&config);
+    let mut evaluator = suite.evaluator(&config, &start);
+    let good = update(&config, 4, 0.1);
+    let count = good.tensors.len();
+    let mut refused = |change: fn(&mut Vec<SparseTensor>)| {
+        let mut update = good.clone();
+        change(&mut update.tensors);
+        evaluator.apply_sparse(&update, 1.0).unwrap_err()
+    };
+    let in_norm = || ModelError::UpdatePositions { tensor: "model.norm.weight".into() };
+    const WRONG: &[fn(&mut Vec<SparseTensor>)] = &[
+        |tensors| tensors.last_mut().unwrap().positions = vec![0, 4, 8, 16],
+        |tensors| tensors.last_mut().unwrap().positions = vec![0, 8, 4, 12],
+        |tensors| tensors.last_mut().unwrap().values.truncate(1),
+    ];
+
+    assert_eq!(
+        refused(|tensors| drop(tensors.pop())),
+        ModelError::UpdateTensors { expected: count, got: count - 1 }
+    );
+    for change in WRONG {
+        assert_eq!(refused(*change), in_norm());
+    }
+    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+}
+
+/// The loss and all gradients of a batch on the weights `flat`, tensor by tensor: after a first step AdamW's mean is a
+/// tenth of the gradient.
+pub fn loss_and_gradients(
+    suite: &Suite,
+    config: &ModelConfig,
+    recipe: &Recipe,
+    flat: &[f32],
+    batch: &[Vec<u32>],
+) -> (f64, Vec<Vec<f32>>) {
+    let recipe = Recipe { clip_norm: 1e9, betas: [0.9, 0.95], ..recipe.clone() };
+    let mut trainer = suite.trainer(config, &recipe, flat);
+    let step = trainer.step(batch).unwrap();
+    let saved = state(&trainer);
+    let mut rest = &saved[48..saved.len() - 32];
+    let mut gradients = Vec::new();
+    for (_, [rows, columns]) in config.shapes() {
+        let (mean, after) = rest.split_at(4 * rows * columns);
+        rest = &after[4 * rows * columns..];
+        let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes) / 0.1;
+        gradients.push(mean.as_chunks::<4>().0.iter().map(value).collect());
+    }
+    assert!(rest.is_empty());
+    (step.loss, gradients)
+}
+
+/// The largest difference of gradients, as a share of each tensor's largest entry.
+pub fn gradient_error(ours: &[Vec<f32>], exact: &[Vec<f32>]) -> f64 {
+    let largest_of_all = exact.iter().flatten().fold(0.0f32, |max, x| max.max(x.abs()));
+    let tensors = ours.iter().zip(exact).map(|(ours, exact)| {
+        let largest = exact.iter().fold(0.0f32, |max, x| max.max(x.abs())) + 1e-2 * largest_of_all;
+        let furthest = ours.iter().zip(exact).fold(0.0f32, |max, (one, other)| max.max((one - other).abs()));
+        f64::from(furthest / largest)
+    });
+    tensors.fold(0.0, f64::max)
+}
+
+/// Checks that an engine has the losses and gradients of another, to rounding in f32: of models of several shapes.
+pub fn losses_and_gradients_are_those_of(suite: &Suite, other: &Suite) {
+    let shape = |vocab, layers, [heads, kv_heads, head_width]: [usize; 3], d_ff, seq_len| ModelConfig {
+        vocab,
+        layers,
+        d_model: heads * head_width,
+        heads,
+        kv_heads,
+        d_ff,
+        seq_len,
+        ..tiny()
+    };
+    let shapes = [
+        (shape(256, 2, [2, 2, 32], 176, 64), 2),
+        (shape(100, 2, [4, 2, 16], 96, 32), 3),
+        // One key head for all, a single layer, lengths that no vector divides, and more logits than one sequence has.
+        (shape(301, 1, [6, 1, 10], 70, 19), 5),
+        (shape(40, 3, [3, 3, 8], 50, 1), 4),
+        (shape(64, 1, [2, 1, 64], 64, 130), 1),
+    ];
+    for (config, count) in shapes {
+        // Twice the first weights: what a layer adds, and how unevenly a query attends, must matter.
+        let flat: Vec<f32> = initial(&config).into_iter().map(|value| 2.0 * value).collect();
+        let batch = skewed_sequences(&config, count, 7);
+        let recipe = Recipe { batch: count, micro_batch: count, ..recipe() };
+        let (loss, gradients) = loss_and_gradients(suite, &config, &recipe, &flat, &batch);
+        let (other_loss, others) = loss_and_gradients(other, &config, &recipe, &flat, &batch);
+        let error = gradient_error(&gradients, &others);
+        println!("  losses {loss:.7} and {other_loss:.7}; gradients {error:.1e} apart");
+        assert!((loss - other_loss).abs() < 1e-5 * other_loss, "{config:?}");
+        assert!(error < 1e-4, "{config:?}: gradients {error:.1e} apart");
+    }
+}
+
+/// Checks that twenty steps of an engine stay beside those of another, and that each continues from the other's state.
+pub fn steps_are_those_of(suite: &Suite, other: &Suite, recipe: &Recipe) {
+    let config = ModelConfig::preset("117k").unwrap();
+    let recipe = Recipe { batch: 4, micro_batch: 2, learning_rate: 4e-3, warmup_steps: 5, ..recipe.clone() };
+    let train = |suite: &Suite| {
+        let mut trainer = suite.fresh(&config, &recipe);
+        let losses =
+            (0..20).map(|step| trainer.step(&skewed_sequences(&config, 4, 1 + step % 5)).unwrap().loss);
+        let losses: Vec<f64> = losses.collect();
+        (trainer, losses)
+    };
+    let ((ours, losses), (theirs, other_losses)) = (train(suite), train(other));
+    let apart = losses.iter().zip(&other_losses).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+    println!("  from {:.4} to {:.4}, {apart:.1e} apart", losses[0], losses[19]);
+    assert!(losses[19] < losses[0] - 0.5, "{losses:?}");
+    assert!(apart < 1e-3, "{losses:?} {other_losses:?}");
+
+    for (from, to) in [(&ours, other), (&theirs, suite)] {
+        let mut continued = to.trainer(&config, &recipe, &from.weights_flat().unwrap());
+        continued.read_state(&mut &state(from)[..]).unwrap();
+        assert!(state(&continued) == state(from), "the same bytes for the same numbers");
+        assert_eq!(weight_bits(&continued), weight_bits(from));
+        assert_eq!(continued.steps(), 20);
+    }
+}

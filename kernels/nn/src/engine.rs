@@ -1,0 +1,159 @@
+//! The engines: what holds weights and moments, and computes with them.
+//!
+//! | engine | where | how |
+//! |---|---|---|
+//! | fused, CPU | [`cpu`] | kernels over slices, without autograd; the default |
+//! | fused, GPU | `gpu` | the same over buffers of a GPU, in CubeCL (features `vulkan`, `cuda`) |
+//! | Burn | crate `mettle-nn-burn` | tensor operations and autograd: the oracle of the tests, and the default on CUDA |
+//!
+//! Nobody has to agree on an engine's last bits. [`conformance`](crate::conformance) is the suite that all must pass.
+
+pub mod cpu;
+#[cfg(feature = "gpu")]
+mod gpu;
+
+use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
+use model::{ModelConfig, Optimiser, Recipe};
+use std::borrow::Cow;
+
+pub use crate::batch::tokens_and_targets;
+
+/// Values on their way from a device, block by block. A block may be of any length.
+pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
+
+/// Holds one model on one device, and computes its losses, gradients and steps.
+///
+/// [`Trainer`](crate::Trainer) and [`Evaluator`](crate::Evaluator) check what they hand over: sequences have
+/// `seq_len + 1` tokens of the vocabulary.
+pub trait Engine: Send + Sync {
+    /// Replaces the weights by `flat`, in schema order. The moments stay.
+    ///
+    /// # Errors
+    /// If `flat` has another length, and the weights stay; or if the device fails.
+    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError>;
+
+    /// The weights: together, the blocks are the flat parameter vector in schema order.
+    fn weights(&self) -> Blocks<'_>;
+
+    /// Calls `edit` with each tensor's index and values in schema order, and puts what it changed on the device.
+    ///
+    /// # Errors
+    /// If the device fails. `edit` may have been called for all tensors; losses fail until another edit succeeds.
+    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError>;
+
+    /// The loss of each token `[N]`, in nats, sequence by sequence.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError>;
+
+    /// The logits `[rows, V]` after the first `rows` of `seq_len` tokens.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError>;
+
+    /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is added up
+    /// in micro-batches of the recipe's size.
+    ///
+    /// # Errors
+    /// If the device fails or runs out of memory, or the engine was opened for evaluation.
+    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError>;
+
+    /// Steps weights and moments along the gradient that [`gradients`](Self::gradients) left.
+    ///
+    /// # Errors
+    /// If the device fails, or the engine was opened for evaluation.
+    fn step(&mut self, params: &StepParams) -> Result<(), ModelError>;
+
+    /// The optimiser's moments, tensor by tensor in schema order: mean, then square where there is one
+    /// ([`optim::moment_count`](crate::optim::moment_count)). Nothing where the engine was opened for evaluation.
+    fn moments(&self) -> Blocks<'_>;
+
+    /// Replaces the moments by what [`moments`](Self::moments) gave.
+    ///
+    /// # Errors
+    /// If the length is another, or the device fails, or the engine was opened for evaluation.
+    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
+
+    /// The device's memory, where the engine can tell.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
+    }
+}
+
+/// A batch before its step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Gradients {
+    /// Mean loss, in nats per token.
+    pub loss: f64,
+    /// Euclidean length of the whole gradient.
+    pub norm: f64,
+}
+
+/// Bytes of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// In use by this process.
+    pub used: u64,
+    /// Reserved by this process. It never shrinks, so it is also the peak.
+    pub reserved: u64,
+}
+
+/// Opens the fused engine of `device` with the weights `flat`: to train by `recipe`, or to evaluate without one.
+/// The crate `mettle-engines` opens Burn's as well.
+///
+/// # Errors
+/// If the configuration or the recipe is invalid, the device is absent or lacks something, `flat` has another length, or
+/// free memory is below the estimate.
+pub fn open(
+    device: Device,
+    config: &ModelConfig,
+    recipe: Option<&Recipe>,
+    flat: &[f32],
+) -> Result<Box<dyn Engine>, ModelError> {
+    check(device, config, recipe, flat)?;
+    match (device.engine(), device.name) {
+        (EngineKind::Burn, _) => Err(DeviceError::WithoutBurn.into()),
+        (EngineKind::Fused, DeviceName::Cpu) => Ok(Box::new(cpu::CpuEngine::new(config, recipe, flat))),
+        #[cfg(feature = "gpu")]
+        (EngineKind::Fused, _) => Ok(Box::new(gpu::GpuEngine::new(device, config, recipe, flat)?)),
+        #[cfg(not(feature = "gpu"))]
+        (EngineKind::Fused, _) => Err(DeviceError::WithoutGpu { device }.into()),
+    }
+}
+
+/// The checks before any engine is opened.
+///
+/// # Errors
+/// As [`open`].
+pub fn check(
+    device: Device,
+    config: &ModelConfig,
+    recipe: Option<&Recipe>,
+    flat: &[f32],
+) -> Result<(), ModelError> {
+    config.validate()?;
+    let expected = config.parameters();
+    if flat.len() != expected {
+        return Err(ModelError::FlatLength { expected, got: flat.len() });
+    }
+    device.check()?;
+    let Some(recipe) = recipe else { return Ok(()) };
+    recipe.validate()?;
+    if recipe.optimiser == Optimiser::Muon && !device.has_muon() {
+        return Err(DeviceError::NoMuon.into());
+    }
+    Ok(MemoryEstimate::check(config, recipe, device, device.free_memory())?)
+}
+
+/// The flat parameter vector as tensors in schema order.
+pub fn split(config: &ModelConfig, flat: &[f32]) -> Vec<Vec<f32>> {
+    let mut rest = flat;
+    let tensors = config.shapes().into_iter().map(|(_, [rows, columns])| {
+        let (values, after) = rest.split_at(rows * columns);
+        rest = after;
+        values.to_vec()
+    });
+    tensors.collect()
+}

@@ -1,0 +1,630 @@
+//! The fused engine on the CPU: the network forward and backward over slices, without autograd.
+//!
+//! Products add into their destination, a kernel does everything between two products in one pass, and what the backward
+//! pass needs is kept or computed again, whichever is cheaper. All buffers are in [`Workspace`], which is reused, so its
+//! size is known beforehand ([`MemoryEstimate`](crate::MemoryEstimate)).
+//!
+//! The gradient of a product `y = x·Wᵀ` is `grad_y·W` for `x` and `grad_yᵀ·x` for `W`. The letters of shapes are in
+//! [`layers`](crate::layers).
+
+#![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
+
+use super::{Blocks, Engine, Gradients, split, tokens_and_targets};
+use crate::{
+    ModelError, StepParams,
+    estimate::keep_freed_memory,
+    layers::{
+        attention, cross_entropy,
+        matmul::{Mat, MatMut, Threads, Write, matmul},
+        rms_norm,
+        rope::{self, Angles, Rotation},
+        swiglu,
+    },
+    optim::{
+        self,
+        adamw::{self, Coefficients, Parameter},
+        muon, norm,
+    },
+};
+use model::{ModelConfig, Optimiser, Recipe};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// Logits that exist at once, in values: 4 MiB.
+pub(crate) const LOGITS_MAX: usize = 1 << 20;
+/// Tokens that are evaluated at once. More would not be faster.
+const TOKENS_MAX: usize = 2048;
+
+/// Weights, moments and buffers in the machine's memory.
+pub struct CpuEngine {
+    network: Network,
+    shapes: Vec<[usize; 2]>,
+    /// In schema order.
+    weights: Vec<Vec<f32>>,
+    training: Option<Training>,
+}
+
+struct Training {
+    recipe: Recipe,
+    gradients: Vec<Vec<f32>>,
+    moments: Vec<Moments>,
+    workspace: Workspace,
+    muon: muon::Scratch,
+}
+
+/// Moving averages of one tensor.
+struct Moments {
+    mean: Vec<f32>,
+    /// Of the squared gradient. AdamW has it, Muon does not.
+    square: Option<Vec<f32>>,
+}
+
+impl CpuEngine {
+    /// An engine for evaluation, or with a recipe for training. The caller has checked configuration and length.
+    pub(crate) fn new(config: &ModelConfig, recipe: Option<&Recipe>, flat: &[f32]) -> CpuEngine {
+        keep_freed_memory();
+        let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
+        CpuEngine {
+            network: Network::new(config),
+            weights: split(config, flat),
+            training: recipe.map(|recipe| Training::new(&shapes, recipe)),
+            shapes,
+        }
+    }
+
+    fn training(&mut self) -> Result<&mut Training, ModelError> {
+        self.training.as_mut().ok_or(ModelError::NotForTraining)
+    }
+}
+
+impl Training {
+    fn new(shapes: &[[usize; 2]], recipe: &Recipe) -> Training {
+        let zeros = |shape: &[usize; 2]| vec![0.0; shape[0] * shape[1]];
+        let moments = |(index, shape): (usize, &[usize; 2])| Moments {
+            mean: zeros(shape),
+            square: match optim::optimiser_of(recipe.optimiser, index, *shape) {
+                Optimiser::AdamW => Some(zeros(shape)),
+                Optimiser::Muon => None,
+            },
+        };
+        Training {
+            gradients: shapes.iter().map(zeros).collect(),
+            moments: shapes.iter().enumerate().map(moments).collect(),
+            recipe: recipe.clone(),
+            workspace: Workspace::default(),
+            muon: muon::Scratch::default(),
+        }
+    }
+}
+
+impl Engine for CpuEngine {
+    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        let expected = self.network.config.parameters();
+        if flat.len() != expected {
+            return Err(ModelError::FlatLength { expected, got: flat.len() });
+        }
+        let mut rest = flat;
+        for tensor in &mut self.weights {
+            let (values, after) = rest.split_at(tensor.len());
+            rest = after;
+            tensor.copy_from_slice(values);
+        }
+        Ok(())
+    }
+
+    fn weights(&self) -> Blocks<'_> {
+        Box::new(self.weights.iter().map(|tensor| Ok(Cow::Borrowed(&tensor[..]))))
+    }
+
+    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
+        self.weights.iter_mut().enumerate().for_each(|(index, tensor)| edit(index, tensor));
+        Ok(())
+    }
+
+    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
+        let mut workspace = Workspace::default();
+        let mut losses = Vec::new();
+        for sequences in sequences.chunks((TOKENS_MAX / self.network.config.seq_len).max(1)) {
+            let (tokens, targets) = tokens_and_targets(sequences);
+            losses.extend(self.network.losses(&self.weights, &tokens, &targets, &mut workspace));
+        }
+        Ok(losses)
+    }
+
+    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
+        Ok(self.network.logits(&self.weights, tokens, rows, &mut Workspace::default()))
+    }
+
+    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
+        let CpuEngine { network, weights, training, .. } = self;
+        let Training { recipe, gradients, workspace, .. } =
+            training.as_mut().ok_or(ModelError::NotForTraining)?;
+        let rows = sequences.len() * network.config.seq_len;
+        gradients.iter_mut().for_each(|gradient| gradient.fill(0.0));
+        let mut losses = Vec::with_capacity(rows);
+        for sequences in sequences.chunks(recipe.micro_batch) {
+            let (tokens, targets) = tokens_and_targets(sequences);
+            let batch = Batch { tokens: &tokens, targets: &targets, scale: 1.0 / rows as f32 };
+            losses.extend(network.losses_and_gradients(weights, &batch, gradients, workspace));
+        }
+        let norm = gradients.iter().map(|gradient| norm::norm_squared(gradient)).sum::<f64>().sqrt();
+        Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
+    }
+
+    fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
+        let CpuEngine { shapes, weights, training, .. } = self;
+        let Training { recipe, gradients, moments, muon: scratch, .. } =
+            training.as_mut().ok_or(ModelError::NotForTraining)?;
+        for (((weights, gradient), moments), shape) in
+            weights.iter_mut().zip(gradients).zip(moments).zip(shapes)
+        {
+            let decay = optim::weight_decay(recipe, *shape);
+            match moments {
+                Moments { mean, square: Some(square) } => {
+                    let coefficients = Coefficients::new(recipe, params, decay);
+                    adamw::step(&coefficients, Parameter { weights, mean, square }, gradient);
+                }
+                Moments { mean, square: None } => {
+                    let matrix = muon::Matrix { shape: *shape, weights, mean };
+                    muon::step(params, decay, matrix, gradient, scratch);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn moments(&self) -> Blocks<'_> {
+        let moments = self.training.iter().flat_map(|training| &training.moments);
+        let values = moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_ref()]);
+        Box::new(values.flatten().map(|values| Ok(Cow::Borrowed(&values[..]))))
+    }
+
+    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        let training = self.training()?;
+        let all = training.moments.iter_mut();
+        let tensors: Vec<&mut Vec<f32>> =
+            all.flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten().collect();
+        let expected = tensors.iter().map(|tensor| tensor.len()).sum();
+        if moments.len() != expected {
+            return Err(ModelError::FlatLength { expected, got: moments.len() });
+        }
+        let mut rest = moments;
+        for tensor in tensors {
+            let (values, after) = rest.split_at(tensor.len());
+            rest = after;
+            tensor.copy_from_slice(values);
+        }
+        Ok(())
+    }
+}
+
+/// Whole sequences to learn from.
+struct Batch<'a> {
+    /// `[N]`
+    tokens: &'a [u32],
+    /// `[N]`
+    targets: &'a [u32],
+    /// The gradient is that of `scale · Σ losses`.
+    scale: f32,
+}
+
+/// What the passes need besides weights and buffers, and never changes.
+struct Network {
+    config: ModelConfig,
+    attention: attention::Shape,
+    angles: Angles,
+}
+
+/// The buffers of the passes. They grow to what the largest batch takes, and stay.
+#[derive(Default)]
+struct Workspace {
+    /// One for each layer, or a single one where nothing is learnt.
+    layers: Vec<Activations>,
+    /// `[N, D]`: output of the last layer, and `[N]`: inverse roots of the last norm.
+    last: Vec<f32>,
+    last_roots: Vec<f32>,
+    /// `[N, D]`: output of a norm.
+    normed: Vec<f32>,
+    /// `[N, F]`: the feed-forward half between its products, and its gradient.
+    inner: Vec<f32>,
+    /// `[rows, V]`, a few rows.
+    logits: Vec<f32>,
+    /// `[N, D]`: gradients of the residual stream, and of a product's input or output.
+    grad_x: Vec<f32>,
+    grad_normed: Vec<f32>,
+    /// `[N, W]`
+    grad_rows: Vec<f32>,
+    /// `[W, D]` or `[2F, D]`: weights with a common input, stacked, and their gradient.
+    stacked: Vec<f32>,
+    grad_stacked: Vec<f32>,
+}
+
+/// What a layer's forward pass keeps for its backward pass.
+#[derive(Default)]
+struct Activations {
+    /// `[N, D]`: the layer's input, and `[N]`: its norm's inverse roots.
+    x: Vec<f32>,
+    roots: Vec<f32>,
+    /// `[N, W]`: queries, keys and values, rotated.
+    rows: Vec<f32>,
+    /// `[B, H, T]`: see `layers::attention`.
+    log_sums: Vec<f32>,
+    /// `[N, D]`: attention's output, before its last product.
+    mixed: Vec<f32>,
+    /// `[N, D]`: the residual stream between the halves, and `[N]`: its norm's inverse roots.
+    middle: Vec<f32>,
+    middle_roots: Vec<f32>,
+    /// `[N, 2F]`: gates, then ups.
+    gates_and_ups: Vec<f32>,
+}
+
+/// All tensors of a model by their place in the schema: weights to read, or gradients to write.
+struct Tensors<T> {
+    /// `[V, D]`, also the output's matrix.
+    embedding: T,
+    layers: Vec<LayerTensors<T>>,
+    /// `[D]`
+    norm: T,
+}
+
+struct LayerTensors<T> {
+    attention_norm: T,
+    query: T,
+    key: T,
+    value: T,
+    output: T,
+    feed_forward_norm: T,
+    gate: T,
+    up: T,
+    down: T,
+}
+
+impl<T> Tensors<T> {
+    fn in_schema_order(tensors: impl ExactSizeIterator<Item = T>) -> Tensors<T> {
+        let layers = (tensors.len() - 2) / 9;
+        let mut tensors = tensors;
+        let mut next = || tensors.next().expect("a model has nine tensors per layer, and two more");
+        Tensors {
+            embedding: next(),
+            layers: (0..layers)
+                .map(|_| LayerTensors {
+                    attention_norm: next(),
+                    query: next(),
+                    key: next(),
+                    value: next(),
+                    output: next(),
+                    feed_forward_norm: next(),
+                    gate: next(),
+                    up: next(),
+                    down: next(),
+                })
+                .collect(),
+            norm: next(),
+        }
+    }
+}
+
+impl Network {
+    fn new(config: &ModelConfig) -> Network {
+        Network {
+            attention: config.into(),
+            angles: Angles::new(config.seq_len, config.head_width(), config.rope_theta),
+            config: config.clone(),
+        }
+    }
+
+    /// The loss of each token.
+    fn losses(
+        &self,
+        weights: &[Vec<f32>],
+        tokens: &[u32],
+        targets: &[u32],
+        workspace: &mut Workspace,
+    ) -> Vec<f64> {
+        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
+        self.forward(&weights, tokens, 1, workspace);
+        let ModelConfig { vocab: V, d_model: D, .. } = self.config;
+        let mut losses = Vec::with_capacity(targets.len());
+        for (first, targets) in logits_chunks(targets, V) {
+            let rows = targets.len();
+            let hidden = Mat::new(&workspace.normed[first * D..][..rows * D], [rows, D]);
+            let logits = sized(&mut workspace.logits, rows * V);
+            product(Write::Set, logits, [rows, V], hidden, Mat::new(weights.embedding, [V, D]).transposed());
+            losses.extend(cross_entropy::losses(logits, V, targets));
+        }
+        losses
+    }
+
+    /// The logits `[rows, V]` of the first `rows` tokens.
+    fn logits(
+        &self,
+        weights: &[Vec<f32>],
+        tokens: &[u32],
+        rows: usize,
+        workspace: &mut Workspace,
+    ) -> Vec<f32> {
+        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
+        self.forward(&weights, tokens, 1, workspace);
+        let ModelConfig { vocab: V, d_model: D, .. } = self.config;
+        let hidden = Mat::new(&workspace.normed[..rows * D], [rows, D]);
+        let mut logits = vec![0.0; rows * V];
+        let embedding = Mat::new(weights.embedding, [V, D]);
+        product(Write::Set, &mut logits, [rows, V], hidden, embedding.transposed());
+        logits
+    }
+
+    /// The loss of each token. Adds the batch's gradients to `gradients`, in schema order.
+    fn losses_and_gradients(
+        &self,
+        weights: &[Vec<f32>],
+        batch: &Batch,
+        gradients: &mut [Vec<f32>],
+        workspace: &mut Workspace,
+    ) -> Vec<f64> {
+        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
+        let mut gradients = Tensors::in_schema_order(gradients.iter_mut().map(Vec::as_mut_slice));
+        self.forward(&weights, batch.tokens, weights.layers.len(), workspace);
+        let losses = self.head_backward(&weights, batch, &mut gradients, workspace);
+        for layer in (0..weights.layers.len()).rev() {
+            self.feed_forward_backward(
+                &weights.layers[layer],
+                &mut gradients.layers[layer],
+                layer,
+                workspace,
+            );
+            self.attend_backward(&weights.layers[layer], &mut gradients.layers[layer], layer, workspace);
+        }
+        let D = self.config.d_model;
+        for (row, &token) in workspace.grad_x.chunks_exact(D).zip(batch.tokens) {
+            let gradient = &mut gradients.embedding[token as usize * D..][..D];
+            gradient.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        losses
+    }
+
+    /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
+    /// layer's output in `workspace.grad_x`.
+    fn head_backward(
+        &self,
+        weights: &Tensors<&[f32]>,
+        batch: &Batch,
+        gradients: &mut Tensors<&mut [f32]>,
+        workspace: &mut Workspace,
+    ) -> Vec<f64> {
+        let ModelConfig { vocab: V, d_model: D, .. } = self.config;
+        let mut losses = Vec::with_capacity(batch.targets.len());
+        let grad_normed = sized(&mut workspace.grad_normed, batch.tokens.len() * D);
+        for (first, targets) in logits_chunks(batch.targets, V) {
+            let rows = targets.len();
+            let hidden = Mat::new(&workspace.normed[first * D..][..rows * D], [rows, D]);
+            let embedding = Mat::new(weights.embedding, [V, D]);
+            let logits = sized(&mut workspace.logits, rows * V);
+            product(Write::Set, logits, [rows, V], hidden, embedding.transposed());
+            losses.extend(cross_entropy::losses_and_gradient(logits, V, targets, batch.scale));
+            let grad_logits = Mat::new(logits, [rows, V]);
+            product(Write::Set, &mut grad_normed[first * D..][..rows * D], [rows, D], grad_logits, embedding);
+            product(Write::Add, gradients.embedding, [V, D], grad_logits.transposed(), hidden);
+        }
+        let grad_x = sized(&mut workspace.grad_x, batch.tokens.len() * D);
+        grad_x.fill(0.0);
+        let (last, roots) = (&workspace.last, &workspace.last_roots);
+        rms_norm::backward(last, weights.norm, roots, grad_normed, grad_x, gradients.norm);
+        losses
+    }
+
+    /// Hidden states after the last norm, in `workspace.normed`. `kept` layers keep their activations: all or one.
+    fn forward(&self, weights: &Tensors<&[f32]>, tokens: &[u32], kept: usize, workspace: &mut Workspace) {
+        let D = self.config.d_model;
+        workspace.layers.resize_with(kept.max(workspace.layers.len()), Activations::default);
+        let embedded = sized(&mut workspace.layers[0].x, tokens.len() * D);
+        for (row, &token) in embedded.chunks_exact_mut(D).zip(tokens) {
+            row.copy_from_slice(&weights.embedding[token as usize * D..][..D]);
+        }
+        for (index, layer) in weights.layers.iter().enumerate() {
+            let (here, after) = workspace.layers.split_at_mut(if kept > 1 { index + 1 } else { 1 });
+            let here = here.last_mut().expect("it holds at least one");
+            let next = match after.first_mut() {
+                Some(next) if kept > 1 => &mut next.x,
+                _ => &mut workspace.last,
+            };
+            self.attend(layer, here, &mut workspace.normed, &mut workspace.stacked);
+            self.feed_forward(
+                layer,
+                here,
+                &mut workspace.normed,
+                &mut workspace.inner,
+                &mut workspace.stacked,
+                next,
+            );
+            if kept == 1 && index + 1 < weights.layers.len() {
+                std::mem::swap(&mut here.x, next);
+            }
+        }
+        self.norm(&workspace.last, weights.norm, &mut workspace.normed, &mut workspace.last_roots);
+    }
+
+    /// The attention half of a layer: from `kept.x` to `kept.middle`.
+    fn attend(
+        &self,
+        weights: &LayerTensors<&[f32]>,
+        kept: &mut Activations,
+        normed: &mut Vec<f32>,
+        stacked: &mut Vec<f32>,
+    ) {
+        let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
+        let N = kept.x.len() / D;
+        let W = self.attention.row_width();
+        self.norm(&kept.x, weights.attention_norm, normed, &mut kept.roots);
+        let normed = Mat::new(normed, [N, D]);
+
+        let rows = sized(&mut kept.rows, N * W);
+        let weight = Mat::new(stack([weights.query, weights.key, weights.value], stacked), [W, D]);
+        product(Write::Set, rows, [N, W], normed, weight.transposed());
+        rope::rotate(rows, W, [H, K], T, &self.angles, Rotation::Forward);
+
+        let (mixed, log_sums) = (sized(&mut kept.mixed, N * D), sized(&mut kept.log_sums, N * H));
+        attention::forward(&self.attention, rows, mixed, log_sums);
+        let middle = copied(&kept.x, &mut kept.middle);
+        let weight = Mat::new(weights.output, [D, D]);
+        product(Write::Add, middle, [N, D], Mat::new(mixed, [N, D]), weight.transposed());
+    }
+
+    /// The feed-forward half: from `kept.middle` to `next`.
+    fn feed_forward(
+        &self,
+        weights: &LayerTensors<&[f32]>,
+        kept: &mut Activations,
+        normed: &mut Vec<f32>,
+        inner: &mut Vec<f32>,
+        stacked: &mut Vec<f32>,
+        next: &mut Vec<f32>,
+    ) {
+        let ModelConfig { d_model: D, d_ff: F, .. } = self.config;
+        let N = kept.middle.len() / D;
+        self.norm(&kept.middle, weights.feed_forward_norm, normed, &mut kept.middle_roots);
+        let normed = Mat::new(normed, [N, D]);
+
+        let gates_and_ups = sized(&mut kept.gates_and_ups, N * 2 * F);
+        let weight = Mat::new(stack([weights.gate, weights.up], stacked), [2 * F, D]);
+        product(Write::Set, gates_and_ups, [N, 2 * F], normed, weight.transposed());
+        let inner = sized(inner, N * F);
+        swiglu::forward(gates_and_ups, F, inner);
+
+        let next = copied(&kept.middle, next);
+        let weight = Mat::new(weights.down, [D, F]);
+        product(Write::Add, next, [N, D], Mat::new(inner, [N, F]), weight.transposed());
+    }
+
+    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its input.
+    fn feed_forward_backward(
+        &self,
+        weights: &LayerTensors<&[f32]>,
+        gradients: &mut LayerTensors<&mut [f32]>,
+        layer: usize,
+        workspace: &mut Workspace,
+    ) {
+        let ModelConfig { d_model: D, d_ff: F, .. } = self.config;
+        let kept = &mut workspace.layers[layer];
+        let N = kept.middle.len() / D;
+        let grad_next = Mat::new(&workspace.grad_x, [N, D]);
+
+        let inner = sized(&mut workspace.inner, N * F);
+        product(Write::Set, inner, [N, F], grad_next, Mat::new(weights.down, [D, F]));
+        // Afterwards `gates_and_ups` holds gradients, and `inner` the forward pass's value again.
+        swiglu::backward(&mut kept.gates_and_ups, F, inner);
+        product(Write::Add, gradients.down, [D, F], grad_next.transposed(), Mat::new(inner, [N, F]));
+
+        let normed = sized(&mut workspace.normed, N * D);
+        rms_norm::forward_from_roots(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
+        let grad_normed = sized(&mut workspace.grad_normed, N * D);
+        let grad_both = Mat::new(&kept.gates_and_ups, [N, 2 * F]);
+        let weight = Mat::new(stack([weights.gate, weights.up], &mut workspace.stacked), [2 * F, D]);
+        product(Write::Set, grad_normed, [N, D], grad_both, weight);
+        let grad_stacked = sized(&mut workspace.grad_stacked, 2 * F * D);
+        product(Write::Set, grad_stacked, [2 * F, D], grad_both.transposed(), Mat::new(normed, [N, D]));
+        add_parts(grad_stacked, [&mut *gradients.gate, gradients.up]);
+        rms_norm::backward(
+            &kept.middle,
+            weights.feed_forward_norm,
+            &kept.middle_roots,
+            grad_normed,
+            &mut workspace.grad_x,
+            gradients.feed_forward_norm,
+        );
+    }
+
+    /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
+    fn attend_backward(
+        &self,
+        weights: &LayerTensors<&[f32]>,
+        gradients: &mut LayerTensors<&mut [f32]>,
+        layer: usize,
+        workspace: &mut Workspace,
+    ) {
+        let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
+        let kept = &workspace.layers[layer];
+        let N = kept.x.len() / D;
+        let W = self.attention.row_width();
+        let grad_middle = Mat::new(&workspace.grad_x, [N, D]);
+
+        let grad_mixed = sized(&mut workspace.grad_normed, N * D);
+        product(Write::Set, grad_mixed, [N, D], grad_middle, Mat::new(weights.output, [D, D]));
+        product(
+            Write::Add,
+            gradients.output,
+            [D, D],
+            grad_middle.transposed(),
+            Mat::new(&kept.mixed, [N, D]),
+        );
+        let grad_rows = sized(&mut workspace.grad_rows, N * W);
+        attention::backward(&self.attention, &kept.rows, &kept.mixed, &kept.log_sums, grad_mixed, grad_rows);
+        rope::rotate(grad_rows, W, [H, K], T, &self.angles, Rotation::Back);
+
+        let normed = sized(&mut workspace.normed, N * D);
+        rms_norm::forward_from_roots(&kept.x, weights.attention_norm, &kept.roots, normed);
+        let grad_normed = sized(&mut workspace.grad_normed, N * D);
+        let grad_rows = Mat::new(grad_rows, [N, W]);
+        let weight = stack([weights.query, weights.key, weights.value], &mut workspace.stacked);
+        product(Write::Set, grad_normed, [N, D], grad_rows, Mat::new(weight, [W, D]));
+        let grad_stacked = sized(&mut workspace.grad_stacked, W * D);
+        product(Write::Set, grad_stacked, [W, D], grad_rows.transposed(), Mat::new(normed, [N, D]));
+        add_parts(grad_stacked, [&mut *gradients.query, gradients.key, gradients.value]);
+        rms_norm::backward(
+            &kept.x,
+            weights.attention_norm,
+            &kept.roots,
+            grad_normed,
+            &mut workspace.grad_x,
+            gradients.attention_norm,
+        );
+    }
+
+    fn norm(&self, x: &[f32], gain: &[f32], into: &mut Vec<f32>, roots: &mut Vec<f32>) {
+        let (into, roots) = (sized(into, x.len()), sized(roots, x.len() / gain.len()));
+        rms_norm::forward(x, gain, self.config.norm_epsilon as f32, into, roots);
+    }
+}
+
+/// `targets` in pieces whose logits fit [`LOGITS_MAX`], each with its first row.
+pub fn logits_chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
+    let rows = (LOGITS_MAX / vocab).max(1);
+    targets.chunks(rows).enumerate().map(move |(index, targets)| (index * rows, targets))
+}
+
+/// A product over all threads, into a slice as a matrix of this shape.
+fn product(write: Write, into: &mut [f32], shape: [usize; 2], a: Mat, b: Mat) {
+    matmul(write, &mut MatMut::new(into, shape), a, b, Threads::Pool);
+}
+
+/// Matrices of the same width, one below the other.
+fn stack<'a, const COUNT: usize>(parts: [&[f32]; COUNT], buffer: &'a mut Vec<f32>) -> &'a [f32] {
+    buffer.clear();
+    parts.iter().for_each(|part| buffer.extend_from_slice(part));
+    buffer
+}
+
+/// Adds to each part its place in the stack.
+fn add_parts<const COUNT: usize>(stacked: &[f32], parts: [&mut [f32]; COUNT]) {
+    let mut rest = stacked;
+    for part in parts {
+        let (values, after) = rest.split_at(part.len());
+        rest = after;
+        part.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// The buffer with `len` values, whatever they are.
+fn sized(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    buffer.resize(len, 0.0);
+    buffer
+}
+
+/// The buffer as a copy of `from`.
+fn copied<'a>(from: &[f32], buffer: &'a mut Vec<f32>) -> &'a mut [f32] {
+    const VALUES: usize = 1 << 16;
+    let into = sized(buffer, from.len());
+    into.par_chunks_mut(VALUES)
+        .zip(from.par_chunks(VALUES))
+        .for_each(|(into, from)| into.copy_from_slice(from));
+    into
+}

@@ -1,0 +1,474 @@
+//! Memory: an estimate of what training takes, before it is taken; and an allocator that keeps freed memory.
+
+#![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
+
+use crate::{
+    device::{ActivationCheckpointing, Device, DeviceName, EngineKind},
+    engine::cpu::LOGITS_MAX,
+};
+use model::{ModelConfig, Recipe};
+use std::{fmt, sync::Once};
+
+/// Bytes that a trainer takes at its peak, by purpose.
+///
+/// For the fused engines it counts their buffers; on the CPU it is within a tenth of what `train-report` measures, for
+/// all but the smallest models. For Burn it is a fit to the peak of its CPU backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// The f32 weights, and a copy for products in 16 bits.
+    pub weights: u64,
+    pub gradients: u64,
+    /// AdamW's two moments per weight. Muon needs less.
+    pub optimiser: u64,
+    /// What the forward pass of one micro-batch keeps for the backward pass.
+    pub activations: u64,
+    /// Gradients of activations, logits and other buffers.
+    pub work: u64,
+    /// What a GPU kernel takes while it runs.
+    pub temporary: u64,
+}
+
+/// Training that does not fit into memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("training takes about {} ({estimate}), but {}: {advice}", Bytes(estimate.total()), Available(*available))]
+pub struct MemoryError {
+    pub estimate: MemoryEstimate,
+    /// Free bytes before training; `None` if the device ran out of memory later.
+    pub available: Option<u64>,
+    /// The setting to change.
+    pub advice: Advice,
+}
+
+/// The setting that makes training fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// At most this many sequences at once, which changes nothing but the time.
+    MicroBatch(usize),
+    /// Not even one sequence fits, but this many do with activation checkpointing.
+    ActivationCheckpointing(ActivationCheckpointing, usize),
+    /// One sequence at once takes this many bytes, and nothing makes it fit.
+    NotEvenOne(u64),
+}
+
+impl fmt::Display for Advice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Advice::MicroBatch(sequences) => write!(f, "set micro_batch to {sequences} or less"),
+            Advice::ActivationCheckpointing(checkpointing, sequences) => write!(
+                f,
+                "set activation_checkpointing = \"{}\" for the device, and micro_batch to {sequences} or less",
+                checkpointing.name()
+            ),
+            Advice::NotEvenOne(bytes) => write!(
+                f,
+                "a micro_batch of 1 takes {}: use a machine with more memory, or shorter sequences (seq_len)",
+                Bytes(*bytes)
+            ),
+        }
+    }
+}
+
+struct Available(Option<u64>);
+
+impl fmt::Display for Available {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(available) => write!(f, "only {} are free", Bytes(available)),
+            None => f.write_str("the device ran out of memory"),
+        }
+    }
+}
+
+impl MemoryEstimate {
+    /// For training this model by this recipe on this device.
+    pub fn new(config: &ModelConfig, recipe: &Recipe, device: Device) -> MemoryEstimate {
+        let tokens = recipe.micro_batch.min(recipe.batch) * config.seq_len;
+        match (device.engine(), device.name) {
+            (EngineKind::Fused, DeviceName::Cpu) => MemoryEstimate::on_cpu(config, tokens),
+            (EngineKind::Fused, _) => MemoryEstimate::on_gpu(config, tokens, device),
+            (EngineKind::Burn, _) => MemoryEstimate::by_burn(config, tokens),
+        }
+    }
+
+    fn on_cpu(config: &ModelConfig, tokens: usize) -> MemoryEstimate {
+        let &ModelConfig { vocab: V, d_model: D, heads: H, kv_heads: K, d_ff: F, .. } = config;
+        let W = (H + 2 * K) * config.head_width();
+        let (kept, work) = (3 * D + W + H + 2 * F + 2, 4 * D + F + W + 1);
+        // A layer's weights with a common input are stacked, and their gradient.
+        let stacked = 2 * W.max(2 * F) * D;
+        MemoryEstimate::from_values(config, tokens, [kept, work], LOGITS_MAX.max(V).min(tokens * V) + stacked)
+    }
+
+    fn by_burn(config: &ModelConfig, tokens: usize) -> MemoryEstimate {
+        let &ModelConfig { vocab: V, d_model: D, heads: H, kv_heads: K, d_ff: F, seq_len: T, .. } = config;
+        let W = (H + 2 * K) * config.head_width();
+        let (kept, work) = (10 * D + 3 * W + 4 * F + 3 * H * T, 4 * D + 4 * F);
+        MemoryEstimate::from_values(config, tokens, [kept, work], LOGITS_MAX.max(V).min(tokens * V))
+    }
+
+    /// From f32 values per token, of each layer and of the work space, and values beside them.
+    fn from_values(
+        config: &ModelConfig,
+        tokens: usize,
+        per_token: [usize; 2],
+        others: usize,
+    ) -> MemoryEstimate {
+        let parameters = config.parameters() as u64;
+        let [kept, work] = per_token.map(|values| 4 * (tokens * values) as u64);
+        MemoryEstimate {
+            weights: 4 * parameters,
+            gradients: 4 * parameters,
+            optimiser: 8 * parameters,
+            activations: config.layers as u64 * kept,
+            work: work + 4 * others as u64,
+            temporary: 0,
+        }
+    }
+
+    /// The buffers of `engine/gpu.rs`.
+    fn on_gpu(config: &ModelConfig, tokens: usize, device: Device) -> MemoryEstimate {
+        let parameters = config.parameters() as u64;
+        let width = device.precision_for_training().bytes() as u64;
+        let copy = if width == 4 { 0 } else { width * parameters };
+        let [D, F, H, L] =
+            [config.d_model, config.d_ff, config.heads, config.layers].map(|length| length as u64);
+        let (V, W) =
+            (config.vocab as u64, (config.heads + 2 * config.kv_heads) as u64 * config.head_width() as u64);
+        let N = tokens as u64;
+
+        // Bytes per token: a layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves, roots.
+        let (input, wide, rest) = (4 * D, width * 2 * F, width * (W + D) + 4 * (H + D + 2));
+        let kept = match device.activation_checkpointing {
+            ActivationCheckpointing::None => L * (input + rest + wide),
+            ActivationCheckpointing::FeedForward => L * (input + rest) + wide,
+            ActivationCheckpointing::Layers => L * input + rest + wide,
+        };
+        // The last layer's output and the stream's gradient; norms' and products' outputs; the inner width; rows' gradient.
+        let work = 4 * (2 * D + 1) + width * (3 * D + F + W);
+        MemoryEstimate {
+            weights: 4 * parameters + copy,
+            gradients: 4 * parameters,
+            optimiser: 8 * parameters,
+            activations: N * kept,
+            work: N * work + width * V * logits_rows(config.vocab, tokens) as u64,
+            temporary: temporary(config, tokens, width),
+        }
+    }
+
+    /// Bytes of all purposes.
+    pub fn total(&self) -> u64 {
+        let MemoryEstimate { weights, gradients, optimiser, activations, work, temporary } = *self;
+        weights + gradients + optimiser + activations + work + temporary
+    }
+
+    /// Checks that training fits into `available` bytes. Nothing is checked where that is unknown, nor for Burn, whose
+    /// estimate is rough.
+    ///
+    /// # Errors
+    /// If it does not fit, with the estimate and the setting to change.
+    pub fn check(
+        config: &ModelConfig,
+        recipe: &Recipe,
+        device: Device,
+        available: Option<u64>,
+    ) -> Result<(), MemoryError> {
+        let estimate = MemoryEstimate::new(config, recipe, device);
+        let Some(free) = available.filter(|_| device.engine() != EngineKind::Burn) else { return Ok(()) };
+        if estimate.total() <= free {
+            return Ok(());
+        }
+        let fewer = recipe.micro_batch.min(recipe.batch).saturating_sub(1);
+        let advice = advice(config, recipe, device, fewer, free);
+        Err(MemoryError { estimate, available, advice })
+    }
+
+    /// The error of a device that ran out of memory during this training.
+    pub fn ran_out(config: &ModelConfig, recipe: &Recipe, device: Device) -> MemoryError {
+        let estimate = MemoryEstimate::new(config, recipe, device);
+        // The estimate did not fit. How much less does is unknown: try half of the activations.
+        let less = estimate.total() - estimate.activations / 2;
+        let fewer = recipe.micro_batch.min(recipe.batch) / 2;
+        MemoryError { estimate, available: None, advice: advice(config, recipe, device, fewer, less) }
+    }
+}
+
+/// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more checkpointing.
+fn advice(config: &ModelConfig, recipe: &Recipe, device: Device, most: usize, available: u64) -> Advice {
+    let takes = |device, micro_batch| {
+        MemoryEstimate::new(config, &Recipe { micro_batch, ..recipe.clone() }, device).total()
+    };
+    // Memory grows with the sequences: bisect.
+    let most_that_fit = |device, most: usize| {
+        let (mut fits, mut too_many) = (0, most + 1);
+        while fits + 1 < too_many {
+            let middle = fits.midpoint(too_many);
+            if takes(device, middle) <= available { fits = middle } else { too_many = middle }
+        }
+        fits
+    };
+    if let fits @ 1.. = most_that_fit(device, most) {
+        return Advice::MicroBatch(fits);
+    }
+    let more: &[ActivationCheckpointing] = match device.activation_checkpointing {
+        _ if device.name == DeviceName::Cpu || device.engine() == EngineKind::Burn => &[],
+        ActivationCheckpointing::None => {
+            &[ActivationCheckpointing::FeedForward, ActivationCheckpointing::Layers]
+        }
+        ActivationCheckpointing::FeedForward => &[ActivationCheckpointing::Layers],
+        ActivationCheckpointing::Layers => &[],
+    };
+    let mut last = device;
+    for &activation_checkpointing in more {
+        last = Device { activation_checkpointing, ..device };
+        if let fits @ 1.. = most_that_fit(last, recipe.micro_batch.min(recipe.batch)) {
+            return Advice::ActivationCheckpointing(activation_checkpointing, fits);
+        }
+    }
+    Advice::NotEvenOne(takes(last, 1))
+}
+
+/// `layers::matmul::gpu::SUM_VALUES`, which exists only in a build for GPUs.
+const SUM_VALUES: usize = 1 << 24;
+
+/// Bytes that GPU kernels take for a while: the larger of attention's backward pass (`layers::attention::gpu`) and a
+/// product that is added to a gradient (`layers::matmul::gpu`).
+fn temporary(config: &ModelConfig, tokens: usize, width: u64) -> u64 {
+    const SCORES: usize = 1 << 25;
+    const QUERIES: [usize; 2] = [128, 512];
+    const ROWS: usize = 256;
+    let &ModelConfig { seq_len: T, heads: H, kv_heads: K, .. } = config;
+    let C = config.head_width();
+    let sequences = (SCORES / (H * QUERIES[0].min(T) * T)).clamp(1, (tokens / T).max(1));
+    let queries = SCORES / (sequences * H * T) / QUERIES[0] * QUERIES[0];
+    let queries = queries.clamp(QUERIES[0], QUERIES[1]).min(T);
+    let scores = sequences * H * queries * T;
+    let (query_values, key_values) = (sequences * H * queries * C, sequences * K * T * C);
+    let attention = (2 * scores + 4 * query_values + 2 * key_values) as u64 * width
+        + 4 * (2 * scores + 3 * key_values) as u64;
+    let sums = config
+        .shapes()
+        .into_iter()
+        .map(|(_, [rows, columns])| (SUM_VALUES / columns / ROWS * ROWS).max(ROWS).min(rows) * columns);
+    attention.max(4 * sums.max().unwrap_or(0) as u64)
+}
+
+/// Rows whose logits exist at once on a GPU: a quarter of a GiB of bf16, and a product large enough to be worth it. All
+/// but the last begin where a buffer may.
+pub(crate) fn logits_rows(vocab: usize, tokens: usize) -> usize {
+    const LOGITS: usize = 1 << 27;
+    const BLOCK: usize = 128;
+    (LOGITS / vocab / BLOCK * BLOCK).max(BLOCK).min(tokens)
+}
+
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MemoryEstimate { weights, gradients, optimiser, activations, work, temporary } = *self;
+        write!(
+            f,
+            "weights {}, gradients {}, optimiser {}, activations {}, work space {}",
+            Bytes(weights),
+            Bytes(gradients),
+            Bytes(optimiser),
+            Bytes(activations),
+            Bytes(work + temporary)
+        )
+    }
+}
+
+/// Bytes for people.
+struct Bytes(u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mebibytes = self.0 as f64 / f64::from(1 << 20);
+        if mebibytes < 1024.0 {
+            write!(f, "{mebibytes:.1} MiB")
+        } else {
+            write!(f, "{:.1} GiB", mebibytes / 1024.0)
+        }
+    }
+}
+
+/// Bytes that this process may still take, where the system tells: what Linux calls available, or what the control group
+/// leaves, if that is less.
+pub fn available_memory() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(path).ok();
+    let machine = available_in(&read("/proc/meminfo")?)?;
+    let group = || {
+        let group = "/sys/fs/cgroup/memory";
+        let [max, current] = ["max", "current"].map(|name| read(&format!("{group}.{name}")));
+        left_in_group(&max?, &current?, &read(&format!("{group}.stat"))?)
+    };
+    Some(group().map_or(machine, |left| left.min(machine)))
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes.
+fn available_in(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(1024 * kibibytes)
+}
+
+/// Bytes that a control group of version 2 leaves: inactive file pages can be reclaimed. `None` without a limit.
+fn left_in_group(max: &str, current: &str, stat: &str) -> Option<u64> {
+    let (max, current): (u64, u64) = (max.trim().parse().ok()?, current.trim().parse().ok()?);
+    let idle = stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse().ok());
+    Some(max.saturating_sub(current.saturating_sub(idle.unwrap_or(0))))
+}
+
+/// Tells the C library's allocator to keep freed memory, once and for the whole process.
+///
+/// Evaluation allocates and frees the same buffers again and again. By default glibc returns them to the kernel, which
+/// clears their pages and faults on each of them the next time (`docs/benchmarks.md`).
+pub fn keep_freed_memory() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        #[cfg(all(target_os = "linux", target_env = "gnu"))]
+        {
+            use std::ffi::c_int;
+            // Part of the C library that the standard library links anyway.
+            unsafe extern "C" {
+                fn mallopt(parameter: c_int, value: c_int) -> c_int;
+            }
+            const M_TRIM_THRESHOLD: c_int = -1;
+            const M_MMAP_THRESHOLD: c_int = -3;
+            // The largest threshold that glibc takes.
+            const MMAP_THRESHOLD: c_int = 32 << 20;
+            // SAFETY: mallopt may be called at any time, and ignores a value that it does not take. It changes only where
+            // later memory comes from.
+            unsafe {
+                mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
+                mallopt(M_TRIM_THRESHOLD, c_int::MAX);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(micro_batch: usize) -> Recipe {
+        Recipe { batch: 16, micro_batch, ..Recipe::default() }
+    }
+
+    #[test]
+    fn training_that_does_not_fit_is_refused_with_the_setting_to_change() {
+        let config = ModelConfig::preset("6m").unwrap();
+        let of = |micro_batch| MemoryEstimate::new(&config, &recipe(micro_batch), Device::CPU).total();
+        let check = |available| MemoryEstimate::check(&config, &recipe(16), Device::CPU, Some(available));
+        assert_eq!(check(of(16)), Ok(()));
+
+        let error = check(of(16) - 1).unwrap_err();
+        assert_eq!(error.advice, Advice::MicroBatch(15));
+        assert_eq!(check(of(4)).unwrap_err().advice, Advice::MicroBatch(4));
+        assert_eq!(
+            error.to_string(),
+            "training takes about 378.3 MiB (weights 20.9 MiB, gradients 20.9 MiB, optimiser 41.8 MiB, activations \
+             252.9 MiB, work space 41.8 MiB), but only 378.3 MiB are free: set micro_batch to 15 or less"
+        );
+        let error = check(1 << 20).unwrap_err();
+        assert_eq!(error.advice, Advice::NotEvenOne(of(1)));
+        assert!(error.to_string().ends_with("with more memory, or shorter sequences (seq_len)"), "{error}");
+    }
+
+    #[test]
+    fn on_a_gpu_checkpointing_is_advised_before_giving_up() {
+        let config = ModelConfig::preset("1b").unwrap();
+        let on = |text: &str| -> Device { text.parse().unwrap() };
+        let of = |device: &str, micro_batch| MemoryEstimate::new(&config, &recipe(micro_batch), on(device));
+        let all = of("cuda:0,fused", 8);
+        // 4 bytes each of master, gradient and two moments, 2 of a copy.
+        assert_eq!(all.weights + all.gradients + all.optimiser, 18 * config.parameters() as u64);
+        let [some, least] = ["cuda:0,fused,recompute=feed-forward", "cuda:0,fused,recompute=layers"]
+            .map(|device| of(device, 8));
+        assert!(2 * some.activations < all.activations && 2 * least.activations < some.activations);
+        assert_eq!([some.work, least.work], [all.work; 2]);
+        assert_eq!(of("cuda:0,fused,f32", 8).weights, 4 * config.parameters() as u64);
+
+        let check =
+            |device: &str, available| MemoryEstimate::check(&config, &recipe(8), on(device), Some(available));
+        let one = of("cuda:0,fused,recompute=layers", 1).total();
+        assert_eq!(check("cuda:0,fused", all.total() - 1).unwrap_err().advice, Advice::MicroBatch(7));
+        assert_eq!(
+            check("cuda:0,fused", of("cuda:0,fused", 1).total() - 1).unwrap_err().advice,
+            Advice::ActivationCheckpointing(ActivationCheckpointing::FeedForward, 1)
+        );
+        let error = check("cuda:0,fused", one).unwrap_err();
+        assert_eq!(error.advice, Advice::ActivationCheckpointing(ActivationCheckpointing::Layers, 1));
+        assert!(
+            error.to_string().ends_with(
+                "set activation_checkpointing = \"layers\" for the device, and micro_batch to 1 or less"
+            ),
+            "{error}"
+        );
+        assert_eq!(check("cuda:0,fused", one - 1).unwrap_err().advice, Advice::NotEvenOne(one));
+
+        let error = MemoryEstimate::ran_out(&config, &recipe(8), on("cuda:0,fused"));
+        assert_eq!(error.advice, Advice::MicroBatch(4));
+        assert!(error.to_string().contains("but the device ran out of memory: set micro_batch"), "{error}");
+    }
+
+    /// The table in docs/gpu.md, in tenths of a GiB: weights, gradients and moments; then the rest, by checkpointing.
+    #[test]
+    fn presets_for_gpus_take_what_the_guide_says() {
+        for (name, sequences, held, activations) in
+            [("150m", 16, 25, [65, 41, 20]), ("1b", 8, 207, [160, 85, 43]), ("8b", 1, 1258, [285, 150, 62])]
+        {
+            let config = ModelConfig::preset(name).unwrap();
+            let words = ["", ",recompute=feed-forward", ",recompute=layers"];
+            for (word, activations) in words.into_iter().zip(activations) {
+                let device: Device = format!("cuda:0,fused{word}").parse().unwrap();
+                let estimate = MemoryEstimate::new(&config, &recipe(sequences), device);
+                let tenths = |bytes: u64| (10.0 * bytes as f64 / f64::from(1 << 30)).round() as i32;
+                let weights = estimate.weights + estimate.gradients + estimate.optimiser;
+                assert_eq!(
+                    (tenths(weights), tenths(estimate.total() - weights)),
+                    (held, activations),
+                    "{name}{word}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "gpu")]
+    fn temporary_memory_is_what_the_kernels_take() {
+        use crate::{
+            Precision,
+            layers::{attention, matmul},
+        };
+        assert_eq!(SUM_VALUES, matmul::gpu::SUM_VALUES);
+        for (name, sequences) in [("117k", 3), ("1m", 16), ("150m", 16), ("1b", 8), ("8b", 1)] {
+            let config = ModelConfig::preset(name).unwrap();
+            let shape = attention::Shape::from(&config);
+            let attention = attention::gpu::backward_memory(&shape, sequences, Precision::Bf16) as u64;
+            let temporary = temporary(&config, sequences * config.seq_len, 2);
+            assert!(
+                temporary == attention || temporary > attention && temporary <= 4 * SUM_VALUES as u64,
+                "{name}: {temporary} {attention}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_micro_batch_above_the_batch_takes_no_more() {
+        let config = ModelConfig::preset("1m").unwrap();
+        let of = |micro_batch| MemoryEstimate::new(&config, &recipe(micro_batch), Device::CPU);
+        assert_eq!(of(16), of(1000));
+        assert!(of(8).activations < of(16).activations);
+        assert_eq!(of(8).optimiser, of(16).optimiser);
+    }
+
+    #[test]
+    fn free_memory_is_read_from_the_system() {
+        assert_eq!(available_in("MemTotal: 9 kB\nMemAvailable:   24 kB\n"), Some(24 * 1024));
+        assert_eq!(available_in("MemTotal: 9 kB\n"), None);
+        assert_eq!(left_in_group("max\n", "5\n", ""), None);
+        assert_eq!(left_in_group("1000\n", "700\n", "anon 1\ninactive_file 200\n"), Some(500));
+        assert_eq!(left_in_group("1000\n", "1700\n", ""), Some(0));
+        if cfg!(target_os = "linux") {
+            assert!(available_memory().unwrap() > 0);
+        }
+    }
+}

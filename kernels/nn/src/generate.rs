@@ -1,0 +1,286 @@
+//! Text: the likelihood of a continuation, and sampling one token by token.
+//!
+//! For people and for comparisons, never for a score of the protocol. Each token reads the whole context again.
+
+use crate::{BatchError, Evaluator, ModelError, batch};
+use std::ops::ControlFlow;
+
+/// The likelihood of a continuation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Likelihood {
+    /// Sum over the continuation's tokens, in nats.
+    pub log_likelihood: f64,
+    /// Whether each token was the most likely one.
+    pub is_greedy: bool,
+}
+
+/// How the next token is sampled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits. At 0 the most likely token is taken.
+    pub temperature: f64,
+    /// Only the most likely tokens are sampled: the fewest whose probabilities add up to at least this.
+    pub top_p: f64,
+    /// The same seed samples the same tokens from the same logits.
+    pub seed: u64,
+}
+
+/// Why a [`Sampling`] is invalid.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SamplingError {
+    #[error("the temperature is {value}, but must be a number from 0 to 100")]
+    Temperature { value: f64 },
+    #[error("top-p is {value}, but must be a number above 0 and at most 1")]
+    TopP { value: f64 },
+}
+
+impl Evaluator {
+    /// The likelihood of `continuation` after `context`. Of a context that is too long, the beginning is left out.
+    ///
+    /// # Errors
+    /// If either is empty, the continuation alone is longer than `seq_len`, a token is outside the vocabulary, or the
+    /// device fails.
+    pub fn likelihood(&self, context: &[u32], continuation: &[u32]) -> Result<Likelihood, ModelError> {
+        let seen = self.config().seq_len;
+        if context.is_empty() || continuation.is_empty() {
+            return Err(BatchError::Empty.into());
+        }
+        if continuation.len() > seen {
+            return Err(ModelError::ContinuationTooLong { tokens: continuation.len(), seen });
+        }
+        let vocab = self.config().vocab;
+        batch::check_vocabulary(self.config(), 0, continuation)?;
+        let all = [context, continuation].concat();
+        let read = &all[all.len().saturating_sub(seen + 1)..all.len() - 1];
+        let logits = self.logits(read)?;
+        let rows = logits.chunks_exact(vocab).skip(read.len() - continuation.len());
+        let (mut log_likelihood, mut is_greedy) = (0.0, true);
+        for (logits, &token) in rows.zip(continuation) {
+            log_likelihood += log_probability(logits, token);
+            is_greedy &= most_likely(logits) == token;
+        }
+        Ok(Likelihood { log_likelihood, is_greedy })
+    }
+
+    /// Continues `prompt` token by token until `each` breaks. Of a text longer than `seq_len`, the model reads the end.
+    ///
+    /// # Errors
+    /// If the prompt is empty or has a token outside the vocabulary, `sampling` is invalid, or the device fails.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        sampling: Sampling,
+        mut each: impl FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<(), ModelError> {
+        let mut sampler = Sampler::new(sampling)?;
+        let config = self.config();
+        let mut text = prompt.to_vec();
+        loop {
+            let read = &text[text.len().saturating_sub(config.seq_len)..];
+            let logits = self.logits(read)?;
+            let token = sampler.next(&logits[(read.len() - 1) * config.vocab..]);
+            if each(token).is_break() {
+                return Ok(());
+            }
+            text.push(token);
+        }
+    }
+}
+
+struct Sampler {
+    sampling: Sampling,
+    stream: blake3::OutputReader,
+}
+
+/// Separates these random numbers from any other use of the same seed.
+const CONTEXT: &str = "mettle/1/sampled-text";
+
+impl Sampler {
+    fn new(sampling: Sampling) -> Result<Sampler, SamplingError> {
+        let Sampling { temperature, top_p, seed } = sampling;
+        if !(0.0..=100.0).contains(&temperature) {
+            return Err(SamplingError::Temperature { value: temperature });
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(SamplingError::TopP { value: top_p });
+        }
+        let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
+        hasher.update(&seed.to_le_bytes());
+        Ok(Sampler { sampling, stream: hasher.finalize_xof() })
+    }
+
+    /// In [0, 1).
+    fn uniform(&mut self) -> f64 {
+        let mut bytes = [0; 8];
+        self.stream.fill(&mut bytes);
+        (u64::from_le_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn next(&mut self, logits: &[f32]) -> u32 {
+        let Sampling { temperature, top_p, .. } = self.sampling;
+        let first = most_likely(logits);
+        if temperature == 0.0 {
+            return first;
+        }
+        let highest = f64::from(logits[first as usize]);
+        let mut shares: Vec<(u32, f64)> = (0..)
+            .zip(logits)
+            .map(|(token, logit)| (token, ((f64::from(*logit) - highest) / temperature).exp()))
+            .collect();
+        // A stable sort: equal shares stay in the order of their ids.
+        shares.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+        let all: f64 = shares.iter().map(|(_, share)| share).sum();
+        let mut kept = 0.0;
+        let enough = shares.iter().position(|(_, share)| {
+            kept += share;
+            kept >= top_p * all
+        });
+        shares.truncate(enough.map_or(shares.len(), |at| at + 1));
+
+        let mut left = self.uniform() * shares.iter().map(|(_, share)| share).sum::<f64>();
+        for (token, share) in &shares {
+            left -= share;
+            if left < 0.0 {
+                return *token;
+            }
+        }
+        // Rounding may leave a little of the last share.
+        shares.last().map_or(first, |(token, _)| *token)
+    }
+}
+
+/// The token with the highest logit, the first of equal ones.
+fn most_likely(logits: &[f32]) -> u32 {
+    let better =
+        |best: (u32, f32), (token, logit): (u32, &f32)| if *logit > best.1 { (token, *logit) } else { best };
+    (0..).zip(logits).fold((0, f32::NEG_INFINITY), better).0
+}
+
+/// The log-probability of `token`, in nats, summed in `f64`.
+fn log_probability(logits: &[f32], token: u32) -> f64 {
+    let highest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - highest).exp()).sum();
+    f64::from(logits[token as usize] - highest) - sum.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use model::{ModelConfig, init_flat};
+
+    const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, 2.0];
+
+    fn drawn(temperature: f64, top_p: f64, seed: u64) -> Vec<u32> {
+        let mut sampler = Sampler::new(Sampling { temperature, top_p, seed }).unwrap();
+        (0..2000).map(|_| sampler.next(&LOGITS)).collect()
+    }
+
+    fn share(drawn: &[u32], token: u32) -> f64 {
+        drawn.iter().filter(|drawn| **drawn == token).count() as f64 / drawn.len() as f64
+    }
+
+    #[test]
+    fn tokens_are_sampled_as_often_as_they_are_likely() {
+        let all: f64 = LOGITS.iter().map(|logit| f64::from(*logit).exp()).sum();
+        let drawn = drawn(1.0, 1.0, 5);
+        for (token, logit) in (0..).zip(LOGITS) {
+            let (expected, got) = (f64::from(logit).exp() / all, share(&drawn, token));
+            assert!((expected - got).abs() < 0.04, "{token}: {got}, not {expected}");
+        }
+    }
+
+    #[test]
+    fn a_seed_samples_the_same_again_and_another_seed_differs() {
+        assert_eq!(drawn(1.0, 0.9, 5), drawn(1.0, 0.9, 5));
+        assert_ne!(drawn(1.0, 0.9, 5), drawn(1.0, 0.9, 6));
+    }
+
+    #[test]
+    fn temperature_0_takes_the_most_likely_token_and_top_p_drops_the_rest() {
+        assert!(drawn(0.0, 1.0, 1).iter().all(|token| *token == 1));
+        // The first two have 2·e² of 2·e² + e + 1: 0.80.
+        let two = drawn(1.0, 0.7, 1);
+        assert!(two.iter().all(|token| [1, 3].contains(token)));
+        assert!((share(&two, 1) - 0.5).abs() < 0.05);
+        assert!(drawn(1.0, 1e-9, 1).iter().all(|token| *token == 1));
+        assert!(share(&drawn(100.0, 1.0, 1), 0) > 0.2, "hot is nearly even");
+    }
+
+    #[test]
+    fn an_invalid_sampling_is_refused() {
+        let refused = |temperature, top_p| Sampler::new(Sampling { temperature, top_p, seed: 0 }).err();
+        assert_eq!(refused(-1.0, 1.0), Some(SamplingError::Temperature { value: -1.0 }));
+        assert!(refused(f64::NAN, 1.0).is_some() && refused(1.0, f64::NAN).is_some());
+        assert_eq!(refused(1.0, 0.0), Some(SamplingError::TopP { value: 0.0 }));
+        assert_eq!(refused(1.0, 1.1), Some(SamplingError::TopP { value: 1.1 }));
+    }
+
+    fn evaluator() -> Evaluator {
+        let config = ModelConfig { vocab: 40, seq_len: 12, ..ModelConfig::preset("117k").unwrap() };
+        Evaluator::new(&config, Device::CPU, &init_flat(&config, 1).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn a_likelihood_is_the_loss_of_the_same_tokens() {
+        let evaluator = evaluator();
+        let sequence: Vec<u32> = (0..13).map(|at| at * 7 % 40).collect();
+        let loss = evaluator.losses(&[&sequence]).unwrap()[0] * 12.0;
+        let whole = evaluator.likelihood(&sequence[..1], &sequence[1..]).unwrap().log_likelihood;
+        assert!((whole + loss).abs() < 1e-4, "{whole} {loss}");
+
+        // The likelihood of a text is the product of its parts' likelihoods.
+        let first = evaluator.likelihood(&sequence[..1], &sequence[1..5]).unwrap().log_likelihood;
+        let rest = evaluator.likelihood(&sequence[..5], &sequence[5..]).unwrap().log_likelihood;
+        assert!((first + rest - whole).abs() < 1e-4);
+
+        // Tokens out of the model's reach change nothing.
+        let long = [vec![3, 1, 2], sequence.clone()].concat();
+        let long_context = evaluator.likelihood(&long[..8], &long[8..]).unwrap();
+        let short_context = evaluator.likelihood(&sequence[..5], &sequence[5..]).unwrap();
+        assert_eq!(long_context, short_context);
+    }
+
+    #[test]
+    fn greedy_text_is_the_greedy_continuation() {
+        let evaluator = evaluator();
+        let text = |sampling| {
+            let mut text = Vec::new();
+            let each = |token| {
+                text.push(token);
+                if text.len() == 20 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            evaluator.generate(&[1, 2, 3], sampling, each).unwrap();
+            text
+        };
+        let cold = Sampling { temperature: 0.0, top_p: 1.0, seed: 1 };
+        let greedy = text(cold);
+        assert!(evaluator.likelihood(&[1, 2, 3], &greedy[..9]).unwrap().is_greedy);
+        let other: Vec<u32> = greedy[..9].iter().map(|token| (token + 1) % 40).collect();
+        assert!(!evaluator.likelihood(&[1, 2, 3], &other).unwrap().is_greedy);
+        let warm = Sampling { temperature: 1.0, ..cold };
+        assert_eq!(text(warm), text(warm));
+        assert_ne!(text(warm), greedy);
+    }
+
+    #[test]
+    fn tokens_that_do_not_fit_are_refused() {
+        let evaluator = evaluator();
+        assert_eq!(
+            evaluator.likelihood(&[1], &[2; 13]),
+            Err(ModelError::ContinuationTooLong { tokens: 13, seen: 12 })
+        );
+        assert!(matches!(evaluator.likelihood(&[], &[2]), Err(ModelError::Batch(_))));
+        assert!(matches!(evaluator.likelihood(&[1], &[]), Err(ModelError::Batch(_))));
+        assert!(matches!(evaluator.likelihood(&[1], &[40]), Err(ModelError::Batch(_))));
+        assert!(matches!(evaluator.likelihood(&[40], &[1]), Err(ModelError::Batch(_))));
+        let cold = Sampling { temperature: 0.0, top_p: 1.0, seed: 1 };
+        let stop = |_| ControlFlow::Break(());
+        assert!(matches!(evaluator.generate(&[], cold, stop), Err(ModelError::Batch(_))));
+        let wrong = Sampling { top_p: 2.0, ..cold };
+        assert_eq!(
+            evaluator.generate(&[1], wrong, stop),
+            Err(ModelError::Sampling(SamplingError::TopP { value: 2.0 }))
+        );
+    }
+}

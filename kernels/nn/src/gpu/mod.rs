@@ -1,0 +1,338 @@
+//! A GPU and its buffers, in CubeCL: NVIDIA's through CUDA (feature `cuda`), others, and a CPU that stands in for one,
+//! through Vulkan (feature `vulkan`).
+//!
+//! The layers' kernels are in `layers/*/gpu.rs`, as methods of [`Gpu`] over [`Array`]s that the caller plans; here are
+//! the kernels that belong to no layer. Whatever an array holds, sums, roots and softmax are `f32`, added in an order
+//! that depends on shapes alone: one device gives the same bits every time.
+
+// A kernel's arguments are its buffers, and its arithmetic is spelt as CubeCL reads it.
+#![allow(clippy::too_many_arguments, clippy::manual_div_ceil, clippy::collapsible_if)]
+
+pub(crate) mod launch;
+mod pointwise;
+mod sum_of_squares;
+
+pub use crate::{
+    device::Precision,
+    layers::{
+        embedding::gpu::{Segments, Tokens},
+        rope::gpu::GpuAngles,
+    },
+};
+
+use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::gpu::SCORES};
+use cubecl::{
+    MemoryScope,
+    bytes::Bytes,
+    client::Client,
+    ir::{ElemType, FloatKind},
+    prelude::{BufferArg, CubeElement},
+    server::{Handle, IoError, LaunchError, ServerError},
+};
+use cubecl_environment::stream::{StreamPolicy, set_policy};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use launch::UNITS;
+use std::ops::Deref;
+
+/// Values of an array at most. Indices have 32 bits, and the last units of a launch reach beyond the end.
+pub const VALUES_MAX: usize = (1 << 32) - (1 << 25);
+/// Arrays are whole blocks of this many bytes, so that a vector of any width fits.
+const BLOCK: usize = 16;
+
+/// An opened GPU that has what the kernels need.
+pub struct Gpu {
+    pub(crate) client: Client,
+    device: Device,
+    /// Whether products may use tensor cores, if there are any.
+    pub(crate) tensor_cores: bool,
+    /// Scores of a block of attention to aim at.
+    pub(crate) scores: usize,
+}
+
+/// Why a GPU could not do something.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    #[error("there are {got} values, where {expected} are needed")]
+    WrongLength { expected: usize, got: usize },
+    #[error("the values are {got:?}, and here they must be {expected:?}")]
+    Precision { expected: Precision, got: Precision },
+    #[error("an array or matrix has more than {max} values")]
+    TooLong { max: usize },
+    #[error(
+        "a part of an array begins at value {first}, and on this device it must be a multiple of {alignment}"
+    )]
+    Misplaced { first: usize, alignment: usize },
+    #[error("the device has no memory for {bytes} bytes more")]
+    OutOfMemory { bytes: u64 },
+    #[error("token {token} at {position} is outside the vocabulary of {vocab}")]
+    Token { position: usize, token: u32, vocab: usize },
+    #[error("the device failed: {0}")]
+    Device(String),
+}
+
+/// Values on a GPU. A clone is the same memory.
+#[derive(Clone)]
+pub struct Array {
+    handle: Handle,
+    /// Bytes from the first value to the handle's end.
+    bytes: usize,
+    len: usize,
+    precision: Precision,
+}
+
+impl Precision {
+    pub(crate) fn element(self) -> ElemType {
+        ElemType::Float(match self {
+            Precision::F32 => FloatKind::F32,
+            Precision::Bf16 => FloatKind::BF16,
+            Precision::F16 => FloatKind::F16,
+        })
+    }
+}
+
+impl Array {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn element(&self) -> ElemType {
+        self.precision.element()
+    }
+
+    /// As a kernel's argument, in vectors of `lanes` values.
+    pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
+        argument(&self.handle, self.len / lanes)
+    }
+
+    /// As a kernel's argument that must be `f32`.
+    pub(crate) fn f32s(&self, lanes: usize) -> Result<BufferArg, GpuError> {
+        self.expect_precision(Precision::F32)?;
+        Ok(self.vectors(lanes))
+    }
+
+    pub(crate) fn expect_precision(&self, expected: Precision) -> Result<(), GpuError> {
+        if self.precision != expected {
+            return Err(GpuError::Precision { expected, got: self.precision });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn expect_len(&self, expected: usize) -> Result<(), GpuError> {
+        if self.len != expected {
+            return Err(GpuError::WrongLength { expected, got: self.len });
+        }
+        Ok(())
+    }
+}
+
+/// A buffer of `len` elements as a kernel's argument.
+pub(crate) fn argument(handle: &Handle, len: usize) -> BufferArg {
+    // SAFETY: every buffer is made in this crate with room for the elements that its launch names, and kernels check
+    // their indices against that number.
+    unsafe { BufferArg::from_raw_parts(handle.clone(), len.max(1)) }
+}
+
+fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
+    match device.name {
+        #[cfg(feature = "vulkan")]
+        DeviceName::Vulkan => cubecl::Device::vulkan(cubecl::device::WgpuDeviceKind::default()).map_err(|_| {
+            let hint = "Vulkan needs a driver: install your GPU's, or a CPU's stand-in (Debian: mesa-vulkan-drivers libvulkan1)";
+            DeviceError::NotFound { device, hint }
+        }),
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda(index) => cubecl::Device::cuda(index.into()).map_err(|_| {
+            let hint = "CUDA needs an NVIDIA GPU and NVIDIA's driver (libcuda.so.1): see docs/gpu.md";
+            DeviceError::NotFound { device, hint }
+        }),
+        _ => Err(DeviceError::WithoutGpu { device }),
+    }
+}
+
+impl Gpu {
+    /// Opens a GPU and checks that it has what the kernels need.
+    ///
+    /// From then on all threads of this process queue their work in one stream. By default CubeCL has a stream per thread
+    /// and tracks only the stream that made a buffer, so a read on a third thread would not wait for an overwrite.
+    ///
+    /// # Errors
+    /// If the device is absent, lacks something, or does not start.
+    pub fn open(device: Device) -> Result<Gpu, DeviceError> {
+        // Before any client exists: work that was queued earlier would stay in its thread's stream.
+        set_policy(StreamPolicy::Single);
+        let found = find(device)?;
+        // A driver that is present and broken panics here.
+        let client = std::panic::catch_unwind(|| found.client()).map_err(|panic| {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let why = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked").into();
+            DeviceError::Failed { device, why }
+        })?;
+        if (client.properties().hardware.max_units_per_cube as usize) < UNITS {
+            return Err(DeviceError::Unsupported { device, what: "groups of 256 units" });
+        }
+        Ok(Gpu { client, device, tensor_cores: true, scores: SCORES })
+    }
+
+    /// The device as it was opened.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Memory of this process on the device.
+    pub fn memory(&self) -> DeviceMemory {
+        let usage = self.client.memory_report(MemoryScope::Device).usage();
+        DeviceMemory { used: usage.bytes_in_use, reserved: usage.bytes_reserved }
+    }
+
+    /// Waits for all queued work.
+    ///
+    /// # Errors
+    /// If some of it failed.
+    pub fn finish(&self) -> Result<(), GpuError> {
+        Ok(cubecl::future::block_on(self.client.sync())?)
+    }
+
+    /// Whether arrays can hold this.
+    pub fn supports(&self, precision: Precision) -> bool {
+        self.client.properties().supports_type(precision.element())
+    }
+
+    /// An array of `len` values, not yet written. Its memory is never moved or merged with another's.
+    ///
+    /// # Errors
+    /// If the device has no buffer of that size.
+    pub fn array(&self, len: usize, precision: Precision) -> Result<Array, GpuError> {
+        let bytes = self.check_size(len, precision)?;
+        let handle = self.client.memory_persistent_allocation((), |()| self.client.empty(bytes));
+        Ok(Array { handle, bytes, len, precision })
+    }
+
+    /// An array from a pool, to which its memory returns when it is dropped.
+    pub(crate) fn temporary(&self, len: usize, precision: Precision) -> Result<Array, GpuError> {
+        let bytes = self.check_size(len, precision)?;
+        Ok(Array { handle: self.client.empty(bytes), bytes, len, precision })
+    }
+
+    /// Copies values to the device, each rounded to the nearest of `precision`, ties to even.
+    ///
+    /// # Errors
+    /// As [`Gpu::array`].
+    pub fn upload(&self, values: &[f32], precision: Precision) -> Result<Array, GpuError> {
+        let array = self.array(values.len(), precision)?;
+        self.overwrite(&array, values)?;
+        Ok(array)
+    }
+
+    /// Copies values into an array, rounded as [`Gpu::upload`] does.
+    ///
+    /// # Errors
+    /// If the lengths differ.
+    pub fn overwrite(&self, array: &Array, values: &[f32]) -> Result<(), GpuError> {
+        array.expect_len(values.len())?;
+        let bytes = match array.precision {
+            Precision::F32 => f32::as_bytes(values).to_vec(),
+            Precision::Bf16 => {
+                let mut rounded = vec![bf16::ZERO; values.len()];
+                rounded.convert_from_f32_slice(values);
+                bf16::as_bytes(&rounded).to_vec()
+            }
+            Precision::F16 => {
+                let mut rounded = vec![f16::ZERO; values.len()];
+                rounded.convert_from_f32_slice(values);
+                f16::as_bytes(&rounded).to_vec()
+            }
+        };
+        if !bytes.is_empty() {
+            self.client.write(&array.handle, Bytes::from_bytes_vec(bytes));
+        }
+        Ok(())
+    }
+
+    /// Copies values from the device. Waits for it.
+    ///
+    /// # Errors
+    /// If earlier work failed.
+    pub fn download(&self, array: &Array) -> Result<Vec<f32>, GpuError> {
+        let bytes = self.read(&array.handle)?;
+        let bytes = &bytes[..array.len * array.precision.bytes()];
+        let (words, halves) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<2>().0);
+        Ok(match array.precision {
+            Precision::F32 => words.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            Precision::Bf16 => halves.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
+            Precision::F16 => halves.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
+        })
+    }
+
+    /// `len` values of an array from `first` on, at least one, in the same memory.
+    ///
+    /// # Errors
+    /// If the part is out of bounds, or does not begin where the device lets a buffer begin.
+    pub fn part(&self, array: &Array, first: usize, len: usize) -> Result<Array, GpuError> {
+        let end = first.saturating_add(len);
+        if end > array.len || len == 0 {
+            return Err(GpuError::WrongLength { expected: end.max(first + 1), got: array.len });
+        }
+        let bytes = array.precision.bytes();
+        let alignment = self.client.properties().memory.alignment as usize;
+        if !(first * bytes).is_multiple_of(alignment.max(BLOCK)) {
+            return Err(GpuError::Misplaced { first, alignment: alignment.max(BLOCK) / bytes });
+        }
+        let begin = first * bytes;
+        let size = (len * bytes).next_multiple_of(BLOCK).max(BLOCK).min(array.bytes - begin);
+        let handle = array.handle.clone();
+        let handle = handle.offset_start(begin as u64).offset_end((array.bytes - begin - size) as u64);
+        Ok(Array { handle, bytes: size, len, precision: array.precision })
+    }
+
+    /// Bytes of an array, if the device has buffers of that size.
+    fn check_size(&self, len: usize, precision: Precision) -> Result<usize, GpuError> {
+        if len > VALUES_MAX {
+            return Err(GpuError::TooLong { max: VALUES_MAX });
+        }
+        let bytes = (len * precision.bytes()).next_multiple_of(BLOCK).max(BLOCK);
+        if bytes as u64 > self.client.properties().memory.max_page_size {
+            return Err(GpuError::OutOfMemory { bytes: bytes as u64 });
+        }
+        Ok(bytes)
+    }
+
+    /// A buffer with these words, at least one.
+    pub(crate) fn words(&self, words: &[u32]) -> Handle {
+        self.client.create_from_slice(u32::as_bytes(if words.is_empty() { &[0] } else { words }))
+    }
+
+    /// A buffer of `words` words, at least one, not yet written.
+    pub(crate) fn uninit_words(&self, words: usize) -> Handle {
+        self.client.empty(4 * words.max(1))
+    }
+
+    pub(crate) fn read(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]> + use<>, GpuError> {
+        Ok(self.client.read_one(handle.clone())?)
+    }
+}
+
+/// Out of memory is an error of its own: a user can do something about it.
+impl From<ServerError> for GpuError {
+    fn from(error: ServerError) -> GpuError {
+        match &error {
+            ServerError::Io(IoError::OutOfMemory { size, .. } | IoError::BufferTooBig { size, .. }) => {
+                GpuError::OutOfMemory { bytes: *size }
+            }
+            ServerError::Launch(LaunchError::OutOfMemory { .. }) => GpuError::OutOfMemory { bytes: 0 },
+            ServerError::Unwritten { root, .. } => GpuError::from((**root).clone()),
+            ServerError::Several { errors, .. } if !errors.is_empty() => GpuError::from(errors[0].clone()),
+            _ => GpuError::Device(error.to_string()),
+        }
+    }
+}

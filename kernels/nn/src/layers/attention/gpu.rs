@@ -1,0 +1,648 @@
+//! Attention on a GPU, in the form of the CPU's: a block of queries meets all keys up to its last one.
+//!
+//! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, so they use tensor cores where others do; one kernel over
+//! a block's scores lies between them. At most [`SCORES`] scores are held, or those of [`QUERIES`] queries of one
+//! sequence if that is more.
+//!
+//! The query heads of one key head are rows of the same matrix, query by query, so gradients of keys and values sum over
+//! all of them in one product. Blocks run one after the other, backward from the last: the order of sums is fixed.
+//!
+//! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row fits),
+//! writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+
+use super::Shape;
+use crate::{
+    gpu::{
+        Array, Gpu, GpuError, Precision,
+        launch::{UNITS, area, cube_max, cube_sum, exp_of, grid, grid_of_units, lanes, line, ln, same},
+    },
+    layers::matmul::gpu::{Batch, View},
+};
+use cubecl::{ir::ElemType, prelude::*};
+use std::ops::Range;
+
+/// Scores of a block to aim at, unless [`Gpu::with_scores`] sets another number: 128 MiB in f32.
+pub const SCORES: usize = 1 << 25;
+/// Queries of a block, at least and at most, if the sequence has as many.
+pub const QUERIES: [usize; 2] = [128, 512];
+/// Matrices of a product at most: any grid has at least 65,535 cubes along a side.
+const MATRICES: usize = 1 << 14;
+/// Units for a row of scores.
+const ROW_UNITS: usize = 128;
+
+/// Sequences at once, and queries of each in a block, for this many scores.
+fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
+    let least = QUERIES[0].min(shape.seq_len);
+    let most = sequences.min(MATRICES / shape.kv_heads).max(1);
+    let sequences = (scores / (shape.heads * least * shape.seq_len)).clamp(1, most);
+    let queries = scores / (sequences * shape.heads * shape.seq_len) / QUERIES[0] * QUERIES[0];
+    [sequences, queries.clamp(QUERIES[0], QUERIES[1]).min(shape.seq_len)]
+}
+
+/// Bytes that [`Gpu::attention_backward`] takes beside its arguments, with [`SCORES`]. [`Gpu::attention`] takes less.
+#[cfg_attr(
+    not(test),
+    allow(dead_code, reason = "the estimate repeats it without a GPU, and a test compares")
+)]
+pub(crate) fn backward_memory(shape: &Shape, sequences: usize, precision: Precision) -> usize {
+    let Lengths { queries, keys, scores } = Lengths::new(shape, block_size(SCORES, shape, sequences));
+    (2 * scores + 4 * queries + 2 * keys) * precision.bytes() + (2 * scores + 3 * keys) * 4
+}
+
+/// Values of a block's matrices.
+struct Lengths {
+    queries: usize,
+    keys: usize,
+    scores: usize,
+}
+
+impl Lengths {
+    fn new(shape: &Shape, [sequences, queries]: [usize; 2]) -> Lengths {
+        Lengths {
+            queries: sequences * shape.heads * queries * shape.head_width,
+            keys: sequences * shape.kv_heads * shape.seq_len * shape.head_width,
+            scores: sequences * shape.heads * queries * shape.seq_len,
+        }
+    }
+}
+
+/// The place of a block in packed rows: rows `first..first + rows` of each of some sequences, and a range of heads.
+#[derive(Clone, Copy)]
+struct Place {
+    /// First row in the first sequence.
+    first: usize,
+    rows: usize,
+    /// First column of the first head.
+    column: usize,
+    row_width: usize,
+    /// Heads of a row that are rows of one matrix.
+    group: usize,
+}
+
+/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`.
+#[cube(launch)]
+fn gather<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    dense: &mut [Vector<F, N>],
+    count: usize,
+    width: usize,
+    group: usize,
+    block: usize,
+    kv_heads: usize,
+    seq_len: usize,
+    first: usize,
+    column: usize,
+    row_width: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < count {
+        dense[at] = rows[place(at, width, group, block, kv_heads, seq_len, first, column, row_width)];
+    }
+}
+
+/// The reverse of [`gather`].
+#[cube(launch)]
+fn scatter<S: Float, F: Float, N: Size>(
+    dense: &[Vector<S, N>],
+    rows: &mut [Vector<F, N>],
+    count: usize,
+    width: usize,
+    group: usize,
+    block: usize,
+    kv_heads: usize,
+    seq_len: usize,
+    first: usize,
+    column: usize,
+    row_width: usize,
+    #[define(S)] _from: ElemType,
+    #[define(F)] _kept: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < count {
+        let to = place(at, width, group, block, kv_heads, seq_len, first, column, row_width);
+        rows[to] = Vector::cast_from(dense[at]);
+    }
+}
+
+/// The index in packed rows of vector `at` of a dense block.
+#[cube]
+fn place(
+    at: usize,
+    width: usize,
+    group: usize,
+    block: usize,
+    kv_heads: usize,
+    seq_len: usize,
+    first: usize,
+    column: usize,
+    row_width: usize,
+) -> usize {
+    let head = at / width;
+    let query = head / group;
+    let matrix = query / block;
+    let row = first + matrix / kv_heads * seq_len + query % block;
+    row * row_width + column + (matrix % kv_heads * group + head % group) * width + at % width
+}
+
+/// Softmax of a row of scores over the keys that its query sees, and its log-sum-exp. A cube has a row.
+#[cube(launch)]
+fn softmax<F: Float>(
+    scores: &[f32],
+    probs: &mut [F],
+    log_sums: &mut [f32],
+    rows: usize,
+    keys: usize,
+    group: usize,
+    block: usize,
+    first: usize,
+    first_matrix: usize,
+    seq_len: usize,
+    #[comptime] units: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    let row = CUBE_POS;
+    if row < rows {
+        let unit = UNIT_POS as usize;
+        let query = first + row / group % block;
+        let seen = query + 1usize;
+        let begin = row * keys;
+        let mut largest = f32::new(f32::MIN);
+        let mut at = unit;
+        while at < seen {
+            largest = max(largest, scores[begin + at]);
+            at += units;
+        }
+        let top = cube_max(largest, units);
+        let mut sum = 0.0f32;
+        let mut at = unit;
+        while at < seen {
+            sum += exp_of(scores[begin + at] - top);
+            at += units;
+        }
+        let sum = cube_sum(sum, units);
+        let share = 1.0f32 / sum;
+        let mut at = unit;
+        while at < keys {
+            let mut prob = 0.0f32;
+            if at < seen {
+                prob = exp_of(scores[begin + at] - top) * share;
+            }
+            probs[begin + at] = F::cast_from(prob);
+            at += units;
+        }
+        if unit == 0usize {
+            let matrix = first_matrix + row / group / block;
+            log_sums[(matrix * group + row % group) * seq_len + query] = top + ln(sum);
+        }
+    }
+}
+
+/// The same probabilities from scores and log-sum-exps, and the gradient of the scores, `prob · (grad_prob − out·grad_out)`.
+#[cube(launch)]
+fn softmax_backward<F: Float>(
+    scores: &[f32],
+    grad_probs: &[f32],
+    log_sums: &[f32],
+    out: &[F],
+    grad_out: &[F],
+    probs: &mut [F],
+    grad_scores: &mut [F],
+    rows: usize,
+    keys: usize,
+    width: usize,
+    group: usize,
+    block: usize,
+    first: usize,
+    first_matrix: usize,
+    seq_len: usize,
+    #[comptime] units: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    let row = CUBE_POS;
+    if row < rows {
+        let unit = UNIT_POS as usize;
+        let query = first + row / group % block;
+        let seen = query + 1usize;
+        let begin = row * keys;
+        let mut mean = 0.0f32;
+        let mut at = unit;
+        while at < width {
+            mean += f32::cast_from(out[row * width + at]) * f32::cast_from(grad_out[row * width + at]);
+            at += units;
+        }
+        let mean = cube_sum(mean, units);
+        let matrix = first_matrix + row / group / block;
+        let log_sum = log_sums[(matrix * group + row % group) * seq_len + query];
+        let mut at = unit;
+        while at < keys {
+            let mut prob = 0.0f32;
+            let mut grad_score = 0.0f32;
+            if at < seen {
+                prob = exp_of(scores[begin + at] - log_sum);
+                grad_score = prob * (grad_probs[begin + at] - mean);
+            }
+            probs[begin + at] = F::cast_from(prob);
+            grad_scores[begin + at] = F::cast_from(grad_score);
+            at += units;
+        }
+    }
+}
+
+impl Gpu {
+    /// The same GPU, whose attention aims at this many scores of a block. Fewer may stay in its cache, more are fewer
+    /// launches.
+    pub fn with_scores(mut self, scores: usize) -> Gpu {
+        self.scores = scores;
+        self
+    }
+
+    /// Writes `out` `[N, H·C]` for `rows` `[N, W]`, and `log_sums` f32 `[B, H, T]`, which [`Gpu::attention_backward`]
+    /// needs.
+    ///
+    /// # Errors
+    /// If lengths or precisions differ from that, or memory is short.
+    ///
+    /// # Panics
+    /// If query heads cannot share key heads evenly.
+    pub fn attention(
+        &self,
+        shape: &Shape,
+        rows: &Array,
+        out: &Array,
+        log_sums: &Array,
+    ) -> Result<(), GpuError> {
+        let all = check(shape, rows, out, log_sums)?;
+        if all == 0 {
+            return Ok(());
+        }
+        let [sequences, queries] = block_size(self.scores, shape, all);
+        let lengths = Lengths::new(shape, [sequences, queries]);
+        let kept = |len| self.temporary(len, rows.precision());
+        let (keys, values) = (kept(lengths.keys)?, kept(lengths.keys)?);
+        let (block_queries, block_out) = (kept(lengths.queries)?, kept(lengths.queries)?);
+        area(lengths.scores, 1)?;
+        let (scores, probs) = (self.temporary(lengths.scores, Precision::F32)?, kept(lengths.scores)?);
+
+        for first in (0..all).step_by(sequences) {
+            let call = Call::new(self, shape, first..(first + sequences).min(all));
+            call.gather(call.keys(), rows, &keys);
+            call.gather(call.values(), rows, &values);
+            for block in call.blocks(queries) {
+                call.gather(call.queries(&block, shape.row_width()), rows, &block_queries);
+                let (by_query, by_key) =
+                    (call.of_queries(&block, &block_queries), call.of_keys(block.end, &keys));
+                self.products(block.count, &scores, by_query, by_key.transposed())?;
+                call.softmax(&block, &scores, &probs, log_sums)?;
+                let (probs, values) = (call.of_scores(&block, &probs), call.of_keys(block.end, &values));
+                self.products(block.count, &block_out, probs, values)?;
+                call.scatter(call.queries(&block, shape.heads * shape.head_width), &block_out, out);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `grad_rows` `[N, W]`, the gradient of `Σ out·grad_out`. `out` and `log_sums` are what [`Gpu::attention`]
+    /// wrote.
+    ///
+    /// # Errors
+    /// As [`Gpu::attention`].
+    ///
+    /// # Panics
+    /// As [`Gpu::attention`].
+    pub fn attention_backward(
+        &self,
+        shape: &Shape,
+        rows: &Array,
+        out: &Array,
+        log_sums: &Array,
+        grad_out: &Array,
+        grad_rows: &Array,
+    ) -> Result<(), GpuError> {
+        let all = check(shape, rows, out, log_sums)?;
+        check(shape, grad_rows, grad_out, log_sums)?;
+        same(rows, grad_rows)?;
+        if all == 0 {
+            return Ok(());
+        }
+        let [sequences, queries] = block_size(self.scores, shape, all);
+        let scratch = Scratch::new(self, &Lengths::new(shape, [sequences, queries]), rows.precision())?;
+        let out_width = shape.heads * shape.head_width;
+        for first in (0..all).step_by(sequences) {
+            let call = Call::new(self, shape, first..(first + sequences).min(all));
+            call.gather(call.keys(), rows, &scratch.keys);
+            call.gather(call.values(), rows, &scratch.values);
+            for block in call.blocks(queries).rev() {
+                call.gather(call.queries(&block, shape.row_width()), rows, &scratch.queries);
+                call.gather(call.queries(&block, out_width), out, &scratch.out);
+                call.gather(call.queries(&block, out_width), grad_out, &scratch.grad_out);
+                call.block_backward(&block, &scratch, log_sums)?;
+                call.scatter(call.queries(&block, shape.row_width()), &scratch.grad_queries, grad_rows);
+            }
+            call.scatter(call.keys(), &scratch.grad_keys, grad_rows);
+            call.scatter(call.values(), &scratch.grad_values, grad_rows);
+        }
+        Ok(())
+    }
+}
+
+/// `B`, if the arrays fit one another.
+fn check(shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result<usize, GpuError> {
+    let Shape { seq_len, heads, kv_heads, head_width } = *shape;
+    assert!(seq_len * heads * kv_heads * head_width > 0, "rows have heads, and heads have values");
+    assert!(heads.is_multiple_of(kv_heads), "query heads share key heads");
+    let sequences = rows.len() / (seq_len * shape.row_width());
+    let count = sequences * seq_len;
+    rows.expect_len(area(count, shape.row_width())?)?;
+    out.expect_len(area(count, heads * head_width)?)?;
+    log_sums.expect_len(count * heads)?;
+    log_sums.expect_precision(Precision::F32)?;
+    same(rows, out)?;
+    Ok(sequences)
+}
+
+/// The arrays of a backward pass.
+struct Scratch {
+    keys: Array,
+    values: Array,
+    /// f32: sums over the blocks so far, and one block's part of them.
+    grad_keys: Array,
+    grad_values: Array,
+    part: Array,
+    queries: Array,
+    out: Array,
+    grad_out: Array,
+    grad_queries: Array,
+    /// f32
+    scores: Array,
+    grad_probs: Array,
+    probs: Array,
+    grad_scores: Array,
+}
+
+impl Scratch {
+    fn new(gpu: &Gpu, lengths: &Lengths, precision: Precision) -> Result<Scratch, GpuError> {
+        let kept = |len| gpu.temporary(len, precision);
+        let wide = |len| gpu.temporary(len, Precision::F32);
+        let Lengths { queries, keys, scores } = *lengths;
+        area(scores, 1)?;
+        Ok(Scratch {
+            keys: kept(keys)?,
+            values: kept(keys)?,
+            grad_keys: wide(keys)?,
+            grad_values: wide(keys)?,
+            part: wide(keys)?,
+            queries: kept(queries)?,
+            out: kept(queries)?,
+            grad_out: kept(queries)?,
+            grad_queries: kept(queries)?,
+            scores: wide(scores)?,
+            grad_probs: wide(scores)?,
+            probs: kept(scores)?,
+            grad_scores: kept(scores)?,
+        })
+    }
+}
+
+/// What the blocks of some sequences have in common.
+struct Call<'a> {
+    gpu: &'a Gpu,
+    shape: Shape,
+    sequences: Range<usize>,
+}
+
+/// A block of queries of these sequences.
+struct Block {
+    first: usize,
+    /// One after the last query, which is the number of keys that it meets.
+    end: usize,
+    /// Matrices: key heads of all sequences.
+    count: usize,
+    /// Rows of a matrix: queries of all heads of a group.
+    rows: usize,
+}
+
+impl Call<'_> {
+    fn new<'a>(gpu: &'a Gpu, shape: &Shape, sequences: Range<usize>) -> Call<'a> {
+        Call { gpu, shape: *shape, sequences }
+    }
+
+    fn blocks(&self, queries: usize) -> impl DoubleEndedIterator<Item = Block> + use<> {
+        let (seq_len, group) = (self.shape.seq_len, self.shape.group());
+        let count = self.sequences.len() * self.shape.kv_heads;
+        (0..seq_len.div_ceil(queries)).map(move |block| {
+            let (first, end) = (block * queries, ((block + 1) * queries).min(seq_len));
+            Block { first, end, count, rows: (end - first) * group }
+        })
+    }
+
+    fn softmax(
+        &self,
+        block: &Block,
+        scores: &Array,
+        probs: &Array,
+        log_sums: &Array,
+    ) -> Result<(), GpuError> {
+        softmax::launch(
+            &self.gpu.client,
+            grid(block.count * block.rows),
+            line(ROW_UNITS),
+            scores.f32s(1)?,
+            probs.vectors(1),
+            log_sums.f32s(1)?,
+            block.count * block.rows,
+            block.end,
+            self.shape.group(),
+            block.end - block.first,
+            block.first,
+            self.sequences.start * self.shape.kv_heads,
+            self.shape.seq_len,
+            ROW_UNITS,
+            probs.element(),
+        );
+        Ok(())
+    }
+
+    fn softmax_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result<(), GpuError> {
+        softmax_backward::launch(
+            &self.gpu.client,
+            grid(block.count * block.rows),
+            line(ROW_UNITS),
+            scratch.scores.f32s(1)?,
+            scratch.grad_probs.f32s(1)?,
+            log_sums.f32s(1)?,
+            scratch.out.vectors(1),
+            scratch.grad_out.vectors(1),
+            scratch.probs.vectors(1),
+            scratch.grad_scores.vectors(1),
+            block.count * block.rows,
+            block.end,
+            self.shape.head_width,
+            self.shape.group(),
+            block.end - block.first,
+            block.first,
+            self.sequences.start * self.shape.kv_heads,
+            self.shape.seq_len,
+            ROW_UNITS,
+            scratch.probs.element(),
+        );
+        Ok(())
+    }
+
+    /// From queries, `out` and `grad_out` of a block to the gradients of its queries, and its part of those of keys and
+    /// values. The last block meets all keys, so it comes first and overwrites; the others add.
+    fn block_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result<(), GpuError> {
+        let Shape { seq_len, head_width, .. } = self.shape;
+        let (gpu, count, end) = (self.gpu, block.count, block.end);
+        let (queries, grad_out) =
+            (self.of_queries(block, &scratch.queries), self.of_queries(block, &scratch.grad_out));
+        let (keys, values) = (self.of_keys(end, &scratch.keys), self.of_keys(end, &scratch.values));
+        gpu.products(count, &scratch.scores, queries, keys.transposed())?;
+        gpu.products(count, &scratch.grad_probs, grad_out, values.transposed())?;
+        self.softmax_backward(block, scratch, log_sums)?;
+        let probs = self.of_scores(block, &scratch.probs);
+        let grad_scores = self.of_scores(block, &scratch.grad_scores);
+        for (sums, left, right) in
+            [(&scratch.grad_values, probs, grad_out), (&scratch.grad_keys, grad_scores, queries)]
+        {
+            let is_last = end == seq_len;
+            let part = if is_last { sums } else { &scratch.part };
+            gpu.products(count, part, left.transposed(), right)?;
+            if !is_last {
+                let len = end * head_width;
+                gpu.add_blocks(sums, 0, part, count * len, [len, seq_len * head_width])?;
+            }
+        }
+        gpu.products(count, &scratch.grad_queries, grad_scores, keys)
+    }
+
+    /// The place of a block's queries, or of their outputs, which begin a row.
+    fn queries(&self, block: &Block, row_width: usize) -> Place {
+        let first = self.sequences.start * self.shape.seq_len + block.first;
+        Place { first, rows: block.end - block.first, column: 0, row_width, group: self.shape.group() }
+    }
+
+    fn keys(&self) -> Place {
+        self.heads(self.shape.heads)
+    }
+
+    fn values(&self) -> Place {
+        self.heads(self.shape.heads + self.shape.kv_heads)
+    }
+
+    /// The place of all keys or values, whose first head is `head`.
+    fn heads(&self, head: usize) -> Place {
+        let Shape { seq_len, head_width, .. } = self.shape;
+        Place {
+            first: self.sequences.start * seq_len,
+            rows: seq_len,
+            column: head * head_width,
+            row_width: self.shape.row_width(),
+            group: 1,
+        }
+    }
+
+    /// Matrices with a row per query of a block.
+    fn of_queries<'b>(&self, block: &Block, dense: &'b Array) -> Batch<'b> {
+        let width = self.shape.head_width;
+        Batch { view: View::new(dense, [block.rows, width]), between: block.rows * width }
+    }
+
+    /// Matrices with a row per key or value, for the first `keys`.
+    fn of_keys<'b>(&self, keys: usize, dense: &'b Array) -> Batch<'b> {
+        let Shape { seq_len, head_width, .. } = self.shape;
+        Batch { view: View::new(dense, [keys, head_width]), between: seq_len * head_width }
+    }
+
+    /// Matrices with a row per query and a column per key.
+    fn of_scores<'b>(&self, block: &Block, dense: &'b Array) -> Batch<'b> {
+        Batch { view: View::new(dense, [block.rows, block.end]), between: block.rows * block.end }
+    }
+
+    fn gather(&self, place: Place, rows: &Array, dense: &Array) {
+        let lanes = self.lanes();
+        let count = self.count(&place) / lanes;
+        gather::launch(
+            &self.gpu.client,
+            grid_of_units(count),
+            line(UNITS),
+            lanes,
+            rows.vectors(lanes),
+            dense.vectors(lanes),
+            count,
+            self.shape.head_width / lanes,
+            place.group,
+            place.rows,
+            self.shape.kv_heads,
+            self.shape.seq_len,
+            place.first,
+            place.column / lanes,
+            place.row_width / lanes,
+            rows.element(),
+        );
+    }
+
+    fn scatter(&self, place: Place, dense: &Array, rows: &Array) {
+        let lanes = self.lanes();
+        let count = self.count(&place) / lanes;
+        scatter::launch(
+            &self.gpu.client,
+            grid_of_units(count),
+            line(UNITS),
+            lanes,
+            dense.vectors(lanes),
+            rows.vectors(lanes),
+            count,
+            self.shape.head_width / lanes,
+            place.group,
+            place.rows,
+            self.shape.kv_heads,
+            self.shape.seq_len,
+            place.first,
+            place.column / lanes,
+            place.row_width / lanes,
+            dense.element(),
+            rows.element(),
+        );
+    }
+
+    /// Values of a dense block.
+    fn count(&self, place: &Place) -> usize {
+        self.sequences.len() * self.shape.kv_heads * place.rows * place.group * self.shape.head_width
+    }
+
+    fn lanes(&self) -> usize {
+        lanes(&[self.shape.head_width])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_stay_within_the_scores_aimed_at() {
+        for seq_len in [1, 100, 128, 1000, 2048, 4096, 8192] {
+            for (heads, aimed) in
+                [(1, SCORES), (12, SCORES), (32, SCORES), (32, SCORES / 8), (32, 4 * SCORES)]
+            {
+                let shape = Shape { seq_len, heads, kv_heads: 1, head_width: 64 };
+                for all in [1, 3, 64, 1000, 100_000] {
+                    let [sequences, queries] = block_size(aimed, &shape, all);
+                    assert!(sequences >= 1 && sequences <= all && queries >= 1 && queries <= seq_len);
+                    let scores = sequences * heads * queries * seq_len;
+                    assert!(
+                        scores <= aimed || (sequences == 1 && queries <= QUERIES[0]),
+                        "{shape:?}: {scores}"
+                    );
+                    // The presets for GPUs stay within it.
+                    assert!(scores <= SCORES || aimed != SCORES, "{shape:?}: {scores}");
+                    let least = heads * QUERIES[0].min(seq_len) * seq_len;
+                    assert!(sequences == all || sequences == MATRICES || (sequences + 1) * least > aimed);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! Matrix products on a GPU, of views into arrays.
+//!
+//! The kernels are `cubek-matmul`'s, the library behind Burn's products on GPUs, called without its autotuning:
+//! [`algorithms`] chooses by shape and device, so that a product is always summed in the same order. Operands are read in
+//! place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is added goes
+//! through a temporary array of at most [`SUM_VALUES`] values.
+
+#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+
+use super::Write;
+use crate::gpu::{
+    Array, Gpu, GpuError, Precision,
+    launch::{UNITS, grid_of_units, lanes, line},
+};
+use cubecl::{
+    ir::{ElemType, FloatKind},
+    prelude::*,
+    server::ServerError,
+    zspace::{Shape, Strides},
+};
+use cubek_matmul::{
+    definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError},
+    launch::launch_ref,
+    multi_level::Strategy,
+};
+use cubek_std::InputBinding;
+use std::ops::Range;
+
+/// Values of the temporary array of a product that is added: 64 MiB.
+pub const SUM_VALUES: usize = 1 << 24;
+/// Rows of such a product come in multiples of this, so that an operand begins where a device lets a buffer begin.
+const ROWS: usize = 256;
+/// The narrowest side that is worth a tensor core's tile.
+const TILE: usize = 16;
+/// From this inner dimension on, two stages are loaded in turn.
+const TWO_STAGES: usize = 128;
+
+/// A read-only view of a matrix in an array: `rows` rows of `columns` values, `stride` values from row to row, the first at
+/// `first`; or its transpose.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    pub array: &'a Array,
+    pub rows: usize,
+    pub columns: usize,
+    pub first: usize,
+    pub stride: usize,
+    pub transposed: bool,
+}
+
+impl<'a> View<'a> {
+    /// The first `rows · columns` values, row-major.
+    pub fn new(array: &'a Array, [rows, columns]: [usize; 2]) -> View<'a> {
+        View { array, rows, columns, first: 0, stride: columns, transposed: false }
+    }
+
+    #[must_use]
+    pub fn transposed(self) -> View<'a> {
+        View { transposed: !self.transposed, ..self }
+    }
+
+    /// Some of the rows of the view.
+    ///
+    /// # Panics
+    /// If there are no such rows.
+    #[must_use]
+    pub fn of_rows(self, rows: Range<usize>) -> View<'a> {
+        assert!(
+            rows.start <= rows.end && rows.end <= self.shape()[0],
+            "{rows:?} of {} rows",
+            self.shape()[0]
+        );
+        match self.transposed {
+            false => View { first: self.first + rows.start * self.stride, rows: rows.len(), ..self },
+            true => View { first: self.first + rows.start, columns: rows.len(), ..self },
+        }
+    }
+
+    fn single(self) -> Batch<'a> {
+        Batch { view: self, between: self.rows * self.stride }
+    }
+
+    /// Rows and columns of the view.
+    pub fn shape(&self) -> [usize; 2] {
+        if self.transposed { [self.columns, self.rows] } else { [self.rows, self.columns] }
+    }
+}
+
+/// A batch of matrices, `between` values from one to the next.
+#[derive(Clone, Copy)]
+pub(crate) struct Batch<'a> {
+    pub view: View<'a>,
+    pub between: usize,
+}
+
+impl Batch<'_> {
+    #[must_use]
+    pub fn transposed(self) -> Self {
+        Batch { view: self.view.transposed(), ..self }
+    }
+}
+
+/// An algorithm for products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Tensor cores, double-buffered.
+    TensorDouble,
+    /// Tensor cores, one stage after the other.
+    Tensor,
+    /// Units, from shared memory.
+    Units,
+    /// A unit for each value.
+    Plain,
+}
+
+impl Algorithm {
+    pub const ALL: [Algorithm; 4] =
+        [Algorithm::TensorDouble, Algorithm::Tensor, Algorithm::Units, Algorithm::Plain];
+
+    fn strategy(self) -> Strategy {
+        match self {
+            Algorithm::TensorDouble => Strategy::DoubleCyclicCmma(Default::default()),
+            Algorithm::Tensor => Strategy::SimpleCyclicCmma(Default::default()),
+            Algorithm::Units => Strategy::SimpleUnit(Default::default()),
+            Algorithm::Plain => Strategy::Naive,
+        }
+    }
+}
+
+/// The algorithms for `[m, k] · [k, n]`, the best first; the next is tried if one is unavailable. `tensor`: the device
+/// multiplies these operands on tensor cores into `f32`. Operands of `f32` are never rounded for tensor cores.
+pub fn algorithms(tensor: bool, operands: Precision, [m, n, k]: [usize; 3]) -> &'static [Algorithm] {
+    if !tensor || operands == Precision::F32 || m.min(n).min(k) < TILE {
+        return &[Algorithm::Units, Algorithm::Plain];
+    }
+    if k < TWO_STAGES {
+        return &[Algorithm::Tensor, Algorithm::Units, Algorithm::Plain];
+    }
+    &[Algorithm::TensorDouble, Algorithm::Tensor, Algorithm::Units, Algorithm::Plain]
+}
+
+/// Adds contiguous blocks of `block` vectors to the beginnings of blocks of `whole`.
+#[cube(launch)]
+fn add<F: Float, N: Size>(
+    into: &mut [Vector<F, N>],
+    from: &[Vector<f32, N>],
+    first: usize,
+    count: usize,
+    block: usize,
+    whole: usize,
+    #[define(F)] _kept: ElemType,
+) {
+    let at = ABSOLUTE_POS;
+    if at < count {
+        let to = first + at / block * whole + at % block;
+        into[to] = Vector::cast_from(Vector::<f32, N>::cast_from(into[to]) + from[at]);
+    }
+}
+
+impl Gpu {
+    /// `out ← lhs · rhs`, or `out ← out + lhs · rhs`. `out` is `[m, n]`, in the operands' precision or in `f32`.
+    ///
+    /// # Errors
+    /// If a length or precision differs, or no algorithm is available.
+    ///
+    /// # Panics
+    /// If the shapes do not fit.
+    pub fn product(
+        &self,
+        write: Write,
+        out: &Array,
+        [m, n]: [usize; 2],
+        lhs: View,
+        rhs: View,
+    ) -> Result<(), GpuError> {
+        out.expect_len(m * n)?;
+        let (lhs_shape, rhs_shape) = (lhs.shape(), rhs.shape());
+        assert_eq!(lhs_shape[1], rhs_shape[0], "inner dimensions");
+        assert_eq!([m, n], [lhs_shape[0], rhs_shape[1]], "shape of the result");
+        assert!(lhs_shape[1] > 0, "the inner dimension is not empty");
+        if m * n == 0 {
+            return Ok(());
+        }
+        if write == Write::Set {
+            return self.products(1, out, lhs.single(), rhs.single());
+        }
+        let at_once = (SUM_VALUES / n / ROWS * ROWS).clamp(ROWS, m.next_multiple_of(ROWS)).min(m);
+        let sums = self.temporary(at_once * n, Precision::F32)?;
+        for begin in (0..m).step_by(at_once) {
+            let rows = begin..(begin + at_once).min(m);
+            let count = rows.len() * n;
+            let part = lhs.of_rows(rows);
+            self.products(1, &sums, Batch { view: part, between: lhs.rows * lhs.stride }, rhs.single())?;
+            self.add_blocks(out, begin * n, &sums, count, [count, count])?;
+        }
+        Ok(())
+    }
+
+    /// `out ← lhs · rhs` by one algorithm, to measure and to compare.
+    ///
+    /// # Errors
+    /// As [`Gpu::product`], or if the device lacks the algorithm.
+    pub fn product_by(
+        &self,
+        algorithm: Algorithm,
+        out: &Array,
+        lhs: View,
+        rhs: View,
+    ) -> Result<(), GpuError> {
+        self.products_by(&[algorithm], 1, out, lhs.single(), rhs.single())
+    }
+
+    /// Whether products of such operands use tensor cores.
+    pub fn has_tensor_cores(&self, operands: Precision) -> bool {
+        let (operand, sum) = (operands.element(), ElemType::Float(FloatKind::F32));
+        let cmma = &self.client.properties().features.matmul.cmma;
+        self.tensor_cores
+            && cmma.iter().any(|it| [it.a_type, it.b_type, it.cd_type] == [operand, operand, sum])
+    }
+
+    /// The same device without tensor cores.
+    pub fn without_tensor_cores(mut self) -> Gpu {
+        self.tensor_cores = false;
+        self
+    }
+
+    /// `count` products, whose results are contiguous in the first values of `out`.
+    pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result<(), GpuError> {
+        let [m, k] = lhs.view.shape();
+        let operands = lhs.view.array.precision();
+        let algorithms = algorithms(self.has_tensor_cores(operands), operands, [m, rhs.view.shape()[1], k]);
+        self.products_by(algorithms, count, out, lhs, rhs)
+    }
+
+    /// By the first of these algorithms that is available.
+    fn products_by(
+        &self,
+        algorithms: &[Algorithm],
+        count: usize,
+        out: &Array,
+        lhs: Batch,
+        rhs: Batch,
+    ) -> Result<(), GpuError> {
+        let (lhs_array, rhs_array) = (lhs.view.array, rhs.view.array);
+        rhs_array.expect_precision(lhs_array.precision())?;
+        if out.precision() != Precision::F32 {
+            out.expect_precision(lhs_array.precision())?;
+        }
+        let [m, n] = [lhs.view.shape()[0], rhs.view.shape()[1]];
+        let out = Batch { view: View::new(out, [m, n]), between: m * n };
+        let globals = MatmulGlobalElems {
+            lhs: lhs_array.element(),
+            rhs: rhs_array.element(),
+            out: out.view.array.element(),
+        };
+        let [lhs, rhs, out] =
+            [self.binding(count, lhs)?, self.binding(count, rhs)?, self.binding(count, out)?];
+        let mut why = None;
+        for algorithm in algorithms {
+            let lhs = InputBinding::new(lhs.clone(), globals.lhs);
+            let rhs = InputBinding::new(rhs.clone(), globals.rhs);
+            let mut elements = MatmulElems::from_globals(&globals);
+            match launch_ref(&algorithm.strategy().into(), &self.client, lhs, rhs, out.clone(), &mut elements)
+            {
+                Ok(()) => return Ok(()),
+                Err(MatmulSetupError::Launch(error)) => return Err(ServerError::Launch(error).into()),
+                Err(error) => why = Some(error),
+            }
+        }
+        Err(GpuError::Device(format!("no algorithm multiplies these matrices: {why:?}")))
+    }
+
+    /// A batch as the library takes it.
+    fn binding(&self, count: usize, Batch { view, between }: Batch) -> Result<TensorBinding, GpuError> {
+        let View { array, rows, columns, first, stride, transposed } = view;
+        let end = first + (count - 1) * between + rows.saturating_sub(1) * stride + columns;
+        if end > array.len() {
+            return Err(GpuError::WrongLength { expected: end, got: array.len() });
+        }
+        let handle = match first {
+            0 => array.handle().clone(),
+            _ => self.part(array, first, end - first)?.handle().clone(),
+        };
+        let between = between.max(rows * stride);
+        let (shape, strides) = match transposed {
+            false => ([count, rows, columns], [between, stride, 1]),
+            true => ([count, columns, rows], [between, 1, stride]),
+        };
+        // SAFETY: shape and strides reach nothing beyond `end`, which is inside the array.
+        Ok(unsafe { TensorBinding::from_raw_parts(handle, Strides::new(&strides), Shape::from(shape)) })
+    }
+
+    /// `into[first..] ← into[first..] + from` for `count` values in blocks; see [`add`].
+    pub(crate) fn add_blocks(
+        &self,
+        into: &Array,
+        first: usize,
+        from: &Array,
+        count: usize,
+        [block, whole]: [usize; 2],
+    ) -> Result<(), GpuError> {
+        let lanes = lanes(&[first, count, block, whole]);
+        add::launch(
+            &self.client,
+            grid_of_units(count / lanes),
+            line(UNITS),
+            lanes,
+            into.vectors(lanes),
+            from.f32s(lanes)?,
+            first / lanes,
+            count / lanes,
+            block / lanes,
+            whole / lanes,
+            into.element(),
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_of_f32_never_go_to_tensor_cores() {
+        for k in [1, 64, 4096] {
+            assert_eq!(algorithms(true, Precision::F32, [4096, 4096, k])[0], Algorithm::Units);
+            assert_eq!(algorithms(false, Precision::Bf16, [4096, 4096, k])[0], Algorithm::Units);
+        }
+        assert_eq!(algorithms(true, Precision::Bf16, [4096, 4096, 64])[0], Algorithm::Tensor);
+        assert_eq!(algorithms(true, Precision::Bf16, [4096, 4096, 4096])[0], Algorithm::TensorDouble);
+        assert_eq!(algorithms(true, Precision::Bf16, [8, 4096, 4096])[0], Algorithm::Units);
+    }
+}

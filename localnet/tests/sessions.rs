@@ -1,0 +1,106 @@
+//! Networks that one test has for itself: with hidden votes, and as `localnet up` as a person runs it.
+
+#[allow(dead_code, reason = "shared with the other tests of whole networks")]
+mod support;
+
+use localnet::layout::LockedDirectory;
+use protocol::Window;
+use support::{Net, Session, last_finalised, merged_since, one_at_a_time};
+
+/// A validator that is killed in the middle of a window reveals what it committed to, and nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_with_hidden_attestations_and_votes_trains_like_any_other() {
+    let _alone = one_at_a_time().await;
+    let home = tempfile::tempdir().expect("a directory");
+    let mut net = Net::up_with(home.path(), 2, 3, support::hidden_params).await;
+    net.until("two windows are merged", |seen| 2 <= merged_since(seen, 0)).await;
+    let view = net.chain.window(net.observer.run.id, Window(last_finalised(&net.observer))).await;
+    let view = view.expect("our chain answers").expect("the window is kept");
+    assert!(2 <= view.attested.len(), "hidden attestations were revealed: {:?}", view.attested);
+
+    net.network.kill("validator-1").await.expect("the validator ran");
+    net.start("validator-1");
+    let from = last_finalised(&net.observer) + 1;
+    let uid = net.uid("validator-1");
+    let attested = net.observer.seen.get(&uid).map_or(0, |seat| seat.attested);
+    net.until("windows are merged again, and the validator takes part", |seen| {
+        let again = seen.seen.get(&uid).is_some_and(|seat| attested < seat.attested);
+        again && 1 <= merged_since(seen, from)
+    })
+    .await;
+    assert!(net.observer.lineage_agreed(), "every node held the chain's model at every window");
+    net.down().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn up_names_the_process_that_died_and_continues_from_its_directory() {
+    let _alone = one_at_a_time().await;
+    let home = tempfile::tempdir().expect("a directory");
+    let directory = home.path().join("net");
+
+    let mut first = Session::up(&directory, &[]);
+    first.until_said("network up").await;
+    first.until_finalised(1).await;
+    first.kill_child("store");
+    let ended = first.ended().await;
+    assert!(!ended.success, "{}", ended.all());
+    assert!(ended.err.contains("store has ended"), "{}", ended.all());
+    assert!(ended.err.contains("the store is up"), "its last log lines are shown: {}", ended.all());
+
+    let report = home.path().join("report.json");
+    let more = ["--windows", "2", "--report", report.to_str().expect("a plain path")];
+    let mut second = Session::up(&directory, &more);
+    second.until_said("continuing the network").await;
+    // One network at a time in a directory.
+    let refused = Session::up(&directory, &[]).ended().await;
+    assert!(!refused.success && refused.err.contains("in use by another network"), "{}", refused.all());
+    let ended = second.ended().await;
+    assert!(ended.success, "{}", ended.all());
+
+    let report: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&report).expect("the report is there")).expect("it is JSON");
+    assert_eq!(report["lineage_agreed"], true, "{report}");
+    assert!(3 <= report["windows"].as_u64().expect("a number"), "{report}");
+    for field in ["held_out_loss", "lineage", "void_windows", "seats", "faults"] {
+        assert!(report[field].is_array(), "{field}: {report}");
+    }
+    for field in ["unigram_loss", "bytes_up", "bytes_down", "compute_share", "data_wait_share"] {
+        assert!(report[field].is_number(), "{field}: {report}");
+    }
+    // Miners may wait for some of their data, and not all the time; validators do not train.
+    let waits = |role: &str| -> Vec<Option<f64>> {
+        let seats = report["seats"].as_array().expect("a list").iter().filter(|seat| seat["role"] == role);
+        seats.map(|seat| seat["data_wait_share"].as_f64()).collect()
+    };
+    let miners = waits("miner");
+    assert!(miners.iter().any(Option::is_some), "{report}");
+    assert!(miners.iter().flatten().all(|share| (0.0..1.0).contains(share)), "{report}");
+    assert!(report["data_wait_share"].as_f64().is_some_and(|share| (0.0..1.0).contains(&share)), "{report}");
+    assert!(waits("validator").iter().all(Option::is_none), "{report}");
+    assert!(ended.out.contains("% of it waiting for data"), "{}", ended.all());
+    assert!(LockedDirectory::lock(&directory).expect("free again").plan.is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_chain_or_ctrl_c_ends_every_process_of_a_network() {
+    let _alone = one_at_a_time().await;
+    let home = tempfile::tempdir().expect("a directory");
+    let directory = home.path().join("net");
+    let mut first = Session::up(&directory, &[]);
+    first.until_said("network up").await;
+    first.kill_child("chain");
+    let ended = first.ended().await;
+    assert!(!ended.success, "{}", ended.all());
+    assert!(ended.err.contains("chain has ended"), "{}", ended.all());
+
+    let mut second = Session::up(&directory, &[]);
+    second.until_finalised(1).await;
+    let children = second.children();
+    assert_eq!(children.len(), 2 + 2 + 3, "{children:?}");
+    second.interrupt();
+    let ended = second.ended().await;
+    assert!(ended.success, "{}", ended.all());
+    assert!(ended.out.contains("lineage agreed"), "{}", ended.all());
+    let left: Vec<_> = children.into_iter().filter(|child| support::lives(*child)).collect();
+    assert!(left.is_empty(), "{left:?} outlived the network");
+}

@@ -1,0 +1,179 @@
+//! From trained weights to a commitment on the chain: on the disk first, then on the chain, then out of the residual.
+
+use crate::{
+    compress,
+    contribution_store::{ContributionStoreError, PendingContribution},
+    error::{Missed, RunError, Stop},
+    local::LocalState,
+    progress,
+    run::Miner,
+    train_window::TrainedWindow,
+};
+use chain_client::Call;
+use kernels::encode::Source;
+use node::{Entry, ModelState, durable::DiskFullRetry, error_chain};
+use protocol::{Block, submission::Header, view::WindowView};
+use std::sync::Arc;
+
+impl Miner {
+    /// Compresses the trained weights into a contribution: `e ← decay^away·e`, then `e ← decay·e + Δ`, then the largest entries of `e` into a
+    /// file (PROT-9, PROT-10).
+    pub(crate) async fn compress(
+        &mut self,
+        view: &WindowView,
+        trained: TrainedWindow,
+    ) -> Result<PendingContribution, Stop> {
+        let window = view.window;
+        let header = self.header(trained.declared);
+        let decay = self.node.run().params.error_feedback_decay.get();
+        let (follower, before) = (&*self.node.sync.follower, &self.node.sync.state.theta);
+        let after = self.strategy.outcome(follower, view, before, trained.weights).await;
+
+        let commit_by = self.node.schedule().commit_deadline(window);
+        let made = self.change_snapshot(commit_by, move |local, state| {
+            let LocalState { trainer, snapshot, store } = local;
+            let away = window.0.saturating_sub(snapshot.residual_for.0);
+            compress::decay_residual(&mut snapshot.residual, decay, away);
+            let source = Source::Difference { decay, before: &state.theta, after: &after };
+            store.make(snapshot, &header, source, trainer)
+        });
+        match made.await {
+            Ok(pending) => {
+                progress::file(&self.node.directory).remove();
+                Ok(pending)
+            }
+            Err(full) if full.is_full() => {
+                self.forget_training().await?;
+                Err(Missed::NoRoom(full).into())
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes up the contribution of a killed process; writes its file again if that is lost.
+    pub(crate) async fn resume_contribution(
+        &mut self,
+        pending: PendingContribution,
+    ) -> Result<PendingContribution, Stop> {
+        let header = self.header(pending.trained);
+        let until = self.node.schedule().commit_deadline(pending.window);
+        let resumed = self.change_snapshot(until, move |local, _| {
+            let LocalState { trainer, snapshot, store } = local;
+            store.resume(snapshot, pending.clone(), &header, trainer)
+        });
+        match resumed.await {
+            Err(RunError::Contribution(ContributionStoreError::Lost(lost))) => Err(Missed::Lost(lost).into()),
+            Err(full) if full.is_full() => Err(Missed::NoRoom(full).into()),
+            resumed => Ok(resumed?),
+        }
+    }
+
+    /// Reconciles a commitment left by a crash or a full disk: if the chain included it, its body leaves the residual now, although its window
+    /// is over (PROT-10).
+    pub(crate) async fn reconcile(&mut self) -> Result<(), Stop> {
+        let open = self.node.window();
+        let left = self.local.snapshot.pending.clone();
+        let Some(pending) = left.filter(|pending| pending.window < open && !pending.committed) else {
+            return Ok(());
+        };
+        if !self.is_committed(&pending).await? {
+            return Ok(());
+        }
+        let (store, checked) = (self.local.store.clone(), pending.clone());
+        if let Err(error) = self.node.blocking.run(move || store.check(&checked)).await {
+            let window = pending.window.0;
+            tracing::warn!(window, %error, "a committed contribution is lost: its values stay in the residual and are sent again");
+            return Ok(());
+        }
+        match self.record_commitment(&pending, self.node.schedule().commit_deadline(open)).await {
+            Err(full) if full.is_full() => Err(Missed::NoRoom(full).into()),
+            recorded => Ok(recorded?),
+        }
+    }
+
+    /// Sends the commitment, unless the chain has it. A second one after a crash has the same digest.
+    pub(crate) async fn commit(&mut self, pending: &PendingContribution) -> Result<(), Stop> {
+        if pending.committed {
+            return Ok(());
+        }
+        let (run, window, digest) = (self.node.run_id(), pending.window, pending.digest);
+        if !self.is_committed(pending).await? {
+            match self.node.chain().submit(Call::Commit { run, window, digest }).await {
+                Err(error) if !error.is_transient() => return Err(Missed::Refused(error).into()),
+                included => drop(included.map_err(RunError::from)?),
+            }
+        }
+        // A committed body leaves the residual, merged or not (PROT-10).
+        let until = self.node.schedule().commit_deadline(window);
+        match self.record_commitment(pending, until).await {
+            Err(full) if full.is_full() => {
+                // The bytes are on the disk and the chain knows them: the next window begins with the record.
+                let error = error_chain(&full);
+                tracing::warn!(
+                    window = window.0,
+                    error,
+                    "committed; the disk is full, so the residual is updated in the next window"
+                );
+            }
+            recorded => recorded?,
+        }
+        let bytes = pending.length;
+        tracing::info!(window = window.0, %digest, bytes, "committed");
+        self.node.journal.write(&Entry::Committed { window, digest, bytes });
+        Ok(())
+    }
+
+    async fn is_committed(&self, pending: &PendingContribution) -> Result<bool, RunError> {
+        let view = self.node.window_view(pending.window).await?;
+        Ok(view.is_some_and(|view| view.commitments.contains(&(self.node.uid(), pending.digest))))
+    }
+
+    async fn record_commitment(
+        &mut self,
+        pending: &PendingContribution,
+        until: Block,
+    ) -> Result<(), RunError> {
+        let pending = pending.clone();
+        let change = move |local: &mut LocalState, _: &ModelState| {
+            let LocalState { trainer, snapshot, store } = local;
+            store.committed(snapshot, &pending, trainer)
+        };
+        self.change_snapshot(until, change).await
+    }
+
+    /// Runs `change` on the snapshot, off the executor. If the disk is full, retries until `until` is finalised.
+    ///
+    /// # Errors
+    /// The last error, which [is full](RunError::is_full) if `until` passed. The snapshot is then as on the disk.
+    async fn change_snapshot<T: Send + 'static>(
+        &mut self,
+        until: Block,
+        change: impl Fn(&mut LocalState, &ModelState) -> Result<T, ContributionStoreError> + Send + Sync + 'static,
+    ) -> Result<T, RunError> {
+        let change = Arc::new(change);
+        let mut heads = self.node.heads.clone();
+        let mut retry = DiskFullRetry::new(&self.node.journal.disk);
+        let attempt = async || {
+            let change = change.clone();
+            let done = self.compute(move |local, state| local.change(|local| change(local, state))).await;
+            done.map_err(RunError::from)
+        };
+        retry.wait_until(until, &mut heads, RunError::is_full, attempt).await
+    }
+
+    /// The header of this seat's contribution to the held window.
+    fn header(&self, trained: u32) -> Header {
+        let follower = self.node.follower();
+        Header {
+            codec: protocol::PROTOCOL_VERSION,
+            run: follower.run.id,
+            window: self.node.window(),
+            uid: self.node.uid(),
+            hotkey: self.node.seat.hotkey,
+            base: self.node.sync.state.lineage,
+            schema: follower.schema().digest(),
+            density: follower.run.params.density,
+            trained,
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! How a miner that is told to stop leaves the middle of a window: with a snapshot, if that is quick.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use tokio::sync::watch;
+
+/// Connects the process that hears Ctrl-C with the thread that trains.
+#[derive(Debug)]
+pub struct ShutdownHandle {
+    requested: AtomicBool,
+    training: watch::Sender<bool>,
+}
+
+impl Default for ShutdownHandle {
+    fn default() -> ShutdownHandle {
+        ShutdownHandle { requested: AtomicBool::new(false), training: watch::Sender::new(false) }
+    }
+}
+
+impl ShutdownHandle {
+    /// Requests a snapshot after the step that is running. Returns false if nothing is being trained.
+    pub fn request(&self) -> bool {
+        self.requested.store(true, Ordering::SeqCst);
+        *self.training.borrow()
+    }
+
+    pub fn is_requested(&self) -> bool {
+        self.requested.load(Ordering::SeqCst)
+    }
+
+    /// Waits until the training thread has ended, its snapshot written.
+    pub async fn training_ended(&self) {
+        // The sender is ours, so the wait does not fail.
+        let _ = self.training.subscribe().wait_for(|training| !training).await;
+    }
+
+    pub(crate) fn training(&self, training: bool) {
+        self.training.send_replace(training);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    #[tokio::test]
+    async fn a_request_waits_for_the_training_thread_and_for_nothing_else() {
+        let shutdown = Arc::new(ShutdownHandle::default());
+        assert!(!shutdown.request(), "nothing is trained");
+        shutdown.training_ended().await;
+        shutdown.training(true);
+        assert!(shutdown.request() && shutdown.is_requested());
+        let thread = shutdown.clone();
+        let ends = std::thread::spawn(move || thread.training(false));
+        shutdown.training_ended().await;
+        ends.join().unwrap();
+    }
+}

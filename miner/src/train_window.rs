@@ -1,0 +1,269 @@
+//! The training of one window: the assigned data, a thread for the inner loop, and snapshots while it runs.
+
+use crate::{
+    error::{Missed, RunError, Stop},
+    local::LocalState,
+    progress::{self, Progress, SnapshotKey},
+    run::Miner,
+    shutdown::ShutdownHandle,
+    train::{self, TrainObserver, Trained, TrainingError},
+};
+use nn::{ModelError, Trainer};
+use node::{Entry, Lent, ModelState, Work, WorkDied, error_chain};
+use protocol::{Block, Window, assign::Assignment, view::WindowView};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+/// The result of a window's training.
+pub(crate) struct TrainedWindow {
+    /// Sequences that the contribution declares as trained (PROT-6).
+    pub declared: u32,
+    pub weights: Vec<f32>,
+}
+
+/// What the training thread returns.
+type ThreadResult = (Lent<LocalState>, Result<(Trained, Vec<f32>), TrainingError>, Observer);
+
+impl Miner {
+    /// Trains on the assigned sequences until the commit margin begins.
+    pub(crate) async fn train(&mut self, view: &WindowView) -> Result<TrainedWindow, Stop> {
+        let window = view.window;
+        let (sequences, assigned) = self.sequences(view)?;
+        let commit_by = self.node.schedule().commit_deadline(window);
+        if commit_by <= self.node.block() {
+            return Err(Missed::TooLate.into());
+        }
+        let stop_at = Block(commit_by.0.saturating_sub(self.options.commit_margin_blocks));
+        let (trained, weights) = self.train_until(sequences, stop_at).await?;
+        let declared = self.strategy.declares(trained.sequences, assigned);
+        if declared == 0 {
+            return Err(Missed::NoData.into());
+        }
+        self.record_trained(window, &trained);
+        Ok(TrainedWindow { declared, weights })
+    }
+
+    /// The sequences to train on, and how many the chain assigned (PROT-5).
+    fn sequences(&mut self, view: &WindowView) -> Result<(Vec<u64>, u32), Missed> {
+        let run = self.node.run();
+        let assignment = Assignment {
+            run: run.id,
+            window: view.window,
+            opening_hash: view.opening_hash.ok_or(Missed::NotASlot)?,
+            slots: &view.slots,
+            cursor: view.cursor,
+            sequences_per_seat: run.params.sequences_per_seat,
+            training_sequences: self.node.dataset.training_sequences(),
+        };
+        let sequences = assignment.of(self.node.uid()).ok_or(Missed::NotASlot)?;
+        let sequences = self.strategy.sequences(view.window, sequences, assignment.training_sequences);
+        Ok((sequences, assignment.sequences_per_seat))
+    }
+
+    /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches `stop_at`.
+    async fn train_until(
+        &mut self,
+        sequences: Vec<u64>,
+        stop_at: Block,
+    ) -> Result<(Trained, Vec<f32>), Stop> {
+        let window = self.node.window();
+        let (progress, begun) = self.begin_training(&sequences).await?;
+        let stop = Arc::new(AtomicBool::new(stop_at <= self.node.block()));
+        let work = self.start_training(sequences, begun, progress, stop.clone());
+        let ended = self.wait_for_training(work, &stop, stop_at).await;
+        let (local, trained, observer) = ended.map_err(RunError::TrainerDied)?;
+        self.local = local;
+        observer.repeated.iter().for_each(|entry| self.node.journal.write(entry));
+        let written = observer.progress.written;
+        if 0 < written.snapshots {
+            let (count, bytes, seconds) = (written.snapshots, written.bytes, written.seconds);
+            tracing::info!(window = window.0, count, bytes, seconds, "snapshots inside the window");
+        }
+        match trained {
+            Ok(trained) => Ok(trained),
+            Err(error) => {
+                if let TrainingError::GivenUp { step, cause, .. } = &error {
+                    let entry = Entry::Repeated { window, step: *step, found: cause.to_string() };
+                    self.node.journal.write(&entry);
+                }
+                self.forget_training().await?;
+                Err(Missed::GivenUp(error).into())
+            }
+        }
+    }
+
+    /// Puts the trainer where a killed process was in this window, or at the window's model.
+    async fn begin_training(&mut self, sequences: &[u64]) -> Result<(Progress, Trained), RunError> {
+        let (run, seat, window) = (self.node.run_id(), self.node.seat.id, self.node.window());
+        let (directory, every) = (self.node.directory.clone(), self.options.snapshot_interval);
+        let sequences = progress::digest_of(sequences);
+        let begun = self.compute(move |local, state| {
+            let (lineage, weights) = (state.lineage, state.weights_root());
+            let key = SnapshotKey { run, seat, window, lineage, weights, sequences };
+            let mut progress = Progress::new(&directory, key, every);
+            let found = resume(local, state, &mut progress)?;
+            Ok::<_, RunError>((progress, found))
+        });
+        let (progress, resumed) = begun.await?;
+        let Some(resumed) = resumed else { return Ok((progress, Trained::default())) };
+        if resumed.from_backup {
+            self.node.journal.write(&Entry::FellBack { file: "training.snapshot".into() });
+        }
+        let Trained { sequences, steps, .. } = resumed.value;
+        tracing::info!(window = window.0, sequences, steps, "resuming inside the window");
+        self.node.journal.write(&Entry::Resumed { window, sequences, steps });
+        Ok((progress, resumed.value))
+    }
+
+    fn start_training(
+        &mut self,
+        sequences: Vec<u64>,
+        begun: Trained,
+        progress: Progress,
+        stop: Arc<AtomicBool>,
+    ) -> Work<ThreadResult> {
+        let mut local = std::mem::take(&mut self.local);
+        let (dataset, batch) = (self.node.dataset.clone(), self.options.batch_sequences);
+        let (window, shutdown) = (self.node.window(), self.shutdown.clone());
+        shutdown.training(true);
+        self.node.blocking.start(move || {
+            let mut observer = Observer {
+                window,
+                progress,
+                repeated: Vec::new(),
+                shutdown: shutdown.clone(),
+                stop: stop.clone(),
+            };
+            let trainer = &mut local.trainer;
+            let trained = train::train(trainer, &dataset, &sequences, batch, begun, &stop, &mut observer);
+            if let Ok(trained) = &trained {
+                observer.ended(trainer, trained);
+            }
+            shutdown.training(false);
+            let trained = trained
+                .and_then(|trained| Ok((trained, trainer.weights_flat().map_err(TrainingError::Weights)?)));
+            (local, trained, observer)
+        })
+    }
+
+    /// Waits for the thread, and stops it when the chain reaches `stop_at`.
+    async fn wait_for_training(
+        &mut self,
+        mut work: Work<ThreadResult>,
+        stop: &AtomicBool,
+        stop_at: Block,
+    ) -> Result<ThreadResult, WorkDied> {
+        loop {
+            tokio::select! {
+                ended = &mut work => return ended,
+                changed = self.node.heads.changed(), if !stop.load(Ordering::Relaxed) => {
+                    // A chain that is gone is noticed after the window; the work is finished first.
+                    if changed.is_err() || stop_at <= self.node.block() {
+                        stop.store(true, Ordering::Relaxed);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Drops the window's training: reads the optimiser back. The residual holds nothing of it yet.
+    pub(crate) async fn forget_training(&mut self) -> Result<(), RunError> {
+        let directory = self.node.directory.clone();
+        let forgotten = self.compute(move |local, _| {
+            local.store.restore(&mut local.trainer)?;
+            progress::file(&directory).remove();
+            Ok(())
+        });
+        forgotten.await
+    }
+
+    fn record_trained(&mut self, window: Window, trained: &Trained) {
+        let Trained { sequences, steps, loss_first, loss_last, seconds, data_seconds } = *trained;
+        let losses = format_args!("{loss_first:.4} to {loss_last:.4}").to_string();
+        tracing::info!(window = window.0, sequences, steps, losses, "trained");
+        let train_seconds = seconds;
+        self.node.journal.write(&Entry::Trained {
+            window,
+            sequences,
+            loss_first,
+            loss_last,
+            train_seconds,
+            data_seconds,
+        });
+    }
+}
+
+/// Reads the snapshot of this window into the trainer, or loads the window's model. A snapshot that cannot be used costs the time since the
+/// window opened, and is logged.
+fn resume(
+    local: &mut LocalState,
+    state: &ModelState,
+    progress: &mut Progress,
+) -> Result<Option<node::durable::Recovered<Trained>>, RunError> {
+    match progress.resume(&mut local.trainer) {
+        Ok(Some(found)) => return Ok(Some(found)),
+        Ok(None) => {}
+        Err(error) => {
+            let error = error_chain(&error);
+            tracing::error!(window = state.window.0, error, "training the window from its beginning");
+            local.store.restore(&mut local.trainer)?;
+        }
+    }
+    local.trainer.load(&state.theta)?;
+    Ok(None)
+}
+
+/// Writes snapshots while a window is trained, and ends the training when the process shuts down.
+struct Observer {
+    window: Window,
+    progress: Progress,
+    /// For the journal.
+    repeated: Vec<Entry>,
+    shutdown: Arc<ShutdownHandle>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Observer {
+    /// The training ended. If the process shuts down while it waited for data, writes the snapshot that a step would have written.
+    fn ended(&mut self, trainer: &Trainer, trained: &Trained) {
+        if self.is_leaving() && !self.stop.load(Ordering::Relaxed) && 0 < trained.steps {
+            self.stepped(trainer, trained);
+        }
+    }
+}
+
+impl TrainObserver for Observer {
+    fn is_leaving(&self) -> bool {
+        self.shutdown.is_requested()
+    }
+
+    fn stepped(&mut self, trainer: &Trainer, trained: &Trained) {
+        let written = if self.is_leaving() {
+            // The process ends with this step.
+            self.stop.store(true, Ordering::Relaxed);
+            self.progress.write(trainer, trained)
+        } else {
+            self.progress.stepped(trainer, trained)
+        };
+        if let Err(error) = written {
+            let (window, error) = (self.window.0, error_chain(&error));
+            tracing::error!(
+                window,
+                error,
+                "no snapshot inside the window: a miner killed now repeats the steps since the last one"
+            );
+        }
+    }
+
+    fn repeated(&mut self, step: u32, error: &ModelError) {
+        let window = self.window;
+        tracing::warn!(window = window.0, step, %error, "{DEVICE_FAULT}");
+        self.repeated.push(Entry::Repeated { window, step, found: format!("{error}; {DEVICE_FAULT}") });
+    }
+}
+
+/// The explanation of a step that succeeds when it is repeated.
+const DEVICE_FAULT: &str = "repeated from the same state, the step succeeded: the device had computed wrongly. If it happens again, check its memory, \
+                            temperature and clock";

@@ -1,0 +1,145 @@
+//! Files that are whole or absent, also after a crash: written beside their place, synced and renamed.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+};
+
+/// In the name of every file that is being written. A kill may leave such a file; nothing reads it.
+pub const UNFINISHED: &str = ".unfinished-";
+
+/// Who may read a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readers {
+    Owner,
+    /// Those whom the umask of the process allows.
+    Umask,
+}
+
+/// A file that is being written. Dropped before [`PendingFile::publish`], it leaves nothing.
+#[derive(Debug)]
+pub struct PendingFile {
+    file: tempfile::NamedTempFile,
+    directory: PathBuf,
+}
+
+impl PendingFile {
+    /// Creates an empty file beside `path`, in a directory that is created where it is missing.
+    ///
+    /// # Errors
+    /// If the disk is full or the directory is not writable.
+    pub fn create(path: &Path, readers: Readers) -> io::Result<PendingFile> {
+        let directory =
+            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        fs::create_dir_all(directory)?;
+        let prefix = format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy());
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(&prefix);
+        #[cfg(unix)]
+        if readers == Readers::Umask {
+            builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        }
+        let file = builder.tempfile_in(directory)?;
+        Ok(PendingFile { file, directory: directory.to_owned() })
+    }
+
+    pub fn file(&mut self) -> &mut File {
+        self.file.as_file_mut()
+    }
+
+    /// Makes the contents durable.
+    pub fn sync(&self) -> io::Result<()> {
+        self.file.as_file().sync_all()
+    }
+
+    /// Gives a synced file its name, in place of the file that had it, and makes the name durable.
+    ///
+    /// # Errors
+    /// If the rename fails; the old file is then as it was. Or if the directory does not sync: see [`sync_directory`].
+    pub fn publish(self, path: &Path) -> io::Result<()> {
+        self.file.persist(path).map_err(|refused| refused.error)?;
+        sync_directory(&self.directory)
+    }
+}
+
+/// Replaces `path` by `bytes`: after a crash there is either the old file or the new one.
+///
+/// # Errors
+/// As [`PendingFile::create`] and [`PendingFile::publish`].
+pub fn write_atomic(path: &Path, bytes: &[u8], readers: Readers) -> io::Result<()> {
+    let mut pending = PendingFile::create(path, readers)?;
+    pending.file().write_all(bytes)?;
+    pending.sync()?;
+    pending.publish(path)
+}
+
+/// Makes the renames in `directory` durable.
+///
+/// # Errors
+/// If the disk does not sync. The kind of the error is always [`io::ErrorKind::Other`], never that of a full disk: the
+/// new file has its name by then, so a caller that retries after a full disk must not write it again.
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
+    // Only Unix can open a directory.
+    if cfg!(unix) {
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(io::Error::other)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(directory: &Path) -> Vec<String> {
+        let name = |entry: io::Result<fs::DirEntry>| entry.expect("readable").file_name().into_string();
+        fs::read_dir(directory).expect("readable").map(|entry| name(entry).expect("UTF-8")).collect()
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_an_abandoned_one_leaves_nothing() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let path = root.path().join("deep").join("file");
+        for text in ["one", "two"] {
+            write_atomic(&path, text.as_bytes(), Readers::Owner).expect("writable");
+            assert_eq!(fs::read_to_string(&path).expect("readable"), text);
+        }
+        let mut pending = PendingFile::create(&path, Readers::Owner).expect("writable");
+        pending.file().write_all(b"three").expect("writable");
+        assert_eq!(names(&root.path().join("deep")).len(), 2);
+        drop(pending);
+        assert_eq!(names(&root.path().join("deep")), ["file"]);
+        assert_eq!(fs::read_to_string(&path).expect("readable"), "two");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_renamed_leaves_the_old_one() {
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let blocked = root.path().join("blocked");
+        fs::create_dir_all(blocked.join("child")).expect("writable");
+        assert!(write_atomic(&blocked, b"new", Readers::Owner).is_err());
+        assert_eq!(names(root.path()), ["blocked"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_private_file_is_for_its_owner_and_a_shared_one_follows_the_umask() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().expect("a temporary directory");
+        let mode = |name: &str, readers| {
+            let path = root.path().join(name);
+            write_atomic(&path, b"text", readers).expect("writable");
+            fs::metadata(path).expect("there").permissions().mode() & 0o777
+        };
+        let plain = root.path().join("plain");
+        File::create(&plain).expect("writable");
+        let umask = fs::metadata(plain).expect("there").permissions().mode() & 0o777;
+        assert_eq!((mode("private", Readers::Owner), mode("shared", Readers::Umask)), (0o600, umask));
+    }
+
+    #[test]
+    fn a_directory_that_does_not_sync_is_never_a_full_disk() {
+        let error = sync_directory(Path::new("/nowhere/at/all")).expect_err("it is not there");
+        assert_eq!(error.kind(), io::ErrorKind::Other);
+    }
+}

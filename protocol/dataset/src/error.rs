@@ -1,0 +1,167 @@
+//! Why text could not become a dataset.
+
+use crate::{
+    default_text::PinnedCrate,
+    durable::{self, Readers},
+    manifest::ManifestError,
+    reader::{MAX_TOKENIZER_BYTES, OpenError, ReadError},
+    tokenizer::TokenizerError,
+};
+use protocol::Digest;
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+/// The limit of a file of source. In bytes.
+pub(crate) const MAX_FILE_BYTES: u64 = 1 << 30;
+/// The limit of a document, of which one must fit into memory. In bytes.
+pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
+
+/// Why a text could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    #[error("cannot read {}", path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} is not UTF-8 text: its first {valid_bytes} bytes are, the next one is not", path.display())]
+    NotText { path: PathBuf, valid_bytes: usize },
+    #[error("the name of {} is not UTF-8", path.display())]
+    NameNotText { path: PathBuf },
+    #[error("{} has more than {MAX_FILE_BYTES} bytes; cut it into smaller files", path.display())]
+    TooLarge { path: PathBuf },
+    #[error("document {number} of {} has more than {MAX_DOCUMENT_BYTES} bytes; cut it into several", path.display())]
+    TooLong { path: PathBuf, number: u64 },
+    #[error("line or row {number} of {} cannot be used: {reason}", path.display())]
+    Item { path: PathBuf, number: u64, reason: String },
+    #[error("{} cannot be read as Parquet: {reason}", path.display())]
+    Parquet { path: PathBuf, reason: String },
+    #[error("{} has no column {field:?}; it has {columns}", path.display())]
+    NoColumn { path: PathBuf, field: String, columns: String },
+    #[error("{} is {format}, which this program does not read; use `mettle dataset prepare`", path.display())]
+    Unsupported { path: PathBuf, format: &'static str },
+    #[error("{} changed while it was being read; run the same command again", path.display())]
+    Changed { path: PathBuf },
+    #[error("{} describes no mixture: {reason}", path.display())]
+    Mixture { path: PathBuf, reason: String },
+    #[error("{name} has the weight {weight}; it must be a number between 0.000001 and 1000000")]
+    Weight { name: String, weight: f64 },
+    #[error(
+        "the source of {wanted}, which is part of the default text, is not under {}; \
+         run `cargo fetch` in the project, or name a text of your own",
+        listed(homes)
+    )]
+    CrateMissing { wanted: Box<PinnedCrate>, homes: Vec<PathBuf> },
+    #[error(
+        "{} differs from what was published as {wanted} (its digest is {found}, not {}); \
+         remove that directory and run `cargo fetch` in the project",
+        path.display(), wanted.digest
+    )]
+    CrateDiffers { wanted: Box<PinnedCrate>, path: PathBuf, found: Digest },
+}
+
+impl SourceError {
+    /// Whether the same command may succeed later without another text.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, SourceError::Unreadable { .. })
+    }
+}
+
+/// Why a dataset could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    #[error("the text cannot be used")]
+    Source(#[from] SourceError),
+    #[error("the tokenizer {} cannot be used", path.display())]
+    TokenizerFile { path: PathBuf, source: TokenizerError },
+    #[error("cannot read the tokenizer {}", path.display())]
+    TokenizerUnreadable { path: PathBuf, source: io::Error },
+    #[error("{} has more than {MAX_TOKENIZER_BYTES} bytes and is no tokenizer", path.display())]
+    TokenizerTooLarge { path: PathBuf },
+    #[error("the text cannot be turned into tokens")]
+    Tokenizer(#[from] TokenizerError),
+    #[error("document {number} of {} cannot be turned into tokens", path.display())]
+    NotEncoded { path: PathBuf, number: u64, source: TokenizerError },
+    #[error("the source {name} of the mixture has no text of its own")]
+    EmptySource { name: String },
+    #[error("{option} is {value}; it must be between {least} and {most}")]
+    BadOption { option: &'static str, value: u64, least: u64, most: u64 },
+    #[error("too little text: {bytes} bytes, where sequences of {seq_len} tokens need at least {needed}")]
+    TooLittleText { bytes: u64, needed: u64, seq_len: u32 },
+    #[error(
+        "{} holds something that is not a dataset prepared by this program; choose another directory",
+        directory.display()
+    )]
+    Foreign { directory: PathBuf },
+    #[error(
+        "{} holds a dataset of another text or with other options; remove it or choose another directory",
+        directory.display()
+    )]
+    OtherInputs { directory: PathBuf },
+    #[error("the dataset in {} is damaged; remove it to have it made again", directory.display())]
+    Damaged { directory: PathBuf, source: OpenError },
+    #[error("cannot read {}", directory.display())]
+    Unreadable { directory: PathBuf, source: io::Error },
+    #[error("the disk is full: cannot write {}; what is done is kept, so free some space and run the same again", path.display())]
+    DiskFull { path: PathBuf },
+    #[error("cannot write {}", path.display())]
+    Unwritable { path: PathBuf, source: io::Error },
+    #[error("the text makes a dataset that no manifest can describe")]
+    Manifest(#[from] ManifestError),
+    #[error("the dataset in {} does not read back; remove it to have it made again", directory.display())]
+    NotReadBack { directory: PathBuf, source: ReadError },
+}
+
+impl PrepareError {
+    /// Whether the same may succeed later, so that what is done is worth keeping.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            PrepareError::DiskFull { .. } | PrepareError::Unwritable { .. } => true,
+            PrepareError::Source(error) => error.may_pass(),
+            _ => false,
+        }
+    }
+}
+
+/// The error of a failed write to `path`.
+pub(crate) fn unwritable(path: &Path, source: io::Error) -> PrepareError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => PrepareError::DiskFull { path },
+        _ => PrepareError::Unwritable { path, source },
+    }
+}
+
+/// Writes a file of a dataset whole or not at all.
+pub(crate) fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), PrepareError> {
+    durable::write_atomic(path, bytes, Readers::Umask).map_err(|source| unwritable(path, source))
+}
+
+fn listed(paths: &[PathBuf]) -> String {
+    if paths.is_empty() {
+        return "any directory of cargo's (neither CARGO_HOME nor HOME is set)".to_owned();
+    }
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_has_its_own_message() {
+        use std::io::Write as _;
+        let mut full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("every Linux has it");
+        let error = full.write_all(b"text").expect_err("it is always full");
+        let error = unwritable(Path::new("file"), error);
+        assert!(matches!(&error, PrepareError::DiskFull { path: full } if full == Path::new("file")));
+        assert!(error.to_string().contains("the disk is full"));
+    }
+
+    #[test]
+    fn an_error_is_cheap_to_return() {
+        assert!(
+            size_of::<PrepareError>() < 128 && size_of::<OpenError>() < 128 && size_of::<ReadError>() < 128
+        );
+    }
+}

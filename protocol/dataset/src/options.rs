@@ -1,0 +1,165 @@
+//! The options of [`prepare`](crate::prepare), and its progress.
+
+use crate::{
+    error::PrepareError,
+    formats::{Formats, PlainFormats},
+    manifest,
+    source::Source,
+    tokenizer::MIN_VOCAB,
+};
+use protocol::Digest;
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+/// Text between two notes of how far we are: some seconds of work.
+const NOTE_EVERY_BYTES: u64 = 32 << 20;
+/// More often than this nobody learns anything from a text.
+const MAX_EPOCHS: u64 = 1000;
+const MAX_THREADS: u64 = 4096;
+
+/// What to make, and where.
+#[derive(Clone, Debug)]
+pub struct PrepareOptions {
+    pub source: Source,
+    /// How compressed files and Parquet are read. [`PlainFormats`] refuses them.
+    pub formats: &'static dyn Formats,
+    pub place: OutputDirectory,
+    pub tokenizer: TokenizerChoice,
+    /// Tokens the model sees at once. A stored sequence has one more.
+    pub seq_len: u32,
+    /// The largest shard. In bytes.
+    pub shard_bytes: u64,
+    /// Hold out at least about this many sequences, even where 1/40 of the text is less.
+    pub held_out_sequences_min: u64,
+    /// Threads that encode; none for as many as there are cores. The result is the same.
+    pub threads: Option<usize>,
+    /// Note how far we are whenever so much more text is encoded: what a killed attempt loses. The result is the same.
+    pub note_every_bytes: u64,
+}
+
+/// Where the dataset goes.
+#[derive(Clone, Debug)]
+pub enum OutputDirectory {
+    /// This directory, which is not there, empty, or holds just this dataset.
+    Directory(PathBuf),
+    /// A directory of its own below this one, named after text and options.
+    CacheUnder(PathBuf),
+}
+
+#[derive(Clone, Debug)]
+pub enum TokenizerChoice {
+    /// Train a byte-level BPE with at most this many tokens.
+    Train { vocab: u32 },
+    /// Use a `tokenizer.json`. The token between documents is `end_of_document`, or else a usual one.
+    File { path: PathBuf, end_of_document: Option<String> },
+}
+
+/// How far it is. Shown to people; `Display` is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// The text is being looked at. Files that are done, and bytes of files.
+    Reading { files: u64, bytes: u64, of: u64 },
+    /// It is being decided which documents are taken.
+    Selecting { documents: u64 },
+    /// Another process is preparing the same directory.
+    Waiting { directory: PathBuf },
+    /// The directory stands already.
+    Reused { directory: PathBuf },
+    /// The tokenizer is being trained.
+    Tokenizer { tokens: u32, of: u32 },
+    /// Text is being turned into tokens. In bytes; `resumed` of them by an earlier attempt.
+    Encoding { bytes: u64, of: u64, resumed: u64 },
+    /// What was written is being read back.
+    Checking,
+    /// It has its name.
+    Finished { directory: PathBuf },
+}
+
+impl PrepareOptions {
+    /// The options of a localnet: 2048 tokens, sequences of 128.
+    pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
+        PrepareOptions {
+            source,
+            formats: &PlainFormats,
+            place,
+            tokenizer: TokenizerChoice::Train { vocab: 2048 },
+            seq_len: 128,
+            shard_bytes: 8 << 20,
+            held_out_sequences_min: 256,
+            threads: None,
+            note_every_bytes: NOTE_EVERY_BYTES,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), PrepareError> {
+        let (vocab_max, seq_len_max, shard_bytes_max) = manifest::limits();
+        let mut bounds = vec![
+            ("seq_len", u64::from(self.seq_len), 1, u64::from(seq_len_max)),
+            // A shard that holds one of the longest sequences is always allowed.
+            ("shard_bytes", self.shard_bytes, 1, shard_bytes_max),
+            ("held_out_sequences_min", self.held_out_sequences_min, 1, 1 << 32),
+            ("epochs", u64::from(self.source.epochs), 1, MAX_EPOCHS),
+        ];
+        bounds.extend(self.threads.map(|threads| ("threads", threads as u64, 1, MAX_THREADS)));
+        if let TokenizerChoice::Train { vocab } = self.tokenizer {
+            bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(vocab_max)));
+        }
+        match bounds.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value)) {
+            Some((option, value, least, most)) => Err(PrepareError::BadOption { option, value, least, most }),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn threads(&self) -> usize {
+        self.threads.unwrap_or_else(rayon::current_num_threads)
+    }
+}
+
+impl OutputDirectory {
+    /// The parent and the name of the directory to lock.
+    pub(crate) fn location(&self, request: &Digest) -> Result<(PathBuf, String), PrepareError> {
+        match self {
+            OutputDirectory::Directory(directory) => {
+                let foreign = || PrepareError::Foreign { directory: directory.clone() };
+                let name = directory.file_name().ok_or_else(foreign)?;
+                let parent = directory.parent().unwrap_or(Path::new(""));
+                Ok((parent.to_owned(), name.to_string_lossy().into_owned()))
+            }
+            OutputDirectory::CacheUnder(cache) => Ok((cache.clone(), request.to_string()[..16].to_owned())),
+        }
+    }
+
+    /// The directory of the dataset that is made from `inputs`.
+    pub(crate) fn directory(&self, inputs: &Digest) -> PathBuf {
+        match self {
+            OutputDirectory::Directory(directory) => directory.clone(),
+            OutputDirectory::CacheUnder(cache) => cache.join(&inputs.to_string()[..16]),
+        }
+    }
+}
+
+impl fmt::Display for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = |bytes: u64| bytes as f64 / 1e6;
+        match self {
+            Progress::Reading { files, bytes, of } => {
+                write!(f, "looked at {files} files, {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
+            }
+            Progress::Selecting { documents } => write!(f, "choosing among {documents} documents"),
+            Progress::Waiting { directory } => {
+                write!(f, "another process is preparing {}: waiting for it", directory.display())
+            }
+            Progress::Reused { directory } => write!(f, "{} is prepared already", directory.display()),
+            Progress::Tokenizer { tokens, of } => {
+                write!(f, "training the tokenizer: {tokens} of {of} tokens")
+            }
+            Progress::Encoding { bytes, of, .. } => {
+                write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
+            }
+            Progress::Checking => f.write_str("reading back what was written"),
+            Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! The facts that an audit compares with a receipt.
+
+use crate::gauntlet::Measured;
+use protocol::{
+    Block, Digest, RunParams, SeatId, Uid, Window,
+    assign::{self, Assignment},
+    receipt::{PreviousReceipt, Receipt, Reputations},
+    view::{SeatView, Verdict, Vote, WindowView},
+};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// A receipt, and everything to compare it with. What cannot be had is `None`.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    pub params: RunParams,
+    /// The window, finalised.
+    pub view: WindowView,
+    /// The seats now. A seat with another holder since the window is not compared.
+    pub seats: Vec<SeatView>,
+    pub training_sequences: u64,
+    /// The validator of the receipt.
+    pub uid: Uid,
+    /// Already checked: its digest is anchored on the chain, and the hotkey that it names signed it.
+    pub receipt: Receipt,
+    /// The attestation on the chain, if there is one.
+    pub attestation: Option<Vec<(Uid, Verdict)>>,
+    /// The validator's latest receipt on the chain before this one.
+    pub earlier: Option<PreviousReceipt>,
+    /// The oldest window that the chain keeps.
+    pub kept_from: Window,
+    /// The reputations after the receipt before this one.
+    pub remembered: Option<Reputations>,
+    /// The window's contributions as they are in public buckets now.
+    pub found: BTreeMap<Uid, Found>,
+    /// Similarity of each pair of contributions that the validator held, and of each one and its reported
+    /// near-duplicate.
+    pub alike: BTreeMap<(Uid, Digest), f64>,
+    /// The repeated measurements.
+    pub measured: Option<BTreeMap<Uid, Measured>>,
+    /// The digest of the repeated merge.
+    pub merged: Option<Digest>,
+    /// The weight vote for the window's epoch, once it is revealed.
+    pub weight_vote: Option<RevealedWeights>,
+    pub tolerance: f64,
+}
+
+/// A contribution in public buckets now.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Found {
+    Valid {
+        trained: u32,
+    },
+    /// The committed bytes are there, and faulty.
+    Faulty {
+        label: String,
+        detail: String,
+    },
+    /// In no bucket any more: no evidence.
+    Gone,
+}
+
+/// A revealed weight vote, and the weights that it could be.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RevealedWeights {
+    pub epoch: u32,
+    pub posted: Vec<(Uid, u16)>,
+    /// The weights that follow from the receipts of the last windows judged before the vote was committed, latest
+    /// last.
+    pub earned: Vec<(Window, Vec<(Uid, u16)>)>,
+}
+
+impl Facts {
+    /// The validator's vote on the chain.
+    pub fn vote(&self) -> Option<Vote> {
+        self.view.votes.iter().find(|(of, _)| *of == self.uid).map(|(_, vote)| *vote)
+    }
+
+    /// The seed of the validator's sequences (PROT-2).
+    pub fn seed(&self) -> Option<Digest> {
+        let hash = self.view.evaluation_hash?;
+        Some(assign::evaluation_seed(self.receipt.run, self.view.window, &hash, &self.receipt.salt))
+    }
+
+    /// The window's assignment (PROT-5).
+    pub fn assignment(&self) -> Option<Assignment<'_>> {
+        Some(Assignment {
+            run: self.receipt.run,
+            window: self.view.window,
+            opening_hash: self.view.opening_hash?,
+            slots: &self.view.slots,
+            cursor: self.view.cursor,
+            sequences_per_seat: self.params.sequences_per_seat,
+            training_sequences: self.training_sequences,
+        })
+    }
+
+    /// The holder of a seat, if it has not changed since the window opened.
+    pub(super) fn holder(&self, uid: Uid, opened: Block) -> Option<SeatId> {
+        let seat = self.seats.iter().find(|seat| seat.id.uid == uid)?;
+        (seat.id.registered_at <= opened).then_some(seat.id)
+    }
+}

@@ -1,0 +1,282 @@
+//! Compares a receipt's judgement: who was observed and measured, on what, with which result, and what follows from
+//! it.
+
+use super::{
+    Difference, Facts, Found, Kind, Moment, RevealedWeights,
+    compare::{compare_reputations, compare_weights},
+};
+use crate::{
+    gauntlet::{self, near_duplicates::ALIKE_MIN},
+    report::form,
+};
+use protocol::{
+    SeatId, Uid, assign,
+    receipt::{Judgement, LossPair, Measured, Observed},
+    view::Outcome,
+};
+use std::collections::BTreeSet;
+
+/// Differences in a seat's share of all weights up to this are not listed: they follow from other seats' weights.
+const SHARE_ALIKE: f64 = 1e-3;
+
+/// Compares each seat's observation with the chain's (PROT-6, PROT-14).
+pub(super) fn observations(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let view = &facts.view;
+    if !matches!(view.outcome, Some(Outcome::Merged(_))) {
+        found.push(Difference::JudgedVoid);
+    }
+    let Some(selection) = &view.selection else { return };
+    let opened = facts.params.schedule.opens_at(view.window);
+    for uid in &view.slots {
+        let Some(judged) = judgement.seats.iter().find(|judged| judged.seat.uid == *uid) else {
+            if facts.holder(*uid, opened).is_some() {
+                found.push(Difference::SeatLeftOut { uid: *uid });
+            }
+            continue;
+        };
+        if let Some(holder) = facts.holder(*uid, opened).filter(|holder| *holder != judged.seat) {
+            let (said, chain) = (judged.seat.registered_at, holder.registered_at);
+            found.push(Difference::OtherHolder { uid: *uid, said, chain });
+        }
+        let committed = view.commitments.iter().any(|(of, _)| of == uid);
+        let is = if !committed {
+            Kind::Absent
+        } else if selection.faulty.contains(uid) {
+            Kind::Faulty
+        } else if selection.valid.contains(uid) && judgement.held.contains(uid) {
+            Kind::Valid
+        } else {
+            Kind::Unobserved
+        };
+        let said = Kind::of(&judged.observed);
+        if said != is {
+            found.push(Difference::SeenOtherwise { uid: *uid, said, is });
+        }
+        if let (Observed::Valid { trained: said, .. }, Some(Found::Valid { trained })) =
+            (&judged.observed, facts.found.get(uid))
+            && said != trained
+        {
+            found.push(Difference::WrongTrained { uid: *uid, said: *said, declared: *trained });
+        }
+    }
+    for judged in judgement.seats.iter().filter(|judged| !view.slots.contains(&judged.seat.uid)) {
+        found.push(Difference::SeatPutIn { uid: judged.seat.uid });
+    }
+}
+
+/// Compares the measured seats with the seats that were due (PROT-28).
+pub(super) fn turns(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let Some(seed) = facts.seed() else { return };
+    let seat =
+        |uid: &Uid| judgement.seats.iter().find(|judged| judged.seat.uid == *uid).map(|judged| judged.seat);
+    let candidates: Vec<SeatId> = judgement.held.iter().filter_map(seat).collect();
+    let due = gauntlet::whom_to_evaluate(
+        &seed,
+        facts.view.window,
+        &candidates,
+        &form::remembered(&facts.receipt.before),
+        usize::try_from(judgement.budget).unwrap_or(usize::MAX),
+        facts.params.evaluation_wait_max,
+    );
+    let due: Vec<Uid> = due.into_iter().map(|seat| seat.uid).collect();
+    if judgement.order != due {
+        found.push(Difference::WrongOrder { said: judgement.order.clone(), due: due.clone() });
+    }
+    let reached: BTreeSet<Uid> = judgement
+        .seats
+        .iter()
+        .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
+        .map(|judged| judged.seat.uid)
+        .collect();
+    // A seat that two thirds did not attest as valid may have been measured without a trace.
+    let shows = |uid: &Uid| {
+        let selection = facts.view.selection.as_ref();
+        selection.is_some_and(|selection| selection.valid.contains(uid))
+    };
+    let last = due.iter().rposition(|uid| reached.contains(uid));
+    let passed_over = due.iter().take(last.unwrap_or(0)).filter(|uid| shows(uid) && !reached.contains(uid));
+    for uid in passed_over {
+        found.push(Difference::PassedOver { uid: *uid });
+    }
+    for uid in reached.iter().filter(|uid| !due.contains(uid)) {
+        found.push(Difference::OutOfTurn { uid: *uid });
+    }
+}
+
+/// Compares the sequences with those that salt and chain draw (PROT-2, PROT-22).
+pub(super) fn sequences(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let (Some(seed), Some(assignment)) = (facts.seed(), facts.assignment()) else { return };
+    let count = usize::try_from(facts.params.evaluation_sequences).unwrap_or(usize::MAX);
+    let said = judgement.common.iter().map(|baseline| baseline.sequence);
+    let anyone = judgement.seats.iter().any(|judged| measured_of(&judged.observed).is_some());
+    if anyone && !said.eq(assign::common_sequences(&seed, &assignment, count)) {
+        found.push(Difference::WrongSequences { uid: None });
+    }
+    for judged in &judgement.seats {
+        let Observed::Valid { trained, measured: Some(measured), .. } = &judged.observed else { continue };
+        let uid = judged.seat.uid;
+        let assigned = assignment.of(uid).unwrap_or_default();
+        let prefix = assigned.len().min(usize::try_from(*trained).unwrap_or(usize::MAX));
+        let drawn = assign::own_sequences(&seed, uid, assigned.get(..prefix).unwrap_or_default(), count);
+        if !measured.own.iter().map(|pair| pair.sequence).eq(drawn) {
+            found.push(Difference::WrongSequences { uid: Some(uid) });
+        }
+    }
+}
+
+/// Compares the losses with the repeated measurements (PROT-22).
+pub(super) fn losses(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let Some(again) = &facts.measured else { return };
+    for judged in &judgement.seats {
+        let uid = judged.seat.uid;
+        let (Some(said), Some(ours)) = (measured_of(&judged.observed), again.get(&uid)) else { continue };
+        let common = judgement.common.iter().zip(&said.common_after).map(|(baseline, after)| LossPair {
+            sequence: baseline.sequence,
+            before: baseline.before,
+            after: *after,
+        });
+        let common: Vec<LossPair> = common.collect();
+        for (own, said, ours) in [(true, &said.own, &ours.own), (false, &common, &ours.common)] {
+            for (moment, of_said, of_ours) in [
+                (
+                    Moment::Before,
+                    (|pair: &LossPair| pair.before.get()) as fn(&LossPair) -> f64,
+                    before as fn(&_) -> f64,
+                ),
+                (Moment::After, |pair: &LossPair| pair.after.get(), after),
+            ] {
+                let off = said.iter().filter_map(|pair| {
+                    let ours = ours.iter().find(|ours| ours.sequence == pair.sequence)?;
+                    let (said, ours) = (of_said(pair), of_ours(ours));
+                    let apart = (said - ours).abs();
+                    (facts.tolerance < apart).then_some((pair.sequence, said, ours, apart))
+                });
+                let off: Vec<_> = off.collect();
+                let worst = off.iter().max_by(|one, other| one.3.total_cmp(&other.3));
+                if let Some((sequence, said, ours, _)) = worst {
+                    found.push(Difference::WrongLosses {
+                        uid,
+                        own,
+                        moment,
+                        sequences: off.len(),
+                        worst: *sequence,
+                        said: *said,
+                        ours: *ours,
+                    });
+                }
+            }
+        }
+    }
+}
+
+fn before(pair: &gauntlet::LossPair) -> f64 {
+    pair.before
+}
+
+fn after(pair: &gauntlet::LossPair) -> f64 {
+    pair.after
+}
+
+/// Compares the reported near-duplicates with those that the contributions show (PROT-25).
+pub(super) fn near_duplicates(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let view = &facts.view;
+    let digest = |uid: &Uid| view.commitments.iter().find(|(of, _)| of == uid).map(|(_, digest)| *digest);
+    for judged in &judgement.seats {
+        let Observed::Valid { near_duplicate, .. } = &judged.observed else { continue };
+        let uid = judged.seat.uid;
+        // A validator that held both must report the closest of the same window. A restart forgets older ones.
+        let others = judgement.held.iter().filter(|other| **other != uid).filter_map(|other| {
+            let alike = *facts.alike.get(&(uid, digest(other)?))?;
+            (ALIKE_MIN <= alike).then_some((*other, alike))
+        });
+        let closest = others.max_by(|one, other| one.1.total_cmp(&other.1));
+        match (near_duplicate, closest) {
+            (None, Some((other, alike))) => {
+                found.push(Difference::MissedNearDuplicate { uid, other, alike });
+            }
+            (Some(near_duplicate), closest) => {
+                let ours = facts.alike.get(&(uid, near_duplicate.digest)).copied();
+                let invented =
+                    ours.is_some_and(|ours| ours.to_bits() != near_duplicate.alike.get().to_bits());
+                let same_window = near_duplicate.window == view.window
+                    && digest(&near_duplicate.uid) != Some(near_duplicate.digest);
+                if invented || same_window {
+                    found.push(Difference::WrongNearDuplicate {
+                        uid,
+                        other: near_duplicate.uid,
+                        said: near_duplicate.alike.get(),
+                        ours: ours.unwrap_or(0.0),
+                    });
+                } else if let Some((other, alike)) =
+                    closest.filter(|(_, alike)| near_duplicate.alike.get() < *alike)
+                {
+                    found.push(Difference::MissedNearDuplicate { uid, other, alike });
+                }
+            }
+            (None, None) => {}
+        }
+    }
+}
+
+/// Compares reputations, scores and weights with those that follow from the evidence, to the last bit (PROT-23 to
+/// PROT-26).
+pub(super) fn conclusions(facts: &Facts, judgement: &Judgement, found: &mut Vec<Difference>) {
+    let verdict = form::judged_again(&facts.params, &facts.receipt, judgement);
+    compare_reputations(
+        &form::reputations(&verdict.reputations),
+        &judgement.after,
+        |uid, field, ours, said| {
+            found.push(Difference::Misjudged { uid, field, said, ours });
+        },
+    );
+    for report in &verdict.reports {
+        let Some(judged) = judgement.seats.iter().find(|judged| judged.seat == report.seat) else { continue };
+        let (said, ours) = (format!("{:?}", judged.result), format!("{:?}", form::result(report)));
+        if said != ours {
+            found.push(Difference::Misjudged { uid: Some(report.seat.uid), field: "result", said, ours });
+        }
+    }
+    compare_weights(&judgement.weights, &verdict.weights, |uid, said, ours| {
+        found.push(Difference::WrongWeight { uid, said, ours });
+    });
+}
+
+/// Compares the revealed weight vote with the validator's scores (PROT-26, PROT-30).
+pub(super) fn weight_vote(facts: &Facts, found: &mut Vec<Difference>) {
+    let Some(RevealedWeights { epoch, posted, earned }) = &facts.weight_vote else { return };
+    let Some((_, latest)) = earned.last() else { return };
+    if earned.iter().any(|(_, weights)| weights == posted) {
+        return;
+    }
+    // The highest weight is always 65535: a raised seat shows by its share, and by the lower weights of the others.
+    let share = |weights: &[(Uid, u16)], uid: Uid| {
+        let all: f64 = weights.iter().map(|(_, weight)| f64::from(*weight)).sum();
+        let own = weights.iter().find(|(of, _)| *of == uid).map_or(0.0, |(_, weight)| f64::from(*weight));
+        if 0.0 < all { own / all } else { 0.0 }
+    };
+    let uids: BTreeSet<Uid> = posted.iter().chain(latest).map(|(uid, _)| *uid).collect();
+    for uid in uids {
+        let of = |weights: &[(Uid, u16)]| {
+            weights.iter().find(|(of, _)| *of == uid).map_or(0, |(_, weight)| *weight)
+        };
+        let (weight, worth) = (of(posted), of(latest));
+        let (posted_share, earned_share) = (share(posted, uid), share(latest, uid));
+        if weight != worth || SHARE_ALIKE < posted_share - earned_share {
+            found.push(Difference::WrongWeightVote {
+                epoch: *epoch,
+                uid,
+                posted: weight,
+                earned: worth,
+                posted_share,
+                earned_share,
+            });
+        }
+    }
+}
+
+fn measured_of(observed: &Observed) -> Option<&Measured> {
+    match observed {
+        Observed::Valid { measured, .. } => measured.as_ref(),
+        _ => None,
+    }
+}

@@ -1,0 +1,60 @@
+//! What an audit could not check.
+
+use super::Facts;
+use protocol::receipt::Observed;
+use serde::Serialize;
+
+/// Something that could not be checked, why, and what the user can do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Unchecked {
+    pub what: String,
+    pub why: String,
+    pub to_do: String,
+}
+
+/// Lists what these facts do not allow to check.
+pub fn unchecked(facts: &Facts) -> Vec<Unchecked> {
+    let mut list = Vec::new();
+    let mut add = |what: &str, why: &str, to_do: &str| {
+        list.push(Unchecked { what: what.into(), why: why.into(), to_do: to_do.into() });
+    };
+    if facts.receipt.previous.is_some() && facts.remembered.is_none() {
+        add(
+            "whether its reputations are those of its last receipt",
+            "the receipt before this one is in no bucket",
+            "ask the validator for it: receipts are kept for 192 windows",
+        );
+    }
+    if facts
+        .seats
+        .iter()
+        .any(|seat| seat.id == facts.receipt.validator && seat.hotkey != facts.receipt.hotkey)
+    {
+        add(
+            "whether the key that signed it was the seat's",
+            "the seat has another hotkey now, and the chain does not tell which it had",
+            "ask the validator when it changed its key; for `mettle report` the chain accepts the earlier key",
+        );
+    }
+    let measured_any = facts.receipt.judgement.as_ref().is_some_and(|judgement| {
+        judgement
+            .seats
+            .iter()
+            .any(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
+    });
+    if measured_any && facts.measured.is_none() {
+        add(
+            "the losses",
+            "a contribution or the window's model is in no bucket any more",
+            "audit within 64 windows: contributions and checkpoints are kept that long",
+        );
+    }
+    if facts.receipt.merged.is_some() && facts.merged.is_none() {
+        add(
+            "the merge",
+            "a selected contribution or the merge-side buffer is in no bucket any more",
+            "audit within 64 windows, or from a checkpoint that was finalised before the window",
+        );
+    }
+    list
+}

@@ -1,0 +1,208 @@
+//! Measures what each contribution does to the loss, on the seat's own sequences and on common ones (PROT-22).
+//!
+//! One model is in memory: a contribution is applied to it as a sparse delta and undone exactly. Losses without it
+//! are computed for many seats at a time. Each contribution gets a sketch, measured or not: sketches show
+//! near-duplicates.
+
+use crate::gauntlet::{LossPair, Measured, NearDuplicate, Sketch, Sketches};
+use dataset::{Dataset, ReadError};
+use nn::{Evaluator, ModelError};
+use node::{Codec, Contribution, Follower};
+use protocol::{
+    RunParams, Uid, Window,
+    assign::{self, Assignment},
+    contribution::{DecodeError, Sparse},
+};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Instant,
+};
+
+/// The measurements of one window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measurements {
+    /// Mean loss of `θ_w` on the held-out split, nats per token. For reporting only: it never enters a score (PROT-4).
+    pub held_out_loss: f64,
+    /// Seats that were measured.
+    pub seats: BTreeMap<Uid, Measured>,
+    /// The near-duplicate of each gathered contribution that has one.
+    pub near_duplicates: BTreeMap<Uid, NearDuplicate>,
+    /// [`Job::earlier`] with this window's contributions, for the next window's job.
+    pub sketches: Sketches,
+    pub seconds: f64,
+}
+
+/// Seats whose losses without contribution are computed together: enough to fill the device, few enough to lose
+/// little when time is up.
+pub const SEATS_TOGETHER: usize = 8;
+
+#[derive(Debug, thiserror::Error)]
+pub enum EvaluateError {
+    #[error("could not read the evaluation's data")]
+    Data(#[from] ReadError),
+    #[error("the model could not be evaluated")]
+    Model(#[from] ModelError),
+    #[error("the contribution of uid {uid} was decoded when it was gathered, and cannot be decoded now")]
+    Decode { uid: Uid, source: DecodeError },
+}
+
+/// What to measure, in which order, on which sequences.
+pub struct Job {
+    pub window: Window,
+    pub theta: Vec<f32>,
+    pub params: RunParams,
+    /// Decodes the contributions.
+    pub codec: Arc<Codec>,
+    pub contributions: BTreeMap<Uid, Contribution>,
+    /// Seats to evaluate, in this order (PROT-28).
+    pub order: Vec<Uid>,
+    /// Each seat's sequences of this window.
+    pub assigned: BTreeMap<Uid, Vec<u64>>,
+    /// Common sequences, the same for all seats.
+    pub common: Vec<u64>,
+    pub seed: protocol::Digest,
+    /// Held-out sequences to report the loss on.
+    pub held_out: u64,
+    /// Sketches of earlier windows' contributions.
+    pub earlier: Sketches,
+}
+
+impl Job {
+    /// Draws the sequences: own ones from the prefix that each seat trained on, common ones from those assigned to no
+    /// seat (PROT-22). Without held-out sequences and earlier sketches: the caller sets them.
+    pub fn new(
+        theta: Vec<f32>,
+        follower: &Follower,
+        contributions: BTreeMap<Uid, Contribution>,
+        order: Vec<Uid>,
+        assignment: &Assignment<'_>,
+        seed: protocol::Digest,
+    ) -> Job {
+        let (params, codec) = (follower.run.params, follower.sent.clone());
+        let count = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
+        let common = assign::common_sequences(&seed, assignment, count);
+        let assigned = order.iter().filter_map(|uid| Some((*uid, assignment.of(*uid)?))).collect();
+        let (window, held_out, earlier) = (assignment.window, 0, Sketches::default());
+        Job { window, theta, params, codec, contributions, order, assigned, common, seed, held_out, earlier }
+    }
+
+    /// The sequences on which a seat's own work is measured (PROT-22).
+    fn own_sequences(&self, uid: Uid, held: &Contribution, assigned: &[u64]) -> Vec<u64> {
+        let count = usize::try_from(self.params.evaluation_sequences).unwrap_or(usize::MAX);
+        let trained = usize::try_from(held.header.trained).unwrap_or(usize::MAX);
+        assign::own_sequences(&self.seed, uid, &assigned[..assigned.len().min(trained)], count)
+    }
+}
+
+/// Runs the job on `evaluator`. Blocks: call it on a thread of its own.
+///
+/// `time_left` is called before each contribution. Once it is false, the remaining seats stay unmeasured, and come
+/// earlier in the next window (PROT-28).
+pub fn measure(
+    evaluator: &mut Evaluator,
+    dataset: &Dataset,
+    job: &Job,
+    time_left: &mut dyn FnMut() -> bool,
+) -> Result<Measurements, EvaluateError> {
+    let started = Instant::now();
+    evaluator.load(&job.theta)?;
+    let rate = job.params.evaluation_rate();
+
+    // The model without contributions, on the held-out split and on the common sequences.
+    let held_out: Vec<u64> = (0..job.held_out.min(dataset.held_out_sequences())).collect();
+    let held_out = dataset.held_out_sequences_at(&held_out)?;
+    let held_out_losses = evaluator.losses(&held_out)?;
+    let common = dataset.sequences(&job.common)?;
+    let common_before = evaluator.losses(&common)?;
+
+    // Scaled as the merge scales them, so that a contribution is judged by what it would do (PROT-17).
+    let norms: Vec<Vec<f64>> = job.contributions.values().map(|held| held.square_norms.clone()).collect();
+    let scales = kernels::merge::clip_scales(&norms);
+    let place: BTreeMap<Uid, usize> =
+        job.contributions.keys().enumerate().map(|(place, uid)| (*uid, place)).collect();
+
+    let mut sketches = job.earlier.clone();
+    let mut sketched = BTreeSet::new();
+    let mut seats = BTreeMap::new();
+    'all: for together in job.order.chunks(SEATS_TOGETHER) {
+        if !time_left() {
+            break;
+        }
+        // Their own sequences in one batch, without contributions.
+        let mut own = Vec::with_capacity(together.len());
+        for uid in together {
+            let Some((held, assigned)) = job.contributions.get(uid).zip(job.assigned.get(uid)) else {
+                continue;
+            };
+            let sequences = job.own_sequences(*uid, held, assigned);
+            own.push((*uid, held, dataset.sequences(&sequences)?, sequences));
+        }
+        let tokens: Vec<&[u32]> =
+            own.iter().flat_map(|(_, _, tokens, _)| tokens.iter().map(|tokens| &tokens[..])).collect();
+        let mut before = evaluator.losses(&tokens)?.into_iter();
+
+        for (uid, held, tokens, sequences) in &own {
+            let own_before: Vec<f64> = before.by_ref().take(tokens.len()).collect();
+            if !time_left() {
+                break 'all;
+            }
+            let Some(place) = place.get(uid) else { continue };
+            // Decoded one at a time: entries take six times the memory of the bytes.
+            let update = decode(job, *uid, held)?;
+            sketches.add(job.window, *uid, held.digest, Sketch::of(&update));
+            sketched.insert(*uid);
+            let scaled = scaled(update, |tensor| scales[tensor][*place]);
+            let undo = evaluator.apply_sparse(&scaled, rate)?;
+            let own_after = evaluator.losses(tokens);
+            let common_after = evaluator.losses(&common);
+            evaluator.undo(undo)?;
+            seats.insert(
+                *uid,
+                Measured {
+                    own: pairs(sequences, &own_before, &own_after?),
+                    common: pairs(&job.common, &common_before, &common_after?),
+                },
+            );
+        }
+    }
+
+    // Unmeasured contributions too: a copy of them may be measured, now or in a later window.
+    for (uid, held) in &job.contributions {
+        if !sketched.contains(uid) {
+            sketches.add(job.window, *uid, held.digest, Sketch::of(&decode(job, *uid, held)?));
+        }
+    }
+    Ok(Measurements {
+        held_out_loss: mean(&held_out_losses),
+        seats,
+        near_duplicates: sketches.near_duplicates(job.window),
+        sketches,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+fn decode(job: &Job, uid: Uid, held: &Contribution) -> Result<Sparse, EvaluateError> {
+    job.codec.decode(held.body()).map_err(|source| EvaluateError::Decode { uid, source })
+}
+
+fn pairs(sequences: &[u64], before: &[f64], after: &[f64]) -> Vec<LossPair> {
+    sequences
+        .iter()
+        .zip(before.iter().zip(after))
+        .map(|(sequence, (before, after))| LossPair::new(*sequence, *before, *after))
+        .collect()
+}
+
+/// `fl(scale · level)` for every entry, rounded once, as in the merge.
+fn scaled(mut update: Sparse, scale_of: impl Fn(usize) -> f32) -> Sparse {
+    for (index, tensor) in update.tensors.iter_mut().enumerate() {
+        let scale = scale_of(index);
+        tensor.values.iter_mut().for_each(|value| *value *= scale);
+    }
+    update
+}
+
+fn mean(losses: &[f64]) -> f64 {
+    losses.iter().sum::<f64>() / losses.len().max(1) as f64
+}

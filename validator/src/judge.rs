@@ -1,0 +1,307 @@
+//! Judges a measured window: evidence in, receipt, reputations and journal entry out. [`gauntlet`] decides.
+
+use crate::{
+    evaluate::{Evaluation, Measurements},
+    gauntlet::{self, Evidence, Observed, Reputations, evidence::ATTESTED},
+    report::form,
+    run::{RunError, Stop, Validator},
+};
+use node::{Entry, journal::SeatJudged};
+use protocol::{
+    Block, Role, Uid, Window,
+    receipt::Judgement,
+    submission::Fault,
+    view::{Outcome, SeatView, WindowView},
+};
+use std::collections::BTreeMap;
+
+/// The gauntlet's evidence for every miner's seat of the window: what the chain finalised about it, and what this
+/// validator measured (PROT-14). `faults` are those that this validator saw: they name what the chain calls faulty,
+/// and count for nothing alone.
+pub fn evidence(
+    view: &WindowView,
+    seats: &[SeatView],
+    contributions: &BTreeMap<Uid, u32>,
+    faults: &BTreeMap<Uid, Fault>,
+    measured: &Measurements,
+) -> Vec<Evidence> {
+    let Some(selection) = &view.selection else { return Vec::new() };
+    let mut evidence = Vec::new();
+    for seat in seats.iter().filter(|seat| seat.role == Role::Miner && view.slots.contains(&seat.id.uid)) {
+        let uid = seat.id.uid;
+        let observed = if !view.commitments.iter().any(|(committed, _)| *committed == uid) {
+            Observed::Absent
+        } else if selection.faulty.contains(&uid) {
+            match faults.get(&uid) {
+                Some(fault) => {
+                    Observed::Faulty { label: fault.label().to_owned(), detail: fault.to_string() }
+                }
+                None => Observed::Faulty {
+                    label: ATTESTED.to_owned(),
+                    detail: "two thirds of the stake attested it as faulty".to_owned(),
+                },
+            }
+        } else {
+            match contributions.get(&uid).filter(|_| selection.valid.contains(&uid)) {
+                Some(trained) => {
+                    let near_duplicate = measured.near_duplicates.get(&uid).copied();
+                    Observed::Valid {
+                        trained: *trained,
+                        measured: measured.seats.get(&uid).cloned(),
+                        near_duplicate,
+                    }
+                }
+                None => Observed::Unobserved,
+            }
+        };
+        evidence.push(Evidence { seat: seat.id, observed });
+    }
+    evidence
+}
+
+impl Validator {
+    /// The window once it is finalised: with hidden votes, or under load, some blocks after the deadline. When the
+    /// next window opens it is returned as it is.
+    pub(crate) async fn finalised(&mut self, window: Window) -> Result<Option<WindowView>, RunError> {
+        let over = self.node.schedule().opens_at(window.next());
+        loop {
+            let head = self.node.heads.borrow_and_update().block;
+            let view = self.node.chain().window(self.node.run_id(), window).await?;
+            if over <= head || view.as_ref().is_none_or(|view| view.outcome.is_some()) {
+                return Ok(view);
+            }
+            self.node.wait_past(head).await?;
+        }
+    }
+
+    /// Judges a measured window, unless it was void: no seat loses by a void window (PROT-19). Windows before it that
+    /// were not measured get their receipts first. If the disk is full until `last_call`, nothing has changed, and
+    /// the caller repeats it.
+    pub(crate) async fn judge(
+        &mut self,
+        evaluation: &Evaluation,
+        measured: &Measurements,
+        last_call: Block,
+    ) -> Result<(), Stop> {
+        let view = &evaluation.view;
+        let window = view.window;
+        for earlier in self.signed.unsigned_before(window) {
+            let base = self.signed.report(earlier).map(|report| report.base).unwrap_or_default();
+            self.sign_receipt(earlier, base, None, last_call).await?;
+        }
+        // A process before this one may have judged it.
+        let is_judged = Some(window) <= self.signed.reputations().judged.max(self.signed.signed_until());
+        let is_merged = matches!(view.outcome, Some(Outcome::Merged(_)));
+        let verdict = (is_merged && !is_judged && self.held_seat_in(window))
+            .then(|| self.verdict(evaluation, measured));
+        let (judgement, reports) = verdict.unzip();
+        self.sign_receipt(window, view.lineage, judgement, last_call).await?;
+        if reports.is_some() {
+            tracing::info!(
+                window = window.0,
+                held_out_loss = format!("{:.4}", measured.held_out_loss),
+                evaluated = measured.seats.len(),
+                seconds = format!("{:.1}", measured.seconds),
+                "judged"
+            );
+        }
+        self.node.journal.write(&Entry::Judged {
+            window,
+            held_out_loss: measured.held_out_loss,
+            seats: reports.iter().flatten().map(seat_judged).collect(),
+            evaluate_seconds: measured.seconds,
+        });
+        Ok(())
+    }
+
+    fn verdict(
+        &self,
+        evaluation: &Evaluation,
+        measured: &Measurements,
+    ) -> ((Judgement, Reputations), Vec<gauntlet::SeatReport>) {
+        let Evaluation { view, seats, trained, faults, plan, .. } = evaluation;
+        let evidence = evidence(view, seats, trained, faults, measured);
+        let before = self.signed.reputations();
+        let verdict = gauntlet::judge(&self.node.run().params, before, view.window, &evidence);
+        let judgement = form::judgement(plan.clone(), &evidence, &verdict);
+        ((judgement, verdict.reputations), verdict.reports)
+    }
+}
+
+fn seat_judged(report: &gauntlet::SeatReport) -> SeatJudged {
+    SeatJudged {
+        uid: report.seat.uid,
+        common_gain: report.common_gain,
+        own_gain: report.own_gain,
+        rating: report.rating_after.mu,
+        uncertainty: report.rating_after.sigma,
+        own_data_score: report.own_data_score_after,
+        score: report.score,
+        weight: report.weight,
+        reasons: reasons(report),
+    }
+}
+
+/// What counted against a seat, in words.
+fn reasons(report: &gauntlet::SeatReport) -> Vec<String> {
+    let penalties = report.penalties.iter().map(|penalty| {
+        let (reason, since, left) = (penalty.reason, penalty.since.0, penalty.evaluations_remaining);
+        format!("{reason} since window {since}: times {:.2}, {left} evaluations left", penalty.factor)
+    });
+    let fault = match &report.observed {
+        gauntlet::report::Seen::Faulty { label, detail } => Some(format!("{label}: {detail}")),
+        _ => None,
+    };
+    fault.into_iter().chain(penalties).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gauntlet::Sketches;
+    use protocol::{
+        Digest, Hotkey, RunId, SeatId, contribution::DecodeError, params::Density, select::Selected,
+        submission::RMS_MAX, view::Selection,
+    };
+    use std::collections::BTreeSet;
+
+    fn seat(uid: u16) -> SeatView {
+        SeatView {
+            id: SeatId { uid: Uid(uid), registered_at: Block(0) },
+            role: Role::Miner,
+            hotkey: Hotkey([0; 32]),
+            coldkey: [0; 32],
+            endpoint: String::new(),
+            stake: 0,
+            claimable: 0,
+            earned: 0,
+        }
+    }
+
+    /// A window in which `committed` committed, and two thirds attested `valid` and `faulty`.
+    fn view(committed: &[u16], valid: &[u16], faulty: &[u16]) -> WindowView {
+        let uids = |uids: &[u16]| uids.iter().copied().map(Uid).collect::<Vec<_>>();
+        WindowView {
+            window: Window(3),
+            opening_hash: None,
+            evaluation_hash: None,
+            slots: (0..40).map(Uid).collect(),
+            cursor: 0,
+            electorate: Vec::new(),
+            lineage: Digest::default(),
+            weights: Vec::new(),
+            commitments: committed.iter().map(|uid| (Uid(*uid), Digest::default())).collect(),
+            salts: Vec::new(),
+            attested: Vec::new(),
+            selection: Some(Selection {
+                selected: Vec::<Selected>::new(),
+                valid: uids(valid),
+                faulty: uids(faulty),
+            }),
+            votes: Vec::new(),
+            outcome: None,
+            receipts: Vec::new(),
+        }
+    }
+
+    fn nothing_measured() -> Measurements {
+        Measurements {
+            held_out_loss: 0.0,
+            seats: BTreeMap::new(),
+            near_duplicates: BTreeMap::new(),
+            sketches: Sketches::default(),
+            seconds: 0.0,
+        }
+    }
+
+    /// One of each. A new kind of fault has to be added here, or this does not compile.
+    fn every_fault() -> Vec<Fault> {
+        let all = vec![
+            Fault::Missing,
+            Fault::Late,
+            Fault::TooLarge { bytes: 9, largest: 8 },
+            Fault::WrongDigest,
+            Fault::Malformed("it ends inside its header"),
+            Fault::WrongCodec { got: 9 },
+            Fault::WrongRun { got: RunId(9) },
+            Fault::WrongWindow { got: Window(9) },
+            Fault::WrongSeat { got: Uid(9) },
+            Fault::WrongHotkey,
+            Fault::WrongBase,
+            Fault::WrongSchema,
+            Fault::WrongDensity { got: Density(9) },
+            Fault::WrongTrained { trained: 9, assigned: 8 },
+            Fault::BadSignature,
+            Fault::Undecodable(DecodeError::BadDensity(9)),
+            Fault::AbnormalNorm { rms: RMS_MAX * 2.0 },
+        ];
+        for fault in &all {
+            match fault {
+                Fault::Missing
+                | Fault::Late
+                | Fault::TooLarge { .. }
+                | Fault::WrongDigest
+                | Fault::Malformed(_)
+                | Fault::WrongCodec { .. }
+                | Fault::WrongRun { .. }
+                | Fault::WrongWindow { .. }
+                | Fault::WrongSeat { .. }
+                | Fault::WrongHotkey
+                | Fault::WrongBase
+                | Fault::WrongSchema
+                | Fault::WrongDensity { .. }
+                | Fault::WrongTrained { .. }
+                | Fault::BadSignature
+                | Fault::Undecodable(_)
+                | Fault::AbnormalNorm { .. } => {}
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn a_fault_attested_by_two_thirds_keeps_its_label_in_the_evidence() {
+        let faults: BTreeMap<Uid, Fault> = (0..).map(Uid).zip(every_fault()).collect();
+        let uids: Vec<u16> = faults.keys().map(|uid| uid.0).collect();
+        let seats: Vec<SeatView> = uids.iter().copied().map(seat).collect();
+        let evidence =
+            evidence(&view(&uids, &[], &uids), &seats, &BTreeMap::new(), &faults, &nothing_measured());
+        assert_eq!(evidence.len(), faults.len());
+        let mut labels = BTreeSet::new();
+        for (evidence, fault) in evidence.iter().zip(faults.values()) {
+            let Observed::Faulty { label, detail } = &evidence.observed else {
+                panic!("{fault} is not in the evidence")
+            };
+            assert_eq!((label.as_str(), detail.clone()), (fault.label(), fault.to_string()));
+            labels.insert(label.clone());
+        }
+        assert_eq!(labels.len(), faults.len(), "two faults have one label");
+    }
+
+    #[test]
+    fn a_fault_that_only_this_validator_saw_does_not_count() {
+        let faults = BTreeMap::from([(Uid(1), Fault::Missing)]);
+        let evidence =
+            evidence(&view(&[1], &[], &[]), &[seat(1)], &BTreeMap::new(), &faults, &nothing_measured());
+        assert_eq!(evidence[0].observed, Observed::Unobserved);
+    }
+
+    #[test]
+    fn a_fault_that_only_others_saw_has_the_label_attested() {
+        let none = BTreeMap::new();
+        let evidence =
+            evidence(&view(&[1], &[], &[1]), &[seat(1)], &none, &BTreeMap::new(), &nothing_measured());
+        assert!(matches!(&evidence[0].observed, Observed::Faulty { label, .. } if label == ATTESTED));
+    }
+
+    #[test]
+    fn a_contribution_not_at_hand_is_unobserved_and_a_seat_without_commitment_is_absent() {
+        let held = BTreeMap::from([(Uid(2), 5)]);
+        let view = view(&[1, 2], &[1, 2], &[]);
+        let seats = [seat(1), seat(2), seat(3), SeatView { role: Role::Validator, ..seat(4) }];
+        let evidence = evidence(&view, &seats, &held, &BTreeMap::new(), &nothing_measured());
+        let observed: Vec<_> = evidence.iter().map(|evidence| &evidence.observed).collect();
+        let waiting = Observed::Valid { trained: 5, measured: None, near_duplicate: None };
+        assert_eq!(observed, [&Observed::Unobserved, &waiting, &Observed::Absent]);
+    }
+}

@@ -1,0 +1,418 @@
+//! What this validator has told the chain, or is about to, in one database: `signed.redb`.
+//!
+//! A validator that contradicts itself loses stake (PROT-21), and one that cannot reveal its weight vote earns no
+//! dividends (PROT-30). So each statement is in the database before the chain is told, and a step that runs again
+//! gets the stored statement, not a new one. Each step is one transaction: the tables never disagree. Signed receipts
+//! are files beside the database, which holds their digests.
+
+mod import;
+#[cfg(test)]
+mod tests;
+
+use crate::{gauntlet::Reputations, report::form};
+use codec::{Decode, Encode};
+use node::durable::{Ballast, Db, DbError, FileError, Table, Transaction, write_atomic};
+use protocol::{
+    Digest, Hotkey, RunId, RunParams, Uid, Window,
+    receipt::{self, Attestation, MergeRecord, PreviousReceipt, ReceiptError, SignedReceipt},
+    reveal::{self, Salt},
+    view::Vote,
+};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+const FILE: &str = "signed.redb";
+const FORMAT: u32 = 1;
+
+const META: Table<(), Meta> = Table::new("meta");
+/// By run and epoch.
+const WEIGHT_VOTES: Table<(RunId, u32), WeightVote> = Table::new("weight_votes");
+const REPORTS: Table<(RunId, Window), WindowReport> = Table::new("window_reports");
+const RECEIPTS: Table<(RunId, Window), ReceiptRecord> = Table::new("receipts");
+const REPUTATIONS: Table<RunId, receipt::Reputations> = Table::new("reputations");
+
+/// Written with the first transaction.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+struct Meta {
+    format: u32,
+    /// Files of an older release that were imported: names relative to the directory, and digests.
+    imported: ImportedFiles,
+}
+
+type ImportedFiles = Vec<(String, Digest)>;
+
+/// Reports kept for windows without a receipt. An evaluation is never this many windows behind.
+const REPORTS_MAX: usize = 16;
+
+/// A weight vote, with the salt that hides it until the reveal (PROT-30).
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct WeightVote {
+    pub epoch: u32,
+    pub weights: Vec<(Uid, u16)>,
+    pub salt: Salt,
+}
+
+impl WeightVote {
+    /// The hash that `hotkey` commits to.
+    pub fn hash(&self, hotkey: &Hotkey) -> Digest {
+        reveal::commitment(&self.weights, &self.salt, hotkey)
+    }
+}
+
+/// This validator's attestation and vote in one window, kept until the window's receipt is signed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct WindowReport {
+    /// The lineage of the window's model.
+    pub base: Digest,
+    pub attestation: Option<Attestation>,
+    pub merged: Option<MergeRecord>,
+}
+
+impl WindowReport {
+    pub fn vote(&self) -> Option<Vote> {
+        self.merged.as_ref().map(|merged| Vote { update: merged.update, state_root: merged.state_root })
+    }
+}
+
+/// A signed receipt, whose bytes are in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+struct ReceiptRecord {
+    digest: Digest,
+    /// It is on the chain, or never will be.
+    is_published: bool,
+}
+
+/// The open database. The directory's lock keeps other processes out.
+pub struct SignedDb {
+    directory: PathBuf,
+    run: RunId,
+    db: Db,
+    /// The rows of `run`, as they are on disk.
+    rows: Rows,
+}
+
+#[derive(Default)]
+struct Rows {
+    weight_votes: BTreeMap<u32, WeightVote>,
+    reports: BTreeMap<Window, WindowReport>,
+    receipts: BTreeMap<Window, ReceiptRecord>,
+    reputations: Reputations,
+}
+
+/// One row to write. A transaction is a list of them.
+#[derive(Clone)]
+enum Change {
+    PutWeightVote(WeightVote),
+    RemoveWeightVote(u32),
+    PutReport(Window, WindowReport),
+    RemoveReport(Window),
+    PutReceipt(Window, ReceiptRecord),
+    RemoveReceipt(Window),
+    PutReputations(Reputations),
+}
+
+/// Where the database came from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    Found,
+    /// It was created from these files of an older release.
+    Imported(Vec<String>),
+    /// It was created empty: on a first start, or after a loss.
+    Created,
+}
+
+/// Why the database cannot be opened or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SignedDbError {
+    #[error(transparent)]
+    Db(Box<DbError>),
+    #[error(
+        "{} is damaged. Restore it from a copy made while this validator was stopped, or remove it and start without it. {LOSS}",
+        path.display()
+    )]
+    Damaged { path: PathBuf, source: Box<DbError> },
+    #[error("{} has format {found}, and this release reads format {FORMAT}; start a release that reads {found}", path.display())]
+    Format { path: PathBuf, found: u32 },
+    #[error("{} is damaged; remove it to start without it. {loss}", path.display())]
+    DamagedImport { path: PathBuf, loss: &'static str, source: serde_json::Error },
+    #[error("the receipt {} is damaged; remove it, and an audit finds it missing", path.display())]
+    DamagedReceipt { path: PathBuf, source: ReceiptError },
+    #[error(
+        "an older release wrote {} after {FILE} was made. Remove {} to continue with {FILE}, or remove {FILE} to import it again",
+        path.display(), path.display()
+    )]
+    OldFile { path: PathBuf },
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// What a validator loses with its database.
+pub const LOSS: &str = "Without it, a weight vote that waits for its reveal earns no dividends for its epoch, \
+    an attestation or vote that is committed and not revealed does not count, and miners are rated afresh";
+
+impl SignedDbError {
+    /// Whether the disk was full. The database is then as it was before.
+    pub fn is_full(&self) -> bool {
+        match self {
+            SignedDbError::Db(error) => error.is_full(),
+            SignedDbError::File(error) => error.is_full(),
+            _ => false,
+        }
+    }
+}
+
+impl SignedDb {
+    /// Opens the database in `directory`, or creates it: from the files of an older release if there are some. A
+    /// transaction that finds the disk full deletes a ballast of `ballast_bytes`, so that it fits.
+    pub fn open(
+        directory: &Path,
+        run: RunId,
+        params: &RunParams,
+        ballast_bytes: u64,
+    ) -> Result<(SignedDb, Origin), SignedDbError> {
+        let path = directory.join(FILE);
+        fs::create_dir_all(directory)
+            .map_err(|source| FileError::Write { path: directory.to_owned(), source })?;
+        let failed = |error| db_error(&path, error);
+        let db = Db::open(&path, Ballast::new(directory, ballast_bytes)).map_err(failed)?;
+        let mut origin = Origin::Found;
+        let mut meta = db.read(|tx| tx.get(&META, &())).map_err(failed)?;
+        if meta.is_none() {
+            let import::Imported { changes, files } = import::read(directory, run, params)?;
+            let names: Vec<String> = files.iter().map(|(name, _)| name.clone()).collect();
+            origin = if names.is_empty() { Origin::Created } else { Origin::Imported(names) };
+            let created = Meta { format: FORMAT, imported: files };
+            db.write(|tx| {
+                tx.put(&META, &(), &created)?;
+                changes.iter().try_for_each(|(run, change)| change.write(*run, tx))
+            })
+            .map_err(failed)?;
+            meta = Some(created);
+        }
+        let meta = meta.unwrap_or(Meta { format: FORMAT, imported: Vec::new() });
+        if meta.format != FORMAT {
+            return Err(SignedDbError::Format { path, found: meta.format });
+        }
+        import::rename(directory, &meta.imported)?;
+        let rows = db.read(|tx| Rows::read(run, tx)).map_err(failed)?;
+        Ok((SignedDb { directory: directory.to_owned(), run, db, rows }, origin))
+    }
+
+    /// The weight vote stored for `epoch` and not revealed.
+    pub fn weight_vote(&self, epoch: u32) -> Option<&WeightVote> {
+        self.rows.weight_votes.get(&epoch)
+    }
+
+    /// Weight votes of epochs before `epoch`, oldest first: due to be revealed, or too late.
+    pub fn weight_votes_before(&self, epoch: u32) -> Vec<WeightVote> {
+        self.rows.weight_votes.range(..epoch).map(|(_, vote)| vote.clone()).collect()
+    }
+
+    /// Stores `vote` before it is committed to. If the epoch has one already, returns that: the chain may have its
+    /// hash.
+    ///
+    /// # Errors
+    /// Nothing is stored, and nothing may be committed to.
+    pub fn store_weight_vote(&mut self, vote: WeightVote) -> Result<WeightVote, SignedDbError> {
+        if let Some(stored) = self.weight_vote(vote.epoch) {
+            return Ok(stored.clone());
+        }
+        self.commit(&[Change::PutWeightVote(vote.clone())])?;
+        Ok(vote)
+    }
+
+    /// Removes a weight vote that the chain has, or will never take.
+    ///
+    /// # Errors
+    /// It is removed from memory only. After a restart the chain is asked about it again.
+    pub fn remove_weight_vote(&mut self, epoch: u32) -> Result<(), SignedDbError> {
+        let removed = Change::RemoveWeightVote(epoch);
+        self.rows.apply(&removed);
+        self.commit(&[removed])
+    }
+
+    /// The report of `window`, until its receipt is signed.
+    pub fn report(&self, window: Window) -> Option<&WindowReport> {
+        self.rows.reports.get(&window)
+    }
+
+    /// Stores an attestation before the chain is told. If the window has one already, returns that.
+    ///
+    /// # Errors
+    /// Nothing is stored, and nothing may be attested.
+    pub fn store_attestation(
+        &mut self,
+        window: Window,
+        base: Digest,
+        attestation: Attestation,
+    ) -> Result<Attestation, SignedDbError> {
+        let report = self.report(window).cloned().unwrap_or_default();
+        if let Some(stored) = report.attestation {
+            return Ok(stored);
+        }
+        self.store_report(window, WindowReport { base, attestation: Some(attestation.clone()), ..report })?;
+        Ok(attestation)
+    }
+
+    /// Stores a merge before it is voted. As [`SignedDb::store_attestation`].
+    pub fn store_merge(
+        &mut self,
+        window: Window,
+        base: Digest,
+        merged: MergeRecord,
+    ) -> Result<MergeRecord, SignedDbError> {
+        let report = self.report(window).cloned().unwrap_or_default();
+        if let Some(stored) = report.merged {
+            return Ok(stored);
+        }
+        self.store_report(window, WindowReport { base, merged: Some(merged.clone()), ..report })?;
+        Ok(merged)
+    }
+
+    /// Windows before `window` with a report and no receipt, oldest first: they were not judged.
+    pub fn unsigned_before(&self, window: Window) -> Vec<Window> {
+        self.rows.reports.range(..window).map(|(window, _)| *window).collect()
+    }
+
+    /// The latest receipt that was signed.
+    pub fn latest_receipt(&self) -> Option<PreviousReceipt> {
+        let (window, record) = self.rows.receipts.last_key_value()?;
+        Some(PreviousReceipt { window: *window, digest: record.digest })
+    }
+
+    /// The window of the latest receipt.
+    pub fn signed_until(&self) -> Option<Window> {
+        self.latest_receipt().map(|latest| latest.window)
+    }
+
+    /// Stores a window's receipt, and the reputations that follow from it if the window was judged. Reports up to
+    /// `window` are removed. If this window or a later one has a receipt, returns false and stores nothing: a window
+    /// has one receipt.
+    ///
+    /// # Errors
+    /// Nothing is stored. The step may be repeated, also with another receipt.
+    pub fn store_receipt(
+        &mut self,
+        window: Window,
+        receipt: &SignedReceipt,
+        reputations: Option<Reputations>,
+    ) -> Result<bool, SignedDbError> {
+        if self.signed_until() >= Some(window) {
+            return Ok(false);
+        }
+        // Until the transaction ends, nothing refers to the file.
+        write_atomic(&self.receipt_path(window), &receipt.bytes)?;
+        let record = ReceiptRecord { digest: receipt.digest, is_published: false };
+        let mut changes = vec![Change::PutReceipt(window, record)];
+        changes.extend(self.rows.reports.range(..=window).map(|(window, _)| Change::RemoveReport(*window)));
+        let kept_from = Window(window.0.saturating_sub(node::prune::RECEIPT_WINDOWS_KEPT));
+        let old: Vec<Window> = self.rows.receipts.range(..kept_from).map(|(window, _)| *window).collect();
+        changes.extend(old.iter().copied().map(Change::RemoveReceipt));
+        changes.extend(reputations.map(Change::PutReputations));
+        self.commit(&changes)?;
+        // No longer in the bucket either. A file that cannot be removed harms nothing.
+        old.into_iter().for_each(|window| drop(fs::remove_file(self.receipt_path(window))));
+        Ok(true)
+    }
+
+    /// Receipts that are not on the chain yet, oldest first, with their bytes where these are still what was signed.
+    pub fn pending_receipts(&self) -> Vec<(Window, Digest, Option<Vec<u8>>)> {
+        let pending = self.rows.receipts.iter().filter(|(_, record)| !record.is_published);
+        let read = |(window, record): (&Window, &ReceiptRecord)| {
+            let bytes = fs::read(self.receipt_path(*window)).ok();
+            (*window, record.digest, bytes.filter(|bytes| Digest::of(bytes) == record.digest))
+        };
+        pending.map(read).collect()
+    }
+
+    /// Notes that a receipt is on the chain, or never will be.
+    ///
+    /// # Errors
+    /// A restart publishes it again, and the chain answers what became of it.
+    pub fn mark_published(&mut self, window: Window) -> Result<(), SignedDbError> {
+        let Some(record) = self.rows.receipts.get(&window) else { return Ok(()) };
+        let published = Change::PutReceipt(window, ReceiptRecord { is_published: true, ..*record });
+        self.rows.apply(&published);
+        self.commit(&[published])
+    }
+
+    /// The reputations after the last window judged.
+    pub fn reputations(&self) -> &Reputations {
+        &self.rows.reputations
+    }
+
+    fn store_report(&mut self, window: Window, report: WindowReport) -> Result<(), SignedDbError> {
+        let mut changes = vec![Change::PutReport(window, report)];
+        let kept: Vec<Window> =
+            self.rows.reports.keys().copied().filter(|earlier| *earlier != window).collect();
+        let excess = (kept.len() + 1).saturating_sub(REPORTS_MAX);
+        changes.extend(kept.into_iter().take(excess).map(Change::RemoveReport));
+        self.commit(&changes)
+    }
+
+    fn receipt_path(&self, window: Window) -> PathBuf {
+        receipt_path(&self.directory, self.run, window)
+    }
+
+    /// Writes `changes` in one transaction, then applies them to memory.
+    fn commit(&mut self, changes: &[Change]) -> Result<(), SignedDbError> {
+        let write = |tx: &Transaction<'_>| changes.iter().try_for_each(|change| change.write(self.run, tx));
+        self.db.write(write).map_err(|error| db_error(self.db.path(), error))?;
+        changes.iter().for_each(|change| self.rows.apply(change));
+        Ok(())
+    }
+}
+
+impl Change {
+    fn write(&self, run: RunId, tx: &Transaction<'_>) -> Result<(), DbError> {
+        match self {
+            Change::PutWeightVote(vote) => tx.put(&WEIGHT_VOTES, &(run, vote.epoch), vote),
+            Change::RemoveWeightVote(epoch) => tx.remove(&WEIGHT_VOTES, &(run, *epoch)),
+            Change::PutReport(window, report) => tx.put(&REPORTS, &(run, *window), report),
+            Change::RemoveReport(window) => tx.remove(&REPORTS, &(run, *window)),
+            Change::PutReceipt(window, record) => tx.put(&RECEIPTS, &(run, *window), record),
+            Change::RemoveReceipt(window) => tx.remove(&RECEIPTS, &(run, *window)),
+            Change::PutReputations(of) => tx.put(&REPUTATIONS, &run, &form::reputations(of)),
+        }
+    }
+}
+
+impl Rows {
+    fn read(run: RunId, tx: &Transaction<'_>) -> Result<Rows, DbError> {
+        fn of<N, V>(run: RunId, rows: Vec<((RunId, N), V)>) -> impl Iterator<Item = (N, V)> {
+            rows.into_iter().filter(move |((of, _), _)| *of == run).map(|((_, number), row)| (number, row))
+        }
+        Ok(Rows {
+            weight_votes: of(run, tx.entries(&WEIGHT_VOTES)?).collect(),
+            reports: of(run, tx.entries(&REPORTS)?).collect(),
+            receipts: of(run, tx.entries(&RECEIPTS)?).collect(),
+            reputations: tx.get(&REPUTATIONS, &run)?.as_ref().map(form::remembered).unwrap_or_default(),
+        })
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change.clone() {
+            Change::PutWeightVote(vote) => drop(self.weight_votes.insert(vote.epoch, vote)),
+            Change::RemoveWeightVote(epoch) => drop(self.weight_votes.remove(&epoch)),
+            Change::PutReport(window, report) => drop(self.reports.insert(window, report)),
+            Change::RemoveReport(window) => drop(self.reports.remove(&window)),
+            Change::PutReceipt(window, record) => drop(self.receipts.insert(window, record)),
+            Change::RemoveReceipt(window) => drop(self.receipts.remove(&window)),
+            Change::PutReputations(reputations) => self.reputations = reputations,
+        }
+    }
+}
+
+fn receipt_path(directory: &Path, run: RunId, window: Window) -> PathBuf {
+    directory.join(import::RECEIPTS).join(run.to_string()).join(format!("{window}.receipt"))
+}
+
+fn db_error(path: &Path, error: DbError) -> SignedDbError {
+    if error.is_damaged() {
+        return SignedDbError::Damaged { path: path.to_owned(), source: Box::new(error) };
+    }
+    SignedDbError::Db(Box::new(error))
+}

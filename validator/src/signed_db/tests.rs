@@ -1,0 +1,380 @@
+use super::*;
+use protocol::{
+    receipt::{NotObserved, ReportedFault},
+    select::Selected,
+};
+
+const RUN: RunId = RunId(3);
+const NOW: Window = Window(8);
+const BASE: Digest = Digest([1; 32]);
+
+fn open(directory: &Path) -> SignedDb {
+    SignedDb::open(directory, RUN, &RunParams::default(), 0).unwrap().0
+}
+
+fn refused(directory: &Path) -> SignedDbError {
+    SignedDb::open(directory, RUN, &RunParams::default(), 0).err().expect("the database is refused")
+}
+
+fn valid(uids: &[u16]) -> Attestation {
+    Attestation { valid: uids.iter().copied().map(Uid).collect(), ..Attestation::default() }
+}
+
+fn merged(update: u8) -> MergeRecord {
+    MergeRecord { inputs: vec![], update: Digest([update; 32]), state_root: None }
+}
+
+fn vote(epoch: u32, weight: u16) -> WeightVote {
+    WeightVote { epoch, weights: vec![(Uid(1), weight)], salt: [9; 32] }
+}
+
+fn receipt(bytes: &[u8]) -> SignedReceipt {
+    SignedReceipt { digest: Digest::of(bytes), bytes: bytes.to_vec() }
+}
+
+fn judged(window: u32) -> Reputations {
+    Reputations { judged: Some(Window(window)), ..Reputations::default() }
+}
+
+#[test]
+fn a_weight_vote_survives_a_restart_until_it_is_revealed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    let stored = db.store_weight_vote(vote(4, 65535)).unwrap();
+    assert_eq!(
+        db.store_weight_vote(vote(4, 1)).unwrap(),
+        stored,
+        "the hash of the first may be on the chain"
+    );
+    drop(db);
+
+    let mut db = open(directory.path());
+    assert_eq!(db.store_weight_vote(vote(4, 1)).unwrap(), stored);
+    let next = db.store_weight_vote(vote(5, 2)).unwrap();
+    assert_eq!(db.weight_votes_before(4), []);
+    assert_eq!(db.weight_votes_before(6), [stored.clone(), next.clone()]);
+    assert_eq!(
+        stored.hash(&Hotkey([5; 32])),
+        reveal::commitment(&stored.weights, &[9; 32], &Hotkey([5; 32]))
+    );
+    db.remove_weight_vote(4).unwrap();
+    drop(db);
+    assert_eq!(open(directory.path()).weight_votes_before(6), [next]);
+}
+
+#[test]
+fn after_a_crash_the_window_has_the_same_attestation_and_vote() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut faulty = valid(&[1, 2]);
+    faulty.faulty.push(ReportedFault { uid: Uid(3), label: "late".into(), detail: "it came late".into() });
+    assert_eq!(open(directory.path()).store_attestation(NOW, BASE, faulty.clone()).unwrap(), faulty);
+    // The next process saw less, and merged something else.
+    assert_eq!(open(directory.path()).store_attestation(NOW, BASE, valid(&[1])).unwrap(), faulty);
+    assert_eq!(open(directory.path()).store_merge(NOW, BASE, merged(1)).unwrap(), merged(1));
+    let mut db = open(directory.path());
+    assert_eq!(db.store_merge(NOW, BASE, merged(2)).unwrap(), merged(1));
+    assert_eq!(
+        db.report(NOW),
+        Some(&WindowReport { base: BASE, attestation: Some(faulty), merged: Some(merged(1)) })
+    );
+    // Another window has its own.
+    assert_eq!(db.store_attestation(NOW.next(), BASE, valid(&[3])).unwrap(), valid(&[3]));
+    assert_eq!(db.unsigned_before(NOW.next()), [NOW]);
+}
+
+#[test]
+fn each_run_has_its_own_rows() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    db.store_attestation(NOW, BASE, valid(&[1])).unwrap();
+    db.store_weight_vote(vote(4, 1)).unwrap();
+    db.store_receipt(Window(7), &receipt(b"seven"), Some(judged(7))).unwrap();
+    drop(db);
+    let (mut other, origin) = SignedDb::open(directory.path(), RunId(4), &RunParams::default(), 0).unwrap();
+    assert_eq!(origin, Origin::Found);
+    assert_eq!((other.report(NOW), other.weight_vote(4), other.signed_until()), (None, None, None));
+    assert_eq!(other.reputations(), &Reputations::default());
+    other.store_attestation(NOW, BASE, valid(&[2])).unwrap();
+    drop(other);
+    let db = open(directory.path());
+    assert_eq!(db.report(NOW).unwrap().attestation, Some(valid(&[1])));
+    assert_eq!(db.reputations(), &judged(7));
+}
+
+#[test]
+fn a_receipt_replaces_the_reports_up_to_its_window() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    for window in 2..5 {
+        db.store_attestation(Window(window), BASE, valid(&[1])).unwrap();
+    }
+    db.store_receipt(Window(2), &receipt(b"two"), None).unwrap();
+    db.store_receipt(Window(3), &receipt(b"three"), Some(judged(3))).unwrap();
+    drop(db);
+    let mut db = open(directory.path());
+    assert_eq!(db.unsigned_before(Window(9)), [Window(4)]);
+    let latest = PreviousReceipt { window: Window(3), digest: Digest::of(b"three") };
+    assert_eq!((db.latest_receipt(), db.reputations()), (Some(latest), &judged(3)));
+    let pending: Vec<_> = db.pending_receipts();
+    assert_eq!(pending[0], (Window(2), Digest::of(b"two"), Some(b"two".to_vec())));
+    assert_eq!(pending.len(), 2);
+    db.mark_published(Window(2)).unwrap();
+    drop(db);
+    let db = open(directory.path());
+    assert_eq!(db.pending_receipts(), [(Window(3), Digest::of(b"three"), Some(b"three".to_vec()))]);
+    // A file that is not what was signed is not published.
+    fs::write(db.receipt_path(Window(3)), b"another").unwrap();
+    assert_eq!(db.pending_receipts(), [(Window(3), Digest::of(b"three"), None)]);
+}
+
+#[test]
+fn a_window_has_one_receipt_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    assert!(db.store_receipt(Window(2), &receipt(b"two"), Some(judged(2))).unwrap());
+    for _ in 0..2 {
+        assert!(!db.store_receipt(Window(2), &receipt(b"another"), Some(judged(9))).unwrap());
+        assert!(!db.store_receipt(Window(1), &receipt(b"earlier"), Some(judged(9))).unwrap());
+        assert_eq!(db.pending_receipts(), [(Window(2), Digest::of(b"two"), Some(b"two".to_vec()))]);
+        assert_eq!(db.reputations(), &judged(2));
+        drop(db);
+        db = open(directory.path());
+    }
+}
+
+#[test]
+fn receipts_that_left_the_bucket_leave_the_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    db.store_receipt(Window(2), &receipt(b"two"), None).unwrap();
+    let file = db.receipt_path(Window(2));
+    db.store_receipt(Window(2 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"x"), None).unwrap();
+    assert!(file.exists());
+    db.store_receipt(Window(3 + node::prune::RECEIPT_WINDOWS_KEPT), &receipt(b"y"), None).unwrap();
+    assert!(!file.exists() && db.pending_receipts().len() == 2);
+}
+
+#[test]
+fn reports_have_a_bound() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    for window in 0..20 {
+        db.store_attestation(Window(window), BASE, valid(&[1])).unwrap();
+    }
+    let kept: Vec<Window> = (4..20).map(Window).collect();
+    assert_eq!(db.unsigned_before(Window(99)), kept);
+    drop(db);
+    assert_eq!(open(directory.path()).unsigned_before(Window(99)), kept);
+}
+
+/// `tests/patience.rs` does the same with a full disk and the database itself.
+#[test]
+fn a_receipt_whose_file_cannot_be_written_is_not_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut db = open(directory.path());
+    db.store_merge(NOW, BASE, merged(1)).unwrap();
+    // A directory in place of the file.
+    let file = db.receipt_path(NOW);
+    fs::create_dir_all(file.join("child")).unwrap();
+    for _ in 0..2 {
+        assert!(db.store_receipt(NOW, &receipt(b"now"), Some(judged(8))).is_err());
+        assert_eq!((db.signed_until(), db.pending_receipts().len()), (None, 0));
+        assert_eq!((db.unsigned_before(NOW.next()), db.reputations()), (vec![NOW], &Reputations::default()));
+    }
+    fs::remove_dir_all(&file).unwrap();
+    // Nothing refers to the failed receipt: the repeated step may store another.
+    assert!(db.store_receipt(NOW, &receipt(b"another"), Some(judged(8))).unwrap());
+    drop(db);
+    let db = open(directory.path());
+    assert_eq!(db.pending_receipts(), [(NOW, Digest::of(b"another"), Some(b"another".to_vec()))]);
+}
+
+#[test]
+fn a_second_process_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let _open = open(directory.path());
+    assert!(matches!(refused(directory.path()), SignedDbError::Db(_)));
+}
+
+#[test]
+fn a_lost_database_is_created_again_and_its_receipts_are_found() {
+    let directory = tempfile::tempdir().unwrap();
+    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Created);
+    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Found);
+    fs::remove_file(directory.path().join(FILE)).unwrap();
+    assert_eq!(SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap().1, Origin::Created);
+}
+
+#[test]
+fn a_damaged_database_is_refused_with_its_path_and_what_its_loss_costs() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(FILE);
+    open(directory.path()).store_weight_vote(vote(4, 1)).unwrap();
+    let whole = fs::read(&path).unwrap();
+    for damaged in [b"no database".to_vec(), whole[..whole.len() / 3].to_vec(), vec![0; whole.len()]] {
+        fs::write(&path, damaged).unwrap();
+        let refused = refused(directory.path());
+        assert!(matches!(refused, SignedDbError::Damaged { .. }), "{refused:?}");
+        assert!(!refused.is_full());
+        let text = refused.to_string();
+        assert!(text.contains("signed.redb") && text.contains("earns no dividends"), "{text}");
+    }
+}
+
+#[test]
+fn another_format_is_refused_by_its_number() {
+    let directory = tempfile::tempdir().unwrap();
+    drop(open(directory.path()));
+    let db = Db::open(directory.path().join(FILE), Ballast::new(directory.path(), 0)).unwrap();
+    db.write(|tx| tx.put(&META, &(), &Meta { format: 7, imported: vec![] })).unwrap();
+    drop(db);
+    assert!(matches!(refused(directory.path()), SignedDbError::Format { found: 7, .. }));
+}
+
+/// The files of an older release, as it wrote them (`fixture/`), and its receipts of windows 5 (published) and 6
+/// (pending).
+fn older_release() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let receipts = directory.path().join("receipts/3");
+    fs::create_dir_all(&receipts).unwrap();
+    for (name, text) in [
+        ("ballots.json", include_str!("fixture/ballots.json")),
+        ("hidden.json", include_str!("fixture/hidden.json")),
+        ("standings.json", include_str!("fixture/standings.json")),
+        ("receipts/3/said.json", include_str!("fixture/said.json")),
+    ] {
+        fs::write(directory.path().join(name), text).unwrap();
+    }
+    fs::write(receipts.join("00000005.receipt"), include_bytes!("fixture/00000005.receipt")).unwrap();
+    fs::write(receipts.join("00000006.pending"), include_bytes!("fixture/00000006.pending")).unwrap();
+    directory
+}
+
+fn older_attestation() -> Attestation {
+    Attestation {
+        valid: vec![Uid(1), Uid(4)],
+        faulty: vec![ReportedFault { uid: Uid(2), label: "late".into(), detail: "it came late".into() }],
+        not_observed: vec![NotObserved { uid: Uid(3), reason: "no route".into() }],
+    }
+}
+
+fn older_merge() -> MergeRecord {
+    MergeRecord {
+        inputs: vec![Selected { uid: Uid(1), digest: Digest([2; 32]) }],
+        update: Digest([3; 32]),
+        state_root: Some(Digest([4; 32])),
+    }
+}
+
+#[test]
+fn the_files_of_an_older_release_are_imported_and_renamed() {
+    let directory = older_release();
+    let (mut db, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
+    let files = ["ballots.json", "hidden.json", "receipts/3/said.json", "standings.json"];
+    assert_eq!(origin, Origin::Imported(files.map(str::to_owned).to_vec()));
+    for name in files {
+        assert!(!directory.path().join(name).exists(), "{name}");
+        assert!(directory.path().join(format!("{name}.migrated")).exists(), "{name}");
+    }
+    for restarted in [false, true] {
+        if restarted {
+            drop(db);
+            let (again, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
+            assert_eq!(origin, Origin::Found);
+            db = again;
+        }
+        let votes = db.weight_votes_before(9);
+        assert_eq!(votes.len(), 1);
+        assert_eq!((votes[0].epoch, &votes[0].weights[..]), (4, &[(Uid(1), 65535), (Uid(2), 300)][..]));
+        let salts = crate::salt::Salts::new(&[7; 32]);
+        assert_eq!(votes[0].salt, salts.weight_vote(RUN, 4, &votes[0].weights), "it can be revealed");
+        let attested = WindowReport { base: BASE, attestation: Some(older_attestation()), merged: None };
+        assert_eq!(db.report(Window(7)), Some(&attested));
+        let voted = WindowReport { merged: Some(older_merge()), ..attested };
+        assert_eq!(db.report(Window(8)), Some(&voted));
+        assert_eq!(db.unsigned_before(Window(9)), [Window(7), Window(8)]);
+        let latest = Digest::of(include_bytes!("fixture/00000006.pending"));
+        assert_eq!(db.latest_receipt(), Some(PreviousReceipt { window: Window(6), digest: latest }));
+        let bytes = include_bytes!("fixture/00000006.pending").to_vec();
+        assert_eq!(db.pending_receipts(), [(Window(6), latest, Some(bytes))]);
+        let standings: Reputations = serde_json::from_str(include_str!("fixture/standings.json")).unwrap();
+        assert_eq!(standings.judged, Some(Window(6)));
+        assert_eq!(db.reputations(), &standings);
+    }
+    drop(db);
+    // The weight vote of another run.
+    let (other, _) = SignedDb::open(directory.path(), RunId(5), &RunParams::default(), 0).unwrap();
+    assert_eq!(other.weight_vote(0).unwrap().weights, [(Uid(9), 1)]);
+}
+
+#[test]
+fn the_later_of_reputations_and_last_receipt_is_imported() {
+    let directory = older_release();
+    // A release that was killed between receipt and reputations.
+    fs::write(directory.path().join("standings.json"), "{\"judged\":5,\"seats\":[]}").unwrap();
+    let db = open(directory.path());
+    assert_eq!(db.reputations().judged, Some(Window(6)));
+    assert_eq!(db.reputations().seats.len(), 2);
+}
+
+#[test]
+fn what_was_committed_wins_over_a_lost_report() {
+    let directory = older_release();
+    fs::remove_file(directory.path().join("receipts/3/said.json")).unwrap();
+    let db = open(directory.path());
+    let report = db.report(Window(8)).unwrap();
+    assert_eq!(report.attestation.as_ref().unwrap().verdicts(), older_attestation().verdicts());
+    assert_eq!(report.vote(), Some(Vote { update: Digest([3; 32]), state_root: Some(Digest([4; 32])) }));
+    assert_eq!(db.unsigned_before(Window(9)), [Window(8)]);
+}
+
+#[test]
+fn an_import_that_was_killed_before_the_renames_is_finished() {
+    let directory = older_release();
+    drop(open(directory.path()));
+    for name in ["ballots.json", "receipts/3/said.json"] {
+        let path = directory.path().join(name);
+        fs::rename(directory.path().join(format!("{name}.migrated")), &path).unwrap();
+    }
+    let receipts = directory.path().join("receipts/3");
+    fs::rename(receipts.join("00000006.receipt"), receipts.join("00000006.pending")).unwrap();
+    let db = open(directory.path());
+    assert!(!directory.path().join("ballots.json").exists());
+    assert_eq!(db.weight_votes_before(9).len(), 1);
+    assert!(db.pending_receipts()[0].2.is_some());
+}
+
+#[test]
+fn an_older_release_that_ran_since_is_refused_by_its_file() {
+    let directory = older_release();
+    drop(open(directory.path()));
+    fs::write(directory.path().join("ballots.json"), "[]").unwrap();
+    let refused = refused(directory.path());
+    assert!(
+        matches!(&refused, SignedDbError::OldFile { path } if path.ends_with("ballots.json")),
+        "{refused:?}"
+    );
+}
+
+#[test]
+fn a_damaged_file_of_an_older_release_is_refused_with_what_its_loss_costs() {
+    for (name, loss) in [
+        ("ballots.json", "dividends"),
+        ("hidden.json", "does not count"),
+        ("receipts/3/said.json", "say nothing of attestation and vote"),
+        ("standings.json", "rated afresh"),
+    ] {
+        let directory = older_release();
+        let path = directory.path().join(name);
+        fs::write(&path, "[{\"run\":").unwrap();
+        let text = refused(directory.path()).to_string();
+        assert!(text.contains(name) && text.contains("remove it") && text.contains(loss), "{text}");
+        // Nothing was imported by halves.
+        fs::remove_file(&path).unwrap();
+        let (_, origin) = SignedDb::open(directory.path(), RUN, &RunParams::default(), 0).unwrap();
+        assert!(matches!(origin, Origin::Imported(files) if files.len() == 3));
+    }
+    let directory = older_release();
+    fs::write(directory.path().join("receipts/3/00000006.pending"), "MTLR").unwrap();
+    assert!(matches!(refused(directory.path()), SignedDbError::DamagedReceipt { .. }));
+}
