@@ -1,5 +1,5 @@
-//! A network whose processes are started from outside, by a container engine: `role plan` writes its plan, `role set-up` creates the run
-//! and the seats once chain and store run, and `role check` tells the health of a container.
+//! A network whose processes are started from outside, by a container engine: `role plan` writes its plan, `role
+//! set-up` creates the run and the seats once chain and store run, and `role check` tells the health of a container.
 //!
 //! Both preparations may be repeated at any time: they skip what is done.
 

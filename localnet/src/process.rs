@@ -47,7 +47,8 @@ pub enum ProcessError {
 }
 
 impl Program {
-    /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes however this process ends.
+    /// Starts the program. Its output is appended to its log. Its standard input is a pipe that closes however this
+    /// process ends.
     pub fn start(self) -> Result<Process, ProcessError> {
         let log_failed = |source| ProcessError::Log { path: self.log.clone(), source };
         if let Some(parent) = self.log.parent() {
@@ -93,7 +94,7 @@ impl Process {
     /// Ends what the process has started itself, also after the process is gone: it leads a group of its own.
     async fn kill_children(&self) -> Result<(), ProcessError> {
         let Some(group) = self.group.filter(|_| self.program.has_children) else { return Ok(()) };
-        // There is no call for this in the standard library. Where nobody is left in the group, it fails, and all is well.
+        // The standard library has no call for it. It fails for an empty group, which is fine.
         let mut kill = Command::new("kill");
         kill.args(["-KILL", "--", &format!("-{group}")]).stdin(Stdio::null()).stderr(Stdio::null());
         let name = self.program.name.clone();
@@ -183,7 +184,7 @@ mod tests {
         };
         process.kill().await.unwrap();
         let stat = PathBuf::from(format!("/proc/{grandchild}/stat"));
-        // Gone, or a zombie that nobody has collected.
+        // Gone, or a zombie.
         while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -1,5 +1,6 @@
-//! The processes of a network, as subcommands of this one executable: `localnet role chain`, `role node …`, `role store`, `role miner …`,
-//! `role validator …`; and, for networks in containers, `role plan`, `role set-up` and `role check`.
+//! The processes of a network, as subcommands of this one executable: `localnet role chain`, `role node …`, `role
+//! store`, `role miner …`, `role validator …`; and, for networks in containers, `role plan`, `role set-up` and `role
+//! check`.
 
 use crate::{
     containers::{self, Check, MakePlan, SetUp},
@@ -147,7 +148,7 @@ async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::R
         program::exit_with_parent();
     }
     let settings = node::Settings::read(&start.flags)?;
-    let mut strategy = adversaries::validator(LAZY, setup).context("nobody is lazy")?;
+    let mut strategy = adversaries::validator(LAZY, setup).context("there is no lazy voter")?;
     let opened = node::open(&settings, protocol::Role::Validator).await?;
     let secret = opened.key.signing_key().to_bytes();
     let served = adversaries::idle::serve(

@@ -86,8 +86,8 @@ pub async fn set_up(
     Ok((plan, chain))
 }
 
-/// Creates the run and registers every seat of a plan whose chain and store run. Skips each step that is done already, so that an
-/// interrupted set-up can be repeated.
+/// Creates the run and registers every seat of a plan whose chain and store run. Skips each step that is done already,
+/// so that an interrupted set-up can be repeated.
 pub async fn establish(
     directory: &Path,
     plan: &mut Plan,

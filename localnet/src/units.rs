@@ -3,7 +3,7 @@
 /// The chain's token in its smallest unit.
 const MTL: u128 = 1_000_000_000_000;
 
-/// An amount with two decimals, cut and not rounded, so that nobody is shown more than there is.
+/// An amount with two decimals, cut and not rounded: never more than there is.
 pub fn amount(smallest_units: u128) -> String {
     format!("{}.{:02} MTL", smallest_units / MTL, smallest_units % MTL / (MTL / 100))
 }

@@ -31,7 +31,8 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, clap::Args)]
 pub struct Up {
-    /// Keep the network in this directory, or continue the network that is in it. Default: a temporary directory, removed at the end
+    /// Keep the network in this directory, or continue the network that is in it. Default: a temporary directory,
+    /// removed at the end
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// Stop after this many finalised windows. Default: at Ctrl-C
@@ -49,14 +50,16 @@ pub struct Up {
     /// Honest validators
     #[arg(long, value_name = "N", default_value_t = defaults::VALIDATORS, value_parser = clap::value_parser!(u16).range(1..=16))]
     pub validators: u16,
-    /// Seats by strategy, in place of --miners and --validators: `honest:4,copycat:1,validator:3`. `honest` is an honest miner,
-    /// `validator` an honest validator (3 if no validator is named); docs/adversaries.md describes the others. A kept network keeps its seats
+    /// Seats by strategy, in place of --miners and --validators: `honest:4,copycat:1,validator:3`. `honest` is an
+    /// honest miner, `validator` an honest validator (3 if no validator is named); docs/adversaries.md describes the
+    /// others. A kept network keeps its seats
     #[arg(long, value_name = "LIST", conflicts_with_all = ["miners", "validators"])]
     pub seats: Option<Seats>,
     /// The chain: the development chain in one process, or four real nodes that finalise blocks among them
     #[arg(long, value_name = "KIND", value_enum, default_value_t = ChainKind::Embedded)]
     pub chain: ChainKind,
-    /// The node's program, with `--chain node`. Default: `mettle-node` beside this program, in chain/node/target/release, or in PATH
+    /// The node's program, with `--chain node`. Default: `mettle-node` beside this program, in
+    /// chain/node/target/release, or in PATH
     #[arg(long, value_name = "PATH", env = "METTLE_NODE")]
     pub node_binary: Option<PathBuf>,
     /// Time between two blocks, in milliseconds. Default: 500. Fixed for real nodes
@@ -65,7 +68,8 @@ pub struct Up {
     /// Blocks of a window in which miners train. Default: 28, and 14 of the longer blocks of real nodes
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(4..=10_000))]
     pub train_blocks: Option<u32>,
-    /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an assumption of the schedule
+    /// Blocks by which finality trails the best block. Default: 0, and 3 with real nodes, for which it is an
+    /// assumption of the schedule
     #[arg(long, value_name = "BLOCKS", value_parser = clap::value_parser!(u32).range(0..=20))]
     pub finality_lag: Option<u32>,
     /// Port of the JSON-RPC of the chain, or of its first node. Default: a free one
@@ -203,8 +207,8 @@ async fn live(
     ended
 }
 
-/// Shows the network until enough windows are finalised, Ctrl-C, or the end of a process. Returns the time since the first window of
-/// this session opened.
+/// Shows the network until enough windows are finalised, Ctrl-C, or the end of a process. Returns the time since the
+/// first window of this session opened.
 async fn watch(
     up: &Up,
     network: &mut Network,

@@ -1,6 +1,7 @@
 //! Adversaries among honest seats, as real processes: their faults are reported, and they earn nothing.
 //!
-//! The simulation measures the pay of each over many windows. This test shows that the processes act as their strategies say.
+//! The simulation measures the pay of each over many windows. This test shows that the processes act as their
+//! strategies say.
 
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
@@ -38,8 +39,8 @@ async fn adversaries_are_reported_and_get_no_weight_while_honest_miners_are_paid
 
     assert_eq!(report["lineage_agreed"], true, "{}", ended.all());
     assert!(report["void_windows"].as_array().expect("a list").len() < 4, "{}", ended.all());
-    // A copycat uploads the contribution of another seat, and after copying another adversary's digest it has that one's faults. Where it
-    // sees no commitment before its own, it commits nothing, and there is no fault.
+    // A copycat uploads the contribution of another seat, and after copying another adversary's digest it has that
+    // one's faults. Where it sees no commitment before its own, it commits nothing, and there is no fault.
     let copied = held_against(&report, "copycat");
     let committed = seats(&report, "copycat").any(|seat| seat["committed"].as_u64() > Some(2));
     assert!(!committed || !copied.is_empty(), "{}", ended.all());

@@ -1,5 +1,5 @@
-//! The network in containers, as `docker compose up` brings it up: it trains, outlives a killed container and one that is cut off from the
-//! network, every seat ends with the same model, and `down -v` leaves nothing.
+//! The network in containers, as `docker compose up` brings it up: it trains, outlives a killed container and one that
+//! is cut off from the network, every seat ends with the same model, and `down -v` leaves nothing.
 //!
 //! Needs a container engine with a base image, and the node's program; so it runs only when asked to:
 //!
@@ -81,7 +81,8 @@ impl Stack {
         stack
     }
 
-    /// The last stage of our Dockerfile, with the programs and data of this machine in place of the stage that builds them.
+    /// The last stage of our Dockerfile, with the programs and data of this machine in place of the stage that builds
+    /// them.
     fn build_image(&self) {
         let began = Instant::now();
         let context = self.home.path().join("image");

@@ -1,8 +1,9 @@
-//! Validators that lie, beside honest ones, and what anybody finds out about them: `mettle audit` and `mettle report` as a person
-//! runs them, against a network of real processes.
+//! Validators that lie, beside honest ones, and what anybody finds out about them: `mettle audit` and `mettle report`
+//! as a person runs them, against a network of real processes.
 //!
-//! Each lie must be named with the seat that it is about, and every honest validator must come out without a difference. Nothing here
-//! measures time: windows are fixed until one is found in which everybody had the chance to lie.
+//! Each lie must be named with the seat that it is about, and every honest validator must come out without a
+//! difference. Nothing here measures time: windows are fixed until one is found in which everybody had the chance to
+//! lie.
 
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
@@ -124,7 +125,8 @@ async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
     assert!(nothing.success && nothing.out.contains("nothing to report"), "{}", nothing.all());
 }
 
-/// A merged window in which whoever publishes receipts has published one, and each liar has lied; whose weights are on the chain.
+/// A merged window in which whoever publishes receipts has published one, and each liar has lied; whose weights are on
+/// the chain.
 async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
     let of = |net: &Net, strategy: &str| uids(net, strategy, Role::Validator);
     let silent = of(net, "lazy-voter");
@@ -142,8 +144,9 @@ async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
     loop {
         net.until("another window is fixed", |seen_now| seen < seen_now.windows()).await;
         seen = net.observer.windows();
-        assert!(seen < WINDOWS_MAX, "nobody lies, or nobody is in time{}", net.last_lines());
-        // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to make weights of.
+        assert!(seen < WINDOWS_MAX, "no validator lies, or none is in time{}", net.last_lines());
+        // Its epoch is over and its weights are revealed, so that they are audited too; and there were scores to make
+        // weights of.
         for window in (3..seen.saturating_sub(3)).rev().map(Window) {
             let view = net.chain.window(net.observer.run.id, window).await.expect("our chain answers");
             let view = view.expect("the window is kept");

@@ -73,8 +73,8 @@ fn every_miner_is_selected_and_every_validator_votes_and_both_are_paid() {
     });
 }
 
-/// The miner fetches the checkpoint and the updates after it. Its bucket is new, so the store is restarted for it: while
-/// the store is away nothing but time is lost.
+/// The miner fetches the checkpoint and the updates after it. Its bucket is new, so the store is restarted for it:
+/// while the store is away nothing but time is lost.
 #[test]
 fn a_late_miner_joins_after_the_store_was_away() {
     NETWORK.run(async |net| {
@@ -261,7 +261,8 @@ fn receipts_pass_an_audit_and_tell_a_miner_its_pay() {
         let miner =
             net.observer.seats_of(Role::Miner).find(|seat| net.observer.name_of(seat.id.uid) == "miner-0");
         let miner = miner.expect("it has a seat").id.uid;
-        // A window that every validator judged and published, in an epoch that was paid. A late validator may miss some.
+        // A window that every validator judged and published, in an epoch that was paid. A late validator may miss
+        // some.
         let window = loop {
             let now = last_finalised(&net.observer);
             assert!(now < from + 20, "validators do not publish{}", net.last_lines());

@@ -1,5 +1,5 @@
-//! A network on four real nodes, each a process of its own. The nodes' program is built apart from everything else, so that these tests
-//! run only when asked to, with METTLE_NODE naming it:
+//! A network on four real nodes, each a process of its own. The nodes' program is built apart from everything else, so
+//! that these tests run only when asked to, with METTLE_NODE naming it:
 //!
 //! ```text
 //! METTLE_NODE=chain/node/target/release/mettle-node cargo test --release -p localnet --test node -- --ignored
@@ -15,7 +15,7 @@ use support::{Net, Session, one_at_a_time};
 
 fn program() -> PathBuf {
     let asked = std::env::var_os("METTLE_NODE").map(PathBuf::from);
-    // Relative to the checkout's root, as whoever sets it sees it.
+    // Relative to the root of the checkout.
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
     let asked = asked.map(|path| if path.is_absolute() { path } else { root.join(path) });
     nodes::find(asked.as_deref()).expect("METTLE_NODE names the node's program")

@@ -43,7 +43,8 @@ fn journal(net: &Net, name: &str, offset: u64) -> (Vec<Entry>, u64) {
     node::journal::read_from(&path, offset).expect("a journal")
 }
 
-/// Changes the settings of the miner in `home`: small steps, time before the deadline for a busy machine, and `beside`.
+/// Changes the settings of the miner in `home`: small steps, time before the deadline for a busy machine, and
+/// `beside`.
 fn set_training(home: &Path, beside: &str) {
     let path = home.join("settings.toml");
     let text = std::fs::read_to_string(&path).expect("its settings");
@@ -79,8 +80,8 @@ fn a_miner_killed_inside_a_window_resumes_it_and_is_paid() {
             let open = net.observer.run.params.schedule.window_at(net.chain.heads().borrow().block);
             let open = open.expect("the run has started");
             net.until("the window is finalised", |seen| open.0 <= last_finalised(seen)).await;
-            // The miner resumed with some sequences done, finished the window and was selected. After a kill that came too late,
-            // another window is tried.
+            // The miner resumed with some sequences done, finished the window and was selected. After a kill that came
+            // too late, another window is tried.
             let resumed = journal(net, name, offset).0.into_iter().find_map(|entry| match entry {
                 Entry::Resumed { window, sequences, .. } if 0 < sequences => Some((window, sequences)),
                 _ => None,
@@ -206,8 +207,8 @@ fn a_full_disk_delays_a_miner_and_loses_nothing() {
     });
 }
 
-/// A published model is exported in the Hugging Face format without a seat or a key, becomes the first model of another
-/// run on the same chain, and trains there.
+/// A published model is exported in the Hugging Face format without a seat or a key, becomes the first model of
+/// another run on the same chain, and trains there.
 #[test]
 fn a_published_model_starts_another_run() {
     NETWORK.run(async |net| {
@@ -289,8 +290,8 @@ fn a_published_model_starts_another_run() {
         })
         .await;
         assert!(next.observer.lineage_agreed());
-        // The same weights on the same text: windows without a contribution in time change nothing. A busy machine may judge none
-        // before the first merge, which continues from there.
+        // The same weights on the same text: windows without a contribution in time change nothing. A busy machine may
+        // judge none before the first merge, which continues from there.
         let judged = *next.observer.held_out.keys().next().expect("just seen");
         let loss_now = loss(&next.observer, judged).expect("just seen");
         let lineages = &next.observer.lineages;

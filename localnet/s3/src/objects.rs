@@ -1,8 +1,8 @@
 //! The objects of a server, in memory or in a directory.
 //!
-//! In a directory, each object is a file that is written elsewhere, synced, and renamed: it is there whole or not at all
-//! after a kill. The listing is in memory and read from the directory at start, so a lock gives the directory to one
-//! server at a time.
+//! In a directory, each object is a file that is written elsewhere, synced, and renamed: it is there whole or not at
+//! all after a kill. The listing is in memory and read from the directory at start, so a lock gives the directory to
+//! one server at a time.
 
 use std::collections::BTreeMap;
 use std::fs::{File, TryLockError};

@@ -1,4 +1,5 @@
-//! A network whose processes a test starts and kills, and `localnet` as a person runs it: for the tests of whole networks.
+//! A network whose processes a test starts and kills, and `localnet` as a person runs it: for the tests of whole
+//! networks.
 
 use chain_client::Chain;
 use clap::Parser as _;
@@ -121,7 +122,8 @@ pub fn params(finality_lag: u32) -> RunParams {
 /// The same, with attestations and votes hidden until their deadline.
 pub fn hidden_params(finality_lag: u32) -> RunParams {
     let open = params(finality_lag);
-    // As long as the other steps: what is revealed is sent once the deadline is final, and included a block or two later.
+    // As long as the other steps: what is revealed is sent once the deadline is final, and included a block or two
+    // later.
     let hidden_blocks = 4 + finality_lag;
     let Schedule { start, commit_by, reveal_by, attest_by, .. } = open.schedule;
     let vote_by = attest_by + 2 * hidden_blocks + 2;

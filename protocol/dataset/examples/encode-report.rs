@@ -1,12 +1,14 @@
-//! How fast text becomes a dataset, beside the batch encoding of the `tokenizers` crate in the same run, and in how much memory.
+//! How fast text becomes a dataset, beside the batch encoding of the `tokenizers` crate in the same run, and in how
+//! much memory.
 //!
 //!     cargo run --release -p mettle-dataset --example encode-report -- make TEXT FILE.jsonl MEGABYTES
 //!     cargo run --release -p mettle-dataset --example encode-report -- measure FILE.jsonl TOKENIZER.json [MEGABYTES [THREADS]]
 //!
-//! `make` writes documents of which no two are alike: pieces of the files below TEXT, in an order by lot, with some of their words
-//! exchanged. `measure` prepares the whole file (everything: reading, hashing, choosing, encoding, writing, reading back), and lets
-//! `tokenizers` encode its first MEGABYTES, which are in memory by then; then compares the tokens of those.
-//! Speeds are bytes of text per second of processor time, so that a busy machine does not matter much. Linux only.
+//! `make` writes documents of which no two are alike: pieces of the files below TEXT, in an order by lot, with some of
+//! their words exchanged. `measure` prepares the whole file (everything: reading, hashing, choosing, encoding,
+//! writing, reading back), and lets `tokenizers` encode its first MEGABYTES, which are in memory by then; then
+//! compares the tokens of those. Speeds are bytes of text per second of processor time, so that a busy machine does
+//! not matter much. Linux only.
 
 use mettle_dataset::{OutputDirectory, PrepareOptions, Source, TextTokenizer, TokenizerChoice, prepare};
 use std::{
@@ -169,7 +171,8 @@ fn measure(
 /// Processor time of this process, user and system.
 fn cpu_seconds() -> Result<f64, Box<dyn Error>> {
     let stat = fs::read_to_string("/proc/self/stat")?;
-    // Fields 14 and 15, in hundredths of a second; the second field may hold anything but ends in the last parenthesis.
+    // Fields 14 and 15, in hundredths of a second; the second field may hold anything but ends in the last
+    // parenthesis.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     Ok((fields[11].parse::<f64>()? + fields[12].parse::<f64>()?) / 100.0)
 }

@@ -4,9 +4,9 @@
 //! `tokenizers` crate keeps its queue in the order of a randomly seeded hash map, and a pair that becomes
 //! mergeable twice is in that queue twice. Encoding, which is exact anyway, is left to `tokenizers`.
 //!
-//! The rule: the adjacent pair of tokens that occurs most often inside words becomes a token, again and again; ties go to
-//! the smaller pair of ids. [`learn`] updates counts, places and a heap; the tests compare it with a version that counts
-//! anew.
+//! The rule: the adjacent pair of tokens that occurs most often inside words becomes a token, again and again; ties go
+//! to the smaller pair of ids. [`learn`] updates counts, places and a heap; the tests compare it with a version that
+//! counts anew.
 
 use std::{
     cmp::Reverse,

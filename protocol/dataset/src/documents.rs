@@ -1,9 +1,9 @@
-//! Documents from files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is in memory
-//! whole.
+//! Documents from files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is in
+//! memory whole.
 //!
-//! [`Documents`] cuts a file into items in order, which is quick and done by one thread; [`Item::text`] parses an item,
-//! which many threads may do at once. An item without text (an empty line, a `null`) is an empty document, so that the
-//! number of an item is that of its line or row.
+//! [`Documents`] cuts a file into items in order, which is quick and done by one thread; [`Item::text`] parses an
+//! item, which many threads may do at once. An item without text (an empty line, a `null`) is an empty document, so
+//! that the number of an item is that of its line or row.
 
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
@@ -326,8 +326,8 @@ impl Parts {
     }
 }
 
-/// The end of the first part of a longer text: after at most `part_bytes` (4 or more), at the last line end of the second
-/// half, or between two characters.
+/// The end of the first part of a longer text: after at most `part_bytes` (4 or more), at the last line end of the
+/// second half, or between two characters.
 pub(crate) fn cut(text: &str, part_bytes: usize) -> usize {
     let end = text.floor_char_boundary(part_bytes);
     let second_half = text.floor_char_boundary(part_bytes / 2);

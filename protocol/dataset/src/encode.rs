@@ -1,5 +1,5 @@
-//! The second pass over the text: tokens into shards, in the order of the documents, with checkpoints from which a later
-//! attempt resumes.
+//! The second pass over the text: tokens into shards, in the order of the documents, with checkpoints from which a
+//! later attempt resumes.
 
 use crate::{
     documents::{Batch, Item, pieces},
@@ -80,8 +80,8 @@ fn state_path(partial: &Path) -> PathBuf {
     partial.join("encoded")
 }
 
-/// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the totals of each
-/// source.
+/// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the
+/// totals of each source.
 pub(crate) fn encode(
     scan: &Scan,
     selection: &Selection,

@@ -88,8 +88,8 @@ impl OutputLock {
         sync(parent)
     }
 
-    /// Removes the lock's file once the directory is there. After a failure the file stays, so that a third process does not
-    /// lock another file of the same name.
+    /// Removes the lock's file once the directory is there. After a failure the file stays, so that a third process
+    /// does not lock another file of the same name.
     pub fn finish(self) {
         let _ = fs::remove_file(&self.lock_path);
     }

@@ -11,8 +11,8 @@ use std::{
 /// Items per thread that are waiting or done, so that no thread waits for the next.
 const AHEAD: usize = 4;
 
-/// Reads `items` on one thread, does `work` on `threads` threads, and passes the results to `sink` on the caller's thread, in
-/// order. Ends with the first error in that order, of any of the three.
+/// Reads `items` on one thread, does `work` on `threads` threads, and passes the results to `sink` on the caller's
+/// thread, in order. Ends with the first error in that order, of any of the three.
 pub(crate) fn ordered<I: Send, O: Send, E: Send>(
     threads: usize,
     items: impl Iterator<Item = Result<I, E>> + Send,

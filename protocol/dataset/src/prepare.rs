@@ -1,8 +1,8 @@
 //! Makes a dataset from text: scan every document, select, train the tokenizer, encode, read back, rename.
 //!
-//! Everything is written beside the final directory and renamed at the end, so a directory of that name is complete or not
-//! there, also after a power failure. The next attempt resumes a killed one. Several processes may prepare the same
-//! directory at once: one works, the others wait for it.
+//! Everything is written beside the final directory and renamed at the end, so a directory of that name is complete or
+//! not there, also after a power failure. The next attempt resumes a killed one. Several processes may prepare the
+//! same directory at once: one works, the others wait for it.
 //!
 //! The text is read twice, a piece at a time, so memory does not grow with it. The result depends on text and options
 //! alone, not on threads, machines or earlier attempts.

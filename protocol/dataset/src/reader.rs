@@ -43,14 +43,15 @@ struct Inner {
 
 /// A source of parts of shards that are not on this disk.
 pub trait PieceSource: Send + Sync {
-    /// The bytes of these ranges, in their order, each checked against the digest of its shard. Blocks until they arrive.
+    /// The bytes of these ranges, in their order, each checked against the digest of its shard. Blocks until they
+    /// arrive.
     fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError>;
 }
 
 /// Restores a shard that is damaged or missing.
 pub trait ShardRepair: Send + Sync {
-    /// Replaces `path` by the `bytes` bytes of `shard`, by a rename, so that readers of the old file are not disturbed. Blocks
-    /// until they arrive.
+    /// Replaces `path` by the `bytes` bytes of `shard`, by a rename, so that readers of the old file are not
+    /// disturbed. Blocks until they arrive.
     fn repair(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PieceSourceError>;
 }
 
@@ -112,8 +113,8 @@ pub enum ReadError {
 }
 
 impl Dataset {
-    /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest on the chain; without it,
-    /// any dataset is opened.
+    /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest on the chain;
+    /// without it, any dataset is opened.
     pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
         Dataset::open_with_repair(directory, expected, None)
     }
@@ -159,8 +160,8 @@ impl Dataset {
         Ok(Dataset(Arc::new(inner)))
     }
 
-    /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's tokenizer;
-    /// `directory` keeps derived values.
+    /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's
+    /// tokenizer; `directory` keeps derived values.
     pub fn remote(
         directory: PathBuf,
         manifest: Manifest,
@@ -276,12 +277,12 @@ impl Dataset {
         TextTokenizer::from_json(self.0.tokenizer.clone(), end_of_document)
     }
 
-    /// The unigram baseline: the loss of predicting by token frequency alone. It is the mean over all held-out targets, in
-    /// nats per token, of `−ln p(target)`, where `p` is the share of a token among all training targets, with one added to
-    /// each count. The held-out loss of a model is a mean over the same targets.
+    /// The unigram baseline: the loss of predicting by token frequency alone. It is the mean over all held-out
+    /// targets, in nats per token, of `−ln p(target)`, where `p` is the share of a token among all training targets,
+    /// with one added to each count. The held-out loss of a model is a mean over the same targets.
     ///
-    /// For reporting only: the logarithm is that of the machine. Reads the whole dataset once and keeps the result beside
-    /// the manifest.
+    /// For reporting only: the logarithm is that of the machine. Reads the whole dataset once and keeps the result
+    /// beside the manifest.
     pub fn unigram_loss(&self) -> Result<f64, ReadError> {
         if let Some(loss) = self.0.unigram_loss.get() {
             return Ok(*loss);
@@ -508,8 +509,8 @@ impl Shard {
         self.verified(manifest)
     }
 
-    /// Passes every sequence of the shard on, with all tokens in the vocabulary. They are verified once this succeeds. None of
-    /// the shard stays in memory, as a mapped one would.
+    /// Passes every sequence of the shard on, with all tokens in the vocabulary. They are verified once this succeeds.
+    /// None of the shard stays in memory, as a mapped one would.
     fn read_through(&self, manifest: &Manifest, each: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
         let unreadable = |source| ReadError::Unreadable { path: self.path.clone(), source };
         let mut file = BufReader::with_capacity(1 << 20, File::open(&self.path).map_err(unreadable)?);
@@ -544,9 +545,9 @@ impl Shard {
 
     fn map_file(&self) -> io::Result<Mmap> {
         let file = File::open(&self.path)?;
-        // SAFETY: a shard is written once, under its digest, and replaced only by a rename, which leaves this map as it is.
-        // Bytes are read as plain numbers, and each is checked before it is an index. So a file that another program changes
-        // in place could give wrong tokens, or end the process if it is cut, but not break memory.
+        // SAFETY: a shard is written once, under its digest, and replaced only by a rename, which leaves this map as
+        // it is. Bytes are read as plain numbers, and each is checked before it is an index. So a file that another
+        // program changes in place could give wrong tokens, or end the process if it is cut, but not break memory.
         unsafe { Mmap::map(&file) }
     }
 }

@@ -1,8 +1,9 @@
 //! The first pass over the text: one record per document.
 //!
 //! A record has a fixed size and is appended to a file: a hash of the contents, and the length. All later decisions
-//! (duplicates, held-out documents, shares of a mixture) are made from these records, in memory that does not grow with
-//! the text. The second pass compares each document with its record, so that a file that changes in between is noticed.
+//! (duplicates, held-out documents, shares of a mixture) are made from these records, in memory that does not grow
+//! with the text. The second pass compares each document with its record, so that a file that changes in between is
+//! noticed.
 //!
 //! A log has a line per finished file. After a crash, the next attempt reads only the other files.
 

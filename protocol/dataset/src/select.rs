@@ -72,7 +72,8 @@ pub(crate) enum Split {
     HeldOut,
 }
 
-/// Bytes owed to each split in one reading of one source. Carrying them from document to document keeps the share even.
+/// Bytes owed to each split in one reading of one source. Carrying them from document to document keeps the share
+/// even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Owed {
@@ -158,7 +159,8 @@ impl Selection {
             .collect()
     }
 
-    /// The split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Called in order.
+    /// The split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Called in
+    /// order.
     pub fn split(
         &self,
         item: u64,

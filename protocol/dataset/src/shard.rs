@@ -1,8 +1,8 @@
 //! Writes the tokens of one split as shards, each named by its digest.
 //!
-//! Documents follow one another without a gap, and the stream is cut into sequences: each starts at the last token of the
-//! one before, which was only a target there. So every token of the stream but the first is a target once. Tokens at the
-//! end that fill no sequence are dropped.
+//! Documents follow one another without a gap, and the stream is cut into sequences: each starts at the last token of
+//! the one before, which was only a target there. So every token of the stream but the first is a target once. Tokens
+//! at the end that fill no sequence are dropped.
 
 use crate::{
     files::{shard_path, shards_path},

@@ -69,10 +69,10 @@ struct MixtureSource {
 impl Source {
     /// A file, or every file below a directory, sorted by path.
     ///
-    /// `.jsonl` and `.ndjson` are JSON lines, a document each; `.parquet` has a document in each row; everything else is
-    /// text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`, `.md`, `.rs`
-    /// or `.rst` must be UTF-8; others are skipped if they are not. Hidden files and directories are skipped, links to
-    /// directories are not followed.
+    /// `.jsonl` and `.ndjson` are JSON lines, a document each; `.parquet` has a document in each row; everything else
+    /// is text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`,
+    /// `.md`, `.rs` or `.rst` must be UTF-8; others are skipped if they are not. Hidden files and directories are
+    /// skipped, links to directories are not followed.
     pub fn directory(path: impl Into<PathBuf>) -> Source {
         Source::of("text", Kind::Path(path.into()))
     }
@@ -83,8 +83,8 @@ impl Source {
         self
     }
 
-    /// Several sources, each with the share of the text that its weight is of all weights. The scarcest of them is read
-    /// `epochs` times, and as much of the others as that allows.
+    /// Several sources, each with the share of the text that its weight is of all weights. The scarcest of them is
+    /// read `epochs` times, and as much of the others as that allows.
     ///
     /// `parts` are names, weights and sources.
     pub fn mixture(parts: Vec<(String, f64, Source)>, epochs: u32) -> Result<Source, SourceError> {
@@ -105,8 +105,8 @@ impl Source {
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
     }
 
-    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file), `weight`, and optionally
-    /// `name` and `field`.
+    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file), `weight`, and
+    /// optionally `name` and `field`.
     pub fn mixture_file(path: &Path) -> Result<Source, SourceError> {
         let wrong = |reason: String| SourceError::Mixture { path: path.to_owned(), reason };
         let bytes = read_bounded(path, MAX_MIXTURE_BYTES)

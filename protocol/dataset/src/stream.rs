@@ -103,7 +103,8 @@ impl BatchStream {
     }
 }
 
-/// Reads batches ahead of training, on its own thread, so that a device does not wait for disk or network. Ends when dropped.
+/// Reads batches ahead of training, on its own thread, so that a device does not wait for disk or network. Ends when
+/// dropped.
 #[derive(Debug)]
 pub struct Prefetch {
     batches: mpsc::Receiver<Result<Vec<Vec<u32>>, ReadError>>,
@@ -133,8 +134,8 @@ impl Prefetch {
         self.waited
     }
 
-    /// The next batch, `seq_len + 1` tokens per sequence. `None` after the last batch, after an error, and soon after `stop` returns
-    /// true while there is no batch yet.
+    /// The next batch, `seq_len + 1` tokens per sequence. `None` after the last batch, after an error, and soon after
+    /// `stop` returns true while there is no batch yet.
     pub fn next_unless(&mut self, stop: impl Fn() -> bool) -> Option<Result<Vec<Vec<u32>>, ReadError>> {
         if let Ok(batch) = self.batches.try_recv() {
             return Some(batch);

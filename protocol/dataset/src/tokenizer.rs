@@ -55,7 +55,8 @@ pub enum TokenizerError {
 }
 
 impl TextTokenizer {
-    /// Reads a `tokenizer.json`. `end_of_document` names the token between documents; without it, a usual name is used.
+    /// Reads a `tokenizer.json`. `end_of_document` names the token between documents; without it, a usual name is
+    /// used.
     pub fn from_json(json: Vec<u8>, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;

@@ -1,9 +1,9 @@
 //! Pieces of a shard, each checked against the digest of the shard.
 //!
-//! BLAKE3 is a tree over its input, and its digest is the root. So the hashes of all pieces of 16 KiB are enough to check
-//! any piece against the digest in the manifest: a reader joins the hashes, from any source, up to the root, and if that
-//! is the digest, all of them are right. The manifest needs nothing about pieces, and any holder of a shard can make its
-//! tree.
+//! BLAKE3 is a tree over its input, and its digest is the root. So the hashes of all pieces of 16 KiB are enough to
+//! check any piece against the digest in the manifest: a reader joins the hashes, from any source, up to the root, and
+//! if that is the digest, all of them are right. The manifest needs nothing about pieces, and any holder of a shard
+//! can make its tree.
 
 use blake3::hazmat::{self, HasherExt as _, Mode};
 use protocol::Digest;

@@ -1,10 +1,10 @@
-//! Encodes text word by word with a cache of words. The tokens are those of the `tokenizers` crate; preparing a dataset is
-//! about eight times as fast (`examples/encode-report.rs`).
+//! Encodes text word by word with a cache of words. The tokens are those of the `tokenizers` crate; preparing a
+//! dataset is about eight times as fast (`examples/encode-report.rs`).
 //!
-//! Byte-level BPE, which most models use, cuts a text into words by a pattern, and the tokens of a word depend on the word
-//! alone. `tokenizers` records the origin of each token, which takes most of its time and memory and has no use here. So
-//! this module cuts the text, looks each word up, and asks `tokenizers` for new words only. Other kinds of tokenizers are
-//! left to `tokenizers`, and tests compare the two.
+//! Byte-level BPE, which most models use, cuts a text into words by a pattern, and the tokens of a word depend on the
+//! word alone. `tokenizers` records the origin of each token, which takes most of its time and memory and has no use
+//! here. So this module cuts the text, looks each word up, and asks `tokenizers` for new words only. Other kinds of
+//! tokenizers are left to `tokenizers`, and tests compare the two.
 //!
 //! The patterns in use end in `\s+(?!\S)|\s+`: white space, whose last character belongs to the next word. That looks
 //! ahead, which a fast automaton cannot do; so code does it, and the automaton all before it.

@@ -1,9 +1,9 @@
 //! Reading from the buckets of strangers (PROT-13, PROT-15).
 //!
-//! The owner of a seat may write any endpoint to the chain. So a fetch knows in advance how many bytes it may get, their
-//! digest, and its deadline. Each failure is either the endpoint's, which a validator may attest as a fault, or may be
-//! this node's own, which is no observation (PROT-14). In doubt it is this node's: a fault needs two thirds of the stake
-//! anyway, and a contribution that no validator can read is not merged either.
+//! The owner of a seat may write any endpoint to the chain. So a fetch knows in advance how many bytes it may get,
+//! their digest, and its deadline. Each failure is either the endpoint's, which a validator may attest as a fault, or
+//! may be this node's own, which is no observation (PROT-14). In doubt it is this node's: a fault needs two thirds of
+//! the stake anyway, and a contribution that no validator can read is not merged either.
 
 pub mod address;
 pub mod http;
@@ -27,8 +27,8 @@ pub trait Fetch: Send + Sync {
     /// Gets the object `key` below `base_url`, within `limits`. Its digest is not checked: see [`fetch_verified`].
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError>;
 
-    /// The same, but passes the object to `to` piece by piece as it arrives. After a failure `to` may have a part of it.
-    /// By default the object comes in one piece.
+    /// The same, but passes the object to `to` piece by piece as it arrives. After a failure `to` may have a part of
+    /// it. By default the object comes in one piece.
     async fn fetch_into(
         &self,
         base_url: &str,
@@ -42,8 +42,8 @@ pub trait Fetch: Send + Sync {
         Ok(())
     }
 
-    /// Gets exactly the bytes `range` of an object; another range in the answer is an error. By default the whole object
-    /// is fetched.
+    /// Gets exactly the bytes `range` of an object; another range in the answer is an error. By default the whole
+    /// object is fetched.
     async fn fetch_range(
         &self,
         base_url: &str,
@@ -224,7 +224,8 @@ pub enum FetchError {
 }
 
 impl FetchError {
-    /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no observation.
+    /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no
+    /// observation.
     pub fn is_theirs(&self) -> bool {
         match self {
             FetchError::BadUrl { .. }
@@ -451,8 +452,8 @@ impl FetchPlan {
         Ok(Fetched { bytes: whole.into_bytes(), from, failures })
     }
 
-    /// As [`FetchPlan::fetch`], but passes the object to `to` while it arrives, from the beginning for each mirror. The
-    /// object is verified once this succeeds.
+    /// As [`FetchPlan::fetch`], but passes the object to `to` while it arrives, from the beginning for each mirror.
+    /// The object is verified once this succeeds.
     pub async fn fetch_into(
         &self,
         fetch: &dyn Fetch,

@@ -1,4 +1,5 @@
-//! The one TLS provider: `ring`. It compiles in seconds, needs no C toolchain beyond `cc`, and the chain client uses it too.
+//! The one TLS provider: `ring`. It compiles in seconds, needs no C toolchain beyond `cc`, and the chain client uses
+//! it too.
 
 use rustls::crypto::{CryptoProvider, ring};
 

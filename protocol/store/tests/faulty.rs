@@ -154,7 +154,7 @@ async fn a_mirror_that_failed_for_good_is_not_asked_again() {
         .then(None, "large")
         .rounds(3, Duration::from_millis(1));
     let error =
-        plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("nobody is honest");
+        plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("no mirror is honest");
     let asked: Vec<_> = error.failures.iter().map(|failure| failure.mirror.base_url.as_str()).collect();
     assert_eq!(asked, ["away", "spoiling", "large", "away", "away"]);
     assert!(error.to_string().contains("3 mirrors"), "{error}");

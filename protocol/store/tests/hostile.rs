@@ -347,7 +347,7 @@ async fn exactly_the_requested_bytes_are_taken() {
     assert!(asked.recv().expect("asked").to_lowercase().contains("\r\nrange: bytes=3-7\r\n"));
     let nothing = fetcher().fetch_range(&base, &a_key(), 3..3, &limits()).await;
     assert_eq!(nothing.expect("no bytes are no request").len(), 0);
-    assert!(asked.try_recv().is_err(), "nobody was asked for nothing");
+    assert!(asked.try_recv().is_err(), "no request for an empty range");
 }
 
 #[tokio::test]
@@ -438,8 +438,8 @@ async fn an_endpoint_that_breaks_off_leaves_nothing_in_the_next_ones_object() {
 
 #[tokio::test]
 async fn the_time_of_the_receiver_is_not_the_endpoints() {
-    // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's window over each
-    // piece.
+    // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's
+    // window over each piece.
     struct Slow(tokio::sync::watch::Sender<usize>);
     impl Sink for Slow {
         fn begin(&mut self, _length: u64) {}
@@ -549,7 +549,7 @@ async fn the_fetcher_connects_to_the_address_that_it_judged() {
     let (liar, asked) = liar(&[&["192.0.2.1"], &["127.0.0.1"]]);
     let fetcher = HttpFetcher::with_resolver(brief(), liar).expect("a fetcher");
     let url = format!("http://rebinding.example:{port}/b");
-    let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("nobody is at 192.0.2.1");
+    let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("there is no server at 192.0.2.1");
     assert!(!matches!(error, FetchError::Ours { .. }));
     assert_eq!(asked.load(Ordering::SeqCst), 1, "a name is asked for once a fetch");
     assert!(told.try_recv().is_err(), "the second meaning was connected to");
@@ -570,8 +570,8 @@ async fn private_addresses_among_public_ones_are_left_out() {
     let url = format!("https://mixed.example:{port}/b");
     let error = fetcher.fetch(&url, &a_key(), &limits()).await.expect_err("all forbidden");
     assert!(matches!(error, FetchError::ForbiddenAddress { class: AddressClass::Loopback, .. }), "{error:?}");
-    let nobody_came = tokio::time::timeout(Duration::from_millis(20), listener.accept()).await.is_err();
-    assert!(nobody_came);
+    let nothing_connected = tokio::time::timeout(Duration::from_millis(20), listener.accept()).await.is_err();
+    assert!(nothing_connected);
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! The addresses that a node fetches from: those of the public internet, and no others.
 //!
-//! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance, and the owner
-//! of a name can point it there at any time. So the fetcher judges addresses, never names, and connects to the very
-//! address that it judged.
+//! The endpoint `http://169.254.169.254/` would make a validator read the secrets of its own cloud instance, and the
+//! owner of a name can point it there at any time. So the fetcher judges addresses, never names, and connects to the
+//! very address that it judged.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -76,8 +76,8 @@ impl Resolver for SystemResolver {
 
 /// A [`Fetch`] over HTTP that treats every endpoint as hostile.
 ///
-/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects only to addresses that
-/// it has judged. [`FetchError`] lists the failures that are the endpoint's.
+/// It sends no credential, follows no redirect, uses no proxy, undoes no compression, and connects only to addresses
+/// that it has judged. [`FetchError`] lists the failures that are the endpoint's.
 pub struct HttpFetcher {
     client: reqwest::Client,
     policy: FetchPolicy,
@@ -152,8 +152,8 @@ impl HttpFetcher {
         let _permit =
             self.at_once.acquire().await.map_err(|error| FetchError::Ours { what: error.to_string() })?;
 
-        // Ask. Connecting has its own, shorter limit, so a timeout here is after the connection. If this process was not
-        // running when the time was up, the endpoint is not to blame and gets some more time.
+        // Ask. Connecting has its own, shorter limit, so a timeout here is after the connection. If this process was
+        // not running when the time was up, the endpoint is not to blame and gets some more time.
         let mut request = self.client.get(url).header(header::ACCEPT_ENCODING, "identity");
         if let Some(range) = range {
             request = request.header(header::RANGE, format!("bytes={}-{}", range.start, range.end - 1));
