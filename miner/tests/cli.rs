@@ -30,7 +30,7 @@ fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn a_missing_setting_is_named() {
     let home = tempfile::tempdir().unwrap();
     let directory = home.path().join("data");
     let none = home.path().join("none.json");
@@ -44,7 +44,7 @@ fn what_is_missing_is_named() {
 }
 
 #[test]
-fn a_typo_in_the_settings_is_found() {
+fn a_typo_in_the_settings_is_refused() {
     let home = tempfile::tempdir().unwrap();
     let settings = home.path().join("miner.toml");
     fs::write(&settings, "chian = \"ws://127.0.0.1:1\"\n").unwrap();

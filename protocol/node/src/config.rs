@@ -372,6 +372,14 @@ mod tests {
     }
 
     #[test]
+    fn a_device_is_a_name_or_a_table_and_the_flag_wins() {
+        let (_file, flags) = flags("[device]\nname = \"cuda:0\"\nprecision = \"bf16\"");
+        assert_eq!(ReadOnlyConfig::read(&flags).unwrap().device["precision"].as_str(), Some("bf16"));
+        let flags = Flags { device: Some("cuda:1,f32".into()), ..flags };
+        assert_eq!(ReadOnlyConfig::read(&flags).unwrap().device.as_str(), Some("cuda:1,f32"));
+    }
+
+    #[test]
     fn an_unknown_key_or_a_wrong_value_is_refused_with_file_line_and_key() {
         for (text, line, key) in [
             ("run = 3\nchian = \"ws://a\"", "line 2", "`chian`"),

@@ -87,8 +87,8 @@ impl Node {
         self.heads.borrow().block
     }
 
-    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is this node's merge of a
-    /// window on the way. Returns whether the model moved.
+    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is
+    /// this node's merge of a window on the way. Returns whether the model moved.
     pub async fn follow(
         &mut self,
         done: Option<Window>,
@@ -97,7 +97,8 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
-    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
+    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
+    /// own hash known.
     pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {
         Ok(wait_past(&mut self.heads, block).await?)
     }

@@ -1,4 +1,4 @@
-//! What every program of ours does around its work: logging, printing, and going when it is told to.
+//! What every program does around its work: logging, printing, and stopping.
 
 use crate::exit;
 use futures::future::LocalBoxFuture;
@@ -7,7 +7,7 @@ use std::{
     process::ExitCode,
 };
 
-/// Logs, runs `work` to its end, and says on standard error why it failed, if it did.
+/// Sets up logging and a runtime, runs `work`, and prints its error to standard error.
 pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     log();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -18,7 +18,7 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
         }
     };
     let done = runtime.block_on(work);
-    // A computation in flight is not waited for: what counts is on disk.
+    // Running computations are not waited for: what counts is on the disk.
     runtime.shutdown_background();
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -50,18 +50,17 @@ fn subscribe(
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours).try_init();
 }
 
-/// Hears Ctrl-C and the polite request to end.
+/// Receives SIGINT (Ctrl-C) and SIGTERM.
 ///
-/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does several things in a row
-/// makes one of these before the first: with a new one for each, what is said in between is heard by nobody, and no longer ends the
-/// process by itself either.
+/// From [`StopSignal::listen`] on, no signal is lost. A program with several phases makes one value before the first:
+/// with a new one per phase, a signal between two would be ignored.
 pub struct StopSignal {
     #[cfg(unix)]
     signals: Vec<tokio::signal::unix::Signal>,
 }
 
 impl StopSignal {
-    /// Listens from here on. To be called within a tokio runtime.
+    /// Listens from now on. Called in a tokio runtime.
     pub fn listen() -> StopSignal {
         #[cfg(unix)]
         {
@@ -77,13 +76,13 @@ impl StopSignal {
         StopSignal {}
     }
 
-    /// Waits until this process is told to stop; not at all if it was told since it listens.
+    /// Waits for the next signal; returns at once if one came since the last call.
     pub async fn told(&mut self) {
         #[cfg(unix)]
         {
             let told = std::future::poll_fn(|context| {
                 let mut polled = self.signals.iter_mut().map(|signal| signal.poll_recv(context).is_ready());
-                // Each is polled, so that each wakes us.
+                // All are polled, so that each wakes this task.
                 let any = polled.by_ref().fold(false, |any, told| any | told);
                 if any { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
@@ -96,17 +95,17 @@ impl StopSignal {
     }
 }
 
-/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
+/// Waits for SIGINT or SIGTERM, from the first poll on. For a program with a single phase.
 pub async fn stop_requested() {
     StopSignal::listen().told().await;
 }
 
-/// Ends this process when standard input closes: a child whose parent holds the other end never outlives it.
+/// Ends this process when standard input closes, so that it does not outlive the parent that holds the other end.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut stdin = io::stdin().lock();
         let mut buffer = [0; 64];
-        // Whatever comes is thrown away; an end or an error means that the parent is gone.
+        // Input is dropped; an end or an error means that the parent is gone.
         while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
         tracing::warn!("the parent process is gone: stopping");
         std::process::exit(EXIT_ORPHANED);
