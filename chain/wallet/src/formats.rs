@@ -78,7 +78,7 @@ impl Rows {
         };
         let found = &columns[column];
         if found.physical_type() != Type::BYTE_ARRAY || found.max_rep_level() != 0 {
-            let reason = format!("its column {field:?} does not hold one text a row");
+            let reason = format!("its column {field:?} does not hold one text per row");
             return Err(SourceError::Parquet { path: path.to_owned(), reason });
         }
         let defined = found.max_def_level();

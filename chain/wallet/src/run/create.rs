@@ -88,52 +88,15 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
     let Some(bucket) = &settings.store else {
         bail!("no bucket: add a [store] section with endpoint, bucket and access_key to the settings file");
     };
-    let params: RunParams = match &create.params {
-        Some(path) => read_json(path)?,
-        None => {
-            let mut params = RunParams::default();
-            params.schedule.start = Block(0);
-            params
-        }
-    };
-    let mut terms = Terms::default();
-    if let Some(path) = &create.terms {
-        let json = read_json(path)?;
-        terms::overwrite(&mut terms, &json)
-            .with_context(|| format!("{} does not hold terms", path.display()))?;
-    }
-    let recipe = match &create.recipe {
-        Some(path) => read_json(path)?,
-        None => Recipe::default(),
-    };
-    let (model, weights) = match &create.weights {
-        Some(from) => {
-            let (model, values) = imported(from, directory)?;
-            (model, Some(values))
-        }
-        None => (configuration(&create.model)?, None),
-    };
-    let source_name = |from: &PathBuf| {
-        let name = from.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        name.chars().take(64).collect::<String>()
-    };
-    let spec = RunSpec {
-        version: 1,
-        name: create.name.clone(),
-        model,
-        seed: create.seed,
-        weights: create.weights.as_ref().map(source_name),
-        recipe,
-    };
-
+    let (spec, weights) = specification(&create, directory)?;
     let credentials = Credentials { access_key: bucket.access_key.clone(), secret_key: bucket.secret()? };
     let store = S3Store::open(&S3Settings::new(&bucket.endpoint, &bucket.bucket, credentials))?;
     let mut new = NewRun {
         spec,
         weights,
         dataset: directory,
-        params,
-        terms,
+        params: parameters(create.params.as_deref())?,
+        terms: terms(create.terms.as_deref())?,
         origin: &create.origin,
         fund: create.fund,
     };
@@ -154,6 +117,52 @@ pub(super) async fn create(create: CreateRun, output: &mut Output<'_>) -> anyhow
         json!({ "run": run.id, "start": run.params.schedule.start }),
     )?;
     Ok(())
+}
+
+fn parameters(file: Option<&Path>) -> anyhow::Result<RunParams> {
+    if let Some(path) = file {
+        return read_json(path);
+    }
+    let mut params = RunParams::default();
+    params.schedule.start = Block(0);
+    Ok(params)
+}
+
+fn terms(file: Option<&Path>) -> anyhow::Result<Terms> {
+    let mut terms = Terms::default();
+    if let Some(path) = file {
+        terms::overwrite(&mut terms, &read_json(path)?)
+            .with_context(|| format!("{} does not hold terms", path.display()))?;
+    }
+    Ok(terms)
+}
+
+/// The run's specification, and its initial weights if they are an imported model's.
+fn specification(create: &CreateRun, dataset: &Path) -> anyhow::Result<(RunSpec, Option<Vec<f32>>)> {
+    let recipe = match &create.recipe {
+        Some(path) => read_json(path)?,
+        None => Recipe::default(),
+    };
+    let (model, weights) = match &create.weights {
+        Some(from) => {
+            let (model, values) = imported(from, dataset)?;
+            (model, Some(values))
+        }
+        None => (configuration(&create.model)?, None),
+    };
+    let source_name = |from: &PathBuf| {
+        let name = from.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        name.chars().take(64).collect::<String>()
+    };
+    let spec = RunSpec {
+        version: 1,
+        name: create.name.clone(),
+        model,
+        seed: create.seed,
+        weights: create.weights.as_ref().map(source_name),
+        recipe,
+    };
+    Ok((spec, weights))
 }
 
 fn configuration(wanted: &str) -> anyhow::Result<ModelConfig> {
