@@ -13,7 +13,10 @@ use mettle_nn::{
         rope::{self, Angles, Rotation},
         swiglu,
     },
-    optim::adamw::{self, Coefficients, Parameter},
+    optim::{
+        adamw::{self, Coefficients, Parameter},
+        norm,
+    },
 };
 use model::Recipe;
 use proptest::prelude::*;
@@ -196,6 +199,35 @@ proptest! {
         }).collect();
         assert_close(&reference[0], &exact, 1e-5);
     }
+
+    #[test]
+    fn the_sum_of_squares_is_the_references_to_the_bit(values in prop::collection::vec(-1e3f32..1e3, 0..20_000)) {
+        let reference = norm::norm_squared_reference(&values);
+        prop_assert_eq!(norm::norm_squared(&values).to_bits(), reference.to_bits());
+    }
+
+    #[test]
+    fn losses_and_gradients_are_close_to_the_exact_ones(
+        rows in 1usize..40, vocab in 1usize..300, spread in 0.1f32..30.0, seed in any::<u32>(),
+    ) {
+        let logits: Vec<f32> = noise(rows * vocab, seed).into_iter().map(|x| x * spread).collect();
+        let targets: Vec<u32> = (0..rows as u32).map(|row| row.wrapping_mul(seed | 1) % vocab as u32).collect();
+        let scale = 0.25;
+
+        let exact = cross_entropy::reference::losses(&logits, vocab, &targets);
+        let exact_gradient = cross_entropy::reference::gradient(&logits, vocab, &targets, scale);
+        let close = cross_entropy::losses(&mut logits.clone(), vocab, &targets);
+        let mut gradient = logits.clone();
+        let with_gradient = cross_entropy::losses_and_gradient(&mut gradient, vocab, &targets, scale);
+
+        prop_assert_eq!(&close, &with_gradient);
+        for (close, exact) in close.iter().zip(&exact) {
+            prop_assert!((close - exact).abs() <= 1e-5 * exact.abs().max(1.0), "{close} against {exact}");
+        }
+        for (&close, exact) in gradient.iter().zip(&exact_gradient) {
+            prop_assert!((f64::from(close) - exact).abs() <= 1e-5 * f64::from(scale), "{close} against {exact}");
+        }
+    }
 }
 
 #[test]
@@ -371,4 +403,32 @@ fn a_block_outside_its_matrix_is_refused() {
 fn attention_over_part_of_a_sequence_is_refused() {
     let shape = attention::Shape { seq_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
     attend(&shape, &noise(4 * 6, 1));
+}
+
+#[test]
+fn exp_is_within_two_units_in_the_last_place() {
+    let mut worst = 0.0f64;
+    for step in 0..2_000_000u32 {
+        let x = -87.0 * step as f32 / 2_000_000.0;
+        let exact = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+        worst = worst.max((f64::from(cross_entropy::exp(x)) - exact).abs() / ulp);
+    }
+    assert!(worst <= 2.0, "{worst} units in the last place");
+    assert_eq!(cross_entropy::exp(0.0), 1.0);
+    assert_eq!(cross_entropy::exp(-88.0), 0.0);
+    assert_eq!(cross_entropy::exp(f32::NEG_INFINITY), 0.0);
+    assert!(cross_entropy::exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn a_row_with_nan_has_a_loss_of_nan() {
+    let mut logits = vec![0.0, f32::NAN, 1.0];
+    assert!(cross_entropy::losses(&mut logits, 3, &[0])[0].is_nan());
+}
+
+#[test]
+#[should_panic(expected = "a target lies outside the vocabulary")]
+fn a_target_outside_the_vocabulary_is_refused() {
+    cross_entropy::losses(&mut [0.0; 3], 3, &[3]);
 }

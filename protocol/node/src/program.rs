@@ -1,10 +1,9 @@
 //! What every program does around its work: logging, printing, and stopping.
 
-use crate::output::{self, Output};
+use crate::exit;
 use futures::future::LocalBoxFuture;
 use std::{
-    fmt,
-    io::{self, IsTerminal as _, Read as _, Write as _},
+    io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
 };
 
@@ -25,47 +24,9 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::from(output::exit_code(&error))
+            ExitCode::from(exit::code(&error))
         }
     }
-}
-
-/// Runs one command, which prints to standard output and asks at the terminal.
-pub async fn with_output(
-    json: bool,
-    work: impl AsyncFnOnce(&mut Output<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let (mut out, mut aside, mut ask) = (Out, io::stderr(), output::ask_terminal);
-    let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
-    let done = work(&mut output).await;
-    output.finish(&done)?;
-    done
-}
-
-/// Standard output. A closed pipe, as behind `… | head`, is no error: the work goes on, and the rest is dropped.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Out;
-
-impl io::Write for Out {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        unread(io::stdout().write(bytes), bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        unread(io::stdout().flush(), ())
-    }
-}
-
-fn unread<T>(written: io::Result<T>, all: T) -> io::Result<T> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(all),
-        written => written,
-    }
-}
-
-/// Prints a line to standard output, by way of [`Out`].
-pub fn say(line: impl fmt::Display) -> io::Result<()> {
-    writeln!(Out, "{line}")
 }
 
 /// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines.
