@@ -1,4 +1,5 @@
-//! Who may depend on whom, as `ARCHITECTURE.md` draws it. A new arrow is a decision: it is drawn here and there, or not at all.
+//! Who may depend on whom, as `ARCHITECTURE.md` draws it. A new arrow is a decision: it is drawn here and there, or
+//! not at all.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tests::packages;

@@ -1,4 +1,4 @@
-//! A body added to a dense row straight from its bytes: no list of its entries is ever made.
+//! Adds a body to a dense row straight from its bytes, without a list of its entries.
 
 use crate::{
     decode::{Rejected, each_section, parts, split},
@@ -7,11 +7,9 @@ use crate::{
     wire::{CHUNK, Layout},
 };
 
-/// `sums[p] ← fl(sums[p] + fl(scale · level))` at every entry `p` of the body, `scales` being one for each tensor
-/// (PROT-17).
+/// `sums[p] ← fl(sums[p] + fl(scale · level))` at every entry `p` of the body, with one scale per tensor (PROT-17).
 ///
-/// A body that is refused may have been added in part, but no section of it: where that matters, `decode::norms` has
-/// read it before.
+/// On an error, whole sections may have been added: check a body with `decode::norms` first where that matters.
 ///
 /// # Panics
 /// If `sums` is not as long as the layout, or there is not one scale for each tensor.
@@ -20,7 +18,7 @@ pub fn accumulate(layout: &Layout, body: &[u8], scales: &[f32], sums: &mut [f32]
     step(layout, body, sums, |tensor, level| scales[tensor] * level)
 }
 
-/// Adds to `row`, at every entry, what `change` makes of its tensor and level.
+/// Adds `change(tensor, level)` to `row` at every entry.
 pub(crate) fn step(
     layout: &Layout,
     body: &[u8],
@@ -46,7 +44,7 @@ widest! {
 fn add_body(entries: &[u16], changes: [f32; 4], row: &mut [f32]) {
     let change = |entry: u16| changes[usize::from(entry >> LEVEL_SHIFT) % 4];
     match <&mut [f32; CHUNK]>::try_from(&mut *row) {
-        // All that an index can say is inside.
+        // Every index is in bounds.
         Ok(row) => entries.iter().for_each(|entry| row[usize::from(entry & INDEX)] += change(*entry)),
         Err(_) => entries.iter().for_each(|entry| row[usize::from(entry & INDEX)] += change(*entry)),
     }

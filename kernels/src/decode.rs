@@ -1,12 +1,12 @@
 //! A body's sections as positions and values: exactly those bodies that `protocol::contribution::decode` accepts, and
 //! the same numbers (PROT-8).
 //!
-//! What a body is refused for is not said here beyond the section: whoever needs the fault's name asks the slow decoder,
-//! which reads no further than the fault.
+//! An error names the section only. A caller that needs the fault's name runs the reference decoder, which stops at
+//! the fault.
 //!
-//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives ([`StreamDecoder`]),
-//! one section in memory at a time. Either way the lengths are looked at first: a section that claims fewer bytes than
-//! its entries need, or more than they can take, is refused before any room is made for it.
+//! A body is read whole, its sections by all threads ([`decode`], [`norms`]), or while it arrives
+//! ([`StreamDecoder`]), with one section in memory at a time. Lengths are checked first: a section with fewer bytes
+//! than its entries need, or more than they can take, is refused before memory is allocated.
 
 use crate::{
     lanes::widest,
@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error("section {section} is not one that the encoder writes")]
 pub struct Rejected {
-    /// The first section at fault, in the order of the body. Their count, if bytes follow the last.
+    /// The first invalid section in the order of the body; the number of sections if bytes follow the last.
     pub section: usize,
 }
 
@@ -38,7 +38,7 @@ pub struct Entries {
 /// The entries of one section, as they arrive.
 #[derive(Clone, Copy, Debug)]
 pub struct SectionEntries<'a> {
-    /// Which section of the layout.
+    /// Index of the section in the layout.
     pub section: usize,
     pub tensor: usize,
     /// Positions in the tensor, strictly ascending.
@@ -83,9 +83,9 @@ pub fn decode(layout: &Layout, body: &[u8]) -> Result<Vec<Entries>, Rejected> {
     Ok(tensors)
 }
 
-/// The square norm of each tensor, as [`Entries::square_norm`]: the whole check of a body, and nothing kept of it.
+/// The square norm of each tensor, as [`Entries::square_norm`]: a full check of a body that keeps nothing.
 pub fn norms(layout: &Layout, body: &[u8]) -> Result<Vec<f64>, Rejected> {
-    /// Sections whose chunks are remembered at a time: 512 bytes each.
+    /// Sections whose chunks are kept at a time: 512 bytes each.
     const BATCH: usize = 1024;
 
     let sections = split(layout, body)?;
@@ -107,8 +107,7 @@ pub fn norms(layout: &Layout, body: &[u8]) -> Result<Vec<f64>, Rejected> {
     Ok(norms)
 }
 
-/// The bytes of each section. All are there, neither too few nor too many for their entries, and nothing follows the
-/// last.
+/// The bytes of each section, whose lengths fit their entries and end with the body.
 pub fn split<'a>(layout: &Layout, body: &'a [u8]) -> Result<Vec<&'a [u8]>, Rejected> {
     let mut sections = Vec::new();
     let mut rest = body;
@@ -130,8 +129,8 @@ fn length_of(layout: &Layout, place: &Section, length: [u8; LENGTH_BYTES]) -> Op
     (smallest(density, values)..=largest(density, values)).contains(&length).then_some(length)
 }
 
-/// Unpacks every section on all threads and gives it to `each`, together with the part of the result that is its own.
-/// Sections before the one refused are all given; of those behind it, some.
+/// Unpacks every section on all threads and passes it to `each` with its part of the result. On an error, all sections
+/// before the refused one were passed on, and some of those behind it.
 pub(crate) fn each_section<T: Send>(
     layout: &Layout,
     sections: &[&[u8]],
@@ -148,7 +147,7 @@ fn each_of<T: Send>(
     parts: Vec<T>,
     each: impl Fn(&Section, &Unpacked, T) + Sync,
 ) -> Result<(), usize> {
-    // The first one refused, whichever thread comes upon it: no section before it is left out.
+    // The first refused section in the order of the body, not in time.
     let refused = AtomicUsize::new(usize::MAX);
     places.par_iter().zip(sections).zip(parts).enumerate().for_each_init(
         Unpacked::default,
@@ -207,14 +206,12 @@ fn list_chunk_body(first: u32, entries: &[u16], levels: [f32; 4], positions: &mu
     }
 }
 
-/// Decodes a body while it arrives, in pieces of any length.
-///
-/// In memory are at most one section's bytes and entries.
+/// Decodes a body while it arrives, in pieces of any length. Holds at most one section's bytes and entries.
 pub struct StreamDecoder<'a> {
     layout: &'a Layout,
     /// Sections decoded.
     done: usize,
-    /// What has arrived of the next one, its length first. Empty when a section has just ended.
+    /// The bytes so far of the next section, its length first.
     begun: Vec<u8>,
     unpacked: Unpacked,
     positions: Vec<u32>,
@@ -237,8 +234,8 @@ impl<'a> StreamDecoder<'a> {
         }
     }
 
-    /// Takes the next bytes, and gives the entries of every section that they complete to `each`. After a refusal there
-    /// is no going on: whatever follows is refused for the same section.
+    /// Takes the next bytes, and passes the entries of every section that they complete to `each`. After an error, all
+    /// further bytes are refused for the same section.
     pub fn push(&mut self, bytes: &[u8], each: &mut dyn FnMut(SectionEntries<'_>)) -> Result<(), Rejected> {
         if self.refused {
             return Err(Rejected { section: self.done });
@@ -264,7 +261,7 @@ impl<'a> StreamDecoder<'a> {
             if self.begun.is_empty()
                 && let Some((length, after)) = rest.split_first_chunk::<LENGTH_BYTES>()
             {
-                // A section that is all there is decoded where it lies.
+                // A complete section is decoded in place.
                 let length = length_of(self.layout, place, *length).ok_or(rejected)?;
                 if let Some((section, after)) = after.split_at_checked(length) {
                     self.section(section, each)?;

@@ -1,19 +1,17 @@
 //! From a residual to the body of a contribution, in one pass over memory (PROT-7, PROT-9, PROT-10).
 //!
 //! `e ← β·e + Δ`, the choice of the largest, their levels, the bytes, and `e ← e − sent` are five kernels
-//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here); run one after the
-//! other over a model they would read it five times. Here a chunk of 16 KiB goes through all of them while it is in the
-//! first-level cache, so that of each value 12 bytes move: `e` and `Δ` are read, `e` is written. A copy moves 8 a value, and
-//! no encoder can be faster than 8/12 of one.
+//! ([`topk`](crate::topk), [`quantise`], [`pack`] and the step here). Run one after the other, they would read the
+//! model five times. Here a chunk of 16 KiB passes through all of them in the first-level cache, so 12 bytes per
+//! value move: `e` and `Δ` are read, `e` is written. A copy moves 8, so no encoder is faster than 8/12 of a copy.
 //!
-//! Beside that come instructions, part of which run while the next chunk is on its way: on one core of a Zen 4 with
-//! AVX-512, from the cache, 0.34 ns a value at density 64/4096, 0.7 at 512 and 1.1 at 1107, where a copy from memory takes
-//! 0.32. What is dense is bound by them: an entry costs some 3 ns, of which 1 to find it, 0.6 for the levels, 1 for
-//! its bits and 0.5 to write back what is left of it. (`benches/encode.rs`)
+//! Instructions come on top, partly while the next chunk is loaded. One core of a Zen 4 with AVX-512 takes, from the
+//! cache, 0.34 ns per value at density 64/4096, 0.7 at 512 and 1.1 at 1107; a copy from memory takes 0.32. An entry
+//! costs about 3 ns: 1 to find it, 0.6 for the levels, 1 for its bits and 0.5 to write back the rest
+//! (`benches/encode.rs`).
 //!
-//! The bytes are those of `protocol::contribution::encode`, and of `encode_with_feedback`, for any input, width of
-//! vectors and number of threads. Sections are encoded in parallel and handed on in order while later ones are being
-//! encoded; nothing but what is being handed on is held.
+//! The bytes are those of `protocol::contribution::encode` and `encode_with_feedback`, for any input, vector width and
+//! number of threads. Sections are encoded in parallel and passed on in order while later ones are being encoded.
 
 use crate::{
     in_order::{Stopped, in_order},
@@ -25,10 +23,10 @@ use crate::{
 };
 use std::convert::Infallible;
 
-/// What a residual becomes before the largest of it are sent. Each operation is rounded once.
+/// The residual's step before its largest values are sent. Each operation is rounded once.
 #[derive(Clone, Copy, Debug)]
 pub enum Source<'a> {
-    /// It stays as it is, to the bit.
+    /// No step.
     Nothing,
     /// `e ← fl(fl(decay·e) + Δ)`
     Delta { decay: f32, delta: &'a [f32] },
@@ -36,29 +34,29 @@ pub enum Source<'a> {
     Difference { decay: f32, before: &'a [f32], after: &'a [f32] },
 }
 
-/// What becomes of the residual once the largest of it are chosen.
+/// The residual after its largest values are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feedback {
-    /// It keeps what is sent, until the commitment stands.
+    /// Keeps the sent values, until the commitment is final.
     Keep,
     /// `e ← fl(e − sent)`
     Spend,
 }
 
-/// Why there is no body.
+/// Why encoding failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError<E = Infallible> {
-    /// The first of the values that are not finite once they are stepped, in the order of the body.
+    /// The first stepped value that is not finite, in the order of the body.
     #[error("tensor {tensor}: the value at {position} is not finite")]
     NotFinite { tensor: usize, position: usize },
-    #[error("the layout has {expected} values, but there are {got}")]
+    #[error("the layout has {expected} values, but {got} were given")]
     WrongLength { expected: usize, got: usize },
-    /// What the receiver of the bytes said.
-    #[error("the bytes could not be handed on")]
+    /// The error of the sink.
+    #[error("the encoded bytes could not be written")]
     Sink(#[source] E),
 }
 
-/// Encodes the largest of the stepped `residual`; returns the whole body. See [`encode_into`].
+/// Encodes the largest values of the stepped `residual`; returns the whole body. See [`encode_into`].
 pub fn encode(
     layout: &Layout,
     residual: &mut [f32],
@@ -73,14 +71,14 @@ pub fn encode(
     Ok(body)
 }
 
-/// Steps `residual` by `source`, encodes the largest of it, and hands the body to `sink` piece by piece: the length of a
-/// section, or the section. Returns the bytes of the body.
+/// Steps `residual` by `source`, encodes its largest values, and passes the body to `sink` piece by piece: the length
+/// of a section, or the section. Returns the bytes of the body.
 ///
-/// Runs on the threads of the rayon pool it is called in; `sink` runs on the calling thread, which waits for them. Beside
-/// the arrays it is given it needs less than 4 MiB a thread, whatever the size of the model.
+/// Runs on the threads of the current rayon pool; `sink` runs on the calling thread. Needs less than 4 MiB per thread
+/// besides its arguments, for any size of the model.
 ///
-/// On an error, part of the residual may be stepped and spent, and part of the body handed on: whoever wants to go on
-/// needs a copy of the residual.
+/// On an error, part of the residual may be stepped and spent, and part of the body passed to `sink`: a caller that
+/// continues needs a copy of the residual.
 pub fn encode_into<E>(
     layout: &Layout,
     residual: &mut [f32],
@@ -123,7 +121,7 @@ impl<'a> Source<'a> {
         self.range(place.values.start, place.values.end)
     }
 
-    /// What is read of a section from value `start` on, where `residual` goes on.
+    /// The part of the source for a section from value `start` on.
     fn ahead<'b>(self, residual: &'b [f32], start: usize) -> Ahead<'b>
     where
         'a: 'b,
@@ -147,7 +145,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Encodes sections one after the other, in room that it uses again: under 1 MiB for any density.
+/// Encodes sections one after the other in reused buffers: under 1 MiB for any density.
 #[derive(Clone, Debug, Default)]
 pub struct SectionEncoder {
     top: TopK,
@@ -160,11 +158,12 @@ pub struct SectionEncoder {
 impl SectionEncoder {
     /// Steps the values of one section, and appends the section to `out`, without its length.
     ///
-    /// The error is the position in the section of the first value that is not finite once it is stepped; then chunks
-    /// up to that one are stepped, and `out` is as it was.
+    /// The error is the position in the section of the first stepped value that is not finite; chunks up to that one
+    /// are stepped then, and `out` is unchanged.
     ///
     /// # Panics
-    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to 4096.
+    /// If there are no values or more than [`SECTION`], the source has not as many, or the density is not from 1 to
+    /// 4096.
     pub fn encode(
         &mut self,
         density: u16,
@@ -198,7 +197,7 @@ impl SectionEncoder {
         Ok(())
     }
 
-    /// Notes the levels and the entries of the chunk whose largest values are chosen, and takes them out of it.
+    /// Records the levels and entries of the chunk whose largest values are chosen, and subtracts them.
     fn quantise(&mut self, chunk: &mut [f32], feedback: Feedback) {
         let (positions, values) = self.top.positions_and_values();
         let levels = quantise::levels(values);
@@ -219,7 +218,7 @@ impl SectionEncoder {
 }
 
 widest! {
-    /// Steps a chunk. All of the memory that encoding waits for is read here, two arrays or three.
+    /// Steps a chunk. All memory that encoding waits for is read here.
     fn step(chunk: &mut [f32], source: Source<'_>) = step_body;
 }
 

@@ -1,28 +1,28 @@
-//! Sections made by all threads, handed on in their order while later ones are being made.
+//! Sections made by all threads and passed on in order while later ones are being made.
 
 use crate::wire::LENGTH_BYTES;
 use rayon::prelude::*;
 use std::sync::{Mutex, PoisonError};
 
-/// Sections that are made for each thread while those before them are handed on.
+/// Sections per thread and batch.
 ///
-/// Enough that threads seldom wait for each other where a batch ends. A section has at most 128 KiB, however dense, and
-/// there are two batches: 2 MiB a thread, beside what `make` works in.
+/// Enough that threads seldom wait for each other at the end of a batch. A section has at most 128 KiB, and there are
+/// two batches: 2 MiB per thread, besides the buffers of `make`.
 const AT_ONCE: usize = 8;
 
-/// What stopped the row of sections.
+/// Why not all sections were passed on.
 pub(crate) enum Stopped<M, E> {
-    /// A section could not be made: the first such one.
+    /// The first section that could not be made.
     Make(M),
-    /// The sink took no more.
+    /// The sink failed.
     Sink(E),
 }
 
-/// Makes the section of each job, and hands it to `sink` in the order of the jobs, its length before it. Returns the bytes
-/// handed on.
+/// Makes the section of each job, and passes its length and the section to `sink` in the order of the jobs. Returns
+/// the bytes passed on.
 ///
-/// `make` runs on the threads of the rayon pool, in room that is used again, and appends to an empty row of bytes; `sink`
-/// runs on the calling thread.
+/// `make` runs on the threads of the rayon pool, in reused buffers, and appends to an empty vector; `sink` runs on the
+/// calling thread.
 pub(crate) fn in_order<Job: Send, Room: Default + Send, M: Send, E>(
     mut jobs: impl Iterator<Item = Job>,
     make: impl Fn(&mut Room, Job, &mut Vec<u8>) -> Result<(), M> + Sync,
@@ -63,7 +63,7 @@ pub(crate) fn in_order<Job: Send, Room: Default + Send, M: Send, E>(
     }
 }
 
-/// A section that waits to be handed on.
+/// A section that waits for its turn.
 struct Slot<M> {
     bytes: Vec<u8>,
     outcome: Result<(), M>,

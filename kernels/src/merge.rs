@@ -1,15 +1,14 @@
-//! Many contributions become one update (PROT-17, PROT-18), straight from their bytes to its bytes; and what is done
-//! with a body afterwards: the step of the model, and taking what was sent out of a residual.
+//! Merges contributions into an update (PROT-17, PROT-18), from bytes to bytes; applies an update to a model, and
+//! subtracts a sent body from a residual.
 //!
-//! A section of the update depends on the same section of each contribution and of the merge-side buffer, and on
-//! nothing else. So the sections are merged one by one, by all threads, and leave in order: in memory are the buffer
-//! itself, and for each thread one section's entries of all inputs and a few sections that wait for their turn. Inside a
-//! section it goes chunk by chunk, so that the sums of a chunk, and how many contributions hit each of its values, stay
-//! in the nearest cache while one input after the other is added to them.
+//! A section of the update depends only on the same section of each contribution and of the merge buffer. So all
+//! threads merge sections one by one and pass them on in order. Besides the buffer, each thread holds one section's
+//! entries of all inputs and a few sections that wait for their turn. A section is merged chunk by chunk, so a
+//! chunk's sums and counts stay in the first-level cache while the inputs are added.
 //!
 //! # What a merge costs
 //!
-//! Twenty contributions at a density of 1/64, the update at 1107/4096, in bytes a value of the model:
+//! Twenty contributions at a density of 1/64, the update at 1107/4096, in bytes per value of the model:
 //!
 //! | | bytes |
 //! |---|---|
@@ -17,12 +16,11 @@
 //! | the update, written | 0.17 |
 //! | the merge buffer, read and written | 8 |
 //!
-//! So no merge can take the time of reading the payloads and writing the update alone: the buffer, which everyone holds
-//! alike and which must be read to know what is largest in it, is 14 times as much. Nor is memory the limit: it is
-//! arithmetic, 31 instructions a value with AVX2 (8 to unpack 0.31 entries, 6 to add them and divide, 17 to encode the
-//! sum). With AVX-512 that is 2.3 ns on one core (Zen 4), 1.5 of them the encoder's, which writes seventeen times as many
-//! entries as a contribution's. A copy of all 8.55 bytes by the same core takes 0.3 to 0.45 ns, a fifth to an eighth of
-//! it. Cores share memory but not arithmetic, so that the ratio falls as more of them merge.
+//! The buffer is 14 times as much as payloads and update together, and must be read to find its largest values. The
+//! limit is arithmetic, not memory: 31 instructions per value with AVX2 (8 to unpack 0.31 entries, 6 to add and
+//! divide, 17 to encode the sum). With AVX-512 one core (Zen 4) takes 2.3 ns, 1.5 of them to encode. A copy of all
+//! 8.55 bytes takes the same core 0.3 to 0.45 ns. Cores share memory but not arithmetic, so the ratio falls with more
+//! cores.
 
 use crate::{
     accumulate::step,
@@ -35,16 +33,16 @@ use crate::{
 };
 use std::{convert::Infallible, ops::AddAssign};
 
-/// What the sum at a coordinate is divided by.
+/// The divisor of the sum at a coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rule {
-    /// By how many contributions have an entry there.
+    /// The contributions with an entry there.
     MeanOverHits,
-    /// By how many contributions there are.
+    /// All contributions.
     MeanOverAll,
 }
 
-/// Why there is no merge.
+/// Why a merge is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
     #[error("there is nothing to merge")]
@@ -55,7 +53,7 @@ pub enum MergeError {
     NotFinite { tensor: usize, position: usize },
 }
 
-/// Why a merge did not reach its end.
+/// Why a merge failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MergeIntoError<E> {
     #[error(transparent)]
@@ -64,7 +62,7 @@ pub enum MergeIntoError<E> {
     Sink(E),
 }
 
-/// What each contribution is multiplied by, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`:
+/// The factor of each contribution, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`:
 /// `min(1, median norm / own norm)`, the median being the lower one, and 1 where the own norm is 0 (PROT-17).
 pub fn clip_scales(square_norms: &[Vec<f64>]) -> Vec<Vec<f32>> {
     let tensors = square_norms.iter().map(Vec::len).min().unwrap_or(0);
@@ -84,8 +82,7 @@ pub fn clip_scales(square_norms: &[Vec<f64>]) -> Vec<Vec<f32>> {
 /// encode `b`, `b ← b − decoded` (PROT-18). Returns the update's body.
 ///
 /// `layout` is that of the contributions, `merged` that of the update: the same tensors, at its own density. `scales`
-/// are `[tensor][input]`, from [`clip_scales`]. On an error the buffer may have been merged in part: who may meet one
-/// holds a copy.
+/// are `[tensor][input]`, from [`clip_scales`]. On an error the buffer may have been merged in part: keep a copy.
 ///
 /// # Panics
 /// If the two layouts have other tensors, or `scales` or `buffer` are not of their lengths.
@@ -266,8 +263,7 @@ fn add_mean<Count: Copy + AddAssign + From<u8>>(
 
 /// `θ ← fl(θ − fl(rate · u))` at every entry of the update's body (PROT-18).
 ///
-/// A body that is refused may have been applied in part, but no section of it: where that matters, `decode::norms` has
-/// read it before.
+/// On an error, whole sections may have been applied: check a body with `decode::norms` first where that matters.
 ///
 /// # Panics
 /// If `theta` is not as long as the layout.
@@ -275,8 +271,8 @@ pub fn apply(layout: &Layout, body: &[u8], rate: f32, theta: &mut [f32]) -> Resu
     step(layout, body, theta, |_, level| -(rate * level))
 }
 
-/// `e ← fl(e − sent)` at every entry of a body: takes what was sent out of the residual that it was chosen from
-/// (PROT-10). For a body that is refused, as [`apply`].
+/// `e ← fl(e − sent)` at every entry of a body: subtracts the sent values from their residual (PROT-10). Errors as
+/// [`apply`].
 ///
 /// # Panics
 /// If `residual` is not as long as the layout.

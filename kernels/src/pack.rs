@@ -1,15 +1,15 @@
 //! The bytes of a section (PROT-7): Rice-coded gaps, then signs, then magnitudes, least significant bit first.
 //!
-//! The length of a section is known before its first bit is written, since the best Rice parameter is found by counting
-//! bits. So the bytes are made room for once, and each code is a shift, an or and a store of eight bytes, of which those
-//! that are not full yet are stored again by the next.
+//! The length of a section is known before its first bit is written, since the best Rice parameter is found by
+//! counting bits. So the bytes are allocated once, and each code is a shift, an or and a store of eight bytes; the
+//! next store overwrites the incomplete ones.
 
 use crate::{
     lanes::widest,
     wire::{CHUNK, RICE_MAX},
 };
 
-/// A row of bits, 64 to a word, filled from the least significant one.
+/// Bits in words of 64, least significant first.
 #[derive(Clone, Debug, Default)]
 pub struct BitRow {
     words: Vec<u64>,
@@ -38,7 +38,7 @@ impl BitRow {
         self.length += count;
     }
 
-    /// How many bits there are.
+    /// The number of bits.
     pub fn len(&self) -> usize {
         self.length
     }
@@ -58,7 +58,7 @@ pub fn section(out: &mut Vec<u8>, levels: &[[u8; 2]], gaps: &[u16], signs: &BitR
 
     let start = out.len();
     let bits = gap_bits + signs.len() + magnitudes.len();
-    // Room for the last store, which goes on past the last bit.
+    // The last store writes beyond the last bit.
     out.resize(start + bits.div_ceil(8) + size_of::<u64>(), 0);
     let mut writer = Writer { bytes: &mut out[start..], at: 0, pending: 0, held: 0 };
     put_gaps(&mut writer, gaps, u32::from(rice));
@@ -68,7 +68,7 @@ pub fn section(out: &mut Vec<u8>, levels: &[[u8; 2]], gaps: &[u16], signs: &BitR
     out.truncate(start + bits.div_ceil(8));
 }
 
-/// The Rice parameter that makes the gaps shortest, the smallest of several; and how many bits they then have.
+/// The smallest Rice parameter with which the gaps are shortest, and their bits.
 ///
 /// The length is convex in the parameter, so the first step that saves nothing ends the search.
 pub fn rice_parameter(gaps: &[u16]) -> (u8, usize) {
@@ -94,17 +94,17 @@ fn quotients_body(gaps: &[u16], rice: u8) -> usize {
     gaps.iter().map(|gap| u32::from(gap >> rice)).sum::<u32>() as usize
 }
 
-/// Fills bytes that are zero, or that it has written before.
+/// Writes bits into zeroed bytes.
 struct Writer<'a> {
     bytes: &'a mut [u8],
-    /// Whole bytes that are done.
+    /// Complete bytes.
     at: usize,
     /// The bits after them: under 8 between two calls.
     pending: u64,
     held: u32,
 }
 
-/// The most bits that fit beside those that are pending.
+/// Bits that fit beside the pending ones.
 const PUT_MAX: u32 = 56;
 
 impl Writer<'_> {
@@ -124,7 +124,7 @@ widest! {
     fn put_gaps(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) = put_gaps_body;
 }
 
-/// Gaps whose codes are computed side by side, and put one after the other; four to a word.
+/// Gaps whose codes are computed side by side, four per word.
 const BLOCK: usize = 256;
 
 #[inline(always)]
@@ -152,7 +152,7 @@ fn put_gaps_body(writer: &mut Writer<'_>, gaps: &[u16], rice: u32) {
     last.iter().for_each(|gap| put_gap(writer, *gap, rice));
 }
 
-/// The codes of four gaps after each other, and their length. Nonsense if that is above [`PUT_MAX`]: it is not used.
+/// The codes of four gaps in a row, and their length. The codes are wrong, and unused, if that is above [`PUT_MAX`].
 #[inline(always)]
 fn code_of_four(gaps: u64, rice: u64) -> (u64, u64) {
     let (mut code, mut count) = (0, 0);
@@ -166,13 +166,13 @@ fn code_of_four(gaps: u64, rice: u64) -> (u64, u64) {
     (code, count)
 }
 
-/// `bits << count` where that is under 64, else some number.
+/// `bits << count`; an arbitrary number from 64 on.
 #[inline(always)]
 fn shifted(bits: u64, count: u64) -> u64 {
     bits.wrapping_shl(count as u32)
 }
 
-/// Puts a code of any length.
+/// Writes a code of any length.
 fn put_gap(writer: &mut Writer<'_>, gap: u16, rice: u32) {
     let (mut ones, low) = (u32::from(gap) >> rice, u64::from(gap) & ((1 << rice) - 1));
     while ones >= PUT_MAX {

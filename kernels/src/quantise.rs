@@ -1,6 +1,7 @@
-//! The two levels of a chunk (PROT-7): what was chosen is cut at its mean magnitude, and each half is worth its own.
+//! The two levels of a chunk (PROT-7): the chosen values are split at their mean magnitude, and each half has its own
+//! mean.
 //!
-//! The format says that sums are added in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa:
+//! The format sums in ascending order, in `f64`. Magnitudes are `f32`, with 24 bits of mantissa:
 //! where the largest and the smallest are within 17 octaves, every sum of 4096 of them is a whole number of units in
 //! the last place of the smallest, under 2^53 of them. No addition rounds, so any order gives the same bits, and
 //! vectors add in theirs. Values further apart, zeros among them, are added one after the other.
@@ -11,10 +12,10 @@ use crate::{
     wire::{level_of, value_of},
 };
 
-/// Octaves between magnitudes of which any 4096 add up without rounding: 24 bits, 12 for the count, and these are 53.
+/// Octaves within which any 4096 magnitudes add up without rounding: 24 + 12 + 17 = 53 bits.
 const EXACT_OCTAVES: u32 = 17;
 
-/// The two levels of a chunk, and which of its entries get which.
+/// The two levels of a chunk, and the bound between them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
     /// Codes of the lower and the higher level.
@@ -26,7 +27,7 @@ pub struct Levels {
 }
 
 widest! {
-    /// The levels for the values chosen of a chunk, all finite, at least one and at most 4096.
+    /// The levels of a chunk's chosen values: finite, from 1 to 4096 of them.
     pub fn levels(values: &[f32]) -> Levels = levels_body;
 }
 
@@ -92,17 +93,17 @@ fn sum_above(values: &[f32], bound: f32) -> (f64, usize) {
     (sums.iter().sum(), counts.iter().sum::<u32>() as usize)
 }
 
-/// The sum of the magnitudes that are `wanted`, one after the other.
+/// The sum of the `wanted` magnitudes, one after the other.
 #[inline(always)]
 fn serial_sum(values: &[f32], wanted: impl Fn(f32) -> bool) -> f64 {
-    // Nothing is changed by adding zero to a sum that is not negative.
+    // Adding zero to a sum that is not negative changes nothing.
     values
         .iter()
         .map(|value| value.abs())
         .fold(0.0, |sum, value| sum + if wanted(value) { f64::from(value) } else { 0.0 })
 }
 
-/// The largest `f32` that is not above. What is above the one is above the other, if it is an `f32`.
+/// The largest `f32` that is not above `bound`: an `f32` is above both or neither.
 #[inline(always)]
 fn round_down(threshold: f64) -> f32 {
     let nearest = threshold as f32;

@@ -1,16 +1,16 @@
-//! A sparse step `θ ← fl(θ − fl(rate·v))`, and taking it back exactly.
+//! A sparse step `θ ← fl(θ − fl(rate·v))`, and its exact undo.
 //!
-//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would not give the
-//! same bits, and a copy of the model would double the memory, so the step hands back the values it wrote over. The
-//! arithmetic is that of the agreed update (PROT-18): two operations, each rounded once.
+//! A contribution is judged by the loss with and without it (PROT-22). Subtracting and adding again would change
+//! bits, and a copy of the model would double the memory, so the step returns the values it overwrote. The arithmetic
+//! is that of the agreed update (PROT-18): two operations, each rounded once.
 
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Entries that one thread takes at a time; fewer are not worth the hand-over.
+/// Entries that one thread takes at a time.
 const BLOCK: usize = 1 << 14;
 
-/// Steps `theta` at `positions` (ascending), one after the other. Returns what stood there.
+/// Steps `theta` at `positions` (ascending), one after the other. Returns the previous values.
 ///
 /// # Panics
 /// If the two lists differ in length or a position lies outside `theta`.
@@ -25,7 +25,7 @@ pub fn apply_reference(theta: &mut [f32], positions: &[u32], values: &[f32], rat
     previous
 }
 
-/// Steps `theta` at `positions` (strictly ascending), in parallel. Returns what stood there, for [`restore`].
+/// Steps `theta` at `positions` (strictly ascending), in parallel. Returns the previous values, for [`restore`].
 ///
 /// # Panics
 /// If the two lists differ in length, the positions do not ascend, or one lies outside `theta`.
@@ -50,7 +50,7 @@ pub fn apply(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) ->
     previous
 }
 
-/// Puts back what [`apply`] returned. After it, `theta` has the bits it had before.
+/// Restores the values that [`apply`] returned: `theta` has its previous bits.
 ///
 /// # Panics
 /// As [`apply`].
@@ -73,13 +73,13 @@ pub fn restore(theta: &mut [f32], positions: &[u32], previous: &[f32]) {
         });
 }
 
-/// The part of `theta` that one block of positions falls in.
+/// The part of `theta` with one block of positions.
 struct Stretch<'a> {
     range: Range<usize>,
     values: &'a mut [f32],
 }
 
-/// Cuts `theta` so that each block of positions has a stretch to itself. Ascending positions make the stretches disjoint.
+/// Splits `theta` into one part per block of positions. The parts are disjoint, since positions ascend.
 fn stretches<'a>(theta: &'a mut [f32], positions: &[u32]) -> Vec<Stretch<'a>> {
     assert!(positions.is_sorted_by(|a, b| a < b), "the positions of a sparse step ascend");
     let mut rest = theta;

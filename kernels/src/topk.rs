@@ -1,16 +1,16 @@
-//! The largest values of a chunk (PROT-7): what `protocol::contribution` finds by sorting, found by counting.
+//! The largest values of a chunk (PROT-7), found by counting where `protocol::contribution` sorts.
 //!
-//! The magnitudes of finite floats are in the order of their bits, so everything here compares integers. A chunk of 4096
-//! values is read twice. The first reading leaves the largest magnitude of each group of values ; the
-//! `k`-th largest of these is a lower bound of the chunk's `k`-th largest magnitude, because at least `k` groups reach it.
-//! The second reading collects what reaches the bound: of 4096 random values, 64 of them wanted, some 75. Among these
-//! the exact threshold is found in the same way, by steps and bisection.
+//! The magnitudes of finite floats are ordered as their bits, so everything here compares integers. A chunk of 4096
+//! values is read twice. The first pass finds the largest magnitude of each group of values. The `k`-th largest of
+//! these bounds the chunk's `k`-th largest magnitude from below, because at least `k` groups reach it. The second
+//! pass collects the values that reach the bound: about 75 of 4096 random values for `k` = 64. Steps and bisection
+//! find the exact threshold among these.
 //!
-//! Whatever the values, a search takes at most some 40 counts of at most 4096 magnitudes, so the worst case is bounded;
-//! equal values, for which a quick-select is slow, end it at once.
+//! A search takes at most about 40 counts of at most 4096 magnitudes, so the worst case is bounded; equal values,
+//! slow for a quick-select, end it at once.
 //!
-//! On AVX-512 and AVX2 a random chunk with 64 wanted costs 0.2 ns a value (Zen 4), less than a cycle: three loads and a
-//! dozen instructions for each 16 values, and some twenty counts over the groups and the candidates.
+//! With AVX-512 or AVX2 a random chunk with `k` = 64 costs 0.2 ns per value (Zen 4), less than a cycle: three loads
+//! and a dozen instructions per 16 values, and about twenty counts over groups and candidates.
 
 use crate::{
     lanes::{self, LANES, widest},
@@ -21,22 +21,21 @@ use std::ops::{Range, RangeInclusive};
 /// Magnitudes without their sign.
 const MAGNITUDE: u32 = 0x7fff_ffff;
 
-/// A magnitude that is infinite or no number is this or more.
+/// The magnitude of infinity; NaNs are above it.
 const INFINITE: u32 = 0x7f80_0000;
 
-/// A vector is stored whole where only its first lanes count.
+/// A whole vector is stored even if only its first lanes count.
 const ROOM: usize = CHUNK + LANES;
 
-/// The arrays of the chunk that comes next, which are fetched into the second-level cache while this one is worked on.
-///
-/// Memory would else stand still while the processor counts, and the processor while memory is read.
+/// The arrays of the next chunk, prefetched into the second-level cache during this one, so that memory and processor
+/// work at the same time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ahead<'a> {
     pub arrays: [&'a [f32]; 3],
 }
 
 impl Ahead<'_> {
-    /// Fetches what lies `index` values in.
+    /// Prefetches the line at value `index`.
     #[inline(always)]
     fn fetch(self, index: usize) {
         #[cfg(target_arch = "x86_64")]
@@ -50,11 +49,11 @@ impl Ahead<'_> {
     }
 }
 
-/// The values chosen of a chunk, and room to choose them in: 100 KiB.
+/// The chosen values of a chunk, and buffers for the search: 100 KiB.
 #[derive(Clone, Debug)]
 pub struct TopK {
     maxima: Vec<u32>,
-    /// The bound of the chunk before.
+    /// The bound of the previous chunk.
     guess: u32,
     kept: Candidates,
     wider: Candidates,
@@ -62,7 +61,7 @@ pub struct TopK {
 
 #[derive(Clone, Debug)]
 struct Candidates {
-    /// As many as count, and [`LANES`] more.
+    /// Those that count, and [`LANES`] more.
     positions: Vec<u32>,
     values: Vec<f32>,
     count: usize,
@@ -84,12 +83,12 @@ impl TopK {
     /// chunk is not finite.
     ///
     /// # Panics
-    /// If the chunk has more than 4096 values, or not from 1 to all of them are wanted.
+    /// If the chunk has more than 4096 values, or `count` is not from 1 to their number.
     pub fn select(&mut self, chunk: &[f32], count: usize) -> Option<()> {
         self.select_ahead(chunk, count, Ahead::default())
     }
 
-    /// As [`TopK::select`], and fetches what comes next.
+    /// As [`TopK::select`], and prefetches the next chunk.
     pub(crate) fn select_ahead(&mut self, chunk: &[f32], count: usize, ahead: Ahead<'_>) -> Option<()> {
         assert!(
             (1..=chunk.len()).contains(&count) && chunk.len() <= CHUNK,
@@ -118,17 +117,17 @@ impl TopK {
         Some(())
     }
 
-    /// Positions in the chunk of what was chosen, ascending.
+    /// Positions of the chosen values in the chunk, ascending.
     pub fn positions(&self) -> &[u32] {
         &self.kept.positions[..self.kept.count]
     }
 
-    /// The values chosen, each at its position.
+    /// The chosen values, in the order of positions.
     pub fn values(&self) -> &[f32] {
         &self.kept.values[..self.kept.count]
     }
 
-    /// As [`TopK::values`], to work in.
+    /// As [`TopK::values`], mutable.
     pub(crate) fn positions_and_values(&mut self) -> (&[u32], &mut [f32]) {
         let Candidates { positions, values, count } = &mut self.kept;
         (&positions[..*count], &mut values[..*count])
@@ -214,8 +213,8 @@ fn threshold(values: &[f32], bound: u32, largest: u32, count: usize) -> u32 {
 /// How far from a guess the next one is, in units of the last place: under a hundredth of the magnitude.
 const FIRST_STEP: u32 = 1 << 16;
 
-/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the start
-/// of `range`, and fewer its end.
+/// A magnitude that `wanted` values reach; if there is none, the largest that more do. At least as many reach the
+/// start of `range`, and fewer its end.
 ///
 /// Steps away from the guess, each four times as far, until what is sought lies in between; then bisects.
 #[inline]
@@ -296,10 +295,10 @@ fn collect(
     assert!(places.len().min(kept.len()) >= values.len() + LANES, "all may reach the bound");
     assert!(positions.is_none_or(|positions| positions.len() == values.len()), "each value has a position");
     match lanes::width() {
-        // SAFETY: the processor has said that it has AVX-512, and there is room for all values and a vector more.
+        // SAFETY: the processor has AVX-512, and there is room for all values and one more vector.
         #[cfg(target_arch = "x86_64")]
         lanes::Width::Avx512 => unsafe { x86::collect_avx512(values, positions, bound, places, kept, ahead) },
-        // SAFETY: the same of AVX2.
+        // SAFETY: as above, for AVX2.
         #[cfg(target_arch = "x86_64")]
         lanes::Width::Avx2 => unsafe { x86::collect_avx2(values, positions, bound, places, kept, ahead) },
         _ => collect_portable(values, positions, bound, 0..values.len(), places, kept, 0),
@@ -316,7 +315,7 @@ fn collect_portable(
     kept: &mut [f32],
     mut count: usize,
 ) -> usize {
-    // Each value is written, and the next overwrites it if it does not count: no branch to foretell.
+    // Each value is written, and the next overwrites it if it does not count: no branch to predict.
     for index in range {
         let value = values[index];
         places[count] = positions.map_or(index as u32, |positions| positions[index]);
@@ -332,8 +331,8 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many positions
-    /// as values.
+    /// The processor has AVX-512, `places` and `kept` have room for `values.len() + 16`, and there are as many
+    /// positions as values.
     #[target_feature(enable = "avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx512(
         values: &[f32],
@@ -392,8 +391,8 @@ mod x86 {
     };
 
     /// # Safety
-    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions as
-    /// values.
+    /// The processor has AVX2, `places` and `kept` have room for `values.len() + 8`, and there are as many positions
+    /// as values.
     #[target_feature(enable = "avx2,bmi1,bmi2,lzcnt,popcnt")]
     pub unsafe fn collect_avx2(
         values: &[f32],

@@ -1,28 +1,26 @@
-//! The entries of one section out of its bytes: gaps, signs and magnitudes, and whether the encoder could have written
-//! them (PROT-8).
+//! Unpacks one section: gaps, signs and magnitudes; refuses bytes that the encoder cannot have written (PROT-8).
 //!
-//! A section's signs begin where its gaps end, and where that is only the gaps tell. So the gaps are read first, into
-//! two bytes an entry ([`INDEX`]), and the bits that mark an entry are laid over them afterwards, many at a time. What
-//! follows, be it a list, a sum or a step of the model, starts from those two bytes.
+//! A section's signs begin where its gaps end, which only the gaps tell. So the gaps are read first, into two bytes
+//! per entry ([`INDEX`]), and signs and magnitudes are merged in afterwards, many at a time. Lists, sums and steps of
+//! the model start from those two bytes.
 //!
-//! A gap depends on where the one before it ended, so this is a chain of a count of bits and two shifts. It is kept that
-//! short, at eight instructions a gap: bits are fetched once for several gaps, and without a question for each whether
-//! it was all there. One question a group asks it of all of them, and a group that fails (a gap far longer than its
-//! like) is read again, one gap at a time. What need not wait for the gap before is left to the vectors that come after.
+//! A gap begins where the one before it ends: a chain of a bit count and two shifts. It is kept to eight instructions
+//! per gap: bits are fetched once for several gaps, and bounds are checked once per group. A group that fails the
+//! check, with a gap far longer than usual, is read again gap by gap. Independent work is left to vector code.
 
 use crate::{
     lanes::widest,
     wire::{CHUNK, RICE_MAX, kept, value_of},
 };
 
-/// The bits of an entry that are its index in its chunk.
+/// The bits of an entry that hold its index in its chunk.
 pub const INDEX: u16 = 0x0fff;
-/// Shifted down by so much, an entry is its place among [`Chunk::levels`].
+/// Shifted right by this, an entry is its index in [`Chunk::levels`].
 pub const LEVEL_SHIFT: u32 = 12;
 const NEGATIVE: u16 = 1 << LEVEL_SHIFT;
 const HIGH: u16 = 2 << LEVEL_SHIFT;
 
-/// One section, unpacked; and room that the next one uses again: two bytes an entry.
+/// One unpacked section, in buffers that the next one reuses: two bytes per entry.
 #[derive(Default)]
 pub struct Unpacked {
     values: usize,
@@ -37,9 +35,9 @@ pub struct Unpacked {
 /// One chunk of an unpacked section.
 #[derive(Clone, Copy)]
 pub struct Chunk<'a> {
-    /// Where it starts in its section.
+    /// Offset in its section.
     pub start: usize,
-    /// Its values; the indices of its entries are below.
+    /// Number of its values.
     pub length: usize,
     /// Ascending by their [`INDEX`].
     pub entries: &'a [u16],
@@ -49,13 +47,13 @@ pub struct Chunk<'a> {
 
 impl Unpacked {
     /// Unpacks a section of `values` values (1 to [`SECTION`](crate::wire::SECTION)), of which `density` in 4096 are
-    /// sent. Whether these are bytes that the encoder writes: if not, the other functions have nothing to say.
+    /// sent. Returns whether the encoder writes these bytes; if not, the contents are undefined.
     #[must_use]
     pub fn read(&mut self, density: u16, values: usize, bytes: &[u8]) -> bool {
         (self.values, self.density) = (values, density);
         self.levels.clear();
         self.squares.clear();
-        // Lengths first: no room is made for entries that the bytes cannot hold.
+        // Lengths first: nothing is allocated for entries that the bytes cannot hold.
         if bytes.len() < smallest(density, values) {
             return false;
         }
@@ -77,7 +75,7 @@ impl Unpacked {
         Chunk { start, length, entries, levels: [lo, -lo, hi, -hi] }
     }
 
-    /// `n_lo·lo² + n_hi·hi²` of each chunk, in their order: what a norm is added up from (PROT-17).
+    /// `n_lo·lo² + n_hi·hi²` of each chunk in order, the terms of a norm (PROT-17).
     pub fn squares(&self) -> &[f64] {
         &self.squares
     }
@@ -122,7 +120,7 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         return false;
     }
 
-    // As many gaps a fetch as seldom take more bits than it gives: a gap has about `rice + 2.5`.
+    // Gaps per fetch that seldom take more bits than it has: a gap has about `rice + 2.5`.
     let Some(gap_bits) = (match rice {
         0..=1 => double_sums::<12>(stream, rice, values, full, entries),
         2..=3 => double_sums::<8>(stream, rice, values, full, entries),
@@ -133,7 +131,7 @@ fn read_body(bytes: &[u8], section: &mut Unpacked) -> bool {
         return false;
     };
 
-    // The signs and magnitudes, and zeros up to a whole byte, are all that is left.
+    // Only signs, magnitudes and padding are left.
     let bits = gap_bits + 2 * entries.len();
     if bits.div_ceil(8) != stream.len() || !bits.is_multiple_of(8) && stream[bits / 8] >> (bits % 8) != 0 {
         return false;
@@ -196,10 +194,10 @@ fn finish(first: u16, entries: &mut [u16], negative: u64, high: u64) {
     }
 }
 
-/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits that
-/// they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
+/// Reads all gaps of a section; leaves at each entry twice the sum of the gaps in its chunk up to its own. The bits
+/// that they took; nothing if an index is outside its chunk or another parameter is the smallest of the shortest.
 ///
-/// May have read past the end, where zeros are: the caller compares the bits with those that there are.
+/// May read zeros past the end: the caller compares the bits with those of the section.
 #[inline(always)]
 fn double_sums<const GROUP: usize>(
     stream: &[u8],
@@ -226,8 +224,8 @@ fn double_sums<const GROUP: usize>(
         doubles += quotients(chunk, rice.saturating_sub(1));
     }
     // What the gaps took gives the sum of their quotients. The length is convex in the parameter (each step up saves
-    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time, where
-    // the step up saves nothing and the step that led here did.
+    // `Σ ⌈(gap >> r) / 2⌉` bits, ever fewer, and costs one bit a gap): it is least, and least for the first time,
+    // where the step up saves nothing and the step that led here did.
     let count = entries.len();
     let whole = at - count * (1 + usize::from(rice));
     let saves_nothing = whole <= halves + count;
@@ -245,7 +243,7 @@ fn quotients(double_sums: &[u16], rice: u8) -> usize {
     usize::from(sum) + usize::from(double_sums[0] >> shift)
 }
 
-/// Bits that one fetch gives, wherever it stands in a byte.
+/// Bits of one fetch, at any offset in a byte.
 const FETCHED: u32 = 57;
 
 /// Reads a few gaps. `double_sum` is twice the sum of those before them in the chunk; returns the next such. Beyond
@@ -280,7 +278,7 @@ fn read_group(stream: &[u8], at: &mut usize, rice: u32, double_sum: u64, group: 
     sum
 }
 
-/// One gap, however long its row of ones is.
+/// One gap with a unary part of any length.
 #[inline(always)]
 fn gap(stream: &[u8], at: &mut usize, rice: u32) -> u64 {
     let mut quotient = 0u64;
@@ -297,7 +295,7 @@ fn gap(stream: &[u8], at: &mut usize, rice: u32) -> u64 {
     gap
 }
 
-/// 64 bits from the given one on. After the last byte come zeros without end.
+/// 64 bits from the given one on; zeros after the last byte.
 #[inline(always)]
 fn bits_at(stream: &[u8], at: usize) -> u64 {
     let (first, shift) = (at / 8, at % 8);

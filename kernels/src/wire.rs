@@ -1,7 +1,6 @@
-//! Where the sections of a body lie, and what its level codes stand for: what the encoder and the decoder share
-//! (PROT-7, PROT-9).
+//! The layout of a body's sections and the values of its level codes (PROT-7, PROT-9), for encoder and decoder.
 //!
-//! The words of the format are `protocol::contribution`'s; here are only its numbers, as arrays need them.
+//! `protocol::contribution` specifies the format.
 
 use std::ops::Range;
 
@@ -13,10 +12,10 @@ pub const SECTION_CHUNKS: usize = 64;
 pub const SECTION: usize = SECTION_CHUNKS * CHUNK;
 /// The largest Rice parameter.
 pub const RICE_MAX: u8 = 12;
-/// Bytes of a section's length, before it.
+/// Bytes of the length before a section.
 pub const LENGTH_BYTES: usize = 4;
 
-/// The tensors of a flat row, and how many of each chunk's values are sent.
+/// The tensors of a flat row, and the density.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// End of each tensor in the flat row.
@@ -29,16 +28,16 @@ pub struct Layout {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     pub tensor: usize,
-    /// Where the section starts in its tensor.
+    /// Offset of the section in its tensor.
     pub start: u32,
     /// Its values in the flat row: from 1 to [`SECTION`].
     pub values: Range<usize>,
 }
 
-/// Why there is no such layout.
+/// Why a layout is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
-    #[error("a density is from 1 to 4096 values in 4096, not {0}")]
+    #[error("the density is {0} of 4096, but must be from 1 to 4096")]
     BadDensity(u16),
     #[error("tensor {tensor} has no values, or more than 2^32 - 1")]
     BadTensor { tensor: usize },
@@ -47,7 +46,7 @@ pub enum LayoutError {
 }
 
 impl Layout {
-    /// Tensors of the given lengths, one after the other, of which `density` values in 4096 are sent.
+    /// Tensors of these lengths, one after the other, with `density` of 4096 values sent.
     pub fn new(lengths: &[usize], density: u16) -> Result<Layout, LayoutError> {
         if !(1..=CHUNK).contains(&usize::from(density)) {
             return Err(LayoutError::BadDensity(density));
@@ -72,7 +71,7 @@ impl Layout {
         Ok(Layout { ends, density, sections })
     }
 
-    /// Values of all tensors together.
+    /// Values of all tensors.
     pub fn values(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
@@ -81,7 +80,7 @@ impl Layout {
         self.ends.len()
     }
 
-    /// Where each tensor lies in the flat row.
+    /// The range of each tensor in the flat row.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = Range<usize>> + Clone {
         let start = |index: usize| index.checked_sub(1).map_or(0, |before| self.ends[before]);
         self.ends.iter().enumerate().map(move |(index, end)| start(index)..*end)
@@ -119,7 +118,7 @@ impl Section {
     }
 }
 
-/// What a level code stands for: an unsigned float with 5 bits of exponent, bias 28, and 3 of mantissa.
+/// The value of a level code: an unsigned float with 5 bits of exponent, bias 28, and 3 of mantissa.
 pub fn value_of(code: u8) -> f32 {
     let (exponent, mantissa) = (u32::from(code >> 3), u32::from(code & 7));
     if exponent == 0 {

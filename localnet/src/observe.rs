@@ -319,6 +319,12 @@ impl Observer {
         (0 < total).then(|| f64::from(weight) / total as f64)
     }
 
+    /// Sorts seats by number of their name, and seats outside the plan last.
+    pub fn place_of(&self, uid: Uid) -> (bool, usize, String) {
+        let name = self.name_of(uid);
+        (!self.uids.contains_key(&name), name.len(), name)
+    }
+
     pub fn name_of(&self, uid: Uid) -> String {
         let found = self.uids.iter().find(|(_, other)| **other == uid);
         found.map_or_else(|| format!("uid {uid}"), |(name, _)| name.clone())

@@ -5,7 +5,7 @@ use crate::{
     seats::HONEST,
     units,
 };
-use protocol::{Role, view::Outcome};
+use protocol::{Role, Uid, view::Outcome};
 use serde::Serialize;
 use std::time::Duration;
 
@@ -89,7 +89,7 @@ impl Report {
                 paid: seat.earned,
             });
         }
-        seats.sort_by(|left, right| (left.role, left.uid).cmp(&(right.role, right.uid)));
+        seats.sort_by_key(|seat| (seat.role, observer.place_of(Uid(seat.uid))));
         let miners = observer.seats_of(Role::Miner).count().max(1) as f64;
         let time = observer.train_time();
         let void = |outcome: &Outcome| matches!(outcome, Outcome::Void(_));
@@ -209,7 +209,7 @@ mod tests {
     fn training_of_an_earlier_session_is_not_counted_in_the_share_of_this_one() {
         let mut observer = network();
         observer.begin_session();
-        observer.seen.entry(protocol::Uid(3)).or_default().train_seconds += 25.0;
+        observer.seen.entry(Uid(3)).or_default().train_seconds += 25.0;
         let report = Report::new(&observer, 6.32, Duration::from_secs(10));
         assert_eq!(report.compute_share, 0.5, "25 s of five miners in 10 s");
     }

@@ -321,7 +321,7 @@ impl Column {
 fn seats(observer: &Observer, width: usize) -> (Vec<Line<'static>>, Vec<Line<'static>>) {
     let sorted = |role| {
         let mut seats: Vec<&SeatView> = observer.seats_of(role).collect();
-        seats.sort_by_key(|seat| seat.id.uid);
+        seats.sort_by_key(|seat| observer.place_of(seat.id.uid));
         seats
     };
     let left = |title, rank, cells| Column { title, rank, right: false, cells };

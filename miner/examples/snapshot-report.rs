@@ -2,9 +2,9 @@
 //!
 //!     cargo run --release -p miner --example snapshot-report -- DIRECTORY PRESET…
 //!
-//! Prints a line of JSON for each preset. `DIRECTORY` is on the disk that is asked about. Times are the middle one of five; `train_step_seconds`
-//! is that of a step of four sequences. `share_by_default` is the share of a window's time that snapshots inside it take when one is due after
-//! five minutes, or after fifty times what the last one took.
+//! Prints a line of JSON for each preset. `DIRECTORY` is on the disk that is asked about. Times are the middle one of
+//! five; `train_step_seconds` is that of a step of four sequences. `share_by_default` is the share of a window's time
+//! that snapshots inside it take when one is due after five minutes, or after fifty times what the last one took.
 
 use miner::{
     contribution_store::{Optimiser as _, Snapshot},

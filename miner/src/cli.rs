@@ -85,30 +85,9 @@ async fn mine_until_told(start: Start, changed: Change) -> anyhow::Result<()> {
     }
     let settings = Settings::read(&start.flags)?;
     let shutdown = Arc::new(ShutdownHandle::default());
-    let mut stop = program::StopSignal::listen();
-    tokio::select! {
-        done = mine(settings, start, changed, shutdown.clone()) => return done,
-        () = stop.told() => {}
-    }
-    if shutdown.request() {
-        tracing::info!(
-            "stopping with a snapshot, if the running step ends soon; a second Ctrl-C stops at once"
-        );
-        tokio::select! {
-            ended = tokio::time::timeout(SNAPSHOT_WITHIN, shutdown.training_ended()) => {
-                if ended.is_err() {
-                    tracing::info!("the running step takes too long: its window resumes from the last snapshot");
-                }
-            }
-            () = stop.told() => {}
-        }
-    }
-    tracing::info!("stopped; the files on the disk are whole, and the next start resumes from them");
-    Ok(())
+    let work = mine(settings, start, changed, shutdown.clone());
+    shutdown.run_until_stopped(Box::pin(work)).await
 }
-
-/// How long a process that is told to stop waits for the running step and its snapshot.
-const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 
 async fn mine(
     settings: Settings,
@@ -156,8 +135,8 @@ async fn mine(
     Ok(miner.run().await?)
 }
 
-/// How often the training of a window is written to the disk. By default every five minutes: little where a window takes hours, and a snapshot
-/// of 12 bytes per parameter takes a second or two for a billion of them.
+/// How often the training of a window is written to the disk. By default every five minutes: little where a window
+/// takes hours, and a snapshot of 12 bytes per parameter takes a second or two for a billion of them.
 fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     match (train.snapshot_every_steps, train.snapshot_every_seconds) {
         (Some(steps), _) => SnapshotInterval::Steps(steps),
@@ -166,8 +145,8 @@ fn snapshot_interval(train: &TrainFile) -> SnapshotInterval {
     }
 }
 
-/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh model starts at or a little
-/// above `ln vocab`; hard data does not double it.
+/// The loss above which training has diverged, in nats per token: twice that of uniform guesses, `ln vocab`. A fresh
+/// model starts at or a little above `ln vocab`; hard data does not double it.
 fn loss_max(vocab: usize) -> f64 {
     2.0 * (vocab.max(2) as f64).ln()
 }

@@ -16,8 +16,8 @@ use protocol::{Block, submission::Header, view::WindowView};
 use std::sync::Arc;
 
 impl Miner {
-    /// Compresses the trained weights into a contribution: `e ← decay^away·e`, then `e ← decay·e + Δ`, then the largest entries of `e` into a
-    /// file (PROT-9, PROT-10).
+    /// Compresses the trained weights into a contribution: `e ← decay^away·e`, then `e ← decay·e + Δ`, then the
+    /// largest entries of `e` into a file (PROT-9, PROT-10).
     pub(crate) async fn compress(
         &mut self,
         view: &WindowView,
@@ -68,8 +68,8 @@ impl Miner {
         }
     }
 
-    /// Reconciles a commitment left by a crash or a full disk: if the chain included it, its body leaves the residual now, although its window
-    /// is over (PROT-10).
+    /// Reconciles a commitment left by a crash or a full disk: if the chain included it, its body leaves the residual
+    /// now, although its window is over (PROT-10).
     pub(crate) async fn reconcile(&mut self) -> Result<(), Stop> {
         let open = self.node.window();
         let left = self.local.snapshot.pending.clone();

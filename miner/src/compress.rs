@@ -1,5 +1,5 @@
-//! From a trained model to the bytes that are committed: pseudo-gradient, error feedback, encoding, signature, in one pass (PROT-9,
-//! PROT-10).
+//! Turns trained weights into a contribution: pseudo-gradient, error feedback, encoding and signature in one pass
+//! (PROT-9, PROT-10).
 
 use ed25519_dalek::SigningKey;
 use kernels::encode::{self, Feedback, Source};
@@ -19,14 +19,14 @@ pub enum CompressError<E> {
     Sink(#[source] E),
 }
 
-/// A contribution that was written: the digest to commit to, and how long it is.
+/// Digest and length of a written contribution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sealed {
     pub digest: Digest,
     pub length: u64,
 }
 
-/// The residual of a miner that was away for `windows` windows: `e ← decay^windows · e`.
+/// Decays the residual of a miner that missed `windows` windows: `e ← decay^windows · e`.
 pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
     if windows == 0 {
         return;
@@ -35,10 +35,10 @@ pub fn decay_residual(residual: &mut [f32], decay: f32, windows: u32) {
     residual.iter_mut().for_each(|entry| *entry *= factor);
 }
 
-/// Steps `residual` by `source`, encodes the largest of it, and hands the signed object to `sink` section by section, hashed as it goes by.
-/// The residual keeps everything until the commitment is on the chain.
+/// Adds `source` to `residual`, encodes its largest entries, and hands the signed object to `sink` section by section.
+/// The residual keeps all values until the commitment is on the chain.
 ///
-/// On an error, part of the residual is stepped and part of the object handed on.
+/// On an error, part of the residual is changed and part of the object handed on.
 pub fn compress<E>(
     codec: &Codec,
     header: &Header,
@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_miner_that_was_away_forgets_as_if_it_had_sent_nothing() {
+    fn a_missed_window_decays_the_residual_like_an_empty_contribution() {
         let mut away = vec![8.0, -4.0];
         decay_residual(&mut away, 0.5, 2);
         assert_eq!(away, [2.0, -1.0]);
@@ -148,7 +148,7 @@ pub(crate) mod tests {
         #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn one_pass_gives_the_bytes_that_the_protocol_seals(
+        fn one_pass_gives_the_sealed_bytes_of_the_protocol(
             lengths in prop::collection::vec(1u32..6000, 1..4),
             decay in 0.1f32..=1.0,
             seed in any::<u64>(),
@@ -173,13 +173,13 @@ pub(crate) mod tests {
             prop_assert_eq!(sealed, Sealed { digest: Digest::of(&expected), length: expected.len() as u64 });
             prop_assert!(residual.iter().map(|x| x.to_bits()).eq(by_the_book.iter().map(|x| x.to_bits())));
 
-            // What was stepped already is written a second time to the same bytes.
+            // A residual that has the source already gives the same bytes.
             prop_assert_eq!(compressed(&codec, &mut residual, Source::Nothing).unwrap(), (bytes, sealed));
         }
     }
 
     #[test]
-    fn what_cannot_be_encoded_or_handed_on_is_named() {
+    fn an_encoding_or_sink_error_is_named() {
         let codec = codec(&[5000, 3]);
         let mut residual = vec![0.5; 5003];
         residual[5001] = f32::NAN;

@@ -36,7 +36,8 @@ impl LocalState {
         Ok((LocalState { trainer, snapshot, store }, found))
     }
 
-    /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half changed.
+    /// Runs `change` on the snapshot. If the disk is full, reads the snapshot again, as `change` may have left it half
+    /// changed.
     pub fn change<T>(
         &mut self,
         change: impl FnOnce(&mut LocalState) -> Result<T, ContributionStoreError>,

@@ -1,8 +1,8 @@
 //! Snapshots inside a window: weights, optimiser, and which sequences are done.
 //!
-//! A window may last hours. A miner killed inside it resumes here, and computes the same bits as an undisturbed one, as a step depends on nothing
-//! else. A snapshot is valid for one window only: for the model that the window opened with, by lineage and root, and for the assigned
-//! sequences. Another window ignores it.
+//! A window may last hours. A miner killed inside it resumes here, and computes the same bits as an undisturbed one,
+//! as a step depends on nothing else. A snapshot is valid for one window only: for the model that the window opened
+//! with, by lineage and root, and for the assigned sequences. Another window ignores it.
 
 use crate::train::Trained;
 use codec::{Compact, Decode, Encode, IoReader};
@@ -14,8 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, then the optimiser in its own
-/// format. Every change of the format is a new version.
+/// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, then
+/// the optimiser in its own format. Every change of the format is a new version.
 const VERSION: u16 = 1;
 /// Snapshots take at most one part in so many of the training time, whatever the settings say.
 const SHARE: u32 = 50;
@@ -105,8 +105,8 @@ impl Progress {
         }
     }
 
-    /// Reads the snapshot of this window into `trainer`, and returns what was trained by then; `None` if there is none, and then the trainer is
-    /// unchanged.
+    /// Reads the snapshot of this window into `trainer`, and returns what was trained by then; `None` if there is
+    /// none, and then the trainer is unchanged.
     ///
     /// # Errors
     /// If the snapshot cannot be used. The trainer may have read part of it.

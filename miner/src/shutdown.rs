@@ -1,7 +1,15 @@
 //! How a miner that is told to stop leaves the middle of a window: with a snapshot, if that is quick.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use futures::future::LocalBoxFuture;
+use node::program::StopSignal;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 use tokio::sync::watch;
+
+/// How long a process that is told to stop waits for the running step and its snapshot.
+const SNAPSHOT_WITHIN: Duration = Duration::from_millis(1_500);
 
 /// Connects the process that hears Ctrl-C with the thread that trains.
 #[derive(Debug)]
@@ -17,6 +25,34 @@ impl Default for ShutdownHandle {
 }
 
 impl ShutdownHandle {
+    /// Runs `work` to its end, or until Ctrl-C. Then it waits for the running step and its snapshot, but at most 1.5
+    /// seconds and not after a second Ctrl-C. Computations that still run end with the process.
+    pub async fn run_until_stopped(
+        &self,
+        work: LocalBoxFuture<'_, anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        let mut stop = StopSignal::listen();
+        tokio::select! {
+            done = work => return done,
+            () = stop.told() => {}
+        }
+        if self.request() {
+            tracing::info!(
+                "stopping with a snapshot, if the running step ends soon; a second Ctrl-C stops at once"
+            );
+            tokio::select! {
+                ended = tokio::time::timeout(SNAPSHOT_WITHIN, self.training_ended()) => {
+                    if ended.is_err() {
+                        tracing::info!("the running step takes too long: the window resumes from its last snapshot");
+                    }
+                }
+                () = stop.told() => {}
+            }
+        }
+        tracing::info!("stopped; the files on the disk are whole, and the next start resumes from them");
+        Ok(())
+    }
+
     /// Requests a snapshot after the step that is running. Returns false if nothing is being trained.
     pub fn request(&self) -> bool {
         self.requested.store(true, Ordering::SeqCst);

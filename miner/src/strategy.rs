@@ -1,7 +1,7 @@
 //! The decisions in which miners may differ.
 //!
-//! How a miner works is its own business; these are the points at which it shows in what it submits. The program uses [`DefaultStrategy`]. The
-//! adversaries of `localnet` use others, and wrap store and chain, which are parameters.
+//! How a miner works is its own business; these are the points at which it shows in what it submits. The program uses
+//! [`DefaultStrategy`]. The adversaries of `localnet` use others, and wrap store and chain, which are parameters.
 
 use async_trait::async_trait;
 use node::Follower;
@@ -10,18 +10,20 @@ use protocol::{Window, view::WindowView};
 /// The decisions of one miner. The defaults are those of an honest one.
 #[async_trait]
 pub trait Strategy: Send {
-    /// The sequences to train on, in order. The chain assigned `assigned` to the seat, out of `of` in the training split (PROT-5).
+    /// The sequences to train on, in order. The chain assigned `assigned` to the seat, out of `of` in the training
+    /// split (PROT-5).
     fn sequences(&mut self, _window: Window, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
     }
 
-    /// The prefix `t` to declare: how many of the `assigned` sequences were trained on (PROT-6). With 0 there is no contribution.
+    /// The prefix `t` to declare: how many of the `assigned` sequences were trained on (PROT-6). With 0 there is no
+    /// contribution.
     fn declares(&mut self, trained: u32, _assigned: u32) -> u32 {
         trained
     }
 
-    /// The weights whose difference from `before`, the window's model, is added to the residual. `after` are the trained weights; both are in the
-    /// schema's order.
+    /// The weights whose difference from `before`, the window's model, is added to the residual. `after` are the
+    /// trained weights; both are in the schema's order.
     async fn outcome(
         &mut self,
         _follower: &Follower,

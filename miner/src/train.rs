@@ -1,7 +1,8 @@
-//! The inner loop: what a miner does with its sequences between the opening of a window and the commit deadline.
+//! The inner loop: training on the assigned sequences between the opening of a window and the commit margin.
 //!
-//! A step whose loss is no number, or above the bound that the trainer was given, is not taken. It is run once more from the same state: where
-//! it is fine then, the device had computed wrongly, and the work goes on; where it is not, the window is given up, with what that showed.
+//! A step whose loss is not finite, or above the trainer's bound, is not taken. It is repeated from the same state: if
+//! it succeeds, the device had computed wrongly, and training goes on; if not, the window is given up with a
+//! diagnosis.
 
 use codec::{Decode, Encode, EncodeLike, Input, Output};
 use dataset::{Dataset, Prefetch, ReadError};
@@ -12,10 +13,10 @@ use std::{
     time::Instant,
 };
 
-/// Batches that are read before they are wanted.
+/// Batches that are read ahead.
 const BATCHES_AHEAD: usize = 4;
 
-/// What came out of one window's training so far.
+/// The training of one window so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Trained {
     /// `t`: sequences finished, a prefix of those assigned (PROT-6).
@@ -50,37 +51,37 @@ pub enum TrainingError {
     },
 }
 
-/// What repeating a step showed.
+/// The diagnosis of a repeated step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// From the same state it came out otherwise, or the device could not take the step at all.
+    /// The repetition gave another result, or the device failed.
     Device,
-    /// The weights, or what the optimiser remembers, are no numbers any more: no step can be.
+    /// The weights or the optimiser's moments are not finite: no step can succeed.
     State,
-    /// From a sound state it came out the same twice, or the data does not fit the model at all.
+    /// The repetition gave the same result from a finite state, or the data does not fit the model.
     Data,
 }
 
-/// What happens beside the steps.
+/// Observes the steps.
 pub trait TrainObserver {
-    /// A step was taken: the place for a snapshot.
+    /// Called after each step, to write a snapshot.
     fn stepped(&mut self, trainer: &Trainer, trained: &Trained);
-    /// Step `step`, counted from 1, gave `error`, and was fine when it was repeated.
+    /// Called when step `step`, counted from 1, failed with `error` and succeeded when repeated.
     fn repeated(&mut self, step: u32, error: &ModelError);
-    /// Whether nothing that is still to come is to be waited for.
+    /// Whether the process is shutting down, so that data is not waited for.
     fn is_leaving(&self) -> bool {
         false
     }
 }
 
-/// Nothing does.
+/// Observes nothing.
 impl TrainObserver for () {
     fn stepped(&mut self, _: &Trainer, _: &Trained) {}
     fn repeated(&mut self, _: u32, _: &ModelError) {}
 }
 
-/// Trains on `sequences` in the order given, `batch` at a time, until they are done or `stop` is set, going on after those that `trained` says
-/// are done already. Whatever was done by then counts: slow hardware is paid for what it did (PROT-6).
+/// Trains on `sequences` in order, `batch` at a time, from where `trained` ends until they are done or `stop` is set.
+/// Finished sequences count, so slow hardware is paid for its part (PROT-6).
 ///
 /// # Errors
 /// If the data cannot be read, or a step cannot be taken. The trainer is then where the last good step left it.
@@ -106,7 +107,7 @@ pub fn train(
             break;
         }
 
-        // Read: as a rule it is there already. What is damaged and comes again may take long.
+        // Read: usually read ahead. Damaged data that is fetched again may take long.
         let over = || stop.load(Ordering::Relaxed) || beside.is_leaving();
         let tokens = batches.next_unless(over).transpose()?;
         trained.data_seconds = waited_before + batches.waited().as_secs_f64();
@@ -135,11 +136,10 @@ pub fn train(
     Ok(trained)
 }
 
-/// Takes a step. One that is refused is run once more from the same state: where it is fine then, it is taken, and `repeated` told what the first
-/// was refused for.
+/// Takes a step. A failed one is repeated from the same state; if that succeeds, `repeated` gets the first error.
 ///
 /// # Errors
-/// What the step was refused for first, and what the second showed. The trainer is as it was.
+/// The first error, with the diagnosis of the repetition. The trainer is unchanged.
 pub fn step<S: AsRef<[u32]>>(
     trainer: &mut Trainer,
     sequences: &[S],
@@ -159,7 +159,7 @@ pub fn step<S: AsRef<[u32]>>(
     }
 }
 
-/// A step failed with `first`, and was run `again` from the same state. Where it was fine then, that is the step that was taken.
+/// Diagnoses a step that failed with `first` and was repeated with the result `again`.
 fn judge(
     first: &ModelError,
     again: Result<Step, ModelError>,
@@ -181,12 +181,12 @@ fn judge(
     }
 }
 
-/// Whether it is the device that failed, or that has no memory for the step.
+/// Whether the device failed, or lacks memory.
 fn of_device(error: &ModelError) -> bool {
     matches!(error, ModelError::Device(_) | ModelError::Memory(_))
 }
 
-/// What a step measured before it was refused for that; `None` for other errors.
+/// The loss and norm that a step was refused for; `None` for other errors.
 fn measured(error: &ModelError) -> Option<[f64; 2]> {
     match error {
         ModelError::NotFinite { loss, gradient_norm } | ModelError::Exploded { loss, gradient_norm, .. } => {
@@ -196,8 +196,8 @@ fn measured(error: &ModelError) -> Option<[f64; 2]> {
     }
 }
 
-/// Whether two computations from the same state came to the same. A sound GPU adds up in an order of its own, which moves the last few digits;
-/// an unsound one is wrong by more.
+/// Whether two computations from the same state agree. A sound GPU sums in varying order, which changes the last
+/// digits; an unsound one errs by more.
 fn alike((one, other): (f64, f64)) -> bool {
     match (one.is_finite(), other.is_finite()) {
         (true, true) => (one - other).abs() <= 1e-3 * one.abs().max(other.abs()),
@@ -222,7 +222,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Fractions as their bits.
+/// Encodes fractions as their bits.
 impl Encode for Trained {
     fn encode_to<T: Output + ?Sized>(&self, to: &mut T) {
         let bits = [self.loss_first, self.loss_last, self.seconds, self.data_seconds].map(f64::to_bits);
@@ -259,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_fine_the_second_time_is_taken_and_the_device_is_to_blame() {
+    fn a_step_that_succeeds_when_repeated_is_a_fault_of_the_device() {
         let fine = Step { loss: 2.0, gradient_norm: 1.0, learning_rate: 1e-3 };
         assert_eq!(judge(&NAN, Ok(fine), || unreachable!()), Ok(fine));
         assert_eq!(judge(&exploded(30.0), Ok(fine), || unreachable!()), Ok(fine));
     }
 
     #[test]
-    fn what_fails_twice_alike_is_the_data_and_otherwise_the_device() {
+    fn equal_failures_blame_the_data_and_different_ones_the_device() {
         let judge = |first, second| judge(&first, Err(second), || Ok(true)).unwrap_err();
         assert_eq!(judge(NAN, NAN), Cause::Data);
         assert_eq!(judge(exploded(30.0), exploded(30.01)), Cause::Data, "a GPU's last digits");
@@ -284,19 +284,19 @@ mod tests {
     }
 
     #[test]
-    fn where_the_state_is_no_number_no_step_can_be() {
+    fn a_state_that_is_not_finite_is_named_as_the_cause() {
         assert_eq!(judge(&NAN, Err(NAN), || Ok(false)), Err(Cause::State));
         assert_eq!(judge(&exploded(30.0), Err(NAN), || Ok(false)), Err(Cause::State));
     }
 
     #[test]
-    fn a_device_that_cannot_be_asked_for_its_state_is_to_blame() {
+    fn a_device_that_cannot_report_its_state_is_the_cause() {
         assert_eq!(judge(&NAN, Err(NAN), || Err(gone())), Err(Cause::Device));
         assert_eq!(judge(&exploded(30.0), Err(exploded(30.0)), || Err(gone())), Err(Cause::Device));
     }
 
     #[test]
-    fn what_was_trained_is_kept_to_the_bit() {
+    fn trained_encodes_to_the_bit() {
         let trained = Trained {
             sequences: 3,
             steps: 2,

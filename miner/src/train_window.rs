@@ -62,7 +62,8 @@ impl Miner {
         Ok((sequences, assignment.sequences_per_seat))
     }
 
-    /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches `stop_at`.
+    /// Runs the inner loop on a thread, from where a killed process was, and stops it when the chain reaches
+    /// `stop_at`.
     async fn train_until(
         &mut self,
         sequences: Vec<u64>,
@@ -195,8 +196,8 @@ impl Miner {
     }
 }
 
-/// Reads the snapshot of this window into the trainer, or loads the window's model. A snapshot that cannot be used costs the time since the
-/// window opened, and is logged.
+/// Reads the snapshot of this window into the trainer, or loads the window's model. A snapshot that cannot be used
+/// costs the time since the window opened, and is logged.
 fn resume(
     local: &mut LocalState,
     state: &ModelState,
@@ -226,7 +227,8 @@ struct Observer {
 }
 
 impl Observer {
-    /// The training ended. If the process shuts down while it waited for data, writes the snapshot that a step would have written.
+    /// The training ended. If the process shuts down while it waited for data, writes the snapshot that a step would
+    /// have written.
     fn ended(&mut self, trainer: &Trainer, trained: &Trained) {
         if self.is_leaving() && !self.stop.load(Ordering::Relaxed) && 0 < trained.steps {
             self.stepped(trainer, trained);

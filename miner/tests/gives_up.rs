@@ -62,7 +62,7 @@ fn state(trainer: &Trainer) -> Vec<u8> {
 }
 
 #[test]
-fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
+fn a_loss_that_explodes_twice_gives_up_the_window_and_changes_nothing() {
     let scene = Scene::new();
     let mut trainer = scene.trainer(1e3);
     let schema = support::config(&scene.dataset).schema().unwrap();
@@ -97,7 +97,7 @@ fn a_loss_that_explodes_twice_gives_the_window_up_and_leaves_all_as_it_was() {
 }
 
 #[test]
-fn weights_that_are_no_numbers_are_not_called_bad_data() {
+fn weights_that_are_not_finite_are_not_blamed_on_the_data() {
     let scene = Scene::new();
     let mut trainer = scene.trainer(1e-3);
     let mut theta = scene.theta.clone();
@@ -107,7 +107,8 @@ fn weights_that_are_no_numbers_are_not_called_bad_data() {
     assert!(matches!(error, TrainingError::GivenUp { step: 1, cause: Cause::State, .. }), "{error:?}");
 }
 
-/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so many steps are done.
+/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so
+/// many steps are done.
 struct Withheld {
     directory: PathBuf,
     reads: AtomicUsize,
@@ -153,7 +154,7 @@ impl TrainObserver for Leaves {
 }
 
 #[test]
-fn a_deadline_or_a_stop_that_comes_while_data_is_awaited_keeps_the_steps_that_are_done() {
+fn a_deadline_or_stop_while_waiting_for_data_keeps_the_finished_steps() {
     let scene = Scene::new();
     let tokenizer = fs::read(dataset::tokenizer_path(&scene.data)).unwrap();
     for deadline in [true, false] {
@@ -214,7 +215,7 @@ impl AsRef<[u32]> for Unsound {
 }
 
 #[test]
-fn a_step_that_is_wrong_once_is_taken_as_if_nothing_had_been() {
+fn a_step_that_fails_once_leaves_no_trace() {
     let scene = Scene::new();
     let known = scene.dataset.sequence(5).unwrap();
     // Of what it was trained on it knows how it goes on, and not at all of the same backwards.
@@ -276,7 +277,7 @@ fn a_damaged_shard_is_named() {
 }
 
 #[test]
-fn what_goes_on_beside_the_steps_sees_each_of_them() {
+fn the_observer_sees_each_step() {
     #[derive(Default)]
     struct Counting(Vec<u32>);
     impl TrainObserver for Counting {

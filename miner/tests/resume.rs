@@ -1,9 +1,9 @@
 //! A miner that is killed, at any moment, goes on to the bits that it would have come to.
 //!
-//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot, spool, spend. Only the chain
-//! is left out, so that a window takes as long as its steps: commitments are taken at once, and a window's model is the one before it with the
-//! miner's own contribution applied. What it would upload is kept. At the end everything on disk is compared, byte by byte, with what an
-//! undisturbed process leaves.
+//! The process that is killed is a real one, and what it does to the disk is the product's own: train, snapshot,
+//! spool, spend. Only the chain is left out, so that a window takes as long as its steps: commitments are taken at
+//! once, and a window's model is the one before it with the miner's own contribution applied. What it would upload is
+//! kept. At the end everything on disk is compared, byte by byte, with what an undisturbed process leaves.
 
 #![cfg(unix)]
 
@@ -67,7 +67,7 @@ fn the_process_that_is_killed() {
 }
 
 #[test]
-fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
+fn a_miner_killed_at_fifty_random_points_computes_the_same_bits() {
     let scene = Scene::new();
     let started = Instant::now();
     let undisturbed = scene.home("undisturbed");
@@ -118,7 +118,7 @@ fn killed_at_fifty_random_points_a_miner_comes_to_the_same_bits() {
 
 /// The system refuses to write more than so much into a file: as a full disk does, at once and in the middle.
 #[test]
-fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
+fn a_full_disk_costs_time_and_nothing_else() {
     let scene = Scene::new();
     let undisturbed = scene.home("undisturbed");
     assert!(scene.run(&undisturbed, &[]).status.success());
@@ -142,7 +142,7 @@ fn a_disk_that_takes_no_more_costs_time_and_nothing_else() {
 }
 
 #[test]
-fn where_both_snapshots_inside_a_window_are_damaged_it_is_trained_from_its_beginning() {
+fn with_both_snapshots_damaged_the_window_is_trained_from_its_beginning() {
     let scene = Scene::new();
     let undisturbed = scene.home("undisturbed");
     assert!(scene.run(&undisturbed, &[]).status.success());

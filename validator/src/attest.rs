@@ -2,7 +2,7 @@
 //! bucket (PROT-15).
 
 use crate::{gather::Gathered, run::Validator, step::Stop};
-use chain_client::Call;
+use chain_client::{Call, Refusal};
 use node::{Contribution, Entry, Follower, error_chain, journal::SeatFault};
 use protocol::{
     Uid, Window, keys,
@@ -70,7 +70,7 @@ impl Validator {
         } else {
             Call::Attest { run, window, verdicts: verdicts.clone(), next_salt }
         };
-        self.node.submit_once(call, "AlreadyAttested").await?;
+        self.node.submit_once(call, Refusal::AlreadyAttested).await?;
         self.node.journal.write(&attested(window, &verdicts, gathered, not_observed));
         Ok(())
     }
@@ -99,7 +99,7 @@ impl Validator {
         }
         let salt = self.salts.commit_reveal(run, window, &verdicts);
         self.node
-            .submit_once(Call::RevealAttestation { run, window, verdicts, salt }, "AlreadyAttested")
+            .submit_once(Call::RevealAttestation { run, window, verdicts, salt }, Refusal::AlreadyAttested)
             .await
     }
 }

@@ -1,7 +1,7 @@
 //! Votes for the digest of the merged update (PROT-19).
 
 use crate::{run::Validator, step::Stop};
-use chain_client::Call;
+use chain_client::{Call, Refusal};
 use node::{Contribution, Entry};
 use protocol::{
     Uid, Window,
@@ -48,7 +48,7 @@ impl Validator {
         } else {
             Call::Vote { run, window, vote }
         };
-        self.node.submit_once(call, "AlreadyVoted").await?;
+        self.node.submit_once(call, Refusal::AlreadyVoted).await?;
         if let Some(own) = &self.own_merge {
             let (update, inputs) = (own.digest, own.inputs.clone());
             let bytes = u64::try_from(own.bytes.len()).unwrap_or(u64::MAX);
@@ -64,6 +64,6 @@ impl Validator {
         let vote = self.signed.report(window).and_then(|report| report.vote());
         let Some(vote) = vote.filter(|_| self.hides()) else { return Ok(()) };
         let salt = self.salts.commit_reveal(run, window, &vote);
-        self.node.submit_once(Call::RevealVote { run, window, vote, salt }, "AlreadyVoted").await
+        self.node.submit_once(Call::RevealVote { run, window, vote, salt }, Refusal::AlreadyVoted).await
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     signed_db::WeightVote,
     step::{RunError, Stop},
 };
-use chain_client::Call;
+use chain_client::{Call, Refusal};
 use node::{Entry, error_chain};
 use protocol::{Block, Window, view::WindowView};
 
@@ -41,7 +41,7 @@ impl Validator {
         let hash = vote.hash(&self.node.seat.hotkey);
         match self.node.chain().submit(Call::CommitWeights { run, epoch, hash }).await {
             Ok(_) => tracing::info!(epoch, seats = vote.weights.len(), "committed to weights"),
-            Err(error) if is_repeated && error.is_refusal("Weights", "AlreadyCommitted") => {}
+            Err(error) if is_repeated && error.refusal() == Some(Refusal::AlreadyCommitted) => {}
             Err(error) if error.is_transient() => return Err(error.into()),
             Err(error) => {
                 self.remove_weight_vote(epoch)?;
@@ -65,9 +65,9 @@ impl Validator {
             let reason = match self.node.chain().submit(call).await {
                 Ok(_) => None,
                 // Revealed by a process before this one.
-                Err(error) if error.is_refusal("Weights", "AlreadyRevealed") => None,
+                Err(error) if error.refusal() == Some(Refusal::AlreadyRevealed) => None,
                 // Kept for the next window.
-                Err(error) if error.is_refusal("Weights", "RevealNotBegun") => continue,
+                Err(error) if error.refusal() == Some(Refusal::RevealNotBegun) => continue,
                 Err(error) if error.is_transient() => return Err(error.into()),
                 Err(error) => Some(error_chain(&error)),
             };

@@ -1,14 +1,15 @@
-//! A chain with a run on it, for whoever writes a wallet or a dashboard and wants something to connect to.
+//! A chain with a run on it, for developers of wallets and dashboards.
 //!
 //! ```text
-//! cargo run --release -p mettle-chain-client --example development-chain              # a chain of its own, on a free port
-//! cargo run --release -p mettle-chain-client --example development-chain 9944         # the same, on this port
+//! cargo run --release -p mettle-chain-client --example development-chain              # on a free port
+//! cargo run --release -p mettle-chain-client --example development-chain 9944         # on this port
 //! cargo run --release -p mettle-chain-client --example development-chain ws://HOST:PORT
 //! ```
 //!
-//! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks behind,
-//! until standard input ends. The third creates the run on a chain that runs already, if the development account `//Alice`
-//! does not have it there, and ends. Each prints one line of JSON once the run is final: `{"url":"ws://…","run":0}`.
+//! The first two serve an embedded development chain in memory, with a block every 0.3 s and finality two blocks
+//! behind, until standard input ends. The third creates the run on a running chain, unless the development account
+//! `//Alice` has created it there before, and ends. Each prints one line of JSON once the run is final:
+//! `{"url":"ws://…","run":0}`.
 
 use embedded_chain::{Config, EmbeddedChain};
 use mettle_chain_client::{ExpectedChain, SubxtChain, account, keys::Key};
@@ -20,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
     let at = arguments.next().unwrap_or_else(|| "0".into());
     if let Some(more) = arguments.next() {
-        return Err(format!("one argument at most, a port or a ws:// URL; what is {more}?").into());
+        return Err(format!("at most one argument, a port or a ws:// URL; unexpected: {more}").into());
     }
     if at.starts_with("ws://") || at.starts_with("wss://") {
         return tell_run_at(&at).await;
@@ -41,7 +42,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn tell_run_at(url: &str) -> Result<(), Box<dyn Error>> {
     let chain = SubxtChain::connect(url, Some(Key::dev("//Alice")?), ExpectedChain::default()).await?;
-    // Its first window is far away: it only takes registrations.
+    // Its first window is far away: it only accepts registrations.
     let schedule = Schedule { start: Block(100_000_000), ..RunParams::default().schedule };
     let wish = account::RunRequest {
         params: RunParams { schedule, localnet: true, ..RunParams::default() },

@@ -1,17 +1,16 @@
-//! A client that is never restarted: follows a chain and sends a little money every few blocks, whatever becomes of the node
-//! that it asks.
+//! A long-running client: follows a chain and makes a small transfer every few blocks, also while its node restarts.
 //!
 //! ```text
 //! cargo run --release -p mettle-chain-client --example follow -- ws://HOST:PORT //Bob
 //! ```
 //!
-//! One line of JSON for each thing that it sees: `{"final":12}`, a block; `{"included":14}`, a call in that block;
-//! `{"failed":"…"}`, a call that was given up, after which it makes the next. Runs until it is killed.
+//! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block;
+//! `{"failed":"…"}`, a failed call, after which it makes the next. Runs until it is killed.
 
 use mettle_chain_client::{Amount, Call, Chain, ExpectedChain, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};
 
-/// Between a call's inclusion and the next call.
+/// The pause between a call's inclusion and the next call.
 const PAUSE: Duration = Duration::from_secs(1);
 
 #[tokio::main]
@@ -27,7 +26,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     tokio::spawn(async move {
         loop {
             let block = heads.borrow_and_update().block;
-            say("final", serde_json::json!(block.0));
+            print("final", serde_json::json!(block.0));
             if heads.changed().await.is_err() {
                 return;
             }
@@ -35,13 +34,13 @@ async fn main() -> Result<(), Box<dyn Error>> {
     });
     loop {
         match chain.submit(Call::Transfer { to, amount: Amount(1_000_000_000) }).await {
-            Ok(included) => say("included", serde_json::json!(included.block.0)),
-            Err(error) => say("failed", serde_json::json!(error.to_string())),
+            Ok(included) => print("included", serde_json::json!(included.block.0)),
+            Err(error) => print("failed", serde_json::json!(error.to_string())),
         }
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-fn say(what: &str, value: serde_json::Value) {
+fn print(what: &str, value: serde_json::Value) {
     println!("{}", serde_json::json!({ what: value }));
 }

@@ -1,20 +1,20 @@
-//! What people do with their accounts that takes more than one call: take a seat, start a run.
+//! Actions of an account that take more than one call: registering a seat, creating a run.
 //!
-//! Each function may be run twice: what is done already is found done, and said.
+//! Each function may be run twice: it finds what is done already.
 
-use crate::{Amount, Call, Chain, ChainError, keys};
+use crate::{Amount, Call, Chain, ChainError, Refusal, keys};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms,
     view::{Account, RunView, SeatView},
 };
 
-/// More than the fees of any of these steps: it is left on the account that pays them.
+/// More than the fees of any of these steps: left on the account that pays them.
 pub const FEES_RESERVE: Amount = Amount(Amount::mtl(1).0 / 10);
 
-/// What an account needs to exist, and so the least that a hotkey is given.
+/// What an account needs to exist, and so the least that a hotkey gets.
 pub const HOTKEY_FUNDS_MIN: Amount = Amount(Amount::mtl(1).0 / 100);
 
-/// The seat that somebody wants.
+/// A seat to register.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeatRequest {
     pub run: RunId,
@@ -23,90 +23,95 @@ pub struct SeatRequest {
     /// Base URL of the seat's public bucket.
     pub endpoint: String,
     pub stake: Amount,
-    /// What the hotkey's account should have for fees. If it has less, the difference is transferred.
+    /// The balance for fees that the hotkey should have. The difference is transferred to it.
     pub hotkey_funds: Amount,
-    /// The most that the seat may cost; twice its present price where nothing is said.
+    /// The most that the seat may cost; `None` allows twice its current price.
     pub price_max: Option<Amount>,
 }
 
-/// What it takes to get a seat: looked up, and not done yet.
+/// What it takes to register a seat.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeatPlan {
-    /// The hotkey has its seat already.
+    /// The seat, if the hotkey has it already.
     pub already: Option<SeatView>,
-    /// What the seat costs now, burnt. It rises as others register.
+    /// The seat's price now, burnt. It rises as others register.
     pub price: Amount,
-    /// What the hotkey lacks for fees.
+    /// The transfer to the hotkey.
     pub funded: Amount,
-    /// To be signed by the coldkey, one after the other.
+    /// To be signed by the coldkey, in this order.
     pub calls: Vec<Call>,
 }
 
-/// A seat that somebody has.
+/// A registered seat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegisteredSeat {
     pub seat: SeatView,
     /// The hotkey had the seat before.
     pub already: bool,
-    /// What was transferred to the hotkey now.
+    /// What was transferred to the hotkey.
     pub funded: Amount,
 }
 
-/// Finds out what it takes to give `coldkey` the seat it wishes for. What the chain would refuse is better said here than
-/// paid for there.
+/// Plans the registration of a seat for `coldkey`.
+///
+/// # Errors
+/// [`ChainError::Invalid`] for what the chain would refuse, before a fee is paid for it.
 pub async fn plan_seat(
     chain: &dyn Chain,
     coldkey: &Account,
-    wish: &SeatRequest,
+    request: &SeatRequest,
 ) -> Result<SeatPlan, ChainError> {
-    let invalid = |reason: String| ChainError::Invalid { doing: registering(wish), reason };
-    let status = chain.status(wish.run).await?;
-    let already = seat_of(chain, wish.run, &wish.hotkey).await?;
+    let invalid = |reason: String| ChainError::Invalid { doing: registering(request), reason };
+    let status = chain.status(request.run).await?;
+    let already = seat_of(chain, request.run, &request.hotkey).await?;
     if let Some(seat) = &already {
         if seat.coldkey != *coldkey {
             let owner = keys::address(&seat.coldkey);
             return Err(invalid(format!(
-                "the hotkey has a seat there that belongs to {owner}. Use another hotkey"
+                "the hotkey has a seat in the run that belongs to {owner}. Use another hotkey"
             )));
         }
-        if seat.role != wish.role {
+        if seat.role != request.role {
             let (role, uid) = (seat.role, seat.id.uid);
             return Err(invalid(format!(
-                "the hotkey has a seat there as {role}, uid {uid}. Use another hotkey"
+                "the hotkey has a seat in the run as {role}, uid {uid}. Use another hotkey"
             )));
         }
     }
-    let stake_min = Amount(status.run.terms.stake_min(wish.role));
-    if already.is_none() && wish.stake < stake_min {
-        return Err(invalid(format!("the stake is {}, and the run wants at least {stake_min}", wish.stake)));
+    let stake_min = Amount(status.run.terms.stake_min(request.role));
+    if already.is_none() && request.stake < stake_min {
+        return Err(invalid(format!(
+            "the stake is {}, and the run requires at least {stake_min}",
+            request.stake
+        )));
     }
-    let seats = match wish.role {
+    let seats = match request.role {
         Role::Miner => status.miners,
         Role::Validator => status.validators,
     };
     let price = Amount(seats.price);
-    let price_max = wish.price_max.unwrap_or(Amount(price.0.saturating_mul(2)));
+    let price_max = request.price_max.unwrap_or(Amount(price.0.saturating_mul(2)));
     if already.is_none() && price_max < price {
         return Err(invalid(format!(
-            "the seat costs {price} now, more than the {price_max} it may cost. Wait until the price has fallen, or pay more"
+            "the seat costs {price} now, more than the {price_max} allowed. Wait until the price falls, or raise the limit"
         )));
     }
-    let wanted = wish.hotkey_funds.max(HOTKEY_FUNDS_MIN);
-    let funded = wanted.saturating_sub(chain.balance(&wish.hotkey.0).await?.free);
+    let wanted = request.hotkey_funds.max(HOTKEY_FUNDS_MIN);
+    let funded = wanted.saturating_sub(chain.balance(&request.hotkey.0).await?.free);
     let mut calls = Vec::new();
-    // Funds first: a seat whose hotkey cannot pay a fee is worth nothing.
+    // Funds first: a seat whose hotkey cannot pay a fee is useless.
     if funded > Amount::ZERO {
-        calls.push(Call::Transfer { to: wish.hotkey.0, amount: funded });
+        calls.push(Call::Transfer { to: request.hotkey.0, amount: funded });
     }
     let mut needed = funded;
     if already.is_none() {
-        needed = needed.saturating_add(wish.stake).saturating_add(price);
+        needed = needed.saturating_add(request.stake).saturating_add(price);
         calls.push(Call::Register {
-            run: wish.run,
-            role: wish.role,
-            hotkey: wish.hotkey,
-            endpoint: wish.endpoint.clone(),
-            stake: wish.stake,
+            run: request.run,
+            role: request.role,
+            hotkey: request.hotkey,
+            endpoint: request.endpoint.clone(),
+            stake: request.stake,
             price_max,
         });
     }
@@ -116,54 +121,57 @@ pub async fn plan_seat(
         if free < needed {
             let address = keys::address(coldkey);
             return Err(invalid(format!(
-                "the coldkey {address} has {free}, and {needed} is needed with fees. Transfer to it"
+                "the coldkey {address} has {free}, and needs {needed} with fees. Transfer to it"
             )));
         }
     }
     Ok(SeatPlan { already, price, funded, calls })
 }
 
-/// Registers a hotkey and gives it what it needs for fees. `chain` signs with the coldkey.
+/// Registers a hotkey and funds it for fees. `chain` signs with the coldkey.
 ///
-/// A hotkey that has its seat already is reported as it stands: its stake and endpoint are not changed.
-pub async fn register_seat(chain: &dyn Chain, wish: &SeatRequest) -> Result<RegisteredSeat, ChainError> {
-    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: registering(wish) })?;
-    let plan = plan_seat(chain, &coldkey, wish).await?;
+/// The stake and the endpoint of a seat that exists already are not changed.
+pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<RegisteredSeat, ChainError> {
+    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: registering(request) })?;
+    let plan = plan_seat(chain, &coldkey, request).await?;
     let mut already = plan.already.is_some();
     for call in plan.calls {
         match chain.submit(call).await {
             Ok(_) => {}
-            // Somebody who holds the coldkey was faster, or an earlier attempt of ours was included after all.
-            Err(error) if error.is_refusal("Registry", "HotkeyInUse") => already = true,
+            // Another holder of the coldkey was faster, or an earlier attempt of ours was included.
+            Err(error) if error.refusal() == Some(Refusal::HotkeyInUse) => already = true,
             Err(error) => return Err(error),
         }
     }
-    let seat = seated(chain, &coldkey, wish).await?;
+    let seat = registered_seat(chain, &coldkey, request).await?;
     Ok(RegisteredSeat { seat, already, funded: plan.funded })
 }
 
-/// The seat that was wished for, once the chain has it.
-pub async fn seated(
+/// The seat of a request that was submitted.
+///
+/// # Errors
+/// If another account registered the hotkey meanwhile, or there is no such seat.
+pub async fn registered_seat(
     chain: &dyn Chain,
     coldkey: &Account,
-    wish: &SeatRequest,
+    request: &SeatRequest,
 ) -> Result<SeatView, ChainError> {
-    let doing = || registering(wish);
-    match seat_of(chain, wish.run, &wish.hotkey).await? {
+    let doing = || registering(request);
+    match seat_of(chain, request.run, &request.hotkey).await? {
         Some(seat) if seat.coldkey == *coldkey => Ok(seat),
         Some(_) => Err(ChainError::Invalid {
             doing: doing(),
-            reason: "somebody else registered the hotkey meanwhile. Use another hotkey".into(),
+            reason: "another account registered the hotkey meanwhile. Use another hotkey".into(),
         }),
         None => Err(ChainError::Uncertain {
             doing: doing(),
-            reason: "no seat of the hotkey is on the chain".into(),
+            reason: "the chain has no seat of the hotkey".into(),
         }),
     }
 }
 
-fn registering(wish: &SeatRequest) -> String {
-    format!("registering {} as {} of run {}", keys::address(&wish.hotkey.0), wish.role, wish.run)
+fn registering(request: &SeatRequest) -> String {
+    format!("registering {} as {} of run {}", keys::address(&request.hotkey.0), request.role, request.run)
 }
 
 /// The seat that `hotkey` holds in `run`.
@@ -171,7 +179,7 @@ pub async fn seat_of(chain: &dyn Chain, run: RunId, hotkey: &Hotkey) -> Result<O
     Ok(chain.seats(run).await?.into_iter().find(|seat| seat.hotkey == *hotkey))
 }
 
-/// Says on the chain where a seat publishes, if it says otherwise now. `chain` signs with the hotkey.
+/// Sets the endpoint of a seat, if it is another one now. `chain` signs with the hotkey.
 pub async fn announce_endpoint(chain: &dyn Chain, run: RunId, endpoint: &str) -> Result<(), ChainError> {
     let doing = || format!("setting the endpoint to {endpoint} in run {run}");
     let hotkey = Hotkey(chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?);
@@ -185,11 +193,11 @@ pub async fn announce_endpoint(chain: &dyn Chain, run: RunId, endpoint: &str) ->
 
 const NOT_REGISTERED: &str = "the hotkey has no seat in this run. Register it first";
 
-/// What a run is made of.
+/// A run to create.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunRequest {
     pub params: RunParams,
-    /// As the run is created; its owner may change them later.
+    /// At creation; the run's owner may change them later.
     pub terms: Terms,
     /// Digest of the run's specification.
     pub spec: Digest,
@@ -197,46 +205,46 @@ pub struct RunRequest {
     pub manifest: Digest,
     /// Weights root of `θ_0`.
     pub theta0: Digest,
-    /// Base URL where all of that is published.
+    /// Base URL under which all of that is published.
     pub origin: String,
 }
 
-/// Creates a run that the signer owns. If the signer has one that is the same to the last digit, whatever its terms are by
-/// now, it is returned instead.
-pub async fn create_run(chain: &dyn Chain, wish: &RunRequest) -> Result<RunView, ChainError> {
+/// Creates a run that the signer owns. If the signer owns a run with the same parameters and digests already, whatever
+/// its terms, returns that run instead.
+pub async fn create_run(chain: &dyn Chain, request: &RunRequest) -> Result<RunView, ChainError> {
     let doing = || "creating a run".to_owned();
     let owner = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
-    if let Err(error) = wish.params.validate().and_then(|()| wish.terms.validate()) {
+    if let Err(error) = request.params.validate().and_then(|()| request.terms.validate()) {
         return Err(ChainError::Invalid { doing: doing(), reason: error.to_string() });
     }
-    if let Some(run) = find_run(chain, &owner, wish).await? {
+    if let Some(run) = find_run(chain, &owner, request).await? {
         return Ok(run);
     }
     let call = Call::CreateRun {
-        params: Box::new(wish.params),
-        terms: Box::new(wish.terms),
-        spec: wish.spec,
-        manifest: wish.manifest,
-        theta0: wish.theta0,
-        origin: wish.origin.clone(),
+        params: Box::new(request.params),
+        terms: Box::new(request.terms),
+        spec: request.spec,
+        manifest: request.manifest,
+        theta0: request.theta0,
+        origin: request.origin.clone(),
     };
     chain.submit(call).await?;
-    let run = find_run(chain, &owner, wish).await?;
-    run.ok_or_else(|| ChainError::Uncertain { doing: doing(), reason: "no such run is on the chain".into() })
+    let run = find_run(chain, &owner, request).await?;
+    run.ok_or_else(|| ChainError::Uncertain { doing: doing(), reason: "the chain has no such run".into() })
 }
 
-/// The latest of the owner's runs that is as wished.
+/// The owner's latest run that matches the request, terms aside.
 async fn find_run(
     chain: &dyn Chain,
     owner: &Account,
-    wish: &RunRequest,
+    request: &RunRequest,
 ) -> Result<Option<RunView>, ChainError> {
     for id in chain.runs().await?.into_iter().rev() {
         let run = chain.run(id).await?;
         let same = run.owner == *owner
-            && run.params == wish.params
-            && (run.spec, run.manifest, run.theta0) == (wish.spec, wish.manifest, wish.theta0)
-            && run.origin == wish.origin;
+            && run.params == request.params
+            && (run.spec, run.manifest, run.theta0) == (request.spec, request.manifest, request.theta0)
+            && run.origin == request.origin;
         if same {
             return Ok(Some(run));
         }

@@ -1,5 +1,6 @@
-//! Amounts of the chain's token, as people write them.
+//! Amounts of the chain's token.
 
+use codec::Encode;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use std::{fmt, str::FromStr};
 
@@ -13,8 +14,8 @@ const UNITS_PER_TOKEN: u128 = 10u128.pow(DECIMALS);
 
 /// An amount of MTL, counted in its smallest unit, the 10⁻¹² part.
 ///
-/// Written and read as `12.5 MTL`. A number without a unit is MTL too: nobody types twelve zeros.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Written and read as `12.5 MTL`. A number without a unit is MTL too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Encode)]
 pub struct Amount(pub u128);
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +31,7 @@ pub enum AmountError {
 impl Amount {
     pub const ZERO: Amount = Amount(0);
 
-    /// So many whole MTL; the largest amount there is, if that is more than it.
+    /// Whole MTL.
     pub const fn mtl(tokens: u64) -> Amount {
         // 2^64 · 10^12 < 2^128, so that this never saturates.
         Amount((tokens as u128).saturating_mul(UNITS_PER_TOKEN))
@@ -45,9 +46,20 @@ impl Amount {
     }
 }
 
+/// Exact; with a precision, as in `{:.2}`, rounded down to that many decimals, for tables.
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (whole, part) = (self.0 / UNITS_PER_TOKEN, self.0 % UNITS_PER_TOKEN);
+        if let Some(decimals @ 1..) = f.precision() {
+            let decimals = decimals.min(DECIMALS as usize);
+            let part = format!("{part:0width$}", width = DECIMALS as usize);
+            let shown = &part[..decimals];
+            // An amount must not look like nothing.
+            if self.0 > 0 && whole == 0 && shown.bytes().all(|digit| digit == b'0') {
+                return write!(f, "<0.{:0>decimals$} {SYMBOL}", 1);
+            }
+            return write!(f, "{whole}.{shown} {SYMBOL}");
+        }
         let text = if part == 0 {
             format!("{whole} {SYMBOL}")
         } else {
@@ -135,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_refused_with_a_reason() {
+    fn a_text_that_is_no_amount_is_refused_with_a_reason() {
         for text in ["", "MTL", ".5", "5.", "1.2.3", "-1", "+1", "1e3", "1,5", "12 DOT", "1 000", "0x10"] {
             assert_eq!(text.parse::<Amount>(), Err(AmountError::NotANumber(text.into())), "{text}");
         }
@@ -153,6 +165,10 @@ mod tests {
         assert_eq!(Amount(1_050_000_000_000).to_string(), "1.05 MTL");
         assert_eq!(Amount(1).to_string(), "0.000000000001 MTL");
         assert_eq!(format!("{:>8}", Amount::mtl(3)), "   3 MTL");
+        assert_eq!(format!("{:.2}", Amount::mtl(3)), "3.00 MTL");
+        assert_eq!(format!("{:.2}", Amount(1_059_999_999_999)), "1.05 MTL");
+        assert_eq!(format!("{:.2}", Amount(9_999_999_999)), "<0.01 MTL");
+        assert_eq!(format!("{:.2}", Amount::ZERO), "0.00 MTL");
         assert_eq!(serde_json::to_string(&Amount::mtl(3)).unwrap(), "\"3 MTL\"");
     }
 

@@ -1,10 +1,14 @@
-//! What can be asked of the chain, and how it is spelled.
+//! Every call of the chain that our programs make: one table, from which the rest follows.
 //!
-//! Arguments are the protocol's own types, encoded by themselves. Pallet, call and argument are looked up by name in the
-//! chain's metadata each time a call is made, and each argument's bytes are read back by the type that the metadata
-//! gives it: a chain whose call has other arguments is noticed before anything is signed, not after it is paid for.
+//! A row names the variant, its arguments and their types, the pallet and the call, and what the caller is doing.
+//! Arguments are encoded by the protocol's own types. At each submission, pallet, call and arguments are looked up by
+//! name in the chain's metadata, and each argument's bytes are decoded by the metadata's type. A chain whose call has
+//! other arguments is noticed before anything is signed.
 
-use crate::{Amount, keys, terms};
+use crate::{
+    Amount, keys,
+    terms::{self, percent},
+};
 use codec::{Compact, Encode};
 use protocol::{
     Digest, Hotkey, Role, RunId, RunParams, Terms, Uid, Window,
@@ -24,11 +28,88 @@ use subxt::{
     },
 };
 
-/// A call of the chain, with its arguments. Who signs it is said at each.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Call {
+/// What the chain calls a kind of call.
+struct CallMetadata {
+    pallet: &'static str,
+    call: &'static str,
+    arguments: &'static [&'static str],
+    /// A chain without it is refused when the client connects. A chain that lacks another call is noticed when one is
+    /// made.
+    required: bool,
+}
+
+/// Generates [`Call`], its metadata, encoding and descriptions from the table.
+///
+/// An argument has its field's name on the chain, or the one after `as`. `by` names the wrapper that encodes and
+/// describes the field where its type alone does not say how.
+macro_rules! calls {
+    ($(
+        $(#[$doc:meta])*
+        $need:ident $variant:ident {
+            $($(#[$field_doc:meta])* $field:ident: $type:ty $(as $name:ident $(by $wrapper:ident)?)?),*
+        } = $pallet:ident.$call:ident, $doing:literal $(, $value:expr)*;
+    )*) => {
+        /// A call of the chain, with its arguments. Each variant's doc says which key signs it.
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum Call {
+            $($(#[$doc])* $variant { $($(#[$field_doc])* $field: $type),* },)*
+        }
+
+        /// Every kind of call, in the order of the table.
+        const CALLS: &[CallMetadata] = &[$(CallMetadata {
+            pallet: stringify!($pallet),
+            call: stringify!($call),
+            arguments: &[$(calls!(@name $field $($name)?)),*],
+            required: calls!(@$need),
+        }),*];
+
+        /// Indices into [`CALLS`].
+        enum Kind { $($variant),* }
+
+        impl Call {
+            fn kind(&self) -> Kind {
+                match self { $(Call::$variant { .. } => Kind::$variant),* }
+            }
+
+            /// The arguments in the chain's order, each encoded. `encode` encodes a call within a call, whose bytes
+            /// depend on the chain's numbering of pallets and calls.
+            fn arguments<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<Vec<u8>>, E> {
+                match self {
+                    $(Call::$variant { $($field),* } => {
+                        Ok(vec![$(calls!(@wrap $field $($($wrapper)?)?).encode_with(&encode)?),*])
+                    })*
+                }
+            }
+
+            /// The arguments in the chain's order, each as text.
+            fn texts(&self) -> Vec<String> {
+                match self {
+                    $(Call::$variant { $($field),* } => vec![$(calls!(@wrap $field $($($wrapper)?)?).text()),*],)*
+                }
+            }
+        }
+
+        /// What is being done, as the end of "while …".
+        impl fmt::Display for Call {
+            #[expect(unused_variables, reason = "a description leaves arguments out")]
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Call::$variant { $($field),* } => write!(f, $doing $(, $value)*),)*
+                }
+            }
+        }
+    };
+    (@required) => { true };
+    (@optional) => { false };
+    (@name $field:ident) => { stringify!($field) };
+    (@name $field:ident $name:ident) => { stringify!($name) };
+    (@wrap $field:ident) => { $field };
+    (@wrap $field:ident $wrapper:ident) => { $wrapper($field) };
+}
+
+calls! {
     /// By the owner-to-be, from whom a deposit is held. Runs are numbered from 0.
-    CreateRun {
+    required CreateRun {
         params: Box<RunParams>,
         terms: Box<Terms>,
         /// Digest of the run's specification.
@@ -37,11 +118,12 @@ pub enum Call {
         manifest: Digest,
         /// Weights root of `θ_0`.
         theta0: Digest,
-        /// Base URL where all of that is published, at most 256 bytes.
-        origin: String,
-    },
+        /// Base URL under which all of that is published, at most 256 bytes.
+        origin: String as published_at
+    } = Registry.create_run, "creating a run";
+
     /// By the coldkey, from whom the stake is held. The seat gets the next free uid.
-    Register {
+    required Register {
         run: RunId,
         role: Role,
         hotkey: Hotkey,
@@ -49,82 +131,161 @@ pub enum Call {
         endpoint: String,
         stake: Amount,
         /// The most that the seat may cost, burnt: its price rises as others register (PROT-29).
-        price_max: Amount,
-    },
+        price_max: Amount
+    } = Registry.register, "registering {} as {role} of run {run}", keys::address(&hotkey.0);
+
     /// By the hotkey.
-    SetEndpoint { run: RunId, endpoint: String },
+    required SetEndpoint { run: RunId, endpoint: String }
+        = Registry.set_endpoint, "setting the endpoint to {endpoint} in run {run}";
+
     /// By the coldkey.
-    AddStake { run: RunId, uid: Uid, amount: Amount },
-    /// By the coldkey: the stake shrinks at once, and the amount stays held until it has unbonded (PROT-29).
-    Unstake { run: RunId, uid: Uid, amount: Amount },
-    /// By the coldkey: the seat is given up as the next window opens, and its stake unbonds (PROT-29).
-    Leave { run: RunId, uid: Uid },
-    /// By whoever's stake it was: releases what has unbonded.
-    Withdraw { run: RunId },
-    /// By the coldkey: the seat changes its hotkey as the next window opens (PROT-29).
-    RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey },
-    /// By the run's owner: new terms wait for an epoch to begin.
-    SetTerms { run: RunId, terms: Box<Terms> },
-    /// By the run's owner: takes back terms that wait for an epoch to begin.
-    DropTerms { run: RunId },
-    /// By the run's owner: the run pauses, or goes on, as the next window opens (PROT-3).
-    SetStopped { run: RunId, stopped: bool },
-    /// By the run's owner: `to` may take it over.
-    OfferRun { run: RunId, to: Account },
-    /// By whom a run was offered to, who owns it then and has its deposit held.
-    AcceptRun { run: RunId },
+    required AddStake { run: RunId, uid: Uid, amount: Amount }
+        = Registry.add_stake, "adding {amount} to the stake of uid {uid} of run {run}";
+
+    /// By the coldkey: the stake falls at once, and the amount stays held until it has unbonded (PROT-29).
+    optional Unstake { run: RunId, uid: Uid, amount: Amount }
+        = Registry.unstake, "taking {amount} out of the stake of uid {uid} of run {run}";
+
+    /// By the coldkey: gives the seat up when the next window opens; its stake unbonds (PROT-29).
+    optional Leave { run: RunId, uid: Uid } = Registry.leave, "giving up uid {uid} of run {run}";
+
+    /// By the account that staked: releases what has unbonded.
+    optional Withdraw { run: RunId } = Registry.withdraw, "withdrawing what has unbonded in run {run}";
+
+    /// By the coldkey: the seat changes its hotkey when the next window opens (PROT-29).
+    optional RotateHotkey { run: RunId, uid: Uid, hotkey: Hotkey }
+        = Registry.rotate_hotkey,
+        "changing the hotkey of uid {uid} of run {run} to {}", keys::address(&hotkey.0);
+
+    /// By the run's owner: the new terms take effect when the next epoch begins.
+    optional SetTerms { run: RunId, terms: Box<Terms> } = Registry.set_terms, "setting the terms of run {run}";
+
+    /// By the run's owner: cancels terms that have not taken effect yet.
+    optional DropTerms { run: RunId } = Registry.drop_terms, "taking back the new terms of run {run}";
+
+    /// By the run's owner: the run pauses, or resumes, when the next window opens (PROT-3).
+    optional SetStopped { run: RunId, stopped: bool }
+        = Registry.set_stopped, "{} run {run}", if *stopped { "pausing" } else { "resuming" };
+
+    /// By the run's owner: `to` may accept the run.
+    optional OfferRun { run: RunId, to: Account }
+        = Registry.offer_run, "offering run {run} to {}", keys::address(to);
+
+    /// By the account that a run was offered to. It becomes the owner, and has the deposit held.
+    optional AcceptRun { run: RunId } = Registry.accept_run, "taking run {run} over";
+
     /// By a miner's hotkey; a later one replaces an earlier one until the deadline (PROT-11).
-    Commit { run: RunId, window: Window, digest: Digest },
+    required Commit { run: RunId, window: Window, digest: Digest }
+        = Windows.commit, "committing for window {} of run {run}", window.0;
+
     /// By a validator's hotkey (PROT-14). `next_salt` is the digest of its salt for the next window (PROT-2).
-    Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest },
+    required Attest { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, next_salt: Digest }
+        = Windows.attest, "attesting window {} of run {run}", window.0;
+
     /// By a validator's hotkey (PROT-19).
-    Vote { run: RunId, window: Window, vote: Vote },
-    /// By a validator's hotkey, in a run that hides attestations: the hash of the verdicts that it will reveal (PROT-30).
-    AttestHidden { run: RunId, window: Window, hash: Digest, next_salt: Digest },
+    required Vote { run: RunId, window: Window, vote: Vote }
+        = Windows.vote, "voting on window {} of run {run}", window.0;
+
+    /// By a validator's hotkey, in a run that hides attestations: the hash of the verdicts to be revealed (PROT-30).
+    optional AttestHidden { run: RunId, window: Window, hash: Digest, next_salt: Digest }
+        = Windows.attest_hidden, "committing to an attestation of window {} of run {run}", window.0;
+
     /// By a validator's hotkey, after the deadline (PROT-30).
-    RevealAttestation { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, salt: Salt },
-    /// By a validator's hotkey, in a run that hides votes: the hash of the vote that it will reveal (PROT-30).
-    VoteHidden { run: RunId, window: Window, hash: Digest },
+    optional RevealAttestation { run: RunId, window: Window, verdicts: Vec<(Uid, Verdict)>, salt: Salt as salt by Hex }
+        = Windows.reveal_attestation, "revealing the attestation of window {} of run {run}", window.0;
+
+    /// By a validator's hotkey, in a run that hides votes: the hash of the vote to be revealed (PROT-30).
+    optional VoteHidden { run: RunId, window: Window, hash: Digest }
+        = Windows.vote_hidden, "committing to a vote on window {} of run {run}", window.0;
+
     /// By a validator's hotkey, after the deadline (PROT-30).
-    RevealVote { run: RunId, window: Window, vote: Vote, salt: Salt },
-    /// By a validator's hotkey, once the window is fixed: the digest of its receipts (PROT-27).
-    AnchorReceipts { run: RunId, window: Window, digest: Digest },
-    /// By anybody: a validator signed two different things of one matter (PROT-21).
-    ReportEquivocation { proof: Equivocation },
-    /// By anybody: a validator signed something else than it put on the chain (PROT-21).
-    ReportContradiction { hotkey: Hotkey, statement: SignedStatement },
-    /// By a validator's hotkey, once an epoch: the hash of the weights that it will reveal (PROT-30).
-    CommitWeights { run: RunId, epoch: u32, hash: Digest },
-    /// By a validator's hotkey, in the first windows of the epoch after (PROT-30).
-    RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt },
-    /// By anybody, into the run's treasury.
-    Fund { run: RunId, amount: Amount },
-    /// By the seat's coldkey or hotkey; what is claimable goes to the coldkey.
-    Claim { run: RunId, uid: Uid },
-    /// By who was the coldkey of seats that are not its any more: what they earned.
-    ClaimFormer { run: RunId },
+    optional RevealVote { run: RunId, window: Window, vote: Vote, salt: Salt as salt by Hex }
+        = Windows.reveal_vote, "revealing the vote on window {} of run {run}", window.0;
+
+    /// By a validator's hotkey, once the window is finalised: the digest of its receipt (PROT-27).
+    optional AnchorReceipts { run: RunId, window: Window, digest: Digest }
+        = Windows.anchor_receipts, "anchoring the receipts for window {} of run {run}", window.0;
+
+    /// By any account: a validator signed two different statements about one matter (PROT-21).
+    optional ReportEquivocation { proof: Equivocation }
+        = Windows.report_equivocation,
+        "reporting what uid {} of run {} signed twice", proof.one.statement.uid, proof.one.statement.run;
+
+    /// By any account: a validator signed a statement that differs from what it put on the chain (PROT-21).
+    optional ReportContradiction { hotkey: Hotkey, statement: SignedStatement }
+        = Windows.report_contradiction,
+        "reporting what uid {} of run {} signed twice", statement.statement.uid, statement.statement.run;
+
+    /// By a validator's hotkey, once per epoch: the hash of the weights to be revealed (PROT-30).
+    required CommitWeights { run: RunId, epoch: u32, hash: Digest }
+        = Weights.commit, "committing to weights for epoch {epoch} of run {run}";
+
+    /// By a validator's hotkey, in the first windows of the next epoch (PROT-30).
+    required RevealWeights { run: RunId, epoch: u32, weights: Vec<(Uid, u16)>, salt: Salt as salt by Hex }
+        = Weights.reveal, "revealing weights for epoch {epoch} of run {run}";
+
+    /// By any account, into the run's treasury.
+    required Fund { run: RunId, amount: Amount } = Rewards.fund, "funding run {run} with {amount}";
+
+    /// By the seat's coldkey or hotkey; the pay goes to the coldkey.
+    required Claim { run: RunId, uid: Uid } = Rewards.claim, "claiming the pay of uid {uid} of run {run}";
+
+    /// By a coldkey: the pay of seats that it held before.
+    optional ClaimFormer { run: RunId }
+        = Rewards.claim_former, "claiming what seats of run {run} earned that were given up or taken";
+
     /// By the coldkey: where the seat's pay goes when it is claimed (PROT-32).
-    SetPayout { run: RunId, uid: Uid, payout: Payout },
+    optional SetPayout { run: RunId, uid: Uid, payout: Payout }
+        = Rewards.set_payout, "setting the payout of uid {uid} of run {run} to {payout}";
+
     /// By the run's owner, to whom the owner's share of the pay goes.
-    ClaimOwner { run: RunId },
-    /// By anybody, behind a validator: it counts as the validator's stake, and earns a part of its pay (PROT-29).
-    Nominate { run: RunId, uid: Uid, amount: Amount },
+    required ClaimOwner { run: RunId } = Rewards.claim_owner, "claiming the owner's share of run {run}";
+
+    /// By any account, behind a validator: it counts as the validator's stake and earns a part of its pay (PROT-29).
+    optional Nominate { run: RunId, uid: Uid, amount: Amount }
+        = Nomination.nominate, "nominating uid {uid} of run {run} with {amount}";
+
     /// By a nominator: the amount leaves once it has unbonded.
-    Unnominate { run: RunId, uid: Uid, amount: Amount },
+    optional Unnominate { run: RunId, uid: Uid, amount: Amount }
+        = Nomination.unnominate, "taking {amount} back from behind uid {uid} of run {run}";
+
     /// By a nominator: releases what has unbonded.
-    WithdrawNomination { run: RunId, uid: Uid },
+    optional WithdrawNomination { run: RunId, uid: Uid }
+        = Nomination.withdraw, "withdrawing what has unbonded from behind uid {uid} of run {run}";
+
     /// By a nominator.
-    ClaimNomination { run: RunId, uid: Uid },
-    /// By a validator's coldkey: what it keeps of its nominators' pay before that is shared (PROT-29).
-    SetCommission { run: RunId, uid: Uid, commission: Permille },
-    /// By anybody who has it.
-    Transfer { to: Account, amount: Amount },
-    /// By an account that lets `proxy` act in its name from now on.
-    AddProxy { proxy: Account, may: ProxyKind },
+    optional ClaimNomination { run: RunId, uid: Uid }
+        = Nomination.claim, "claiming a nominator's pay from uid {uid} of run {run}";
+
+    /// By a validator's coldkey: the share of its nominators' pay that it keeps (PROT-29).
+    optional SetCommission { run: RunId, uid: Uid, commission: Permille }
+        = Nomination.set_commission,
+        "setting the commission of uid {uid} of run {run} to {}", percent(*commission);
+
+    /// By the account that holds the amount.
+    required Transfer { to: Account as dest by MultiAddress, amount: Amount as value by CompactAmount }
+        = Balances.transfer_keep_alive, "transferring {amount} to {}", keys::address(to);
+
+    /// By an account that lets `proxy` act in its name, after `delay` blocks.
+    optional AddProxy {
+        proxy: Account as delegate by MultiAddress,
+        may: ProxyKind as proxy_type,
+        delay: u32
+    } = Proxy.add_proxy, "letting {} act in the signer's name ({may})", keys::address(proxy);
+
     /// By an account that takes that back.
-    RemoveProxy { proxy: Account, may: ProxyKind },
-    /// By a proxy of `real`, in whose name the call is made: a key that may act for a coldkey which stays offline.
-    Proxied { real: Account, call: Box<Call> },
+    optional RemoveProxy {
+        proxy: Account as delegate by MultiAddress,
+        may: ProxyKind as proxy_type,
+        delay: u32
+    } = Proxy.remove_proxy, "no longer letting {} act in the signer's name ({may})", keys::address(proxy);
+
+    /// By a proxy of `real`, in whose name the call is made. `kind` demands one kind of proxy; `None` takes any.
+    optional Proxied {
+        real: Account as real by MultiAddress,
+        kind: Option<ProxyKind> as force_proxy_type,
+        call: Box<Call>
+    } = Proxy.proxy, "{call} for {}", keys::address(real);
 }
 
 /// Where a seat's pay goes when it is claimed.
@@ -137,7 +298,16 @@ pub enum Payout {
     Stake,
 }
 
-/// What a proxy may do in an account's name, in the order of the chain's own numbers.
+impl fmt::Display for Payout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Payout::Account => "account",
+            Payout::Stake => "stake",
+        })
+    }
+}
+
+/// What a proxy may do in an account's name, in the chain's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyKind {
@@ -145,7 +315,7 @@ pub enum ProxyKind {
     Any,
     /// Everything that cannot send money away.
     NonTransfer,
-    /// What concerns seats and the stake behind them.
+    /// Seats and the stake behind them.
     Staking,
     /// Claim pay, into the account itself.
     Claims,
@@ -162,78 +332,98 @@ impl fmt::Display for ProxyKind {
     }
 }
 
-impl fmt::Display for Payout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Payout::Account => "account",
-            Payout::Stake => "stake",
-        })
+/// A value that a call takes.
+trait Argument {
+    /// Its SCALE bytes. `encode` encodes a call within a call.
+    fn encode_with<E>(&self, encode: &impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E>;
+
+    /// The value as a person reads it: amounts in MTL, accounts as addresses, hex where there is nothing better.
+    fn text(&self) -> String;
+}
+
+macro_rules! arguments {
+    ($($type:ty: $text:expr;)*) => {$(
+        impl Argument for $type {
+            fn encode_with<E>(&self, _: &impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+                Ok(self.encode())
+            }
+
+            fn text(&self) -> String {
+                let text: fn(&$type) -> String = $text;
+                text(self)
+            }
+        }
+    )*};
+}
+
+arguments! {
+    bool: |value| value.to_string();
+    u32: |value| value.to_string();
+    String: Clone::clone;
+    RunId: |run| run.to_string();
+    Uid: |uid| uid.to_string();
+    Window: |window| window.0.to_string();
+    Role: |role| role.to_string();
+    Digest: |digest| digest.to_string();
+    Amount: |amount| amount.to_string();
+    Permille: |share| percent(*share);
+    Payout: |payout| payout.to_string();
+    ProxyKind: |kind| kind.to_string();
+    Option<ProxyKind>: |kind| kind.map_or("none".into(), |kind| kind.to_string());
+    Account: keys::address;
+    Hotkey: |hotkey| keys::address(&hotkey.0);
+    Box<RunParams>: |params| {
+        serde_json::to_string(params).unwrap_or_else(|error| format!("(cannot be shown: {error})"))
+    };
+    Box<Terms>: |terms| {
+        let lines = terms::lines(terms).into_iter().map(|(name, value)| format!("{name} = {value}"));
+        lines.collect::<Vec<_>>().join(", ")
+    };
+    Vec<(Uid, Verdict)>: hex_text;
+    Vec<(Uid, u16)>: hex_text;
+    Vote: hex_text;
+    Equivocation: hex_text;
+    SignedStatement: hex_text;
+    Hex<'_>: |salt| hex_text(salt.0);
+    MultiAddress<'_>: |address| keys::address(address.0);
+    CompactAmount<'_>: |amount| amount.0.to_string();
+}
+
+fn hex_text(value: &impl Encode) -> String {
+    format!("0x{}", hex::encode(value.encode()))
+}
+
+impl Argument for Box<Call> {
+    fn encode_with<E>(&self, encode: &impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<u8>, E> {
+        encode(self)
+    }
+
+    fn text(&self) -> String {
+        let arguments = self.describe().into_iter().map(|(name, value)| format!("{name} = {value}"));
+        format!("{}({})", self.name(), arguments.collect::<Vec<_>>().join(", "))
     }
 }
 
-/// How a kind of call is spelled on the chain.
-struct Spelling {
-    pallet: &'static str,
-    call: &'static str,
-    arguments: &'static [&'static str],
+/// 32 bytes that are no account.
+#[derive(Encode)]
+struct Hex<'a>(&'a Salt);
+
+/// An account as FRAME's own calls take it: a `MultiAddress::Id`.
+struct MultiAddress<'a>(&'a Account);
+
+impl Encode for MultiAddress<'_> {
+    fn encode(&self) -> Vec<u8> {
+        (0u8, self.0).encode()
+    }
 }
 
-macro_rules! spellings {
-    ($(#[$doc:meta])* $list:ident: $($name:ident = $pallet:literal . $call:literal ($($argument:literal),*);)*) => {
-        $(const $name: Spelling = Spelling { pallet: $pallet, call: $call, arguments: &[$($argument),*] };)*
-        $(#[$doc])*
-        const $list: &[&Spelling] = &[$(&$name),*];
-    };
-}
+/// An amount in as few bytes as it needs.
+struct CompactAmount<'a>(&'a Amount);
 
-spellings! {
-    /// What programs do by themselves: a chain without one of these is none to work on, and is refused at once.
-    DAILY:
-    CREATE_RUN = "Registry"."create_run"("params", "terms", "spec", "manifest", "theta0", "published_at");
-    REGISTER = "Registry"."register"("run", "role", "hotkey", "endpoint", "stake", "price_max");
-    SET_ENDPOINT = "Registry"."set_endpoint"("run", "endpoint");
-    ADD_STAKE = "Registry"."add_stake"("run", "uid", "amount");
-    COMMIT = "Windows"."commit"("run", "window", "digest");
-    ATTEST = "Windows"."attest"("run", "window", "verdicts", "next_salt");
-    VOTE = "Windows"."vote"("run", "window", "vote");
-    COMMIT_WEIGHTS = "Weights"."commit"("run", "epoch", "hash");
-    REVEAL_WEIGHTS = "Weights"."reveal"("run", "epoch", "weights", "salt");
-    FUND = "Rewards"."fund"("run", "amount");
-    CLAIM = "Rewards"."claim"("run", "uid");
-    CLAIM_OWNER = "Rewards"."claim_owner"("run");
-    TRANSFER = "Balances"."transfer_keep_alive"("dest", "value");
-}
-
-spellings! {
-    /// What people do now and then, and what some runs ask for: a chain that lacks one of these is told of when somebody wants it.
-    #[cfg(test)]
-    NOW_AND_THEN:
-    ATTEST_HIDDEN = "Windows"."attest_hidden"("run", "window", "hash", "next_salt");
-    REVEAL_ATTESTATION = "Windows"."reveal_attestation"("run", "window", "verdicts", "salt");
-    VOTE_HIDDEN = "Windows"."vote_hidden"("run", "window", "hash");
-    REVEAL_VOTE = "Windows"."reveal_vote"("run", "window", "vote", "salt");
-    ANCHOR_RECEIPTS = "Windows"."anchor_receipts"("run", "window", "digest");
-    REPORT_EQUIVOCATION = "Windows"."report_equivocation"("proof");
-    REPORT_CONTRADICTION = "Windows"."report_contradiction"("hotkey", "statement");
-    UNSTAKE = "Registry"."unstake"("run", "uid", "amount");
-    LEAVE = "Registry"."leave"("run", "uid");
-    WITHDRAW = "Registry"."withdraw"("run");
-    ROTATE_HOTKEY = "Registry"."rotate_hotkey"("run", "uid", "hotkey");
-    SET_TERMS = "Registry"."set_terms"("run", "terms");
-    DROP_TERMS = "Registry"."drop_terms"("run");
-    SET_STOPPED = "Registry"."set_stopped"("run", "stopped");
-    OFFER_RUN = "Registry"."offer_run"("run", "to");
-    ACCEPT_RUN = "Registry"."accept_run"("run");
-    CLAIM_FORMER = "Rewards"."claim_former"("run");
-    SET_PAYOUT = "Rewards"."set_payout"("run", "uid", "payout");
-    NOMINATE = "Nomination"."nominate"("run", "uid", "amount");
-    UNNOMINATE = "Nomination"."unnominate"("run", "uid", "amount");
-    WITHDRAW_NOMINATION = "Nomination"."withdraw"("run", "uid");
-    CLAIM_NOMINATION = "Nomination"."claim"("run", "uid");
-    SET_COMMISSION = "Nomination"."set_commission"("run", "uid", "commission");
-    ADD_PROXY = "Proxy"."add_proxy"("delegate", "proxy_type", "delay");
-    REMOVE_PROXY = "Proxy"."remove_proxy"("delegate", "proxy_type", "delay");
-    PROXIED = "Proxy"."proxy"("real", "force_proxy_type", "call");
+impl Encode for CompactAmount<'_> {
+    fn encode(&self) -> Vec<u8> {
+        Compact(self.0.0).encode()
+    }
 }
 
 /// What the runtime API must offer: its methods, and how many arguments each takes.
@@ -252,330 +442,31 @@ const API_METHODS: &[(&str, usize)] = &[
 ];
 
 impl Call {
-    fn spelling(&self) -> &'static Spelling {
-        match self {
-            Call::CreateRun { .. } => &CREATE_RUN,
-            Call::Register { .. } => &REGISTER,
-            Call::SetEndpoint { .. } => &SET_ENDPOINT,
-            Call::AddStake { .. } => &ADD_STAKE,
-            Call::Unstake { .. } => &UNSTAKE,
-            Call::Leave { .. } => &LEAVE,
-            Call::Withdraw { .. } => &WITHDRAW,
-            Call::RotateHotkey { .. } => &ROTATE_HOTKEY,
-            Call::SetTerms { .. } => &SET_TERMS,
-            Call::DropTerms { .. } => &DROP_TERMS,
-            Call::SetStopped { .. } => &SET_STOPPED,
-            Call::OfferRun { .. } => &OFFER_RUN,
-            Call::AcceptRun { .. } => &ACCEPT_RUN,
-            Call::Commit { .. } => &COMMIT,
-            Call::Attest { .. } => &ATTEST,
-            Call::Vote { .. } => &VOTE,
-            Call::AttestHidden { .. } => &ATTEST_HIDDEN,
-            Call::RevealAttestation { .. } => &REVEAL_ATTESTATION,
-            Call::VoteHidden { .. } => &VOTE_HIDDEN,
-            Call::RevealVote { .. } => &REVEAL_VOTE,
-            Call::AnchorReceipts { .. } => &ANCHOR_RECEIPTS,
-            Call::ReportEquivocation { .. } => &REPORT_EQUIVOCATION,
-            Call::ReportContradiction { .. } => &REPORT_CONTRADICTION,
-            Call::CommitWeights { .. } => &COMMIT_WEIGHTS,
-            Call::RevealWeights { .. } => &REVEAL_WEIGHTS,
-            Call::Fund { .. } => &FUND,
-            Call::Claim { .. } => &CLAIM,
-            Call::ClaimFormer { .. } => &CLAIM_FORMER,
-            Call::SetPayout { .. } => &SET_PAYOUT,
-            Call::ClaimOwner { .. } => &CLAIM_OWNER,
-            Call::Nominate { .. } => &NOMINATE,
-            Call::Unnominate { .. } => &UNNOMINATE,
-            Call::WithdrawNomination { .. } => &WITHDRAW_NOMINATION,
-            Call::ClaimNomination { .. } => &CLAIM_NOMINATION,
-            Call::SetCommission { .. } => &SET_COMMISSION,
-            Call::Transfer { .. } => &TRANSFER,
-            Call::AddProxy { .. } => &ADD_PROXY,
-            Call::RemoveProxy { .. } => &REMOVE_PROXY,
-            Call::Proxied { .. } => &PROXIED,
-        }
-    }
-
-    /// The arguments in the order of the spelling, each encoded. A call within a call is encoded by `encode`: its bytes
-    /// depend on the chain's numbering of pallets and calls.
-    fn arguments<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<Vec<Vec<u8>>, E> {
-        Ok(match self {
-            Call::CreateRun { params, terms, spec, manifest, theta0, origin } => {
-                vec![
-                    params.encode(),
-                    terms.encode(),
-                    spec.encode(),
-                    manifest.encode(),
-                    theta0.encode(),
-                    origin.encode(),
-                ]
-            }
-            Call::Register { run, role, hotkey, endpoint, stake, price_max } => vec![
-                run.encode(),
-                role.encode(),
-                hotkey.encode(),
-                endpoint.encode(),
-                stake.0.encode(),
-                price_max.0.encode(),
-            ],
-            Call::SetEndpoint { run, endpoint } => vec![run.encode(), endpoint.encode()],
-            Call::AddStake { run, uid, amount }
-            | Call::Unstake { run, uid, amount }
-            | Call::Nominate { run, uid, amount }
-            | Call::Unnominate { run, uid, amount } => {
-                vec![run.encode(), uid.encode(), amount.0.encode()]
-            }
-            Call::Leave { run, uid }
-            | Call::WithdrawNomination { run, uid }
-            | Call::ClaimNomination { run, uid } => vec![run.encode(), uid.encode()],
-            Call::Withdraw { run }
-            | Call::DropTerms { run }
-            | Call::AcceptRun { run }
-            | Call::ClaimFormer { run } => vec![run.encode()],
-            Call::OfferRun { run, to } => vec![run.encode(), to.encode()],
-            Call::RotateHotkey { run, uid, hotkey } => vec![run.encode(), uid.encode(), hotkey.encode()],
-            Call::SetTerms { run, terms } => vec![run.encode(), terms.encode()],
-            Call::SetStopped { run, stopped } => vec![run.encode(), stopped.encode()],
-            Call::SetPayout { run, uid, payout } => vec![run.encode(), uid.encode(), payout.encode()],
-            Call::SetCommission { run, uid, commission } => {
-                vec![run.encode(), uid.encode(), commission.encode()]
-            }
-            Call::Commit { run, window, digest } | Call::AnchorReceipts { run, window, digest } => {
-                vec![run.encode(), window.encode(), digest.encode()]
-            }
-            Call::Attest { run, window, verdicts, next_salt } => {
-                vec![run.encode(), window.encode(), verdicts.encode(), next_salt.encode()]
-            }
-            Call::Vote { run, window, vote } => vec![run.encode(), window.encode(), vote.encode()],
-            Call::AttestHidden { run, window, hash, next_salt } => {
-                vec![run.encode(), window.encode(), hash.encode(), next_salt.encode()]
-            }
-            Call::RevealAttestation { run, window, verdicts, salt } => {
-                vec![run.encode(), window.encode(), verdicts.encode(), salt.encode()]
-            }
-            Call::VoteHidden { run, window, hash } => vec![run.encode(), window.encode(), hash.encode()],
-            Call::RevealVote { run, window, vote, salt } => {
-                vec![run.encode(), window.encode(), vote.encode(), salt.encode()]
-            }
-            Call::ReportEquivocation { proof } => vec![proof.encode()],
-            Call::ReportContradiction { hotkey, statement } => vec![hotkey.encode(), statement.encode()],
-            Call::CommitWeights { run, epoch, hash } => vec![run.encode(), epoch.encode(), hash.encode()],
-            Call::RevealWeights { run, epoch, weights, salt } => {
-                vec![run.encode(), epoch.encode(), weights.encode(), salt.encode()]
-            }
-            Call::Fund { run, amount } => vec![run.encode(), amount.0.encode()],
-            Call::Claim { run, uid } => vec![run.encode(), uid.encode()],
-            Call::ClaimOwner { run } => vec![run.encode()],
-            Call::Transfer { to, amount } => {
-                // A `MultiAddress::Id`, as every chain with the usual address type takes it.
-                vec![(0u8, to).encode(), Compact(amount.0).encode()]
-            }
-            Call::AddProxy { proxy, may } | Call::RemoveProxy { proxy, may } => {
-                // Without a delay: it acts as soon as it signs.
-                vec![(0u8, proxy).encode(), may.encode(), 0u32.encode()]
-            }
-            Call::Proxied { real, call } => {
-                // Any proxy of `real` that may make this call: none of its kinds is asked for in particular.
-                vec![(0u8, real).encode(), vec![0], encode(call)?]
-            }
-        })
+    fn metadata(&self) -> &'static CallMetadata {
+        &CALLS[self.kind() as usize]
     }
 
     /// The call as subxt signs it; `encode` is as in [`Call::arguments`].
     pub(crate) fn payload<E>(&self, encode: impl Fn(&Call) -> Result<Vec<u8>, E>) -> Result<CallPayload, E> {
-        let spelling = self.spelling();
-        Ok(CallPayload { spelling, arguments: Arguments { spelling, encoded: self.arguments(encode)? } })
+        let metadata = self.metadata();
+        Ok(CallPayload { metadata, arguments: Arguments { metadata, encoded: self.arguments(encode)? } })
     }
 
     /// Pallet and call, as the chain names them: `Registry.add_stake`.
     pub fn name(&self) -> String {
-        let Spelling { pallet, call, .. } = self.spelling();
+        let CallMetadata { pallet, call, .. } = self.metadata();
         format!("{pallet}.{call}")
     }
 
-    /// Every argument: its name on the chain, and its value as a person reads it. Amounts are in MTL, accounts are
-    /// addresses; what has no better form is shown in hex as it is encoded.
+    /// Every argument: its name on the chain and its value as a person reads it. Amounts are in MTL and accounts are
+    /// addresses; what has no better form is the hex of its encoding.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
-        let account = |account: &Account| keys::address(account);
-        let words: Vec<String> = match self {
-            Call::CreateRun { params, terms, spec, manifest, theta0, origin } => vec![
-                as_json(params),
-                terms_said(terms),
-                spec.to_string(),
-                manifest.to_string(),
-                theta0.to_string(),
-                origin.clone(),
-            ],
-            Call::Register { run, role, hotkey, endpoint, stake, price_max } => vec![
-                run.to_string(),
-                role.to_string(),
-                account(&hotkey.0),
-                endpoint.clone(),
-                stake.to_string(),
-                price_max.to_string(),
-            ],
-            Call::SetEndpoint { run, endpoint } => vec![run.to_string(), endpoint.clone()],
-            Call::AddStake { run, uid, amount }
-            | Call::Unstake { run, uid, amount }
-            | Call::Nominate { run, uid, amount }
-            | Call::Unnominate { run, uid, amount } => {
-                vec![run.to_string(), uid.to_string(), amount.to_string()]
-            }
-            Call::Leave { run, uid }
-            | Call::Claim { run, uid }
-            | Call::WithdrawNomination { run, uid }
-            | Call::ClaimNomination { run, uid } => vec![run.to_string(), uid.to_string()],
-            Call::Withdraw { run }
-            | Call::DropTerms { run }
-            | Call::AcceptRun { run }
-            | Call::ClaimFormer { run }
-            | Call::ClaimOwner { run } => vec![run.to_string()],
-            Call::OfferRun { run, to } => vec![run.to_string(), account(to)],
-            Call::RotateHotkey { run, uid, hotkey } => {
-                vec![run.to_string(), uid.to_string(), account(&hotkey.0)]
-            }
-            Call::SetTerms { run, terms } => vec![run.to_string(), terms_said(terms)],
-            Call::SetStopped { run, stopped } => vec![run.to_string(), stopped.to_string()],
-            Call::Fund { run, amount } => vec![run.to_string(), amount.to_string()],
-            Call::SetPayout { run, uid, payout } => {
-                vec![run.to_string(), uid.to_string(), payout.to_string()]
-            }
-            Call::SetCommission { run, uid, commission } => {
-                vec![run.to_string(), uid.to_string(), percent(*commission)]
-            }
-            Call::Transfer { to, amount } => vec![account(to), amount.to_string()],
-            Call::AddProxy { proxy, may } | Call::RemoveProxy { proxy, may } => {
-                vec![account(proxy), may.to_string(), "0".into()]
-            }
-            Call::Proxied { real, call } => {
-                let inner = call.describe().into_iter().map(|(name, value)| format!("{name} = {value}"));
-                let inner = inner.collect::<Vec<_>>().join(", ");
-                vec![account(real), "none".into(), format!("{}({inner})", call.name())]
-            }
-            other => {
-                // Signed by programs, not by people.
-                let encoded = other.arguments(|_| Ok::<_, std::convert::Infallible>(Vec::new()));
-                let Ok(encoded) = encoded;
-                encoded.iter().map(|bytes| format!("0x{}", hex::encode(bytes))).collect()
-            }
-        };
-        self.spelling().arguments.iter().copied().zip(words).collect()
+        self.metadata().arguments.iter().copied().zip(self.texts()).collect()
     }
-}
-
-/// What is being done, as the end of "while …".
-impl fmt::Display for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Call::CreateRun { .. } => write!(f, "creating a run"),
-            Call::Register { run, role, hotkey, .. } => {
-                write!(f, "registering {} as {role} of run {run}", keys::address(&hotkey.0))
-            }
-            Call::SetEndpoint { run, endpoint } => {
-                write!(f, "setting the endpoint to {endpoint} in run {run}")
-            }
-            Call::AddStake { run, uid, amount } => {
-                write!(f, "adding {amount} to the stake of uid {uid} of run {run}")
-            }
-            Call::Unstake { run, uid, amount } => {
-                write!(f, "taking {amount} out of the stake of uid {uid} of run {run}")
-            }
-            Call::Leave { run, uid } => write!(f, "giving up uid {uid} of run {run}"),
-            Call::Withdraw { run } => write!(f, "withdrawing what has unbonded in run {run}"),
-            Call::RotateHotkey { run, uid, hotkey } => {
-                write!(f, "changing the hotkey of uid {uid} of run {run} to {}", keys::address(&hotkey.0))
-            }
-            Call::SetTerms { run, .. } => write!(f, "setting the terms of run {run}"),
-            Call::DropTerms { run } => write!(f, "taking back the new terms of run {run}"),
-            Call::OfferRun { run, to } => write!(f, "offering run {run} to {}", keys::address(to)),
-            Call::AcceptRun { run } => write!(f, "taking run {run} over"),
-            Call::SetStopped { run, stopped: true } => write!(f, "pausing run {run}"),
-            Call::SetStopped { run, stopped: false } => write!(f, "resuming run {run}"),
-            Call::Commit { run, window, .. } => write!(f, "committing for window {} of run {run}", window.0),
-            Call::Attest { run, window, .. } => write!(f, "attesting window {} of run {run}", window.0),
-            Call::Vote { run, window, .. } => write!(f, "voting on window {} of run {run}", window.0),
-            Call::AttestHidden { run, window, .. } => {
-                write!(f, "committing to an attestation of window {} of run {run}", window.0)
-            }
-            Call::RevealAttestation { run, window, .. } => {
-                write!(f, "revealing the attestation of window {} of run {run}", window.0)
-            }
-            Call::VoteHidden { run, window, .. } => {
-                write!(f, "committing to a vote on window {} of run {run}", window.0)
-            }
-            Call::RevealVote { run, window, .. } => {
-                write!(f, "revealing the vote on window {} of run {run}", window.0)
-            }
-            Call::AnchorReceipts { run, window, .. } => {
-                write!(f, "anchoring the receipts for window {} of run {run}", window.0)
-            }
-            Call::ReportEquivocation {
-                proof: Equivocation { one: SignedStatement { statement, .. }, .. },
-            }
-            | Call::ReportContradiction { statement: SignedStatement { statement, .. }, .. } => {
-                write!(f, "reporting what uid {} of run {} signed twice", statement.uid, statement.run)
-            }
-            Call::CommitWeights { run, epoch, .. } => {
-                write!(f, "committing to weights for epoch {epoch} of run {run}")
-            }
-            Call::RevealWeights { run, epoch, .. } => {
-                write!(f, "revealing weights for epoch {epoch} of run {run}")
-            }
-            Call::Fund { run, amount } => write!(f, "funding run {run} with {amount}"),
-            Call::Claim { run, uid } => write!(f, "claiming the pay of uid {uid} of run {run}"),
-            Call::ClaimOwner { run } => write!(f, "claiming the owner's share of run {run}"),
-            Call::ClaimFormer { run } => {
-                write!(f, "claiming what seats of run {run} earned that were given up or taken")
-            }
-            Call::SetPayout { run, uid, payout } => {
-                write!(f, "setting the payout of uid {uid} of run {run} to {payout}")
-            }
-            Call::Nominate { run, uid, amount } => {
-                write!(f, "nominating uid {uid} of run {run} with {amount}")
-            }
-            Call::Unnominate { run, uid, amount } => {
-                write!(f, "taking {amount} back from behind uid {uid} of run {run}")
-            }
-            Call::WithdrawNomination { run, uid } => {
-                write!(f, "withdrawing what has unbonded from behind uid {uid} of run {run}")
-            }
-            Call::ClaimNomination { run, uid } => {
-                write!(f, "claiming a nominator's pay from uid {uid} of run {run}")
-            }
-            Call::SetCommission { run, uid, commission } => {
-                write!(f, "setting the commission of uid {uid} of run {run} to {}", percent(*commission))
-            }
-            Call::Transfer { to, amount } => write!(f, "transferring {amount} to {}", keys::address(to)),
-            Call::AddProxy { proxy, may } => {
-                write!(f, "letting {} act in the signer's name ({may})", keys::address(proxy))
-            }
-            Call::RemoveProxy { proxy, may } => {
-                write!(f, "no longer letting {} act in the signer's name ({may})", keys::address(proxy))
-            }
-            Call::Proxied { real, call } => write!(f, "{call} for {}", keys::address(real)),
-        }
-    }
-}
-
-/// Thousandths as people say them: `12.5 %`.
-pub fn percent(share: Permille) -> String {
-    match (share.0 / 10, share.0 % 10) {
-        (whole, 0) => format!("{whole} %"),
-        (whole, tenth) => format!("{whole}.{tenth} %"),
-    }
-}
-
-fn as_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).unwrap_or_else(|error| format!("(cannot be shown: {error})"))
-}
-
-fn terms_said(terms: &Terms) -> String {
-    let lines = terms::lines(terms).into_iter().map(|(name, value)| format!("{name} = {value}"));
-    lines.collect::<Vec<_>>().join(", ")
 }
 
 pub(crate) struct CallPayload {
-    spelling: &'static Spelling,
+    metadata: &'static CallMetadata,
     arguments: Arguments,
 }
 
@@ -583,11 +474,11 @@ impl subxt::tx::Payload for CallPayload {
     type CallData = Arguments;
 
     fn pallet_name(&self) -> &str {
-        self.spelling.pallet
+        self.metadata.pallet
     }
 
     fn call_name(&self) -> &str {
-        self.spelling.call
+        self.metadata.call
     }
 
     fn call_data(&self) -> &Arguments {
@@ -595,9 +486,9 @@ impl subxt::tx::Payload for CallPayload {
     }
 }
 
-/// Arguments that are encoded already, and only have to fit.
+/// Arguments that are encoded already; they only have to fit the metadata.
 pub(crate) struct Arguments {
-    spelling: &'static Spelling,
+    metadata: &'static CallMetadata,
     encoded: Vec<Vec<u8>>,
 }
 
@@ -608,7 +499,7 @@ impl EncodeAsFields for Arguments {
         types: &R,
         out: &mut Vec<u8>,
     ) -> Result<(), EncodeError> {
-        let Spelling { pallet, call, arguments } = self.spelling;
+        let CallMetadata { pallet, call, arguments, .. } = self.metadata;
         if fields.len() != arguments.len() {
             return Err(EncodeError::custom_string(format!(
                 "{pallet}.{call} takes {} arguments on this chain, and {} are known",
@@ -636,10 +527,12 @@ impl EncodeAsFields for Arguments {
     }
 }
 
-/// Whether a chain with this metadata has all the calls that we make and the reads that we ask for; otherwise what it
-/// lacks.
+/// Checks that a chain with this metadata has every required call and every method of the runtime API.
+///
+/// # Errors
+/// What the chain lacks.
 pub(crate) fn check_compatible(metadata: &Metadata) -> Result<(), String> {
-    for Spelling { pallet, call, arguments } in DAILY {
+    for CallMetadata { pallet, call, arguments, .. } in CALLS.iter().filter(|call| call.required) {
         let found = metadata.pallet_by_name(pallet).ok_or_else(|| format!("no pallet {pallet}"))?;
         let found = found.call_variant_by_name(call).ok_or_else(|| format!("no call {pallet}.{call}"))?;
         let names: Vec<&str> =
@@ -666,7 +559,7 @@ pub(crate) fn check_compatible(metadata: &Metadata) -> Result<(), String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use codec::Decode as _;
     use protocol::{
@@ -675,8 +568,8 @@ mod tests {
     };
     use subxt::ext::scale_type_resolver::Field;
 
-    /// Something that a validator says of window 9.
-    fn said(of: u8) -> SignedStatement {
+    /// A validator's statement about window 9.
+    fn signed_vote(of: u8) -> SignedStatement {
         let (run, window, uid) = (RunId(7), Window(9), Uid(2));
         let statement = Statement { run, window, uid, kind: StatementKind::Vote, digest: Digest([of; 32]) };
         SignedStatement { statement, signature: Signature([of; 64]) }
@@ -724,9 +617,9 @@ mod tests {
             Call::RevealVote { run, window, vote: Vote { update: digest, state_root: None }, salt: [7; 32] },
             Call::AnchorReceipts { run, window, digest },
             Call::ReportEquivocation {
-                proof: Equivocation { hotkey: Hotkey([3; 32]), one: said(1), other: said(2) },
+                proof: Equivocation { hotkey: Hotkey([3; 32]), one: signed_vote(1), other: signed_vote(2) },
             },
-            Call::ReportContradiction { hotkey: Hotkey([3; 32]), statement: said(1) },
+            Call::ReportContradiction { hotkey: Hotkey([3; 32]), statement: signed_vote(1) },
             Call::Unstake { run, uid: Uid(2), amount: Amount(1) },
             Call::Leave { run, uid: Uid(2) },
             Call::Withdraw { run },
@@ -743,9 +636,9 @@ mod tests {
             Call::WithdrawNomination { run, uid: Uid(2) },
             Call::ClaimNomination { run, uid: Uid(2) },
             Call::SetCommission { run, uid: Uid(2), commission: Permille(125) },
-            Call::AddProxy { proxy: [6; 32], may: ProxyKind::Claims },
-            Call::RemoveProxy { proxy: [6; 32], may: ProxyKind::Any },
-            Call::Proxied { real: [8; 32], call: Box::new(Call::Claim { run, uid: Uid(2) }) },
+            Call::AddProxy { proxy: [6; 32], may: ProxyKind::Claims, delay: 0 },
+            Call::RemoveProxy { proxy: [6; 32], may: ProxyKind::Any, delay: 0 },
+            Call::Proxied { real: [8; 32], kind: None, call: Box::new(Call::Claim { run, uid: Uid(2) }) },
         ]
     }
 
@@ -754,18 +647,14 @@ mod tests {
         call.arguments(|_| Ok::<_, ()>(Vec::new())).unwrap()
     }
 
-    fn spellings() -> impl Iterator<Item = &'static &'static Spelling> {
-        DAILY.iter().chain(NOW_AND_THEN)
-    }
-
     #[test]
-    fn every_call_has_as_many_arguments_as_its_spelling() {
-        let calls = calls();
-        assert_eq!(calls.len(), spellings().count());
-        for (call, spelling) in calls.iter().zip(spellings()) {
-            assert_eq!(call.spelling().call, spelling.call);
-            assert_eq!(arguments(call).len(), spelling.arguments.len(), "{call}");
-            assert_eq!(call.describe().len(), spelling.arguments.len(), "{call}");
+    fn the_list_of_calls_has_one_of_each_kind_with_all_its_arguments() {
+        let mut kinds: Vec<usize> = calls().iter().map(|call| call.kind() as usize).collect();
+        kinds.sort_unstable();
+        assert_eq!(kinds, Vec::from_iter(0..CALLS.len()));
+        for call in calls() {
+            let names = call.metadata().arguments;
+            assert_eq!((arguments(&call).len(), call.describe().len()), (names.len(), names.len()), "{call}");
         }
     }
 
@@ -806,34 +695,32 @@ mod tests {
         check("Registry.set_stopped", &["07000000", "01"]);
         check("Rewards.set_payout", &["07000000", "0200", "01"]);
         check("Nomination.set_commission", &["07000000", "0200", "7d00"]);
+        check("Proxy.add_proxy", &[&format!("00{}", "06".repeat(32)), "03", "00000000"]);
+        check("Proxy.proxy", &[&format!("00{}", "08".repeat(32)), "00", ""]);
         check("Balances.transfer_keep_alive", &[&format!("00{}", "09".repeat(32)), "b104"]);
     }
 
     #[test]
-    fn a_call_is_said_with_every_argument_as_a_person_reads_it() {
-        let said = |name: &str| {
+    fn a_call_is_described_with_every_argument_as_a_person_reads_it() {
+        let described = |name: &str| {
             let call = calls().into_iter().find(|call| call.name() == name).unwrap();
             call.describe().into_iter().map(|(name, value)| format!("{name} = {value}")).collect::<Vec<_>>()
         };
-        assert_eq!(said("Registry.unstake"), ["run = 7", "uid = 2", "amount = 0.000000000001 MTL"]);
-        assert_eq!(said("Nomination.set_commission"), ["run = 7", "uid = 2", "commission = 12.5 %"]);
-        assert_eq!(said("Rewards.set_payout"), ["run = 7", "uid = 2", "payout = stake"]);
-        let terms = &said("Registry.set_terms")[1];
+        assert_eq!(described("Registry.unstake"), ["run = 7", "uid = 2", "amount = 0.000000000001 MTL"]);
+        assert_eq!(described("Nomination.set_commission"), ["run = 7", "uid = 2", "commission = 12.5 %"]);
+        assert_eq!(described("Rewards.set_payout"), ["run = 7", "uid = 2", "payout = stake"]);
+        let terms = &described("Registry.set_terms")[1];
         assert!(
             terms.contains("miner_stake_min = 0.01 MTL") && terms.contains("shares.burn = 0 %"),
             "{terms}"
         );
-        let proxied = said("Proxy.proxy");
+        let proxied = described("Proxy.proxy");
         assert_eq!(proxied[0], format!("real = {}", keys::address(&[8; 32])));
+        assert_eq!(proxied[1], "force_proxy_type = none");
         assert_eq!(proxied[2], "call = Rewards.claim(run = 7, uid = 2)");
-        assert_eq!(said("Windows.commit")[0], "run = 0x07000000");
-    }
-
-    #[test]
-    fn shares_are_said_in_percent() {
-        for (thousandths, said) in [(0, "0 %"), (5, "0.5 %"), (125, "12.5 %"), (1000, "100 %")] {
-            assert_eq!(percent(Permille(thousandths)), said);
-        }
+        assert_eq!(described("Proxy.add_proxy")[1..], ["proxy_type = claims", "delay = 0"]);
+        assert_eq!(described("Weights.reveal")[2], "weights = 0x040100ffff");
+        assert_eq!(described("Weights.reveal")[3], format!("salt = 0x{}", "07".repeat(32)));
     }
 
     /// The metadata of a running chain, with one name changed for another of the same length.
@@ -848,33 +735,37 @@ mod tests {
         Metadata::decode_from(&bytes).unwrap()
     }
 
-    #[tokio::test(flavor = "multi_thread")]
-    async fn every_call_fits_the_chain_and_a_chain_that_lacks_one_is_noticed() {
+    /// The metadata of a development chain.
+    pub(crate) async fn metadata_of_a_chain() -> Vec<u8> {
         use subxt::rpcs::{RpcClient, client::rpc_params};
         let manual = embedded_chain::Sealing::Manual;
         let config = embedded_chain::Config { sealing: manual, ..Default::default() };
         let chain = embedded_chain::EmbeddedChain::start(config).await.unwrap();
         let rpc = RpcClient::from_insecure_url(chain.url()).await.unwrap();
-        // Version 14, which `state_getMetadata` gives, tells nothing of runtime APIs.
+        // Version 14, which `state_getMetadata` returns, has no runtime APIs.
         let version = format!("0x{}", hex::encode(16u32.encode()));
         let call = rpc_params!["Metadata_metadata_at_version", version];
         let answer: String = rpc.request("state_call", call).await.unwrap();
         let answer = hex::decode(answer.trim_start_matches("0x")).unwrap();
-        let bytes = Option::<Vec<u8>>::decode(&mut answer.as_slice()).unwrap().unwrap();
         chain.shutdown().await;
+        Option::<Vec<u8>>::decode(&mut answer.as_slice()).unwrap().unwrap()
+    }
 
+    #[tokio::test(flavor = "multi_thread")]
+    async fn every_call_fits_the_chain_and_a_missing_call_is_noticed() {
+        let bytes = metadata_of_a_chain().await;
         let ours = Metadata::decode_from(&bytes).unwrap();
         assert_eq!(check_compatible(&ours), Ok(()));
         let encode = |metadata: &Metadata, call: &Call| {
-            let spelling = call.spelling();
-            let pallet = metadata.pallet_by_name(spelling.pallet).unwrap();
-            let fields = &pallet.call_variant_by_name(spelling.call).unwrap().fields;
+            let known = call.metadata();
+            let pallet = metadata.pallet_by_name(known.pallet).unwrap();
+            let fields = &pallet.call_variant_by_name(known.call).unwrap().fields;
             let mut fields =
                 fields.iter().map(|field| Field { name: field.name.as_deref(), id: field.ty.id });
             // The call within the call, as the metadata numbers it.
             let inner = |call: &Call| {
-                let pallet = metadata.pallet_by_name(call.spelling().pallet).unwrap();
-                let index = pallet.call_variant_by_name(call.spelling().call).unwrap().index;
+                let pallet = metadata.pallet_by_name(call.metadata().pallet).unwrap();
+                let index = pallet.call_variant_by_name(call.metadata().call).unwrap().index;
                 Ok::<_, String>([vec![pallet.call_index(), index], arguments(call).concat()].concat())
             };
             let payload = call.payload(inner)?;
@@ -917,11 +808,11 @@ mod tests {
     }
 
     #[test]
-    fn a_call_says_what_is_being_done() {
+    fn a_call_displays_what_is_being_done() {
         for call in calls() {
-            let said = call.to_string();
-            let mut words = said.trim_start_matches("no longer ").split(' ');
-            assert!(words.next().is_some_and(|verb| verb.ends_with("ing")), "{said}");
+            let text = call.to_string();
+            let mut words = text.trim_start_matches("no longer ").split(' ');
+            assert!(words.next().is_some_and(|verb| verb.ends_with("ing")), "{text}");
         }
     }
 }

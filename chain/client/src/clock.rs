@@ -1,4 +1,4 @@
-//! The clock of a run: it shows finalised blocks, and ticks when another block is finalised (PROT-1).
+//! The clock of a run: finalised blocks (PROT-1).
 
 use crate::{ChainError, Head};
 use protocol::{Block, Schedule, Window};
@@ -6,7 +6,7 @@ use tokio::sync::watch;
 
 /// Waits for finalised blocks.
 ///
-/// While the chain is away the clock stands still; it goes on when the chain returns.
+/// While the chain is unreachable, the clock stops.
 #[derive(Clone, Debug)]
 pub struct WindowClock {
     heads: watch::Receiver<Head>,
@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_clock_waits_for_a_finalised_block_and_shows_the_latest() {
+    async fn the_clock_waits_for_a_block_and_returns_the_latest() {
         let (tell, heads) = watch::channel(head(3));
         let mut clock = WindowClock::new(heads);
         assert_eq!(clock.current(), head(3));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_window_has_opened_when_its_first_block_is_finalised() {
+    async fn a_window_is_open_once_its_first_block_is_final() {
         let (tell, heads) = watch::channel(head(0));
         let mut clock = WindowClock::new(heads);
         let schedule = protocol::RunParams::default().schedule;
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_that_nobody_winds_says_so() {
+    async fn a_clock_without_a_client_is_an_error() {
         let (tell, heads) = watch::channel(head(3));
         let mut clock = WindowClock::new(heads);
         drop(tell);

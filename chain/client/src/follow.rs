@@ -1,133 +1,67 @@
-//! Keeps a connection to the chain, and tells of finalised blocks.
+//! Keeps a connection to the chain, and broadcasts finalised blocks.
 //!
-//! One task owns the connection. It makes a new one whenever the old one breaks, falls silent, knows an older runtime than
-//! the chain has or turns out to lead to another chain, waiting longer from try to try; everybody else looks at its [`Standing`] and waits for the next
-//! connection, up to a patience of their own.
+//! One task owns the connection. It reconnects, with growing pauses, when the connection breaks or falls silent, when
+//! the chain's runtime was upgraded, and when the URL leads to another chain.
 
 use crate::{
     ChainError, Head,
+    connection::{ConnectionState, Timing},
     link::{Link, LinkError, OpenError, head_of},
-    online::Timing,
 };
 use protocol::Digest;
 use std::{
-    future::Future,
     sync::Arc,
     time::{Duration, Instant},
 };
 use tokio::sync::watch;
 
-/// Where we stand with the chain.
-#[derive(Clone)]
-pub(crate) enum Standing {
-    Up(Arc<Link>),
-    Down {
-        why: String,
-    },
-    /// Whatever answers at the URL now is another chain.
-    NotOurs(ChainError),
-}
-
-/// What the tasks and the client share of the connection.
-#[derive(Clone)]
-pub(crate) struct Line {
-    pub(crate) url: Arc<str>,
-    pub(crate) timing: Timing,
-    pub(crate) heads: watch::Receiver<Head>,
-    pub(crate) standing: watch::Receiver<Standing>,
-}
-
-impl Line {
-    /// The connection, if there is one now.
-    pub(crate) fn link(&self) -> Option<Arc<Link>> {
-        match &*self.standing.borrow() {
-            Standing::Up(link) => Some(link.clone()),
-            _ => None,
-        }
-    }
-
-    /// Asks until there is an answer, over whichever connection there is, for as long as the patience lasts.
-    pub(crate) async fn read<T, F>(&self, doing: &str, ask: impl Fn(Arc<Link>) -> F) -> Result<T, ChainError>
-    where
-        F: Future<Output = Result<T, LinkError>>,
-    {
-        let started = Instant::now();
-        let mut standing = self.standing.clone();
-        loop {
-            let now = standing.borrow_and_update().clone();
-            let last = match now {
-                Standing::Up(link) => match ask(link).await {
-                    Err(LinkError::Broken(why)) => why,
-                    answer => return answer.map_err(|error| error.into_chain_error(doing)),
-                },
-                Standing::Down { why } => why,
-                Standing::NotOurs(error) => return Err(error),
-            };
-            let waited = started.elapsed();
-            let left = self.timing.patience.saturating_sub(waited);
-            if left.is_zero() {
-                return Err(self.unreachable(doing, waited, last));
-            }
-            // A connection that is up and gives no answer is asked again after a moment.
-            let changed = tokio::time::timeout(left.min(self.timing.retry), standing.changed()).await;
-            if let Ok(Err(_)) = changed {
-                return Err(ChainError::Stopped { part: "follower of finalised blocks" });
-            }
-        }
-    }
-
-    pub(crate) fn unreachable(&self, doing: &str, waited: Duration, last: String) -> ChainError {
-        ChainError::Unreachable { doing: doing.to_owned(), url: self.url.to_string(), waited, last }
-    }
-}
-
 /// The task that keeps the connection.
 pub(crate) struct Follower {
     pub(crate) url: Arc<str>,
     pub(crate) timing: Timing,
-    /// What the first connection led to: every later one must lead there too.
+    /// The genesis of the first connection: every later one must have the same.
     pub(crate) genesis: Digest,
     pub(crate) heads: watch::Sender<Head>,
-    pub(crate) standing: watch::Sender<Standing>,
+    pub(crate) state: watch::Sender<ConnectionState>,
 }
 
 impl Follower {
-    /// Follows the chain for ever, starting with a connection that is open already.
+    /// Follows the chain forever, starting with an open connection.
     pub(crate) async fn run(self, first: Arc<Link>) {
         let mut link = first;
         loop {
-            self.standing.send_replace(Standing::Up(link.clone()));
-            self.tell(&link, link.head());
+            self.state.send_replace(ConnectionState::Up(link.clone()));
+            self.broadcast(&link, link.head());
             let why = tokio::select! {
                 ended = self.follow(&link) => match ended {
                     Ok(never) => match never {},
                     Err(error) => error.to_string(),
                 },
                 // A new connection reads the new metadata.
-                () = link.outgrown() => "its runtime was upgraded".to_owned(),
+                () = link.runtime_upgraded() => "its runtime was upgraded".to_owned(),
             };
-            tracing::warn!(url = %self.url, why, "lost the chain; trying to reach it again");
+            tracing::warn!(url = %self.url, why, "lost the connection to the chain; reconnecting");
             let lost = Instant::now();
-            self.standing.send_replace(Standing::Down { why });
+            self.state.send_replace(ConnectionState::Down { why });
             link = self.reconnect().await;
             let away = lost.elapsed();
-            tracing::info!(url = %self.url, ?away, head = %link.head().block, "the chain is back");
+            tracing::info!(url = %self.url, ?away, head = %link.head().block, "reconnected to the chain");
         }
     }
 
-    /// Tells of finalised blocks until the connection is of no more use.
+    /// Broadcasts finalised blocks until the connection fails.
     async fn follow(&self, link: &Link) -> Result<std::convert::Infallible, LinkError> {
         let mut blocks = link.subscribe().await?;
         let mut stalled = false;
         loop {
             match tokio::time::timeout(self.timing.heartbeat, blocks.next()).await {
                 Ok(Some(Ok(header))) => {
-                    self.tell(link, head_of(&header)?);
+                    self.broadcast(link, head_of(&header)?);
                     stalled = false;
                 }
                 Ok(Some(Err(error))) => return Err(error.into()),
                 Ok(None) => return Err(LinkError::Broken("it closed the connection".into())),
-                // Silence is a chain that finalises nothing, a subscription that died, or a machine that did.
+                // Either the chain finalises nothing, or the subscription or the machine died.
                 Err(_) => {
                     let head = link.finalised_head().await?;
                     if head.block > link.head().block {
@@ -142,11 +76,11 @@ impl Follower {
         }
     }
 
-    fn tell(&self, link: &Link, head: Head) {
-        link.heard_of(head);
+    fn broadcast(&self, link: &Link, head: Head) {
+        link.observe_head(head);
         let went_back = self.heads.borrow().block.0.saturating_sub(head.block.0);
         if went_back > 0 {
-            // Possible only where a chain lost finalised blocks when it was stopped. Nobody is told the same block twice.
+            // Possible only if the chain lost finalised blocks when it was stopped. No block is broadcast twice.
             tracing::warn!(url = %self.url, block = %head.block, "the finalised chain went back by {went_back} blocks");
         }
         self.heads.send_if_modified(|latest| {
@@ -161,28 +95,28 @@ impl Follower {
     async fn reconnect(&self) -> Arc<Link> {
         let mut pause = self.timing.backoff_first;
         loop {
-            tokio::time::sleep(spread(pause)).await;
+            tokio::time::sleep(jittered(pause)).await;
             pause = pause.saturating_mul(2).min(self.timing.backoff_longest);
             match Link::open(&self.url, Some(self.genesis), self.timing.request).await {
                 Ok(link) => return Arc::new(link),
                 Err(OpenError::Broken(why)) => {
-                    tracing::debug!(url = %self.url, why, "the chain is still away");
-                    self.standing.send_replace(Standing::Down { why });
+                    tracing::debug!(url = %self.url, why, "the chain is still unreachable");
+                    self.state.send_replace(ConnectionState::Down { why });
                 }
-                Err(OpenError::NotOurs { wanted, found }) => {
-                    let error = ChainError::NotOurs { url: self.url.to_string(), wanted, found };
+                Err(OpenError::WrongChain { expected, found }) => {
+                    let error = ChainError::WrongChain { url: self.url.to_string(), expected, found };
                     tracing::error!("{error}");
-                    self.standing.send_replace(Standing::NotOurs(error));
+                    self.state.send_replace(ConnectionState::WrongChain(error));
                 }
             }
         }
     }
 }
 
-/// `pause` give or take a quarter, so that a hundred clients do not come back at the same moment.
-fn spread(pause: Duration) -> Duration {
+/// `pause` ± a quarter, so that many clients do not reconnect at the same moment.
+fn jittered(pause: Duration) -> Duration {
     let mut random = [0];
-    // Without randomness the pause is merely shorter.
+    // Without randomness the pause is only shorter.
     let _ = getrandom::fill(&mut random);
     pause.mul_f64(0.75 + f64::from(random[0]) / 512.0)
 }
@@ -192,9 +126,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_are_spread_by_a_quarter_to_either_side() {
+    fn a_pause_varies_by_a_quarter() {
         for _ in 0..100 {
-            let pause = spread(Duration::from_secs(4));
+            let pause = jittered(Duration::from_secs(4));
             assert!((Duration::from_secs(3)..=Duration::from_secs(5)).contains(&pause));
         }
     }

@@ -1,7 +1,7 @@
 //! The keys that sign: ed25519, kept in encrypted files, shown as SS58 addresses.
 //!
-//! One kind of key serves as hotkey and as coldkey: an ed25519 public key is an account of the chain as it is. A hotkey
-//! also signs contributions (PROT-9), which is why the raw signing key can be had from [`Key::signing_key`].
+//! Hotkeys and coldkeys are of one kind: an ed25519 public key is an account of the chain. A hotkey also signs
+//! contributions (PROT-9) with the raw key of [`Key::signing_key`].
 
 mod file;
 mod password;
@@ -53,7 +53,7 @@ pub enum KeyError {
     NotAKeyFile { path: PathBuf, reason: String },
     #[error("wrong password for {}, or the file was changed", .0.display())]
     WrongPassword(PathBuf),
-    #[error("{} asks for {what} of {asked}, beyond the {max} allowed: not one of ours, or changed by somebody", path.display())]
+    #[error("{} asks for {what} of {asked}, more than the {max} allowed: it is no key file of this program, or it was changed", path.display())]
     TooCostly { path: PathBuf, what: &'static str, asked: u32, max: u32 },
     #[error(transparent)]
     Password(#[from] PasswordError),
@@ -90,7 +90,7 @@ impl Key {
         Ok(Key::from_seed(&seed))
     }
 
-    /// A development key such as `//Alice` or `//miner//3`, whose secret everybody knows: for tests and local networks.
+    /// A development key such as `//Alice` or `//miner//3`, whose secret is public: for tests and local networks.
     ///
     /// Hard derivation from Substrate's development phrase, as every Substrate tool does it.
     pub fn dev(path: &str) -> Result<Key, KeyError> {
@@ -118,7 +118,7 @@ impl Key {
         address(&self.account())
     }
 
-    /// The secret half, for what the protocol itself signs: [`protocol::identity::sign`], `protocol::submission`.
+    /// The secret half, for the protocol's own signatures: [`protocol::identity::sign`], `protocol::submission`.
     pub fn signing_key(&self) -> &SigningKey {
         &self.0
     }
@@ -163,10 +163,10 @@ pub fn parse_address(text: &str) -> Result<Account, AddressError> {
     }
 }
 
-/// Where a key comes from, as given on a command line: `//Alice`, or the path of a key file.
+/// A key as given on a command line: `//Alice`, or the path of a key file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KeySource {
-    /// A development key, whose secret everybody knows.
+    /// A development key, whose secret is public.
     Dev(String),
     File(PathBuf),
 }
@@ -194,7 +194,7 @@ impl fmt::Display for KeySource {
 }
 
 impl KeySource {
-    /// Opens the key. `password` is asked for only if the key lies in a file that can be read as one.
+    /// Opens the key. `password` is called only if the key is in a readable key file.
     pub fn open(
         &self,
         password: impl FnOnce(&Path) -> Result<KeyPassword, PasswordError>,
@@ -223,7 +223,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_development_key_is_the_one_that_every_substrate_tool_derives() {
+    fn a_development_key_is_derived_as_by_every_substrate_tool() {
         let address = |path| Key::dev(path).unwrap().address();
         assert_eq!(address("//Alice"), "5FA9nQDVg267DEd8m1ZypXLBnvN7SFxYwV7ndqSYGiN9TTpu");
         assert_eq!(address("//Bob"), "5GoNkf6WdbxCFnPdAnYYQyCjAKPJgLNxXwPjwTh6DGg6gN3E");
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_development_key_is_refused() {
+    fn an_invalid_development_key_is_refused() {
         for path in
             ["", "/", "//", "Alice", "/Alice", "///Alice", "//Alice/soft", "//Alice//", "//Alice///password"]
         {
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_seed_is_read_from_hex_and_nothing_else() {
+    fn a_seed_is_read_from_hex_only() {
         let seed = "0x".to_owned() + &"07".repeat(32);
         assert_eq!(Key::from_hex_seed(&seed).unwrap().account(), Key::from_seed(&[7; 32]).account());
         for text in ["", "07", "zz", &"07".repeat(33)] {
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_is_one_that_the_account_s_key_verifies() {
+    fn the_account_s_public_key_verifies_a_signature() {
         let key = Key::dev("//Alice").unwrap();
         let MultiSignature::Ed25519(signature) = subxt::tx::Signer::sign(&key, b"words") else {
             panic!("an ed25519 key signs with ed25519");

@@ -3,11 +3,13 @@
 mod amount;
 mod call;
 mod clock;
+mod connection;
 mod error;
 mod follow;
 mod link;
 mod online;
 mod outbox;
+mod refusal;
 mod submit;
 mod weight_vote;
 
@@ -16,10 +18,12 @@ pub mod keys;
 pub mod terms;
 
 pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
-pub use call::{Call, Payout, ProxyKind, percent};
+pub use call::{Call, Payout, ProxyKind};
 pub use clock::WindowClock;
+pub use connection::Timing;
 pub use error::ChainError;
-pub use online::{ExpectedChain, SubxtChain, Timing};
+pub use online::{ExpectedChain, SubxtChain};
+pub use refusal::Refusal;
 
 use async_trait::async_trait;
 use protocol::{
@@ -37,7 +41,7 @@ pub struct Head {
     pub hash: Digest,
 }
 
-/// Where a call was included: a finalised block, in which it succeeded.
+/// The finalised block in which a call was included and succeeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Included {
     pub block: Block,
@@ -45,41 +49,41 @@ pub struct Included {
     pub hash: Digest,
 }
 
-/// What an account owns.
+/// An account's balance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Balance {
-    /// What it may spend.
+    /// What the account may spend.
     pub free: Amount,
-    /// What is held from it: stakes and deposits.
+    /// Held stakes and deposits.
     pub held: Amount,
 }
 
-/// A call before anybody signs it.
+/// A call that is not signed yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Draft {
-    /// The call as it will be signed, as every Substrate tool decodes it.
+    /// The call's bytes, which every Substrate tool decodes.
     pub call_data: Vec<u8>,
-    /// What the chain says it will cost; `None` if it does not say.
+    /// The fee that the chain estimates; `None` if it does not estimate.
     pub fee: Option<Amount>,
 }
 
-/// The chain, as a miner or validator knows it.
+/// The chain, as miners, validators and the wallet use it.
 ///
-/// Reads are of the latest finalised block. Reads and submissions wait for a chain that is away, up to a patience of
-/// the implementation's, and then say so ([`ChainError::Unreachable`], [`ChainError::TimedOut`]).
+/// Reads are of the latest finalised block. If the chain is unreachable, reads and submissions wait up to a patience
+/// of the implementation's, then fail with [`ChainError::Unreachable`] or [`ChainError::TimedOut`].
 #[async_trait]
 pub trait Chain: Send + Sync {
-    /// The latest finalised block; never goes back. Blocks may be skipped, the latest is what counts. The channel
-    /// closes only when whatever feeds it has ended for good.
+    /// The latest finalised block; its number never falls. Blocks may be skipped. The channel closes only when the
+    /// client has stopped.
     fn heads(&self) -> watch::Receiver<Head>;
 
-    /// The newest block of the chain's best fork, final or not: how far finality trails can be seen by it.
+    /// The tip of the best fork, final or not: it shows how far finality trails.
     async fn best_block(&self) -> Result<Block, ChainError>;
 
-    /// Whose key signs what is submitted; `None` for a client that only reads.
+    /// The account that signs what is submitted; `None` for a client that only reads.
     fn account(&self) -> Option<Account>;
 
-    /// The runs there are, in the order of their ids.
+    /// All runs, by id.
     async fn runs(&self) -> Result<Vec<RunId>, ChainError>;
 
     /// One run. [`ChainError::NoSuchRun`] if there is none with this id.
@@ -88,32 +92,33 @@ pub trait Chain: Send + Sync {
     /// The seats of a run, in uid order; none for a run that does not exist.
     async fn seats(&self, run: RunId) -> Result<Vec<SeatView>, ChainError>;
 
-    /// A window as far as it has come; `None` before it opens, and after the chain has forgotten it.
+    /// The state of a window; `None` before it opens, and after the chain has forgotten it.
     async fn window(&self, run: RunId, window: Window) -> Result<Option<WindowView>, ChainError>;
 
     /// The run's consensus weights, in uid order.
     async fn weights(&self, run: RunId) -> Result<Vec<(Uid, u16)>, ChainError>;
 
-    /// What `account` owns; nothing, if the chain does not know it.
+    /// The balance of `account`; zero if the chain does not know it.
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError>;
 
-    /// Where a run stands, and what its terms and its money come to. [`ChainError::NoSuchRun`] if there is none.
+    /// A run with its progress, terms and treasury. [`ChainError::NoSuchRun`] if there is none.
     async fn status(&self, run: RunId) -> Result<RunStatus, ChainError>;
 
-    /// Up to `limit` seats of a run from uid `from` on, in uid order, with everything the chain knows of them.
+    /// Up to `limit` seats of a run from uid `from` on, in uid order, with all that the chain stores about them.
     async fn seat_statuses(&self, run: RunId, from: Uid, limit: u32) -> Result<Vec<SeatStatus>, ChainError>;
 
     /// What `account` has in a run.
     async fn account_status(&self, run: RunId, account: &Account) -> Result<AccountStatus, ChainError>;
 
-    /// Why a seat was paid what it was paid, the latest epoch last.
+    /// A seat's payslips, the latest epoch last.
     async fn payslips(&self, run: RunId, uid: Uid) -> Result<Vec<Payslip>, ChainError>;
 
     /// A validator's bonds: by seat, in parts of `protocol::consensus::ONE`, in uid order (PROT-31).
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError>;
 
-    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), from the blocks that hold
-    /// them; `None` where it did not, or the blocks are gone. A client that reads no blocks knows of none.
+    /// The weights that the validator with this hotkey committed to and revealed for an epoch (PROT-30), read from
+    /// blocks.
+    /// `None` if it did not, or the blocks are pruned. A client that reads no blocks returns `None`.
     async fn weight_vote(
         &self,
         _run: RunId,
@@ -123,8 +128,8 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// What a validator attested in a window, as it was taken and revealed (PROT-14): in uid order. `None` where it did not, and once the
-    /// window is forgotten. A client that does not read the chain's storage knows of none.
+    /// A validator's revealed attestation of a window (PROT-14), in uid order. `None` if there is none, and after the
+    /// chain has forgotten the window. A client that does not read the chain's storage returns `None`.
     async fn attestation(
         &self,
         _run: RunId,
@@ -134,16 +139,19 @@ pub trait Chain: Send + Sync {
         Ok(None)
     }
 
-    /// How long a block takes, as the chain means it to. A development chain may be faster.
+    /// The intended block time. A development chain may be faster.
     async fn block_time(&self) -> Result<Duration, ChainError>;
 
-    /// `call` as `from` would sign it, and what it would cost. Nothing is signed.
+    /// `call` as `from` would sign it, and its fee. Nothing is signed.
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
     /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
     ///
-    /// May be called from several tasks at once. A call is included at most once per `submit`, and what this client reads
-    /// afterwards has its effect in it. Dropping the future does not recall a call that was sent.
+    /// May be called from several tasks at once. A call is included at most once per `submit`; later reads by this
+    /// client see its effect.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not recall a call that was sent.
     async fn submit(&self, call: Call) -> Result<Included, ChainError>;
 
     /// A clock that ticks with [`Chain::heads`].

@@ -1,7 +1,7 @@
-//! One connection to a chain that was found to be ours: every request we make, with a time limit on each.
+//! One connection to a chain that was checked to be the expected one: every request we make, each with a time limit.
 //!
-//! Only the JSON-RPC methods that every Substrate node serves are used, each for one thing, so that an answer of the
-//! chain's and a broken connection are never taken for each other: the first is final, the second is tried again.
+//! Only JSON-RPC methods that every Substrate node serves are used. An error that the chain answers is final; a broken
+//! connection is retried. The two are never confused.
 
 use crate::{
     Amount, ChainError, Draft, Head, Included,
@@ -36,27 +36,27 @@ use tokio::sync::{Notify, watch};
 
 type Header = <PolkadotConfig as Config>::Header;
 
-/// What a chain of ours calls its runtime.
+/// The runtime's name in its version.
 const SPEC_NAME: &str = "mettle";
 
-/// Why a request has no answer that can be used.
+/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LinkError {
-    /// The connection, or the chain's readiness: the same question may be asked again.
+    /// The connection failed, or the chain is not ready: the request may be repeated.
     Broken(String),
-    /// The chain said no. `detail` is what it added.
+    /// The chain answered with an error.
     Answer { code: i32, message: String, detail: String },
-    /// The chain said something else than what was asked for.
+    /// The answer cannot be decoded, or the request cannot be encoded.
     Garbled(String),
 }
 
 /// Why a connection was not made.
 pub(crate) enum OpenError {
     Broken(String),
-    NotOurs { wanted: String, found: String },
+    WrongChain { expected: String, found: String },
 }
 
-/// How a call that was included turned out.
+/// The outcome of an included call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Success,
@@ -66,11 +66,11 @@ pub(crate) enum Outcome {
         docs: String,
     },
     Failed(String),
-    /// The block is there, but its events are not, or cannot be read.
+    /// The block is there, but its events are missing or unreadable.
     Unknown(String),
 }
 
-/// Which runtime bytes are signed for: no other takes them.
+/// The runtime that bytes are signed for: no other accepts them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Version {
     pub(crate) spec: u32,
@@ -79,18 +79,17 @@ pub(crate) struct Version {
 
 pub(crate) struct Link {
     methods: LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
-    /// Metadata and versions as of the connection's first block: what calls are encoded and signed by.
+    /// Metadata and versions as of the connection's first block; calls are encoded and signed for these.
     runtime: OnlineClientAtBlock<PolkadotConfig>,
     pub(crate) genesis: Digest,
     head: watch::Sender<Head>,
-    /// The finalised chain was found to have another runtime than this connection knows.
-    outgrown: Notify,
+    /// Notified when the finalised chain has another runtime than this connection was opened for.
+    runtime_upgraded: Notify,
     request_timeout: Duration,
 }
 
 impl Link {
-    /// Connects, and sees to it that the chain is ours: by its genesis if one is given, its runtime's name, its pallets,
-    /// calls and runtime API.
+    /// Connects, and checks the chain: its genesis if one is given, its runtime's name, its calls and its runtime API.
     pub(crate) async fn open(
         url: &str,
         genesis: Option<Digest>,
@@ -100,23 +99,23 @@ impl Link {
             within(request_timeout, RpcClient::from_insecure_url(url)).await.map_err(OpenError::from)?;
         let methods = LegacyRpcMethods::new(client.clone());
 
-        // A server that does not know these two methods is no chain at all.
+        // A server without these two methods is not a Substrate node.
         let found =
             within(request_timeout, methods.genesis_hash()).await.map_err(OpenError::from_first_answer)?;
         let found = digest(found);
-        if let Some(wanted) = genesis
-            && wanted != found
+        if let Some(expected) = genesis
+            && expected != found
         {
-            let (wanted, found) = (format!("genesis {wanted}"), format!("genesis {found}"));
-            return Err(OpenError::NotOurs { wanted, found });
+            let (expected, found) = (format!("genesis {expected}"), format!("genesis {found}"));
+            return Err(OpenError::WrongChain { expected, found });
         }
         let version = within(request_timeout, methods.state_get_runtime_version(None)).await;
         let version = version.map_err(OpenError::from_first_answer)?;
         let spec_name = version.other.get("specName").and_then(|name| name.as_str()).unwrap_or("unnamed");
         if spec_name != SPEC_NAME {
-            let (wanted, found) =
+            let (expected, found) =
                 (format!("a runtime named `{SPEC_NAME}`"), format!("one named `{spec_name}`"));
-            return Err(OpenError::NotOurs { wanted, found });
+            return Err(OpenError::WrongChain { expected, found });
         }
 
         let (head, _) = finalised_head(&methods, request_timeout).await?;
@@ -132,21 +131,21 @@ impl Link {
         let runtime = runtime.await.map_err(|_| LinkError::silent(request_timeout)).and_then(|runtime| {
             runtime.map_err(|error| LinkError::Broken(format!("its metadata cannot be read: {error}")))
         })?;
-        call::check_compatible(runtime.metadata_ref()).map_err(|found| OpenError::NotOurs {
-            wanted: "the calls and reads of this release".into(),
+        call::check_compatible(runtime.metadata_ref()).map_err(|found| OpenError::WrongChain {
+            expected: "the calls and reads of this release".into(),
             found,
         })?;
         let head = watch::channel(head).0;
-        Ok(Link { methods, runtime, genesis: found, head, outgrown: Notify::new(), request_timeout })
+        Ok(Link { methods, runtime, genesis: found, head, runtime_upgraded: Notify::new(), request_timeout })
     }
 
-    /// The latest finalised block that was heard of over this connection.
+    /// The latest finalised block that this connection has seen.
     pub(crate) fn head(&self) -> Head {
         *self.head.borrow()
     }
 
-    /// Remembers a finalised block, if it is the latest.
-    pub(crate) fn heard_of(&self, head: Head) {
+    /// Records a finalised block, if it is the latest.
+    pub(crate) fn observe_head(&self, head: Head) {
         self.head.send_if_modified(|latest| {
             let later = head.block > latest.block;
             if later {
@@ -156,7 +155,7 @@ impl Link {
         });
     }
 
-    /// Finalised blocks as they come. Some may be skipped.
+    /// Subscribes to finalised blocks. Some may be skipped.
     pub(crate) async fn subscribe(&self) -> Result<RpcSubscription<Header>, LinkError> {
         self.ask(self.methods.chain_subscribe_finalized_heads()).await
     }
@@ -165,7 +164,7 @@ impl Link {
         finalised_head(&self.methods, self.request_timeout).await.map(|(head, _)| head)
     }
 
-    /// Calls the runtime as of `at`, and decodes what it returns to the last byte.
+    /// Calls the runtime as of `at`, and decodes the whole answer.
     pub(crate) async fn call_runtime<T: DecodeAll>(
         &self,
         method: &str,
@@ -176,7 +175,7 @@ impl Link {
         T::decode_all(&mut bytes.as_slice()).map_err(|error| LinkError::Garbled(format!("{method}: {error}")))
     }
 
-    /// What the chain keeps of an account as of `at`; `None` if it does not know it.
+    /// An account's entry as of `at`; `None` if the chain has none.
     pub(crate) async fn account<T: DecodeAll>(
         &self,
         account: &Account,
@@ -185,7 +184,7 @@ impl Link {
         self.stored("System", "Account", (AccountId32(*account),), at).await
     }
 
-    /// What a validator attested in a window, as of `at`; `None` if nothing.
+    /// A validator's attestation of a window, as of `at`.
     pub(crate) async fn attestation(
         &self,
         run: RunId,
@@ -198,7 +197,7 @@ impl Link {
         self.stored("Windows", "Attestations", keys, at).await
     }
 
-    /// What stands in the chain's state under `keys`.
+    /// A value of the chain's state.
     async fn stored<K: IntoEncodableValues + IntoDecodableValues, T: DecodeAll>(
         &self,
         pallet: &str,
@@ -217,12 +216,13 @@ impl Link {
         bytes.map(decode).transpose().map_err(|error| garbled(&error))
     }
 
-    /// The nonce that `key`'s next call needs as of `at`.
+    /// The nonce of `key`'s next call, as of `at`.
     pub(crate) async fn nonce(&self, key: &Key, at: &Head) -> Result<u64, LinkError> {
         self.call_runtime::<u32>("AccountNonceApi_account_nonce", &key.account(), at).await.map(u64::from)
     }
 
-    /// The tip of the best chain, which need not be final. Its number is not asked for.
+    /// The tip of the best chain, which need not be final. Only its hash is its own; the number is the finalised
+    /// head's.
     pub(crate) async fn best(&self) -> Result<Head, LinkError> {
         let best = self.ask(self.methods.chain_get_block_hash(None)).await?;
         let best = best.ok_or_else(|| LinkError::Broken("the chain names no best block".into()))?;
@@ -236,49 +236,49 @@ impl Link {
         head_of(&header).map(|head| head.block)
     }
 
-    /// The runtime that calls are signed for over this connection.
+    /// The runtime that this connection signs for.
     pub(crate) fn version(&self) -> Version {
         Version { spec: self.runtime.spec_version(), transaction: self.runtime.transaction_version() }
     }
 
-    /// The runtime that takes, or refuses, the calls of the block after `at`; after the best block if none is given.
+    /// The runtime that executes the block after `at`; after the best block if `None`.
     pub(crate) async fn version_after(&self, at: Option<&Head>) -> Result<Version, LinkError> {
         let version = self.ask(self.methods.state_get_runtime_version(at.map(hash))).await?;
         Ok(Version { spec: version.spec_version, transaction: version.transaction_version })
     }
 
-    /// Waits until this connection was found to know another runtime than the finalised chain has. For one task only.
-    pub(crate) async fn outgrown(&self) {
-        self.outgrown.notified().await;
+    /// Waits until the finalised chain has another runtime than this connection was opened for. For one task only.
+    pub(crate) async fn runtime_upgraded(&self) {
+        self.runtime_upgraded.notified().await;
     }
 
-    /// Signs a call that is valid for `blocks` blocks after `born`, a finalised block.
+    /// Signs a call that is valid for `blocks` blocks from `signed_at`, a finalised block.
     ///
-    /// Fails with [`LinkError::Broken`] where the runtime was upgraded since the connection was made, and with
-    /// [`LinkError::Garbled`] where the call does not fit the chain's metadata.
+    /// # Errors
+    /// [`LinkError::Broken`] if the runtime was upgraded since the connection was made, [`LinkError::Garbled`] if the
+    /// call does not fit the chain's metadata.
     pub(crate) async fn sign(
         &self,
         call: &Call,
         key: &Key,
         nonce: u64,
-        born: &Head,
+        signed_at: &Head,
         blocks: u32,
     ) -> Result<Vec<u8>, LinkError> {
         self.same_runtime().await?;
         let payload = self.payload(call)?;
         let params = DefaultExtrinsicParamsBuilder::<PolkadotConfig>::new()
             .nonce(nonce)
-            .tip(distinction())
-            .mortal_from_unchecked(u64::from(blocks), u64::from(born.block.0), hash(born))
+            .tip(random_tip())
+            .mortal_from_unchecked(u64::from(blocks), u64::from(signed_at.block.0), hash(signed_at))
             .build();
         let signed = self.runtime.tx().create_signable_offline(&payload, params);
         let signed = signed.and_then(|mut signable| signable.sign(key));
         Ok(signed.map_err(|error| LinkError::Garbled(chain_of(&error)))?.into_encoded())
     }
 
-    /// A call as it would be signed by `from`, without a signature; what it is and what it would cost.
-    ///
-    /// A signature of zeros stands where a real one will: whoever sees the estimate asked for cannot make the call of it.
+    /// A call as `from` would sign it, and its fee. The request for the fee has a signature of zeros, so that no
+    /// observer can submit it.
     pub(crate) async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, LinkError> {
         self.same_runtime().await?;
         let garbled = |error: &dyn std::error::Error| LinkError::Garbled(chain_of(error));
@@ -296,30 +296,30 @@ impl Link {
         let mut arguments = unsigned.map_err(|error| garbled(&error))?.into_encoded();
         let length = u32::try_from(arguments.len()).unwrap_or(u32::MAX);
         length.encode_to(&mut arguments);
-        // Two parts of its weight, its class, and the fee.
+        // Weight (two parts), class, fee.
         type DispatchInfo = (Compact<u64>, Compact<u64>, u8, u128);
         let method = "TransactionPaymentApi_query_info";
         let fee = match self.call_runtime::<DispatchInfo>(method, &arguments, &head).await {
             Ok((_, _, _, fee)) => Some(Amount(fee)),
             Err(error @ LinkError::Broken(_)) => return Err(error),
-            // A chain that does not estimate may still take the call.
+            // A chain without the estimate may still accept the call.
             Err(_) => None,
         };
         Ok(Draft { call_data, fee })
     }
 
-    /// What calls are encoded by must be what the chain reads them by.
+    /// Checks that calls are encoded for the runtime that will decode them.
     ///
-    /// Where an upgrade is final, this also sees to a new connection, which reads the new metadata. Before, it would read
-    /// the old ones again.
+    /// If an upgrade is final, this also causes a reconnection, which reads the new metadata. Before that, a
+    /// reconnection would read the old ones again.
     async fn same_runtime(&self) -> Result<(), LinkError> {
         if self.version_after(None).await? == self.version() {
             return Ok(());
         }
         if self.version_after(Some(&self.head())).await? == self.version() {
-            return Err(LinkError::Broken("its runtime is being upgraded, and that is not final yet".into()));
+            return Err(LinkError::Broken("its runtime is being upgraded, which is not final yet".into()));
         }
-        self.outgrown.notify_one();
+        self.runtime_upgraded.notify_one();
         Err(LinkError::Broken("its runtime was upgraded".into()))
     }
 
@@ -330,12 +330,12 @@ impl Link {
         })
     }
 
-    /// Hands signed bytes to the chain's pool.
-    pub(crate) async fn offer(&self, bytes: &[u8]) -> Result<(), LinkError> {
+    /// Submits signed bytes to the node's pool.
+    pub(crate) async fn broadcast(&self, bytes: &[u8]) -> Result<(), LinkError> {
         self.ask(self.methods.author_submit_extrinsic(bytes)).await.map(|_| ())
     }
 
-    /// What the runtime thinks of signed bytes as of `at`: `None` if it would take them, else its reason.
+    /// Why the runtime rejects signed bytes as of `at`; `None` if it accepts them.
     pub(crate) async fn invalid(&self, bytes: &[u8], at: &Head) -> Result<Option<Invalid>, LinkError> {
         /// `TransactionSource::External`.
         const EXTERNAL: u8 = 2;
@@ -347,9 +347,9 @@ impl Link {
         Ok(Invalid::read(&answer))
     }
 
-    /// The finalised block with this number; `None` where the chain no longer has it.
+    /// The finalised block with this number and its extrinsics; `None` if the node has pruned it.
     pub(crate) async fn block(&self, block: Block) -> Result<Option<(Included, Vec<Vec<u8>>)>, LinkError> {
-        // A pruned block is no block to some chains, and an error to others.
+        // Some nodes answer a pruned block with nothing, others with an error.
         fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
             match answer {
                 Err(error @ LinkError::Answer { .. }) => {
@@ -371,14 +371,14 @@ impl Link {
         }))
     }
 
-    /// What the bytes of a call of this kind begin with.
+    /// The pallet's and the call's index: the first bytes of the call's data.
     pub(crate) fn call_index(&self, call: &Call) -> Result<[u8; 2], LinkError> {
         let data = self.runtime.tx().call_data(&self.payload(call)?);
         let data = data.map_err(|error| LinkError::Garbled(chain_of(&error)))?;
         data.first_chunk().copied().ok_or_else(|| LinkError::Garbled("a call has no bytes".into()))
     }
 
-    /// How the call at `index` of a block turned out.
+    /// The outcome of the call at `index` of a block.
     pub(crate) async fn outcome(&self, block: &Included, index: usize) -> Result<Outcome, LinkError> {
         let at = H256(block.hash.0);
         let events = match self
@@ -387,7 +387,7 @@ impl Link {
         {
             Ok(Some(bytes)) => self.runtime.events().from_bytes(bytes),
             Ok(None) => return Ok(Outcome::Unknown(format!("block {} has no events", block.block))),
-            // The state of an old block is pruned: the chain says so in words of its own.
+            // The state of an old block is pruned.
             Err(LinkError::Answer { message, .. }) => {
                 return Ok(Outcome::Unknown(format!(
                     "the state of block {} cannot be read: {message}",
@@ -405,7 +405,7 @@ impl Link {
                 continue;
             }
             match (event.pallet_name(), event.event_name()) {
-                // A proxy's call succeeds whatever becomes of the call that it makes for another account.
+                // A proxy's call succeeds even if the inner call fails.
                 ("Proxy", "ProxyExecuted") => {
                     if let Some((1, error)) = event.field_bytes().split_first().map(|(ok, rest)| (*ok, rest))
                     {
@@ -423,7 +423,7 @@ impl Link {
                 _ => {}
             }
         }
-        Ok(Outcome::Unknown(format!("block {} tells neither success nor failure", block.block)))
+        Ok(Outcome::Unknown(format!("block {} has no event of success or failure", block.block)))
     }
 
     async fn ask<T>(&self, answer: impl Future<Output = Result<T, RpcError>>) -> Result<T, LinkError> {
@@ -445,18 +445,18 @@ fn why_it_failed(error: DispatchError) -> Outcome {
     }
 }
 
-/// Why a chain would not take signed bytes.
+/// Why a chain rejects signed bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalid {
     /// The account cannot pay the fee.
     Payment,
-    /// The nonce is one that the account has not come to.
+    /// The nonce is too high.
     Future,
     /// The nonce was used.
     Stale,
-    /// The signature does not belong to what was signed, as this chain sees it.
+    /// The signature is wrong for this chain.
     BadProof,
-    /// The block it was born in is too old, or not of this chain.
+    /// The block it was signed at is too old, or not of this chain.
     AncientBirthBlock,
     /// Does not fit into a block, or not into the next.
     ExhaustsResources,
@@ -464,7 +464,7 @@ pub(crate) enum Invalid {
 }
 
 impl Invalid {
-    /// Reads a SCALE `TransactionValidity`; `None` if it is valid, or if it cannot be told.
+    /// Decodes a SCALE `TransactionValidity`; `None` if it is valid or unknown.
     fn read(answer: &[u8]) -> Option<Invalid> {
         let [1, 0, reason, ..] = answer else { return None };
         Some(match reason {
@@ -479,7 +479,7 @@ impl Invalid {
     }
 }
 
-/// A request, given up after `limit`.
+/// A request with a time limit.
 async fn within<T>(
     limit: Duration,
     answer: impl Future<Output = Result<T, RpcError>>,
@@ -522,27 +522,27 @@ fn hash(head: &Head) -> H256 {
     H256(head.hash.0)
 }
 
-/// A tip below 10⁻⁷ MTL, at random. Two processes that sign the same call with the same key and nonce would otherwise
-/// make the same bytes, and each take the other's for its own.
-fn distinction() -> u128 {
+/// A random tip below 10⁻⁷ MTL. Without it, two processes that sign the same call with the same key and nonce would
+/// make the same bytes, and each would take the other's for its own.
+fn random_tip() -> u128 {
     let mut random = [0; 2];
-    // Without randomness the bytes are merely not distinct.
+    // Without randomness the bytes are only not distinct.
     let _ = getrandom::fill(&mut random);
     u16::from_le_bytes(random).into()
 }
 
-/// An error and its sources, one after the other, each said once.
+/// An error and its sources, each once.
 fn chain_of(error: &dyn std::error::Error) -> String {
-    let mut said = error.to_string();
+    let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {
-        let text = error.to_string();
-        if !said.contains(&text) {
-            said = format!("{said}: {text}");
+        let cause = error.to_string();
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
         }
         next = error.source();
     }
-    said
+    text
 }
 
 impl LinkError {
@@ -573,13 +573,13 @@ impl From<LinkError> for OpenError {
 }
 
 impl OpenError {
-    /// Of the first questions: a server that cannot answer them is up, and is not a chain.
+    /// For the first requests: a server that answers them with an error is not a chain.
     fn from_first_answer(error: LinkError) -> OpenError {
         match error {
             LinkError::Broken(why) => OpenError::Broken(why),
-            other => OpenError::NotOurs {
-                wanted: "a Substrate node".into(),
-                found: format!("a server that says: {other}"),
+            other => OpenError::WrongChain {
+                expected: "a Substrate node".into(),
+                found: format!("a server that answers: {other}"),
             },
         }
     }
@@ -598,7 +598,7 @@ impl std::fmt::Display for LinkError {
 }
 
 impl LinkError {
-    /// For a caller who has nobody else to ask.
+    /// For callers outside the client.
     pub(crate) fn into_chain_error(self, doing: &str) -> ChainError {
         let doing = doing.to_owned();
         match self {

@@ -2,10 +2,11 @@
 
 use crate::{
     Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
-    follow::{Follower, Line, Standing},
+    connection::{Connection, ConnectionState, Timing},
+    follow::Follower,
     keys::Key,
     link::{Link, OpenError},
-    submit::{Clerk, Order, Stage},
+    submit::{Request, SendState, Submitter},
     weight_vote,
 };
 use async_trait::async_trait;
@@ -24,52 +25,16 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// What the chain must be, besides one of ours.
+/// Which chain a client accepts, besides the release's own kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExpectedChain {
-    /// The hash of its first block. Where none is given, the first chain that is connected to is it: a later connection
-    /// must lead to the same one.
+    /// The hash of the chain's first block. `None` accepts the chain of the first connection; later connections must
+    /// lead to the same one.
     pub genesis: Option<Digest>,
 }
 
-/// How long things may take. The defaults suit blocks of 0.2 to 12 seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
-    /// How long the first connection is tried for.
-    pub connect: Duration,
-    /// How long a read waits for a chain that is away, and a submission for another finalised block.
-    pub patience: Duration,
-    /// How long one request may take.
-    pub request: Duration,
-    /// After so long without a finalised block the connection is tested.
-    pub heartbeat: Duration,
-    /// What was not taken or answered is tried again after so long.
-    pub retry: Duration,
-    /// The pause before the first new connection; it doubles from try to try …
-    pub backoff_first: Duration,
-    /// … up to this.
-    pub backoff_longest: Duration,
-    /// Blocks for which a signed call is valid: a power of two from 4 to 128. After so many it is known to be lost.
-    pub era_blocks: u32,
-}
-
-impl Default for Timing {
-    fn default() -> Timing {
-        Timing {
-            connect: Duration::from_secs(10),
-            patience: Duration::from_secs(120),
-            request: Duration::from_secs(20),
-            heartbeat: Duration::from_secs(15),
-            retry: Duration::from_millis(500),
-            backoff_first: Duration::from_millis(200),
-            backoff_longest: Duration::from_secs(5),
-            era_blocks: 64,
-        }
-    }
-}
-
-/// Calls that wait to be sent, at most: more than one process ever has.
-const ORDERS_MAX: usize = 256;
+/// The most requests that wait for the submitter.
+const REQUESTS_MAX: usize = 256;
 
 /// The chain behind a WebSocket URL. Cheap to clone; the connection ends with the last clone.
 #[derive(Clone)]
@@ -78,19 +43,20 @@ pub struct SubxtChain {
 }
 
 struct Inner {
-    line: Line,
+    connection: Connection,
     account: Option<Account>,
     genesis: Digest,
-    orders: Option<mpsc::Sender<Order>>,
+    requests: Option<mpsc::Sender<Request>>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl SubxtChain {
-    /// Connects to the chain at `url` (`ws://` or `wss://`), sees to it that it is ours and the one expected, and
-    /// follows it from then on. `key` signs what is submitted.
+    /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is the expected one, and follows it. `key`
+    /// signs what is submitted.
     ///
-    /// Fails with [`ChainError::Unreachable`] if there is none within [`Timing::connect`], with
-    /// [`ChainError::NotOurs`] if it is another, at once.
+    /// # Errors
+    /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
+    /// at once.
     pub async fn connect(
         url: &str,
         key: Option<Key>,
@@ -127,20 +93,20 @@ impl SubxtChain {
 
         let first = Arc::new(first_link(url, expectations, timing).await?);
         let (tell_heads, heads) = watch::channel(first.head());
-        let (tell_standing, standing) = watch::channel(Standing::Up(first.clone()));
+        let (tell_state, state) = watch::channel(ConnectionState::Up(first.clone()));
         let url: Arc<str> = url.into();
         let genesis = first.genesis;
-        let line = Line { url: url.clone(), timing, heads, standing };
-        let follower = Follower { url, timing, genesis, heads: tell_heads, standing: tell_standing };
+        let connection = Connection { url: url.clone(), timing, heads, state };
+        let follower = Follower { url, timing, genesis, heads: tell_heads, state: tell_state };
         let mut tasks = vec![tokio::spawn(follower.run(first))];
 
         let account = key.as_ref().map(Key::account);
-        let orders = key.map(|key| {
-            let (orders, taken) = mpsc::channel(ORDERS_MAX);
-            tasks.push(tokio::spawn(Clerk::new(line.clone(), key).run(taken)));
-            orders
+        let requests = key.map(|key| {
+            let (requests, received) = mpsc::channel(REQUESTS_MAX);
+            tasks.push(tokio::spawn(Submitter::new(connection.clone(), key).run(received)));
+            requests
         });
-        Ok(SubxtChain { inner: Arc::new(Inner { line, account, genesis, orders, tasks }) })
+        Ok(SubxtChain { inner: Arc::new(Inner { connection, account, genesis, requests, tasks }) })
     }
 
     /// The hash of the chain's first block.
@@ -149,7 +115,7 @@ impl SubxtChain {
     }
 
     pub fn url(&self) -> &str {
-        &self.inner.line.url
+        &self.inner.connection.url
     }
 
     /// Calls a function of the runtime API as of the latest finalised block.
@@ -161,27 +127,33 @@ impl SubxtChain {
     ) -> Result<T, ChainError> {
         let arguments = &arguments;
         self.inner
-            .line
+            .connection
             .read(doing, |link| async move { link.call_runtime(method, arguments, &link.head()).await })
             .await
     }
 }
 
-/// Tries until [`Timing::connect`] has passed: whoever starts a chain and a client together need not mind the order.
+/// Tries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
 async fn first_link(url: &str, expectations: ExpectedChain, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
         let why = match Link::open(url, expectations.genesis, timing.request.min(timing.connect)).await {
             Ok(link) => return Ok(link),
-            Err(OpenError::NotOurs { wanted, found }) => {
-                return Err(ChainError::NotOurs { url: url.to_owned(), wanted, found });
+            Err(OpenError::WrongChain { expected, found }) => {
+                return Err(ChainError::WrongChain { url: url.to_owned(), expected, found });
             }
             Err(OpenError::Broken(why)) => why,
         };
         let waited = started.elapsed();
         if waited + timing.backoff_first >= timing.connect {
             let doing = "connecting".to_owned();
-            return Err(ChainError::Unreachable { doing, url: url.to_owned(), waited, last: why });
+            return Err(ChainError::Unreachable {
+                doing,
+                url: url.to_owned(),
+                waited,
+                last: why,
+                sent: false,
+            });
         }
         tokio::time::sleep(timing.backoff_first).await;
     }
@@ -198,7 +170,7 @@ impl Drop for Inner {
 #[async_trait]
 impl Chain for SubxtChain {
     fn heads(&self) -> watch::Receiver<Head> {
-        self.inner.line.heads.clone()
+        self.inner.connection.heads.clone()
     }
 
     fn account(&self) -> Option<Account> {
@@ -207,7 +179,7 @@ impl Chain for SubxtChain {
 
     async fn best_block(&self) -> Result<Block, ChainError> {
         let ask = |link: Arc<Link>| async move { link.best_block().await };
-        self.inner.line.read("reading the newest block", ask).await
+        self.inner.connection.read("reading the newest block", ask).await
     }
 
     async fn runs(&self) -> Result<Vec<RunId>, ChainError> {
@@ -238,7 +210,7 @@ impl Chain for SubxtChain {
     async fn balance(&self, account: &Account) -> Result<Balance, ChainError> {
         let doing = format!("reading the balance of {}", crate::keys::address(account));
         let read = |link: Arc<Link>| async move { link.account::<AccountInfo>(account, &link.head()).await };
-        let info = self.inner.line.read(&doing, read).await?;
+        let info = self.inner.connection.read(&doing, read).await?;
         Ok(info
             .map(|info| Balance { free: Amount(info.free), held: Amount(info.reserved) })
             .unwrap_or_default())
@@ -272,34 +244,33 @@ impl Chain for SubxtChain {
         epoch: u32,
         hotkey: &Hotkey,
     ) -> Result<Option<Vec<(Uid, u16)>>, ChainError> {
-        let doing = format!("reading what was posted for epoch {epoch} of run {run}");
+        let doing = format!("reading the weight vote of epoch {epoch} of run {run}");
         let params = self.run(run).await?.params;
         let head = self.heads().borrow().block;
-        let hash = Call::CommitWeights { run, epoch, hash: Digest::default() };
-        let weights = Call::RevealWeights { run, epoch, weights: Vec::new(), salt: [0; 32] };
-        let (hash, weights) = (&hash, &weights);
-        let line = &self.inner.line;
-        let [commit, reveal] = line
-            .read(&doing, |link| async move { Ok([link.call_index(hash)?, link.call_index(weights)?]) })
+        let commit = &Call::CommitWeights { run, epoch, hash: Digest::default() };
+        let reveal = &Call::RevealWeights { run, epoch, weights: Vec::new(), salt: [0; 32] };
+        let connection = &self.inner.connection;
+        let [commit, reveal] = connection
+            .read(&doing, |link| async move { Ok([link.call_index(commit)?, link.call_index(reveal)?]) })
             .await?;
         let calls =
-            |number: u32| line.read(&doing, move |link| async move { link.block(Block(number)).await });
+            |number: u32| connection.read(&doing, move |link| async move { link.block(Block(number)).await });
 
-        // A ballot is bound once, mostly as its epoch ends.
-        let mut bound = None;
+        // A validator commits once, as a rule at the epoch's end.
+        let mut hash = None;
         for number in weight_vote::until(weight_vote::commit_blocks(&params, epoch), head).rev() {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
-            bound = calls.iter().find_map(|bytes| weight_vote::committed(bytes, commit, run, epoch, hotkey));
-            if bound.is_some() {
+            hash = calls.iter().find_map(|bytes| weight_vote::committed(bytes, commit, run, epoch, hotkey));
+            if hash.is_some() {
                 break;
             }
         }
-        let Some(bound) = bound else { return Ok(None) };
+        let Some(committed) = hash else { return Ok(None) };
         for number in weight_vote::until(weight_vote::reveal_blocks(&params, epoch), head) {
             let Some((_, calls)) = calls(number).await? else { return Ok(None) };
-            let mut shown =
+            let mut revealed =
                 calls.iter().filter_map(|bytes| weight_vote::revealed(bytes, reveal, run, epoch, hotkey));
-            if let Some((weights, _)) = shown.find(|(_, hash)| *hash == bound) {
+            if let Some((weights, _)) = revealed.find(|(_, hash)| *hash == committed) {
                 return Ok(Some(weights));
             }
         }
@@ -315,7 +286,7 @@ impl Chain for SubxtChain {
         let doing = format!("reading what uid {validator} attested in window {} of run {run}", window.0);
         let read =
             |link: Arc<Link>| async move { link.attestation(run, window, validator, &link.head()).await };
-        self.inner.line.read(&doing, read).await
+        self.inner.connection.read(&doing, read).await
     }
 
     async fn bonds(&self, run: RunId, validator: Uid) -> Result<Vec<(Uid, u32)>, ChainError> {
@@ -331,26 +302,26 @@ impl Chain for SubxtChain {
 
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
         let doing = format!("estimating the fee of {call}");
-        self.inner.line.read(&doing, |link| async move { link.draft(call, from).await }).await
+        self.inner.connection.read(&doing, |link| async move { link.draft(call, from).await }).await
     }
 
     async fn submit(&self, call: Call) -> Result<Included, ChainError> {
         let doing = call.to_string();
-        let Some(orders) = &self.inner.orders else {
+        let Some(requests) = &self.inner.requests else {
             return Err(ChainError::NoSigner { doing });
         };
         let stopped = || ChainError::Stopped { part: "submitter" };
         let (reply, mut answer) = oneshot::channel();
-        let stage = Arc::new(Stage::default());
-        orders.send(Order { call, reply, stage: stage.clone() }).await.map_err(|_| stopped())?;
+        let sending = Arc::new(SendState::default());
+        requests.send(Request { call, reply, sending: sending.clone() }).await.map_err(|_| stopped())?;
 
-        // As long as blocks are finalised the clerk comes to an end by itself. Only their absence needs our patience.
-        let line = &self.inner.line;
-        let mut heads = line.heads.clone();
-        let mut standing = line.standing.clone();
+        // While blocks are finalised the submitter always answers. Only without new blocks does the caller time out.
+        let connection = &self.inner.connection;
+        let mut heads = connection.heads.clone();
+        let mut state = connection.state.clone();
         let mut last_news = Instant::now();
         loop {
-            let left = line.timing.patience.saturating_sub(last_news.elapsed());
+            let left = connection.timing.patience.saturating_sub(last_news.elapsed());
             tokio::select! {
                 biased;
                 answer = &mut answer => return answer.unwrap_or_else(|_| Err(stopped())),
@@ -358,21 +329,20 @@ impl Chain for SubxtChain {
                     changed.map_err(|_| ChainError::Stopped { part: "follower of finalised blocks" })?;
                     last_news = Instant::now();
                 }
-                Ok(_) = standing.wait_for(|standing| matches!(standing, Standing::NotOurs(_))) => {
-                    if let Standing::NotOurs(error) = &*line.standing.borrow() {
-                        stage.give_up();
+                Ok(_) = state.wait_for(|state| matches!(state, ConnectionState::WrongChain(_))) => {
+                    if let ConnectionState::WrongChain(error) = &*connection.state.borrow() {
+                        sending.give_up();
                         return Err(error.clone());
                     }
                 }
                 () = tokio::time::sleep(left) => {
-                    let (waited, sent) = (last_news.elapsed(), stage.give_up());
-                    return Err(match &*line.standing.borrow() {
-                        Standing::Up(_) => ChainError::TimedOut { doing, waited, sent },
-                        Standing::Down { why } if sent => {
-                            line.unreachable(&doing, waited, format!("{why}; the call was sent and may still be included"))
+                    let (waited, sent) = (last_news.elapsed(), sending.give_up());
+                    return Err(match &*connection.state.borrow() {
+                        ConnectionState::Up(_) => ChainError::TimedOut { doing, waited, sent },
+                        ConnectionState::Down { why } => {
+                            connection.unreachable(&doing, waited, why.clone(), sent)
                         }
-                        Standing::Down { why } => line.unreachable(&doing, waited, why.clone()),
-                        Standing::NotOurs(error) => error.clone(),
+                        ConnectionState::WrongChain(error) => error.clone(),
                     });
                 }
             }

@@ -1,95 +1,95 @@
-//! What was signed and sent and is not final yet, and what to do about each of it. Pure: the clerk in `submit` asks.
+//! The signed calls that are not final yet, and what to do about each. Pure: the submitter asks.
 //!
-//! A call must not be lost and must not happen twice. So the same bytes are offered again and again, which does no harm,
-//! and new bytes are signed only once the old ones can never be included: another call used their nonce in a finalised
-//! block, the finalised chain has come to the last block for which they are valid, or its runtime is no longer the one
-//! they were signed for. A runtime's version only rises: a chain whose root forces an old runtime back on it would take
-//! old bytes again.
+//! A call must not be lost and must not happen twice. The same bytes are broadcast again and again, which does no
+//! harm. New bytes are signed only when the old ones can never be included: another call used their nonce in a
+//! finalised block, the finalised chain has passed the last block for which they are valid, or its runtime is no
+//! longer the one they were signed for. This relies on a runtime's version only rising: a chain whose root restores an
+//! old runtime would accept old bytes again.
 
 use crate::link::Version;
 use protocol::Block;
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
-/// A signed call on its way. `T` is what the caller wants back in the end.
+/// A signed call that is not final. `T` is the caller's own data.
 #[derive(Debug)]
-pub(crate) struct Flight<T> {
+pub(crate) struct InFlight<T> {
     pub(crate) task: T,
     bytes: Vec<u8>,
-    /// The runtime that takes it.
+    /// The runtime that it was signed for.
     runtime: Version,
-    /// The finalised block it was signed at: no earlier block includes it, nor does this one.
-    born: Block,
+    /// The finalised block it was signed at: only a later block can include it.
+    signed_at: Block,
     /// The last block that may include it.
-    dies: Block,
+    valid_until: Block,
     /// It is in no finalised block up to this one.
     searched: Block,
-    /// The finalised block at which it was last offered; none over this connection.
-    offered: Option<Block>,
+    /// The finalised block at which it was last broadcast; `None` if never over this connection.
+    broadcast: Option<Block>,
 }
 
-/// Flights by their nonce.
+/// The calls in flight, by nonce.
 #[derive(Debug)]
 pub(crate) struct Outbox<T> {
-    flights: BTreeMap<u64, Flight<T>>,
+    calls: BTreeMap<u64, InFlight<T>>,
 }
 
 impl<T> Default for Outbox<T> {
     fn default() -> Outbox<T> {
-        Outbox { flights: BTreeMap::new() }
+        Outbox { calls: BTreeMap::new() }
     }
 }
 
 impl<T> Outbox<T> {
     pub(crate) fn is_empty(&self) -> bool {
-        self.flights.is_empty()
+        self.calls.is_empty()
     }
 
     /// The nonce for another call, `on_chain` being the next one as of the best block.
     pub(crate) fn next_nonce(&self, on_chain: u64) -> u64 {
-        let after_ours = self.flights.last_key_value().map_or(0, |(nonce, _)| nonce.saturating_add(1));
+        let after_ours = self.calls.last_key_value().map_or(0, |(nonce, _)| nonce.saturating_add(1));
         on_chain.max(after_ours)
     }
 
-    /// Notes a call signed for `runtime` at the finalised block `born`, valid for `blocks` blocks, as offered.
+    /// Adds a call signed for `runtime` at the finalised block `signed_at`, valid for `blocks` blocks, as broadcast.
     pub(crate) fn insert(
         &mut self,
         nonce: u64,
         task: T,
         bytes: Vec<u8>,
         runtime: Version,
-        born: Block,
+        signed_at: Block,
         blocks: u32,
     ) {
-        // An era's first block is the one it was born in.
-        let dies = Block(born.0.saturating_add(blocks.saturating_sub(1)));
-        let flight = Flight { task, bytes, runtime, born, dies, searched: born, offered: Some(born) };
-        self.flights.insert(nonce, flight);
+        // An era's first block is the one it was signed at.
+        let valid_until = Block(signed_at.0.saturating_add(blocks.saturating_sub(1)));
+        let (searched, broadcast) = (signed_at, Some(signed_at));
+        self.calls
+            .insert(nonce, InFlight { task, bytes, runtime, signed_at, valid_until, searched, broadcast });
     }
 
-    /// Takes back a call that the chain would not take.
+    /// Removes a call that was rejected or included.
     pub(crate) fn withdraw(&mut self, nonce: u64) -> Option<T> {
-        self.flights.remove(&nonce).map(|flight| flight.task)
+        self.calls.remove(&nonce).map(|call| call.task)
     }
 
-    /// What the chain held may be gone, and what it told may be void: everything is looked for and offered anew.
+    /// The node may have forgotten everything: every call is searched for and broadcast again.
     pub(crate) fn reconnected(&mut self) {
-        for flight in self.flights.values_mut() {
-            flight.searched = flight.born;
-            flight.offered = None;
+        for call in self.calls.values_mut() {
+            call.searched = call.signed_at;
+            call.broadcast = None;
         }
     }
 
-    /// The finalised blocks to look through, with `next` the account's nonce as of the finalised `head`.
-    ///
-    /// Only a nonce that was used is worth looking for.
+    /// The finalised blocks to search, `next` being the account's nonce as of the finalised `head`. Only a used nonce
+    /// is searched for.
     pub(crate) fn search(&mut self, head: Block, next: u64) -> Option<RangeInclusive<u32>> {
         let mut range: Option<RangeInclusive<u32>> = None;
-        for (nonce, flight) in &mut self.flights {
+        for (nonce, call) in &mut self.calls {
             if *nonce >= next {
-                flight.searched = flight.searched.max(head);
+                call.searched = call.searched.max(head);
                 continue;
             }
-            let (from, to) = (flight.searched.0.saturating_add(1), flight.dies.min(head).0);
+            let (from, to) = (call.searched.0.saturating_add(1), call.valid_until.min(head).0);
             if from <= to {
                 let (first, last) =
                     range.map_or((from, to), |range| (from.min(*range.start()), to.max(*range.end())));
@@ -99,57 +99,54 @@ impl<T> Outbox<T> {
         range
     }
 
-    /// Which of ours are among a block's calls: their nonce, and their index in the block.
-    pub(crate) fn find(&self, calls: &[Vec<u8>]) -> Vec<(u64, usize)> {
-        let index_of = |flight: &Flight<T>| calls.iter().position(|call| *call == flight.bytes);
-        self.flights.iter().filter_map(|(nonce, flight)| Some((*nonce, index_of(flight)?))).collect()
+    /// Our calls among a block's extrinsics: their nonce, and their index in the block.
+    pub(crate) fn find(&self, extrinsics: &[Vec<u8>]) -> Vec<(u64, usize)> {
+        let index_of = |call: &InFlight<T>| extrinsics.iter().position(|bytes| *bytes == call.bytes);
+        self.calls.iter().filter_map(|(nonce, call)| Some((*nonce, index_of(call)?))).collect()
     }
 
-    /// `block` was looked through, after all before it.
+    /// Records that `block` was searched, after all blocks before it.
     pub(crate) fn searched(&mut self, block: Block) {
-        for flight in self.flights.values_mut() {
-            flight.searched = flight.searched.max(block);
+        for call in self.calls.values_mut() {
+            call.searched = call.searched.max(block);
         }
     }
 
-    /// Those whose nonce was used by a block that cannot be looked at any more: nobody can tell whether it was they.
+    /// Removes the calls whose nonce was used in a block that can no longer be read: they may or may not be included.
     pub(crate) fn undecidable(&mut self, next: u64) -> Vec<T> {
-        let kept = self.flights.split_off(&next);
-        std::mem::replace(&mut self.flights, kept).into_values().map(|flight| flight.task).collect()
+        let kept = self.calls.split_off(&next);
+        std::mem::replace(&mut self.calls, kept).into_values().map(|call| call.task).collect()
     }
 
-    /// Takes out those that can never be included, each with the reason. The blocks of [`Outbox::search`] must have been
-    /// looked through, and what was found withdrawn. `runtime` is what takes the calls of the block after the finalised
-    /// `head`: what the best chain has may yet be dropped.
+    /// Removes the calls that can never be included, each with the reason. The blocks of [`Outbox::search`] must have
+    /// been searched, and the calls found there withdrawn. `runtime` is that of the block after the finalised `head`:
+    /// the best chain's may yet be dropped.
     pub(crate) fn lost(&mut self, head: Block, next: u64, runtime: Version) -> Vec<(T, &'static str)> {
-        let reason = |nonce: u64, flight: &Flight<T>| {
+        let reason = |nonce: u64, call: &InFlight<T>| {
             if nonce < next {
                 Some("another call of the same account took its nonce")
-            } else if flight.dies <= head {
-                Some("no block took it while it was valid")
-            } else if flight.runtime != runtime {
+            } else if call.valid_until <= head {
+                Some("no block included it while it was valid")
+            } else if call.runtime != runtime {
                 Some("the chain's runtime was upgraded")
             } else {
                 None
             }
         };
-        let lost: Vec<(u64, &str)> = self
-            .flights
-            .iter()
-            .filter_map(|(nonce, flight)| Some((*nonce, reason(*nonce, flight)?)))
-            .collect();
+        let lost: Vec<(u64, &str)> =
+            self.calls.iter().filter_map(|(nonce, call)| Some((*nonce, reason(*nonce, call)?))).collect();
         lost.into_iter().filter_map(|(nonce, why)| Some((self.withdraw(nonce)?, why))).collect()
     }
 
-    /// The bytes to offer again at the finalised `head`, in the order of their nonces: what was not offered over this
-    /// connection, or not for `every` blocks. They count as offered.
-    pub(crate) fn offer_again(&mut self, head: Block, every: u32) -> Vec<(u64, Vec<u8>)> {
+    /// The bytes to broadcast again at the finalised `head`, in the order of their nonces: what was not broadcast over
+    /// this connection, or not for `every` blocks. They count as broadcast from now on.
+    pub(crate) fn due_again(&mut self, head: Block, every: u32) -> Vec<(u64, Vec<u8>)> {
         let due =
-            |flight: &Flight<T>| flight.offered.is_none_or(|block| head.0.saturating_sub(block.0) >= every);
-        let due = self.flights.iter_mut().filter(|(_, flight)| due(flight));
-        due.map(|(nonce, flight)| {
-            flight.offered = Some(head);
-            (*nonce, flight.bytes.clone())
+            |call: &InFlight<T>| call.broadcast.is_none_or(|block| head.0.saturating_sub(block.0) >= every);
+        let due = self.calls.iter_mut().filter(|(_, call)| due(call));
+        due.map(|(nonce, call)| {
+            call.broadcast = Some(head);
+            (*nonce, call.bytes.clone())
         })
         .collect()
     }
@@ -172,7 +169,7 @@ mod tests {
         outbox
     }
 
-    fn calls(names: &[&str]) -> Vec<Vec<u8>> {
+    fn extrinsics(names: &[&str]) -> Vec<Vec<u8>> {
         names.iter().map(|name| name.as_bytes().to_vec()).collect()
     }
 
@@ -180,7 +177,7 @@ mod tests {
     fn a_nonce_follows_the_chain_s_and_our_own() {
         assert_eq!(Outbox::<()>::default().next_nonce(0), 0);
         assert_eq!(Outbox::<()>::default().next_nonce(9), 9);
-        // The chain has not seen ours yet, or has lost them with an unfinalised block.
+        // The chain has not seen our calls yet, or has lost them with an unfinalised block.
         assert_eq!(outbox().next_nonce(5), 8);
         assert_eq!(outbox().next_nonce(2), 8);
         // Another process with the same key is ahead.
@@ -188,19 +185,19 @@ mod tests {
     }
 
     #[test]
-    fn blocks_are_searched_only_for_a_nonce_that_was_used() {
+    fn blocks_are_searched_only_for_a_used_nonce() {
         let mut outbox = outbox();
         assert_eq!(outbox.search(Block(12), 5), None);
         // Blocks 11 and 12 cannot hold what was still unused at block 12.
         assert_eq!(outbox.search(Block(14), 7), Some(13..=14));
-        assert_eq!(outbox.find(&calls(&["inherent", "six", "other"])), [(6, 1)]);
+        assert_eq!(outbox.find(&extrinsics(&["inherent", "six", "other"])), [(6, 1)]);
         assert_eq!(outbox.withdraw(6), Some("six"));
         outbox.searched(Block(14));
         assert_eq!(outbox.search(Block(14), 7), None);
     }
 
     #[test]
-    fn a_search_goes_on_where_it_was_broken_off() {
+    fn an_interrupted_search_resumes_at_the_next_block() {
         let mut outbox = outbox();
         assert_eq!(outbox.search(Block(20), 8), Some(11..=20));
         outbox.searched(Block(13));
@@ -208,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_ends_where_the_call_dies() {
+    fn a_search_ends_where_the_call_expires() {
         let mut outbox = outbox();
         assert_eq!(outbox.search(Block(500), 8), Some(11..=73));
     }
@@ -225,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_lost_when_its_last_block_is_final_and_not_before() {
+    fn a_call_is_lost_once_its_last_valid_block_is_final() {
         let mut outbox = outbox();
         assert_eq!(outbox.lost(Block(72), 5, OLD), []);
         let lost = outbox.lost(Block(73), 5, OLD);
@@ -234,13 +231,13 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_lost_when_an_upgrade_is_final_and_not_while_it_is_only_in_the_best_chain() {
+    fn a_call_is_lost_once_a_runtime_upgrade_is_final_and_not_before() {
         let mut outbox = outbox();
         // The best chain has the new runtime at block 13, and the finalised block 12 the old one.
         assert_eq!(outbox.lost(Block(12), 5, OLD), []);
-        // Another fork wins, without the upgrade, and takes a call.
+        // Another fork wins, without the upgrade, and includes a call.
         assert_eq!(outbox.search(Block(13), 6), Some(11..=13));
-        assert_eq!(outbox.find(&calls(&["five"])), [(5, 0)]);
+        assert_eq!(outbox.find(&extrinsics(&["five"])), [(5, 0)]);
         assert_eq!(outbox.withdraw(5), Some("five"));
         outbox.searched(Block(13));
         assert_eq!(outbox.lost(Block(13), 6, OLD), []);
@@ -252,17 +249,17 @@ mod tests {
     }
 
     #[test]
-    fn a_new_version_of_transactions_alone_voids_a_call_too() {
+    fn a_new_transaction_version_alone_loses_a_call() {
         let mut outbox = outbox();
         assert_eq!(outbox.lost(Block(12), 5, Version { transaction: 2, ..OLD }).len(), 3);
     }
 
     #[test]
-    fn a_call_that_was_included_before_an_upgrade_is_found_and_not_signed_anew() {
+    fn a_call_included_before_an_upgrade_is_found_and_not_signed_again() {
         let mut outbox = outbox();
         // Block 12 holds it and the upgrade.
         assert_eq!(outbox.search(Block(12), 6), Some(11..=12));
-        assert_eq!(outbox.find(&calls(&["five", "set_code"])), [(5, 0)]);
+        assert_eq!(outbox.find(&extrinsics(&["five", "set_code"])), [(5, 0)]);
         assert_eq!(outbox.withdraw(5), Some("five"));
         outbox.searched(Block(12));
         let lost = outbox.lost(Block(12), 6, NEW);
@@ -270,30 +267,30 @@ mod tests {
     }
 
     #[test]
-    fn what_was_signed_for_the_new_runtime_is_lost_with_no_upgrade_that_is_past() {
+    fn a_call_signed_for_the_new_runtime_survives_the_upgrade() {
         let mut outbox = outbox();
         outbox.lost(Block(14), 5, NEW);
         assert_eq!(outbox.next_nonce(5), 5);
         outbox.insert(5, "again", b"again".to_vec(), NEW, Block(14), 64);
         assert_eq!(outbox.lost(Block(15), 5, NEW), []);
-        assert_eq!(outbox.offer_again(Block(17), 3), [(5, b"again".to_vec())]);
+        assert_eq!(outbox.due_again(Block(17), 3), [(5, b"again".to_vec())]);
     }
 
     #[test]
-    fn what_is_on_its_way_is_offered_again_after_some_blocks_and_over_a_new_connection() {
+    fn a_call_in_flight_is_broadcast_again_after_some_blocks_and_after_a_reconnection() {
         let mut outbox = outbox();
-        assert_eq!(outbox.offer_again(Block(12), 3), []);
-        let again = outbox.offer_again(Block(13), 3);
+        assert_eq!(outbox.due_again(Block(12), 3), []);
+        let again = outbox.due_again(Block(13), 3);
         assert_eq!(again.iter().map(|(nonce, _)| *nonce).collect::<Vec<_>>(), [5, 6, 7]);
-        assert_eq!(outbox.offer_again(Block(14), 3), []);
+        assert_eq!(outbox.due_again(Block(14), 3), []);
         outbox.reconnected();
-        assert_eq!(outbox.offer_again(Block(14), 3).len(), 3);
-        // What the old connection told of blocks is void as well.
+        assert_eq!(outbox.due_again(Block(14), 3).len(), 3);
+        // The blocks are searched again too.
         assert_eq!(outbox.search(Block(14), 8), Some(11..=14));
     }
 
     #[test]
-    fn what_a_pruned_block_may_hold_is_undecidable_and_the_rest_goes_on() {
+    fn a_pruned_block_makes_only_its_own_calls_undecidable() {
         let mut outbox = outbox();
         assert_eq!(outbox.undecidable(6), ["five"]);
         assert_eq!(outbox.next_nonce(6), 8);
@@ -301,7 +298,7 @@ mod tests {
     }
 
     proptest! {
-        /// A chain that takes, skips, forgets and is upgraded at random: every call ends in exactly one way.
+        /// A chain that includes, skips, forgets and is upgraded at random: every call ends in exactly one way.
         #[test]
         fn a_call_is_included_once_or_lost_and_never_both(
             steps in proptest::collection::vec((0u8..5, 1u32..4), 1..200),
@@ -309,7 +306,7 @@ mod tests {
             let mut outbox = Outbox::default();
             let (mut head, mut next, mut runtime) = (0u32, 0u64, OLD);
             let mut chain: BTreeMap<u32, Vec<Vec<u8>>> = BTreeMap::new();
-            // By their bytes: which are signed, and which still could be included.
+            // The signed calls that could still be included.
             let mut alive: BTreeMap<u64, (Vec<u8>, u32, Version)> = BTreeMap::new();
             let (mut signed, mut included, mut lost) = (0u64, 0u64, 0u64);
             for (what, blocks) in steps {
@@ -322,10 +319,10 @@ mod tests {
                         signed += 1;
                     }
                     1 => {
-                        // A block takes ours, if it is the next and still valid.
+                        // A block includes our next call, if it is still valid.
                         head += 1;
-                        if let Some((bytes, dies, version)) = alive.get(&next)
-                            && head <= *dies
+                        if let Some((bytes, valid_until, version)) = alive.get(&next)
+                            && head <= *valid_until
                             && *version == runtime
                         {
                             chain.entry(head).or_default().push(bytes.clone());
@@ -333,7 +330,7 @@ mod tests {
                         }
                     }
                     2 => {
-                        // A block takes somebody else's.
+                        // A block includes another process's call.
                         head += 1;
                         chain.entry(head).or_default().push(b"theirs".to_vec());
                         next += 1;
@@ -360,7 +357,7 @@ mod tests {
                     lost += 1;
                 }
             }
-            prop_assert_eq!(signed, included + lost + outbox.flights.len() as u64);
+            prop_assert_eq!(signed, included + lost + outbox.calls.len() as u64);
         }
     }
 }

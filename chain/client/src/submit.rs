@@ -1,12 +1,12 @@
-//! Brings calls onto the chain: signs, offers, waits until they are final, and offers again what was dropped.
+//! Brings calls onto the chain: signs, broadcasts, waits until they are final, and broadcasts again what was dropped.
 //!
-//! One task, the clerk, does it for all callers of a client, so that nonces are given out one after the other. What it
-//! decides by is in `outbox`; here is what waits.
+//! One task, the submitter, serves all callers of a client, so that nonces are given out in order. Decisions are in
+//! `outbox`; here is what waits.
 
 use crate::{
     ChainError, Head, Included,
     call::Call,
-    follow::Line,
+    connection::Connection,
     keys::Key,
     link::{Invalid, Link, LinkError, Outcome},
     outbox::Outbox,
@@ -21,116 +21,123 @@ use std::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-/// What is not final is offered again after so many finalised blocks.
-const OFFER_AGAIN_BLOCKS: u32 = 3;
+/// Finalised blocks after which a call that is not final is broadcast again.
+const BROADCAST_AGAIN_BLOCKS: u32 = 3;
 
-/// New bytes are signed so many times for one call, at most. Each time the last ones can never be included any more, as a rule
-/// because another process with the same key was faster: where several of them compete, a call may lose more than once.
+/// The most times that one call is signed. It is signed again when the last bytes can no longer be included, as a rule
+/// because another process with the same key took the nonce.
 const SIGNATURES_MAX: u32 = 16;
 
-/// A call is offered so many times to a chain that does not take it now, but may later.
-const REFUSALS_MAX: u32 = 60;
+/// The most times that a call is sent to a pool that rejects it for now.
+const REJECTIONS_MAX: u32 = 60;
 
-/// A call to bring onto the chain.
-pub(crate) struct Order {
+/// A call to submit.
+pub(crate) struct Request {
     pub(crate) call: Call,
     pub(crate) reply: oneshot::Sender<Result<Included, ChainError>>,
-    pub(crate) stage: Arc<Stage>,
+    pub(crate) sending: Arc<SendState>,
 }
 
-/// Whether signed bytes of a call are about that may still be included. The clerk sends and the caller loses patience, each
-/// at any moment: here it is decided which of them was first, so that a call of which the caller was told that it was not
-/// sent never is.
+/// Decides the race between the submitter, about to broadcast, and a caller timing out. A caller told "not sent" can
+/// rely on it.
 #[derive(Debug, Default)]
-pub(crate) struct Stage(AtomicU8);
+pub(crate) struct SendState(AtomicU8);
 
-impl Stage {
+impl SendState {
     const WAITING: u8 = 0;
-    const ABOUT: u8 = 1;
+    const SENT: u8 = 1;
     const GIVEN_UP: u8 = 2;
 
-    /// The clerk is about to send signed bytes. False if the caller has given up: then it must not.
+    /// Called before signed bytes are broadcast. False if the caller has given up: then they must not be.
     fn may_send(&self) -> bool {
-        self.passes(Stage::WAITING, Stage::ABOUT)
+        self.change(SendState::WAITING, SendState::SENT)
     }
 
-    /// The bytes can never be included any more.
-    fn withdrawn(&self) {
-        self.passes(Stage::ABOUT, Stage::WAITING);
+    /// Called when the bytes can no longer be included.
+    fn withdraw(&self) {
+        self.change(SendState::SENT, SendState::WAITING);
     }
 
-    /// The caller does not wait any longer. True if signed bytes are about, which may still be included; otherwise there
-    /// never will be any.
+    /// Called when the caller stops waiting. True if signed bytes were sent and may still be included; if false, none
+    /// will ever be sent.
     pub(crate) fn give_up(&self) -> bool {
-        !self.passes(Stage::WAITING, Stage::GIVEN_UP) && self.0.load(Ordering::Acquire) == Stage::ABOUT
+        !self.change(SendState::WAITING, SendState::GIVEN_UP)
+            && self.0.load(Ordering::Acquire) == SendState::SENT
     }
 
-    fn passes(&self, from: u8, to: u8) -> bool {
+    fn change(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
 struct Task {
-    order: Order,
+    request: Request,
     signatures: u32,
-    refusals: u32,
+    rejections: u32,
 }
 
 impl Task {
     fn reply(self, answer: Result<Included, ChainError>) {
         if let Err(error) = &answer {
-            tracing::debug!(call = %self.order.call, %error, "a call came to nothing");
+            tracing::debug!(call = %self.request.call, %error, "a call failed");
         }
-        // Who has left does not need the answer.
-        let _ = self.order.reply.send(answer);
+        // A caller that has left needs no answer.
+        let _ = self.request.reply.send(answer);
     }
 
     fn doing(&self) -> String {
-        self.order.call.to_string()
+        self.request.call.to_string()
     }
 }
 
-/// Whether a call that the chain did not take is worth another try.
-enum Refusal {
-    Passing(String),
+/// Whether a call that the pool rejected is worth another attempt.
+enum Rejection {
+    Transient(String),
     Final(ChainError),
 }
 
-pub(crate) struct Clerk {
-    line: Line,
+pub(crate) struct Submitter {
+    connection: Connection,
     key: Key,
-    /// To be signed, the first first.
+    /// To be signed, in this order.
     waiting: VecDeque<Task>,
     outbox: Outbox<Task>,
-    /// The connection that `outbox` was last compared with, and the block.
+    /// The link that `outbox` was last compared over, and the block.
     link: Option<Arc<Link>>,
-    settled: Option<Block>,
+    reconciled: Option<Block>,
 }
 
-impl Clerk {
-    pub(crate) fn new(line: Line, key: Key) -> Clerk {
-        Clerk { line, key, waiting: VecDeque::new(), outbox: Outbox::default(), link: None, settled: None }
+impl Submitter {
+    pub(crate) fn new(connection: Connection, key: Key) -> Submitter {
+        Submitter {
+            connection,
+            key,
+            waiting: VecDeque::new(),
+            outbox: Outbox::default(),
+            link: None,
+            reconciled: None,
+        }
     }
 
-    /// Works until nobody can give orders any more.
-    pub(crate) async fn run(mut self, mut orders: mpsc::Receiver<Order>) {
-        let mut heads = self.line.heads.clone();
-        let mut standing = self.line.standing.clone();
+    /// Serves requests until the channel closes.
+    pub(crate) async fn run(mut self, mut requests: mpsc::Receiver<Request>) {
+        let mut heads = self.connection.heads.clone();
+        let mut state = self.connection.state.clone();
         loop {
             if self.waiting.is_empty() && self.outbox.is_empty() {
-                match orders.recv().await {
-                    Some(order) => self.take(order),
+                match requests.recv().await {
+                    Some(request) => self.enqueue(request),
                     None => return,
                 }
             }
-            while let Ok(order) = orders.try_recv() {
-                self.take(order);
+            while let Ok(request) = requests.try_recv() {
+                self.enqueue(request);
             }
             heads.mark_unchanged();
-            standing.mark_unchanged();
+            state.mark_unchanged();
             let mut try_again = !self.waiting.is_empty();
-            if let Some(link) = self.line.link() {
-                let done = self.turn(&link).await;
+            if let Some(link) = self.connection.link() {
+                let done = self.step(&link).await;
                 if let Err(error) = &done {
                     tracing::debug!(%error, "submitting was interrupted");
                 }
@@ -140,40 +147,40 @@ impl Clerk {
                 continue;
             }
             tokio::select! {
-                order = orders.recv() => match order {
-                    Some(order) => self.take(order),
+                request = requests.recv() => match request {
+                    Some(request) => self.enqueue(request),
                     None => return,
                 },
                 changed = heads.changed() => if changed.is_err() { return },
-                changed = standing.changed() => if changed.is_err() { return },
-                () = tokio::time::sleep(self.line.timing.retry), if try_again => {}
+                changed = state.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(self.connection.timing.retry), if try_again => {}
             }
         }
     }
 
-    fn take(&mut self, order: Order) {
-        self.waiting.push_back(Task { order, signatures: 0, refusals: 0 });
+    fn enqueue(&mut self, request: Request) {
+        self.waiting.push_back(Task { request, signatures: 0, rejections: 0 });
     }
 
-    /// Compares what is on its way with the chain, and sends what is waiting. After an error it is simply run again.
-    async fn turn(&mut self, link: &Arc<Link>) -> Result<(), LinkError> {
+    /// Compares the calls in flight with the chain, and sends the waiting ones. After an error it is simply run again.
+    async fn step(&mut self, link: &Arc<Link>) -> Result<(), LinkError> {
         if !self.link.as_ref().is_some_and(|known| Arc::ptr_eq(known, link)) {
             self.outbox.reconnected();
             self.link = Some(link.clone());
-            self.settled = None;
+            self.reconciled = None;
         }
         let head = link.head();
-        if self.settled != Some(head.block) && !self.outbox.is_empty() {
-            self.settle(link, &head).await?;
-            self.settled = Some(head.block);
+        if self.reconciled != Some(head.block) && !self.outbox.is_empty() {
+            self.reconcile(link, &head).await?;
+            self.reconciled = Some(head.block);
         }
-        // Who left before the call was signed does not want it any more.
-        self.waiting.retain(|task| !task.order.reply.is_closed());
+        // A caller that left before its call was signed does not want it any more.
+        self.waiting.retain(|task| !task.request.reply.is_closed());
         self.send(link).await
     }
 
-    /// Finds out what became of the calls on their way as of `head`.
-    async fn settle(&mut self, link: &Link, head: &Head) -> Result<(), LinkError> {
+    /// Finds out what became of the calls in flight as of `head`.
+    async fn reconcile(&mut self, link: &Link, head: &Head) -> Result<(), LinkError> {
         let next = link.nonce(&self.key, head).await?;
         for number in self.outbox.search(head.block, next).into_iter().flatten() {
             let Some((block, calls)) = link.block(Block(number)).await? else {
@@ -203,8 +210,8 @@ impl Clerk {
         let runtime = link.version_after(Some(head)).await?;
         // The last first, so that they wait in the order in which they were signed.
         for (task, reason) in self.outbox.lost(head.block, next, runtime).into_iter().rev() {
-            task.order.stage.withdrawn();
-            tracing::debug!(call = %task.order.call, reason, "a call was lost on its way");
+            task.request.sending.withdraw();
+            tracing::debug!(call = %task.request.call, reason, "a call was lost in flight");
             if task.signatures < SIGNATURES_MAX {
                 self.waiting.push_front(task);
             } else {
@@ -213,33 +220,33 @@ impl Clerk {
             }
         }
 
-        let again = self.outbox.offer_again(head.block, OFFER_AGAIN_BLOCKS);
+        let again = self.outbox.due_again(head.block, BROADCAST_AGAIN_BLOCKS);
         if !again.is_empty() {
             let best = link.best().await?;
             let next = link.nonce(&self.key, &best).await?;
             for (nonce, bytes) in again {
-                // Below that it is in the best chain, and only has to become final.
+                // A lower nonce is in the best chain already, and only has to become final.
                 if nonce < next {
                     continue;
                 }
-                match link.offer(&bytes).await {
+                match link.broadcast(&bytes).await {
                     Err(error @ LinkError::Broken(_)) => return Err(error),
-                    Err(refusal) => tracing::debug!(nonce, %refusal, "offered again"),
-                    Ok(()) => tracing::debug!(nonce, "offered again, and taken"),
+                    Err(error) => tracing::debug!(nonce, %error, "broadcast again and rejected"),
+                    Ok(()) => tracing::debug!(nonce, "broadcast again and accepted"),
                 }
             }
         }
         Ok(())
     }
 
-    /// Signs and offers what waits, until the chain does not take one.
+    /// Signs and broadcasts the waiting calls, until the pool rejects one for now.
     async fn send(&mut self, link: &Link) -> Result<(), LinkError> {
         while let Some(task) = self.waiting.front() {
             let head = link.head();
             let best = link.best().await?;
             let nonce = self.outbox.next_nonce(link.nonce(&self.key, &best).await?);
-            let blocks = self.line.timing.era_blocks;
-            let signed = link.sign(&task.order.call, &self.key, nonce, &head, blocks).await;
+            let blocks = self.connection.timing.era_blocks;
+            let signed = link.sign(&task.request.call, &self.key, nonce, &head, blocks).await;
             if let Err(LinkError::Broken(_)) = &signed {
                 return signed.map(|_| ());
             }
@@ -258,36 +265,36 @@ impl Clerk {
                 }
             };
 
-            // From here on the bytes count as being about, whatever becomes of the connection.
-            if !task.order.stage.may_send() {
+            // From here on the bytes count as sent, whatever happens to the connection.
+            if !task.request.sending.may_send() {
                 continue;
             }
             let doing = task.doing();
             task.signatures = task.signatures.saturating_add(1);
             self.outbox.insert(nonce, task, bytes.clone(), link.version(), head.block, blocks);
-            let Err(error) = link.offer(&bytes).await else {
+            let Err(error) = link.broadcast(&bytes).await else {
                 continue;
             };
-            let refusal = match &error {
+            let rejection = match &error {
                 LinkError::Answer { code, .. } => {
-                    self.weigh(link, &doing, *code, &error, &bytes, &best).await?
+                    self.classify(link, &doing, *code, &error, &bytes, &best).await?
                 }
                 LinkError::Broken(_) | LinkError::Garbled(_) => return Err(error),
             };
-            let Some(refusal) = refusal else { continue };
+            let Some(rejection) = rejection else { continue };
 
-            // This chain alone was offered the bytes and did not take them: they are about no more.
+            // Only this node has seen the bytes, and rejected them: they can no longer be included.
             let Some(mut task) = self.outbox.withdraw(nonce) else { continue };
-            task.order.stage.withdrawn();
-            match refusal {
-                Refusal::Final(error) => task.reply(Err(error)),
-                Refusal::Passing(reason) if task.refusals >= REFUSALS_MAX => {
-                    let attempts = task.refusals;
+            task.request.sending.withdraw();
+            match rejection {
+                Rejection::Final(error) => task.reply(Err(error)),
+                Rejection::Transient(reason) if task.rejections >= REJECTIONS_MAX => {
+                    let attempts = task.rejections;
                     task.reply(Err(ChainError::Dropped { doing, attempts, reason }));
                 }
-                Refusal::Passing(reason) => {
-                    tracing::debug!(call = %task.order.call, reason, "not taken yet");
-                    task.refusals = task.refusals.saturating_add(1);
+                Rejection::Transient(reason) => {
+                    tracing::debug!(call = %task.request.call, reason, "rejected for now");
+                    task.rejections = task.rejections.saturating_add(1);
                     task.signatures = task.signatures.saturating_sub(1);
                     self.waiting.push_front(task);
                     return Ok(());
@@ -297,8 +304,9 @@ impl Clerk {
         Ok(())
     }
 
-    /// What a pool's refusal means; `None` if it is none. By the runtime's own word rather than by the message's.
-    async fn weigh(
+    /// What a pool's error means; `None` if the pool has the bytes. Where it can, asks the runtime instead of reading
+    /// the message.
+    async fn classify(
         &self,
         link: &Link,
         doing: &str,
@@ -306,8 +314,8 @@ impl Clerk {
         error: &LinkError,
         bytes: &[u8],
         best: &Head,
-    ) -> Result<Option<Refusal>, LinkError> {
-        /// The pool's error codes, of which others are not met by what we send.
+    ) -> Result<Option<Rejection>, LinkError> {
+        /// The pool's error codes that our calls can meet.
         const NOT_VERIFIED: i32 = 1002;
         const INVALID: i32 = 1010;
         const UNKNOWN_VALIDITY: i32 = 1011;
@@ -318,9 +326,9 @@ impl Clerk {
 
         let text = error.to_string();
         let invalid =
-            |reason: String| Refusal::Final(ChainError::Invalid { doing: doing.to_owned(), reason });
+            |reason: String| Rejection::Final(ChainError::Invalid { doing: doing.to_owned(), reason });
         Ok(Some(match code {
-            // It has the bytes, or had them and will not take them again for a while.
+            // It has the bytes, or had them and does not accept them again for a while.
             HAS_IT | BANNED => return Ok(None),
             INVALID => match link.invalid(bytes, best).await? {
                 Some(Invalid::Payment) => invalid(format!(
@@ -328,7 +336,7 @@ impl Clerk {
                     self.key.address()
                 )),
                 Some(Invalid::BadProof | Invalid::Other(_)) => {
-                    invalid(format!("the chain will not take it: {text}"))
+                    invalid(format!("the chain rejects it: {text}"))
                 }
                 Some(
                     Invalid::Stale
@@ -336,15 +344,15 @@ impl Clerk {
                     | Invalid::AncientBirthBlock
                     | Invalid::ExhaustsResources,
                 )
-                | None => Refusal::Passing(text),
+                | None => Rejection::Transient(text),
             },
-            NOT_VERIFIED | UNKNOWN_VALIDITY | PRIORITY_TOO_LOW | POOL_FULL => Refusal::Passing(text),
-            _ => Refusal::Final(error.clone().into_chain_error(doing)),
+            NOT_VERIFIED | UNKNOWN_VALIDITY | PRIORITY_TOO_LOW | POOL_FULL => Rejection::Transient(text),
+            _ => Rejection::Final(error.clone().into_chain_error(doing)),
         }))
     }
 }
 
-/// What a call's outcome is to its caller.
+/// A call's outcome as its caller gets it.
 fn answer(doing: String, block: Included, outcome: Outcome) -> Result<Included, ChainError> {
     Err(match outcome {
         Outcome::Success => return Ok(block),
@@ -361,20 +369,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_given_up_before_it_was_sent_is_never_sent() {
-        let stage = Stage::default();
-        assert!(!stage.give_up());
-        assert!(!stage.may_send());
-        assert!(!stage.give_up(), "nor does asking again change it");
+    fn a_call_given_up_before_it_was_sent_is_never_sent() {
+        let sending = SendState::default();
+        assert!(!sending.give_up());
+        assert!(!sending.may_send());
+        assert!(!sending.give_up(), "giving up twice changed it");
     }
 
     #[test]
-    fn what_is_about_stays_about_until_it_is_lost() {
-        let stage = Stage::default();
-        assert!(stage.may_send());
-        assert!(stage.give_up());
-        stage.withdrawn();
-        assert!(!stage.give_up());
-        assert!(!stage.may_send());
+    fn a_sent_call_counts_as_sent_until_it_is_lost() {
+        let sending = SendState::default();
+        assert!(sending.may_send());
+        assert!(sending.give_up());
+        sending.withdraw();
+        assert!(!sending.give_up());
+        assert!(!sending.may_send());
     }
 }

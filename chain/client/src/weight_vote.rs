@@ -1,7 +1,7 @@
-//! What a validator posted for an epoch, read from the blocks that hold it (PROT-30).
+//! A validator's weight vote for an epoch, read from blocks (PROT-30).
 //!
-//! The chain's state forgets ballots as their epoch closes; its blocks do not. A call's bytes stand at the end of what was signed, and
-//! what was revealed counts only if it is what was committed to.
+//! The chain's state forgets weight votes when their epoch closes; its blocks do not. A call's bytes are the last of
+//! an extrinsic. A reveal counts only if it matches the commitment.
 
 use codec::{Decode, DecodeAll as _};
 use protocol::{
@@ -10,26 +10,26 @@ use protocol::{
 };
 use std::ops::RangeInclusive;
 
-/// The first two bytes of a call: which pallet's, and which one of it.
+/// The first two bytes of a call: the pallet's index and the call's.
 pub(crate) type CallIndex = [u8; 2];
 
-/// The blocks in which an epoch's weights can have been committed to.
+/// The blocks that can hold an epoch's commitment.
 pub(crate) fn commit_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
     let first = |epoch: u32| params.schedule.opens_at(Window(epoch.saturating_mul(params.epoch_windows)));
-    // What is finalised some blocks late may still be of the epoch's last window.
+    // Including the next epoch's first block: the chain may close an epoch late.
     first(epoch).0..=first(epoch.saturating_add(1)).0
 }
 
-/// The blocks in which they can have been revealed.
+/// The blocks that can hold an epoch's reveal.
 pub(crate) fn reveal_blocks(params: &RunParams, epoch: u32) -> RangeInclusive<u32> {
     let after = Window(epoch.saturating_add(1).saturating_mul(params.epoch_windows));
     let over = Window(after.0.saturating_add(params.reveal_windows));
-    // An epoch that a full block closes late takes reveals until then.
+    // If a full block closes the epoch late, the chain takes reveals until then.
     let grace = params.schedule.blocks_per_window;
     params.schedule.opens_at(after).0..=params.schedule.opens_at(over).0.saturating_add(grace)
 }
 
-/// The hash that `hotkey` committed to for `epoch`, if these signed bytes are that.
+/// The hash that `hotkey` committed to for `epoch`, if the extrinsic is that call.
 pub(crate) fn committed(
     bytes: &[u8],
     call: CallIndex,
@@ -41,7 +41,7 @@ pub(crate) fn committed(
     (of == run && at == epoch).then_some(hash)
 }
 
-/// The weights that `hotkey` revealed for `epoch`, and the hash that they must have been committed to by.
+/// The weights that `hotkey` revealed for `epoch`, and the commitment that they need, if the extrinsic is that call.
 pub(crate) fn revealed(
     bytes: &[u8],
     call: CallIndex,
@@ -54,14 +54,14 @@ pub(crate) fn revealed(
     (of == run && at == epoch).then_some((weights, hash))
 }
 
-/// The last block that is worth looking at.
+/// The part of `blocks` up to `head`.
 pub(crate) fn until(blocks: RangeInclusive<u32>, head: Block) -> RangeInclusive<u32> {
     *blocks.start()..=(*blocks.end()).min(head.0)
 }
 
-/// The arguments of a call that `signer` signed itself: they are what is left behind its index, to the last byte.
+/// The arguments of a call that `signer` signed itself: all bytes after the call's index.
 fn arguments<T: Decode>(bytes: &[u8], call: CallIndex, signer: &Hotkey) -> Option<T> {
-    /// Length, version and kind of address come before the signer.
+    /// The signer's account is within the first bytes, after length, version and address kind.
     const SIGNER_WITHIN: usize = 40;
     let head = bytes.get(..SIGNER_WITHIN.min(bytes.len()))?;
     let signed = head.windows(32).any(|window| window == signer.0);
@@ -81,13 +81,13 @@ mod tests {
     const RUN: RunId = RunId(1);
     const CALL: CallIndex = [9, 1];
 
-    /// As a node's blocks hold it: length, version, address, signature, what else was signed, call.
+    /// An extrinsic: length, version, address, signature, extensions, call.
     fn signed(hotkey: &Hotkey, call: CallIndex, arguments: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0x99, 0x02, 0x84, 0x00];
         bytes.extend_from_slice(&hotkey.0);
         bytes.push(0);
         bytes.extend_from_slice(&[7; 64]);
-        // Extensions that happen to look like the call's index.
+        // Extensions with the same bytes as the call's index.
         bytes.extend_from_slice(&[9, 1, 0, 9]);
         bytes.extend_from_slice(&call);
         bytes.extend_from_slice(arguments);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_revealed_is_read_back_with_the_hash_it_was_committed_by() {
+    fn revealed_weights_are_read_with_the_commitment_they_need() {
         let (hotkey, salt) = (Hotkey([3; 32]), [4; 32]);
         let weights = vec![(Uid(1), 65535u16), (Uid(4), 9)];
         let hash = reveal::commitment(&weights, &salt, &hotkey);
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn anothers_call_another_epochs_and_another_call_are_none() {
+    fn calls_of_another_key_epoch_run_or_kind_are_ignored() {
         let hotkey = Hotkey([3; 32]);
         let bytes = signed(&hotkey, CALL, &(RUN, 5u32, Digest([1; 32])).encode());
         assert_eq!(committed(&bytes, CALL, RUN, 6, &hotkey), None);
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn an_epochs_blocks_are_its_own_and_those_in_which_it_is_revealed() {
+    fn an_epoch_is_committed_in_its_own_blocks_and_revealed_in_the_next() {
         let params = RunParams { epoch_windows: 2, reveal_windows: 1, ..RunParams::default() };
         let opens = |window: u32| params.schedule.opens_at(Window(window)).0;
         assert_eq!(commit_blocks(&params, 3), opens(6)..=opens(8));

@@ -1,4 +1,4 @@
-//! The client against a real chain: what it reads, how calls get there, and what it makes of faults.
+//! The client against the embedded chain: reads, submissions and faults.
 
 mod support;
 
@@ -11,7 +11,7 @@ use mettle_chain_client::{
 use protocol::{Block, Digest, Role, RunId, Uid, Window};
 use std::{sync::Arc, time::Duration};
 use support::{
-    abreast, at_home, busy, busy_chain, chain_without_a_clock, client, create_run, dev, free, idle_chain,
+    at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, idle_chain,
     patient, patient_for,
     proxy::{Proxy, Wire},
     start, until_pooled,
@@ -19,7 +19,7 @@ use support::{
 
 const ONE: Amount = Amount::mtl(1);
 
-fn seat_wish(run: RunId, hotkey: &Key) -> SeatRequest {
+fn seat_request(run: RunId, hotkey: &Key) -> SeatRequest {
     SeatRequest {
         run,
         role: Role::Miner,
@@ -31,7 +31,7 @@ fn seat_wish(run: RunId, hotkey: &Key) -> SeatRequest {
     }
 }
 
-/// Makes blocks until `what` has come to an end.
+/// Makes blocks until `what` is done.
 async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> T {
     let mut what = std::pin::pin!(what);
     loop {
@@ -43,7 +43,7 @@ async fn seal_until<T>(chain: &EmbeddedChain, what: impl Future<Output = T>) -> 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_seat_is_registered_once_however_often_it_is_asked_for() {
+async fn a_repeated_registration_takes_one_seat() {
     let chain = busy_chain().await;
     let (owner, bob) = (client(&chain.url(), "//Alice").await, client(&chain.url(), "//Bob").await);
     let run = create_run(&owner, 1_000_000).await;
@@ -52,19 +52,19 @@ async fn a_seat_is_registered_once_however_often_it_is_asked_for() {
     assert_eq!(run.owner, dev("//Alice").account());
 
     let hotkey = Key::generate().unwrap();
-    let wish = seat_wish(run.id, &hotkey);
-    abreast(&bob, &owner).await;
-    let first = account::register_seat(&bob, &wish).await.unwrap();
-    abreast(&owner, &bob).await;
+    let request = seat_request(run.id, &hotkey);
+    catch_up(&bob, &owner).await;
+    let first = account::register_seat(&bob, &request).await.unwrap();
+    catch_up(&owner, &bob).await;
     assert!(!first.already);
     assert_eq!(first.funded, ONE);
     assert_eq!((first.seat.hotkey, first.seat.coldkey), (hotkey.hotkey(), dev("//Bob").account()));
-    assert_eq!((first.seat.id.uid, first.seat.stake), (Uid(0), wish.stake.0));
+    assert_eq!((first.seat.id.uid, first.seat.stake), (Uid(0), request.stake.0));
     assert_eq!(free(&bob, &hotkey).await, ONE);
-    assert_eq!(bob.balance(&dev("//Bob").account()).await.unwrap().held, wish.stake);
+    assert_eq!(bob.balance(&dev("//Bob").account()).await.unwrap().held, request.stake);
 
     let before = free(&bob, &dev("//Bob")).await;
-    let second = account::register_seat(&bob, &wish).await.unwrap();
+    let second = account::register_seat(&bob, &request).await.unwrap();
     assert!(second.already);
     assert_eq!((second.seat.id, second.funded), (first.seat.id, Amount::ZERO));
     assert_eq!(free(&bob, &dev("//Bob")).await, before, "asking again cost something");
@@ -73,35 +73,35 @@ async fn a_seat_is_registered_once_however_often_it_is_asked_for() {
         Err(error @ ChainError::Invalid { .. }) => assert!(error.to_string().contains(reason), "{error}"),
         other => panic!("{other:?}"),
     };
-    let role = SeatRequest { role: Role::Validator, ..wish.clone() };
+    let role = SeatRequest { role: Role::Validator, ..request.clone() };
     invalid(account::register_seat(&bob, &role).await, "as miner");
-    invalid(account::register_seat(&owner, &wish).await, &dev("//Bob").address());
+    invalid(account::register_seat(&owner, &request).await, &dev("//Bob").address());
     let other = Key::generate().unwrap();
-    let low = SeatRequest { stake: Amount(1), ..seat_wish(run.id, &other) };
+    let low = SeatRequest { stake: Amount(1), ..seat_request(run.id, &other) };
     invalid(account::register_seat(&bob, &low).await, "at least 0.01 MTL");
-    let dear = SeatRequest { stake: Amount::mtl(5_000_000), ..seat_wish(run.id, &other) };
+    let dear = SeatRequest { stake: Amount::mtl(5_000_000), ..seat_request(run.id, &other) };
     invalid(account::register_seat(&bob, &dear).await, "Transfer to it");
-    let nowhere = SeatRequest { run: RunId(7), ..wish };
+    let nowhere = SeatRequest { run: RunId(7), ..request };
     assert_eq!(account::register_seat(&bob, &nowhere).await.unwrap_err(), ChainError::NoSuchRun(RunId(7)));
     chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_window_opens_takes_a_commitment_and_is_read_back() {
+async fn a_commitment_is_made_and_read_back() {
     let chain = chain_without_a_clock().await;
     let owner = client(&chain.url(), "//Alice").await;
     let start = owner.clock().current().block.0 + 60;
     let run = create_run(&owner, start).await;
     let hotkey = dev("//Charlie");
-    let mut wish = seat_wish(run.id, &hotkey);
-    let seat = account::register_seat(&owner, &wish).await.unwrap().seat;
+    let mut request = seat_request(run.id, &hotkey);
+    let seat = account::register_seat(&owner, &request).await.unwrap().seat;
     assert_eq!(owner.window(run.id, Window(0)).await.unwrap(), None);
 
     let miner = client(&chain.url(), "//Charlie").await;
-    wish.endpoint = "http://127.0.0.1:9001/moved".into();
-    account::announce_endpoint(&miner, run.id, &wish.endpoint).await.unwrap();
-    account::announce_endpoint(&miner, run.id, &wish.endpoint).await.unwrap();
-    assert_eq!(miner.seats(run.id).await.unwrap()[0].endpoint, wish.endpoint);
+    request.endpoint = "http://127.0.0.1:9001/moved".into();
+    account::announce_endpoint(&miner, run.id, &request.endpoint).await.unwrap();
+    account::announce_endpoint(&miner, run.id, &request.endpoint).await.unwrap();
+    assert_eq!(miner.seats(run.id).await.unwrap()[0].endpoint, request.endpoint);
 
     while chain.best().number < start {
         chain.seal_now().await.unwrap();
@@ -124,13 +124,15 @@ async fn a_window_opens_takes_a_commitment_and_is_read_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pallet_s_refusal_has_its_name_and_says_what_to_do() {
+async fn a_pallet_s_refusal_has_its_name_and_documentation() {
     let chain = busy_chain().await;
     let alice = client(&chain.url(), "//Alice").await;
     let run = create_run(&alice, 1_000_000).await;
     let refused = |error: ChainError, pallet: &str, name: &str| {
-        assert!(error.is_refusal(pallet, name), "{error}");
-        let ChainError::Refused { docs, .. } = &error else { unreachable!() };
+        let ChainError::Refused { pallet: found_in, error: found, docs, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((found_in.as_str(), found.as_str()), (pallet, name));
         assert!(docs.ends_with('.'), "{error}");
     };
 
@@ -142,13 +144,13 @@ async fn a_pallet_s_refusal_has_its_name_and_says_what_to_do() {
     let unknown = Call::Fund { run: RunId(9), amount: ONE };
     refused(alice.submit(unknown).await.unwrap_err(), "Rewards", "UnknownRun");
 
-    // Not every failure is a pallet's own.
+    // A failure that is not a pallet's error.
     let too_much = Call::Transfer { to: [1; 32], amount: Amount::mtl(5_000_000) };
     let error = alice.submit(too_much).await.unwrap_err();
     assert!(matches!(error, ChainError::Failed { .. }), "{error}");
     assert!(matches!(alice.run(RunId(9)).await, Err(ChainError::NoSuchRun(RunId(9)))));
 
-    // What the chain would not even take.
+    // A call that the pool rejects.
     let url = chain.url();
     let poor = Some(Key::generate().unwrap());
     let poor = SubxtChain::connect_timed(&url, poor, ExpectedChain::default(), patient()).await.unwrap();
@@ -164,7 +166,7 @@ async fn a_pallet_s_refusal_has_its_name_and_says_what_to_do() {
     chain.shutdown().await;
 }
 
-/// Transfers `calls` times one MTL, all at once, and returns what the receiver has in the end.
+/// Makes `calls` transfers of one MTL at once, and returns the receiver's balance.
 async fn transfer_at_once(senders: &[SubxtChain], to: &Key, calls: usize) -> Amount {
     let transfers = (0..calls).map(|index| {
         let (sender, to) = (senders[index % senders.len()].clone(), to.account());
@@ -174,7 +176,7 @@ async fn transfer_at_once(senders: &[SubxtChain], to: &Key, calls: usize) -> Amo
     for transfer in transfers.collect::<Vec<_>>() {
         last = last.max(transfer.await.unwrap().unwrap().block);
     }
-    // One client may have heard of a block that another has not.
+    // One client may have seen a block that another has not.
     senders[0].clock().wait_for(last).await.unwrap();
     free(&senders[0], to).await
 }
@@ -189,7 +191,7 @@ async fn calls_from_many_tasks_are_each_included_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_nonce_that_another_process_took_is_noticed_and_the_call_signed_anew() {
+async fn a_call_is_signed_again_if_another_process_took_its_nonce() {
     let chain = busy_chain().await;
     let mut senders = Vec::new();
     for _ in 0..3 {
@@ -201,7 +203,7 @@ async fn a_nonce_that_another_process_took_is_noticed_and_the_call_signed_anew()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_call_whose_block_is_dropped_is_included_in_another_and_once() {
+async fn a_call_whose_block_is_dropped_is_included_once_in_another() {
     let chain = idle_chain(3).await;
     chain.seal_now().await.unwrap();
     let alice = Arc::new(client(&chain.url(), "//Alice").await);
@@ -209,7 +211,7 @@ async fn a_call_whose_block_is_dropped_is_included_in_another_and_once() {
     let sender = alice.clone();
     let call = Call::Transfer { to: to.account(), amount: ONE };
     let submitted = tokio::spawn(async move { sender.submit(call).await });
-    // In the best chain, and not final: dropped, with its block, and dropped again.
+    // Included in the best chain, not final, and dropped with its block several times.
     for _ in 0..2 {
         until_pooled(&chain).await;
         chain.seal_now().await.unwrap();
@@ -222,7 +224,7 @@ async fn a_call_whose_block_is_dropped_is_included_in_another_and_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew() {
+async fn a_restarted_chain_is_found_and_forgotten_calls_are_sent_again() {
     let directory = tempfile::tempdir().unwrap();
     let config = at_home(Config {
         dir: Some(directory.path().to_owned()),
@@ -246,13 +248,13 @@ async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew
     let sender = alice.clone();
     let call = Call::Transfer { to: to.account(), amount: ONE };
     let submitted = tokio::spawn(async move { sender.submit(call).await });
-    // It gets into a block that is not final when the chain stops, and into no pool after that.
+    // It is in a block that is not final when the chain stops, and in no pool after that.
     until_pooled(&chain).await;
     chain.seal_now().await.unwrap();
     let listen = chain.address();
     chain.shutdown().await;
 
-    // While it is away, reads and submissions wait for as long as their patience lasts, and then say so.
+    // Without a chain, reads and submissions fail once their patience has passed.
     let error = hasty.runs().await.unwrap_err();
     assert!(matches!(error, ChainError::Unreachable { .. }) && error.is_transient(), "{error}");
     let error = hasty.submit(Call::Fund { run: RunId(0), amount: ONE }).await.unwrap_err();
@@ -269,13 +271,13 @@ async fn a_chain_that_restarts_is_found_again_and_what_it_forgot_is_offered_anew
     assert_eq!(free(&alice, &to).await, ONE);
     let later = seal_until(&chain, clock.wait_for(Block(included.block.0 + 1))).await.unwrap();
     assert!(later.block > included.block);
-    // Bob gave up before his call was signed, so that it never came. Who has no patience may not be told so.
+    // Bob gave up before his call was signed, so that it was never sent.
     assert_eq!(free(&alice, &dev("//Bob")).await, Amount::mtl(1_000_000));
     chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
+async fn a_connection_that_is_cut_or_falls_silent_is_replaced() {
     let chain = busy_chain().await;
     let proxy = Proxy::to(chain.address().port()).await;
     let timing = mettle_chain_client::Timing { request: Duration::from_secs(2), ..patient() };
@@ -288,7 +290,7 @@ async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
         let sender = alice.clone();
         let call = Call::Transfer { to: receiver, amount: ONE };
         let submitted = tokio::spawn(async move { sender.submit(call).await });
-        // It was noticed. Nothing comes through a dead wire, so that the chain gets ahead of what is heard.
+        // Nothing passes through a dead connection, so the chain is ahead of the client.
         proxy.another_connection(connections).await;
         while chain.finalised().number < alice.clock().current().block.0 + 10 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -303,13 +305,13 @@ async fn a_wire_that_is_cut_or_falls_silent_is_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_is_signed_for_the_old_one() {
+async fn nothing_is_signed_for_an_old_runtime_and_the_client_reconnects() {
     let chain = busy_chain().await;
     let proxy = Proxy::to(chain.address().port()).await;
     let alice = client(&proxy.url(), "//Alice").await;
     let receiver = Key::generate().unwrap().account();
 
-    // What the chain says of its version is not what its metadata were read for.
+    // The chain reports another version than the one its metadata were read for.
     let connections = proxy.connections();
     proxy.set(Wire::Upgraded);
     let sender = alice.clone();
@@ -325,7 +327,7 @@ async fn a_runtime_of_another_version_is_met_with_a_new_connection_and_nothing_i
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_signed_for_a_runtime_that_the_chain_no_longer_has_is_signed_anew_and_included_once() {
+async fn a_call_signed_for_an_old_runtime_is_signed_again_and_included_once() {
     let directory = tempfile::tempdir().unwrap();
     let dir = Some(directory.path().to_owned());
     let config = at_home(Config { dir, sealing: Sealing::Manual, finality_lag: 1, ..busy() });
@@ -340,7 +342,7 @@ async fn what_was_signed_for_a_runtime_that_the_chain_no_longer_has_is_signed_an
     let submitted = tokio::spawn(async move { sender.submit(call).await });
     let old = until_pooled(&chain).await;
 
-    // The chain forgets its pool, and says then that it was upgraded, for as long as it takes to be asked a few times.
+    // The chain forgets its pool, and then reports an upgrade for a few requests.
     proxy.set(Wire::Upgraded);
     let listen = chain.address();
     chain.shutdown().await;
@@ -360,20 +362,21 @@ async fn what_was_signed_for_a_runtime_that_the_chain_no_longer_has_is_signed_an
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chain_that_finalises_nothing_is_said_to() {
+async fn a_submission_times_out_if_nothing_is_finalised() {
     let chain = idle_chain(2).await;
     let timing = patient_for(Duration::from_millis(500));
     let key = Some(dev("//Alice"));
     let alice = SubxtChain::connect_timed(&chain.url(), key, ExpectedChain::default(), timing).await.unwrap();
     let error = loop {
         let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
-        // On a busy machine the patience may end before the call is signed: then it will never be, and is asked for again.
+        // On a busy machine the patience may pass before the call is signed. Then it is never sent, and is submitted
+        // again.
         if !matches!(error, ChainError::TimedOut { sent: false, .. }) {
             break error;
         }
     };
     assert!(matches!(error, ChainError::TimedOut { sent: true, .. }) && error.is_transient(), "{error}");
-    // The call is on its way all the same, as the error says.
+    // The call may still be included, as the error says.
     for _ in 0..4 {
         chain.seal_now().await.unwrap();
     }
@@ -383,13 +386,13 @@ async fn a_chain_that_finalises_nothing_is_said_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
+async fn another_chain_is_refused_with_what_was_found() {
     let chain = busy_chain().await;
     let connect = async |url: &str, genesis| {
         SubxtChain::connect_timed(url, None, ExpectedChain { genesis }, patient()).await.map(|_| ())
     };
     let not_ours = |result: Result<(), ChainError>, expected: &str| match result {
-        Err(ChainError::NotOurs { found, .. }) => assert!(found.contains(expected), "{found}"),
+        Err(ChainError::WrongChain { found, .. }) => assert!(found.contains(expected), "{found}"),
         other => panic!("{other:?}"),
     };
     let genesis = Digest(chain.genesis_hash().0);
@@ -399,7 +402,7 @@ async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
     let proxy = Proxy::to(chain.address().port()).await;
     proxy.set(Wire::Tampered { from: "\"specName\":\"mettle\"", to: "\"specName\":\"kettle\"" });
     not_ours(connect(&proxy.url(), None).await, "`kettle`");
-    // A server of another kind that speaks JSON-RPC.
+    // A JSON-RPC server that is no chain.
     proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
     let hasty = mettle_chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
     let other = SubxtChain::connect_timed(&proxy.url(), None, ExpectedChain::default(), hasty).await;
@@ -408,7 +411,7 @@ async fn a_chain_that_is_not_ours_is_refused_with_what_was_found() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
+async fn another_chain_at_the_same_port_is_refused_until_the_first_is_back() {
     let directory = tempfile::tempdir().unwrap();
     let config = at_home(Config { dir: Some(directory.path().to_owned()), ..busy() });
     let chain = start(config.clone()).await;
@@ -417,13 +420,13 @@ async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
     alice.clock().wait_for(Block(3)).await.unwrap();
     chain.shutdown().await;
 
-    let somebody = embedded_chain::AccountId32::new([7; 32]);
-    let endowments = vec![(somebody, 1_000_000_000_000)];
+    let funded = embedded_chain::AccountId32::new([7; 32]);
+    let endowments = vec![(funded, 1_000_000_000_000)];
     let other = start(Config { listen, endowments, ..busy() }).await;
     let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
-    assert!(matches!(error, ChainError::NotOurs { .. }), "{error}");
+    assert!(matches!(error, ChainError::WrongChain { .. }), "{error}");
     let error = alice.runs().await.unwrap_err();
-    assert!(matches!(error, ChainError::NotOurs { .. }), "{error}");
+    assert!(matches!(error, ChainError::WrongChain { .. }), "{error}");
     other.shutdown().await;
 
     let chain = start(Config { listen, ..config }).await;
@@ -439,19 +442,19 @@ async fn a_port_that_another_chain_took_over_is_refused_until_ours_is_back() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_there_is_no_chain_the_client_says_so() {
+async fn a_missing_chain_is_an_error_with_its_url() {
     let timing = mettle_chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
     let connect = async |url: &str| {
         SubxtChain::connect_timed(url, None, ExpectedChain::default(), timing).await.map(|_| ()).unwrap_err()
     };
-    // A port that is taken, so that no other test's chain is there, and at which nobody listens.
+    // A bound port without a listener, which no other test's chain can take.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let silent = socket.local_addr().unwrap();
     let error = connect(&format!("ws://{silent}")).await;
     assert!(matches!(error, ChainError::Unreachable { .. }), "{error}");
     assert!(error.to_string().contains(&silent.to_string()), "{error}");
-    // A program that listens and says nothing.
+    // A program that listens and does not answer.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let error = connect(&format!("ws://{}", silent.local_addr().unwrap())).await;
     assert!(matches!(error, ChainError::Unreachable { .. }), "{error}");

@@ -1,58 +1,62 @@
-//! `mettle audit`: what a validator, or every one, says of a window beside what is so.
+//! `mettle audit`: recomputes what validators signed about a window, and lists the differences.
 
+use crate::{help, output::Output};
 use anyhow::Context as _;
 use codec::Encode as _;
 use nn::Device;
 use node::error_chain;
-use node::output::{ExitStatus, Output};
+use node::exit::ExitStatus;
 use node::{Flags, ReadOnlyConfig};
 use protocol::{
     Role, Uid, Window,
     receipt::{Observed, Receipt},
     statement::SignedStatement,
+    view::WindowView,
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use validator::audit::{
-    Difference, TOLERANCE, Unchecked, audit, dissent, evidence,
+    self as rules, Difference, TOLERANCE, Unchecked, dissent, evidence,
     gather::{AuditError, Auditor},
     unchecked,
 };
 
-/// What the exit codes mean, as the end of the command's help.
-pub const EXIT_CODES: &str = "\
-Exit codes: 0 no difference; 1 differences were found; 2 something could not be audited, or wrong flags: what is missing is said; 6 the \
-chain is away, try again.";
+/// The exit codes, as the end of the command's help.
+const EXIT_CODES: &str = "\
+Exit codes: 0 no difference; 1 differences were found; 2 wrong flags, or a part \
+could not be audited; 6 the chain is unreachable, try again.";
 
 const EXIT_DIFFERENCES: u8 = 1;
 const EXIT_NOT_AUDITED: u8 = 2;
 
-/// Work out again what validators said of a window, and list every difference. Needs no key.
+/// Recompute what validators signed about a window
+///
+/// Lists every difference between a validator's receipt, the chain, and the recomputed result. Needs no key.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = format!("{}\n\n{EXIT_CODES}", help::reading(&[
+    "mettle audit --window 212",
+    "mettle audit --window 212 --validator 3 --json",
+])))]
 pub struct Audit {
     #[command(flatten)]
     pub flags: Flags,
     /// The window.
     #[arg(long, value_name = "W")]
     pub window: u32,
-    /// Only this validator.
+    /// Audit only the validator with this uid.
     #[arg(long, value_name = "UID")]
     pub validator: Option<u16>,
-    /// By how much a loss that is measured again may differ, in nats per token.
+    /// The allowed difference of a recomputed loss, in nats per token.
     #[arg(long, value_name = "NATS", default_value_t = TOLERANCE)]
     pub tolerance: f64,
-    /// Print one JSON object.
-    #[arg(long)]
-    pub json: bool,
 }
 
-/// What came of one validator's audit.
+/// One validator's audit.
 struct Audited {
     uid: Uid,
     /// Whether the chain has its attestation, and its vote.
     took_part: (bool, bool),
-    /// Without a receipt, those that the chain shows by itself.
+    /// Without a receipt, those that the chain alone shows.
     differences: Vec<Difference>,
     result: Result<Checked, AuditError>,
 }
@@ -60,13 +64,13 @@ struct Audited {
 struct Checked {
     receipt: Receipt,
     unchecked: Vec<Unchecked>,
-    /// What its own signatures prove against it.
+    /// Signed statements that contradict its calls.
     evidence: Vec<SignedStatement>,
     checks: Value,
 }
 
-/// Audits, and prints what was found.
-pub async fn act(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Audits, and prints the differences.
+pub async fn audit(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> {
     let reading = ReadOnlyConfig::read(&command.flags)?;
     let reader = node::open_read_only(&reading).await?;
     let device: Device = reading.device.clone().try_into().context("device")?;
@@ -94,50 +98,59 @@ pub async fn act(command: Audit, output: &mut Output<'_>) -> anyhow::Result<()> 
     };
     let mut all = Vec::new();
     for uid in uids {
-        let voted = view.votes.iter().any(|(of, _)| *of == uid);
-        let took_part = (view.attested.contains(&uid), voted);
-        let mut differences: Vec<Difference> = dissent(&view, uid).into_iter().collect();
-        let result = match auditor.facts(&view, uid).await {
-            Ok(mut facts) => {
-                facts.tolerance = command.tolerance;
-                differences = audit(&facts);
-                Ok(Checked {
-                    unchecked: unchecked(&facts),
-                    evidence: evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote()),
-                    checks: json!({
-                        "salt": facts.view.salts.iter().any(|(of, _)| *of == uid),
-                        "history": facts.remembered.is_some() || facts.receipt.previous.is_none(),
-                        "losses": facts.measured.as_ref().map_or(0, |seats| seats.len()),
-                        "merge": facts.merged.is_some(),
-                        "ballot": facts.weight_vote.is_some(),
-                    }),
-                    receipt: facts.receipt,
-                })
-            }
-            Err(AuditError::Chain(error)) => return Err(error.into()),
-            Err(error) => Err(error),
-        };
-        all.push(Audited { uid, took_part, differences, result });
+        all.push(audit_validator(&mut auditor, &view, uid, command.tolerance).await?);
     }
     let list: Vec<Value> = all.iter().map(Audited::json).collect();
     output.result(&text(window, &all), json!({ "window": window, "validators": list }))?;
     let differences: usize = all.iter().map(|one| one.differences.len()).sum();
-    let missing =
+    let incomplete =
         all.iter().filter(|one| !one.result.as_ref().is_ok_and(|checked| checked.unchecked.is_empty()));
-    let missing = missing.count();
-    match (differences, missing) {
-        (0, 0) => Ok(()),
-        (0, missing) => Err(ExitStatus {
-            code: EXIT_NOT_AUDITED,
-            text: format!(
-                "no difference was found, but of {missing} validators not everything could be audited"
-            ),
+    let (code, text) = match (differences, incomplete.count()) {
+        (0, 0) => return Ok(()),
+        (0, count) => (
+            EXIT_NOT_AUDITED,
+            format!("no difference was found, but the audit of {count} validators is incomplete"),
+        ),
+        (found, _) => (EXIT_DIFFERENCES, format!("{found} differences were found")),
+    };
+    Err(ExitStatus { code, text }.into())
+}
+
+/// Audits one validator.
+///
+/// # Errors
+/// If the chain fails. Whatever else is missing is part of the result.
+async fn audit_validator(
+    auditor: &mut Auditor,
+    view: &WindowView,
+    uid: Uid,
+    tolerance: f64,
+) -> anyhow::Result<Audited> {
+    let voted = view.votes.iter().any(|(of, _)| *of == uid);
+    let took_part = (view.attested.contains(&uid), voted);
+    let mut facts = match auditor.facts(view, uid).await {
+        Ok(facts) => facts,
+        Err(AuditError::Chain(error)) => return Err(error.into()),
+        Err(error) => {
+            let differences = dissent(view, uid).into_iter().collect();
+            return Ok(Audited { uid, took_part, differences, result: Err(error) });
         }
-        .into()),
-        (found, _) => {
-            Err(ExitStatus { code: EXIT_DIFFERENCES, text: format!("{found} differences were found") }.into())
-        }
-    }
+    };
+    facts.tolerance = tolerance;
+    let differences = rules::audit(&facts);
+    let checked = Checked {
+        unchecked: unchecked(&facts),
+        evidence: evidence(&facts.receipt, facts.attestation.as_deref(), facts.vote()),
+        checks: json!({
+            "salt": facts.view.salts.iter().any(|(of, _)| *of == uid),
+            "history": facts.remembered.is_some() || facts.receipt.previous.is_none(),
+            "losses": facts.measured.as_ref().map_or(0, |seats| seats.len()),
+            "merge": facts.merged.is_some(),
+            "ballot": facts.weight_vote.is_some(),
+        }),
+        receipt: facts.receipt,
+    };
+    Ok(Audited { uid, took_part, differences, result: Ok(checked) })
 }
 
 fn not_audited(error: AuditError) -> anyhow::Error {
@@ -148,7 +161,7 @@ fn not_audited(error: AuditError) -> anyhow::Error {
 }
 
 fn text(window: Window, all: &[Audited]) -> String {
-    // Writing to a text does not fail.
+    // Writing to a string does not fail.
     let mut text = format!("window {}\n", window.0);
     for Audited { uid, took_part, differences, result } in all {
         let found = match differences.len() {
@@ -164,7 +177,7 @@ fn text(window: Window, all: &[Audited]) -> String {
                 writeln!(text, "uid {uid}: {found}; the rest was not audited: {}", error_chain(error))
             }
             Ok(checked) => {
-                writeln!(text, "uid {uid}: {found}; {}", about(&checked.receipt, &checked.checks))
+                writeln!(text, "uid {uid}: {found}; {}", extent(&checked.receipt, &checked.checks))
             }
         };
         let _ = match took_part {
@@ -181,22 +194,22 @@ fn text(window: Window, all: &[Audited]) -> String {
         if !evidence.is_empty() {
             let _ = writeln!(
                 text,
-                "  it signed what it did not tell the chain, and whoever shows that is paid: \
-                 validator report --window {} --validator {uid}",
+                "  its receipt contradicts its calls; the reporter is paid: \
+                 mettle report --window {} --validator {uid}",
                 window.0
             );
         }
         for Unchecked { what, why, to_do } in unchecked {
-            let _ = writeln!(text, "  not checked: {what}, since {why}; {to_do}");
+            let _ = writeln!(text, "  not checked: {what}, because {why}; {to_do}");
         }
     }
     text
 }
 
-/// What there was to audit.
-fn about(receipt: &Receipt, checks: &Value) -> String {
+/// How much there was to audit.
+fn extent(receipt: &Receipt, checks: &Value) -> String {
     let Some(judgement) = &receipt.judgement else {
-        return "it judged nobody in this window".to_owned();
+        return "it evaluated no seat in this window".to_owned();
     };
     let measured = judgement
         .seats
@@ -204,12 +217,12 @@ fn about(receipt: &Receipt, checks: &Value) -> String {
         .filter(|judged| matches!(judged.observed, Observed::Valid { measured: Some(_), .. }))
         .count();
     let weight_vote = if checks["ballot"] == true {
-        "its epoch's weights too"
+        "its weight vote for the epoch too"
     } else {
-        "no weights of its for the epoch are on the chain"
+        "the chain has no weight vote of its for the epoch"
     };
     format!(
-        "it judged {} seats, {measured} of them measured, of which {} were measured again; {weight_vote}",
+        "it evaluated {} seats and measured {measured}, of which {} were measured again; {weight_vote}",
         judgement.seats.len(),
         checks["losses"],
     )
@@ -246,5 +259,34 @@ impl Audited {
             value.extend(more);
         }
         value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use chain_client::ChainError;
+    use expect_test::expect;
+    use protocol::RunId;
+
+    #[test]
+    fn an_incomplete_audit_shows_the_reason_and_who_took_part() {
+        let audited = |uid: u16, took_part| Audited {
+            uid: Uid(uid),
+            took_part,
+            differences: Vec::new(),
+            result: Err(AuditError::Chain(ChainError::NoSuchRun(RunId(7)))),
+        };
+        let all = [audited(2, (true, true)), audited(3, (false, true)), audited(4, (false, false))];
+        expect![[r#"
+            window 9
+            uid 2: not audited: could not read the chain: there is no run 7 on this chain
+            uid 3: not audited: could not read the chain: there is no run 7 on this chain
+              it did not attest in this window
+            uid 4: not audited: could not read the chain: there is no run 7 on this chain
+              it neither attested nor voted in this window
+        "#]]
+        .assert_eq(&text(Window(9), &all));
+        assert_eq!(all[0].json()["audited"], false);
     }
 }

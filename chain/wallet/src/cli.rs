@@ -1,85 +1,181 @@
-//! The command line of `mettle`: everything a person does with a network that is no daemon.
+//! The command line of `mettle`.
 
 use crate::{
     audit::{self, Audit},
-    commands::{self, WalletCommand},
+    dataset::{self, DatasetCommand},
+    delegation::{self, DelegationCommand},
+    keys::{self, KeysCommand},
     model::{self, ModelCommand},
-    nominate::{self, NominateCommand},
-    owner::{self, RunCommand},
-    prepare::{self, Prepare},
+    output::{self, Output},
     receipts::{self, Receipts},
     report::{self, Report},
+    run::{self, RunCommand},
+    seat::{self, SeatCommand},
 };
-use clap::{Parser, Subcommand};
-use node::{output::Output, program};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+use node::program;
 use std::process::ExitCode;
 
-/// Keys, seats, stake, runs, models, data and audits of a Mettle network.
+/// The client of a Mettle network: everything but the daemons.
 #[derive(Debug, Parser)]
 #[command(name = "mettle", version)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
+    /// Print one JSON object instead of text. Amounts are strings in the smallest unit, 10⁻¹² MTL.
+    #[arg(long, global = true)]
+    json: bool,
 }
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Create a key file, or show a key's address
+    #[command(subcommand)]
+    Keys(KeysCommand),
     #[command(flatten)]
-    Seat(WalletCommand),
+    Seat(SeatCommand),
     #[command(flatten)]
-    Nominate(NominateCommand),
-    /// Create a run, fund it, and change what its owner may change.
+    Delegation(DelegationCommand),
+    /// Create a run, fund it, or manage it as its owner
     #[command(subcommand)]
     Run(RunCommand),
     Receipts(Receipts),
     Audit(Audit),
     Report(Report),
-    /// Export, import, evaluate and sample a model.
+    /// Export, import, evaluate or sample a model
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Prepare training data.
+    /// Prepare training data
     #[command(subcommand)]
     Dataset(DatasetCommand),
 }
 
-#[derive(Debug, Subcommand)]
-enum DatasetCommand {
-    Prepare(Prepare),
-}
+/// The commands by subject, as `mettle --help` lists them.
+const GROUPS: &[(&str, &[&str])] = &[
+    (
+        "Keys and seats",
+        &[
+            "keys",
+            "register",
+            "status",
+            "claim",
+            "set-payout",
+            "stake",
+            "unstake",
+            "withdraw",
+            "rotate-key",
+            "proxy",
+        ],
+    ),
+    ("Delegation", &["nominate", "unnominate", "nominations", "set-commission"]),
+    ("Runs", &["run"]),
+    ("Evidence", &["receipts", "audit", "report"]),
+    ("Models and data", &["model", "dataset"]),
+];
 
 /// Runs the program named by this process's arguments.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::from_arg_matches(&command().get_matches()).unwrap_or_else(|error| error.exit());
     let json = cli.json();
-    program::run_to_exit(Box::pin(program::with_output(json, async |output| cli.execute(output).await)))
+    program::run_to_exit(Box::pin(output::with_output(json, async |output| cli.execute(output).await)))
+}
+
+/// The command line, with its commands listed by subject.
+pub fn command() -> clap::Command {
+    let command = Cli::command();
+    let mut list = String::new();
+    for (title, names) in GROUPS {
+        list.push_str(&format!("\n{title}:\n"));
+        for name in *names {
+            let about = command.find_subcommand(name).and_then(clap::Command::get_about);
+            list.push_str(&format!("  {name:16}{}\n", about.map(ToString::to_string).unwrap_or_default()));
+        }
+    }
+    let template = format!(
+        "{{about}}\n\n{{usage-heading}} {{usage}}\n{list}\n\
+         `mettle COMMAND --help` explains a command, with examples.\n\nOptions:\n{{options}}"
+    );
+    command.help_template(template)
 }
 
 impl Cli {
-    /// Whether one JSON object is wanted on standard output.
+    /// Whether `--json` was given.
     pub fn json(&self) -> bool {
-        match &self.command {
-            Command::Seat(command) => command.json(),
-            Command::Nominate(command) => command.json(),
-            Command::Run(command) => command.json(),
-            Command::Receipts(receipts) => receipts.json,
-            Command::Audit(audit) => audit.json,
-            Command::Report(report) => report.confirm.json,
-            // They print their own.
-            Command::Model(_) | Command::Dataset(_) => false,
-        }
+        self.json
     }
 
-    /// Runs the command; it prints and asks through `output`.
+    /// Runs the command; prints and asks through `output`.
     pub async fn execute(self, output: &mut Output<'_>) -> anyhow::Result<()> {
         match self.command {
-            Command::Seat(command) => commands::act(command, output).await,
-            Command::Nominate(command) => nominate::act(command, output).await,
-            Command::Run(command) => owner::act(command, output).await,
-            Command::Receipts(receipts) => receipts::act(receipts, output).await,
-            Command::Audit(audit) => audit::act(audit, output).await,
-            Command::Report(report) => report::act(report, output).await,
+            Command::Keys(command) => keys::run(command, output),
+            Command::Seat(command) => seat::run(command, output).await,
+            Command::Delegation(command) => delegation::run(command, output).await,
+            Command::Run(command) => run::run(command, output).await,
+            Command::Receipts(command) => receipts::receipts(command, output).await,
+            Command::Audit(command) => audit::audit(command, output).await,
+            Command::Report(command) => report::report(command, output).await,
             Command::Model(command) => model::run(command, output).await,
-            Command::Dataset(DatasetCommand::Prepare(prepare)) => prepare::run(prepare).await,
+            Command::Dataset(command) => dataset::run(command, output).await,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_exactly_one_group() {
+        let command = command();
+        let mut listed: Vec<&str> = GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        let mut commands: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+        listed.sort_unstable();
+        commands.sort_unstable();
+        assert_eq!(listed, commands);
+    }
+
+    #[test]
+    fn every_command_and_flag_has_help() {
+        fn check(command: &clap::Command) {
+            let name = command.get_name();
+            assert!(command.get_about().is_some(), "{name} has no help");
+            assert!(
+                command.has_subcommands() || command.get_after_help().is_some(),
+                "{name} has no examples"
+            );
+            for flag in command.get_arguments() {
+                assert!(flag.get_help().is_some(), "{} of {name} has no help", flag.get_id());
+            }
+            command.get_subcommands().filter(|command| command.get_name() != "help").for_each(check);
+        }
+        command().get_subcommands().for_each(check);
+    }
+
+    #[test]
+    fn help_is_readable_at_eighty_columns() {
+        fn hide_environment(command: clap::Command) -> clap::Command {
+            command.mut_args(|arg| arg.hide_env_values(true)).mut_subcommands(hide_environment)
+        }
+        fn collect(command: &mut clap::Command, text: &mut String) {
+            let help = command.render_long_help().to_string();
+            text.extend(help.lines().map(|line| format!("{}\n", line.trim_end())));
+            for command in command.get_subcommands_mut().filter(|command| command.get_name() != "help") {
+                text.push_str(&format!("\n{}\n", "=".repeat(80)));
+                collect(command, text);
+            }
+        }
+        let mut command = hide_environment(command().term_width(80));
+        command.build();
+        let mut text = String::new();
+        collect(&mut command, &mut text);
+        let long: Vec<&str> =
+            text.lines().filter(|line| line.chars().count() > 80 && !line.starts_with("Usage: ")).collect();
+        assert!(long.is_empty(), "too long: {long:#?}");
+        expect_test::expect_file!["../tests/help.txt"].assert_eq(&text);
     }
 }

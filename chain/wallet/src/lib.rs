@@ -1,19 +1,18 @@
 #![doc = include_str!("../README.md")]
 
-pub mod audit;
+mod audit;
+mod block_clock;
 pub mod cli;
-pub mod commands;
-pub mod create;
-pub mod evaluation;
+mod dataset;
+mod delegation;
 mod formats;
-pub mod model;
-pub mod nominate;
-pub mod owner;
-pub mod prepare;
-pub mod receipts;
-pub mod report;
-pub mod sign;
-pub mod status;
-pub mod time;
-
-pub use commands::WalletCommand;
+mod help;
+mod keys;
+mod model;
+pub mod output;
+mod receipts;
+mod report;
+mod run;
+mod seat;
+mod signing;
+mod status;

@@ -1,139 +1,84 @@
-//! `mettle model …`: the model between this network and everybody else's programs, in Hugging Face's form.
+//! `mettle model`: exports, imports, evaluates and samples models.
 
-use crate::evaluation::{self, ChooseContinuation, EvaluateModel, GenerateText};
+mod choose;
+mod evaluate;
+mod export;
+mod generate;
+mod import;
+
+use crate::{help, output::Output};
 use anyhow::{Context as _, bail, ensure};
-use chain_client::Chain;
 use clap::Subcommand;
-use dataset::{MAX_MANIFEST_BYTES, Manifest, TextTokenizer, tokenizer_path};
-use model::RunSpec;
-use nn::{
-    Dtype,
-    hugging_face::{self, Export, ExportedTokenizer, Import},
-};
-use node::output::Output;
-use node::{Flags, PublishedRun, config::ReadOnlyConfig, program};
-use node::{
-    ModelState, checkpoint,
-    follow::{first_checkpoint, genesis_of_seed},
-    mirrors::Mirrors,
-};
-use protocol::{
-    Digest, RunId, Window, keys, lineage,
-    view::{Checkpoint, Outcome, RunView},
-};
+use dataset::{TextTokenizer, tokenizer_path};
+use model::{ModelConfig, RunSpec};
+use nn::{Evaluator, hugging_face::Import};
+use node::{ModelState, open::SPEC_FILE, program};
+use protocol::RunId;
 use serde_json::Value;
 use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{self, BufReader, Read as _},
+    io,
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
-use store::Limits;
 
 #[derive(Debug, Subcommand)]
 pub enum ModelCommand {
-    Export(ExportModel),
-    Import(ImportModel),
-    Evaluate(EvaluateModel),
-    Generate(GenerateText),
-    Choose(ChooseContinuation),
+    #[command(after_help = help::reading(&[
+        "mettle model export --config miner.toml --out model",
+        "mettle model export --published --run 0 --out model --dtype bf16",
+    ]))]
+    Export(export::ExportModel),
+    #[command(after_help = help::reading(&["mettle model import Llama-3.2-1B"]))]
+    Import(import::ImportModel),
+    #[command(after_help = help::reading(&["mettle model evaluate model --dataset data"]))]
+    Evaluate(evaluate::EvaluateModel),
+    #[command(after_help = help::reading(&[
+        "mettle model generate model --prompt \"Once upon a time\"",
+    ]))]
+    Generate(generate::GenerateText),
+    #[command(after_help = help::reading(&["mettle model choose model --questions questions.jsonl"]))]
+    Choose(choose::ChooseContinuation),
 }
 
-/// Write the model as a directory that `transformers` loads: LlamaForCausalLM in safetensors.
-///
-/// From this node's own directory, or, with --published, as validators voted it, from whoever serves it.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ExportModel {
-    /// Where it goes: a directory that is not there yet. It appears whole or not at all.
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Settings file (TOML).
-    #[arg(long, value_name = "FILE", env = "METTLE_CONFIG")]
-    config: Option<PathBuf>,
-    /// Where the node keeps its model.
-    #[arg(long, value_name = "DIR", env = "METTLE_DIRECTORY")]
-    directory: Option<PathBuf>,
-    /// A prepared dataset on this machine, for its tokenizer.
-    #[arg(long, value_name = "DIR")]
-    dataset: Option<PathBuf>,
-    /// Fetch a checkpoint that validators voted, instead of taking what this node holds.
-    #[arg(long)]
-    published: bool,
-    /// The window that opens with the checkpoint; the latest one where absent.
-    #[arg(long, value_name = "W", requires = "published")]
-    window: Option<u32>,
-    /// URL of the chain's JSON-RPC, such as ws://127.0.0.1:9944.
-    #[arg(long, value_name = "URL", env = "METTLE_CHAIN", requires = "published")]
-    chain: Option<String>,
-    /// The run.
-    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
-    run: Option<u32>,
-    /// How values are written: f32 keeps every bit, bf16 and f16 are half as large.
-    #[arg(long, value_name = "TYPE", default_value = "f32")]
-    dtype: Dtype,
-    /// The largest file of weights, such as 5GB; a larger model goes into several.
-    #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
-    shard_size: u64,
-    /// The token that ends a document, where the tokenizer has none of the usual names.
-    #[arg(long, value_name = "TOKEN")]
-    end_of_document: Option<String>,
-}
-
-/// Check that a model in Hugging Face's form can be trained here, and say what a run that starts from it would say.
-///
-/// `mettle run create --weights DIR` starts one, from the same directory.
-#[derive(Clone, Debug, clap::Args)]
-pub struct ImportModel {
-    /// A directory with config.json and safetensors of a LlamaForCausalLM.
-    #[arg(value_name = "DIR")]
-    from: PathBuf,
-    /// Tokens that the model is to see at once; what config.json calls max_position_embeddings where absent.
-    #[arg(long, value_name = "N")]
-    sequence: Option<usize>,
-    /// Also write it as the protocol counts it: f32, tensors in the order of the flat state.
-    #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
-}
-
+/// Runs a command; prints through `output`.
 pub async fn run(command: ModelCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    output.bare_json();
     match command {
-        ModelCommand::Export(wanted) => {
-            ensure!(
-                std::fs::symlink_metadata(&wanted.out).is_err(),
-                "{} is there already; name a directory that is not",
-                wanted.out.display()
-            );
-            let source = match wanted.published {
-                true => from_mirrors(&wanted).await?,
-                false => tokio::task::block_in_place(|| from_directory(&wanted))?,
-            };
-            let text = interruptible(move |stop| export(&wanted, source, stop)).await?;
-            Ok(output.result(&text, Value::Null)?)
+        ModelCommand::Export(command) => export::export(command, output).await,
+        ModelCommand::Import(command) => import::import(command, output).await,
+        ModelCommand::Evaluate(command) => {
+            tokio::task::block_in_place(|| evaluate::evaluate(&command, output))
         }
-        ModelCommand::Import(wanted) => {
-            let text = interruptible(move |stop| import(&wanted, stop)).await?;
-            Ok(output.result(&text, Value::Null)?)
+        ModelCommand::Generate(command) => {
+            tokio::task::block_in_place(|| generate::generate(&command, output))
         }
-        ModelCommand::Evaluate(wanted) => {
-            tokio::task::spawn_blocking(move || evaluation::evaluate(&wanted)).await?
-        }
-        ModelCommand::Generate(wanted) => {
-            tokio::task::spawn_blocking(move || evaluation::generate(&wanted)).await?
-        }
-        ModelCommand::Choose(wanted) => {
-            tokio::task::spawn_blocking(move || evaluation::choose(&wanted)).await?
-        }
+        ModelCommand::Choose(command) => tokio::task::block_in_place(|| choose::choose(&command, output)),
     }
 }
 
-/// Does `work` on a thread of its own. Told to stop, it says so to the work, and waits until that has cleaned up.
+/// The result of work on another thread.
+struct Report {
+    text: String,
+    value: Value,
+    notes: Vec<String>,
+}
+
+impl Report {
+    fn print(self, output: &mut Output<'_>) -> anyhow::Result<()> {
+        for note in &self.notes {
+            output.note(note)?;
+        }
+        Ok(output.result(&self.text, self.value)?)
+    }
+}
+
+/// Runs `work` on its own thread. On Ctrl-C sets the flag, and waits until the work has cleaned up.
 async fn interruptible(
-    work: impl FnOnce(&AtomicBool) -> anyhow::Result<String> + Send + 'static,
-) -> anyhow::Result<String> {
+    work: impl FnOnce(&AtomicBool) -> anyhow::Result<Report> + Send + 'static,
+) -> anyhow::Result<Report> {
     let stop = Arc::new(AtomicBool::new(false));
     let mut work = {
         let stop = stop.clone();
@@ -147,261 +92,10 @@ async fn interruptible(
 }
 
 fn stopped() -> io::Error {
-    io::Error::new(io::ErrorKind::Interrupted, "told to stop")
+    io::Error::new(io::ErrorKind::Interrupted, "stopped by a signal")
 }
 
-/// A model on its way out.
-struct Outgoing {
-    spec: RunSpec,
-    run: RunId,
-    window: Window,
-    lineage: Digest,
-    root: Digest,
-    values: Values,
-    tokenizer: Option<Vec<u8>>,
-}
-
-/// Where the values of a model are.
-enum Values {
-    Held(Vec<f32>),
-    /// In a file of four bytes each, which is removed once they are through.
-    Fetched(PathBuf),
-}
-
-impl Outgoing {
-    fn of(spec: RunSpec, state: ModelState, tokenizer: Option<Vec<u8>>) -> Outgoing {
-        let root = state.weights_root();
-        let ModelState { run, window, lineage, theta, .. } = state;
-        Outgoing { spec, run, window, lineage, root, values: Values::Held(theta), tokenizer }
-    }
-}
-
-/// What this node holds.
-fn from_directory(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
-    let reading = reading(wanted)?;
-    let directory = &reading.directory;
-    let path = directory.join(node::open::SPEC_FILE);
-    let bytes = std::fs::read(&path).with_context(|| {
-        format!(
-            "{} cannot be read: is {} a node's directory? A node writes it as it starts; without one, use --published",
-            path.display(),
-            directory.display()
-        )
-    })?;
-    let spec = RunSpec::from_bytes(&bytes)?;
-    let path = directory.join("model.state");
-    let Some(state) = ModelState::load(&path, reading.run, spec.schema()?.values())? else {
-        bail!("there is no model in {} yet: the node has not joined", directory.display());
-    };
-    Ok(Outgoing::of(spec, state, tokenizer_at_hand(&reading)?))
-}
-
-/// What validators voted.
-async fn from_mirrors(wanted: &ExportModel) -> anyhow::Result<Outgoing> {
-    let reading = reading(wanted)?;
-    let PublishedRun { chain, fetch, run, spec } =
-        node::open_published_run(&reading.chain, reading.run).await?;
-    let values = spec.schema()?.values();
-    let checkpoint = voted(&*chain, &run, wanted.window).await?;
-    let mirrors = Mirrors::validators(&chain.seats(run.id).await?, &[], &run.origin, 0);
-    let tokenizer = match tokenizer_at_hand(&reading)? {
-        Some(json) => json,
-        None => {
-            let limits = Limits::for_bytes(MAX_MANIFEST_BYTES);
-            let manifest =
-                mirrors.get(&*fetch, &keys::manifest(&run.manifest), &run.manifest, &limits).await?;
-            let digest = Manifest::from_bytes(&manifest)?.tokenizer;
-            let limits = Limits::for_bytes(node::data::TOKENIZER_BYTES_MAX);
-            mirrors.get(&*fetch, &keys::tokenizer(&digest), &digest, &limits).await?.to_vec()
-        }
-    };
-    let checkpoint = match (checkpoint, &spec.weights) {
-        (None, None) => {
-            let state = genesis_of_seed(&run, &spec)?;
-            return Ok(Outgoing::of(spec, state, Some(tokenizer)));
-        }
-        (None, Some(_)) => first_checkpoint(&run, &spec)?,
-        (Some(checkpoint), _) => checkpoint,
-    };
-    let path = fetching_path(&wanted.out);
-    let manifest = checkpoint::fetch_weights_to(&path, &*fetch, &mirrors, run.id, &checkpoint, values)
-        .await
-        .with_context(|| format!("could not fetch the checkpoint of window {}", checkpoint.window.0))?;
-    Ok(Outgoing {
-        spec,
-        run: run.id,
-        window: checkpoint.window,
-        lineage: checkpoint.lineage,
-        root: manifest.weights_root(),
-        values: Values::Fetched(path),
-        tokenizer: Some(tokenizer),
-    })
-}
-
-/// Where a checkpoint is kept while it comes: beside what is to be written, on the same disk.
-fn fetching_path(out: &Path) -> PathBuf {
-    let name = out.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    out.with_file_name(format!(".{name}.fetching"))
-}
-
-/// The checkpoint that opens `window`, or the latest; `None` stands for `θ_0`.
-async fn voted(chain: &dyn Chain, run: &RunView, window: Option<u32>) -> anyhow::Result<Option<Checkpoint>> {
-    let Some(window) = window.map(Window) else { return Ok(run.checkpoint) };
-    if let Some(latest) = run.checkpoint.filter(|latest| latest.window == window) {
-        return Ok(Some(latest));
-    }
-    let Some(before) = window.previous() else { return Ok(None) };
-    let fixed = chain.window(run.id, before).await?;
-    if let Some(view) = fixed
-        && let Some(Outcome::Merged(vote)) = view.outcome
-        && let Some(state_root) = vote.state_root
-    {
-        let lineage = lineage::next(&view.lineage, &vote.update);
-        return Ok(Some(Checkpoint { window, state_root, lineage }));
-    }
-    match run.checkpoint {
-        Some(latest) => bail!(
-            "the chain knows no checkpoint of window {window}: the latest is of window {}, one is voted every {} windows, and old ones are forgotten",
-            latest.window,
-            run.params.checkpoint_windows
-        ),
-        None => bail!("run {} has no checkpoint yet; --window 0 is its first model", run.id),
-    }
-}
-
-fn reading(wanted: &ExportModel) -> anyhow::Result<ReadOnlyConfig> {
-    ReadOnlyConfig::read(&Flags {
-        config: wanted.config.clone(),
-        chain: wanted.chain.clone(),
-        run: wanted.run,
-        directory: wanted.directory.clone(),
-        dataset: wanted.dataset.clone(),
-        ..Flags::default()
-    })
-}
-
-/// The tokenizer of the dataset that the settings name, or of the one that the node fetched.
-fn tokenizer_at_hand(reading: &ReadOnlyConfig) -> anyhow::Result<Option<Vec<u8>>> {
-    let (directory, must_be) = match &reading.dataset {
-        Some(directory) => (directory.clone(), true),
-        None => (reading.directory.join("dataset"), false),
-    };
-    let path = tokenizer_path(&directory);
-    match std::fs::read(&path) {
-        Ok(json) => Ok(Some(json)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !must_be => Ok(None),
-        Err(error) => Err(error).with_context(|| format!("could not read {}", path.display())),
-    }
-}
-
-fn export(wanted: &ExportModel, outgoing: Outgoing, stop: &AtomicBool) -> anyhow::Result<String> {
-    let Outgoing { spec, run, window, lineage, root, values, tokenizer } = outgoing;
-    let tokenizer = match tokenizer {
-        Some(json) => {
-            let read = TextTokenizer::from_json(json, wanted.end_of_document.as_deref())
-                .context("the dataset's tokenizer cannot be used")?;
-            let text = token_text(read.json(), read.end_of_document()).unwrap_or_default();
-            Some((read, text))
-        }
-        None => {
-            eprintln!("No tokenizer is at hand (--dataset names one): the model is written without.");
-            None
-        }
-    };
-    let metadata = BTreeMap::from([
-        // What `transformers` asks for.
-        ("format".to_owned(), "pt".to_owned()),
-        ("mettle.run".to_owned(), run.to_string()),
-        ("mettle.name".to_owned(), spec.name.clone()),
-        ("mettle.spec".to_owned(), spec.digest().to_string()),
-        ("mettle.window".to_owned(), window.0.to_string()),
-        ("mettle.lineage".to_owned(), lineage.to_string()),
-        ("mettle.weights-root".to_owned(), root.to_string()),
-    ]);
-    let wish = Export {
-        config: &spec.model,
-        metadata,
-        dtype: wanted.dtype,
-        shard_bytes_max: wanted.shard_size,
-        tokenizer: tokenizer.as_ref().map(|(read, text)| ExportedTokenizer {
-            json: read.json(),
-            end_of_document: (read.end_of_document(), text),
-        }),
-    };
-    let written = match &values {
-        Values::Held(flat) => write(&wanted.out, &wish, flat, stop)?,
-        Values::Fetched(path) => {
-            let written = write_from(&wanted.out, &wish, path, root, stop)?;
-            std::fs::remove_file(path).with_context(|| format!("could not remove {}", path.display()))?;
-            written
-        }
-    };
-    Ok(format!(
-        "{}: the model of run {}, window {}, {} in {} files of {} bytes all together\nlineage {lineage}\nweights root {root}",
-        wanted.out.display(),
-        run,
-        window.0,
-        wanted.dtype,
-        written.weights.len(),
-        written.bytes,
-    ))
-}
-
-fn write(
-    to: &Path,
-    wish: &Export<'_>,
-    mut flat: &[f32],
-    stop: &AtomicBool,
-) -> anyhow::Result<hugging_face::Exported> {
-    let written = hugging_face::export(to, wish, |block| {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
-        let (now, later) = flat
-            .split_at_checked(block.len())
-            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-        block.copy_from_slice(now);
-        flat = later;
-        Ok(())
-    });
-    Ok(written?)
-}
-
-/// The same from a file, whose values are seen to be the ones that `root` is of before the directory appears.
-fn write_from(
-    to: &Path,
-    wish: &Export<'_>,
-    path: &Path,
-    root: Digest,
-    stop: &AtomicBool,
-) -> anyhow::Result<hugging_face::Exported> {
-    let mut file =
-        BufReader::new(File::open(path).with_context(|| format!("could not read {}", path.display()))?);
-    let (mut left, mut seen, mut bytes) =
-        (wish.config.parameters(), lineage::RootOfBlocks::default(), Vec::new());
-    let written = hugging_face::export(to, wish, |block| {
-        if stop.load(Ordering::Relaxed) {
-            return Err(stopped());
-        }
-        bytes.resize(4 * block.len(), 0);
-        file.read_exact(&mut bytes)?;
-        for (value, bytes) in block.iter_mut().zip(bytes.as_chunks::<4>().0) {
-            *value = f32::from_le_bytes(*bytes);
-        }
-        seen.update(block);
-        left -= block.len();
-        if left == 0 && std::mem::take(&mut seen).finish() != root {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "what was fetched has changed on this disk",
-            ));
-        }
-        Ok(())
-    });
-    Ok(written?)
-}
-
-/// What `tokenizer.json` calls a token that stands for no text.
+/// The name of a special token in `tokenizer.json`.
 fn token_text(json: &[u8], id: u32) -> Option<String> {
     let json: serde_json::Value = serde_json::from_slice(json).ok()?;
     let added = json["added_tokens"].as_array()?;
@@ -409,69 +103,151 @@ fn token_text(json: &[u8], id: u32) -> Option<String> {
     token["content"].as_str().map(str::to_owned)
 }
 
-fn import(wanted: &ImportModel, stop: &AtomicBool) -> anyhow::Result<String> {
-    let mut import = Import::open(&wanted.from)
-        .with_context(|| format!("{} cannot be imported", wanted.from.display()))?;
-    if let Some(sequence) = wanted.sequence {
-        import.limit_sequence(sequence)?;
-    }
-    let mut root = lineage::RootOfBlocks::default();
-    import.values(|values| {
-        root.update(values);
-        if stop.load(Ordering::Relaxed) { Err(stopped()) } else { Ok(()) }
-    })?;
-    let root: Digest = root.finish();
-    let tokenizer = std::fs::read(wanted.from.join("tokenizer.json")).ok();
-    let mut text = format!(
-        "{}: {} values, weights root {root}\n{}\n",
-        wanted.from.display(),
-        import.config.parameters(),
-        serde_json::to_string_pretty(&import.config)?
-    );
-    text += &match &tokenizer {
-        Some(json) => format!("tokenizer {}", Digest::of(json)),
-        None => "there is no tokenizer.json: a run from this model needs data tokenised with the model's own tokenizer".into(),
-    };
-    let Some(out) = &wanted.out else { return Ok(text) };
-    let flat = import.to_flat()?;
-    ensure!(lineage::weights_root(&flat) == root, "the files changed while they were read");
-    let read = tokenizer.map(|json| TextTokenizer::from_json(json, None)).transpose()?;
-    let end_of_document =
-        read.as_ref().and_then(|read| token_text(read.json(), read.end_of_document())).unwrap_or_default();
-    let metadata = BTreeMap::from([
-        ("format".to_owned(), "pt".to_owned()),
-        ("mettle.weights-root".to_owned(), root.to_string()),
-    ]);
-    let wish = Export {
-        config: &import.config,
-        metadata,
-        dtype: Dtype::F32,
-        shard_bytes_max: u64::MAX,
-        tokenizer: read.as_ref().map(|read| ExportedTokenizer {
-            json: read.json(),
-            end_of_document: (read.end_of_document(), &end_of_document),
-        }),
-    };
-    write(out, &wish, &flat, stop)?;
-    text += &format!("\nwritten to {}", out.display());
-    Ok(text)
+/// A model, and the device that it runs on.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ModelArgs {
+    /// A node's directory, or one in Hugging Face format (config.json, safetensors).
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// The run of a node's model [default: 0].
+    #[arg(long, value_name = "ID", env = "METTLE_RUN")]
+    run: Option<u32>,
+    /// The longest context in tokens [default: the model's own].
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// The device: cpu, or cuda:0 if built with it.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    device: String,
 }
 
-/// A number of bytes, as people write it.
-fn size(text: &str) -> Result<u64, String> {
-    let digits = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit: u64 = match unit {
-        "" | "B" => 1,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        _ => return Err("write a number of bytes, or one with KB, MB or GB behind it".into()),
+/// A tokenizer.
+#[derive(Clone, Debug, clap::Args)]
+pub struct TokenizerArgs {
+    /// A tokenizer.json [default: the one beside the model].
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// A prepared dataset, for its tokenizer.
+    #[arg(long, value_name = "DIR", conflicts_with = "tokenizer")]
+    dataset: Option<PathBuf>,
+    /// The token that ends a document, if the tokenizer has none of the usual names.
+    #[arg(long, value_name = "TOKEN")]
+    end_of_document: Option<String>,
+}
+
+/// A model in memory.
+struct Loaded {
+    name: String,
+    config: ModelConfig,
+    theta: Vec<f32>,
+}
+
+impl Loaded {
+    fn evaluator(&self, which: &ModelArgs) -> anyhow::Result<Evaluator> {
+        Ok(engines::evaluator(which.device.parse()?, &self.config, &self.theta)?)
+    }
+
+    fn knows(&self, tokenizer: &TextTokenizer) -> anyhow::Result<()> {
+        let (vocab, needed) = (self.config.vocab, tokenizer.vocab());
+        ensure!(
+            needed as usize <= vocab,
+            "the tokenizer has {needed} tokens, but the model knows {vocab}: it was trained with another one"
+        );
+        Ok(())
+    }
+}
+
+/// Loads a model in Hugging Face format, or a node's.
+fn load(which: &ModelArgs) -> anyhow::Result<Loaded> {
+    let directory = &which.model;
+    let (name, mut config, theta) = if directory.join("config.json").is_file() {
+        let mut import =
+            Import::open(directory).with_context(|| format!("{} cannot be read", directory.display()))?;
+        (directory.display().to_string(), import.config.clone(), import.to_flat()?)
+    } else if directory.join(SPEC_FILE).is_file() {
+        of_node(directory, which.run)?
+    } else {
+        bail!(
+            "{} holds no model: neither config.json, as in Hugging Face format, nor {SPEC_FILE}, as in a node's directory",
+            directory.display()
+        );
     };
-    let number: u64 = number.parse().map_err(|_| "it has no number".to_owned())?;
-    match number.checked_mul(unit) {
-        Some(bytes) if 0 < bytes => Ok(bytes),
-        _ => Err("from one byte to as many as a file can have".into()),
+    if let Some(context) = which.context {
+        ensure!(
+            (1..=config.seq_len).contains(&context),
+            "the model's context is from 1 to {} tokens, not {context}",
+            config.seq_len
+        );
+        config.seq_len = context;
+    }
+    Ok(Loaded { name, config, theta })
+}
+
+fn of_node(directory: &Path, run: Option<u32>) -> anyhow::Result<(String, ModelConfig, Vec<f32>)> {
+    let path = directory.join(SPEC_FILE);
+    let bytes = std::fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let spec = RunSpec::from_bytes(&bytes)?;
+    let path = directory.join("model.state");
+    let run = RunId(run.unwrap_or_default());
+    let Some(state) = ModelState::load(&path, run, spec.schema()?.values())? else {
+        bail!("there is no model in {} yet: the node has not joined", directory.display());
+    };
+    let name = format!("{}, run {}, window {}", spec.name, state.run, state.window.0);
+    Ok((name, spec.model, state.theta))
+}
+
+impl TokenizerArgs {
+    fn tokenizer(&self, which: &ModelArgs) -> anyhow::Result<TextTokenizer> {
+        let beside = [which.model.join("tokenizer.json"), tokenizer_path(&which.model.join("dataset"))];
+        let path = match (&self.tokenizer, &self.dataset) {
+            (Some(file), _) => file.clone(),
+            (None, Some(directory)) => tokenizer_path(directory),
+            (None, None) => match beside.iter().find(|path| path.is_file()) {
+                Some(path) => path.clone(),
+                None => bail!(
+                    "there is no tokenizer beside {}: add --tokenizer FILE or --dataset DIR",
+                    which.model.display()
+                ),
+            },
+        };
+        let json = std::fs::read(&path).with_context(|| format!("could not read {}", path.display()))?;
+        TextTokenizer::from_json(json, self.end_of_document.as_deref())
+            .with_context(|| format!("{} cannot be used", path.display()))
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use dataset::TextTokenizer;
+    use serde_json::json;
+
+    /// A byte-level tokenizer of `<eos>`, small letters, the space and é, with one merge: space and a.
+    pub(super) fn tokenizer_json() -> Vec<u8> {
+        let mut vocab = serde_json::Map::new();
+        let letters = ('a'..='z').chain(['Ġ', 'Ã', '©']).map(String::from);
+        for (id, token) in
+            ["<eos>".to_owned()].into_iter().chain(letters).chain(["Ġa".to_owned()]).enumerate()
+        {
+            vocab.insert(token, id.into());
+        }
+        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true });
+        let eos = json!({
+            "id": 0, "content": "<eos>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true,
+        });
+        let tokenizer = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": [eos], "normalizer": null,
+            "pre_tokenizer": bytes, "post_processor": null, "decoder": bytes,
+            "model": {
+                "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                "vocab": vocab, "merges": [["Ġ", "a"]],
+            },
+        });
+        tokenizer.to_string().into_bytes()
+    }
+
+    pub(super) fn tokenizer() -> TextTokenizer {
+        TextTokenizer::from_json(tokenizer_json(), None).unwrap()
     }
 }
 
@@ -480,16 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_people_write_them() {
-        assert_eq!(size("5GB"), Ok(5_000_000_000));
-        assert_eq!(size("1048576"), Ok(1 << 20));
-        for wrong in ["", "GB", "5gb", "-1", "1.5GB", "0", "99999999999GB"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn a_token_is_called_what_the_tokenizer_calls_it() {
+    fn a_token_has_the_tokenizer_s_name() {
         let json = br#"{"added_tokens":[{"id":0,"content":"<eos>"},{"id":7,"content":"<pad>"}]}"#;
         assert_eq!(token_text(json, 7).as_deref(), Some("<pad>"));
         assert_eq!(token_text(json, 8), None);

@@ -1,13 +1,12 @@
-//! `mettle receipts`: what a seat was paid for and why, in the validators' own signed words (PROT-27).
+//! `mettle receipts`: what a seat was paid for and why, from the validators' signed receipts (PROT-27).
 //!
-//! The receipts come from the validators' buckets, each checked against the digest that the chain anchored; the pay comes from the
-//! chain. Nothing is signed, and with `--uid` no key is needed.
+//! The receipts come from the validators' buckets, each checked against the digest that the chain anchored. The pay
+//! comes from the chain. Nothing is signed, and with `--uid` no key is needed.
 
-use crate::sign::SigningSession;
-use anyhow::{Context as _, bail, ensure};
-use chain_client::{Amount, account};
+use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
+use anyhow::{bail, ensure};
+use chain_client::Amount;
 use node::config::SeatFlags;
-use node::output::{EXIT_CODES, Output};
 use node::{error_chain, mirrors::Mirrors};
 use protocol::{
     Role, Uid, Window,
@@ -20,59 +19,49 @@ use serde_json::{Value, json};
 use std::fmt::Write as _;
 use store::{Fetch, HttpFetcher, Limits, fetch::FetchPolicy};
 
-/// Say what the seat was paid for, window by window: every number in every validator's receipt, and the pay.
+/// Show what the seat was paid for, from validators' receipts
+///
+/// For each window: the numbers of every validator's receipt, and the pay.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = help::reading(&[
+    "mettle receipts --config miner.toml",
+    "mettle receipts --uid 3 --window 212 --json",
+]))]
 pub struct Receipts {
     #[command(flatten)]
     pub seat: SeatFlags,
     /// Only this window.
     #[arg(long, value_name = "W", conflicts_with = "last")]
     pub window: Option<u32>,
-    /// The last so many windows that are over.
+    /// The number of closed windows to show, the latest ones.
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub last: u32,
-    /// Print one JSON object. Amounts in it are texts, counted in the smallest unit, 10⁻¹² MTL.
-    #[arg(long)]
-    pub json: bool,
 }
 
-/// What one validator says of the seat.
-struct Said {
+/// One validator's receipt.
+struct ValidatorReceipt {
     validator: Uid,
-    /// `Err`: there is no receipt to be had, and why.
+    /// `Err`: why there is no usable receipt.
     receipt: Result<Box<Receipt>, String>,
 }
 
-/// One window of one seat.
-struct Account {
+/// The receipts and the pay of a seat for one window.
+struct WindowReceipts {
     window: Window,
     epoch: u32,
     sequences_per_seat: u32,
-    said: Vec<Said>,
+    receipts: Vec<ValidatorReceipt>,
     /// Once the epoch is paid.
     pay: Option<Payslip>,
 }
 
-/// Reads, and prints.
-pub async fn act(command: Receipts, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Reads the receipts and prints them.
+pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.seat.read()?;
     let session = SigningSession::open(&args.chain).await?;
     let chain = &*session.chain;
     let status = chain.status(args.run).await?;
-    let uid = match command.seat.uid {
-        Some(uid) => Uid(uid),
-        None => {
-            let Some(key) = &args.key else {
-                bail!(
-                    "no seat was named: add --uid UID, or --key FILE, or `key = \"FILE\"` to the settings file"
-                );
-            };
-            let hotkey = key.public().with_context(|| format!("could not read the key {key}"))?;
-            let seat = account::seat_of(chain, args.run, &hotkey).await?;
-            seat.with_context(|| format!("the key {key} has no seat in run {}", args.run))?.id.uid
-        }
-    };
+    let uid = uid_of(chain, &command.seat, &args).await?;
     let windows = match command.window {
         Some(window) => vec![Window(window)],
         None => {
@@ -80,48 +69,51 @@ pub async fn act(command: Receipts, output: &mut Output<'_>) -> anyhow::Result<(
             (open.saturating_sub(command.last)..open).map(Window).collect()
         }
     };
-    ensure!(!windows.is_empty(), "no window of run {} is over yet; try again after the first", args.run);
+    ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
 
     let run = status.run;
     let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
     let fetch = HttpFetcher::new(policy)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
-    let mut accounts = Vec::new();
+    let mut all = Vec::new();
     for window in windows {
         let Some(view) = chain.window(run.id, window).await? else {
-            bail!("the chain does not know window {}: it has not opened yet, or is forgotten", window.0);
+            bail!(
+                "the chain has no window {}: it has not opened yet, or the chain has forgotten it",
+                window.0
+            );
         };
-        accounts.push(account_of(&fetch, &run, &view, &seats, &payslips).await);
+        all.push(receipts_of(&fetch, &run, &view, &seats, &payslips).await);
     }
-    let text: String = accounts.iter().map(|account| account.text(uid)).collect();
-    let windows: Vec<Value> = accounts.iter().map(|account| account.json(uid)).collect();
+    let text: String = all.iter().map(|window| window.text(uid)).collect();
+    let windows: Vec<Value> = all.iter().map(|window| window.json(uid)).collect();
     Ok(output.result(&text, json!({ "uid": uid, "windows": windows }))?)
 }
 
-async fn account_of(
+async fn receipts_of(
     fetch: &dyn Fetch,
     run: &RunView,
     view: &WindowView,
     seats: &[SeatView],
     payslips: &[Payslip],
-) -> Account {
+) -> WindowReceipts {
     let epoch = view.window.epoch(run.params.epoch_windows);
-    let mut said = Vec::new();
+    let mut receipts = Vec::new();
     for seat in seats.iter().filter(|seat| seat.role == Role::Validator) {
         let receipt = receipt_of(fetch, run, view, seat).await.map(Box::new);
-        said.push(Said { validator: seat.id.uid, receipt });
+        receipts.push(ValidatorReceipt { validator: seat.id.uid, receipt });
     }
-    Account {
+    WindowReceipts {
         window: view.window,
         epoch,
         sequences_per_seat: run.params.sequences_per_seat,
-        said,
+        receipts,
         pay: payslips.iter().find(|slip| slip.epoch == epoch).copied(),
     }
 }
 
-/// The receipt that a validator anchored for the window. A stranger's bucket says the rest: bounded, and checked against the chain.
+/// Fetches the receipt that a validator anchored for the window, and checks it against the chain.
 async fn receipt_of(
     fetch: &dyn Fetch,
     run: &RunView,
@@ -130,27 +122,27 @@ async fn receipt_of(
 ) -> Result<Receipt, String> {
     let uid = seat.id.uid;
     let Some((_, digest)) = view.receipts.iter().find(|(of, _)| *of == uid) else {
-        return Err("it has put no receipt for this window on the chain".into());
+        return Err("no receipt anchored for this window".into());
     };
     let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
     let key = keys::receipt(run.id, view.window, uid, digest);
     let mirrors = Mirrors::one(&seat.endpoint);
     let bytes = mirrors.get(fetch, &key, digest, &Limits::for_bytes(largest)).await;
     let bytes =
-        bytes.map_err(|error| format!("its bucket does not give its receipt: {}", error_chain(&error)))?;
+        bytes.map_err(|error| format!("its bucket does not serve its receipt: {}", error_chain(&error)))?;
     let receipt = Receipt::open(&bytes, &run.params)
-        .map_err(|error| format!("what it anchored is no receipt: {error}"))?;
+        .map_err(|error| format!("the anchored bytes are no receipt: {error}"))?;
     if receipt.window != view.window || receipt.validator.uid != uid || receipt.run != run.id {
-        return Err("what it anchored is the receipt of another window or seat".into());
+        return Err("it anchored the receipt of another window or seat".into());
     }
     Ok(receipt)
 }
 
-impl Account {
+impl WindowReceipts {
     fn text(&self, uid: Uid) -> String {
         // Writing to a text does not fail.
         let mut text = format!("window {}, uid {uid}\n", self.window.0);
-        for Said { validator, receipt } in &self.said {
+        for ValidatorReceipt { validator, receipt } in &self.receipts {
             let _ = match receipt {
                 Err(why) => writeln!(text, "  validator {validator}: {why}"),
                 Ok(receipt) => {
@@ -162,133 +154,74 @@ impl Account {
         let _ = match &self.pay {
             Some(slip) => writeln!(
                 text,
-                "  epoch {}: the validators' consensus weight is {} of 65535; paid {}, being {} of the miners' part of {}",
+                "  epoch {}: consensus weight {} of 65535; paid {:.2}, {} of the miners' part of {:.2}",
                 self.epoch,
                 slip.consensus.weight,
                 Amount(slip.amount),
                 percent(slip.consensus.incentive as f64 / ONE as f64),
                 Amount(slip.pot),
             ),
-            None => writeln!(text, "  epoch {}: not paid, or not yet", self.epoch),
+            None => writeln!(text, "  epoch {}: not paid yet, or not at all", self.epoch),
         };
         text
     }
 
-    /// What became of the seat's work with one validator, in a sentence.
+    /// One validator's judgement of the seat, in a sentence.
     fn verdict(&self, uid: Uid, receipt: &Receipt) -> String {
         let attested = attested(&receipt.attestation, uid);
         let Some(judgement) = &receipt.judgement else {
-            return format!("{attested}; it judged nobody in this window: it was void, or there was no time");
+            return format!("{attested}; it evaluated no seat in this window (void, or out of time)");
         };
         let Some(judged) = receipt.of(uid) else {
             return "the seat was not in this window".into();
         };
         let seen = match &judged.observed {
-            Observed::Absent => "committed nothing: unrated, and unpaid for the window".into(),
-            Observed::Unobserved => {
-                "was not observed by it or by two thirds of the stake: that changes nothing".into()
-            }
+            Observed::Absent => "no commitment: unrated, and unpaid for the window".into(),
+            Observed::Unobserved => "not observed by two thirds of the stake: no effect".into(),
             Observed::Faulty { label, detail } => {
                 format!(
-                    "is faulty for two thirds of the stake ({label}: {detail}): last place, unpaid for the window"
+                    "faulty for two thirds of the stake ({label}: {detail}): last rank, unpaid for the window"
                 )
             }
             Observed::Valid { measured: None, .. } => format!(
-                "counts; its turn to be measured did not come, {} of {} were",
+                "not measured in this window ({} of {} contributions were)",
                 judgement.order.len(),
                 judgement.held.len()
             ),
             Observed::Valid { measured: Some(measured), .. } => format!(
-                "was measured on {} sequences of its own and {} common ones",
+                "measured on {} sequences of its own and {} common ones",
                 measured.own.len(),
                 judgement.common.len()
             ),
         };
-        format!("{attested}; the contribution {seen}")
+        format!("{attested}; {seen}")
     }
 
+    /// The numbers of one validator's receipt, a line each.
     fn numbers(&self, text: &mut String, uid: Uid, receipt: &Receipt) -> std::fmt::Result {
         let Some(SeatJudgement { observed, result, .. }) = receipt.of(uid) else { return Ok(()) };
-        let Outcome {
-            own_gain,
-            common_gain,
-            common_error,
-            own_data,
-            rank,
-            ordinal,
-            median_rating,
-            rating_factor,
-            score,
-            weight,
-        } = result;
-        if let Some(gain) = common_gain {
-            let error = common_error.map(|error| format!(" ± {}", percent(error.get()))).unwrap_or_default();
-            let place = rank.map(|place| format!(": place {place} in the window")).unwrap_or_default();
-            writeln!(
-                text,
-                "    it takes {}{error} of the loss away on the common sequences{place}",
-                percent(gain.get())
-            )?;
-        }
-        if let Some(gain) = own_gain {
-            write!(text, "    it takes {} away on its own", percent(gain.get()))?;
-            match own_data {
-                Some(data) => writeln!(
-                    text,
-                    ": {} ± {} more than on the common ones, where {} counts as whole; own-data outcome {:.3}",
-                    percent(data.gap.get()),
-                    percent(data.error.get()),
-                    percent(data.scale.get()),
-                    data.outcome.get()
-                )?,
-                None => writeln!(text, ": too few to test")?,
-            }
-        }
+        write_gains(text, result)?;
         if let Observed::Valid { trained, near_duplicate, .. } = observed {
-            let all = self.sequences_per_seat;
-            writeln!(text, "    trained on {trained} of {all} sequences")?;
+            writeln!(text, "    trained on {trained} of {} sequences", self.sequences_per_seat)?;
             if let Some(near_duplicate) = near_duplicate {
                 writeln!(
                     text,
-                    "    a near-duplicate of what uid {} sent in window {}: alike by {:.3}",
+                    "    near-duplicate of the contribution of uid {} in window {}: similarity {:.3}",
                     near_duplicate.uid,
                     near_duplicate.window.0,
                     near_duplicate.alike.get()
                 )?;
             }
         }
-        let (before, after) = (receipt.before.of(uid), receipt.after().of(uid));
-        if let Some(SeatReputation { reputation: after, .. }) = after {
-            let start = before.map(|before| &before.reputation);
-            let rating = |of: &Reputation| format!("{:.3} ± {:.3}", of.mu.get(), of.sigma.get());
-            let was = start.map_or("new".to_owned(), rating);
-            writeln!(
-                text,
-                "    rating {was} before, {} after: surely {:.3}, where the field has {:.3}; merit {:.3}",
-                rating(after),
-                ordinal.get(),
-                median_rating.get(),
-                rating_factor.get()
-            )?;
-            let was = start.map_or(0.0, |start| start.own_data_score.get());
-            writeln!(text, "    mark of own work {was:.4} before, {:.4} after", after.own_data_score.get())?;
-            for penalty in &after.penalties {
-                let (since, left) = (penalty.since.0, penalty.remaining);
-                writeln!(
-                    text,
-                    "    penalty: {:?} since window {since}, {left} evaluations to go",
-                    penalty.reason
-                )?;
-            }
-        }
-        writeln!(text, "    score {:.5}; weight {weight} of 65535", score.get())
+        write_reputation(text, uid, receipt, result)?;
+        writeln!(text, "    score {:.5}; weight {} of 65535", result.score.get(), result.weight)
     }
 
     fn json(&self, uid: Uid) -> Value {
-        let said = |said: &Said| match &said.receipt {
-            Err(why) => json!({ "validator": said.validator, "receipt": null, "why": why }),
+        let receipt = |one: &ValidatorReceipt| match &one.receipt {
+            Err(why) => json!({ "validator": one.validator, "receipt": null, "why": why }),
             Ok(receipt) => json!({
-                "validator": said.validator,
+                "validator": one.validator,
                 "receipt": { "hotkey": receipt.hotkey, "base": receipt.base, "previous": receipt.previous },
                 "attested": attested(&receipt.attestation, uid),
                 "judged": receipt.of(uid),
@@ -305,22 +238,67 @@ impl Account {
         });
         json!({
             "window": self.window, "epoch": self.epoch, "pay": pay,
-            "validators": self.said.iter().map(said).collect::<Vec<_>>(),
+            "validators": self.receipts.iter().map(receipt).collect::<Vec<_>>(),
         })
     }
 }
 
-/// What a validator attested of the seat, in words.
+fn write_gains(text: &mut String, result: &Outcome) -> std::fmt::Result {
+    if let Some(gain) = result.common_gain {
+        let error =
+            result.common_error.map(|error| format!(" ± {}", percent(error.get()))).unwrap_or_default();
+        let rank = result.rank.map(|rank| format!(", rank {rank} in the window")).unwrap_or_default();
+        writeln!(text, "    loss reduction on common sequences {}{error}{rank}", percent(gain.get()))?;
+    }
+    let Some(gain) = result.own_gain else { return Ok(()) };
+    write!(text, "    loss reduction on its own sequences {}", percent(gain.get()))?;
+    match result.own_data {
+        Some(data) => writeln!(
+            text,
+            ": {} ± {} more than on common ones ({} counts as full); own-data outcome {:.3}",
+            percent(data.gap.get()),
+            percent(data.error.get()),
+            percent(data.scale.get()),
+            data.outcome.get()
+        ),
+        None => writeln!(text, ": too few to test"),
+    }
+}
+
+fn write_reputation(text: &mut String, uid: Uid, receipt: &Receipt, result: &Outcome) -> std::fmt::Result {
+    let (before, after) = (receipt.before.of(uid), receipt.after().of(uid));
+    let Some(SeatReputation { reputation: after, .. }) = after else { return Ok(()) };
+    let before = before.map(|before| &before.reputation);
+    let rating = |of: &Reputation| format!("{:.3} ± {:.3}", of.mu.get(), of.sigma.get());
+    writeln!(
+        text,
+        "    rating {} before, {} after; lower bound {:.3}, median of all seats {:.3}; rating factor {:.3}",
+        before.map_or("none".to_owned(), rating),
+        rating(after),
+        result.ordinal.get(),
+        result.median_rating.get(),
+        result.rating_factor.get()
+    )?;
+    let was = before.map_or(0.0, |before| before.own_data_score.get());
+    writeln!(text, "    own-data score {was:.4} before, {:.4} after", after.own_data_score.get())?;
+    for penalty in &after.penalties {
+        let (since, left) = (penalty.since.0, penalty.remaining);
+        writeln!(text, "    penalty: {:?} since window {since}, {left} evaluations remain", penalty.reason)?;
+    }
+    Ok(())
+}
+
+/// The validator's attestation of the seat, in a sentence.
 fn attested(attested: &Attestation, uid: Uid) -> String {
     if attested.valid.contains(&uid) {
-        return "it attested the contribution as valid".into();
+        return "attested valid".into();
     }
-    if let Some(said) = attested.faulty.iter().find(|said| said.uid == uid) {
-        return format!("it attested the contribution as faulty ({}: {})", said.label, said.detail);
+    if let Some(fault) = attested.faulty.iter().find(|fault| fault.uid == uid) {
+        return format!("attested faulty ({}: {})", fault.label, fault.detail);
     }
-    match attested.not_observed.iter().find(|said| said.uid == uid) {
-        Some(said) => format!("it could not look at the contribution: {}", said.reason),
-        None => "it attested nothing of the seat".into(),
+    match attested.not_observed.iter().find(|entry| entry.uid == uid) {
+        Some(entry) => format!("not observed: {}", entry.reason),
+        None => "not attested".into(),
     }
 }
 
@@ -331,11 +309,12 @@ fn percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use expect_test::expect;
     use protocol::{
         Block, Digest, Hotkey, RunId, RunParams, SeatId,
         receipt::{
-            Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, OwnData, Penalty, PenaltyReason,
-            ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
+            Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, NearDuplicate, OwnData, Penalty,
+            PenaltyReason, ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
         },
         view::SeatConsensus,
     };
@@ -419,74 +398,85 @@ mod tests {
         Observed::Valid { trained: 18, measured: Some(measured), near_duplicate: None }
     }
 
-    fn account(receipt: Result<Receipt, String>) -> Account {
+    fn window(receipt: Result<Receipt, String>) -> WindowReceipts {
         let consensus = SeatConsensus { weight: 50_000, incentive: ONE / 4, trust: ONE, dividends: 0 };
         let (pot, amount) = (Amount::mtl(8).0, Amount::mtl(1).0);
-        Account {
+        WindowReceipts {
             window: Window(5),
             epoch: 2,
             sequences_per_seat: 20,
-            said: vec![Said { validator: Uid(2), receipt: receipt.map(Box::new) }],
+            receipts: vec![ValidatorReceipt { validator: Uid(2), receipt: receipt.map(Box::new) }],
             pay: Some(Payslip { epoch: 2, pot, consensus, amount, nominators: 0 }),
         }
     }
 
     #[test]
     fn a_miner_reads_every_number_it_was_paid_by() {
-        let text = account(Ok(receipt(measured()))).text(Uid(4));
-        for part in [
-            "window 5, uid 4",
-            "validator 2: it attested the contribution as valid; the contribution was measured on 1 sequences of its own and 1 common",
-            "it takes 0.510 % ± 0.030 % of the loss away on the common sequences: place 2",
-            "it takes 0.910 % away on its own: 0.400 % ± 0.050 % more than on the common ones, where 0.500 % counts as whole",
-            "own-data outcome 0.790",
-            "trained on 18 of 20 sequences",
-            "rating 25.000 ± 8.000 before, 26.250 ± 8.000 after: surely 3.500, where the field has 3.000; merit 0.875",
-            "mark of own work 0.1000 before, 0.1400 after",
-            "penalty: Harm since window 3, 4 evaluations to go",
-            "score 0.12500; weight 51000 of 65535",
-            "epoch 2: the validators' consensus weight is 50000 of 65535; paid 1 MTL, being 25.000 % of the miners' part of 8 MTL",
-        ] {
-            assert!(text.contains(part), "no `{part}` in:\n{text}");
-        }
+        expect![[r#"
+            window 5, uid 4
+              validator 2: attested valid; measured on 1 sequences of its own and 1 common ones
+                loss reduction on common sequences 0.510 % ± 0.030 %, rank 2 in the window
+                loss reduction on its own sequences 0.910 %: 0.400 % ± 0.050 % more than on common ones (0.500 % counts as full); own-data outcome 0.790
+                trained on 18 of 20 sequences
+                rating 25.000 ± 8.000 before, 26.250 ± 8.000 after; lower bound 3.500, median of all seats 3.000; rating factor 0.875
+                own-data score 0.1000 before, 0.1400 after
+                penalty: Harm since window 3, 4 evaluations remain
+                score 0.12500; weight 51000 of 65535
+              epoch 2: consensus weight 50000 of 65535; paid 1.00 MTL, 25.000 % of the miners' part of 8.00 MTL
+        "#]].assert_eq(&window(Ok(receipt(measured()))).text(Uid(4)));
     }
 
     #[test]
-    fn who_is_not_measured_reads_why() {
-        let of = |observed| account(Ok(receipt(observed))).text(Uid(4));
-        assert!(of(Observed::Absent).contains("committed nothing"));
-        assert!(of(Observed::Unobserved).contains("that changes nothing"));
-        let fault = Observed::Faulty { label: "late".into(), detail: "it came late".into() };
-        assert!(of(fault).contains("faulty for two thirds of the stake (late: it came late)"));
-        let waiting = Observed::Valid { trained: 18, measured: None, near_duplicate: None };
-        assert!(of(waiting).contains("its turn to be measured did not come"));
-        assert!(account(Ok(receipt(measured()))).text(Uid(9)).contains("was not in this window"));
+    fn a_seat_that_was_not_measured_reads_why() {
         let mut void = receipt(measured());
         void.judgement = None;
-        void.attestation = Attestation {
-            faulty: vec![ReportedFault {
-                uid: Uid(4),
-                label: "missing".into(),
-                detail: "nothing came".into(),
-            }],
-            ..Attestation::default()
+        let fault = ReportedFault { uid: Uid(4), label: "missing".into(), detail: "nothing came".into() };
+        void.attestation = Attestation { faulty: vec![fault], ..Attestation::default() };
+        let near_duplicate = NearDuplicate {
+            uid: Uid(7),
+            window: Window(4),
+            digest: Digest::default(),
+            alike: ExactF64::of(0.985),
         };
-        let text = account(Ok(void)).text(Uid(4));
-        assert!(text.contains("as faulty (missing: nothing came); it judged nobody"), "{text}");
+        let faulty = Observed::Faulty { label: "late".into(), detail: "it came late".into() };
+        let waiting = Observed::Valid { trained: 18, measured: None, near_duplicate: Some(near_duplicate) };
+        let mut text = String::new();
+        for receipt in [
+            Ok(receipt(Observed::Absent)),
+            Ok(receipt(Observed::Unobserved)),
+            Ok(receipt(faulty)),
+            Ok(receipt(waiting)),
+            Ok(void),
+            Err("no receipt anchored for this window".into()),
+        ] {
+            let first = window(receipt).text(Uid(4));
+            text += first.lines().nth(1).unwrap();
+            text.push('\n');
+            text.extend(
+                first.lines().filter(|line| line.contains("near-duplicate")).map(|line| format!("{line}\n")),
+            );
+        }
+        text += window(Ok(receipt(measured()))).text(Uid(9)).lines().nth(1).unwrap();
+        expect![[r#"
+              validator 2: attested valid; no commitment: unrated, and unpaid for the window
+              validator 2: attested valid; not observed by two thirds of the stake: no effect
+              validator 2: attested valid; faulty for two thirds of the stake (late: it came late): last rank, unpaid for the window
+              validator 2: attested valid; not measured in this window (1 of 1 contributions were)
+                near-duplicate of the contribution of uid 7 in window 4: similarity 0.985
+              validator 2: attested faulty (missing: nothing came); it evaluated no seat in this window (void, or out of time)
+              validator 2: no receipt anchored for this window
+              validator 2: the seat was not in this window"#]].assert_eq(&text);
     }
 
     #[test]
-    fn a_validator_without_a_receipt_is_said_so() {
-        let account = account(Err("it has put no receipt for this window on the chain".into()));
-        assert!(
-            account.text(Uid(4)).contains("validator 2: it has put no receipt for this window on the chain")
-        );
-        assert_eq!(account.json(Uid(4))["validators"][0]["receipt"], Value::Null);
+    fn a_missing_receipt_is_null_in_json() {
+        let window = window(Err("no receipt anchored for this window".into()));
+        assert_eq!(window.json(Uid(4))["validators"][0]["receipt"], Value::Null);
     }
 
     #[test]
-    fn as_json_there_is_every_number_and_the_pay() {
-        let value = account(Ok(receipt(measured()))).json(Uid(4));
+    fn json_has_every_number_and_the_pay() {
+        let value = window(Ok(receipt(measured()))).json(Uid(4));
         assert_eq!(value["pay"]["amount"], Amount::mtl(1).0.to_string());
         let judged = &value["validators"][0]["judged"];
         assert_eq!(judged["result"]["score"], 0.125);
@@ -496,7 +486,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn only_what_the_chain_anchored_is_believed() {
+    async fn only_an_anchored_receipt_is_used() {
         let params = RunParams { evaluation_sequences: 4, ..RunParams::default() };
         let run = RunView {
             id: RunId(0),
@@ -549,7 +539,7 @@ mod tests {
         let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
-        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("does not give"));
+        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("does not serve"));
         assert!(of(&view(6, Some(digest))).await.unwrap_err().contains("another window"));
     }
 }

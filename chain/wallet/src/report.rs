@@ -1,10 +1,14 @@
-//! `mettle report`: brings before the chain what a validator's own receipt proves against it (PROT-21).
+//! `mettle report`: reports a contradiction between a validator's receipt and its calls to the chain (PROT-21).
 
-use crate::sign::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan};
-use anyhow::{Context as _, bail};
-use chain_client::Call;
+use crate::{
+    delegation::signer,
+    help,
+    output::Output,
+    signing::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan},
+};
+use anyhow::bail;
+use chain_client::{Call, terms::percent};
 use node::config::AccountFlags;
-use node::output::{EXIT_CODES, Output};
 use protocol::{
     Role, Uid, Window,
     statement::{SignedStatement, StatementKind},
@@ -16,16 +20,19 @@ use validator::audit::{
     gather::{AuditError, receipt_of},
 };
 
-/// Report a validator that signed in its receipt something else than it told the chain: it loses stake, and the reporter gets a part.
+/// Report a validator whose receipt contradicts its calls
+///
+/// A validator that signed another attestation or vote in its receipt than it sent to the chain loses stake. The
+/// reporter gets a part of it. `mettle audit` finds such contradictions.
 #[derive(Clone, Debug, clap::Args)]
-#[command(after_help = EXIT_CODES)]
+#[command(after_help = help::signing(&["mettle report --key my-account.json --window 212 --validator 3"]))]
 pub struct Report {
     #[command(flatten)]
     pub account: AccountFlags,
     /// The window.
     #[arg(long, value_name = "W")]
     pub window: u32,
-    /// The validator.
+    /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub validator: u16,
     #[command(flatten)]
@@ -34,8 +41,8 @@ pub struct Report {
     pub confirm: ConfirmArgs,
 }
 
-/// Looks at the receipt and the chain; where they contradict each other, shows the evidence, asks, and submits it.
-pub async fn act(command: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Compares the receipt with the chain; submits the evidence if they contradict each other.
+pub async fn report(command: Report, output: &mut Output<'_>) -> anyhow::Result<()> {
     let args = command.account.read()?;
     let (uid, window) = (Uid(command.validator), Window(command.window));
     let mut session = SigningSession::open(&args.chain).await?;
@@ -48,7 +55,7 @@ pub async fn act(command: Report, output: &mut Output<'_>) -> anyhow::Result<()>
     let receipt = receipt_of(&HttpFetcher::new(policy)?, &run, &view, seat).await?;
     if receipt.run != run.id || receipt.window != window || receipt.validator != seat.id {
         bail!(
-            "what uid {uid} anchored for window {} is the receipt of another window or seat: an audit says so, and the chain does not punish it",
+            "uid {uid} anchored the receipt of another window or seat for window {}: an audit reports that, and the chain does not punish it",
             window.0
         );
     }
@@ -58,18 +65,16 @@ pub async fn act(command: Report, output: &mut Output<'_>) -> anyhow::Result<()>
     let proofs = evidence(&receipt, attestation.as_deref(), vote);
     if proofs.is_empty() {
         let text = format!(
-            "nothing to report: what uid {uid} signed for window {} is what it told the chain",
+            "nothing to report: the receipt of uid {uid} for window {} agrees with the chain",
             window.0
         );
         return Ok(output.result(&text, json!({ "reported": [] }))?);
     }
     let matters: Vec<&str> = proofs.iter().map(kind).collect();
-    let source =
-        args.key.clone().context("nobody signs: add --key KEY, or `key = \"FILE\"` to the settings file")?;
-    let whose = if command.behalf.proxy_of.is_some() { "a proxy" } else { "the reporter" };
+    let (signer, _) = signer(&args, &command.behalf, "the reporter")?;
     let plan = TransactionPlan {
         what: format!(
-            "report that uid {uid} of run {} signed another {} in window {} than it told the chain",
+            "report that uid {uid} of run {} signed another {} in window {} than it sent to the chain",
             run.id,
             matters.join(" and another "),
             window.0
@@ -78,18 +83,18 @@ pub async fn act(command: Report, output: &mut Output<'_>) -> anyhow::Result<()>
             .into_iter()
             .map(|statement| Call::ReportContradiction { hotkey: receipt.hotkey, statement })
             .collect(),
-        signer: crate::sign::Signer { source, password_file: args.password_file.clone(), whose },
+        signer,
         proxy_of: command.behalf.account()?,
         then: vec![
             format!(
-                "uid {uid} loses {} thousandths of all that it has at stake, and of what is nominated behind it",
-                run.terms.equivocation_slash.0
+                "uid {uid} loses {} of its stake, and of what is nominated behind it",
+                percent(run.terms.equivocation_slash)
             ),
-            "a tenth of what is taken is the reporter's, as is the fee; the rest is burnt".into(),
+            "the reporter gets a tenth of the slashed amount, and the fee back; the rest is burnt".into(),
         ],
     };
     if session.sign(output, &plan, &command.confirm).await?.is_some() {
-        let text = format!("reported: uid {uid} is punished for its {}", matters.join(" and its "));
+        let text = format!("reported: uid {uid} is slashed for its {}", matters.join(" and its "));
         output.result(&text, json!({ "reported": matters }))?;
     }
     Ok(())

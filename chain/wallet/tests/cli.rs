@@ -1,4 +1,4 @@
-//! What the program says to whoever types it, without a chain.
+//! The program as a process, without a chain.
 
 use model::ModelConfig;
 use nn::{
@@ -27,7 +27,7 @@ fn command(arguments: &[&dyn AsRef<OsStr>]) -> Command {
     command
 }
 
-/// The program fails, and its complaint has all of `words`.
+/// The program fails, and its error has all of `words`.
 #[track_caller]
 fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
     let output = mettle(arguments);
@@ -40,7 +40,7 @@ fn refused(arguments: &[&dyn AsRef<OsStr>], words: &[&str]) {
 }
 
 #[test]
-fn a_key_is_made_once_shown_without_its_password_and_never_overwritten() {
+fn a_key_is_created_once_and_shown_without_its_password() {
     let home = tempfile::tempdir().unwrap();
     let key = home.path().join("hotkey.json");
     let made = mettle(&[&"keys", &"new", &"--key", &key]);
@@ -48,13 +48,13 @@ fn a_key_is_made_once_shown_without_its_password_and_never_overwritten() {
     let written = fs::read(&key).unwrap();
     let shown = mettle(&[&"keys", &"show", &"--key", &key]);
     assert!(shown.status.success());
-    assert_eq!(shown.stdout, made.stdout, "both say the address");
+    assert_eq!(shown.stdout, made.stdout, "both print the address");
     refused(&[&"keys", &"new", &"--key", &key], &["exists already", "hotkey.json"]);
     assert_eq!(fs::read(&key).unwrap(), written);
 }
 
 #[test]
-fn too_little_text_is_refused_with_how_much_is_needed() {
+fn too_little_text_is_refused_with_the_amount_needed() {
     let home = tempfile::tempdir().unwrap();
     fs::create_dir(home.path().join("text")).unwrap();
     fs::write(home.path().join("text").join("poem.txt"), "Roses are red.\n").unwrap();
@@ -64,7 +64,7 @@ fn too_little_text_is_refused_with_how_much_is_needed() {
 }
 
 #[test]
-fn that_nobody_reads_what_is_said_is_no_error_and_the_work_is_done() {
+fn a_closed_standard_output_is_no_error_and_the_work_is_done() {
     let home = tempfile::tempdir().unwrap();
     let (model, out, key) =
         (home.path().join("model"), home.path().join("out"), home.path().join("key.json"));

@@ -1,4 +1,4 @@
-//! The verbs as people type them, against a real chain: what is shown is what is signed, and what is signed is done.
+//! The commands as users enter them, against an embedded chain.
 
 use chain_client::{
     Amount, Call, Chain as _, ExpectedChain, SubxtChain,
@@ -7,12 +7,8 @@ use chain_client::{
 };
 use clap::Parser;
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use mettle::{
-    WalletCommand, commands,
-    nominate::{self, NominateCommand},
-    owner::{self, RunCommand},
-};
-use node::output::{self, Output};
+use mettle::{cli::Cli, output::Output};
+use node::exit;
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, keys,
     params::Permille,
@@ -23,60 +19,43 @@ use s3_server::{BucketConfig, S3Server, ServerConfig};
 use serde_json::Value;
 use store::{Credentials, S3Settings, S3Store, Store as _};
 
-#[derive(Debug, Parser)]
-struct Cli {
-    #[command(subcommand)]
-    command: Any,
-}
-
-/// Every verb of both programs.
-#[derive(Debug, clap::Subcommand)]
-enum Any {
-    #[command(flatten)]
-    Seat(WalletCommand),
-    #[command(flatten)]
-    Nominate(NominateCommand),
-    #[command(subcommand)]
-    Run(RunCommand),
-}
-
 /// What a command printed, and how it ended.
 #[derive(Debug)]
-struct Said {
+struct Ended {
     out: String,
-    aside: String,
+    err: String,
     done: anyhow::Result<()>,
 }
 
-impl Said {
+impl Ended {
     #[track_caller]
-    fn well(&self) -> &Said {
+    fn succeeds(&self) -> &Ended {
         if let Err(error) = &self.done {
-            panic!("{error:#}\n{}{}", self.aside, self.out);
+            panic!("{error:#}\n{}{}", self.err, self.out);
         }
         self
     }
 
-    /// Says this, in what is printed or in the error.
+    /// Prints this, on either stream or as the error.
     #[track_caller]
-    fn says(&self, part: &str) -> &Said {
+    fn prints(&self, part: &str) -> &Ended {
         let error = self.done.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
-        let all = format!("{}{}{error}", self.aside, self.out);
+        let all = format!("{}{}{error}", self.err, self.out);
         assert!(all.contains(part), "no `{part}` in:\n{all}");
         self
     }
 
     #[track_caller]
-    fn ends_with_code(&self, code: u8) -> &Said {
+    fn ends_with_code(&self, code: u8) -> &Ended {
         let error = self.done.as_ref().expect_err("it fails");
-        assert_eq!(output::exit_code(error), code, "{error:#}");
+        assert_eq!(exit::code(error), code, "{error:#}");
         self
     }
 
     #[track_caller]
     fn json(&self) -> Value {
         assert_eq!(self.out.lines().count(), 1, "{}", self.out);
-        assert!(self.aside.is_empty(), "{}", self.aside);
+        assert!(self.err.is_empty(), "{}", self.err);
         serde_json::from_str(&self.out).unwrap()
     }
 }
@@ -96,8 +75,8 @@ fn dev(path: &str) -> Key {
 }
 
 impl Net {
-    /// Windows of 20 blocks; whatever is taken out is free after a window. A block comes with each call, and otherwise when
-    /// the test says so: a window lasts as long as the test needs it, however busy the machine is.
+    /// Windows of 20 blocks; stake unbonds in one window. A block is made with each call and when the test says so, so
+    /// that a window lasts as long as the test needs.
     async fn new() -> Net {
         let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
@@ -136,46 +115,38 @@ impl Net {
         Net { chain, alice, run, schedule }
     }
 
-    /// Types a command, and `typed` where it asks; `None` is no terminal.
-    async fn types(&self, role: Role, line: &str, typed: Option<&str>) -> Said {
+    /// Enters a command, and `typed` where it asks; `None` means no terminal.
+    async fn enter(&self, role: Role, line: &str, typed: Option<&str>) -> Ended {
         let url = self.chain.url();
         let line = line.replacen("register ", &format!("register {role} "), 1);
-        let words = ["test"].into_iter().chain(line.split_whitespace());
-        let command = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}")).command;
-        let (mut out, mut aside) = (Vec::new(), Vec::new());
+        let words = ["mettle"].into_iter().chain(line.split_whitespace());
+        let needs_chain = !line.starts_with("keys ");
+        let words = words.chain(["--chain", &url].into_iter().filter(|_| needs_chain));
+        let cli = Cli::try_parse_from(words).unwrap_or_else(|error| panic!("{line}: {error}"));
+        let (mut out, mut err) = (Vec::new(), Vec::new());
         let mut ask = || Ok(typed.map(str::to_owned));
-        let json = match &command {
-            Any::Seat(command) => command.json(),
-            Any::Nominate(command) => command.json(),
-            Any::Run(command) => command.json(),
-        };
-        let command = at(command, &url);
-        let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
-        let done = match command {
-            Any::Seat(command) => commands::act(command, &mut output).await,
-            Any::Nominate(command) => nominate::act(command, &mut output).await,
-            Any::Run(command) => owner::act(command, &mut output).await,
-        };
+        let mut output = Output::new(cli.json(), &mut out, &mut err, &mut ask);
+        let done = cli.execute(&mut output).await;
         output.finish(&done).unwrap();
-        // What the verb did, it heard of over a connection of its own.
-        self.abreast().await;
+        // The command had a connection of its own.
+        self.catch_up().await;
         let text = |bytes| String::from_utf8(bytes).unwrap();
-        Said { out: text(out), aside: text(aside), done }
+        Ended { out: text(out), err: text(err), done }
     }
 
-    async fn miner(&self, line: &str) -> Said {
-        self.types(Role::Miner, line, None).await
+    async fn miner(&self, line: &str) -> Ended {
+        self.enter(Role::Miner, line, None).await
     }
 
-    async fn validator(&self, line: &str) -> Said {
-        self.types(Role::Validator, line, None).await
+    async fn validator(&self, line: &str) -> Ended {
+        self.enter(Role::Validator, line, None).await
     }
 
     async fn registered(&self, role: Role, coldkey: &str, hotkey: &str) -> Uid {
         let line = format!(
             "register --yes --coldkey {coldkey} --key {hotkey} --stake 10 --endpoint http://127.0.0.1:9000/seat"
         );
-        self.types(role, &line, None).await.well().says("uid ");
+        self.enter(role, &line, None).await.succeeds().prints("uid ");
         self.seat(hotkey).await.seat.id.uid
     }
 
@@ -189,30 +160,30 @@ impl Net {
         self.alice.balance(&dev(key).account()).await.unwrap().free
     }
 
-    /// Makes blocks until so many windows have opened since.
+    /// Makes blocks until this number of windows has opened.
     async fn windows_later(&self, windows: u32) {
         let now = self.schedule.window_at(Block(self.chain.best().number));
         let then = Window(now.map_or(0, |now| now.0 + 1) + windows - 1);
-        // What opens a window takes effect in its first block.
+        // A window's first block applies the changes.
         let block = Block(self.schedule.opens_at(then).0 + 2);
         while self.chain.best().number < block.0 {
             self.chain.seal_now().await.unwrap();
         }
-        self.abreast().await;
+        self.catch_up().await;
     }
 
-    /// Makes blocks up to this offset of a window, which is not reached yet.
+    /// Makes blocks up to this offset of a future window.
     async fn go_to(&self, window: u32, offset: u32) {
         let block = Block(self.schedule.opens_at(Window(window)).0 + offset);
         assert!(self.chain.best().number <= block.0, "block {} is past", block.0);
         while self.chain.best().number < block.0 {
             self.chain.seal_now().await.unwrap();
         }
-        self.abreast().await;
+        self.catch_up().await;
     }
 
-    /// One epoch as its one validator, which is to be paid, sees it: it attests, and finds the one miner worth everything.
-    /// Ends as the epoch is paid.
+    /// Plays one epoch as the only validator: it attests, and gives all weight to one miner. Ends when the epoch is
+    /// paid.
     async fn play_epoch(&self, validator: &str, miner: Uid) {
         let key = dev(validator);
         let hotkey = key.hotkey();
@@ -230,91 +201,45 @@ impl Net {
         self.go_to(6, 2).await;
     }
 
-    /// Waits until Alice's client has heard of all that is final.
-    async fn abreast(&self) {
+    /// Waits until Alice's client has seen the latest final block.
+    async fn catch_up(&self) {
         self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
     }
 }
 
-/// Every verb takes the chain as a flag; a test writes it once.
-fn at(command: Any, url: &str) -> Any {
-    let url = Some(url.to_owned());
-    match command {
-        Any::Seat(mut command) => {
-            match &mut command {
-                WalletCommand::Keys(_) => {}
-                WalletCommand::Register(command) => command.chain_flags.chain = url,
-                WalletCommand::Status(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::Claim(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::Stake(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::Unstake(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::Withdraw(command) => command.chain_flags.chain = url,
-                WalletCommand::RotateKey(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::SetPayout(command) => command.seat.chain_flags.chain = url,
-                WalletCommand::Proxy(
-                    commands::ProxyCommand::Add(command) | commands::ProxyCommand::Remove(command),
-                ) => {
-                    command.chain_flags.chain = url;
-                }
-            }
-            Any::Seat(command)
-        }
-        Any::Nominate(mut command) => {
-            match &mut command {
-                NominateCommand::Nominate(command) => command.account.chain_flags.chain = url,
-                NominateCommand::Unnominate(command) => command.account.chain_flags.chain = url,
-                NominateCommand::Nominations(command) => match &mut command.fetch {
-                    Some(nominate::Fetch::Claim(command) | nominate::Fetch::Withdraw(command)) => {
-                        command.account.chain_flags.chain = url;
-                    }
-                    None => command.account.chain_flags.chain = url,
-                },
-                NominateCommand::SetCommission(command) => command.seat.chain_flags.chain = url,
-            }
-            Any::Nominate(command)
-        }
-        Any::Run(mut command) => {
-            match &mut command {
-                RunCommand::Create(command) => command.chain = url,
-                RunCommand::Fund(command) => command.flags.account.chain_flags.chain = url,
-                RunCommand::Terms(command) => command.flags.account.chain_flags.chain = url,
-                RunCommand::Offer(command) => command.flags.account.chain_flags.chain = url,
-                RunCommand::Pause(flags)
-                | RunCommand::Resume(flags)
-                | RunCommand::Claim(flags)
-                | RunCommand::Accept(flags) => flags.account.chain_flags.chain = url,
-            }
-            Any::Run(command)
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_seat_is_taken_topped_up_and_given_up_and_its_stake_comes_back() {
+async fn a_seat_is_registered_staked_and_given_up_and_its_stake_returns() {
     let net = Net::new().await;
     let price = Amount(net.alice.status(net.run).await.unwrap().miners.price);
     let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let again =
         "register --yes --coldkey //Bob --key //Bob//hot --stake 10 --endpoint http://127.0.0.1:9000/seat";
-    net.miner(again).await.well().says("has its seat already").says(&format!("uid {uid}"));
+    net.miner(again).await.succeeds().prints("has its seat already").prints(&format!("uid {uid}"));
     assert!(Amount::ZERO < price);
 
     net.miner("stake --yes --coldkey //Bob --key //Bob//hot --amount 5")
         .await
-        .well()
-        .says("has 15 MTL at stake");
+        .succeeds()
+        .prints("has 15 MTL at stake");
     assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(15).0);
     let taken = net.miner("unstake --yes --coldkey //Bob --key //Bob//hot --amount 4").await;
-    taken.well().says("falls from 15 MTL to 11 MTL").says("1 window, about").says("4 MTL is free in window");
+    taken
+        .succeeds()
+        .prints("falls from 15 MTL to 11 MTL")
+        .prints("1 window, about")
+        .prints("4 MTL is free in window");
     assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(11).0);
     net.miner("unstake --yes --coldkey //Bob --uid 0 --amount 10.5")
         .await
         .ends_with_code(1)
-        .says("at most 10 MTL");
-    net.miner("withdraw --yes --coldkey //Bob").await.well().says("nothing to withdraw yet: of 4 MTL");
-    net.miner("status --key //Bob//hot").await.well().says("4 MTL taken out, free in window");
+        .prints("at most 10 MTL");
+    net.miner("withdraw --yes --coldkey //Bob").await.succeeds().prints("nothing to withdraw yet: of 4 MTL");
+    net.miner("status --key //Bob//hot").await.succeeds().prints("4.00 MTL unbonding, free in window");
 
-    net.miner("unstake --all --yes --coldkey //Bob --uid 0").await.well().says("is given up as window");
+    net.miner("unstake --all --yes --coldkey //Bob --uid 0")
+        .await
+        .succeeds()
+        .prints("is given up with window");
     let held = |net: &Net| {
         let alice = net.alice.clone();
         async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
@@ -322,37 +247,40 @@ async fn a_seat_is_taken_topped_up_and_given_up_and_its_stake_comes_back() {
     assert_eq!(held(&net).await, Amount::mtl(15), "nothing is free yet");
     net.windows_later(4).await;
     assert!(net.alice.seats(net.run).await.unwrap().is_empty(), "the seat is gone");
-    net.miner("status --key //Bob//hot").await.well().says("has no seat");
+    net.miner("status --key //Bob//hot").await.succeeds().prints("has no seat");
     let before = net.free("//Bob").await;
-    net.miner("withdraw --yes --coldkey //Bob").await.well().says("15 MTL is free");
+    net.miner("withdraw --yes --coldkey //Bob").await.succeeds().prints("15 MTL is free");
     assert_eq!(held(&net).await, Amount::ZERO);
     assert!(before.saturating_add(Amount::mtl(14)) < net.free("//Bob").await);
-    net.miner("withdraw --yes --coldkey //Bob").await.well().says("has taken nothing out");
+    net.miner("withdraw --yes --coldkey //Bob").await.succeeds().prints("has no unbonding stake");
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_signed_before_somebody_has_seen_it_and_agreed() {
+async fn nothing_is_signed_without_confirmation() {
     let net = Net::new().await;
     net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let line = "stake --coldkey //Bob --key //Bob//hot --amount 5";
     let bob = dev("//Bob").address();
 
-    net.miner(line).await.ends_with_code(output::EXIT_NOT_SIGNED).says("Registry.add_stake").says("--yes");
-    net.types(Role::Miner, line, Some("n\n")).await.ends_with_code(output::EXIT_NOT_SIGNED);
+    net.miner(line).await.ends_with_code(exit::EXIT_NOT_SIGNED).prints("Registry.add_stake").prints("--yes");
+    net.enter(Role::Miner, line, Some("n\n")).await.ends_with_code(exit::EXIT_NOT_SIGNED);
     let dry = net.miner(&format!("{line} --dry-run")).await;
-    dry.well().says(&format!("signed by {bob} (the coldkey)")).says("amount: 5 MTL").says("fee: about 0.");
+    dry.succeeds()
+        .prints(&format!("signed by {bob} (the coldkey)"))
+        .prints("amount: 5 MTL")
+        .prints("fee: about 0.");
     assert!(dry.out.contains("call data: 0x"), "a dry run's preview is its result: {}", dry.out);
     let json = net.miner(&format!("{line} --json")).await;
-    json.ends_with_code(output::EXIT_NOT_SIGNED);
+    json.ends_with_code(exit::EXIT_NOT_SIGNED);
     let object = json.json();
     assert_eq!(object["preview"]["calls"][0]["call"], "Registry.add_stake");
-    assert_eq!(object["error"]["exit_code"], output::EXIT_NOT_SIGNED);
+    assert_eq!(object["error"]["exit_code"], exit::EXIT_NOT_SIGNED);
     assert_eq!(net.seat("//Bob//hot").await.seat.stake, STAKE.0, "nothing was signed");
 
-    net.types(Role::Miner, line, Some("y\n")).await.well().says("Sign? [y/N]").says("has 15 MTL");
+    net.enter(Role::Miner, line, Some("y\n")).await.succeeds().prints("Sign? [y/N]").prints("has 15 MTL");
     let signed = net.miner(&format!("{line} --json --yes")).await;
-    let object = signed.well().json();
+    let object = signed.succeeds().json();
     assert_eq!(object["result"]["stake"], Amount::mtl(20).0.to_string());
     assert!(object["result"]["included"][0]["block"].is_u64(), "{object}");
     assert_eq!(object["preview"]["signer"], bob);
@@ -360,7 +288,7 @@ async fn nothing_is_signed_before_somebody_has_seen_it_and_agreed() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_does_not_own_a_seat_is_told_so_before_paying_for_it() {
+async fn a_key_that_does_not_own_the_seat_is_refused_without_a_fee() {
     let net = Net::new().await;
     net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let bob = dev("//Bob").address();
@@ -371,15 +299,18 @@ async fn who_does_not_own_a_seat_is_told_so_before_paying_for_it() {
         "set-payout --yes --coldkey //Charlie --uid 0 --to stake",
     ] {
         let before = net.free("//Charlie").await;
-        net.miner(line).await.ends_with_code(1).says(&format!("belongs to {bob}"));
+        net.miner(line).await.ends_with_code(1).prints(&format!("belongs to {bob}"));
         assert_eq!(net.free("//Charlie").await, before, "{line}");
     }
-    net.miner("stake --yes --coldkey //Bob --uid 7 --amount 1").await.ends_with_code(1).says("no such seat");
-    net.miner("stake --yes --coldkey //Bob --amount 1").await.ends_with_code(1).says("--uid UID");
-    net.miner("claim --yes --uid 0").await.ends_with_code(1).says("nobody signs");
-    // What only the chain knows, in its own words.
+    net.miner("stake --yes --coldkey //Bob --uid 7 --amount 1")
+        .await
+        .ends_with_code(1)
+        .prints("there is no uid 7");
+    net.miner("stake --yes --coldkey //Bob --amount 1").await.ends_with_code(1).prints("--uid UID");
+    net.miner("claim --yes --uid 0").await.ends_with_code(1).prints("no key to sign with");
+    // A refusal that only the chain can give.
     let refused = net.miner("stake --json --yes --coldkey //Bob --uid 0 --amount 5000000").await;
-    let object = refused.ends_with_code(output::EXIT_REFUSED).json();
+    let object = refused.ends_with_code(exit::EXIT_REFUSED).json();
     assert_eq!(object["error"]["refused"]["error"], "NotEnoughFunds");
     net.chain.shutdown().await;
 }
@@ -395,249 +326,275 @@ async fn a_hotkey_is_changed_from_the_next_window_on() {
     let line = format!(
         "rotate-key --coldkey //Bob --key //Bob//hot --new-key {file} --new-password-file {password}"
     );
-    net.validator(&format!("{line} --dry-run")).await.ends_with_code(1).says("keys new");
+    net.validator(&format!("{line} --dry-run")).await.ends_with_code(1).prints("keys new");
     let changed = net.validator(&format!("{line} --yes")).await;
-    changed.well().says("Made the key").says("until then the node must run with the old one").says("opens");
+    changed
+        .succeeds()
+        .prints("Wrote the key")
+        .prints("run the node with the old hotkey until then")
+        .prints("with window");
     let shown = net.validator(&format!("keys show --key {file}")).await;
-    let new = shown.well().out.trim().to_owned();
-    changed.says(&new);
+    let new = shown.succeeds().out.trim().to_owned();
+    changed.prints(&new);
     let waiting = net.seat("//Bob//hot").await;
     assert!(matches!(waiting.pending, Some(PendingChange::Rotates(hotkey)) if address(&hotkey.0) == new));
-    net.validator("status --key //Bob//hot").await.well().says("changes its hotkey to");
-    net.validator(&format!("{line} --yes")).await.ends_with_code(output::EXIT_REFUSED).says("Wait for it");
+    net.validator("status --key //Bob//hot").await.succeeds().prints("changes its hotkey to");
+    net.validator(&format!("{line} --yes"))
+        .await
+        .ends_with_code(exit::EXIT_REFUSED)
+        .prints("Registry.ChangeWaiting");
 
     net.windows_later(2).await;
     let seats = net.alice.seats(net.run).await.unwrap();
     let seat = seats.iter().find(|seat| seat.id.uid == uid).unwrap();
     assert_eq!(address(&seat.hotkey.0), new);
-    net.validator(&format!("{line} --yes")).await.ends_with_code(1).says("has no seat");
+    net.validator(&format!("{line} --yes")).await.ends_with_code(1).prints("has no seat");
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn money_is_put_behind_a_validator_and_comes_back() {
+async fn a_nomination_is_made_withdrawn_and_returns() {
     let net = Net::new().await;
     let uid = net.registered(Role::Validator, "//Bob", "//Bob//hot").await;
     let miner = net.registered(Role::Miner, "//Bob", "//Bob//miner").await;
 
-    net.validator(&format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 0")).await.well();
+    net.validator(&format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 0"))
+        .await
+        .succeeds();
     net.validator(&format!("set-commission --yes --coldkey //Bob --uid {miner} --commission 10%"))
         .await
         .ends_with_code(1)
-        .says("is a miner");
+        .prints("is a miner");
     let line = format!("nominate --key //Charlie --uid {uid} --amount 50");
-    net.validator(&line).await.ends_with_code(output::EXIT_NOT_SIGNED).says("Nomination.nominate");
-    net.validator(&format!("{line} --yes")).await.well().says("has 50 MTL behind uid");
+    net.validator(&line).await.ends_with_code(exit::EXIT_NOT_SIGNED).prints("Nomination.nominate");
+    net.validator(&format!("{line} --yes")).await.succeeds().prints("has 50 MTL behind uid");
     assert_eq!(net.seat("//Bob//hot").await.nominated, Amount::mtl(50).0);
     net.validator(&format!("nominate --yes --key //Charlie --uid {miner} --amount 5"))
         .await
-        .says("is a miner");
-    net.validator("status --key //Bob//hot").await.well().says("50 MTL nominated behind it");
+        .prints("is a miner");
+    net.validator("status --key //Bob//hot").await.succeeds().prints("50.00 MTL nominated behind it");
 
     net.validator(&format!("unnominate --yes --key //Charlie --uid {uid} --amount 60"))
         .await
         .ends_with_code(1)
-        .says("take back at most that");
+        .prints("take back at most that");
     net.validator(&format!("unnominate --yes --key //Charlie --uid {uid} --amount 20"))
         .await
-        .well()
-        .says("20 MTL is free in");
+        .succeeds()
+        .prints("20 MTL is free in");
     net.validator("nominations --key //Charlie")
         .await
-        .well()
-        .says("30 MTL behind it")
-        .says("20 MTL taken back");
+        .succeeds()
+        .prints("30.00 MTL nominated")
+        .prints("20.00 MTL taken back");
     let listed = net.validator(&format!("nominations --json --of {}", dev("//Charlie").address())).await;
-    let listed = listed.well().json();
+    let listed = listed.succeeds().json();
     assert_eq!(listed["result"]["nominations"][0]["amount"], Amount::mtl(30).0.to_string());
     net.validator(&format!("nominations claim --yes --key //Charlie --uid {uid}"))
         .await
-        .well()
-        .says("nothing to claim");
+        .succeeds()
+        .prints("nothing to claim");
     net.validator(&format!("nominations claim --yes --key //Dave --uid {uid}"))
         .await
-        .says("has nothing behind");
+        .prints("has nothing behind");
 
-    net.validator(&format!("unnominate --yes --all --key //Charlie --uid {uid}")).await.well();
+    net.validator(&format!("unnominate --yes --all --key //Charlie --uid {uid}")).await.succeeds();
     net.windows_later(3).await;
     let before = net.free("//Charlie").await;
     net.validator(&format!("nominations withdraw --yes --key //Charlie --uid {uid}"))
         .await
-        .well()
-        .says("50 MTL went to");
+        .succeeds()
+        .prints("50 MTL went to");
     assert!(before.saturating_add(Amount::mtl(49)) < net.free("//Charlie").await);
-    net.validator("nominations --key //Charlie").await.well().says("nothing behind any validator");
+    net.validator("nominations --key //Charlie").await.succeeds().prints("nothing behind any validator");
 
     let raised = format!("set-commission --yes --coldkey //Bob --uid {uid} --commission 12.5%");
-    net.validator(&raised).await.well().says("takes effect after 1 window").says("will be 12.5 %");
+    net.validator(&raised).await.succeeds().prints("takes effect after 1 window").prints("will be 12.5 %");
     let status = net.validator("status --key //Bob//hot").await;
-    status.well().says("at a commission of 0 %").says("the commission rises to 12.5 % in window");
-    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    status.succeeds().prints("at a commission of 0 %").prints("the commission rises to 12.5 % in window");
+    let status = net.validator("status --json --key //Bob//hot").await.succeeds().json();
     assert_eq!(status["result"]["seat"]["commission_raise"]["commission"], 125);
     net.windows_later(3).await;
     assert_eq!(net.seat("//Bob//hot").await.commission, Permille(125));
-    let status = net.validator("status --json --key //Bob//hot").await.well().json();
+    let status = net.validator("status --json --key //Bob//hot").await.succeeds().json();
     assert_eq!(status["result"]["seat"]["commission_raise"], Value::Null);
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_owner_funds_a_run_changes_its_terms_stops_it_and_hands_it_over() {
+async fn an_owner_funds_changes_pauses_and_hands_over_a_run() {
     let net = Net::new().await;
-    net.validator("run fund --yes --key //Charlie --amount 100").await.well().says("holds 100 MTL");
+    net.validator("run fund --yes --key //Charlie --amount 100").await.succeeds().prints("holds 100 MTL");
 
-    net.validator("run terms").await.well().says("miner_seats_max").says("none are waiting");
-    net.validator("run params").await.well().says("miner_seats_max");
+    net.validator("run terms").await.succeeds().prints("miner_seats_max").prints("no new terms are pending");
+    net.validator("run params").await.succeeds().prints("miner_seats_max");
     let set = "run terms --key //Alice --set miner_seats_max=7 --set validator_stake_min=2.5";
-    net.validator(set).await.ends_with_code(output::EXIT_NOT_SIGNED).says("miner_seats_max: 192 -> 7");
+    net.validator(set).await.ends_with_code(exit::EXIT_NOT_SIGNED).prints("miner_seats_max: 192 -> 7");
     net.validator("run terms --yes --key //Charlie --set quorum=10")
         .await
         .ends_with_code(1)
-        .says("belongs to");
-    net.validator("run terms --yes --key //Alice --set quorum=0").await.ends_with_code(1).says("quorum");
+        .prints("belongs to");
+    net.validator("run terms --yes --key //Alice --set quorum=0").await.ends_with_code(1).prints("quorum");
     net.validator("run terms --yes --key //Alice --set density=1")
         .await
         .ends_with_code(1)
-        .says("no term `density`");
+        .prints("no term `density`");
     net.validator(&format!("{set} --yes"))
         .await
-        .well()
-        .says("validator_stake_min, miner_seats_max will change with");
+        .succeeds()
+        .prints("validator_stake_min, miner_seats_max will change with");
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("terms.json");
     std::fs::write(&file, r#"{ "seat_price_min": "3 MTL", "shares": { "owner": 90, "burn": "1 %" } }"#)
         .unwrap();
     net.validator(&format!("run terms --yes --key //Alice --file {}", file.display()))
         .await
-        .well()
-        .says("includes them");
-    let shown = net.validator("run terms --json").await.well().json();
+        .succeeds()
+        .prints("includes them");
+    let shown = net.validator("run terms --json").await.succeeds().json();
     assert_eq!(shown["result"]["terms"]["miner_seats_max"], "192");
     assert_eq!(shown["result"]["pending"]["miner_seats_max"], "7");
     assert_eq!(shown["result"]["pending"]["shares.burn"], "1 %");
     net.windows_later(5).await;
     let terms = net.alice.run(net.run).await.unwrap().terms;
     assert_eq!((terms.miner_seats_max, terms.seat_price_min), (7, Amount::mtl(3).0));
-    net.validator("run terms --cancel --yes --key //Alice").await.well().says("no new terms are waiting");
-    net.validator("run terms --yes --key //Alice --set miner_seats_max=8").await.well();
     net.validator("run terms --cancel --yes --key //Alice")
         .await
-        .well()
-        .says("does not become 8")
-        .says("stay as they are");
+        .succeeds()
+        .prints("no new terms are pending");
+    net.validator("run terms --yes --key //Alice --set miner_seats_max=8").await.succeeds();
+    net.validator("run terms --cancel --yes --key //Alice")
+        .await
+        .succeeds()
+        .prints("does not become 8")
+        .prints("stay unchanged");
 
-    net.validator("run resume --yes --key //Alice").await.well().says("not stopped");
+    net.validator("run resume --yes --key //Alice").await.succeeds().prints("not paused");
     net.validator("run pause --yes --key //Alice")
         .await
-        .well()
-        .says("nobody is paid")
-        .says("stops as window");
+        .succeeds()
+        .prints("no pay is earned")
+        .prints("pauses with window");
     net.windows_later(2).await;
     assert!(net.alice.status(net.run).await.unwrap().stopped_by_owner);
-    net.validator("run pause --yes --key //Alice").await.well().says("stopped already");
-    net.validator("run resume --yes --key //Alice").await.well().says("goes on as window");
+    net.validator("run pause --yes --key //Alice").await.succeeds().prints("paused already");
+    net.validator("run resume --yes --key //Alice").await.succeeds().prints("resumes with window");
 
-    net.validator("run claim --yes --key //Alice").await.well().says("nothing to claim");
+    net.validator("run claim --yes --key //Alice").await.succeeds().prints("nothing to claim");
     let bob = dev("//Bob").address();
-    net.validator(&format!("run offer --yes --key //Alice --to {bob}")).await.well().says("is offered to");
-    net.validator("run accept --yes --key //Charlie").await.ends_with_code(output::EXIT_REFUSED);
-    net.validator("run accept --yes --key //Bob").await.well().says(&format!("belongs to {bob}"));
+    net.validator(&format!("run offer --yes --key //Alice --to {bob}"))
+        .await
+        .succeeds()
+        .prints("is offered to");
+    net.validator("run accept --yes --key //Charlie").await.ends_with_code(exit::EXIT_REFUSED);
+    net.validator("run accept --yes --key //Bob").await.succeeds().prints(&format!("belongs to {bob}"));
     assert_eq!(net.alice.run(net.run).await.unwrap().owner, dev("//Bob").account());
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_proxy_acts_for_a_coldkey_and_is_told_when_its_call_is_refused() {
+async fn a_proxy_acts_for_a_coldkey_and_a_refused_inner_call_is_an_error() {
     let net = Net::new().await;
     let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let (bob, eve) = (dev("//Bob").address(), dev("//Eve").address());
     let stake = format!("stake --yes --coldkey //Eve --proxy-of {bob} --uid {uid} --amount 3");
-    net.miner(&stake).await.ends_with_code(output::EXIT_REFUSED).says("Proxy.NotProxy");
+    net.miner(&stake).await.ends_with_code(exit::EXIT_REFUSED).prints("Proxy.NotProxy");
 
     let add = format!("proxy add --yes --coldkey //Bob --proxy {eve} --may staking");
-    net.miner(&add).await.well().says("what concerns seats").says("may act for");
+    net.miner(&add).await.succeeds().prints("manage seats").prints("may act for");
     net.miner(&stake)
         .await
-        .well()
-        .says("as a proxy, in the name of")
-        .says("Proxy.proxy")
-        .says("has 13 MTL at stake");
+        .succeeds()
+        .prints("as a proxy, in the name of")
+        .prints("Proxy.proxy")
+        .prints("has 13 MTL at stake");
     assert_eq!(net.seat("//Bob//hot").await.seat.stake, Amount::mtl(13).0);
 
-    // The proxy call itself succeeds; what it was for does not.
+    // The proxy call itself succeeds, and the inner call fails.
     let too_much = format!("stake --yes --coldkey //Eve --proxy-of {bob} --uid {uid} --amount 5000000");
-    net.miner(&too_much).await.ends_with_code(output::EXIT_REFUSED).says("Registry.NotEnoughFunds");
-    net.miner(&format!("proxy remove --yes --coldkey //Bob --proxy {eve} --may staking")).await.well();
-    net.miner(&stake).await.ends_with_code(output::EXIT_REFUSED).says("Proxy.NotProxy");
+    net.miner(&too_much).await.ends_with_code(exit::EXIT_REFUSED).prints("Registry.NotEnoughFunds");
+    net.miner(&format!("proxy remove --yes --coldkey //Bob --proxy {eve} --may staking")).await.succeeds();
+    net.miner(&stake).await.ends_with_code(exit::EXIT_REFUSED).prints("Proxy.NotProxy");
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn pay_goes_where_its_seat_says_and_nothing_is_signed_where_there_is_none() {
+async fn pay_goes_where_the_seat_sets_and_claiming_nothing_costs_no_fee() {
     let net = Net::new().await;
     let uid = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let before = net.free("//Bob//hot").await;
-    net.miner("claim --yes --key //Bob//hot").await.well().says("nothing to claim");
-    net.miner("claim --former --yes --coldkey //Bob").await.well().says("nothing to claim");
+    net.miner("claim --yes --key //Bob//hot").await.succeeds().prints("nothing to claim");
+    net.miner("claim --former --yes --coldkey //Bob").await.succeeds().prints("nothing to claim");
     assert_eq!(net.free("//Bob//hot").await, before, "no fee was paid");
     net.miner("set-payout --yes --coldkey //Bob --key //Bob//hot --to stake")
         .await
-        .well()
-        .says("becomes stake");
+        .succeeds()
+        .prints("becomes stake");
     assert!(net.seat("//Bob//hot").await.pays_into_stake);
-    net.miner("status --key //Bob//hot").await.well().says("into its stake").says("no epoch has been paid");
-    net.miner(&format!("set-payout --yes --coldkey //Bob --uid {uid} --to account")).await.well();
+    net.miner("status --key //Bob//hot")
+        .await
+        .succeeds()
+        .prints("into its stake")
+        .prints("no epoch has been paid");
+    net.miner(&format!("set-payout --yes --coldkey //Bob --uid {uid} --to account")).await.succeeds();
     assert!(!net.seat("//Bob//hot").await.pays_into_stake);
-    let status = net.miner("status --json --key //Bob//hot").await.well().json();
+    let status = net.miner("status --json --key //Bob//hot").await.succeeds().json();
     assert_eq!(status["result"]["seat"]["stake"], STAKE.0.to_string());
     assert_eq!(status["result"]["payslips"], serde_json::json!([]));
     net.chain.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
+async fn an_epoch_s_pay_is_claimed_by_each_recipient() {
     let net = Net::new().await;
-    net.validator("run fund --yes --key //Charlie --amount 100").await.well();
+    net.validator("run fund --yes --key //Charlie --amount 100").await.succeeds();
     let miner = net.registered(Role::Miner, "//Bob", "//Bob//hot").await;
     let validator = net.registered(Role::Validator, "//Dave", "//Dave//hot").await;
-    net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.well();
+    net.validator(&format!("nominate --yes --key //Eve --uid {validator} --amount 10")).await.succeeds();
     net.play_epoch("//Dave//hot", miner).await;
 
     let books = net.alice.status(net.run).await.unwrap().treasury;
     let terms = net.alice.run(net.run).await.unwrap().terms;
     let part = |share: Permille| Amount(terms.emission_per_epoch / 1000 * u128::from(share.0));
     assert_eq!(books.burnt, part(terms.shares.burn).0);
-    net.miner("status --key //Bob//hot").await.well().says("epoch 0: ").says("of the miners' part of 1 MTL");
-    net.validator("status --key //Dave//hot").await.well().says("to its nominators");
+    net.miner("status --key //Bob//hot")
+        .await
+        .succeeds()
+        .prints("epoch 0: ")
+        .prints("of the miners' part of 1.00 MTL");
+    net.validator("status --key //Dave//hot").await.succeeds().prints("to its nominators");
 
     // The hotkey signs, without a fee; the coldkey has the pay, whole.
     let (before, hot) = (net.free("//Bob").await, net.free("//Bob//hot").await);
     let claimed = net.miner("claim --yes --key //Bob//hot").await;
-    claimed.well().says(&format!("{} went to {}", part(terms.shares.miners), dev("//Bob").address()));
+    claimed.succeeds().prints(&format!("{} went to {}", part(terms.shares.miners), dev("//Bob").address()));
     assert_eq!(net.free("//Bob").await, before.saturating_add(part(terms.shares.miners)));
     assert_eq!(net.free("//Bob//hot").await, hot, "no fee was paid");
-    net.miner("claim --yes --key //Bob//hot").await.well().says("nothing to claim");
+    net.miner("claim --yes --key //Bob//hot").await.succeeds().prints("nothing to claim");
 
     // Its nominator has as much behind the validator as the validator itself.
     let half = Amount(part(terms.shares.validators).0 / 2);
     let nominator = net.free("//Eve").await;
     let line = format!("nominations claim --yes --json --key //Eve --uid {validator}");
-    let claimed = net.validator(&line).await.well().json();
+    let claimed = net.validator(&line).await.succeeds().json();
     let fee = Amount::mtl(1).0 / 100;
     let got = net.free("//Eve").await.0 - nominator.0;
     assert!(half.0 - fee < got && got < half.0, "{} of {half}: {claimed}", Amount(got));
 
     // A seat that is given up leaves its pay to its coldkey.
-    net.validator("unstake --all --yes --coldkey //Dave --key //Dave//hot").await.well();
+    net.validator("unstake --all --yes --coldkey //Dave --key //Dave//hot").await.succeeds();
     net.windows_later(1).await;
     let before = net.free("//Dave").await;
-    net.validator("claim --former --yes --coldkey //Dave").await.well().says(&format!("{half} went to"));
+    net.validator("claim --former --yes --coldkey //Dave")
+        .await
+        .succeeds()
+        .prints(&format!("{half} went to"));
     let got = net.free("//Dave").await.0 - before.0;
     assert!(half.0 - fee < got && got < half.0, "{}", Amount(got));
 
     let owner = part(terms.shares.owner);
     let before = net.free("//Alice").await;
-    net.validator("run claim --yes --key //Alice").await.well();
+    net.validator("run claim --yes --key //Alice").await.succeeds();
     let after = net.free("//Alice").await.saturating_add(Amount(fee));
     assert!(before.saturating_add(owner) < after || owner == Amount::ZERO);
     let books = net.alice.status(net.run).await.unwrap().treasury;
@@ -646,7 +603,7 @@ async fn what_an_epoch_paid_is_claimed_by_everyone_it_was_paid_to() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears_of_it() {
+async fn a_run_is_published_and_created_as_previewed() {
     let net = Net::new().await;
     let home = tempfile::tempdir().unwrap();
     let path = |name: &str| home.path().join(name);
@@ -689,21 +646,22 @@ async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears
     };
     let good = line(&path("model.json").display().to_string());
 
-    // What cannot be is refused before anybody is asked.
-    net.validator(&line("117k")).await.ends_with_code(1).says("vocabulary");
+    // An impossible request is refused before the confirmation.
+    net.validator(&line("117k")).await.ends_with_code(1).prints("vocabulary");
     net.validator(&line("huge")).await.ends_with_code(1);
     let held = |net: &Net| {
         let alice = net.alice.clone();
         async move { alice.balance(&dev("//Bob").account()).await.unwrap().held }
     };
     let asked = net.validator(&good).await;
-    asked.ends_with_code(output::EXIT_NOT_SIGNED).says("Registry.create_run").says("Rewards.fund");
+    asked.ends_with_code(exit::EXIT_NOT_SIGNED).prints("Registry.create_run").prints("Rewards.fund");
     let dry = net.validator(&format!("{good} --dry-run")).await;
-    dry.well().says("first, specification, dataset and first weights are published in the bucket origin");
-    dry.says("a deposit is held").says("20 blocks later").says("7 MTL go into").says("fee: about");
+    dry.succeeds()
+        .prints("first, specification, dataset and initial weights are published in the bucket origin");
+    dry.prints("a deposit is held").prints("20 blocks after").prints("7 MTL goes into").prints("fee: about");
     assert_eq!((net.alice.runs().await.unwrap().len(), held(&net).await), (1, Amount::ZERO));
 
-    let created = net.validator(&format!("{good} --json --yes")).await.well().json();
+    let created = net.validator(&format!("{good} --json --yes")).await.succeeds().json();
     let calls: Vec<&str> = created["preview"]["calls"]
         .as_array()
         .unwrap()
@@ -728,12 +686,12 @@ async fn a_run_is_created_as_its_preview_says_and_published_before_anybody_hears
 #[test]
 fn wrong_flags_are_refused_by_name() {
     let refused = |line: &str| {
-        let words = ["test"].into_iter().chain(line.split_whitespace());
+        let words = ["mettle"].into_iter().chain(line.split_whitespace());
         let error = Cli::try_parse_from(words).expect_err(line);
         assert_eq!(error.exit_code(), 2, "{line}");
         error.to_string()
     };
-    for (line, said) in [
+    for (line, expected) in [
         ("unstake --coldkey //Bob", "<--amount <AMOUNT>|--all>"),
         ("unstake --coldkey //Bob --all --amount 1", "cannot be used with"),
         ("unstake --all", "--coldkey"),
@@ -749,19 +707,17 @@ fn wrong_flags_are_refused_by_name() {
         ("proxy add --coldkey //Bob --proxy x --may rule", "possible values"),
     ] {
         let text = refused(line);
-        assert!(text.contains(said), "{line}: {text}");
+        assert!(text.contains(expected), "{line}: {text}");
     }
-    use clap::CommandFactory as _;
-    Cli::command().debug_assert();
 }
 
 #[tokio::test]
-async fn without_a_chain_a_verb_says_which_url_it_wants() {
-    let line = "test status --key //Bob --chain http://127.0.0.1:1".split(' ');
-    let Any::Seat(command) = Cli::try_parse_from(line).unwrap().command else { unreachable!() };
-    let (mut out, mut aside) = (Vec::new(), Vec::new());
+async fn a_wrong_chain_url_is_refused_with_the_right_form() {
+    let line = "mettle status --key //Bob --chain http://127.0.0.1:1".split(' ');
+    let cli = Cli::try_parse_from(line).unwrap();
+    let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut ask = || Ok(None);
-    let mut output = Output::new(false, &mut out, &mut aside, &mut ask);
-    let error = commands::act(command, &mut output).await.unwrap_err();
+    let mut output = Output::new(false, &mut out, &mut err, &mut ask);
+    let error = cli.execute(&mut output).await.unwrap_err();
     assert!(error.to_string().contains("ws://"), "{error:#}");
 }

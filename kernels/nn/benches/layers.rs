@@ -1,7 +1,8 @@
 //! Each CPU kernel of the network beside its reference; and products of several weights as one and as several.
 //! `RAYON_NUM_THREADS=1 cargo bench -p mettle-nn --bench layers`
 //!
-//! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset `6m`.
+//! Measures the CPU time of the process, which other work on the machine changes little. Shapes are those of preset
+//! `6m`.
 
 use criterion::{
     BatchSize, Bencher, BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main,
@@ -76,8 +77,8 @@ fn noise(len: usize, seed: u32) -> Vec<f32> {
     (0..len).map(|_| next()).collect()
 }
 
-/// All in one group, so that they are measured one after the other: the kernel with every width of vectors that the processor
-/// has (its products choose their own), and the twin.
+/// All in one group, so that they are measured one after the other: the kernel with every width of vectors that the
+/// processor has (its products choose their own), and the twin.
 fn beside(
     group: &mut Group,
     mut fast: impl FnMut(&mut Bencher<CpuTime>),
@@ -109,8 +110,8 @@ fn products(criterion: &mut Criterion<CpuTime>) {
     group.bench_function("twin", |bencher| bencher.iter(|| matmul_reference(x, weight)));
 }
 
-/// `x·Wᵀ`, `grad_y·W` and `of_yᵀ·x` for weights that share their `x`, and lie one below the other: as one product, and as several
-/// that read and write parts of the same matrices.
+/// `x·Wᵀ`, `grad_y·W` and `of_yᵀ·x` for weights that share their `x`, and lie one below the other: as one product,
+/// and as several that read and write parts of the same matrices.
 fn shared_inputs(criterion: &mut Criterion<CpuTime>) {
     let rows = 2048;
     for (name, parts) in

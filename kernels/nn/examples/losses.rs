@@ -1,13 +1,13 @@
-//! By how much the loss of one model on one sequence differs from machine to machine: what the tolerance of an audit rests on
-//! (`docs/receipts.md`).
+//! By how much the loss of one model on one sequence differs from machine to machine: what the tolerance of an audit
+//! rests on (`docs/receipts.md`).
 //!
 //! ```text
 //! cargo run --release -p mettle-nn --example losses -- localnet cpu > here.txt
 //! cargo run --release -p mettle-nn --example losses -- localnet cpu there.txt
 //! ```
 //!
-//! The first prints the losses of 64 sequences with weights that are twice the initial ones, so that probabilities are far from
-//! even; the second also compares them with those of another machine, device or thread count.
+//! The first prints the losses of 64 sequences with weights that are twice the initial ones, so that probabilities
+//! are far from even; the second also compares them with those of another machine, device or thread count.
 
 use mettle_nn::{Device, Evaluator};
 use model::{ModelConfig, init_flat};

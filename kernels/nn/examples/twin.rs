@@ -1,7 +1,7 @@
 //! Our side of `scripts/compare-pytorch`: two programs train the same model on the same data in turns.
 //!
-//! Writes the first weights, the batches and the recipe into a directory. Then it takes as many steps as each line of its
-//! input says, and prints their losses and CPU times as a line of JSON.
+//! Writes the first weights, the batches and the recipe into a directory. Then it takes as many steps as each line of
+//! its input says, and prints their losses and CPU times as a line of JSON.
 //!
 //!     cargo run --release -p mettle-nn --example twin -- 6m 8 20 DIRECTORY
 

@@ -75,7 +75,8 @@ pub enum Precision {
 pub enum ActivationCheckpointing {
     #[default]
     None,
-    /// Gates and ups of the feed-forward half, over half of a layer's activations: one product more, of a layer's twelve.
+    /// Gates and ups of the feed-forward half, over half of a layer's activations: one product more, of a layer's
+    /// twelve.
     FeedForward,
     /// Everything but each layer's input: two forward passes.
     Layers,
@@ -173,8 +174,8 @@ impl Device {
     /// own where a device is missing.
     ///
     /// # Errors
-    /// If the settings contradict each other, the program was built without support, or the machine lacks the device or
-    /// its driver.
+    /// If the settings contradict each other, the program was built without support, or the machine lacks the device
+    /// or its driver.
     pub fn check(self) -> Result<(), DeviceError> {
         if let Some(setting) = self.fused_setting()
             && (self.name == DeviceName::Cpu || self.engine() == EngineKind::Burn)

@@ -15,10 +15,11 @@ pub struct GpuInfo {
 }
 
 impl GpuInfo {
-    /// Operations per second of dense bf16 products summed in f32, by the data sheet; `None` for a GPU that is not listed.
+    /// Operations per second of dense bf16 products summed in f32, by the data sheet; `None` for a GPU that is not
+    /// listed.
     ///
-    /// From NVIDIA's data sheets, without sparsity, which doubles the printed number; for GeForce from the white papers
-    /// of Ampere GA102 and Ada, row "FP16 with FP32 accumulate".
+    /// From NVIDIA's data sheets, without sparsity, which doubles the printed number; for GeForce from the white
+    /// papers of Ampere GA102 and Ada, row "FP16 with FP32 accumulate".
     pub fn peak_flops(&self) -> Option<f64> {
         let teraflops = match self.name.as_str() {
             "NVIDIA B200" => 2250.0,

@@ -6,7 +6,7 @@
 //! | fused, GPU | `gpu` | the same over buffers of a GPU, in CubeCL (features `vulkan`, `cuda`) |
 //! | Burn | crate `mettle-nn-burn` | tensor operations and autograd: the oracle of the tests, and the default on CUDA |
 //!
-//! Nobody has to agree on an engine's last bits. [`conformance`](crate::conformance) is the suite that all must pass.
+//! Engines may differ in the last bits. [`conformance`](crate::conformance) is the suite that all must pass.
 
 pub mod cpu;
 #[cfg(feature = "gpu")]
@@ -53,8 +53,8 @@ pub trait Engine: Send + Sync {
     /// If the device fails.
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError>;
 
-    /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is added up
-    /// in micro-batches of the recipe's size.
+    /// Computes the gradient of the mean loss of `sequences` and keeps it for [`step`](Self::step). A batch is added
+    /// up in micro-batches of the recipe's size.
     ///
     /// # Errors
     /// If the device fails or runs out of memory, or the engine was opened for evaluation.
@@ -104,8 +104,8 @@ pub struct DeviceMemory {
 /// The crate `mettle-engines` opens Burn's as well.
 ///
 /// # Errors
-/// If the configuration or the recipe is invalid, the device is absent or lacks something, `flat` has another length, or
-/// free memory is below the estimate.
+/// If the configuration or the recipe is invalid, the device is absent or lacks something, `flat` has another length,
+/// or free memory is below the estimate.
 pub fn open(
     device: Device,
     config: &ModelConfig,

@@ -136,14 +136,16 @@ impl MemoryEstimate {
             (config.vocab as u64, (config.heads + 2 * config.kv_heads) as u64 * config.head_width() as u64);
         let N = tokens as u64;
 
-        // Bytes per token: a layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves, roots.
+        // Bytes per token: a layer's input; gates and ups; rows, mixed, log-sums, the stream between the halves,
+        // roots.
         let (input, wide, rest) = (4 * D, width * 2 * F, width * (W + D) + 4 * (H + D + 2));
         let kept = match device.activation_checkpointing {
             ActivationCheckpointing::None => L * (input + rest + wide),
             ActivationCheckpointing::FeedForward => L * (input + rest) + wide,
             ActivationCheckpointing::Layers => L * input + rest + wide,
         };
-        // The last layer's output and the stream's gradient; norms' and products' outputs; the inner width; rows' gradient.
+        // The last layer's output and the stream's gradient; norms' and products' outputs; the inner width; rows'
+        // gradient.
         let work = 4 * (2 * D + 1) + width * (3 * D + F + W);
         MemoryEstimate {
             weights: 4 * parameters + copy,
@@ -192,7 +194,8 @@ impl MemoryEstimate {
     }
 }
 
-/// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more checkpointing.
+/// The setting that makes training fit into `available` bytes: at most `most` sequences at once, or more
+/// checkpointing.
 fn advice(config: &ModelConfig, recipe: &Recipe, device: Device, most: usize, available: u64) -> Advice {
     let takes = |device, micro_batch| {
         MemoryEstimate::new(config, &Recipe { micro_batch, ..recipe.clone() }, device).total()
@@ -252,8 +255,8 @@ fn temporary(config: &ModelConfig, tokens: usize, width: u64) -> u64 {
     attention.max(4 * sums.max().unwrap_or(0) as u64)
 }
 
-/// Rows whose logits exist at once on a GPU: a quarter of a GiB of bf16, and a product large enough to be worth it. All
-/// but the last begin where a buffer may.
+/// Rows whose logits exist at once on a GPU: a quarter of a GiB of bf16, and a product large enough to be worth it.
+/// All but the last begin where a buffer may.
 pub(crate) fn logits_rows(vocab: usize, tokens: usize) -> usize {
     const LOGITS: usize = 1 << 27;
     const BLOCK: usize = 128;
@@ -289,8 +292,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Bytes that this process may still take, where the system tells: what Linux calls available, or what the control group
-/// leaves, if that is less.
+/// Bytes that this process may still take, where the system tells: what Linux calls available, or what the control
+/// group leaves, if that is less.
 pub fn available_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let machine = available_in(&read("/proc/meminfo")?)?;
@@ -334,8 +337,8 @@ pub fn keep_freed_memory() {
             const M_MMAP_THRESHOLD: c_int = -3;
             // The largest threshold that glibc takes.
             const MMAP_THRESHOLD: c_int = 32 << 20;
-            // SAFETY: mallopt may be called at any time, and ignores a value that it does not take. It changes only where
-            // later memory comes from.
+            // SAFETY: mallopt may be called at any time, and ignores a value that it does not take. It changes only
+            // where later memory comes from.
             unsafe {
                 mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD);
                 mallopt(M_TRIM_THRESHOLD, c_int::MAX);

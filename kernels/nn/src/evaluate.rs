@@ -1,8 +1,8 @@
 //! Losses of single sequences, with and without a contribution (PROT-22).
 //!
 //! A contribution is judged by a difference of losses that is small beside the losses themselves. So one evaluator on
-//! one device measures both on the same sequences, and adds up a sequence's tokens in `f64`. A contribution is applied to
-//! the weights in place and taken back to the bit: there is no second copy of the model.
+//! one device measures both on the same sequences, and adds up a sequence's tokens in `f64`. A contribution is
+//! applied to the weights in place and taken back to the bit: there is no second copy of the model.
 
 use crate::{Device, Engine, ModelError, batch, engine, train};
 use kernels::sparse;

@@ -62,7 +62,8 @@ impl Evaluator {
         Ok(Likelihood { log_likelihood, is_greedy })
     }
 
-    /// Continues `prompt` token by token until `each` breaks. Of a text longer than `seq_len`, the model reads the end.
+    /// Continues `prompt` token by token until `each` breaks. Of a text longer than `seq_len`, the model reads the
+    /// end.
     ///
     /// # Errors
     /// If the prompt is empty or has a token outside the vocabulary, `sampling` is invalid, or the device fails.

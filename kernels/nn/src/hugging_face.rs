@@ -1,10 +1,11 @@
-//! Models as Hugging Face keeps them: a directory with a `config.json` of `LlamaForCausalLM` and weights in safetensors.
+//! Import and export in Hugging Face's format: a directory with the `config.json` of a `LlamaForCausalLM` and weights
+//! in safetensors.
 //!
-//! Names, shapes and layout of our tensors are Llama's (`ModelConfig::schema`), and rotary positions turn halves as
-//! `transformers` does, so nothing is rearranged on the way out or in; f32 keeps every bit. What cannot be said on the other
-//! side is refused by name: a model that is nearly ours would compute something else without a word.
+//! Names, shapes and layout of our tensors are Llama's (`ModelConfig::schema`), and RoPE rotates halves as
+//! `transformers` does, so nothing is rearranged; f32 keeps every bit. A model with a feature that ours lacks is
+//! refused by that feature's name: it would otherwise compute something else silently.
 //!
-//! Values go by some thousands at a time. Nothing here holds a model.
+//! Values are streamed. Nothing here holds a model.
 
 use crate::safetensors::{self, Dtype, Entry, FormatError, Reader};
 use model::{ConfigError, ModelConfig};
@@ -16,9 +17,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// `config.json` and its like are smaller.
+/// Bytes of a `config.json` at most.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
-/// So is a list of the tensors of the largest model there is.
+/// Bytes of an index of tensors at most.
 const INDEX_BYTES_MAX: u64 = 64 << 20;
 const BLOCK_VALUES: usize = 64 * 1024;
 
@@ -26,23 +27,23 @@ const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The output's own matrix. Ours is the embedding.
+/// The output matrix, which is the embedding in our models.
 const HEAD: &str = "lm_head.weight";
 
-/// What is written beside the values.
+/// What [`export`] writes, except the values.
 #[derive(Clone, Debug)]
 pub struct Export<'a> {
     pub config: &'a ModelConfig,
-    /// What the header of each file says of the model besides its tensors.
+    /// Metadata in the header of each file of weights.
     pub metadata: BTreeMap<String, String>,
-    /// How values are written. Only [`Dtype::F32`] keeps every bit.
+    /// The type of the values. Only [`Dtype::F32`] keeps every bit.
     pub dtype: Dtype,
-    /// A file of weights grows no larger, unless one tensor alone is.
+    /// Size of a file of weights at most, unless one tensor alone is larger.
     pub shard_bytes_max: u64,
     pub tokenizer: Option<ExportedTokenizer<'a>>,
 }
 
-/// A tokenizer that goes with a model.
+/// The tokenizer of an exported model.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportedTokenizer<'a> {
     /// The bytes of `tokenizer.json`.
@@ -51,7 +52,7 @@ pub struct ExportedTokenizer<'a> {
     pub end_of_document: (u32, &'a str),
 }
 
-/// What [`export`] wrote.
+/// The result of [`export`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
     /// Names of the files of weights, in order.
@@ -64,9 +65,9 @@ pub struct Exported {
 pub enum ExportError {
     #[error(transparent)]
     Config(#[from] ConfigError),
-    #[error("{} is there already; name a directory that is not", path.display())]
+    #[error("{} exists already; name a new directory", path.display())]
     Exists { path: PathBuf },
-    #[error("could not write {}; is the disk full, or the directory not ours?", path.display())]
+    #[error("could not write {}; is the disk full, or the directory read-only?", path.display())]
     Write { path: PathBuf, source: io::Error },
     #[error("could not read the weights")]
     Values(#[source] io::Error),
@@ -74,11 +75,10 @@ pub enum ExportError {
 
 /// Writes a model to the directory `to`, which appears whole or not at all.
 ///
-/// `values` is asked for the flat model state, block by block from its beginning: it fills the slice that it is given.
+/// `values` provides the flat parameter vector, block by block: it fills the slice that it is given.
 ///
 /// # Errors
-/// If the configuration is not valid, `to` is there already, the values end early, or the disk does not take them. Nothing
-/// is left behind then.
+/// If the configuration is invalid, `to` exists, the values end early, or writing fails. Nothing is left behind then.
 pub fn export(
     to: &Path,
     export: &Export<'_>,
@@ -131,16 +131,16 @@ pub fn export(
         write_file(&path, &bytes).map_err(failed(&path))?;
         exported.bytes += bytes.len() as u64;
     }
-    // The names are durable before the directory's own name is.
+    // Sync the files' names before the directory is renamed.
     sync(aside.path()).map_err(failed(aside.path()))?;
     fs::rename(aside.path(), to).map_err(failed(to))?;
-    // It has another name now, so there is nothing left to remove.
+    // The directory was renamed, so there is nothing to remove.
     let _ = aside.keep();
     sync(parent).map_err(failed(parent))?;
     Ok(exported)
 }
 
-/// A directory beside `to`, with the rights that any new one has, removed unless it is kept.
+/// A temporary directory beside `to`, with default permissions, removed unless it is kept.
 fn beside(to: &Path, parent: &Path) -> io::Result<tempfile::TempDir> {
     let name = to.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let mut builder = tempfile::Builder::new();
@@ -164,7 +164,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Tensors in schema order, a list for each file.
+/// Tensors in schema order, one list per file.
 fn shards(export: &Export<'_>) -> Vec<Vec<Entry>> {
     let mut shards = vec![Vec::new()];
     let mut held = 0;
@@ -215,7 +215,7 @@ fn pretty(value: &Value) -> Vec<u8> {
     bytes
 }
 
-/// Everything that `LlamaConfig` would otherwise fill in with values of its own.
+/// All fields, since `LlamaConfig` fills absent ones with its own defaults.
 fn config_json(export: &Export<'_>) -> Value {
     let ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, rope_theta, norm_epsilon } =
         *export.config;
@@ -251,7 +251,7 @@ fn config_json(export: &Export<'_>) -> Value {
 
 fn generation_config_json(export: &Export<'_>) -> Value {
     let end = export.tokenizer.map(|tokenizer| tokenizer.end_of_document.0);
-    // Filling up a batch needs a token too; what is filled up is masked.
+    // Padding needs a token too; it is masked.
     json!({ "bos_token_id": null, "eos_token_id": end, "pad_token_id": end, "do_sample": false })
 }
 
@@ -265,14 +265,15 @@ fn tokenizer_config_json(export: &Export<'_>, tokenizer: &ExportedTokenizer<'_>)
     })
 }
 
-/// A directory that was looked at and found to hold a model that we can train. No value of it has been read.
+/// A directory with a model that this crate can train. Its configuration and headers are checked, its values not yet
+/// read.
 #[derive(Debug)]
 pub struct Import {
     pub config: ModelConfig,
-    /// Tokens that the model can read at once.
+    /// The longest sequence of the model.
     positions: usize,
     files: Vec<(PathBuf, Reader)>,
-    /// In schema order: which file has the tensor, and where.
+    /// In schema order: the file of each tensor, and its entry.
     tensors: Vec<(usize, Entry)>,
 }
 
@@ -280,9 +281,9 @@ pub struct Import {
 pub enum ImportError {
     #[error("could not read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{} is larger than {bytes_max} bytes, which is no such file", path.display())]
+    #[error("{} is larger than {bytes_max} bytes, more than such a file has", path.display())]
     TooLarge { path: PathBuf, bytes_max: u64 },
-    #[error("{} is not the JSON that it should be: {reason}", path.display())]
+    #[error("{} is not valid JSON of its kind: {reason}", path.display())]
     Json { path: PathBuf, reason: String },
     #[error("{} cannot be used", path.display())]
     File { path: PathBuf, source: FormatError },
@@ -291,9 +292,9 @@ pub enum ImportError {
         directory.display()
     )]
     NoWeights { directory: PathBuf },
-    #[error("config.json says {field} = {found}, and this model can only be {needed}")]
+    #[error("config.json has {field} = {found}, but this network needs {needed}")]
     Unsupported { field: &'static str, found: String, needed: &'static str },
-    #[error("config.json does not say {field}, or not as a number that this model could have")]
+    #[error("config.json lacks {field}, or its value is out of range")]
     Field { field: &'static str },
     #[error("the model cannot be trained here")]
     Config(#[from] ConfigError),
@@ -301,25 +302,25 @@ pub enum ImportError {
     Missing { name: String },
     #[error("tensor {name} is not part of such a model")]
     Extra { name: String },
-    #[error("tensor {name} is there twice, in {} and in {}", first.display(), second.display())]
+    #[error("tensor {name} is in two files, {} and {}", first.display(), second.display())]
     Twice { name: String, first: PathBuf, second: PathBuf },
-    #[error("tensor {name} has the shape {found:?}, and config.json asks for {needed:?}")]
+    #[error("tensor {name} has shape {found:?}, but config.json implies {needed:?}")]
     Shape { name: String, found: Vec<u64>, needed: Vec<u64> },
     #[error(
         "the output has a matrix of its own ({HEAD} differs from {EMBEDDING}), and this model has one for both: only models with tie_word_embeddings can be imported"
     )]
     Untied,
-    #[error("sequences of {tokens} tokens were asked for, and the model reads from 1 to {positions}")]
+    #[error("sequences of {tokens} tokens were requested, but the model takes from 1 to {positions}")]
     Sequence { tokens: usize, positions: usize },
-    #[error("tensor {name} holds a value that is no number")]
+    #[error("tensor {name} has a value that is not finite")]
     NotFinite { name: String },
 }
 
 impl Import {
-    /// Looks at a directory: its configuration, and the headers of its weights.
+    /// Reads and checks a directory's configuration and the headers of its weights.
     ///
     /// # Errors
-    /// If something in it is not what our model is; the error names it.
+    /// If the model has a feature that this network lacks, named in the error, or a file cannot be read.
     pub fn open(directory: &Path) -> Result<Import, ImportError> {
         let path = directory.join(CONFIG);
         let (config, tied) = read_config(&read_json(&path, CONFIG_BYTES_MAX)?)?;
@@ -356,7 +357,7 @@ impl Import {
         }
         let mut import = Import { positions: config.seq_len, config, files, tensors };
         match (tied, head) {
-            // Whatever is in the file, `transformers` uses the embedding.
+            // `transformers` uses the embedding, whatever the file contains.
             (true, _) => {}
             (false, Some(head)) => import.check_tied(head)?,
             (false, None) => return Err(ImportError::Missing { name: HEAD.into() }),
@@ -364,10 +365,10 @@ impl Import {
         Ok(import)
     }
 
-    /// Has the model read fewer tokens at once than it could. Its weights are the same.
+    /// Shortens the model's sequences. Its weights stay the same.
     ///
     /// # Errors
-    /// If it is none, or more than the model was made for.
+    /// If the number of tokens is zero, or above the model's own.
     pub fn limit_sequence(&mut self, tokens: usize) -> Result<(), ImportError> {
         if !(1..=self.positions).contains(&tokens) {
             return Err(ImportError::Sequence { tokens, positions: self.positions });
@@ -376,10 +377,10 @@ impl Import {
         Ok(())
     }
 
-    /// The flat model state, handed on some thousands of values at a time, from its beginning.
+    /// Streams the flat parameter vector to a sink, some thousands of values at a time.
     ///
     /// # Errors
-    /// If a file cannot be read, or a value is no number.
+    /// If a file cannot be read, or a value is not finite.
     pub fn values(&mut self, mut each: impl FnMut(&[f32]) -> io::Result<()>) -> Result<(), ImportError> {
         for (file, entry) in self.tensors.clone() {
             let (path, reader) = &mut self.files[file];
@@ -396,7 +397,7 @@ impl Import {
         Ok(())
     }
 
-    /// The flat model state, whole.
+    /// The flat parameter vector.
     ///
     /// # Errors
     /// As [`values`](Self::values).
@@ -409,7 +410,7 @@ impl Import {
         Ok(flat)
     }
 
-    /// Whether the output's own matrix is the embedding after all.
+    /// Whether the output matrix equals the embedding.
     fn check_tied(&mut self, (file, head): (usize, Entry)) -> Result<(), ImportError> {
         let (embedding_file, embedding) = self.tensors[0].clone();
         if (&head.shape, head.dtype) != (&embedding.shape, embedding.dtype) {
@@ -435,8 +436,8 @@ impl Import {
     }
 }
 
-/// The shape that a `config.json` asks for, and whether it calls embedding and output one matrix. What is absent is what
-/// `LlamaConfig` takes it to be.
+/// The shape in a `config.json`, and whether embedding and output are tied. Absent fields have `LlamaConfig`'s
+/// defaults.
 fn read_config(json: &Value) -> Result<(ModelConfig, bool), ImportError> {
     let refuse = |field, found: &Value, needed| {
         Err(ImportError::Unsupported { field, found: found.to_string(), needed })
@@ -459,7 +460,7 @@ fn read_config(json: &Value) -> Result<(ModelConfig, bool), ImportError> {
             return refuse(field, &json[field], needed);
         }
     }
-    // Newer releases of transformers say all of rotary positions in one place.
+    // Newer releases of transformers have all of RoPE in one object.
     let rope = &json["rope_parameters"];
     let kind = &rope["rope_type"];
     if ![Value::Null, json!("default")].contains(kind) {
@@ -504,7 +505,7 @@ fn whole(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|number| usize::try_from(number).ok())
 }
 
-/// The files that hold the weights: one, or those that the index names.
+/// The files of weights: one, or those that the index names.
 fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, ImportError> {
     let index = directory.join(INDEX);
     let single = directory.join(WEIGHTS);
@@ -520,7 +521,7 @@ fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, ImportError> {
     let mut names = BTreeSet::new();
     for name in map.values() {
         let name = name.as_str().ok_or_else(|| bad("a file's name is no text"))?;
-        // A name leads nowhere else.
+        // A name must not leave the directory.
         if name.contains(['/', '\\']) || name.starts_with('.') {
             return Err(bad(&format!("{name:?} is no file beside it")));
         }

@@ -1,8 +1,8 @@
-//! The safetensors format: eight bytes that say how long the header is, the header as JSON, then the values of all tensors.
+//! The safetensors format: eight bytes with the header's length, the header as JSON, then the values of all tensors.
 //!
-//! Written here, and not by the format's own crate: that one reads a header through a form of serde that fails once any
-//! library of a program turns on `serde_json`'s arbitrary precision, as the chain's libraries do; and it writes a header's
-//! entries in an order of chance, while equal models should give equal files.
+//! The format's own crate does not fit: it cannot read a header once any library of the program enables `serde_json`'s
+//! arbitrary precision, as the chain's libraries do; and it writes entries in random order, while equal models should
+//! give equal files.
 //!
 //! <https://github.com/huggingface/safetensors#format>
 
@@ -15,12 +15,12 @@ use std::{
     str::FromStr,
 };
 
-/// No header of a real model comes near; what claims more is not read.
+/// Bytes of a header at most, far above that of any real model.
 const HEADER_BYTES_MAX: u64 = 100 << 20;
-/// Values converted at once, so that nothing is held twice.
+/// Values converted at a time.
 const BLOCK_VALUES: usize = 64 * 1024;
 
-/// How a value is written, least significant byte first.
+/// The type of a value, little-endian.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtype {
     #[default]
@@ -38,7 +38,7 @@ impl Dtype {
         }
     }
 
-    /// As a header names it.
+    /// The name in a header.
     fn label(self) -> &'static str {
         match self {
             Dtype::F32 => "F32",
@@ -47,7 +47,7 @@ impl Dtype {
         }
     }
 
-    /// As PyTorch and `config.json` name it.
+    /// The name in PyTorch and `config.json`.
     pub(crate) fn torch_name(self) -> &'static str {
         match self {
             Dtype::F32 => "float32",
@@ -60,7 +60,7 @@ impl Dtype {
         [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(|dtype| dtype.label() == label)
     }
 
-    /// Appends `values`, rounded to the nearest value there is, and to even between two.
+    /// Appends `values`, each rounded to the nearest, ties to even.
     pub(crate) fn encode(self, values: &[f32], into: &mut Vec<u8>) {
         match self {
             Dtype::F32 => into.extend(values.iter().flat_map(|value| value.to_le_bytes())),
@@ -73,7 +73,7 @@ impl Dtype {
         }
     }
 
-    /// Appends the values that `bytes` stand for; exact.
+    /// Appends the values of `bytes`, exactly.
     fn decode(self, bytes: &[u8], into: &mut Vec<f32>) {
         match self {
             Dtype::F32 => {
@@ -116,18 +116,18 @@ pub(crate) struct Entry {
     pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
-    /// Where its values begin, counted from the end of the header.
+    /// Offset of its values from the end of the header.
     pub start: u64,
 }
 
 impl Entry {
-    /// `None` for a shape whose size no number holds.
+    /// Bytes of a tensor; `None` on overflow.
     fn size(shape: &[u64], dtype: Dtype) -> Option<u64> {
         shape.iter().try_fold(dtype.bytes(), |size, length| size.checked_mul(*length))
     }
 }
 
-/// Why a file is not read.
+/// Why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum FormatError {
     #[error("it cannot be read")]
@@ -138,8 +138,8 @@ pub enum FormatError {
     Dtype { tensor: String, dtype: String },
 }
 
-/// The bytes before the values: length and header, filled up with spaces so that the values begin at a multiple of eight.
-/// Entries stand in the order given, each right behind the one before it.
+/// The bytes before the values: length and header, padded with spaces so that the values begin at a multiple of eight.
+/// Entries are in the given order, without gaps.
 pub(crate) fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> Vec<u8> {
     let quoted = |text: &str| Value::from(text).to_string();
     let mut parts = Vec::new();
@@ -163,17 +163,17 @@ pub(crate) fn header(metadata: &BTreeMap<String, String>, entries: &[Entry]) -> 
     [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat()
 }
 
-/// A file whose header was read and found to fit its length.
+/// A file whose header was read and fits its length.
 #[derive(Debug)]
 pub(crate) struct Reader {
     file: File,
-    /// Where the values begin in the file.
+    /// Offset of the values in the file.
     values_at: u64,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Reader {
-    /// Reads the header, and checks that its tensors lie one behind the other and fill the file: nothing hidden, nothing twice.
+    /// Reads the header, and checks that its tensors fill the file without gaps or overlaps.
     pub fn open(mut file: File) -> Result<Reader, FormatError> {
         let malformed = |what: &str| FormatError::Malformed(what.to_owned());
         let file_bytes = file.metadata()?.len();
@@ -214,7 +214,7 @@ impl Reader {
                 }
                 Ok(_) => return Err(bad("has another size than its shape says")),
                 Err(error) if is_needed(name) => return Err(error),
-                // What nobody asks for may be of any type.
+                // An unused tensor may be of any type.
                 Err(_) => {}
             }
         }
@@ -236,7 +236,7 @@ impl Reader {
         self.entries.values()
     }
 
-    /// Hands the values of a tensor on, some thousands at a time.
+    /// Streams the values of a tensor to a sink, some thousands at a time.
     pub fn values<E: From<io::Error>>(
         &mut self,
         entry: &Entry,
@@ -258,7 +258,7 @@ impl Reader {
     }
 }
 
-/// Old checkpoints carry the rotary frequencies, which follow from the configuration.
+/// Old checkpoints contain the rotary frequencies, which follow from the configuration.
 pub(crate) fn is_needed(name: &str) -> bool {
     !name.ends_with(".rotary_emb.inv_freq")
 }
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_between_two_goes_to_the_even_one() {
+    fn a_tie_rounds_to_even() {
         let mut bytes = Vec::new();
         // 1 + 2^-8 lies between 1 and 1 + 2^-7, of which 1 is even; 1 + 3·2^-8 between 1 + 2^-7 and 1 + 2^-6.
         Dtype::Bf16.encode(&[1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0], &mut bytes);
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_safetensors_file_is_refused_before_memory_is_taken() {
+    fn a_file_of_another_format_is_refused_before_memory_is_taken() {
         let tensor = |shape: &str, offsets: &str| {
             format!(r#"{{"w":{{"dtype":"F32","shape":{shape},"data_offsets":{offsets}}}}}"#)
         };
@@ -359,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn rotary_frequencies_of_any_type_are_passed_over() {
+    fn rotary_frequencies_of_any_type_are_skipped() {
         let json = r#"{"model.layers.0.self_attn.rotary_emb.inv_freq":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}"#;
         assert_eq!(Reader::open(file_of(&file_with(json, &[0; 8]))).unwrap().entries().count(), 0);
     }
 
     #[test]
-    fn a_type_is_named_or_the_names_are_told() {
+    fn an_unknown_type_is_refused_with_the_known_ones() {
         assert_eq!("bf16".parse(), Ok(Dtype::Bf16));
         assert_eq!("bfloat".parse::<Dtype>().unwrap_err(), "write f32, bf16 or f16");
     }

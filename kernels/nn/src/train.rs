@@ -1,7 +1,7 @@
 //! Training: a step on a batch of sequences, the same for all engines.
 //!
-//! A miner may do all of it another way. What is agreed on are the weights at the start of a window, and the format of a
-//! contribution.
+//! A miner may do all of it another way. What is agreed on are the weights at the start of a window, and the format
+//! of a contribution.
 
 use crate::{
     BatchError, Device, DeviceMemory, Engine, ModelError, StateError, StepParams, batch, engine,
@@ -103,8 +103,8 @@ impl Trainer {
     /// One step on `sequences`, each of `seq_len + 1` tokens, at the caller's learning rate.
     ///
     /// # Errors
-    /// If a sequence does not fit the model, or the loss is not finite or above the bound: nothing has changed then. If
-    /// the device fails or runs out of memory.
+    /// If a sequence does not fit the model, or the loss is not finite or above the bound: nothing has changed then.
+    /// If the device fails or runs out of memory.
     pub fn step_at<S: AsRef<[u32]>>(
         &mut self,
         sequences: &[S],
@@ -150,8 +150,8 @@ impl Trainer {
         state::write(self.recipe.optimiser, &self.schema, self.steps, self.engine.moments(), sink)
     }
 
-    /// Continues from a state that [`write_state`](Self::write_state) wrote, of this or another engine. Reads that state
-    /// and not a byte more.
+    /// Continues from a state that [`write_state`](Self::write_state) wrote, of this or another engine. Reads that
+    /// state and not a byte more.
     ///
     /// # Errors
     /// If the bytes are damaged or of another model or optimiser, and the optimiser stays; if `source` or the device

@@ -2,7 +2,9 @@
 
 use mettle_nn::{
     Device, Evaluator, Trainer,
-    conformance::{self, Reference, Suite, bits, recipe, sequences, strong_weights, tiny, update},
+    conformance::{
+        self, Reference, Suite, bits, recipe, sequences, state, strong_weights, tiny, update, weight_bits,
+    },
     engine,
 };
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
@@ -56,8 +58,8 @@ fn muon_learns_it_too() {
     assert!(share < 0.5, "{share}");
 }
 
-/// However a machine orders its sums, its loss is off the exact one by rounding alone. An audit tolerates 1e-5 nats per
-/// token between two machines: twenty times the error of one.
+/// However a machine orders its sums, its loss is off the exact one by rounding alone. An audit tolerates 1e-5 nats
+/// per token between two machines: twenty times the error of one.
 #[test]
 fn rounding_changes_a_loss_by_less_than_an_audit_tolerates() {
     for preset in ["117k", "localnet", "1m"] {
@@ -72,6 +74,27 @@ fn rounding_changes_a_loss_by_less_than_an_audit_tolerates() {
             sequences.iter().zip(losses).map(|(sequence, loss)| (loss - reference.loss(sequence)).abs());
         let error = errors.fold(0.0, f64::max);
         assert!(error < 5e-6, "{preset}: {error:e}");
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_no_bit() {
+    let config = ModelConfig { vocab: 700, ..ModelConfig::preset("1m").unwrap() };
+    let flat = init_flat(&config, 1).unwrap();
+    let batch = sequences(&config, 4, 3);
+    let recipe = Recipe { batch: 4, micro_batch: 4, ..recipe() };
+    let on = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            let mut trainer = Trainer::new(&config, &recipe, Device::CPU, &flat).unwrap();
+            let step = trainer.step(&batch).unwrap();
+            let losses = Evaluator::new(&config, Device::CPU, &flat).unwrap().losses(&batch).unwrap();
+            (step, losses, state(&trainer), weight_bits(&trainer))
+        })
+    };
+    let alone = on(1);
+    for threads in [2, 3, 5] {
+        assert!(on(threads) == alone, "{threads} threads give other bits than one");
     }
 }
 

@@ -1,5 +1,6 @@
-//! The fused engine on a GPU: the suite of all engines, and beside the CPU's engine. The device is named by `GPU_DEVICE`,
-//! `vulkan` by default; a software device (lavapipe) is enough. All runs are in f32, except those that name bf16 or f16.
+//! The fused engine on a GPU: the suite of all engines, and beside the CPU's engine. The device is named by
+//! `GPU_DEVICE`, `vulkan` by default; a software device (lavapipe) is enough. All runs are in f32, except those that
+//! name bf16 or f16.
 
 #[path = "common/harness.rs"]
 mod harness;

@@ -1,7 +1,7 @@
 //! The GPU's kernels between two products, against their references, on the device that `GPU_DEVICE` names.
 //!
-//! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on lavapipe;
-//! in 16 bits it is one rounding.
+//! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on
+//! lavapipe; in 16 bits it is one rounding.
 
 mod common;
 #[path = "common/device.rs"]
@@ -26,22 +26,22 @@ use model::Recipe;
 const TESTS: &[Test] = &[
     ("norms_and_their_gradients_are_close_to_the_exact_ones", norms),
     ("norms_of_large_small_and_zero_rows_are_numbers", norms_of_odd_rows),
-    ("rotary_turns_are_close_to_the_exact_ones_and_come_back", turns),
+    ("rotations_are_close_to_the_exact_ones_and_undone", turns),
     ("swiglu_and_its_gradients_are_close_to_the_exact_ones", gates),
     ("losses_and_gradients_are_close_to_the_exact_ones", losses),
     ("exponentials_and_logarithms_are_close_however_small", exponentials),
     ("losses_of_extreme_logits_are_those_of_the_cpu", extreme_logits),
-    ("a_chunk_of_losses_is_written_where_it_belongs", chunks_of_losses),
+    ("a_chunk_of_losses_is_written_to_its_place", chunks_of_losses),
     ("rows_of_the_embedding_are_gathered", gathered),
     ("gradients_of_rows_are_added_at_their_tokens", added_at_tokens),
     ("a_step_of_adamw_is_the_cpus", steps),
     ("sums_of_squares_are_close_to_the_exact_ones", squares),
     ("casts_sums_and_fills_are_the_cpus", casts_sums_and_fills),
     ("two_runs_have_the_same_bits", same_bits),
-    ("more_rows_than_a_grid_has_columns_are_all_done", many_rows),
-    ("nothing_is_done_to_nothing", nothing),
-    ("what_lies_behind_a_part_stays", neighbours),
-    ("what_does_not_fit_is_refused", refused),
+    ("more_rows_than_a_grid_has_columns_are_all_computed", many_rows),
+    ("empty_arrays_are_no_error", nothing),
+    ("values_behind_a_part_stay", neighbours),
+    ("arrays_that_do_not_fit_are_refused", refused),
 ];
 
 fn main() {
@@ -259,8 +259,8 @@ fn losses(gpu: &Gpu) {
     }
 }
 
-/// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many zeros it is
-/// `ln` of their number.
+/// Of two logits, `0` and `x`, the gradient is `eˣ / (1 + eˣ)`, and the loss of the first `ln (1 + eˣ)`; of many
+/// zeros it is `ln` of their number.
 fn exponentials(gpu: &Gpu) {
     let rows = 100_000;
     let of_row = |row: usize| -100.0 * row as f32 / rows as f32;

@@ -1,7 +1,7 @@
 //! Products and attention on a GPU against the CPU's, on the device that `GPU_DEVICE` names.
 //!
-//! Inputs are rounded to the arrays' precision first. An error is the largest difference over the root mean square of the
-//! expected values.
+//! Inputs are rounded to the arrays' precision first. An error is the largest difference over the root mean square of
+//! the expected values.
 
 #[path = "common/device.rs"]
 mod device;
@@ -21,19 +21,19 @@ use mettle_nn::{
 };
 
 const TESTS: &[Test] = &[
-    ("values_come_back_as_they_were_rounded", come_back),
+    ("values_are_downloaded_as_they_were_rounded", come_back),
     ("products_are_close_to_the_exact_ones", products),
     ("products_read_parts_of_rows_and_transposes", parts_and_transposes),
-    ("a_product_is_added_to_what_stands_there", added),
-    ("a_product_too_large_for_its_room_is_added_in_turns", added_in_turns),
+    ("a_product_is_added_to_the_values_there", added),
+    ("a_product_too_large_for_its_buffer_is_added_in_parts", added_in_turns),
     ("products_of_the_shapes_of_models_are_close", shapes_of_models),
     ("each_available_algorithm_agrees", all_ways),
     ("attention_is_close_to_the_exact_one", attention_forward),
     ("the_gradients_of_attention_are_the_cpus", attention_backward),
-    ("long_sequences_are_worked_on_in_blocks", long_sequences),
-    ("extreme_scores_give_numbers", extreme_scores),
+    ("long_sequences_are_computed_in_blocks", long_sequences),
+    ("extreme_scores_give_finite_values", extreme_scores),
     ("two_runs_have_the_same_bits", same_bits),
-    ("what_does_not_fit_is_refused", refused),
+    ("arrays_that_do_not_fit_are_refused", refused),
 ];
 
 fn main() {
@@ -117,7 +117,7 @@ fn rounding(precision: Precision) -> f64 {
     5.0 * half_a_step(precision)
 }
 
-/// Errors of a sum of so many products in f32: four times the worst that was seen on lavapipe, and no less.
+/// The bound of a sum of `inner` products in f32: four times the worst error on lavapipe.
 fn sums(inner: usize) -> f64 {
     4e-6 + 4e-7 * (inner as f64).sqrt()
 }
@@ -248,7 +248,8 @@ fn added_in_turns(gpu: &Gpu) {
 
 fn shapes_of_models(gpu: &Gpu) {
     for precision in precisions(gpu) {
-        // A chunk of a vocabulary, wide and narrow sides of a large layer, and what its weights' gradients are made of.
+        // A chunk of a vocabulary, wide and narrow sides of a large layer, and what its weights' gradients are made
+        // of.
         for shape in [[4, 32_003, 64], [3, 14_336, 40], [8, 64, 14_336]] {
             check_product(gpu, shape, [false, true], precision, precision);
         }
@@ -322,7 +323,8 @@ fn on_cpu(case: &Case) -> [Vec<f32>; 3] {
     [mixed, log_sums, grad_rows]
 }
 
-/// Bounds of mixes, logarithms and gradients. In 16 bits looks and gradients of scores are rounded between the products.
+/// Bounds of mixes, logarithms and gradients. In 16 bits looks and gradients of scores are rounded between the
+/// products.
 fn bounds(precision: Precision) -> [f64; 3] {
     match precision {
         Precision::F32 => [4e-5, 2e-6, 1e-4],
@@ -370,7 +372,7 @@ fn attention_backward(gpu: &Gpu) {
 }
 
 fn long_sequences(gpu: &Gpu) {
-    // Three blocks, the last of them short; a large one; and so many heads that sequences are worked on one at a time.
+    // Three blocks, the last one short; a large one; and a number of heads that leaves one sequence at a time.
     check_attention(gpu, shape(1101, 2, 1, 32), 1);
     check_attention(gpu, shape(2048, 1, 1, 64), 1);
     // Blocks of two sequences, the last of one.

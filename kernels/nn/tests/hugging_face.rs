@@ -1,7 +1,7 @@
-//! Models of others come in and ours go out, with every bit; what `transformers` made of one, we make of it too.
+//! Models are imported and exported with every bit, and have the logits that `transformers` computes.
 //!
-//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it). Whole models against whichever
-//! version is installed: `scripts/compare-transformers`.
+//! `hugging-face/` was made by `transformers` 5.23.0 and PyTorch 2.15.0 (`make.py` beside it). Whole models against
+//! whichever version is installed: `scripts/compare-transformers`.
 
 use mettle_nn::{
     Device, Dtype, Evaluator,
@@ -54,7 +54,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn what_transformers_computes_with_its_own_model_we_compute_with_it() {
+fn a_model_of_transformers_has_the_same_logits_here() {
     let mut import = Import::open(&fixture()).unwrap();
     assert_eq!((import.config.heads, import.config.kv_heads, import.config.rope_theta), (4, 2, 500.0));
     let flat = import.to_flat().unwrap();
@@ -84,7 +84,7 @@ fn what_transformers_computes_with_its_own_model_we_compute_with_it() {
 }
 
 #[test]
-fn a_model_that_went_out_comes_back_to_the_bit_in_one_file_or_in_several() {
+fn an_exported_model_is_imported_to_the_bit_from_one_file_or_several() {
     let config = small();
     let mut flat = init_flat(&config, 5).unwrap();
     flat[3] = -0.0;
@@ -110,7 +110,7 @@ fn a_model_that_went_out_comes_back_to_the_bit_in_one_file_or_in_several() {
 }
 
 #[test]
-fn sixteen_bits_come_back_as_what_they_were_rounded_to() {
+fn values_in_16_bits_are_imported_as_they_were_rounded() {
     let config = small();
     let flat = init_flat(&config, 5).unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -128,33 +128,33 @@ fn sixteen_bits_come_back_as_what_they_were_rounded_to() {
 }
 
 #[test]
-fn an_export_that_fails_leaves_nothing_and_one_that_is_there_stays() {
+fn a_failed_export_leaves_nothing_and_an_existing_one_stays() {
     let config = small();
     let flat = init_flat(&config, 5).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let to = directory.path().join("out");
     let cut = export(&to, &wish(&config), &flat[1..]).unwrap_err();
     assert!(matches!(cut, ExportError::Values(_)), "{cut}");
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "not even something unfinished");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0, "no temporary directory either");
 
     export(&to, &wish(&config), &flat).unwrap();
     let again = export(&to, &wish(&config), &flat).unwrap_err();
-    assert!(again.to_string().contains("is there already"), "{again}");
+    assert!(again.to_string().contains("exists already"), "{again}");
 
     fs::write(directory.path().join("file"), b"").unwrap();
     let under_a_file = export(&directory.path().join("file").join("out"), &wish(&config), &flat).unwrap_err();
     assert!(matches!(under_a_file, ExportError::Write { .. }), "{under_a_file}");
 }
 
-/// Exports a model, changes its directory, and tells why it cannot be imported.
+/// Exports a model, changes its directory, and returns the error of its import.
 fn refused(change: impl FnOnce(&Path)) -> String {
     let config = small();
     let directory = tempfile::tempdir().unwrap();
     let at = directory.path().join("model");
     export(&at, &Export { shard_bytes_max: 6000, ..wish(&config) }, &init_flat(&config, 5).unwrap()).unwrap();
     change(&at);
-    let told = Import::open(&at).and_then(|mut import| import.to_flat().map(|_| ()));
-    let error = told.expect_err("it was changed");
+    let result = Import::open(&at).and_then(|mut import| import.to_flat().map(|_| ()));
+    let error = result.expect_err("it was changed");
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
     while let Some(cause) = source {
@@ -172,12 +172,12 @@ fn edit(path: &Path, change: impl FnOnce(&mut Value)) {
 
 #[track_caller]
 fn check(field: &str, value: Value, says: &str) {
-    let told = refused(|at| edit(&at.join("config.json"), |json| json[field] = value));
-    assert!(told.contains(says), "{told}");
+    let error = refused(|at| edit(&at.join("config.json"), |json| json[field] = value));
+    assert!(error.contains(says), "{error}");
 }
 
 #[test]
-fn a_configuration_that_is_not_ours_is_refused_by_the_name_of_what_differs() {
+fn a_configuration_of_another_network_is_refused_with_the_field() {
     check("architectures", json!(["MistralForCausalLM"]), r#"architectures = ["MistralForCausalLM"]"#);
     check("architectures", Value::Null, "architectures = null");
     check("model_type", json!("mistral"), r#"model_type = "mistral""#);
@@ -193,14 +193,14 @@ fn a_configuration_that_is_not_ours_is_refused_by_the_name_of_what_differs() {
     check("rope_parameters", json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor = 0.5");
     check("quantization_config", json!({ "bits": 4 }), "quantization_config = ");
     check("head_dim", json!(8), "head_dim = 8");
-    check("hidden_size", Value::Null, "config.json does not say hidden_size");
-    check("hidden_size", json!(-16), "config.json does not say hidden_size");
-    check("rope_theta", json!("high"), "config.json does not say rope_theta");
+    check("hidden_size", Value::Null, "config.json lacks hidden_size");
+    check("hidden_size", json!(-16), "config.json lacks hidden_size");
+    check("rope_theta", json!("high"), "config.json lacks rope_theta");
     check("num_key_value_heads", json!(3), "cannot be trained here: kv_heads (3) must divide heads (4)");
     check(
         "vocab_size",
         json!(41),
-        "embed_tokens.weight has the shape [40, 16], and config.json asks for [41, 16]",
+        "embed_tokens.weight has shape [40, 16], but config.json implies [41, 16]",
     );
     check("num_hidden_layers", json!(3), "tensor model.layers.2.input_layernorm.weight is missing");
     check("num_hidden_layers", json!(1), "is not part of such a model");
@@ -208,41 +208,41 @@ fn a_configuration_that_is_not_ours_is_refused_by_the_name_of_what_differs() {
 }
 
 #[test]
-fn weights_that_do_not_fit_are_refused_by_the_name_of_what_is_wrong() {
+fn weights_that_do_not_fit_are_refused_with_the_file_or_tensor() {
     let index = "model.safetensors.index.json";
     let file = "model-00002-of-00004.safetensors";
-    let told = refused(|at| fs::remove_file(at.join(file)).unwrap());
-    assert!(told.contains("could not read") && told.contains(file), "{told}");
-    let told = refused(|at| fs::remove_file(at.join(index)).unwrap());
-    assert!(told.contains("there are no weights"), "{told}");
-    let told = refused(|at| fs::remove_file(at.join("config.json")).unwrap());
-    assert!(told.contains("could not read") && told.contains("config.json"), "{told}");
-    let told = refused(|at| fs::write(at.join("config.json"), b"{").unwrap());
-    assert!(told.contains("is not the JSON that it should be"), "{told}");
-    let told = refused(|at| fs::write(at.join("config.json"), vec![b' '; 2 << 20]).unwrap());
-    assert!(told.contains("is larger than"), "{told}");
-    let told = refused(|at| edit(&at.join(index), |json| json["weight_map"]["x"] = "../secret".into()));
-    assert!(told.contains("is no file beside it"), "{told}");
-    let told = refused(|at| {
+    let error = refused(|at| fs::remove_file(at.join(file)).unwrap());
+    assert!(error.contains("could not read") && error.contains(file), "{error}");
+    let error = refused(|at| fs::remove_file(at.join(index)).unwrap());
+    assert!(error.contains("there are no weights"), "{error}");
+    let error = refused(|at| fs::remove_file(at.join("config.json")).unwrap());
+    assert!(error.contains("could not read") && error.contains("config.json"), "{error}");
+    let error = refused(|at| fs::write(at.join("config.json"), b"{").unwrap());
+    assert!(error.contains("is not valid JSON of its kind"), "{error}");
+    let error = refused(|at| fs::write(at.join("config.json"), vec![b' '; 2 << 20]).unwrap());
+    assert!(error.contains("is larger than"), "{error}");
+    let error = refused(|at| edit(&at.join(index), |json| json["weight_map"]["x"] = "../secret".into()));
+    assert!(error.contains("is no file beside it"), "{error}");
+    let error = refused(|at| {
         let bytes = fs::read(at.join(file)).unwrap();
         fs::write(at.join(file), &bytes[..bytes.len() - 1]).unwrap();
     });
-    assert!(told.contains(file) && told.contains("was it cut short?"), "{told}");
-    let told = refused(|at| {
+    assert!(error.contains(file) && error.contains("was it cut short?"), "{error}");
+    let error = refused(|at| {
         fs::copy(at.join(file), at.join("copy.safetensors")).unwrap();
         edit(&at.join(index), |json| json["weight_map"]["x"] = "copy.safetensors".into());
     });
-    assert!(told.contains("is there twice"), "{told}");
-    let told = refused(|at| {
+    assert!(error.contains("is in two files"), "{error}");
+    let error = refused(|at| {
         let mut bytes = fs::read(at.join(file)).unwrap();
         let last = bytes.len() - 4;
         bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
         fs::write(at.join(file), bytes).unwrap();
     });
-    assert!(told.contains("holds a value that is no number"), "{told}");
+    assert!(error.contains("has a value that is not finite"), "{error}");
 }
 
-/// A directory whose file also has the matrix of an output: the embedding's, or with one bit changed.
+/// Imports a file with an output matrix: the embedding, or with one bit changed.
 fn with_head(tied: bool, changed: bool) -> Result<(), String> {
     let config = small();
     let flat = init_flat(&config, 5).unwrap();
@@ -271,19 +271,19 @@ fn with_head(tied: bool, changed: bool) -> Result<(), String> {
 }
 
 #[test]
-fn an_output_of_its_own_is_refused_unless_it_is_the_embedding_after_all() {
+fn a_separate_output_matrix_is_refused_unless_it_equals_the_embedding() {
     assert_eq!(with_head(true, false), Ok(()));
     assert_eq!(with_head(true, true), Ok(()), "transformers does not look at it either");
     assert_eq!(with_head(false, false), Ok(()));
-    let told = with_head(false, true).unwrap_err();
-    assert!(told.contains("only models with tie_word_embeddings can be imported"), "{told}");
+    let error = with_head(false, true).unwrap_err();
+    assert!(error.contains("only models with tie_word_embeddings can be imported"), "{error}");
 }
 
 #[test]
-fn a_model_may_be_trained_on_shorter_sequences_than_it_can_read_and_not_on_longer_ones() {
+fn a_models_sequences_may_be_shortened_and_not_lengthened() {
     let mut import = Import::open(&fixture()).unwrap();
     import.limit_sequence(8).unwrap();
     assert_eq!(import.config.seq_len, 8);
-    let told = import.limit_sequence(25).unwrap_err().to_string();
-    assert!(told.contains("25") && told.contains("24"), "{told}");
+    let error = import.limit_sequence(25).unwrap_err().to_string();
+    assert!(error.contains("25") && error.contains("24"), "{error}");
 }

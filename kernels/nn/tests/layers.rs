@@ -1,4 +1,4 @@
-//! The kernels of training against their references, on random shapes, and against themselves on other numbers of threads.
+//! The CPU's kernels against their references on random shapes, and against themselves on other numbers of threads.
 
 mod common;
 
@@ -13,12 +13,15 @@ use mettle_nn::{
         rope::{self, Angles, Rotation},
         swiglu,
     },
-    optim::adamw::{self, Coefficients, Parameter},
+    optim::{
+        adamw::{self, Coefficients, Parameter},
+        norm,
+    },
 };
 use model::Recipe;
 use proptest::prelude::*;
 
-/// What `work` gives is the same to the bit on any number of threads.
+/// `work` returns the same bits on any number of threads.
 #[track_caller]
 fn assert_same_on_any_threads(work: impl Fn() -> Vec<f32> + Sync) {
     let on = |threads| {
@@ -39,7 +42,7 @@ fn attend(shape: &attention::Shape, rows: &[f32]) -> (Vec<f32>, Vec<f32>) {
     (mixed, log_sums)
 }
 
-fn attend_back(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> Vec<f32> {
+fn attend_backward(shape: &attention::Shape, rows: &[f32], grad_mixed: &[f32]) -> Vec<f32> {
     let (mixed, log_sums) = attend(shape, rows);
     let mut grad_rows = vec![f32::NAN; rows.len()];
     attention::backward(shape, rows, &mixed, &log_sums, grad_mixed, &mut grad_rows);
@@ -128,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn rotary_turns_come_back_and_are_close_to_the_exact_ones(
+    fn rotations_are_undone_and_close_to_the_exact_ones(
         sequences in 1usize..4, seq_len in 1usize..50, queries in 1usize..4, keys in 1usize..3, half in 1usize..20, seed: u32,
     ) {
         let (width, base) = (2 * half, 10_000.0);
@@ -162,8 +165,9 @@ proptest! {
         assert_close(&mixed, &attention::reference::forward(&shape, &rows), 1e-5);
 
         let grad_mixed = noise(mixed.len(), seed ^ 1);
-        let gradient = attend_back(&shape, &rows, &grad_mixed);
-        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of this.
+        let gradient = attend_backward(&shape, &rows, &grad_mixed);
+        // A key's is a sum over all rows that see it. The worst that was found in a thousand draws is a quarter of
+        // this.
         assert_close(&gradient, &attention::reference::backward(&shape, &rows, &grad_mixed), 2e-5);
     }
 
@@ -195,6 +199,35 @@ proptest! {
         }).collect();
         assert_close(&reference[0], &exact, 1e-5);
     }
+
+    #[test]
+    fn the_sum_of_squares_is_the_references_to_the_bit(values in prop::collection::vec(-1e3f32..1e3, 0..20_000)) {
+        let reference = norm::norm_squared_reference(&values);
+        prop_assert_eq!(norm::norm_squared(&values).to_bits(), reference.to_bits());
+    }
+
+    #[test]
+    fn losses_and_gradients_are_close_to_the_exact_ones(
+        rows in 1usize..40, vocab in 1usize..300, spread in 0.1f32..30.0, seed in any::<u32>(),
+    ) {
+        let logits: Vec<f32> = noise(rows * vocab, seed).into_iter().map(|x| x * spread).collect();
+        let targets: Vec<u32> = (0..rows as u32).map(|row| row.wrapping_mul(seed | 1) % vocab as u32).collect();
+        let scale = 0.25;
+
+        let exact = cross_entropy::reference::losses(&logits, vocab, &targets);
+        let exact_gradient = cross_entropy::reference::gradient(&logits, vocab, &targets, scale);
+        let close = cross_entropy::losses(&mut logits.clone(), vocab, &targets);
+        let mut gradient = logits.clone();
+        let with_gradient = cross_entropy::losses_and_gradient(&mut gradient, vocab, &targets, scale);
+
+        prop_assert_eq!(&close, &with_gradient);
+        for (close, exact) in close.iter().zip(&exact) {
+            prop_assert!((close - exact).abs() <= 1e-5 * exact.abs().max(1.0), "{close} against {exact}");
+        }
+        for (&close, exact) in gradient.iter().zip(&exact_gradient) {
+            prop_assert!((f64::from(close) - exact).abs() <= 1e-5 * f64::from(scale), "{close} against {exact}");
+        }
+    }
 }
 
 #[test]
@@ -202,7 +235,7 @@ fn every_entry_of_attentions_gradient_is_the_slope_of_its_value() {
     let shape = attention::Shape { seq_len: 11, heads: 4, kv_heads: 2, head_width: 2 };
     let rows = noise(2 * 11 * shape.row_width(), 5);
     let grad_mixed = noise(2 * 11 * 8, 6);
-    let gradient = attend_back(&shape, &rows, &grad_mixed);
+    let gradient = attend_backward(&shape, &rows, &grad_mixed);
     for (index, &gradient) in gradient.iter().enumerate() {
         let moved = |by: f32| {
             let mut rows = rows.clone();
@@ -228,7 +261,7 @@ fn the_number_of_threads_changes_no_bit() {
     let shape = attention::Shape { seq_len: 100, heads: 4, kv_heads: 2, head_width: 16 };
     let (rows, grad_mixed) = (noise(3 * 100 * shape.row_width(), 1), noise(3 * 100 * 64, 2));
     assert_same_on_any_threads(|| attend(&shape, &rows).0);
-    assert_same_on_any_threads(|| attend_back(&shape, &rows, &grad_mixed));
+    assert_same_on_any_threads(|| attend_backward(&shape, &rows, &grad_mixed));
 
     for [m, n, k] in [[700, 300, 500], [2048, 64, 300], [64, 1000, 2000]] {
         let (a, b) = (noise(m * k, 3), noise(k * n, 4));
@@ -272,7 +305,7 @@ fn the_width_of_vectors_changes_no_bit() {
     let angles = Angles::new(70, 10, 10_000.0);
     let all = || {
         let (mixed, log_sums) = attend(&shape, &rows);
-        let grad_rows = attend_back(&shape, &rows, &grad_mixed);
+        let grad_rows = attend_backward(&shape, &rows, &grad_mixed);
         let mut rotated = rows.clone();
         rope::rotate(&mut rotated, shape.row_width(), [4, 2], 70, &angles, Rotation::Forward);
 
@@ -337,7 +370,7 @@ fn the_sigmoid_is_within_four_units_in_the_last_place() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     let shape = attention::Shape { seq_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
     let mut rows = noise(3 * 6, 1);
     rows[6 + 2] = f32::NAN; // A key of the second row: the first query does not see it.
@@ -370,4 +403,32 @@ fn a_block_outside_its_matrix_is_refused() {
 fn attention_over_part_of_a_sequence_is_refused() {
     let shape = attention::Shape { seq_len: 3, heads: 1, kv_heads: 1, head_width: 2 };
     attend(&shape, &noise(4 * 6, 1));
+}
+
+#[test]
+fn exp_is_within_two_units_in_the_last_place() {
+    let mut worst = 0.0f64;
+    for step in 0..2_000_000u32 {
+        let x = -87.0 * step as f32 / 2_000_000.0;
+        let exact = f64::from(x).exp();
+        let ulp = f64::from(f32::from_bits((exact as f32).to_bits() + 1)) - f64::from(exact as f32);
+        worst = worst.max((f64::from(cross_entropy::exp(x)) - exact).abs() / ulp);
+    }
+    assert!(worst <= 2.0, "{worst} units in the last place");
+    assert_eq!(cross_entropy::exp(0.0), 1.0);
+    assert_eq!(cross_entropy::exp(-88.0), 0.0);
+    assert_eq!(cross_entropy::exp(f32::NEG_INFINITY), 0.0);
+    assert!(cross_entropy::exp(f32::NAN).is_nan());
+}
+
+#[test]
+fn a_row_with_nan_has_a_loss_of_nan() {
+    let mut logits = vec![0.0, f32::NAN, 1.0];
+    assert!(cross_entropy::losses(&mut logits, 3, &[0])[0].is_nan());
+}
+
+#[test]
+#[should_panic(expected = "a target lies outside the vocabulary")]
+fn a_target_outside_the_vocabulary_is_refused() {
+    cross_entropy::losses(&mut [0.0; 3], 3, &[3]);
 }

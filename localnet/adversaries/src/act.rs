@@ -1,11 +1,13 @@
-//! From what an adversary decides to what its process does: a strategy for the miner, and wrappers around its chain and its bucket.
+//! Connects an adversary's decisions to its process: a strategy for the miner, and wrappers of its chain and its
+//! bucket.
 //!
-//! The honest program does the waiting. Where it commits, the wrapped chain commits to what the adversary wants; where it uploads, the
-//! wrapped bucket gets what the adversary shows.
+//! The honest program keeps the time. When it commits, the wrapped chain commits to the adversary's digests; when it
+//! uploads, the wrapped bucket gets the adversary's bytes. The parts are plain values, so that a process and the
+//! simulation use the same.
 
 use crate::{
     adversary::{Adversary, Content, MinerContext, OwnContribution, Presentation, Timing},
-    faulty_proxy,
+    faulty_proxy::{self, ChooseProxy},
 };
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -22,64 +24,102 @@ use protocol::{
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 use store::{Limits, Listing, Store, StoreError, TrafficTotals};
 use tokio::sync::watch;
 
-/// Between two tries of something that may come yet.
+/// Between two requests for an object or a decision.
 const RETRY: Duration = Duration::from_millis(200);
 
 /// Why an adversary cannot act.
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
-    #[error("could not listen at {address} for those that fetch from us")]
+    #[error("could not listen at {address} for readers of the bucket")]
     FaultyProxy { address: SocketAddr, source: std::io::Error },
 }
 
-/// What an adversary's wrappers share.
+/// State that the wrappers of one adversary share.
 struct Act {
     adversary: Mutex<Box<dyn Adversary>>,
-    /// What the honest program would follow by: its chain is not wrapped.
+    /// The honest view of the chain: its calls are not wrapped.
     follower: Arc<Follower>,
     key: SigningKey,
     uid: Uid,
     contribution_files: ContributionFiles,
-    /// What is to be shown of the window that was last committed to.
+    /// The presentation of the window of the last commitment.
     presenting: Mutex<Option<(Window, Presentation)>>,
 }
 
-/// Puts an adversary in the place of an honest miner's strategy, and its wrappers around chain and store. `directory` is the seat's, where
-/// its contributions are spooled. With `listen`, its readers are answered there.
+/// The parts of an honest miner that an adversary wraps.
+pub struct HonestParts {
+    pub follower: Arc<Follower>,
+    /// The seat's own bucket.
+    pub store: Arc<dyn Store>,
+    pub key: SigningKey,
+    pub uid: Uid,
+    /// The seat's directory, which has its contributions.
+    pub directory: PathBuf,
+}
+
+/// The parts to give to the honest program instead.
+pub struct WrappedParts {
+    pub follower: Arc<Follower>,
+    pub store: Arc<dyn Store>,
+    pub strategy: Box<dyn Strategy>,
+    /// What stands between the bucket and its readers.
+    pub proxy: ChooseProxy,
+}
+
+/// Wraps a miner's parts so that the honest program acts as the adversary decides.
+pub fn wrap(parts: HonestParts, adversary: Box<dyn Adversary>) -> WrappedParts {
+    let HonestParts { follower, store, key, uid, directory } = parts;
+    let act = Arc::new(Act {
+        adversary: Mutex::new(adversary),
+        key,
+        uid,
+        contribution_files: ContributionFiles::new(&directory),
+        presenting: Mutex::new(None),
+        follower: follower.clone(),
+    });
+    let chain = Arc::new(ActingChain { inner: follower.chain.clone(), act: act.clone() });
+    let asked = act.clone();
+    WrappedParts {
+        follower: Arc::new(Follower { chain, ..(*follower).clone() }),
+        store: Arc::new(ActingStore { inner: store, act: act.clone() }),
+        strategy: Box::new(ActingStrategy { act, window: Window::FIRST, seen: BTreeMap::new() }),
+        proxy: Box::new(move || asked.adversary().proxy()),
+    }
+}
+
+/// Makes an opened miner an adversary. `directory` is the seat's. With `listen`, readers of its bucket are answered
+/// there.
 pub fn install_adversary(
     mut opened: node::NodeContext,
     adversary: Box<dyn Adversary>,
     directory: &Path,
     listen: Option<SocketAddr>,
 ) -> Result<(node::NodeContext, Box<dyn Strategy>), ActError> {
-    let follower = opened.follower.clone();
-    let act = Arc::new(Act {
-        adversary: Mutex::new(adversary),
+    let honest = opened.store.clone();
+    let parts = HonestParts {
+        follower: opened.follower.clone(),
+        store: honest.clone(),
         key: opened.key.signing_key().clone(),
         uid: opened.seat.id.uid,
-        contribution_files: ContributionFiles::new(directory),
-        presenting: Mutex::new(None),
-        follower: follower.clone(),
-    });
+        directory: directory.to_owned(),
+    };
+    let wrapped = wrap(parts, adversary);
     if let Some(address) = listen {
-        let asked = act.clone();
-        let limit = follower.contribution_limits().max_bytes;
-        faulty_proxy::open(address, opened.store.clone(), limit, Box::new(move || asked.adversary().proxy()))
+        let limit = opened.follower.contribution_limits().max_bytes;
+        faulty_proxy::open(address, honest, limit, wrapped.proxy)
             .map_err(|source| ActError::FaultyProxy { address, source })?;
     }
-
-    let chain: Arc<dyn Chain> = Arc::new(ActingChain { inner: opened.chain.clone(), act: act.clone() });
-    opened.follower = Arc::new(Follower { chain: chain.clone(), ..(*follower).clone() });
-    opened.chain = chain;
-    opened.store = Arc::new(ActingStore { inner: opened.store.clone(), act: act.clone() });
-    Ok((opened, Box::new(ActingStrategy { act, window: Window::FIRST, seen: BTreeMap::new() })))
+    opened.chain = wrapped.follower.chain.clone();
+    opened.follower = wrapped.follower;
+    opened.store = wrapped.store;
+    Ok((opened, wrapped.strategy))
 }
 
 impl Act {
@@ -97,7 +137,7 @@ impl Act {
         }
     }
 
-    /// What to show of `window`, decided once: the honest contribution has this digest, and lies in the spool.
+    /// The presentation of `window`, decided once. `digest` is that of the honest contribution.
     async fn presentation(&self, window: Window, digest: &Digest) -> Presentation {
         let decided = || self.presenting.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, presentation)) = decided().as_ref().filter(|(of, _)| *of == window) {
@@ -114,14 +154,14 @@ impl Act {
                 let own = OwnContribution { header, bytes: bytes.clone(), key: &self.key };
                 self.adversary().present(&self.moment(window), &own, &commitments)
             }
-            // A lost file is lost to a cheat as well.
+            // Without the honest contribution there is nothing to present.
             Err(_) => Presentation::default(),
         };
         *decided() = Some((window, presentation.clone()));
         presentation
     }
 
-    /// The bytes that another seat shows under `digest`, as soon as it does, or `None` if it has not by `until`.
+    /// The bytes that another seat publishes under `key`; `None` if it has not by `until`.
     async fn bytes_of(&self, victim: Uid, key: &ObjectKey, until: Block) -> Option<Bytes> {
         let limits: Limits = self.follower.contribution_limits();
         let heads = self.follower.chain.heads();
@@ -138,22 +178,22 @@ impl Act {
     }
 
     async fn wait_past(&self, block: Block) {
-        // The chain's end ends the program elsewhere.
+        // If the chain is gone, the honest program ends.
         wait_past(&mut self.follower.chain.heads(), block).await.ok();
     }
 }
 
-/// The adversary's part inside the miner.
+/// The adversary's decisions inside the miner.
 struct ActingStrategy {
     act: Arc<Act>,
-    /// The window that is being worked on.
+    /// The window that is being trained.
     window: Window,
-    /// Contributions of earlier windows that were fetched.
+    /// Fetched contributions of earlier windows.
     seen: BTreeMap<Window, Vec<Contribution>>,
 }
 
 impl ActingStrategy {
-    /// What others showed in the `back` windows before `window`, the latest first.
+    /// The other seats' contributions to the `back` windows before `window`, the latest first.
     async fn look_back(&mut self, window: Window, back: u32) -> Vec<Contribution> {
         let first = Window(window.0.saturating_sub(back));
         self.seen.retain(|window, _| first <= *window);
@@ -169,7 +209,7 @@ impl ActingStrategy {
     }
 }
 
-/// Every valid contribution of a window but our own, as far as it can be had.
+/// The valid contributions of a window except the own one, as far as they can be fetched.
 async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contribution> {
     let Ok(Some(view)) = follower.chain.window(follower.run.id, window).await else { return Vec::new() };
     let Ok(seats) = follower.chain.seats(follower.run.id).await else { return Vec::new() };
@@ -178,7 +218,9 @@ async fn fetch_all(follower: &Follower, window: Window, own: Uid) -> Vec<Contrib
     for (uid, digest) in view.commitments.iter().filter(|(uid, _)| *uid != own && valid.contains(uid)) {
         match follower.fetch_contribution(&view, &seats, *uid, digest).await {
             Ok(contribution) => fetched.push(contribution),
-            Err(error) => tracing::debug!(uid = uid.0, %error, "nothing to copy here"),
+            Err(error) => {
+                tracing::debug!(uid = uid.0, %error, "a contribution could not be fetched to copy it")
+            }
         }
     }
     fetched.sort_by_key(|contribution| contribution.header.uid);
@@ -219,7 +261,7 @@ impl Strategy for ActingStrategy {
     }
 }
 
-/// The chain, where a commitment becomes those that the adversary wants.
+/// The chain; a commitment is replaced by the adversary's.
 struct ActingChain {
     inner: Arc<dyn Chain>,
     act: Arc<Act>,
@@ -311,7 +353,7 @@ impl Chain for ActingChain {
     }
 }
 
-/// The bucket, where a contribution becomes what the adversary shows.
+/// The bucket; a contribution is replaced by the adversary's uploads.
 struct ActingStore {
     inner: Arc<dyn Store>,
     act: Arc<Act>,
@@ -322,7 +364,7 @@ impl ActingStore {
         let run = self.act.follower.run.id;
         let schedule = self.act.follower.run.params.schedule;
         let reveal_by = schedule.reveal_deadline(window);
-        // A look that a validator has begun by the deadline may still find what comes just after it. This is later.
+        // A request that a validator sent by the deadline may still find an object just after it. This block is later.
         let late = Block(reveal_by.0.midpoint(schedule.attest_deadline(window).0));
         for show in self.act.presentation(window, digest).await.uploads {
             if show.when == Timing::Late {
@@ -340,7 +382,7 @@ impl ActingStore {
         Ok(())
     }
 
-    /// The window and digest of a contribution's name.
+    /// Window and digest, if the file at `path` is a contribution of this run under its own key.
     fn contribution(&self, key: &ObjectKey, path: &Path) -> Option<(Window, Digest)> {
         let bytes = std::fs::read(path).ok()?;
         let window = Submission::read(&bytes).ok()?.header.window;

@@ -1,5 +1,5 @@
-//! What a dishonest miner decides, as plain functions: no clock, network or disk. A process of a localnet asks them ([`crate::act`]), and
-//! so does a simulation.
+//! The decisions of a dishonest miner, as plain functions without clock, network or disk, for processes
+//! ([`crate::act`]) and simulations.
 
 use crate::seeded_rng::SeededRng;
 use bytes::Bytes;
@@ -10,7 +10,7 @@ use protocol::{
     submission::{self, Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
 
-/// Where in the run a decision is made, and by which seat. All of it is public.
+/// The run, window and seat of a decision. All of it is public.
 #[derive(Clone, Copy, Debug)]
 pub struct MinerContext<'a> {
     pub run: RunId,
@@ -22,7 +22,7 @@ pub struct MinerContext<'a> {
 }
 
 impl MinerContext<'_> {
-    /// Randomness of this seat in this window, the same whenever it is asked for.
+    /// Randomness of this seat in this window, the same on every call with this purpose.
     pub fn rng(&self, purpose: &str) -> SeededRng {
         SeededRng::new(&[
             purpose.as_bytes(),
@@ -33,9 +33,10 @@ impl MinerContext<'_> {
     }
 }
 
-/// One miner's strategy. What is not written otherwise is as an honest one decides, step by step as a window goes.
+/// One miner's decisions, in the order of a window. The defaults are those of an honest one.
 pub trait Adversary: Send {
-    /// The sequences to train on, in order. `assigned` are the seat's own, out of `of` in the training split. With none it does not train.
+    /// The sequences to train on, in order. `assigned` are the seat's, out of `of` in the training split. With none it
+    /// does not train.
     fn sequences(&mut self, _at: &MinerContext<'_>, assigned: Vec<u64>, _of: u64) -> Vec<u64> {
         assigned
     }
@@ -45,13 +46,15 @@ pub trait Adversary: Send {
         trained
     }
 
-    /// How many windows before this one it wants to see the valid contributions of. Whoever asks for the outcome fetches them first.
+    /// The number of earlier windows whose valid contributions it wants. The caller fetches them before it asks for
+    /// the outcome.
     fn looks_back(&self) -> u32 {
         0
     }
 
-    /// The weights whose difference from `before` it sends; `after` is what its training came to. `seen`: what others showed in the
-    /// windows that it looks back to, the latest first, in uid order. `None`: not yet, ask again.
+    /// The weights whose difference from `before` it submits; `after` are its trained weights. `seen`: the
+    /// contributions of other seats to the earlier windows, the latest first, in uid order. `None`: not yet; the
+    /// caller asks again.
     fn outcome(
         &mut self,
         _at: &MinerContext<'_>,
@@ -62,12 +65,12 @@ pub trait Adversary: Send {
         Some(after.to_vec())
     }
 
-    /// Whether it commits as late as it can, to see what others committed to.
+    /// Whether it commits as late as possible, to see the other commitments first.
     fn waits_for_commitments(&self) -> bool {
         false
     }
 
-    /// What it commits to and what it shows. `own` is what an honest miner would show; `commitments` are those on the chain by now.
+    /// Its commitments and uploads. `own` is the honest contribution; `commitments` are those on the chain by now.
     fn present(
         &mut self,
         _at: &MinerContext<'_>,
@@ -77,13 +80,13 @@ pub trait Adversary: Send {
         Presentation::honest(own)
     }
 
-    /// Who answers those that fetch from it.
+    /// What stands between its bucket and the readers.
     fn proxy(&self) -> FaultyProxy {
         FaultyProxy::Store
     }
 }
 
-/// The sealed contribution that an honest miner would show, and the key to seal another.
+/// The honest contribution, sealed, and the key to seal another.
 #[derive(Clone, Debug)]
 pub struct OwnContribution<'a> {
     pub header: Header,
@@ -108,10 +111,10 @@ impl OwnContribution<'_> {
     }
 }
 
-/// What others get to see of a miner's window.
+/// The commitments and uploads of a miner's window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Presentation {
-    /// In this order; the last one that is in time binds (PROT-11).
+    /// In this order; the last one in time binds (PROT-11).
     pub commits: Vec<Commit>,
     pub uploads: Vec<Upload>,
 }
@@ -124,13 +127,13 @@ pub struct Commit {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
-    /// The digest under whose name the bytes are put.
+    /// The digest that names the object.
     pub under: Digest,
     pub what: Content,
     pub when: Timing,
 }
 
-/// Before or after the deadline for it: that of commitments, or that of uploads.
+/// Before or after the deadline of commitments, or of uploads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
     InTime,
@@ -140,17 +143,17 @@ pub enum Timing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     Bytes(Bytes),
-    /// What that seat shows under the same digest, once it does.
+    /// The bytes that this seat publishes under the same digest, once it does.
     BytesOf(Uid),
 }
 
 impl Presentation {
-    /// Commits in time to what it shows in time.
+    /// Commits in time and uploads in time.
     pub fn honest(own: &OwnContribution<'_>) -> Presentation {
         Presentation::of(own.bytes.clone())
     }
 
-    /// Commits to these bytes and shows them.
+    /// Commits to these bytes and uploads them.
     pub fn of(bytes: Bytes) -> Presentation {
         let digest = Digest::of(&bytes);
         Presentation {
@@ -165,16 +168,16 @@ impl Presentation {
 pub enum FaultyProxy {
     /// The store itself.
     Store,
-    /// Answers so many requests for each object, and denies the others that there is one. Where all readers have one address, as on one
-    /// machine, the order in which they ask is what can be told apart.
+    /// Answers this many requests for each object, and the others with "not found". Readers on one machine share an
+    /// address, so only their order tells them apart.
     ForTheFirst(u16),
-    /// Sends this many bytes a second.
+    /// Sends this many bytes per second.
     Crawling(u32),
-    /// Says that objects are as old as it likes, and that it is another time than it is.
+    /// Sends false times of objects, and a false clock.
     Backdating,
 }
 
-/// `before − after`: what a contribution is made of.
+/// `before − after`, the pseudo-gradient.
 pub fn delta(before: &[f32], after: &[f32]) -> Vec<f32> {
     before.iter().zip(after).map(|(before, after)| before - after).collect()
 }
@@ -184,7 +187,7 @@ pub fn moved(before: &[f32], delta: &[f32]) -> Vec<f32> {
     before.iter().zip(delta).map(|(before, delta)| before - delta).collect()
 }
 
-/// All values of a contribution, zeros where nothing was sent. `None` where its body cannot be decoded, which a checked one can be.
+/// All values of a contribution, zeros where it has none. `None` if its body cannot be decoded.
 pub fn values(codec: &Codec, contribution: &Contribution) -> Option<Vec<f32>> {
     let update = codec.decode(contribution.body()).ok()?;
     let mut values = vec![0.0; codec.schema().values()];
@@ -201,7 +204,7 @@ pub fn norm(values: &[f32]) -> f64 {
     libm::sqrt(values.iter().map(|value| f64::from(*value) * f64::from(*value)).sum())
 }
 
-/// The lower median of the norms of `seen`; `None` if nothing is.
+/// The lower median of the norms of `seen`; `None` if it is empty.
 pub fn median_norm(seen: &[Contribution]) -> Option<f64> {
     let mut norms: Vec<f64> = seen.iter().map(|seen| libm::sqrt(seen.square_norms.iter().sum())).collect();
     norms.sort_by(f64::total_cmp);

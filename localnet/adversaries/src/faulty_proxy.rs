@@ -1,4 +1,4 @@
-//! A door of one's own before one's bucket: as much HTTP as a fetcher needs, answered as its keeper likes.
+//! An HTTP server in front of an adversary's bucket, with faults: as much HTTP as a fetcher needs.
 
 use crate::adversary::FaultyProxy;
 use bytes::Bytes;
@@ -19,22 +19,22 @@ use tokio::{
 
 /// Readers at the same time; others wait.
 const READERS: usize = 64;
-/// The most that a request may have.
+/// The largest request, in bytes.
 const REQUEST_BYTES: usize = 8 << 10;
-/// How long a reader may take to say what it wants.
+/// The time in which a reader must send its request.
 const ASKED_WITHIN: Duration = Duration::from_secs(10);
-/// Objects of which it is remembered how often they were shown.
+/// Objects whose answers are counted.
 const REMEMBERED: usize = 1024;
-/// Between two pieces of who crawls.
+/// Between two pieces of a slow answer.
 const CRAWL: Duration = Duration::from_millis(500);
 /// A time before every deadline.
 const LONG_AGO: &str = "Thu, 01 Jan 1970 00:00:00 GMT";
 
-/// What the door does by now.
+/// The fault at this time.
 pub type ChooseProxy = Box<dyn Fn() -> FaultyProxy + Send + Sync>;
 
-/// Answers requests for `/<bucket>/<name>` at `address` from `store`, objects of at most `max_bytes`, until the process ends. To be called
-/// in a tokio runtime.
+/// Answers requests for `/<bucket>/<name>` at `address` from `store`, objects of at most `max_bytes`, until the
+/// process ends. Called in a tokio runtime.
 pub fn open(
     address: SocketAddr,
     store: Arc<dyn Store>,
@@ -53,7 +53,7 @@ pub fn open(
             let proxy = proxy.clone();
             tokio::spawn(async move {
                 if let Err(error) = proxy.answer(stream).await {
-                    tracing::debug!(%error, "a reader went away");
+                    tracing::debug!(%error, "a reader disconnected");
                 }
                 drop(place);
             });
@@ -66,7 +66,7 @@ struct Proxy {
     store: Arc<dyn Store>,
     max_bytes: u64,
     choose: ChooseProxy,
-    /// How often each object was shown.
+    /// Answers so far, by object.
     shown: Mutex<BTreeMap<String, u16>>,
 }
 
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_first_readers_see_an_object_and_the_others_are_told_that_there_is_none() {
+    async fn the_first_readers_get_an_object_and_the_others_not_found() {
         let (address, key) = start_proxy(FaultyProxy::ForTheFirst(2)).await;
         let path = format!("/miner-0/{key}");
         let answers = [ask(address, &path).await, ask(address, &path).await, ask(address, &path).await];
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_is_as_old_as_its_keeper_says() {
+    async fn the_proxy_reports_false_times() {
         let (address, key) = start_proxy(FaultyProxy::Backdating).await;
         let answer = ask(address, &format!("/miner-0/{key}")).await;
         assert!(
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_crawls_sends_a_few_bytes_at_a_time() {
+    async fn a_slow_answer_sends_a_few_bytes_at_a_time() {
         let (address, key) = start_proxy(FaultyProxy::Crawling(4)).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(format!("GET /b/{key} HTTP/1.1\r\n\r\n").as_bytes()).await.unwrap();
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_no_name_of_an_object_is_missing() {
+    async fn a_path_that_names_no_object_is_not_found() {
         let (address, _) = start_proxy(FaultyProxy::Store).await;
         for path in ["/", "/miner-0", "/miner-0/../secret", "/miner-0/shards/none"] {
             assert!(ask(address, path).await.starts_with("HTTP/1.1 404"), "{path}");

@@ -1,8 +1,9 @@
-//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its strategy makes of what others have
-//! said. The lazy voter runs so.
+//! A validator that computes nothing: it holds no model, checks no bytes, and says on the chain what its strategy
+//! makes of what others have said. The lazy voter runs so.
 //!
-//! What others attest is not in a client's view of the window, but it shows: who attests a seat as valid has put its bytes into a public
-//! bucket before (PROT-15). So whoever asks there for each digest that was committed to knows the verdict without looking at one byte.
+//! What others attest is not in a client's view of the window, but it shows: who attests a seat as valid has put its
+//! bytes into a public bucket before (PROT-15). So whoever asks there for each digest that was committed to knows the
+//! verdict without looking at one byte.
 
 use chain_client::{Call, Chain, ChainError, Head};
 use node::{Follower, error_chain, wait_past};

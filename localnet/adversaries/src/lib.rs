@@ -20,18 +20,18 @@ use protocol::{Role, Uid};
 use validator::strategy::Strategy;
 use validators::*;
 
-/// What an adversary is told of the network it is put into.
+/// The parameters of an adversary.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Counts the seats of one name, from 0.
     pub index: u16,
     /// Validators in the run.
     pub validators: u16,
-    /// Windows of honest work before the one begins that needs a good standing.
+    /// Windows of honest work before an attack that needs a good reputation.
     pub good_windows: u32,
-    /// Where colluding miners meet.
+    /// Where colluding miners exchange data.
     pub mailbox: SharedMailbox,
-    /// Whom a validator favours; `None`: the last seat.
+    /// The seat that a validator favours; `None`: the last seat.
     pub friend: Option<Uid>,
 }
 
@@ -47,7 +47,7 @@ impl Default for Setup {
     }
 }
 
-/// As many windows of honest work as make a standing, in a run of a few dozen.
+/// Windows of honest work that make a reputation, in a run of a few dozen.
 pub const GOOD_WINDOWS: u32 = 6;
 
 /// An adversary by name.

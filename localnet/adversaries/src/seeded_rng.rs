@@ -1,9 +1,9 @@
-//! Randomness from a seed that is named: a cheat that was seen once can be seen again.
+//! Randomness from a named seed, so that every run of an adversary can be repeated.
 
 pub struct SeededRng(blake3::OutputReader);
 
 impl SeededRng {
-    /// The same parts give the same throws.
+    /// The same parts give the same numbers.
     pub fn new(parts: &[&[u8]]) -> SeededRng {
         let mut hasher = blake3::Hasher::new_derive_key("mettle 1 adversaries");
         for part in parts {
@@ -25,7 +25,7 @@ impl SeededRng {
 
     /// From 0 to below `below`; 0 if that is 0.
     pub fn below(&mut self, below: u64) -> u64 {
-        // The bias of so few throws out of 2^64 does not matter to a cheat.
+        // The bias of a remainder of 64 bits does not matter here.
         self.next_u64().checked_rem(below).unwrap_or(0)
     }
 

@@ -1,4 +1,4 @@
-//! Where colluding seats leave things for each other, out of everybody's sight.
+//! A private channel between colluding seats.
 
 use node::durable::{self, FileError};
 use protocol::Window;
@@ -8,13 +8,13 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Windows for which things are kept.
+/// Windows for which values are kept.
 const KEPT: u32 = 3;
 
-/// What was left, by pair and window.
+/// Values by pair and window.
 type Left = BTreeMap<(u16, Window), Vec<f32>>;
 
-/// A place that all seats of one pair know.
+/// A mailbox that both seats of a pair know.
 #[derive(Clone, Debug)]
 pub enum SharedMailbox {
     /// Of seats in one process.
@@ -30,7 +30,7 @@ impl Default for SharedMailbox {
 }
 
 impl SharedMailbox {
-    /// Leaves `values` for the others of `pair`.
+    /// Stores `values` for the other seats of `pair`.
     pub fn put(&self, pair: u16, window: Window, values: &[f32]) -> Result<(), FileError> {
         let old = window.0.checked_sub(KEPT).map(Window);
         match self {
@@ -52,7 +52,7 @@ impl SharedMailbox {
         }
     }
 
-    /// What was left, if it was.
+    /// The stored values, if any.
     pub fn get(&self, pair: u16, window: Window) -> Option<Vec<f32>> {
         match self {
             SharedMailbox::Memory(kept) => {

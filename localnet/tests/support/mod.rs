@@ -11,7 +11,7 @@ use localnet::{
     seats::Seats,
     setup::{ChainWanted, Wanted, set_up},
 };
-use node::output::{self, Output};
+use mettle::output::Output;
 use protocol::{Block, RunParams, Schedule, Uid, Window, view::Outcome};
 use s3_server::{Faults, admin};
 use std::{
@@ -336,7 +336,7 @@ pub fn mettle(arguments: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Ended {
     if let Err(error) = &done {
         err.extend(format!("Error: {error:#}").into_bytes());
     }
-    let code = done.as_ref().map_or_else(output::exit_code, |()| 0);
+    let code = done.as_ref().map_or_else(node::exit::code, |()| 0);
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     Ended { success: done.is_ok(), code: Some(code.into()), out: text(out), err: text(err) }
 }

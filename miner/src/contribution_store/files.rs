@@ -1,8 +1,8 @@
 //! Contributions as files, from compression to upload.
 //!
-//! A contribution's digest is known once its last byte is written, and no byte may be published before the commit deadline (PROT-11). So it
-//! is written section by section while it is encoded, renamed to its digest, and uploaded from the file. Length and digest are checked
-//! before anything depends on them.
+//! A contribution's digest is known once its last byte is written, and no byte may be published before the commit
+//! deadline (PROT-11). So it is written section by section while it is encoded, renamed to its digest, and uploaded
+//! from the file. Length and digest are checked before anything depends on them.
 
 use crate::compress::{self, CompressError, Sealed};
 use ed25519_dalek::SigningKey;
@@ -66,8 +66,8 @@ impl ContributionFiles {
         self.directory.join(format!("{digest}{EXTENSION}"))
     }
 
-    /// Compresses into a file that is named by its digest, and is whole and on the disk when this returns. For the residual see
-    /// [`compress::compress`].
+    /// Compresses into a file that is named by its digest, and is whole and on the disk when this returns. For the
+    /// residual see [`compress::compress`].
     pub fn write(
         &self,
         codec: &Codec,
@@ -93,8 +93,8 @@ impl ContributionFiles {
         self.read(sealed, |_, _| ())
     }
 
-    /// `e ← e − decode(body)`, section by section: a committed contribution leaves the residual, merged or not (PROT-10). Gives the same
-    /// bits as encoding with feedback. On an error, part of it may be subtracted already.
+    /// `e ← e − decode(body)`, section by section: a committed contribution leaves the residual, merged or not
+    /// (PROT-10). Gives the same bits as encoding with feedback. On an error, part of it may be subtracted already.
     pub fn subtract_sent(
         &self,
         codec: &Codec,

@@ -1,12 +1,13 @@
-//! A contribution from compression to upload, in the order in which the disk sees it, so that a miner killed at any moment resumes.
+//! A contribution from compression to upload, in the order in which the disk sees it, so that a miner killed at any
+//! moment resumes.
 //!
 //! ```text
 //! file ── snapshot names it ── commitment on the chain ── body leaves the residual, snapshot says so ── upload
 //! ```
 //!
-//! Killed before the snapshot names the file, the miner trains the window again. Killed between snapshot and commitment, it finds the
-//! contribution; if the file is lost, the residual still holds all of it, and the same bytes are written again. Once the body has left the
-//! residual, a lost file means a missed window.
+//! Killed before the snapshot names the file, the miner trains the window again. Killed between snapshot and
+//! commitment, it finds the contribution; if the file is lost, the residual still holds all of it, and the same bytes
+//! are written again. Once the body has left the residual, a lost file means a missed window.
 
 mod files;
 mod snapshot;
@@ -74,7 +75,8 @@ impl Optimiser for SkippedOptimiser {
 }
 
 impl ContributionStore {
-    /// Reads the seat's snapshot, with its optimiser, or `None` if it has none yet. Removes unfinished files of a killed process.
+    /// Reads the seat's snapshot, with its optimiser, or `None` if it has none yet. Removes unfinished files of a
+    /// killed process.
     pub fn open(&self, optimiser: &mut dyn Optimiser) -> Result<Option<Recovered<Snapshot>>, SnapshotError> {
         let found = self.load(optimiser)?;
         self.prune(found.as_ref().map(|found| &found.value));
@@ -91,7 +93,8 @@ impl ContributionStore {
         self.load(optimiser).map(drop)
     }
 
-    /// Reads residual and pending contribution again, after an error left those in memory half changed. The trainer's optimiser stays.
+    /// Reads residual and pending contribution again, after an error left those in memory half changed. The trainer's
+    /// optimiser stays.
     ///
     /// # Errors
     /// If the snapshot cannot be read, or is gone.
@@ -125,7 +128,8 @@ impl ContributionStore {
         Ok(pending)
     }
 
-    /// Takes up the contribution of a killed process. If its file is lost, it is written again from the residual, with `header`.
+    /// Takes up the contribution of a killed process. If its file is lost, it is written again from the residual, with
+    /// `header`.
     ///
     /// # Errors
     /// [`ContributionStoreError::Lost`] if the file is lost and its body has left the residual.
@@ -356,7 +360,8 @@ mod tests {
 
     #[test]
     fn killed_between_commitment_and_upload_the_miner_uploads_the_same_bytes_and_subtracts_once() {
-        // The commitment is in a block, and the snapshot does not say so yet: as before it, the chain will say that it is there.
+        // The commitment is in a block, and the snapshot does not say so yet: as before it, the chain will say that it
+        // is there.
         let home = Home::new();
         home.train(&mut home.restarted());
         let mut snapshot = home.restarted();

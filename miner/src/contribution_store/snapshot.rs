@@ -1,11 +1,14 @@
-//! The miner's state between windows: the residual, the optimiser, and the contribution that is committed or to be committed.
+//! The miner's state between windows: the residual, the optimiser, and the contribution that is committed or to be
+//! committed.
 //!
-//! It is written twice in a window: before the commitment is sent, and when it is in a finalised block. The contribution's file exists before
-//! the first of the two. A miner killed before that resumes inside the window ([`crate::progress`]) and computes the same bytes; killed
-//! between the two, it finds the contribution and sends the same commitment; killed later, it has only the upload left.
+//! It is written twice in a window: before the commitment is sent, and when it is in a finalised block. The
+//! contribution's file exists before the first of the two. A miner killed before that resumes inside the window
+//! ([`crate::progress`]) and computes the same bytes; killed between the two, it finds the contribution and sends the
+//! same commitment; killed later, it has only the upload left.
 //!
-//! The previous version is kept as a backup ([`node::durable`]), so that a damaged file costs one window and not the residual. Nothing in it is
-//! random: the chain assigns the data, and neither the model nor the optimiser draws a number.
+//! The previous version is kept as a backup ([`node::durable`]), so that a damaged file costs one window and not the
+//! residual. Nothing in it is random: the chain assigns the data, and neither the model nor the optimiser draws a
+//! number.
 
 use crate::compress::Sealed;
 use codec::{Decode, Encode, IoReader};
@@ -24,8 +27,8 @@ pub struct Snapshot {
     pub pending: Option<PendingContribution>,
 }
 
-/// The version of the format: version, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its bits, then the optimiser in
-/// its own format. Every change of the format is a new version.
+/// The version of the format: version, run, seat, `residual_for`, `pending`, the residual as a SCALE vector of its
+/// bits, then the optimiser in its own format. Every change of the format is a new version.
 const VERSION: u16 = 4;
 
 /// A contribution that is not uploaded yet. Its bytes are in the file of its digest.
@@ -113,8 +116,8 @@ impl Snapshot {
         })?)
     }
 
-    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is unchanged. On an error the optimiser may be
-    /// that of a damaged file.
+    /// Reads a snapshot, and `optimiser` with it; `None` if there is none, and then the optimiser is unchanged. On an
+    /// error the optimiser may be that of a damaged file.
     pub fn load(
         from: &DurableFile,
         run: RunId,
@@ -265,7 +268,8 @@ pub(crate) mod tests {
         assert!(error.to_string().contains("snapshot.before.damaged"), "{error}");
     }
 
-    /// `golden/miner.snapshot.v4` is of this release. Whoever changes the form makes a new version, and decides here what becomes of this one.
+    /// `golden/miner.snapshot.v4` is of this release. Whoever changes the form makes a new version, and decides here
+    /// what becomes of this one.
     #[test]
     fn the_golden_snapshot_is_read_and_written_to_the_byte_and_the_one_of_an_older_release_is_refused() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");

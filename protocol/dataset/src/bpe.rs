@@ -4,9 +4,9 @@
 //! `tokenizers` crate keeps its queue in the order of a randomly seeded hash map, and a pair that becomes
 //! mergeable twice is in that queue twice. Encoding, which is exact anyway, is left to `tokenizers`.
 //!
-//! The rule is one sentence: again and again, the adjacent pair of tokens that occurs most often inside words
-//! becomes a token; ties go to the smaller pair of ids. [`learn`] keeps counts, places and a heap up to date
-//! instead of counting anew; the tests hold it against a version that counts anew.
+//! The rule: the adjacent pair of tokens that occurs most often inside words becomes a token, again and again; ties go to
+//! the smaller pair of ids. [`learn`] updates counts, places and a heap; the tests compare it with a version that counts
+//! anew.
 
 use std::{
     cmp::Reverse,
@@ -18,7 +18,7 @@ const MIN_OCCURRENCES: u64 = 2;
 
 type Pair = (u32, u32);
 
-/// What was learned.
+/// The result of [`learn`].
 #[derive(Debug, PartialEq, Eq)]
 pub struct Learned {
     /// Every token's text by id: those given, then one for each merge that made a new text.

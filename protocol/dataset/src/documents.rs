@@ -1,9 +1,9 @@
-//! Documents out of files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is ever
-//! in memory whole.
+//! Documents from files: text, JSON lines or Parquet, compressed or not, a piece at a time, so that no file is in memory
+//! whole.
 //!
-//! Reading and understanding are two steps. [`Documents`] cuts a file into items in order, which is quick and done by
-//! one thread; [`Item::text`] makes a document of an item, which many threads may do at once. An item without text (an
-//! empty line, a `null`) is an empty document, so that the number of an item is the line or row that a person sees.
+//! [`Documents`] cuts a file into items in order, which is quick and done by one thread; [`Item::text`] parses an item,
+//! which many threads may do at once. An item without text (an empty line, a `null`) is an empty document, so that the
+//! number of an item is that of its line or row.
 
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
@@ -21,16 +21,16 @@ use std::{
     },
 };
 
-/// Items go together until they have this many bytes, so that threads hand over seldom.
+/// The size of a batch of items, so that threads exchange few of them. In bytes.
 const BATCH_BYTES: usize = 1 << 20;
 /// Items without text take some memory too.
 const BATCH_ITEMS: usize = 1 << 14;
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Endings that promise text: such a file that is not UTF-8 is an error, any other is passed over.
+/// Endings that promise text: such a file must be UTF-8, any other is skipped if it is not.
 const TEXT_ENDINGS: [&str; 4] = ["txt", "md", "rs", "rst"];
 
-/// What a file holds, by its name.
+/// The format of a file, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text { promised: bool },
@@ -54,7 +54,7 @@ pub(crate) fn format(path: &Path) -> (Format, Option<Compression>) {
     }
 }
 
-/// Something out of a file that is one document, or none.
+/// A part of a file that is one document, or none.
 #[derive(Debug)]
 pub(crate) enum Item {
     Text(String),
@@ -65,13 +65,13 @@ pub(crate) enum Item {
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     pub items: Vec<Item>,
-    /// The file's number of the first one.
+    /// The number in the file of the first item.
     pub first: u64,
     /// The file ends here.
     pub last: bool,
-    /// It is no text after all, and promised none: whatever came of it before is to be forgotten.
+    /// The file is no text and promised none: its earlier batches are to be dropped.
     pub not_text: bool,
-    /// How much of the file was read by then, in bytes of the file.
+    /// The bytes of the file that are read so far.
     pub file_bytes: u64,
 }
 
@@ -98,7 +98,7 @@ impl Item {
     }
 }
 
-/// Reads one field of an object, and passes over the others without keeping them.
+/// Reads one field of an object and skips the others.
 struct Field<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for Field<'_> {
@@ -272,7 +272,7 @@ fn line(reader: &mut dyn BufRead, path: &Path, number: u64) -> Result<Option<Vec
     Ok((!line.is_empty()).then_some(line))
 }
 
-/// The parts of a text file, as [`cut`] cuts them, without holding more than one.
+/// The parts of a text file, as [`cut`] cuts them, one at a time.
 struct Parts {
     reader: Box<dyn BufRead + Send>,
     /// Bytes read, and in no part yet.
@@ -291,7 +291,7 @@ enum Part {
 
 impl Parts {
     fn next(&mut self, path: &Path) -> Result<Part, SourceError> {
-        // One byte more than a part tells whether this is the last, and whether it would end inside a character.
+        // One byte more than a part tells whether this is the last part, and whether it would end inside a character.
         let missing = (self.part_bytes + 1).saturating_sub(self.buffer.len()) as u64;
         let read = (&mut self.reader)
             .take(missing)
@@ -301,7 +301,7 @@ impl Parts {
         let (text, broken) = match std::str::from_utf8(&self.buffer) {
             Ok(text) => (text, false),
             Err(error) => {
-                // A character that the buffer cuts is none that is broken.
+                // A character that the buffer cuts is not broken.
                 let broken = ended || error.error_len().is_some();
                 let valid = &self.buffer[..error.valid_up_to()];
                 (std::str::from_utf8(valid).expect("valid up to there"), broken)
@@ -326,8 +326,8 @@ impl Parts {
     }
 }
 
-/// Where the first part of a longer text ends: at most `part_bytes` on (4 or more), at the last line end of the second
-/// half, or else between two characters.
+/// The end of the first part of a longer text: after at most `part_bytes` (4 or more), at the last line end of the second
+/// half, or between two characters.
 pub(crate) fn cut(text: &str, part_bytes: usize) -> usize {
     let end = text.floor_char_boundary(part_bytes);
     let second_half = text.floor_char_boundary(part_bytes / 2);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn each_line_is_a_document_and_what_is_wrong_with_one_is_told() {
+    fn each_line_is_a_document_and_a_bad_one_is_named_with_its_reason() {
         let lines = concat!(
             "{\"id\": 7, \"text\": \"one\\n\\ud83d\\ude00\", \"more\": {\"text\": [1, {}]}}\n",
             "\n",
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn what_promises_no_text_may_be_none() {
+    fn a_file_that_promises_no_text_may_be_none() {
         assert_eq!(documents("a.bin", b"text, then \0", 100).expect("readable"), ["no text"]);
         assert_eq!(
             documents("a.bin", &[vec![b'a'; 150], vec![0xff]].concat(), 100).expect("readable"),

@@ -1,5 +1,5 @@
-//! The second reading of the text: tokens in the order of the documents, into shards, with a note now and then of how far
-//! it is, from which a later attempt goes on.
+//! The second pass over the text: tokens into shards, in the order of the documents, with checkpoints from which a later
+//! attempt resumes.
 
 use crate::{
     documents::{Batch, Item, pieces},
@@ -22,17 +22,16 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// A longer document is encoded in pieces, cut at line ends, because the memory that encoding takes is many times the
-/// text's.
+/// A longer document is encoded in pieces, cut at line ends, because encoding takes many times the memory of its text.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
-/// No note of how far we are is longer.
+/// The limit of a checkpoint.
 const MAX_STATE_BYTES: u64 = 64 << 20;
 
-/// How far the second reading is.
+/// A checkpoint of the second pass.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct State {
-    /// Of what it is made, and with which tokenizer.
+    /// The inputs of the dataset, and its tokenizer.
     inputs: Digest,
     tokenizer: Digest,
     at: Cursor,
@@ -41,7 +40,7 @@ struct State {
     sources: Vec<Taken>,
 }
 
-/// Which item comes next.
+/// The next item.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Cursor {
@@ -51,7 +50,7 @@ struct Cursor {
     owed: Owed,
 }
 
-/// What was taken of one source so far.
+/// Totals of the documents taken from one source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Taken {
@@ -61,19 +60,19 @@ pub(crate) struct Taken {
     pub tokens: u64,
 }
 
-/// A document that is taken.
-struct Wanted {
+/// A document to encode.
+struct Document {
     item: Item,
     record: Record,
     split: Split,
     number: u64,
 }
 
-/// Documents of one source, and where the next ones are.
+/// Documents of one source, and the cursor after them.
 struct Work {
     source: usize,
     path: PathBuf,
-    documents: Vec<Wanted>,
+    documents: Vec<Document>,
     then: Cursor,
 }
 
@@ -81,8 +80,8 @@ fn state_path(partial: &Path) -> PathBuf {
     partial.join("encoded")
 }
 
-/// Writes the shards of both splits, going on from where an earlier attempt in `partial` was. Returns the manifest, and what was
-/// taken of each source.
+/// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the totals of each
+/// source.
 pub(crate) fn encode(
     scan: &Scan,
     selection: &Selection,
@@ -98,7 +97,7 @@ pub(crate) fn encode(
     let writer =
         |name| SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes);
 
-    // Where an earlier attempt was, or the beginning.
+    // Resume, or begin.
     let (mut training, mut held_out) = (writer("training"), writer("held-out"));
     let mut start = Cursor::default();
     let mut sources = vec![Taken::default(); scan.sources.len()];
@@ -131,7 +130,7 @@ pub(crate) fn encode(
     let resumed = done(&sources);
     progress(Progress::Encoding { bytes: resumed, of, resumed });
     let mut noted = resumed;
-    // One for each thread that is at it.
+    // One for each working thread.
     let encoders: Mutex<Vec<TextEncoder<'_>>> = Mutex::default();
     let pool = || encoders.lock().unwrap_or_else(PoisonError::into_inner);
     let encode = |work: Work| {
@@ -139,7 +138,7 @@ pub(crate) fn encode(
         let mut encoder = idle.unwrap_or_else(|| tokenizer.encoder());
         let field = &scan.sources[work.source].field;
         let mut encoded = Vec::with_capacity(work.documents.len());
-        for Wanted { item, record, split, number } in work.documents {
+        for Document { item, record, split, number } in work.documents {
             let text = item.text(field).ok().filter(|text| Record::of(text) == record);
             let text = text.ok_or_else(|| SourceError::Changed { path: work.path.clone() })?;
             let mut tokens = Vec::with_capacity(text.len() / 3);
@@ -188,7 +187,7 @@ pub(crate) fn encode(
     let training = training.finish().map_err(failed)?;
     let held_out = held_out.finish().map_err(failed)?;
     if training.is_empty() || held_out.is_empty() {
-        // More bytes a token than we thought. What the text has is too little, and as much again will do.
+        // The text has more bytes per token than assumed, and is too short. Twice as much text is enough.
         let (bytes, needed) = (of, of.saturating_mul(2));
         return Err(PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len });
     }
@@ -197,13 +196,13 @@ pub(crate) fn encode(
     Ok((manifest, sources))
 }
 
-/// The documents that are taken, in order, a batch at a time.
+/// The documents to encode, in order, a batch at a time.
 struct Works<'a> {
     scan: &'a Scan,
     selection: &'a Selection,
     readings: Vec<(usize, u32)>,
     next: Cursor,
-    /// The file that `next` is in.
+    /// The file of `next`.
     open: Option<(Batches, Records)>,
 }
 
@@ -233,14 +232,14 @@ impl Works<'_> {
             let batch = batch?;
             let mut documents = Vec::new();
             for (number, item) in (batch.first..).zip(batch.items) {
-                // Done by an earlier attempt.
+                // Encoded by an earlier attempt.
                 if number < self.next.item {
                     continue;
                 }
                 let record = records.next()?;
                 let owed = &mut self.next.owed;
                 if let Some(split) = self.selection.split(file.first + number, &record, reading, owed) {
-                    documents.push(Wanted { item, record, split, number: number + 1 });
+                    documents.push(Document { item, record, split, number: number + 1 });
                 }
                 self.next.item = number + 1;
             }

@@ -88,31 +88,31 @@ pub enum PrepareError {
     #[error("too little text: {bytes} bytes, where sequences of {seq_len} tokens need at least {needed}")]
     TooLittleText { bytes: u64, needed: u64, seq_len: u32 },
     #[error(
-        "{} holds something that is not a dataset prepared by this program; choose another directory",
+        "{} has files that are no dataset of this program; choose another directory",
         directory.display()
     )]
     Foreign { directory: PathBuf },
     #[error(
-        "{} holds a dataset of another text or with other options; remove it or choose another directory",
+        "{} has a dataset of another text or with other options; remove it or choose another directory",
         directory.display()
     )]
     OtherInputs { directory: PathBuf },
-    #[error("the dataset in {} is damaged; remove it to have it made again", directory.display())]
+    #[error("the dataset in {} is damaged; remove it to prepare it again", directory.display())]
     Damaged { directory: PathBuf, source: OpenError },
     #[error("cannot read {}", directory.display())]
     Unreadable { directory: PathBuf, source: io::Error },
-    #[error("the disk is full: cannot write {}; what is done is kept, so free some space and run the same again", path.display())]
+    #[error("the disk is full: cannot write {}; free some space and run the same command again, which resumes", path.display())]
     DiskFull { path: PathBuf },
     #[error("cannot write {}", path.display())]
     Unwritable { path: PathBuf, source: io::Error },
     #[error("the text makes a dataset that no manifest can describe")]
     Manifest(#[from] ManifestError),
-    #[error("the dataset in {} does not read back; remove it to have it made again", directory.display())]
+    #[error("the dataset in {} cannot be read back; remove it to prepare it again", directory.display())]
     NotReadBack { directory: PathBuf, source: ReadError },
 }
 
 impl PrepareError {
-    /// Whether the same may succeed later, so that what is done is worth keeping.
+    /// Whether the same may succeed later, so that the attempt is worth keeping.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
             PrepareError::DiskFull { .. } | PrepareError::Unwritable { .. } => true,

@@ -1,7 +1,6 @@
-//! Which file of a dataset's directory holds what, and nothing else that knows it.
+//! The paths in the directory of a dataset.
 //!
-//! Shards are named by their digest, so whoever fetches a dataset from a store writes the objects here under
-//! names that it knows from the manifest.
+//! Shards are named by their digest, so a node that fetches a dataset knows the paths from the manifest.
 
 use protocol::Digest;
 use std::{
@@ -29,24 +28,24 @@ pub(crate) fn shards_path(directory: &Path) -> PathBuf {
     directory.join("shards")
 }
 
-/// What the directory was prepared from; only where [`crate::prepare`] made it.
+/// The description of a directory that [`crate::prepare`] made.
 pub(crate) fn prepared_path(directory: &Path) -> PathBuf {
     directory.join("prepared.json")
 }
 
-/// The unigram loss, so that it is computed once.
+/// The unigram loss, which is computed once.
 pub(crate) fn unigram_path(directory: &Path) -> PathBuf {
     directory.join("unigram-loss.txt")
 }
 
-/// Whether a path in a dataset's directory is one of the above.
+/// Whether a path is one of the above in the directory of a dataset.
 pub(crate) fn belongs(path: &Path) -> bool {
     let directory = path.parent().unwrap_or(Path::new(""));
     let ours = [manifest_path, tokenizer_path, shards_path, prepared_path, unigram_path];
     ours.iter().any(|name| name(directory) == path)
 }
 
-/// The whole file, or `None` if it is longer than `limit` bytes. Never holds more than `limit + 1` bytes.
+/// The whole file, or `None` if it is longer than `limit` bytes. Reads at most `limit + 1` bytes.
 pub(crate) fn read_bounded(path: &Path, limit: u64) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let read = File::open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;

@@ -60,9 +60,9 @@ pub enum ManifestError {
     UnknownVersion { found: u16 },
     #[error("a vocabulary of {vocab} tokens is not between 2 and {MAX_VOCAB}")]
     Vocabulary { vocab: u32 },
-    #[error("{sequence_tokens} tokens a sequence are not between 2 and {MAX_SEQUENCE_TOKENS}")]
+    #[error("{sequence_tokens} tokens per sequence are not between 2 and {MAX_SEQUENCE_TOKENS}")]
     SequenceTokens { sequence_tokens: u32 },
-    #[error("a vocabulary of {vocab} tokens is stored in {} bytes a token, not {token_bytes}", token_bytes_for(*vocab))]
+    #[error("a vocabulary of {vocab} tokens takes {} bytes per token, not {token_bytes}", token_bytes_for(*vocab))]
     TokenBytes { vocab: u32, token_bytes: u8 },
     #[error("{shards} shards are more than {MAX_SHARDS}")]
     TooManyShards { shards: usize },
@@ -75,7 +75,7 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// Decodes what may be anybody's bytes, and checks it.
+    /// Decodes and checks untrusted bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Manifest, ManifestError> {
         if bytes.len() as u64 > MAX_MANIFEST_BYTES {
             return Err(ManifestError::TooLong);
@@ -94,7 +94,7 @@ impl Manifest {
         serde_json::to_vec(self).expect("numbers, strings and lists of them are always JSON")
     }
 
-    /// The dataset's digest, as it stands on the chain.
+    /// The digest of the dataset, as on the chain.
     pub fn digest(&self) -> Digest {
         Digest::of(&self.to_bytes())
     }
@@ -104,7 +104,7 @@ impl Manifest {
         self.sequence_tokens as usize - 1
     }
 
-    /// How many sequences may be handed out.
+    /// The number of training sequences.
     pub fn training_sequences(&self) -> u64 {
         total(&self.training)
     }

@@ -13,13 +13,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Text between two notes of how far we are: some seconds of work.
+/// Text between two checkpoints: some seconds of work. In bytes.
 const NOTE_EVERY_BYTES: u64 = 32 << 20;
-/// More often than this nobody learns anything from a text.
+/// More readings of a text teach nothing.
 const MAX_EPOCHS: u64 = 1000;
 const MAX_THREADS: u64 = 4096;
 
-/// What to make, and where.
+/// What to prepare, and where.
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     pub source: Source,
@@ -27,24 +27,24 @@ pub struct PrepareOptions {
     pub formats: &'static dyn Formats,
     pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
-    /// Tokens the model sees at once. A stored sequence has one more.
+    /// Tokens of a sequence that the model sees. A stored sequence has one more.
     pub seq_len: u32,
-    /// The largest shard. In bytes.
+    /// The limit of a shard. In bytes.
     pub shard_bytes: u64,
-    /// Hold out at least about this many sequences, even where 1/40 of the text is less.
+    /// Hold out at least about this many sequences, even if 1/40 of the text is less.
     pub held_out_sequences_min: u64,
-    /// Threads that encode; none for as many as there are cores. The result is the same.
+    /// Threads that encode; `None` for one per core. The result is the same.
     pub threads: Option<usize>,
-    /// Note how far we are whenever so much more text is encoded: what a killed attempt loses. The result is the same.
+    /// Write a checkpoint after this much text: a kill loses no more. The result is the same.
     pub note_every_bytes: u64,
 }
 
-/// Where the dataset goes.
+/// The directory of the dataset.
 #[derive(Clone, Debug)]
 pub enum OutputDirectory {
-    /// This directory, which is not there, empty, or holds just this dataset.
+    /// This directory, which must be missing, be empty, or hold this dataset.
     Directory(PathBuf),
-    /// A directory of its own below this one, named after text and options.
+    /// A directory below this one, named after text and options.
     CacheUnder(PathBuf),
 }
 
@@ -52,28 +52,28 @@ pub enum OutputDirectory {
 pub enum TokenizerChoice {
     /// Train a byte-level BPE with at most this many tokens.
     Train { vocab: u32 },
-    /// Use a `tokenizer.json`. The token between documents is `end_of_document`, or else a usual one.
+    /// Use a `tokenizer.json`. The token between documents is `end_of_document`, or a usual one.
     File { path: PathBuf, end_of_document: Option<String> },
 }
 
-/// How far it is. Shown to people; `Display` is one line.
+/// The progress of [`prepare`](crate::prepare). `Display` is one line for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The text is being looked at. Files that are done, and bytes of files.
+    /// The first pass. Finished files, and bytes of files.
     Reading { files: u64, bytes: u64, of: u64 },
-    /// It is being decided which documents are taken.
+    /// Documents are being selected.
     Selecting { documents: u64 },
     /// Another process is preparing the same directory.
     Waiting { directory: PathBuf },
-    /// The directory stands already.
+    /// The directory is complete already.
     Reused { directory: PathBuf },
     /// The tokenizer is being trained.
     Tokenizer { tokens: u32, of: u32 },
-    /// Text is being turned into tokens. In bytes; `resumed` of them by an earlier attempt.
+    /// The second pass. In bytes, `resumed` of them by an earlier attempt.
     Encoding { bytes: u64, of: u64, resumed: u64 },
-    /// What was written is being read back.
+    /// The dataset is being read back.
     Checking,
-    /// It has its name.
+    /// The directory has its name.
     Finished { directory: PathBuf },
 }
 
@@ -97,7 +97,7 @@ impl PrepareOptions {
         let (vocab_max, seq_len_max, shard_bytes_max) = manifest::limits();
         let mut bounds = vec![
             ("seq_len", u64::from(self.seq_len), 1, u64::from(seq_len_max)),
-            // A shard that holds one of the longest sequences is always allowed.
+            // A shard with one of the longest sequences is always allowed.
             ("shard_bytes", self.shard_bytes, 1, shard_bytes_max),
             ("held_out_sequences_min", self.held_out_sequences_min, 1, 1 << 32),
             ("epochs", u64::from(self.source.epochs), 1, MAX_EPOCHS),
@@ -145,9 +145,9 @@ impl fmt::Display for Progress {
         let megabytes = |bytes: u64| bytes as f64 / 1e6;
         match self {
             Progress::Reading { files, bytes, of } => {
-                write!(f, "looked at {files} files, {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
+                write!(f, "read {files} files, {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
-            Progress::Selecting { documents } => write!(f, "choosing among {documents} documents"),
+            Progress::Selecting { documents } => write!(f, "selecting from {documents} documents"),
             Progress::Waiting { directory } => {
                 write!(f, "another process is preparing {}: waiting for it", directory.display())
             }
@@ -158,7 +158,7 @@ impl fmt::Display for Progress {
             Progress::Encoding { bytes, of, .. } => {
                 write!(f, "encoding: {:.1} of {:.1} MB", megabytes(*bytes), megabytes(*of))
             }
-            Progress::Checking => f.write_str("reading back what was written"),
+            Progress::Checking => f.write_str("reading the dataset back"),
             Progress::Finished { directory } => write!(f, "{} is prepared", directory.display()),
         }
     }

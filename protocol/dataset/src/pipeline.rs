@@ -1,5 +1,4 @@
-//! Work on many threads whose results come in the order of the work, whichever was done first, and with no more of it
-//! in memory than the threads need: so what is made of the results knows nothing of threads.
+//! Work on many threads with results in the order of the items, and a bounded number of items in memory.
 
 use std::{
     any::Any,
@@ -9,11 +8,11 @@ use std::{
     thread,
 };
 
-/// What a thread may have before it, waiting or done, so that it never waits for the next.
+/// Items per thread that are waiting or done, so that no thread waits for the next.
 const AHEAD: usize = 4;
 
-/// Takes from `items` on one thread, does `work` on `threads` of them, and hands the results to `sink` on the caller's
-/// thread, in order. Ends with the first error in that order, of whichever of the three.
+/// Reads `items` on one thread, does `work` on `threads` threads, and passes the results to `sink` on the caller's thread, in
+/// order. Ends with the first error in that order, of any of the three.
 pub(crate) fn ordered<I: Send, O: Send, E: Send>(
     threads: usize,
     items: impl Iterator<Item = Result<I, E>> + Send,
@@ -22,7 +21,7 @@ pub(crate) fn ordered<I: Send, O: Send, E: Send>(
 ) -> Result<(), E> {
     type Done<O, E> = (u64, Result<Result<O, E>, Box<dyn Any + Send>>);
     let threads = threads.max(1);
-    // Nobody waits to send: there are so many permits, and an error that has none.
+    // No send blocks: each item has a permit, and one error needs none.
     let ahead = threads * AHEAD;
     let (give, take) = mpsc::sync_channel::<(u64, I)>(ahead);
     let (done, results) = mpsc::sync_channel::<Done<O, E>>(ahead + 1);
@@ -67,7 +66,7 @@ pub(crate) fn ordered<I: Send, O: Send, E: Send>(
         }
         drop((take, done));
 
-        // Dropped as this ends, so that nobody waits for it.
+        // Dropped at the end, so that no thread waits for them.
         let (permit, results) = (permit, results);
         let mut early = BTreeMap::new();
         let mut next = 0;
@@ -90,7 +89,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
-    fn results_come_in_order_and_few_are_on_their_way() {
+    fn results_come_in_order_and_few_items_are_in_flight() {
         let (taken, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let items = (0..500u64).map(|item| {
             taken.fetch_add(1, Ordering::SeqCst);
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_error_in_order_ends_it_whoever_made_it() {
+    fn the_first_error_in_order_ends_the_work() {
         let run = |bad_item: u64, bad_work: u64, bad_sink: u64| {
             let items = (0..1000u64).map(|item| if item == bad_item { Err("item") } else { Ok(item) });
             let work = |item| if item == bad_work { Err("work") } else { Ok(item) };

@@ -1,12 +1,11 @@
-//! Makes a dataset out of text: look at every document once, decide which are taken and which held out, train the
-//! tokenizer, encode, write, check, and only then give it its name.
+//! Makes a dataset from text: scan every document, select, train the tokenizer, encode, read back, rename.
 //!
 //! Everything is written beside the final directory and renamed at the end, so a directory of that name is complete or not
-//! there, whenever the power fails. What an attempt left that was killed is gone on with by the next one. Several processes
-//! may ask for the same directory at once: one works, the others wait for it.
+//! there, also after a power failure. The next attempt resumes a killed one. Several processes may prepare the same
+//! directory at once: one works, the others wait for it.
 //!
-//! The text is read twice, a piece at a time, so the memory needed does not grow with it. The result depends on text and
-//! options alone; threads, machines and earlier attempts leave no trace in it.
+//! The text is read twice, a piece at a time, so memory does not grow with it. The result depends on text and options
+//! alone, not on threads, machines or earlier attempts.
 
 use crate::{
     documents::pieces,
@@ -18,7 +17,7 @@ use crate::{
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
-    select::{ONE, Selection, Wanted},
+    select::{Amounts, ONE, Selection},
     source::TextFile,
     tokenizer::TextTokenizer,
 };
@@ -29,37 +28,37 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Written into every prepared directory; another format is another dataset.
+/// The format of a prepared directory; another format is another dataset.
 const FORMAT: &str = "mettle/2/dataset";
-/// One byte in so many is held out, …
+/// One byte in this many is held out, …
 const HELD_OUT_SHARE: u64 = 40;
-/// … unless the least number of sequences needs more; then at most one in so many.
+/// … unless the least number of sequences needs more; then at most one in this many.
 const MOST_HELD_OUT_SHARE: u64 = 5;
-/// A token stands for this many bytes at most, in texts we have seen.
+/// The most bytes per token, in texts seen so far.
 const TOKEN_TEXT_BYTES: u64 = 6;
-/// The tokenizer learns from this much text: more changes its merges little, and takes longer.
+/// The tokenizer learns from this much text: more takes longer and changes its merges little. In bytes.
 const SAMPLE_BYTES: u64 = 4 << 20;
-/// No description of ours is longer.
+/// The limit of a description.
 const MAX_PREPARED_BYTES: u64 = 4 << 20;
 
-/// A dataset that stands.
+/// A prepared dataset.
 #[derive(Clone, Debug)]
 pub struct Prepared {
     pub directory: PathBuf,
-    /// Of the manifest, for the chain.
+    /// The digest of the manifest, for the chain.
     pub digest: Digest,
     pub manifest: Manifest,
     pub figures: PrepareStats,
     /// In nats per token; see [`Dataset::unigram_loss`].
     pub unigram_loss: f64,
-    /// It stood already.
+    /// The dataset was there already.
     pub reused: bool,
 }
 
-/// What went in, and how it was divided.
+/// Totals of a dataset.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrepareStats {
-    /// Training and held-out documents; one that was taken twice counts twice.
+    /// Training and held-out documents; a document that is taken twice counts twice.
     pub documents: u64,
     pub held_out_documents: u64,
     /// Of all documents together.
@@ -72,22 +71,25 @@ pub struct PrepareStats {
     pub empty: u64,
     /// Files left out because they are no text.
     pub skipped_files: u64,
-    /// What was taken of each source, in their order.
+    /// The totals of each source, in their order.
     pub sources: Vec<SourceStats>,
 }
 
-/// What was taken of one source of a mixture.
+/// Totals of one source of a mixture.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SourceStats {
     pub name: String,
     pub documents: u64,
     pub text_bytes: u64,
     pub tokens: u64,
-    /// How often it was read, in thousandths.
+    /// Readings, in thousandths.
     pub epochs_milli: u64,
 }
 
-/// Makes the dataset, or finds it made.
+/// Makes the dataset, or finds it.
+///
+/// # Errors
+/// [`PrepareError`]. After a full disk or an unreadable file, the next call resumes.
 pub fn prepare(
     options: PrepareOptions,
     progress: &mut dyn FnMut(Progress),
@@ -95,14 +97,13 @@ pub fn prepare(
     options.check()?;
     let given = given_tokenizer(&options.tokenizer)?;
     if let OutputDirectory::Directory(directory) = &options.place {
-        // Better now than after the text is read.
+        // Before the text is read.
         description(directory)?;
     }
     let files = options.source.files(options.formats)?;
     let request = request(&options, given.as_ref());
     let (parent, name) = options.place.location(&request)?;
 
-    // Nobody else is at it from here on.
     let lock = OutputLock::lock(&parent, &name, progress)?;
     let made = lock.begin(&request.to_string()).and_then(|()| make(&options, files, given, &lock, progress));
     if made.as_ref().map_or_else(|error| !error.may_pass(), |prepared| prepared.reused) {
@@ -123,16 +124,16 @@ fn make(
 ) -> Result<Prepared, PrepareError> {
     let partial = &lock.partial;
 
-    // What is asked for, and is it there?
+    // Scan, and look for the finished dataset.
     let scan = Scan::make(&options.source, files, partial, options.threads(), progress)?;
     let inputs = inputs_digest(options, &scan, given.as_ref());
     let directory = options.place.directory(&inputs);
-    if let Some(prepared) = standing(&directory, &inputs)? {
+    if let Some(prepared) = existing(&directory, &inputs)? {
         progress(Progress::Reused { directory });
         return Ok(prepared);
     }
 
-    // Make it.
+    // Select and encode.
     progress(Progress::Selecting { documents: scan.documents() });
     let selection = select(&scan, options)?;
     let tokenizer = match given {
@@ -148,18 +149,18 @@ fn make(
     let bytes = serde_json::to_vec_pretty(&prepared).expect("numbers and strings are always JSON");
     write_atomic(&prepared_path(partial), &bytes)?;
 
-    // Read it back, and give it its name.
+    // Read back and rename.
     progress(Progress::Checking);
     check(partial, manifest.digest())?;
     lock.remove_notes()?;
     lock.publish(&directory)?;
-    let prepared = standing(&directory, &inputs)?
+    let prepared = existing(&directory, &inputs)?
         .ok_or_else(|| PrepareError::Foreign { directory: directory.clone() })?;
     progress(Progress::Finished { directory });
     Ok(Prepared { reused: false, ..prepared })
 }
 
-/// Decides what is taken. Too little text is told here, before any of it is encoded.
+/// Selects the documents. Too little text fails here, before any of it is encoded.
 fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareError> {
     let least = options
         .held_out_sequences_min
@@ -173,13 +174,13 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
     };
     let selection = Selection::of(
         scan,
-        &Wanted {
+        &Amounts {
             weights: &weights,
             epochs: options.source.epochs,
             held_out_bytes: least,
             held_out_share: HELD_OUT_SHARE,
             sample_bytes,
-            ..Wanted::default()
+            ..Amounts::default()
         },
     )?;
     let bytes = selection.bytes.iter().sum();
@@ -255,13 +256,13 @@ fn trained_tokenizer(
     Ok(tokenizer)
 }
 
-/// What the tokenizer learns from. Of a long document the first piece will do.
+/// The text for the tokenizer: the first piece of each sampled document.
 fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareError> {
     let mut sample = Vec::new();
     for (at, source) in scan.sources.iter().enumerate() {
         for file in &source.files {
             let mut records = scan.records(file.first)?;
-            // Most files have nothing that is wanted: then they are not read.
+            // Most files have no sampled document and are not read.
             let mut wanted = Vec::new();
             for number in 0..file.log.items {
                 if selection.in_sample(file.first + number, &records.next()?, at) {
@@ -286,7 +287,7 @@ fn sample(scan: &Scan, selection: &Selection) -> Result<Vec<String>, PrepareErro
     Ok(sample)
 }
 
-/// What is asked for, as far as it can be told before the text is read.
+/// A digest of the request, from what is known before the text is read.
 fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Digest {
     let mut parts = Parts::new("request");
     parts.options(options, tokenizer);
@@ -296,7 +297,7 @@ fn request(options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) -> Diges
     parts.digest()
 }
 
-/// What the dataset is made from.
+/// A digest of the inputs of the dataset.
 fn inputs_digest(options: &PrepareOptions, scan: &Scan, tokenizer: Option<&TextTokenizer>) -> Digest {
     let mut parts = Parts::new("inputs");
     parts.options(options, tokenizer);
@@ -325,7 +326,7 @@ impl Parts {
         self.0.update(bytes);
     }
 
-    /// What changes the dataset; neither threads nor notes do.
+    /// The options that change the dataset; threads and checkpoints do not.
     fn options(&mut self, options: &PrepareOptions, tokenizer: Option<&TextTokenizer>) {
         let PrepareOptions { seq_len, shard_bytes, held_out_sequences_min, .. } = *options;
         for number in [u64::from(seq_len), shard_bytes, held_out_sequences_min] {
@@ -347,7 +348,7 @@ impl Parts {
     }
 }
 
-/// What a prepared directory says of itself.
+/// The description in a prepared directory.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Description {
@@ -357,7 +358,7 @@ struct Description {
     figures: PrepareStats,
 }
 
-/// What a directory says of itself, if there is anything in it.
+/// The description of a directory, unless it is empty or missing.
 fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
     let foreign = || PrepareError::Foreign { directory: directory.to_owned() };
     let mut entries = match fs::read_dir(directory) {
@@ -377,8 +378,8 @@ fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
     description.map(Some).ok_or_else(foreign)
 }
 
-/// What stands at `directory`: the dataset that is wanted, nothing, or something that must not be touched.
-fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
+/// The dataset in `directory`, if it is that of `inputs`; an error if there are other files.
+fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
     if description.inputs != *inputs {
         return Err(PrepareError::OtherInputs { directory: directory.to_owned() });
@@ -398,11 +399,11 @@ fn standing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, Prepa
     }))
 }
 
-/// Reads all that was written as any later reader will.
+/// Reads everything back as a later reader does.
 fn check(partial: &Path, digest: Digest) -> Result<(), PrepareError> {
     let dataset = Dataset::open(partial, Some(digest))
         .map_err(|source| PrepareError::Damaged { directory: partial.to_owned(), source })?;
-    // Which verifies each shard as it reads it.
+    // This verifies each shard.
     dataset
         .unigram_loss()
         .map(drop)

@@ -1,9 +1,8 @@
-//! Reads a dataset that is on disk, and believes nothing in it: the manifest is checked against the digest
-//! from the chain, the tokenizer and each shard against the manifest, before a token of it is used (PROT-4).
+//! Reads a dataset from disk and trusts none of it: the manifest is checked against the digest from the chain, the
+//! tokenizer and each shard against the manifest, before any of their tokens is used (PROT-4).
 //!
-//! Shards are mapped into memory, so that many processes on one machine share one copy and nobody reads what
-//! it does not need. A shard is verified when it is first used, once per process: afterwards reading a
-//! sequence is a copy.
+//! Shards are memory-mapped, so that processes on one machine share one copy and read only what they need. A shard is
+//! verified at its first use, once per process; after that, reading a sequence is a copy.
 
 use crate::{
     files::{manifest_path, read_bounded, shard_path, tokenizer_path, unigram_path},
@@ -36,36 +35,36 @@ struct Inner {
     training: Split,
     held_out: Split,
     unigram_loss: OnceLock<f64>,
-    /// Where shards come from that are not in the directory.
+    /// The source of shards that are not in the directory.
     pieces: Option<Arc<dyn PieceSource>>,
-    /// Who brings a shard again that is damaged.
+    /// Replaces damaged shards.
     repair: Option<Arc<dyn ShardRepair>>,
 }
 
-/// Gives parts of shards that are not on this disk.
+/// A source of parts of shards that are not on this disk.
 pub trait PieceSource: Send + Sync {
-    /// The bytes of all these ranges, in their order, each checked against its shard's digest. Blocks while they come.
+    /// The bytes of these ranges, in their order, each checked against the digest of its shard. Blocks until they arrive.
     fn read(&self, wanted: &[ShardRange]) -> Result<Vec<Vec<u8>>, PieceSourceError>;
 }
 
-/// Puts a shard into its place again that turned out to be damaged, or gone.
+/// Restores a shard that is damaged or missing.
 pub trait ShardRepair: Send + Sync {
-    /// Replaces `path` by the right bytes of `shard`, which are `bytes` many: by renaming, so that nobody who reads the old ones is
-    /// disturbed. Blocks while they come.
+    /// Replaces `path` by the `bytes` bytes of `shard`, by a rename, so that readers of the old file are not disturbed. Blocks
+    /// until they arrive.
     fn repair(&self, shard: Digest, bytes: u64, path: &Path) -> Result<(), PieceSourceError>;
 }
 
-/// Some bytes of a shard.
+/// A range of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardRange {
     pub shard: Digest,
     pub range: Range<u64>,
 }
 
-/// Why they cannot be had.
+/// Why a [`PieceSource`] failed.
 pub type PieceSourceError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a directory is not the dataset we want.
+/// Why a directory is not the expected dataset.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("cannot read {}", path.display())]
@@ -81,7 +80,7 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether a file is missing or not what it should be: to have it fetched again would help.
+    /// Whether a file is missing or damaged, so that fetching it again would help.
     pub fn is_damage(&self) -> bool {
         match self {
             OpenError::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
@@ -93,7 +92,7 @@ impl OpenError {
     }
 }
 
-/// Why tokens cannot be had.
+/// Why tokens could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("sequence {index} was asked for, the split has {sequences}")]
@@ -113,13 +112,13 @@ pub enum ReadError {
 }
 
 impl Dataset {
-    /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest that the
-    /// chain names; without it, any dataset will do.
+    /// Opens a directory with a manifest, a tokenizer and shards. `expected` is the manifest digest on the chain; without it,
+    /// any dataset is opened.
     pub fn open(directory: impl AsRef<Path>, expected: Option<Digest>) -> Result<Dataset, OpenError> {
         Dataset::open_with_repair(directory, expected, None)
     }
 
-    /// The same; a shard that is damaged when it is first used is brought again by `repair`, and is used once it is right.
+    /// The same; `repair` replaces a shard that is damaged at its first use.
     pub fn open_with_repair(
         directory: impl AsRef<Path>,
         expected: Option<Digest>,
@@ -160,8 +159,8 @@ impl Dataset {
         Ok(Dataset(Arc::new(inner)))
     }
 
-    /// A dataset whose shards are elsewhere: `pieces` gives what is read of them. `tokenizer` are the bytes that the manifest names;
-    /// `directory` is where notes about it are kept.
+    /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's tokenizer;
+    /// `directory` keeps derived values.
     pub fn remote(
         directory: PathBuf,
         manifest: Manifest,
@@ -194,7 +193,7 @@ impl Dataset {
         &self.0.manifest
     }
 
-    /// Of the manifest.
+    /// The digest of the manifest.
     pub fn digest(&self) -> Digest {
         self.0.digest
     }
@@ -227,7 +226,7 @@ impl Dataset {
         self.one(&self.0.training, index)
     }
 
-    /// Training sequences, in the order asked for. Where the shards are elsewhere, much faster than one by one.
+    /// Training sequences, in the order of `indices`. With shards elsewhere, much faster than one by one.
     pub fn sequences(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         self.many(&self.0.training, indices)
     }
@@ -237,7 +236,7 @@ impl Dataset {
         self.one(&self.0.held_out, index)
     }
 
-    /// Held-out sequences, in the order asked for.
+    /// Held-out sequences, in the order of `indices`.
     pub fn held_out_sequences_at(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
         self.many(&self.0.held_out, indices)
     }
@@ -262,7 +261,7 @@ impl Dataset {
         }
     }
 
-    /// Verifies every shard now, a piece at a time. What is elsewhere is verified whenever it is read.
+    /// Verifies every shard now, piece by piece. Shards elsewhere are verified at each read.
     pub fn verify(&self) -> Result<(), ReadError> {
         if self.0.pieces.is_some() {
             return Ok(());
@@ -277,13 +276,12 @@ impl Dataset {
         TextTokenizer::from_json(self.0.tokenizer.clone(), end_of_document)
     }
 
-    /// What a model scores that has only learned how often each token occurs: the mean over all held-out
-    /// targets, in nats per token, of `−ln p(target)`, where `p` is the share of a token among all training
-    /// targets, each token counted once more than it occurs. A model's held-out loss is a mean over the same
-    /// targets, so the two can be compared.
+    /// The unigram baseline: the loss of predicting by token frequency alone. It is the mean over all held-out targets, in
+    /// nats per token, of `−ln p(target)`, where `p` is the share of a token among all training targets, with one added to
+    /// each count. The held-out loss of a model is a mean over the same targets.
     ///
-    /// For reporting only: the logarithm is the machine's own. Reads the whole dataset once, then the result
-    /// is kept beside the manifest.
+    /// For reporting only: the logarithm is that of the machine. Reads the whole dataset once and keeps the result beside
+    /// the manifest.
     pub fn unigram_loss(&self) -> Result<f64, ReadError> {
         if let Some(loss) = self.0.unigram_loss.get() {
             return Ok(*loss);
@@ -293,7 +291,7 @@ impl Dataset {
             None => {
                 let loss = self.compute_unigram_loss()?;
                 if let Err(error) = self.keep_unigram_loss(loss) {
-                    // The directory may well be read-only; the number is only computed again.
+                    // The directory may be read-only; then the number is computed each time.
                     tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
                 }
                 loss
@@ -318,7 +316,7 @@ impl Dataset {
         Ok(nats / sum(&held_out))
     }
 
-    /// The file names the manifest it belongs to; anything else in it is not believed.
+    /// The number in a file, if it is of this manifest.
     fn kept_unigram_loss(&self) -> Option<f64> {
         let bytes = read_bounded(&unigram_path(&self.0.directory), 256).ok()??;
         let (manifest, loss) = std::str::from_utf8(&bytes).ok()?.trim_end().split_once(' ')?;
@@ -352,11 +350,11 @@ struct Split {
 struct Shard {
     info: ShardInfo,
     path: PathBuf,
-    /// The split's number of this shard's first sequence.
+    /// The number in the split of this shard's first sequence.
     first: u64,
-    /// Set once the shard is verified.
+    /// Set by the verification.
     map: OnceLock<Mmap>,
-    /// Held while the shard is fetched again, which one thread does for all.
+    /// Held while one thread restores the shard.
     mending: Mutex<()>,
 }
 
@@ -392,7 +390,7 @@ impl Split {
         Ok(split)
     }
 
-    /// The shard that a sequence is in.
+    /// The shard of a sequence.
     fn shard_of(&self, index: u64) -> Result<&Shard, ReadError> {
         if index >= self.sequences {
             return Err(ReadError::OutOfRange { index, sequences: self.sequences });
@@ -447,7 +445,7 @@ impl Split {
         Ok(tokens(&bytes[start..start + sequence_bytes], manifest.token_bytes).collect())
     }
 
-    /// How often each token is a target.
+    /// The count of each token as a target.
     fn count_targets(
         &self,
         manifest: &Manifest,
@@ -475,13 +473,12 @@ impl Split {
 }
 
 impl Shard {
-    /// The shard's bytes: as long as the manifest says, with its digest, and all tokens inside the
-    /// vocabulary.
+    /// The verified bytes of the shard: right length and digest, and every token in the vocabulary.
     fn verified(&self, manifest: &Manifest) -> Result<&[u8], ReadError> {
         if let Some(map) = self.map.get() {
             return Ok(map);
         }
-        // Two threads may do this at once; both come to the same result and one map is kept.
+        // Two threads may verify at once, with the same result; one map is kept.
         let map =
             self.map_file().map_err(|source| ReadError::Unreadable { path: self.path.clone(), source })?;
         if map.len() as u64 != manifest.shard_bytes(&self.info) || Digest::of(&map) != self.info.digest {
@@ -494,7 +491,7 @@ impl Shard {
         Ok(self.map.get_or_init(|| map))
     }
 
-    /// The same; where the shard is damaged or gone, once it was brought again.
+    /// The same, after a repair if the shard is damaged or missing.
     fn mended(&self, manifest: &Manifest, repair: &dyn ShardRepair) -> Result<&[u8], ReadError> {
         if let Some(map) = self.map.get() {
             return Ok(map);
@@ -511,8 +508,8 @@ impl Shard {
         self.verified(manifest)
     }
 
-    /// Hands on every sequence of the shard in turn, whose tokens are all inside the vocabulary. Only once this has succeeded were
-    /// they the right ones. Nothing of it stays in memory: a mapped shard would.
+    /// Passes every sequence of the shard on, with all tokens in the vocabulary. They are verified once this succeeds. None of
+    /// the shard stays in memory, as a mapped one would.
     fn read_through(&self, manifest: &Manifest, each: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
         let unreadable = |source| ReadError::Unreadable { path: self.path.clone(), source };
         let mut file = BufReader::with_capacity(1 << 20, File::open(&self.path).map_err(unreadable)?);
@@ -547,10 +544,9 @@ impl Shard {
 
     fn map_file(&self) -> io::Result<Mmap> {
         let file = File::open(&self.path)?;
-        // SAFETY: a shard is written once, under a name that is its digest, and replaced only by renaming,
-        // which leaves this map as it is. Bytes are read as plain numbers and every number is checked before
-        // it is an index, so a file changed in place from outside could give wrong tokens, or end the process
-        // if it is cut, but not break memory.
+        // SAFETY: a shard is written once, under its digest, and replaced only by a rename, which leaves this map as it is.
+        // Bytes are read as plain numbers, and each is checked before it is an index. So a file that another program changes
+        // in place could give wrong tokens, or end the process if it is cut, but not break memory.
         unsafe { Mmap::map(&file) }
     }
 }

@@ -1,11 +1,10 @@
-//! The first reading of the text: what is there, without keeping any of it.
+//! The first pass over the text: one record per document.
 //!
-//! Of every document a record of fixed size goes into a file, in order: a hash of its contents, and how long it is. All
-//! that is decided later (what is a duplicate, what is held out, how much of a source is wanted) is decided by these
-//! records, in memory that does not grow with the text; and the second reading is held against them, so that a file that
-//! changes in between is noticed.
+//! A record has a fixed size and is appended to a file: a hash of the contents, and the length. All later decisions
+//! (duplicates, held-out documents, shares of a mixture) are made from these records, in memory that does not grow with
+//! the text. The second pass compares each document with its record, so that a file that changes in between is noticed.
 //!
-//! A line in a log says which files are done. Whoever goes on after a crash reads only the others.
+//! A log has a line per finished file. After a crash, the next attempt reads only the other files.
 
 use crate::{
     documents::Batch,
@@ -25,14 +24,14 @@ use std::{
 
 const RECORD_BYTES: u64 = 36;
 
-/// What is remembered of a document. No bytes: no text was there, and it is none.
+/// The record of a document. A length of 0: the line or row has no text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub key: Key,
     pub bytes: u32,
 }
 
-/// A hash of a document's contents. The order of keys is an order by lot, the same everywhere.
+/// A hash of a document's contents. The order of keys is random, and the same on every machine.
 pub(crate) type Key = [u8; 32];
 
 /// All documents of all sources.
@@ -53,26 +52,26 @@ pub(crate) struct ScannedFile {
     pub file: TextFile,
     /// The number of its first item among all items of all sources.
     pub first: u64,
-    /// Of its items, in order.
+    /// The log of its items.
     pub log: FileLog,
 }
 
-/// What the log says of a file that was read to its end.
+/// The log line of a file that was read to its end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileLog {
     source: usize,
     path: String,
-    /// Length and time of the last change, seconds and nanoseconds: if they are the same, it is not read again.
+    /// Length, and time of the last change in seconds and nanoseconds: an unchanged file is not read again.
     bytes: u64,
     modified: Option<(u64, u32)>,
     part_bytes: usize,
-    /// False if it was passed over.
+    /// False for a file that is no text, which is skipped.
     pub text: bool,
     pub items: u64,
     /// Items with text.
     pub documents: u64,
-    /// Of all its records.
+    /// Over all its records.
     pub digest: Digest,
 }
 
@@ -101,7 +100,7 @@ impl Record {
 }
 
 impl Scan {
-    /// Reads of each part's `files` what no earlier attempt in `partial` has read.
+    /// Reads the files that no earlier attempt in `partial` has read.
     pub fn make(
         source: &Source,
         files: Vec<Vec<TextFile>>,
@@ -118,13 +117,13 @@ impl Scan {
         let expected: Vec<FileLog> =
             all.iter().map(|(source, file)| FileLog::before(*source, file)).collect::<Result<_, _>>()?;
 
-        // What an earlier attempt has done.
+        // The files of an earlier attempt.
         let mut log = Log::open(partial, &expected)?;
         let done = log.files.len();
         let mut bytes_done: u64 = expected[..done].iter().map(|file| file.bytes).sum();
         progress(Progress::Reading { files: done as u64, bytes: bytes_done, of });
 
-        // The rest.
+        // The other files.
         let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
             let documents = file.documents(&source.parts[*part].field);
             let batches: Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send> = match documents {
@@ -184,7 +183,7 @@ impl Scan {
         self.logs().map(|log| log.documents).sum()
     }
 
-    /// Files that were no text.
+    /// Files that are no text.
     pub fn skipped(&self) -> u64 {
         self.logs().filter(|log| !log.text).count() as u64
     }
@@ -234,7 +233,7 @@ impl Records {
 }
 
 impl FileLog {
-    /// A file as it is before it is read.
+    /// The log of a file before it is read.
     fn before(source: usize, file: &TextFile) -> Result<FileLog, SourceError> {
         let unreadable = |source| SourceError::Unreadable { path: file.path.clone(), source };
         let metadata = fs::metadata(&file.path).map_err(unreadable)?;
@@ -259,13 +258,13 @@ impl FileLog {
     }
 }
 
-/// Records and log while they are being written.
+/// Records and log that are being written.
 struct Log {
     path: PathBuf,
     records: BufWriter<File>,
     log: File,
     files: Vec<FileLog>,
-    /// The file being read: what came of it so far.
+    /// Counts and digest of the file that is being read.
     items: u64,
     documents: u64,
     hasher: blake3::Hasher,
@@ -276,7 +275,7 @@ fn records_path(partial: &Path) -> PathBuf {
 }
 
 impl Log {
-    /// Keeps of an earlier attempt what it says of the first of these files, and nothing else.
+    /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
     fn open(partial: &Path, expected: &[FileLog]) -> Result<Log, PrepareError> {
         let path = records_path(partial);
         let log_path = partial.join("documents.log");
@@ -284,7 +283,7 @@ impl Log {
             let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
             let (mut log, mut records) = (options().open(&log_path)?, options().open(&path)?);
             let mut text = String::new();
-            // What is no text was not written by us to its end.
+            // A log that is not UTF-8 was cut by a crash.
             let _ = log.read_to_string(&mut text);
             let available = records.metadata()?.len();
             let (mut files, mut kept, mut items) = (Vec::new(), 0, 0);
@@ -324,7 +323,7 @@ impl Log {
         Ok(())
     }
 
-    /// The file that began as `before` has ended.
+    /// Ends the file that began as `before`.
     fn end(&mut self, before: &FileLog, not_text: bool) -> Result<(), PrepareError> {
         let mut write = || -> io::Result<()> {
             self.records.flush()?;
@@ -366,7 +365,7 @@ impl Log {
     }
 }
 
-/// A file's batches in the second reading. The file's items must be as many as they were.
+/// The batches of a file in the second pass. The file must still have as many items.
 pub(crate) fn read_again(
     file: &ScannedFile,
     field: &str,

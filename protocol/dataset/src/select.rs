@@ -1,18 +1,17 @@
-//! Which documents are taken, how often, and which of them are held out: decided by the records of the first reading,
-//! so by contents alone.
+//! Selects documents, how often each is taken, and those that are held out, from the records of the first pass: by
+//! contents alone.
 //!
-//! **Duplicates.** Of documents with equal contents the first is taken. Finding them goes over the records several
-//! times, each time keeping the keys of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the
-//! result is one bit an item.
+//! **Duplicates.** Of documents with equal contents the first is taken. Several passes over the records each keep the keys
+//! of one range, so that memory is bounded by [`KEYS_AT_ONCE`] and not by the text; the result is one bit per item.
 //!
 //! **Mixtures.** With weights `w` and `U` bytes of different documents in each source, the scarcest source, whose `U / w` is
 //! least, is read `epochs` times, and each of the others `epochs · (U_s / w_s of the scarcest) · w / U` times. The whole part
-//! of that number are whole readings, one after the other; in the last one documents are taken evenly (as a line is
-//! drawn in pixels), so that the share is kept to within a document everywhere in it.
+//! of that number are whole readings, one after the other. In the last reading documents are taken evenly (as a line is
+//! drawn in pixels), so that the share holds to within a document everywhere in it.
 //!
-//! **Held out** are the documents with the lowest keys, which is a draw by lot, until there are enough; of a source as much
-//! less as its part in the mixture is, and each once. Since a key is a hash of the contents, no text is in both splits. The
-//! tokenizer learns from the next ones.
+//! **Held out** are the documents with the lowest keys, a random sample, until there are enough: of each source by its share
+//! in the mixture, and each document once. Since a key is a hash of the contents, no text is in both splits. The tokenizer
+//! learns from the documents with the next keys.
 
 use crate::{
     error::PrepareError,
@@ -25,38 +24,38 @@ const KEYS_AT_ONCE: u64 = 1 << 19;
 /// One reading of a source.
 pub(crate) const ONE: u64 = 1 << 32;
 
-/// What the records decide.
+/// The decisions from the records.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Selection {
     duplicate: Bits,
     pub duplicates: u64,
     /// How often each source is read, in units of [`ONE`].
     pub rates: Vec<u64>,
-    /// How often the scarcest is, so that its held-out documents are taken once.
+    /// The readings of the scarcest source. Its held-out documents are taken once.
     epochs: u64,
-    /// Held out is what has at most this key.
+    /// Documents with at most this key are held out.
     held_out_to: Option<Key>,
-    /// The tokenizer learns from what is not held out and has at most this key.
+    /// The tokenizer learns from documents that are not held out and have at most this key.
     sample_to: Option<Key>,
-    /// Bytes that will be taken of each source, held out or not, to within a document or so where its rate is not whole.
+    /// Bytes that will be taken of each source in both splits, to within about a document where the rate is not whole.
     pub bytes: Vec<u64>,
 }
 
-/// How much is wanted.
-pub(crate) struct Wanted<'a> {
-    /// Of each source; none where everything is taken.
+/// The amounts to select.
+pub(crate) struct Amounts<'a> {
+    /// The weight of each source; none if all of it is taken.
     pub weights: &'a [Option<u64>],
     pub epochs: u32,
-    /// Hold out at least this much, or one byte in so many.
+    /// Hold out at least this, or one byte in `held_out_share`.
     pub held_out_bytes: u64,
     pub held_out_share: u64,
     pub sample_bytes: u64,
     pub keys_at_once: u64,
 }
 
-impl Default for Wanted<'_> {
+impl Default for Amounts<'_> {
     fn default() -> Self {
-        Wanted {
+        Amounts {
             weights: &[],
             epochs: 1,
             held_out_bytes: 0,
@@ -73,7 +72,7 @@ pub(crate) enum Split {
     HeldOut,
 }
 
-/// What is taken out of one reading of one source, kept even by carrying what is owed from document to document.
+/// Bytes owed to each split in one reading of one source. Carrying them from document to document keeps the share even.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Owed {
@@ -82,17 +81,17 @@ pub(crate) struct Owed {
 }
 
 impl Selection {
-    pub fn of(scan: &Scan, wanted: &Wanted<'_>) -> Result<Selection, PrepareError> {
+    pub fn of(scan: &Scan, amounts: &Amounts<'_>) -> Result<Selection, PrepareError> {
         let mut selection = Selection {
             duplicate: Bits::new(scan.items()),
             duplicates: 0,
             rates: Vec::new(),
-            epochs: u64::from(wanted.epochs),
+            epochs: u64::from(amounts.epochs),
             held_out_to: None,
             sample_to: None,
             bytes: vec![0; scan.sources.len()],
         };
-        let ranges = Ranges(scan.documents().div_ceil(wanted.keys_at_once).max(1));
+        let ranges = Ranges(scan.documents().div_ceil(amounts.keys_at_once).max(1));
 
         // Each document once.
         for range in 0..ranges.0 {
@@ -110,13 +109,13 @@ impl Selection {
         }
 
         // How often.
-        selection.rates = rates(&selection.bytes, wanted.weights, wanted.epochs);
+        selection.rates = rates(&selection.bytes, amounts.weights, amounts.epochs);
         let held_out_rates: Vec<u64> = selection.rates.iter().map(|rate| rate / selection.epochs).collect();
         let total: u64 =
             selection.bytes.iter().zip(&held_out_rates).map(|(bytes, rate)| times(*bytes, *rate)).sum();
 
-        // What is held out, and what the tokenizer learns from.
-        let held_out_bytes = wanted.held_out_bytes.max(total / wanted.held_out_share);
+        // The held-out documents, and those for the tokenizer.
+        let held_out_bytes = amounts.held_out_bytes.max(total / amounts.held_out_share);
         let (mut held_out, mut sample) = (0, 0);
         let mut held_out_of = vec![0; scan.sources.len()];
         for range in 0..ranges.0 {
@@ -133,12 +132,12 @@ impl Selection {
                     held_out += times(u64::from(bytes), held_out_rates[source]);
                     held_out_of[source] += u64::from(bytes);
                     selection.held_out_to = Some(key);
-                } else if sample < wanted.sample_bytes {
+                } else if sample < amounts.sample_bytes {
                     sample += u64::from(bytes);
                     selection.sample_to = Some(key);
                 }
             }
-            if held_out_bytes <= held_out && wanted.sample_bytes <= sample {
+            if held_out_bytes <= held_out && amounts.sample_bytes <= sample {
                 break;
             }
         }
@@ -159,7 +158,7 @@ impl Selection {
             .collect()
     }
 
-    /// Where a document goes in the `reading`-th reading of its source, or `None` if it is not taken. To be asked in order.
+    /// The split of a document in the `reading`-th reading of its source, or `None` if it is not taken. Called in order.
     pub fn split(
         &self,
         item: u64,
@@ -172,7 +171,7 @@ impl Selection {
         }
         let held_out = self.held_out_to.is_some_and(|last| record.key <= last);
         let (split, rate, owed) = if held_out {
-            // A second time it would count twice.
+            // Once, or it would count twice.
             let rate = if reading == 0 { self.rates[source] / self.epochs } else { 0 };
             (Split::HeldOut, rate, &mut owed.held_out)
         } else {
@@ -197,13 +196,13 @@ impl Selection {
     }
 }
 
-/// How often each source is read.
+/// The rate of each source.
 fn rates(bytes: &[u64], weights: &[Option<u64>], epochs: u32) -> Vec<u64> {
     let weights: Option<Vec<u64>> = weights.iter().copied().collect();
     let Some(weights) = weights.filter(|weights| weights.len() == bytes.len()) else {
         return vec![u64::from(epochs) * ONE; bytes.len()];
     };
-    // Whose bytes / weight is least; compared crosswise, without rounding.
+    // The source with the least bytes / weight, compared by products, without rounding.
     let scarcest = (0..bytes.len()).min_by(|&a, &b| {
         let product = |of: usize, by: usize| u128::from(bytes[of]) * u128::from(weights[by]);
         product(a, b).cmp(&product(b, a))
@@ -217,7 +216,7 @@ fn rates(bytes: &[u64], weights: &[Option<u64>], epochs: u32) -> Vec<u64> {
         let scale = u128::from(weights[scarcest]) * u128::from(bytes[at]);
         let whole = share / scale;
         let rest = share % scale;
-        // A weight is below 2^40 and a length below 2^64, so what is left may be shifted by 20 bits, and again by 12.
+        // A weight is below 2^40 and a length below 2^64, so the rest may be shifted by 20 bits, and again by 12.
         let high = (rest << 20) / scale;
         let low = (((rest << 20) % scale) << 12) / scale;
         let one = (whole << 32) + (high << 12) + low;
@@ -230,7 +229,7 @@ fn times(bytes: u64, rate: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(rate)) >> 32).unwrap_or(u64::MAX)
 }
 
-/// Keys in so many ranges, in order.
+/// The keys, cut into this many ranges.
 struct Ranges(u64);
 
 impl Ranges {
@@ -308,7 +307,7 @@ mod tests {
         second.push(String::new());
         second.extend(texts(70, 75));
         let scan = scan(root.path(), &[&first, &second]);
-        let wanted = |keys_at_once| Wanted { keys_at_once, sample_bytes: 200, ..Wanted::default() };
+        let wanted = |keys_at_once| Amounts { keys_at_once, sample_bytes: 200, ..Amounts::default() };
         let selection = Selection::of(&scan, &wanted(1000)).expect("readable");
         assert_eq!(selection.duplicates, 20 + 5);
         let bytes = |texts: &[String]| texts.iter().map(|text| text.len() as u64).sum::<u64>();
@@ -324,14 +323,14 @@ mod tests {
         let (large, small) = (texts(0, 3000), texts(5000, 5400));
         let scan = scan(root.path(), &[&large, &small]);
         for (weights, epochs) in [([1, 1], 1), ([3, 1], 1), ([1, 3], 1), ([1, 1], 4), ([5, 7], 3)] {
-            let wanted = Wanted {
+            let amounts = Amounts {
                 weights: &weights.map(Some),
                 epochs,
                 held_out_share: 10,
                 sample_bytes: 100,
-                ..Wanted::default()
+                ..Amounts::default()
             };
-            let selection = Selection::of(&scan, &wanted).expect("readable");
+            let selection = Selection::of(&scan, &amounts).expect("readable");
             assert_eq!(
                 selection.rates.iter().max(),
                 Some(&(u64::from(epochs) * ONE)),

@@ -1,8 +1,8 @@
 //! Writes the tokens of one split as shards, each named by its digest.
 //!
-//! Documents follow one another without a gap, and the stream is cut into sequences: each starts at the last
-//! token of the one before, which was only a target there. So every token of the stream but the first is a
-//! target once. What is left at the end and fills no sequence is dropped.
+//! Documents follow one another without a gap, and the stream is cut into sequences: each starts at the last token of the
+//! one before, which was only a target there. So every token of the stream but the first is a target once. Tokens at the
+//! end that fill no sequence are dropped.
 
 use crate::{
     files::{shard_path, shards_path},
@@ -21,7 +21,7 @@ const BUFFER_BYTES: usize = 1 << 20;
 
 pub(crate) struct SplitWriter {
     directory: PathBuf,
-    /// The file being written has this name until its digest is known.
+    /// The path of a shard until its digest is known.
     unfinished: PathBuf,
     sequence_tokens: usize,
     token_bytes: u8,
@@ -32,12 +32,12 @@ pub(crate) struct SplitWriter {
     shards: Vec<ShardInfo>,
 }
 
-/// How far a split was at some moment, to go on from there.
+/// The state of a split, to resume from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SplitState {
     shards: Vec<ShardInfo>,
-    /// Sequences in the file being written, and the digest of it so far.
+    /// Sequences in the unfinished shard, and its digest so far.
     sequences: u64,
     digest: Digest,
     tokens: Vec<u32>,
@@ -73,10 +73,10 @@ impl SplitWriter {
         }
     }
 
-    /// Goes on from `state`, whatever was written after it. `None` if what it speaks of is not there.
+    /// Resumes from `state`, and drops what was written after it. `None` if the files of `state` are not there.
     pub fn resume(mut self, state: SplitState) -> io::Result<Option<SplitWriter>> {
         if state.sequences > 0 {
-            // The file may have been finished after that, and have got its name.
+            // The shard may have been finished and renamed after that.
             let mut candidates = vec![self.unfinished.clone()];
             for entry in fs::read_dir(shards_path(&self.directory))? {
                 candidates.push(entry?.path());
@@ -100,7 +100,7 @@ impl SplitWriter {
         Ok(Some(self))
     }
 
-    /// How far it is, once all of that is on disk.
+    /// Syncs, and returns the state.
     pub fn state(&mut self) -> io::Result<SplitState> {
         let (mut sequences, mut digest) = (0, Digest::default());
         if let Some(shard) = &mut self.shard {
@@ -125,7 +125,7 @@ impl SplitWriter {
         Ok(())
     }
 
-    /// Closes the last shard and tells all of them.
+    /// Closes the last shard and returns all of them.
     pub fn finish(mut self) -> io::Result<Vec<ShardInfo>> {
         self.close()?;
         Ok(self.shards)
@@ -166,7 +166,7 @@ impl Unfinished {
         Ok(Unfinished { file, hasher: blake3::Hasher::new(), buffer: Vec::new(), sequences: 0 })
     }
 
-    /// Takes up the first `bytes` of a file that was left, if they are those that `state` speaks of.
+    /// Resumes with the first `bytes` of a file, if they have the digest of `state`.
     fn resume(path: &Path, bytes: u64, state: &SplitState) -> io::Result<Option<Unfinished>> {
         let mut file = match OpenOptions::new().read(true).write(true).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! Where the text comes from: the same files in the same order on every machine, and how much of each source is wanted.
+//! The sources of a text: the same files in the same order on every machine, and the share of each source.
 
 use crate::{
     cargo_text,
@@ -19,11 +19,11 @@ const MAX_PART_BYTES: u64 = 256 << 10;
 const MIN_PART_BYTES: u64 = 8 << 10;
 /// A part is at most this share of all text.
 const PARTS: u64 = 32;
-/// The field that has the text, where nothing else is said.
+/// The default field of the text.
 pub const TEXT_FIELD: &str = "text";
 /// A weight counts in millionths.
 const WEIGHT_UNITS: f64 = 1e6;
-/// No description of a mixture is longer.
+/// The limit of a mixture file.
 const MAX_MIXTURE_BYTES: u64 = 1 << 20;
 
 /// A text to make a dataset of: one source, or a mixture of several.
@@ -36,7 +36,7 @@ pub struct Source {
 #[derive(Clone, Debug)]
 pub(crate) struct SourcePart {
     pub name: String,
-    /// Its share of the text, in any unit; none where everything is taken.
+    /// Its share of the text, in any unit; none if all of it is taken.
     pub weight: Option<u64>,
     pub field: String,
     kind: Kind,
@@ -48,11 +48,11 @@ enum Kind {
     CargoSources { crates: Vec<PinnedCrate>, homes: Vec<PathBuf> },
 }
 
-/// A mixture, as a person writes it.
+/// A mixture file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MixtureFile {
-    /// The scarcest source is read so many times.
+    /// Readings of the scarcest source.
     epochs: Option<u32>,
     source: Vec<MixtureSource>,
 }
@@ -71,8 +71,8 @@ impl Source {
     ///
     /// `.jsonl` and `.ndjson` are JSON lines, a document each; `.parquet` has a document in each row; everything else is
     /// text, if it is UTF-8. Text and JSON lines may be compressed (`.gz`, `.zst`). Files that end in `.txt`, `.md`, `.rs`
-    /// or `.rst` must be UTF-8; others are passed over if they are not. Hidden files and directories are passed over,
-    /// links to directories are not followed.
+    /// or `.rst` must be UTF-8; others are skipped if they are not. Hidden files and directories are skipped, links to
+    /// directories are not followed.
     pub fn directory(path: impl Into<PathBuf>) -> Source {
         Source::of("text", Kind::Path(path.into()))
     }
@@ -93,7 +93,7 @@ impl Source {
             if !(1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units) {
                 return Err(SourceError::Weight { name, weight });
             }
-            // Below 2^40, so that nothing is lost.
+            // Below 2^40, so the conversion is exact.
             let units = units.round() as u64;
             let several = source.parts.len() > 1;
             Ok(source.parts.into_iter().map(move |part| {
@@ -105,7 +105,7 @@ impl Source {
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
     }
 
-    /// A mixture written down: `epochs`, and `[[source]]` with `path` (from where the file is), `weight`, and where wanted
+    /// A mixture from a TOML file: `epochs`, and `[[source]]` with `path` (relative to the file), `weight`, and optionally
     /// `name` and `field`.
     pub fn mixture_file(path: &Path) -> Result<Source, SourceError> {
         let wrong = |reason: String| SourceError::Mixture { path: path.to_owned(), reason };
@@ -133,8 +133,7 @@ impl Source {
         Source::of("crates", Kind::CargoSources { crates: crates.to_vec(), homes })
     }
 
-    /// The default text: Rust source that the build needs anyway, so it is the same everywhere and is not
-    /// downloaded.
+    /// The default text: Rust source that the build needs anyway, so it is the same everywhere and needs no download.
     pub fn default_text(homes: Vec<PathBuf>) -> Source {
         Source::cargo_sources(&DEFAULT_TEXT, homes)
     }
@@ -151,7 +150,7 @@ impl Source {
 }
 
 impl SourcePart {
-    /// The files that it is made of, in order.
+    /// Its files, in order.
     pub fn files(&self, formats: &'static dyn Formats) -> Result<Vec<TextFile>, SourceError> {
         let found = match &self.kind {
             Kind::Path(path) if path.is_file() => {
@@ -176,7 +175,7 @@ impl SourcePart {
 #[derive(Clone, Debug)]
 pub(crate) struct TextFile {
     pub path: PathBuf,
-    /// Of the file, compressed as it may be.
+    /// Of the file, as it is compressed.
     pub bytes: u64,
     pub part_bytes: usize,
     formats: &'static dyn Formats,

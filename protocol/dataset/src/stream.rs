@@ -1,4 +1,4 @@
-//! Batches of given sequences in their order (PROT-6), from wherever one stopped.
+//! Batches of given sequences in their order (PROT-6), resumable at any position.
 
 use crate::reader::{Dataset, ReadError};
 use protocol::Digest;
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How often somebody who waits for a batch is asked whether to go on.
+/// Between two calls of `stop` while there is no batch.
 const ASK_TO_STOP: Duration = Duration::from_millis(100);
 
 /// Goes once through a list of training sequences.
@@ -21,13 +21,13 @@ pub struct BatchStream {
     next: usize,
 }
 
-/// Where a stream stood, to be kept in a snapshot.
+/// The position of a stream, for snapshots.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
-    /// Of the dataset and the list: a position counts only for the list that it was taken in.
+    /// A digest of dataset and list: a position is valid only for the list it was taken in.
     pub stream: Digest,
-    /// Sequences that were handed out.
+    /// Sequences before the position.
     pub sequences: u64,
 }
 
@@ -56,7 +56,7 @@ impl BatchStream {
         }
     }
 
-    /// Goes on after `position`, which came from a stream of the same list. The batch may have another size.
+    /// Resumes after `position`, from a stream of the same list. The batch may have another size.
     pub fn resume(
         dataset: &Dataset,
         indices: Vec<u64>,
@@ -75,8 +75,7 @@ impl BatchStream {
         Ok(stream)
     }
 
-    /// The next sequences, `seq_len + 1` tokens each; `None` at the end. After an error the position is what
-    /// it was.
+    /// The next sequences, `seq_len + 1` tokens each; `None` at the end. An error leaves the position as it was.
     pub fn next_batch(&mut self) -> Result<Option<Vec<Vec<u32>>>, ReadError> {
         let end = self.indices.len().min(self.next.saturating_add(self.batch));
         let indices = &self.indices[self.next..end];
@@ -88,12 +87,12 @@ impl BatchStream {
         Ok(Some(batch))
     }
 
-    /// To go on from later.
+    /// The position, to resume from.
     pub fn position(&self) -> Position {
         Position { stream: self.digest(), sequences: self.next as u64 }
     }
 
-    /// How many sequences were handed out: the prefix that a seat declares (PROT-6).
+    /// Sequences so far: the prefix that a seat declares (PROT-6).
     pub fn handed_out(&self) -> u64 {
         self.next as u64
     }
@@ -104,8 +103,7 @@ impl BatchStream {
     }
 }
 
-/// Reads batches ahead of whoever trains on them, on a thread of its own, so that a device need not wait for disk or network.
-/// Ends when it is dropped.
+/// Reads batches ahead of training, on its own thread, so that a device does not wait for disk or network. Ends when dropped.
 #[derive(Debug)]
 pub struct Prefetch {
     batches: mpsc::Receiver<Result<Vec<Vec<u32>>, ReadError>>,
@@ -130,13 +128,13 @@ impl Prefetch {
         Ok(Prefetch { batches, waited: Duration::ZERO })
     }
 
-    /// The time that was spent waiting in [`Prefetch::next_unless`].
+    /// The time spent waiting in [`Prefetch::next_unless`].
     pub fn waited(&self) -> Duration {
         self.waited
     }
 
-    /// The next batch: the sequences' tokens, `seq_len + 1` each. `None` after the last, after an error, and soon after `stop` says so while
-    /// there is none yet: data may take long to come.
+    /// The next batch, `seq_len + 1` tokens per sequence. `None` after the last batch, after an error, and soon after `stop` returns
+    /// true while there is no batch yet.
     pub fn next_unless(&mut self, stop: impl Fn() -> bool) -> Option<Result<Vec<Vec<u32>>, ReadError>> {
         if let Ok(batch) = self.batches.try_recv() {
             return Some(batch);

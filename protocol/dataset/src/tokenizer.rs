@@ -1,4 +1,4 @@
-//! Text to token ids and back: a byte-level BPE that we train, or any `tokenizer.json` that someone has.
+//! Text to token ids and back: a byte-level BPE that is trained here, or any `tokenizer.json`.
 
 use crate::{
     bpe,
@@ -14,15 +14,15 @@ use tokenizers::{
     pre_tokenizers::byte_level::ByteLevel,
 };
 
-/// The token between documents, where we train the tokenizer.
+/// The token between documents in a tokenizer that is trained here.
 const EOS: &str = "<eos>";
-/// What others call it, in the order in which we look.
+/// Its usual names in other tokenizers, in the order of the search.
 const KNOWN_EOS: [&str; 8] =
     [EOS, "</s>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|im_end|>", "[EOS]", "[SEP]"];
 /// `<eos>` and one token for each byte: a vocabulary is larger, or nothing is learned.
 pub(crate) const MIN_VOCAB: u32 = 258;
 
-/// A tokenizer whose every encoding is determined by its bytes.
+/// A tokenizer whose bytes determine every encoding.
 pub struct TextTokenizer {
     inner: tokenizers::Tokenizer,
     words: Option<Words>,
@@ -33,7 +33,7 @@ pub struct TextTokenizer {
 
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    #[error("this is no tokenizer.json: {reason}")]
+    #[error("not a tokenizer.json: {reason}")]
     Undecodable { reason: String },
     #[error(
         "the tokenizer has none of the tokens {} for the end of a document; name the one it has",
@@ -55,8 +55,7 @@ pub enum TokenizerError {
 }
 
 impl TextTokenizer {
-    /// Reads a `tokenizer.json`. `end_of_document` names the token put between documents; without it, a usual
-    /// one is looked for.
+    /// Reads a `tokenizer.json`. `end_of_document` names the token between documents; without it, a usual name is used.
     pub fn from_json(json: Vec<u8>, end_of_document: Option<&str>) -> Result<TextTokenizer, TokenizerError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(&json)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
@@ -64,7 +63,7 @@ impl TextTokenizer {
         {
             return Err(TokenizerError::Random);
         }
-        // A text is taken as it is: not cut, not filled up, and no words in it end a document.
+        // A text is neither truncated nor padded, and no words in it end a document.
         inner
             .with_truncation(None)
             .map_err(|error| TokenizerError::Undecodable { reason: error.to_string() })?;
@@ -80,7 +79,7 @@ impl TextTokenizer {
                 .find_map(|token| inner.token_to_id(token))
                 .ok_or(TokenizerError::NoEndOfDocument)?,
         };
-        // In some files it is an ordinary word, which would be found in texts.
+        // In some files it is an ordinary token, which occurs in texts.
         if let Some(token) = inner.get_added_tokens_decoder().get(&eos).filter(|token| !token.special) {
             inner.add_special_tokens(&[AddedToken { special: true, ..token.clone() }]);
         }
@@ -108,7 +107,7 @@ impl TextTokenizer {
         TextTokenizer::from_json(to_json(learned)?, Some(EOS))
     }
 
-    /// One that [`TextTokenizer::train`] made before.
+    /// A tokenizer that [`TextTokenizer::train`] made before.
     pub(crate) fn trained(json: Vec<u8>) -> Result<TextTokenizer, TokenizerError> {
         TextTokenizer::from_json(json, Some(EOS))
     }
@@ -120,7 +119,7 @@ impl TextTokenizer {
         Ok(tokens)
     }
 
-    /// The same, for many texts one after the other.
+    /// An encoder for many texts.
     pub fn encoder(&self) -> TextEncoder<'_> {
         let words = self.words.as_ref().map(|words| Encoder::new(&self.inner, words));
         TextEncoder { tokenizer: self, words }
@@ -136,7 +135,7 @@ impl TextTokenizer {
         &self.inner
     }
 
-    /// The text of tokens, for people to look at.
+    /// The text of tokens, for people.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, TokenizerError> {
         self.inner.decode(tokens, false).map_err(failed)
     }
@@ -161,14 +160,14 @@ impl TextTokenizer {
     }
 }
 
-/// Encodes texts, and remembers what it has seen: one for each thread.
+/// Encodes texts with a cache: one for each thread.
 pub struct TextEncoder<'a> {
     tokenizer: &'a TextTokenizer,
     words: Option<Encoder<'a>>,
 }
 
 impl TextEncoder<'_> {
-    /// Adds a text's tokens to `tokens`. The one that ends a document is never among them.
+    /// Adds the tokens of a text to `tokens`, never the one that ends a document.
     pub fn encode_into(&mut self, text: &str, tokens: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let first = tokens.len();
         let done = match &mut self.words {
@@ -212,7 +211,7 @@ fn count_words(sample: &[String]) -> Result<BTreeMap<String, u64>, TokenizerErro
         }
         Ok(words)
     };
-    // Sums of whole numbers: the order in which they come together does not matter.
+    // Sums of integers do not depend on the order.
     sample.par_iter().map(count).try_reduce(BTreeMap::new, |a, b| {
         let (mut large, small) = if a.len() < b.len() { (b, a) } else { (a, b) };
         small.into_iter().for_each(|(word, count)| *large.entry(word).or_default() += count);

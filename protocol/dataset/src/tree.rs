@@ -1,28 +1,28 @@
-//! Pieces of a shard, checked one by one against the shard's digest.
+//! Pieces of a shard, each checked against the digest of the shard.
 //!
-//! BLAKE3 is a tree over its input, and its digest is the root. So the hashes of all pieces of 16 KiB, half a thousandth of a
-//! shard, are enough to check any piece against the digest in the manifest: whoever has them (from anybody) joins them up
-//! to the root, and if that is the digest, every one of them is right. Nothing about pieces has to stand in the manifest,
-//! and whoever has a shard can make its tree.
+//! BLAKE3 is a tree over its input, and its digest is the root. So the hashes of all pieces of 16 KiB are enough to check
+//! any piece against the digest in the manifest: a reader joins the hashes, from any source, up to the root, and if that
+//! is the digest, all of them are right. The manifest needs nothing about pieces, and any holder of a shard can make its
+//! tree.
 
 use blake3::hazmat::{self, HasherExt as _, Mode};
 use protocol::Digest;
 use std::ops::Range;
 
-/// Bytes of a piece; the last one of a shard may have fewer.
+/// Bytes of a piece; the last piece of a shard may be shorter.
 pub const PIECE_BYTES: u64 = 16 << 10;
 const HASH_BYTES: u64 = 32;
 
-/// The hashes of a shard's pieces, known to be right.
+/// The verified hashes of the pieces of a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardTree {
     shard: Digest,
     bytes: u64,
-    /// None where the shard is one piece: its hash is the shard's digest.
+    /// Empty for a shard of one piece, whose hash is the digest of the shard.
     hashes: Vec<[u8; 32]>,
 }
 
-/// What calls itself a shard's tree and is none.
+/// Bytes that are not the tree of a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these are not the hashes of the pieces of shard {shard}")]
 pub struct TreeMismatch {
@@ -30,13 +30,13 @@ pub struct TreeMismatch {
 }
 
 impl ShardTree {
-    /// How long the tree of a shard of `bytes` bytes is, to be known before it is fetched. In bytes.
+    /// The length of the tree of a shard of `bytes` bytes. In bytes.
     pub fn length(bytes: u64) -> u64 {
         let pieces = bytes.div_ceil(PIECE_BYTES);
         if pieces <= 1 { 0 } else { pieces * HASH_BYTES }
     }
 
-    /// Reads the tree of the shard with this digest and length, out of what may be anybody's bytes.
+    /// Reads the tree of the shard with this digest and length from untrusted bytes.
     pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, TreeMismatch> {
         if tree.len() as u64 != ShardTree::length(bytes) {
             return Err(TreeMismatch { shard });
@@ -52,17 +52,17 @@ impl ShardTree {
         Ok(self)
     }
 
-    /// As it is stored.
+    /// The stored form.
     pub fn to_bytes(&self) -> Vec<u8> {
         self.hashes.concat()
     }
 
-    /// Pieces that have a byte of `range`.
+    /// The pieces that `range` touches.
     pub fn pieces(range: &Range<u64>) -> Range<u64> {
         range.start / PIECE_BYTES..range.end.div_ceil(PIECE_BYTES)
     }
 
-    /// Where piece `number` lies in the shard.
+    /// The range of piece `number` in the shard.
     pub fn range(&self, number: u64) -> Range<u64> {
         let start = number * PIECE_BYTES;
         start..(start + PIECE_BYTES).min(self.bytes)
@@ -81,12 +81,12 @@ impl ShardTree {
     }
 }
 
-/// Makes a tree of a shard's bytes as they come.
+/// Builds a tree from the bytes of a shard as they arrive.
 pub struct TreeBuilder {
     bytes: u64,
     piece: Vec<u8>,
     hashes: Vec<[u8; 32]>,
-    /// Of the first piece alone: the shard's, where there is no other.
+    /// The hash of the first piece as a root, for a shard of one piece.
     first: Digest,
 }
 
@@ -116,7 +116,7 @@ impl TreeBuilder {
         self.piece.clear();
     }
 
-    /// The tree, if what came were the bytes of `shard`.
+    /// The tree, if the bytes were those of `shard`.
     pub fn finish(mut self, shard: Digest) -> Result<ShardTree, TreeMismatch> {
         if !self.piece.is_empty() {
             self.end_piece();

@@ -1,14 +1,14 @@
-//! The shape of a model. Part of a run's specification: two parties that differ in one number train two different models.
+//! The shape of a model, part of a run's specification: two parties that differ in one number train different models.
 
 use protocol::contribution::{Schema, TensorSpec};
 use serde::{Deserialize, Serialize};
 
-/// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and one
-/// matrix for embedding and output.
+/// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and
+/// one matrix for embedding and output.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Tokens that the model knows: ids are from 0 to `vocab − 1`.
+    /// Size of the vocabulary: ids are from 0 to `vocab − 1`.
     pub vocab: usize,
     /// Width of the residual stream.
     pub d_model: usize,
@@ -19,15 +19,15 @@ pub struct ModelConfig {
     pub kv_heads: usize,
     /// Width inside the feed-forward half.
     pub d_ff: usize,
-    /// Tokens that the model reads at once. A training sequence has one more, which is only predicted.
+    /// Tokens of a sequence. A training sequence has one more, which is only predicted.
     pub seq_len: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Added to the mean square before RMSNorm divides by its root.
+    /// RMSNorm adds it to the mean square.
     pub norm_epsilon: f64,
 }
 
-/// Why a [`ModelConfig`] is no model. Names what to change.
+/// Why a [`ModelConfig`] is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     #[error("{name} is {value}, but must be from {min} to {max}")]
@@ -55,24 +55,23 @@ pub enum ConfigError {
 impl ModelConfig {
     /// Names that [`preset`](Self::preset) knows.
     pub const PRESETS: [&'static str; 7] = ["117k", "localnet", "1m", "6m", "150m", "1b", "8b"];
-    /// Values that a model may have, all tensors together: 64 GiB of `f32`. A specification comes from others.
+    /// Values of all tensors at most: 64 GiB of `f32`. A specification comes from other parties.
     pub const VALUES_MAX: u64 = 1 << 34;
 
-    /// A shape by name, for vocabularies of the usual size; set `vocab` to the tokenizer's own.
+    /// A shape by name; set `vocab` to that of the tokenizer.
     ///
-    /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation. The
-    /// names tell the parameters at the vocabulary that stands in the preset.
+    /// `117k` is for tests, `localnet` for a network on one machine, `1m` and `6m` for experiments on a workstation.
+    /// Names state the parameters at the preset's vocabulary.
     ///
     /// The other three are for GPUs:
     ///
-    /// | name | parameters | is |
+    /// | name | parameters | shape |
     /// |---|---|---|
     /// | `150m` | 151,026,432 | 20 layers of 768, 12 heads on 4, a vocabulary of 32,768, 1,024 tokens |
-    /// | `1b` | 1,235,814,400 | the tensors of Llama 3.2 1B, to the last one; 2,048 tokens |
-    /// | `8b` | 7,504,924,672 | Llama 3 8B, but one matrix for embedding and output (there they are two: 8,030,261,248); 8,192 tokens |
+    /// | `1b` | 1,235,814,400 | all tensors of Llama 3.2 1B; 2,048 tokens |
+    /// | `8b` | 7,504,924,672 | Llama 3 8B with tied embedding and output (8,030,261,248 untied); 8,192 tokens |
     ///
-    /// Rotary positions have Llama 3's base of 500,000 in `1b` and `8b`, without the stretching of low frequencies that 3.1 and
-    /// later have: this network has none.
+    /// `1b` and `8b` have Llama 3's RoPE base of 500,000, without the frequency scaling of 3.1 and later.
     pub fn preset(name: &str) -> Result<ModelConfig, ConfigError> {
         let shape = |vocab, d_model, layers, heads, kv_heads, d_ff, seq_len| ModelConfig {
             vocab,
@@ -151,22 +150,22 @@ impl ModelConfig {
         self.shapes().iter().map(|(_, [rows, columns])| rows * columns).sum()
     }
 
-    /// Multiplications and additions that training takes for a token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers of
-    /// width `D`, and `T` tokens of a sequence.
+    /// Multiplications and additions of training per token: `6 P + 6 L·D·T`, with `P` weights in products, `L` layers
+    /// of width `D`, and `T` tokens per sequence.
     ///
-    /// This is the formula of PaLM (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, counted to what has to be done: of
-    /// attention's `12 L·D·T` half, since no token looks at a later one, and of the weights those that are multiplied by. The
-    /// embedding is: it is the output's matrix too, and counts once; taking a token's row of it multiplies nothing. What is
-    /// computed a second time to save memory does not count.
+    /// This is PaLM's formula (Chowdhery et al., 2022, appendix B), `6 N + 12 L·H·Q·T`, with half of attention, which
+    /// is causal, and only the weights in products. The embedding counts once, as the output's matrix. Activation
+    /// checkpointing does not count.
     pub fn flops_per_token(&self) -> f64 {
         let products: usize =
             self.shapes().iter().map(|(_, [rows, columns])| if *rows > 1 { rows * columns } else { 0 }).sum();
         6.0 * products as f64 + 6.0 * (self.layers * self.d_model * self.seq_len) as f64
     }
 
-    /// Names and shapes of all tensors, in the order of the flat model state.
+    /// Names and shapes of all tensors, in the order of the flat parameter vector.
     ///
-    /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`, row-major.
+    /// Names, shapes and layout are those of a Llama checkpoint on Hugging Face: a projection is `[out, in]`,
+    /// row-major.
     ///
     /// # Errors
     /// If the configuration is not valid.
@@ -174,7 +173,7 @@ impl ModelConfig {
         self.validate()?;
         let tensors = self.shapes().into_iter().map(|(name, [rows, columns])| {
             let narrow = |value| u32::try_from(value).expect("validate() bounds every dimension below 2^32");
-            // A norm's gain is a vector. In memory it is one row.
+            // A norm's gain is a vector, in memory one row.
             let shape = if rows == 1 { vec![narrow(columns)] } else { vec![narrow(rows), narrow(columns)] };
             TensorSpec { name, shape }
         });
@@ -182,7 +181,7 @@ impl ModelConfig {
             .expect("a valid configuration names each tensor once and none is empty"))
     }
 
-    /// All tensors as matrices, in the order of the flat state. A vector is one row.
+    /// All tensors as matrices, in the order of the flat parameter vector. A vector is one row.
     pub fn shapes(&self) -> Vec<(String, [usize; 2])> {
         let ModelConfig { vocab, d_model, layers, kv_heads, d_ff, .. } = *self;
         let d_kv = kv_heads * self.head_width();
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shape_that_is_no_model_is_refused_with_what_to_change() {
+    fn an_invalid_shape_is_refused_with_the_number_to_change() {
         check(|c| c.vocab = 1, "vocab is 1, but must be from 2 to 1048576");
         check(|c| c.layers = 0, "layers is 0, but must be from 1 to 1024");
         check(|c| c.seq_len = 0, "seq_len is 0, but must be from 1 to 1048576");
@@ -241,21 +240,21 @@ mod tests {
     }
 
     #[test]
-    fn presets_for_gpus_have_the_parameters_that_their_description_tells() {
+    fn presets_for_gpus_have_the_documented_parameters() {
         for (name, parameters) in [("150m", 151_026_432), ("1b", 1_235_814_400), ("8b", 7_504_924_672)] {
             assert_eq!(ModelConfig::preset(name).unwrap().parameters(), parameters, "{name}");
         }
-        // What Llama 3 8B has, which has a matrix of its own for the output.
+        // Llama 3 8B has a separate output matrix.
         let config = ModelConfig::preset("8b").unwrap();
         assert_eq!(config.parameters() + config.vocab * config.d_model, 8_030_261_248);
     }
 
     #[test]
-    fn a_token_takes_six_operations_a_weight_and_half_of_attentions_square() {
+    fn a_token_takes_six_operations_per_weight_and_half_of_attentions_square() {
         let config = ModelConfig::preset("117k").unwrap();
-        // Embedding, and of each of two layers: four projections, three matrices of the feed-forward half.
+        // The embedding, and per layer four projections and three matrices of the feed-forward half.
         let products = 256 * 64 + 2 * (4 * 64 * 64 + 3 * 176 * 64);
-        // A query looks at 64 keys, half of them before it: scores and mix, forward and twice back, each 2·64 a key.
+        // A query sees half of 64 keys: scores and output, forward and twice backward, 2·64 operations per key each.
         let attention = 2 * 3 * 2 * 2 * 64 * (64 / 2);
         assert_eq!(config.flops_per_token(), f64::from(6 * products + attention));
     }

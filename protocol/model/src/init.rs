@@ -1,24 +1,24 @@
 //! `θ_0`: the first model of a run, from a seed, bit for bit the same on every machine.
 //!
-//! A library's `ln` and `cos` differ between machines in the last bit, so no Box–Muller here. A weight is a sum of twelve
-//! 16-bit numbers from a blake3 stream (Irwin and Hall: mean and variance of a normal, tails that end at six standard
-//! deviations), taken as an integer, then converted and scaled: one exact conversion, one rounding.
+//! `ln` and `cos` differ between machines in the last bit, so Box–Muller will not do. A weight is the integer sum of
+//! twelve 16-bit numbers from a BLAKE3 stream (Irwin–Hall: mean and variance of a normal, tails up to six standard
+//! deviations), converted exactly, then scaled with one rounding.
 
 use crate::config::{ConfigError, ModelConfig};
 
-/// What a value is of, so that no other use of the same seed meets the same stream.
+/// Domain of the stream, so that no other use of the seed has the same one.
 const CONTEXT: &str = "mettle/1/initial-weights";
-/// 16-bit numbers added up for one weight.
+/// 16-bit numbers per weight.
 const TERMS: usize = 12;
 const BYTES_PER_WEIGHT: usize = 2 * TERMS;
 
-/// The flat model state that `seed` stands for, in schema order.
+/// The flat parameter vector of `seed`, in schema order.
 ///
-/// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by
-/// seed and tensor, so that its values do not depend on the shapes of the tensors before it.
+/// Norms start at 1. Matrices are normal: see `deviation`. Each tensor has its own stream, named by seed and tensor,
+/// so its values do not depend on other tensors.
 ///
 /// # Errors
-/// If the configuration is not valid.
+/// If the configuration is invalid.
 pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigError> {
     config.validate()?;
     let mut flat = Vec::with_capacity(config.parameters());
@@ -35,9 +35,9 @@ pub fn init_flat(config: &ModelConfig, seed: u64) -> Result<Vec<f32>, ConfigErro
 
 /// Standard deviation of a matrix's first values, with `columns` inputs.
 ///
-/// A projection gets `1/√columns`, which keeps the size of what passes through it. One that writes to the residual stream
-/// gets a tenth of that: a fresh layer must not drown the token it reads, or a model spends its first hundred steps on
-/// finding it again. The embedding is the output too, so its size is the size of the first logits.
+/// A projection has `1/√columns`, which preserves the size of its input. A projection into the residual stream has a
+/// tenth of that, since a fresh layer must not drown its token. The embedding is also the output, so it sets the size
+/// of the first logits.
 fn deviation(name: &str, columns: usize) -> f64 {
     let share = if name.ends_with("embed_tokens.weight") {
         0.8
@@ -49,7 +49,7 @@ fn deviation(name: &str, columns: usize) -> f64 {
     share / (columns as f64).sqrt()
 }
 
-/// Appends `len` values of the stream that `seed` and `name` stand for.
+/// Appends `len` values of the stream of `seed` and `name`.
 fn normal(seed: u64, name: &str, deviation: f64, len: usize, into: &mut Vec<f32>) {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     hasher.update(&seed.to_le_bytes()).update(name.as_bytes());
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_seed_stands_for_one_model_on_every_machine() {
+    fn a_seed_gives_the_same_model_on_every_machine() {
         let config = ModelConfig::preset("117k").unwrap();
         let flat = init_flat(&config, 7).unwrap();
         assert_eq!(flat.len(), config.parameters());

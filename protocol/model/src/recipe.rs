@@ -1,38 +1,36 @@
-//! How a model is trained inside a window: the numbers that go with the loop in `train`.
+//! The training recipe inside a window: batch, learning rate, optimiser.
 //!
-//! They are part of a run's specification, as good advice: no rule of the protocol can see how a miner trains, only what
-//! comes of it.
+//! It is part of a run's specification, as a recommendation: no rule of the protocol can check how a miner trains.
 
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Sequences in one step.
+    /// Sequences per step.
     pub batch: usize,
-    /// Sequences on the device at once; a larger batch is added up from several.
+    /// Sequences on the device at once; the gradients of a larger batch are accumulated.
     pub micro_batch: usize,
-    /// Learning rate at the end of the warm-up, its highest.
+    /// The highest learning rate, at the end of the warm-up.
     pub learning_rate: f64,
-    /// Steps in which the learning rate rises from zero.
+    /// Steps of the warm-up, in which the learning rate rises from zero.
     pub warmup_steps: u64,
-    /// Steps in which it then falls, as `schedule` says. After them it stays.
+    /// Steps of the decay, by `schedule`. After them the rate is constant.
     pub decay_steps: u64,
-    /// What it falls to, as a share of the highest.
+    /// The final learning rate, as a share of the highest.
     pub final_fraction: f64,
-    /// AdamW: how much of the mean gradient, and of the mean squared gradient, a step keeps.
+    /// AdamW's decay of the mean gradient and of the mean squared gradient.
     pub betas: [f64; 2],
     pub epsilon: f64,
-    /// Share of each matrix, times the learning rate, that a step takes away. Norms do not decay.
+    /// Weight decay of matrices, times the learning rate. Norms do not decay.
     pub weight_decay: f64,
-    /// A gradient longer than this is scaled down to it.
+    /// Euclidean length to which longer gradients are scaled.
     pub clip_norm: f64,
-    // What follows came later. A specification that does not name it means what it meant, and has the bytes it had: its
-    // digest is on the chain.
-    /// What turns gradients into steps.
+    // Later fields. A specification without them keeps its meaning and its bytes: its digest is on the chain.
+    /// The optimiser.
     #[serde(default, skip_serializing_if = "is_default")]
     pub optimiser: Optimiser,
-    /// How the learning rate goes on after the warm-up.
+    /// The learning rate after the warm-up.
     #[serde(default, skip_serializing_if = "is_default")]
     pub schedule: RateSchedule,
     /// Steps at the highest rate between warm-up and decay: [`RateSchedule::Wsd`] has them, the others have none.
@@ -40,7 +38,7 @@ pub struct Recipe {
     pub stable_steps: u64,
 }
 
-/// What turns gradients into steps. Either takes the same learning rates.
+/// The optimiser. Both work with the same learning rates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Optimiser {
     #[default]
@@ -51,17 +49,17 @@ pub enum Optimiser {
     Muon,
 }
 
-/// How the learning rate goes on after the warm-up.
+/// The learning rate after the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RateSchedule {
-    /// It falls along half a cosine for `decay_steps`.
+    /// Falls along half a cosine for `decay_steps`.
     #[default]
     Cosine,
-    /// It stays.
+    /// Constant.
     Constant,
-    /// Warm-up, stable, decay: it stays for `stable_steps`, then falls in a straight line for `decay_steps`. Where to end can
-    /// be decided late: raise `stable_steps` while the rate is still level.
+    /// Warm-up, stable, decay: constant for `stable_steps`, then falls linearly for `decay_steps`. The end can be
+    /// decided late: raise `stable_steps` while the rate is still constant.
     Wsd,
 }
 
@@ -69,7 +67,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Why a [`Recipe`] cannot be followed.
+/// Why a [`Recipe`] is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RecipeError {
     #[error("{name} must be above zero")]
@@ -82,7 +80,7 @@ pub enum RecipeError {
     NoStablePart { value: u64 },
 }
 
-/// What made the `localnet` preset learn fastest for a second of CPU time, in short runs on Rust source.
+/// The recipe with which the `localnet` preset learnt fastest per CPU second, in short runs on Rust source.
 impl Default for Recipe {
     fn default() -> Recipe {
         Recipe {
@@ -135,7 +133,7 @@ impl Recipe {
         Ok(())
     }
 
-    /// Learning rate of the step after `step` steps: a straight rise, then what the schedule says.
+    /// Learning rate of the step after `step` steps.
     pub fn learning_rate_at(&self, step: u64) -> f64 {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
@@ -183,14 +181,14 @@ mod tests {
     }
 
     #[test]
-    fn without_warm_up_or_decay_the_rate_is_level() {
+    fn without_warm_up_or_decay_the_rate_is_constant() {
         let recipe = Recipe { warmup_steps: 0, decay_steps: 0, final_fraction: 1.0, ..Recipe::default() };
         assert_eq!(recipe.learning_rate_at(0), recipe.learning_rate);
         assert_eq!(recipe.learning_rate_at(9), recipe.learning_rate);
     }
 
     #[test]
-    fn a_constant_rate_stays_and_a_stable_one_falls_in_a_line_when_its_time_has_come() {
+    fn a_constant_rate_stays_and_a_stable_one_falls_linearly_after_its_stable_steps() {
         let recipe = Recipe {
             learning_rate: 1.0,
             warmup_steps: 2,
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_from_before_there_was_a_choice_reads_and_has_the_bytes_it_had() {
+    fn a_recipe_without_the_later_fields_reads_and_keeps_its_bytes() {
         let old = r#"{"batch":16,"micro_batch":16,"learning_rate":0.004,"warmup_steps":25,"decay_steps":10000,"final_fraction":0.1,"betas":[0.9,0.95],"epsilon":1e-8,"weight_decay":0.1,"clip_norm":1.0}"#;
         let recipe: Recipe = serde_json::from_str(old).unwrap();
         assert_eq!(recipe, Recipe::default());
@@ -233,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_recipe_that_cannot_be_followed_is_refused_by_name() {
+    fn an_invalid_recipe_is_refused_with_the_field() {
         assert_eq!(Recipe::default().validate(), Ok(()));
         check(|r| r.batch = 0, "batch must be above zero");
         check(|r| r.micro_batch = 0, "micro_batch must be above zero");

@@ -1,35 +1,36 @@
-//! What a run is about: the model's shape, and how its founders suggest to train it. Its digest is on the chain.
+//! A run's specification: the model's shape, and a recommended recipe. Its digest is on the chain.
 //!
-//! The shape binds everybody, since the schema of contributions follows from it. The recipe binds nobody: a miner that
-//! trains better is welcome to.
+//! The shape binds every participant, since the schema of contributions follows from it. The recipe is a
+//! recommendation.
 
 use crate::{ConfigError, ModelConfig, Recipe};
 use protocol::{Digest, contribution::Schema};
 use serde::{Deserialize, Serialize};
 
-/// A larger specification than this is not read.
+/// Bytes of a specification at most.
 pub const SPEC_BYTES_MAX: u64 = 64 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RunSpec {
     pub version: u16,
-    /// For people; at most 64 bytes.
+    /// The run's name; at most 64 bytes.
     pub name: String,
     pub model: ModelConfig,
-    /// Seed of `θ_0`, so that anyone can make it anew and compare.
+    /// Seed of `θ_0`.
     pub seed: u64,
-    /// Where `θ_0` is not the seed's, but was trained before: what it is, for people; at most 256 bytes. It is then fetched as the
-    /// checkpoint that opens window 0, which whoever creates the run publishes, and checked against the root on the chain (PROT-19).
+    /// A description of `θ_0` if it is a trained model and not the seed's; at most 256 bytes. Nodes then fetch it as
+    /// the checkpoint of window 0, which the run's owner publishes, and check it against the root on the chain
+    /// (PROT-19).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
-    /// The inner loop that the run's founders suggest.
+    /// The recommended recipe.
     pub recipe: Recipe,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
-    #[error("the run's specification is not the JSON this version knows; is a newer release needed?")]
+    #[error("the run's specification is not valid JSON of this version; a newer release may be needed")]
     Json(#[from] serde_json::Error),
     #[error("the run's specification has version {found}, this release knows version 1")]
     Version { found: u16 },
@@ -38,7 +39,7 @@ pub enum SpecError {
 }
 
 impl RunSpec {
-    /// The exact bytes that are published and whose digest the chain holds.
+    /// The exact bytes of the published specification, whose digest is on the chain.
     pub fn to_bytes(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("numbers and strings always have a JSON form")
     }
@@ -58,7 +59,7 @@ impl RunSpec {
             return Err(bounds("the name is longer than 64 bytes".into()));
         }
         if spec.weights.as_ref().is_some_and(|weights| weights.len() > 256) {
-            return Err(bounds("what the first weights are is told in more than 256 bytes".into()));
+            return Err(bounds("the description of the first weights has more than 256 bytes".into()));
         }
         spec.model.validate().map_err(|error| bounds(error.to_string()))?;
         spec.recipe.validate().map_err(|error| bounds(error.to_string()))?;
@@ -80,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_specification_without_weights_of_its_own_has_the_bytes_it_always_had() {
+    fn a_specification_without_trained_weights_keeps_its_bytes() {
         let bytes = spec().to_bytes();
         assert!(!String::from_utf8(bytes.clone()).unwrap().contains("weights"));
         assert_eq!(RunSpec::from_bytes(&bytes).unwrap(), spec());

@@ -1,11 +1,12 @@
-//! How fast a checkpoint is joined from one mirror and from three, of which one may crawl or lie, and in how much memory.
+//! How fast a checkpoint is joined from one mirror and from three, of which one may crawl or lie, and in how much
+//! memory.
 //!
 //! ```text
 //! cargo run --release -p mettle-node-kit --example join-report -- [MIB]
 //! ```
 //!
-//! The mirrors are buckets of the S3 server that localnet uses, in this process; who joins is a process of its own, so that its memory and
-//! its processor time are its own. Each way is tried three times, in turn, and the median told.
+//! The mirrors are buckets of the S3 server that localnet uses, in this process; who joins is a process of its own, so
+//! that its memory and its processor time are its own. Each way is tried three times, in turn, and the median told.
 
 use mettle_node_kit::{Blocking, ModelState, checkpoint, mirrors::Mirrors};
 use protocol::{Digest, RunId, RunParams, Window, lineage, view::Checkpoint};
@@ -114,7 +115,8 @@ async fn report(mib: usize) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Fetches the weights to a file, as an export does and a join before it reads them, and prints seconds, processor seconds and MiB.
+/// Fetches the weights to a file, as an export does and a join before it reads them, and prints seconds, processor
+/// seconds and MiB.
 async fn join(
     directory: &Path,
     values: usize,

@@ -1,8 +1,8 @@
 //! Runs computations on the whole model off the executor.
 //!
-//! Merging, applying, hashing, encoding, loading and saving take seconds for a model of a billion parameters. On the executor they would
-//! keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; the simulation runs them inline, so that the order
-//! of events does not depend on threads.
+//! Merging, applying, hashing, encoding, loading and saving take seconds for a model of a billion parameters. On the
+//! executor they would keep `/health`, peers and Ctrl-C waiting. A program runs them on a pool of threads; the
+//! simulation runs them inline, so that the order of events does not depend on threads.
 
 use std::{
     future::Future,
@@ -51,7 +51,8 @@ impl Blocking {
         }
     }
 
-    /// Runs `work` on `value`, which moves to the thread and back. If the future is dropped meanwhile, `value` is left at its default.
+    /// Runs `work` on `value`, which moves to the thread and back. If the future is dropped meanwhile, `value` is left
+    /// at its default.
     ///
     /// # Panics
     /// If `work` does.

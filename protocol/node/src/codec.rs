@@ -1,12 +1,11 @@
-//! The codec as nodes run it: the fast kernels do the work, `protocol` has the last word.
+//! The codec as nodes run it: fast kernels, checked by the reference decoder of `protocol`.
 //!
-//! The kernels know arrays and say only yes or no. This is where they meet schemas and densities, and where a "no" goes to the slow
-//! decoder, which names the fault (PROT-14). Should the slow one say "yes" to what a kernel refused, then the kernel is wrong, not the
-//! stranger: it is told as an error of ours, and the slow answer counts. So a fault in a kernel costs time, and neither a seat its
-//! rating nor a node its agreement with the others.
+//! The kernels know arrays and only accept or refuse. This module knows schemas and densities, and gives refused bytes
+//! to the reference decoder, which names the fault (PROT-14). If that accepts them, the kernel is wrong: the error is
+//! logged, and the reference counts. So a fault in a kernel costs time, and neither a seat's rating nor the agreement
+//! of nodes.
 //!
-//! [`Incoming`] decodes an object while it comes. What it finds is a head start and no verdict: the digest is compared first, then the
-//! signature, and only then does anybody ask what the decoder said.
+//! [`Incoming`] decodes an object while it arrives. Its result is used only after digest and signature are checked.
 
 use bytes::Bytes;
 use kernels::{
@@ -33,7 +32,8 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// Fails where `density` is none.
+    /// # Errors
+    /// If `density` is outside its range.
     pub fn new(schema: &Schema, density: Density) -> Result<Codec, LayoutError> {
         let lengths: Vec<usize> = schema.ranges().map(|range| range.len()).collect();
         Ok(Codec { schema: schema.clone(), density, layout: Layout::new(&lengths, density.0)? })
@@ -47,12 +47,12 @@ impl Codec {
         self.density
     }
 
-    /// The same as the kernels know it.
+    /// The layout for the kernels.
     pub fn layout(&self) -> &Layout {
         &self.layout
     }
 
-    /// All entries of a body: what `contribution::decode` says, sooner.
+    /// All entries of a body: the same result as `contribution::decode`, faster.
     pub fn decode(&self, body: &[u8]) -> Result<Sparse, DecodeError> {
         let Ok(tensors) = decode::decode(&self.layout, body) else { return self.ask_the_slow_one(body) };
         let tensors = tensors.into_iter().map(|tensor| SparseTensor {
@@ -97,8 +97,8 @@ pub struct Input<'a> {
     pub square_norms: &'a [f64],
 }
 
-/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer after it.
-/// `sent` reads the contributions, `merged` is the codec of the update.
+/// `merge::merge`, sooner and straight from bytes to bytes (PROT-17, PROT-18): the body of the update, and the buffer
+/// after it. `sent` reads the contributions, `merged` is the codec of the update.
 ///
 /// # Panics
 /// If the two are of different schemas.
@@ -149,7 +149,8 @@ pub fn merge(
 
 /// Takes an object while it comes: keeps its bytes, and decodes its body on the way, a section at a time.
 ///
-/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its digest to say.
+/// A body that cannot be decoded changes nothing about how the object is taken: whether it is the right one is for its
+/// digest to say.
 pub struct Incoming<'a> {
     whole: BufferSink,
     codec: &'a Codec,
@@ -235,8 +236,8 @@ impl Sink for Incoming<'_> {
     }
 }
 
-/// A contribution that may be merged: verified, and kept in the exact bytes that it came in. They are a sixth of what its entries take
-/// in memory, so whoever wants those decodes it.
+/// A verified contribution, as its exact bytes. Decoded, its entries would take six times the memory, so callers
+/// decode it when they need them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Contribution {
     pub digest: Digest,
@@ -247,14 +248,14 @@ pub struct Contribution {
 }
 
 impl Contribution {
-    /// What the codec wrote.
+    /// The encoded body.
     pub fn body(&self) -> &[u8] {
         &self.bytes[PREFIX_BYTES..self.bytes.len() - SIGNATURE_BYTES]
     }
 }
 
-/// Climbs the ladder from bytes that have come to a contribution that may be merged (PROT-8, PROT-9): what `Submission::verify` says,
-/// with the decoder's head start.
+/// Checks arrived bytes in full (PROT-8, PROT-9): the same result as `Submission::verify`, with the norms that were
+/// computed while they arrived.
 pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Result<Contribution, Fault> {
     let submission = Submission::read(&arrived.bytes)?;
     let (header, body) = (submission.header, submission.check(expected)?);
@@ -266,17 +267,17 @@ pub fn verify(codec: &Codec, expected: &Expected<'_>, arrived: Arrived) -> Resul
     Ok(Contribution { digest: expected.digest, bytes: arrived.bytes, header, square_norms })
 }
 
-/// An update's body that was found good, and is applied from its bytes.
+/// A checked body of an update, applied from its bytes.
 #[derive(Debug)]
 pub struct Update<'a> {
     codec: &'a Codec,
     body: &'a [u8],
-    /// Where only the slow decoder could read it.
+    /// The entries, if only the reference decoder could read them.
     slow: Option<Sparse>,
 }
 
 impl<'a> Update<'a> {
-    /// Checks the body; `was_decoded` says that a fast decoder has read these bytes to their end.
+    /// Checks the body. With `was_decoded`, a fast decoder has read these bytes to their end.
     pub fn check(codec: &'a Codec, body: &'a [u8], was_decoded: bool) -> Result<Update<'a>, DecodeError> {
         let is_good = was_decoded || decode::norms(&codec.layout, body).is_ok();
         let slow = if is_good { None } else { Some(codec.ask_the_slow_one(body)?) };
@@ -322,7 +323,7 @@ mod tests {
         Codec::new(&schema(), density).unwrap()
     }
 
-    /// A codec whose kernels are wrong: they read another density than bodies have.
+    /// A codec whose kernels are wrong: they expect another density.
     fn broken(density: Density) -> Codec {
         Codec { layout: codec(Density(density.0 + 1)).layout, ..codec(density) }
     }
@@ -469,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_that_refuses_good_bytes_is_overruled() {
+    fn the_reference_overrules_a_kernel_that_refuses_good_bytes() {
         let (broken, schema) = (broken(SENT), schema());
         let bytes = sealed(&body(1));
         let slow = contribution::decode(&schema, SENT, &body(1)).unwrap();
@@ -488,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_merged_is_refused_as_the_slow_merge_does() {
+    fn bad_inputs_are_refused_as_by_the_reference_merge() {
         let (sent, merged) = (codec(SENT), codec(MERGED));
         let (good, norms) = (body(1), codec(SENT).square_norms(&body(1)).unwrap());
         let refused = |inputs: &[Input<'_>], buffer: &[f32]| {
@@ -512,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn a_density_that_is_none_has_no_codec() {
+    fn a_density_outside_its_range_has_no_codec() {
         assert_eq!(Codec::new(&schema(), Density(0)), Err(LayoutError::BadDensity(0)));
         assert_eq!(Codec::new(&schema(), Density(4097)), Err(LayoutError::BadDensity(4097)));
     }

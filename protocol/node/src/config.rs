@@ -1,4 +1,4 @@
-//! Settings, read once: a TOML file, the environment, and flags, the later ones winning.
+//! Settings: defaults, a TOML file, the environment and flags. Later ones win.
 
 use crate::data::DataSource;
 use anyhow::{Context as _, bail};
@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What the file may say. A key that is not here is an error, not a typo to find later.
+/// The settings file. An unknown key is an error.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
@@ -43,60 +43,51 @@ pub struct StoreFile {
     pub secret_key_file: Option<PathBuf>,
 }
 
-/// How the run's data is had, where it is not on this machine.
+/// How the run's data is fetched, if it is not on this machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataFile {
-    /// Data that has more bytes than this is fetched in pieces as they are wanted, and so much of it is kept.
+    /// A larger dataset is fetched in pieces on demand, of which this many bytes are kept.
     pub cache_bytes: Option<u64>,
-    /// Base URLs of buckets that have the data too; they are asked before the run's origin.
+    /// Base URLs of other buckets with the data; they are tried before the run's origin.
     pub mirrors: Option<Vec<String>>,
 }
 
-impl DataFile {
-    fn checked(self) -> DataSource {
-        DataSource {
-            cache_bytes: self.cache_bytes.unwrap_or(DATA_CACHE_BYTES),
-            mirrors: self.mirrors.unwrap_or_default(),
-        }
-    }
-}
-
-/// Room for data where nothing is said: 16 GiB.
+/// The default of `cache_bytes`: 16 GiB.
 const DATA_CACHE_BYTES: u64 = 16 << 30;
 
-/// A miner's own choices.
+/// A miner's settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainFile {
-    /// Sequences in one step; the run's recipe where absent.
+    /// Sequences per step; the run's recipe where absent.
     pub batch_sequences: Option<usize>,
     pub learning_rate: Option<f64>,
-    /// What turns gradients into steps: "adamw" or "muon". The run's recipe where absent.
+    /// "adamw" or "muon"; the run's recipe where absent.
     pub optimiser: Option<model::Optimiser>,
-    /// Sequences on the device at once; a larger step is added up from several. The run's recipe where absent.
+    /// Sequences on the device at once; a step accumulates several. The run's recipe where absent.
     pub micro_batch_sequences: Option<usize>,
     /// Blocks before the commit deadline at which training stops.
     pub commit_margin_blocks: Option<u32>,
-    /// Seconds between two snapshots inside a window: what a killed miner trains again at most.
+    /// Seconds between two snapshots within a window: the most work that a killed miner repeats.
     pub snapshot_every_seconds: Option<u64>,
     /// Steps between two snapshots, instead of seconds.
     pub snapshot_every_steps: Option<u32>,
-    /// A step whose loss is above so many nats per token is not taken, and the window given up.
+    /// A step with a higher loss, in nats per token, is not applied, and the window is skipped.
     pub loss_max: Option<f64>,
 }
 
-/// A validator's own choices.
+/// A validator's settings.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServeFile {
-    /// Contributions evaluated in one window, at most.
+    /// The most contributions evaluated in one window.
     pub evaluations_max: Option<usize>,
-    /// Held-out sequences on which the model is reported.
+    /// Held-out sequences on which the model's loss is reported.
     pub held_out_sequences: Option<u64>,
 }
 
-/// Flags that every verb shares. Each overrides the file's value of the same name.
+/// The flags that all daemon commands share. Each overrides the file's value of the same name.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct Flags {
     /// Settings file (TOML).
@@ -125,7 +116,7 @@ pub struct Flags {
     pub device: Option<String>,
 }
 
-/// Where the chain is, which run is meant, and which key, for verbs that need no more than that.
+/// The chain, the run and the key of a command.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EndpointArgs {
     pub chain: String,
@@ -134,7 +125,7 @@ pub struct EndpointArgs {
     pub password_file: Option<PathBuf>,
 }
 
-/// Flags of verbs that need a chain and a run.
+/// Flags of commands that need a chain and a run.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ChainFlags {
     /// Settings file (TOML).
@@ -148,7 +139,7 @@ pub struct ChainFlags {
     pub run: Option<u32>,
 }
 
-/// Flags of verbs that concern one seat.
+/// Flags of commands about one seat.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SeatFlags {
     #[command(flatten)]
@@ -161,7 +152,7 @@ pub struct SeatFlags {
     pub uid: Option<u16>,
 }
 
-/// Flags of verbs that an account signs which need not have a seat.
+/// Flags of commands signed by an account that needs no seat.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct AccountFlags {
     #[command(flatten)]
@@ -175,34 +166,36 @@ pub struct AccountFlags {
 }
 
 impl ChainFlags {
-    /// Reads the file that the flags name, if any, and lays the flags over it. A key that is given wins over the file's.
+    /// The endpoint as the flags and the settings file give it; `key` wins over the file's.
+    ///
+    /// # Errors
+    /// If the settings file or the key cannot be used.
     pub fn read(&self, key: Option<&str>) -> anyhow::Result<EndpointArgs> {
-        let file = file(&self.config)?;
-        let key = key.map(str::to_owned).or(file.key);
-        let key = key.map(|key| key.parse().with_context(|| format!("`{key}` is no key"))).transpose()?;
-        Ok(EndpointArgs {
-            chain: self.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
-            run: RunId(self.run.or(file.run).unwrap_or(0)),
-            key,
-            password_file: file.password_file,
-        })
+        let ChainFlags { config, chain, run } = self.clone();
+        let flags = Flags { config, chain, run, key: key.map(str::to_owned), ..Flags::default() };
+        let file = File::layered(&flags)?;
+        let key = file.key()?;
+        let ReadOnlyConfig { chain, run, .. } = file.clone().read_only();
+        Ok(EndpointArgs { chain, run, key, password_file: file.password_file })
     }
 }
 
 impl SeatFlags {
+    /// As [`ChainFlags::read`].
     pub fn read(&self) -> anyhow::Result<EndpointArgs> {
         self.chain_flags.read(self.key.as_deref())
     }
 }
 
 impl AccountFlags {
+    /// As [`ChainFlags::read`].
     pub fn read(&self) -> anyhow::Result<EndpointArgs> {
         let args = self.chain_flags.read(self.key.as_deref())?;
         Ok(EndpointArgs { password_file: self.password_file.clone().or(args.password_file), ..args })
     }
 }
 
-/// The same, checked. Built once in `main`.
+/// The settings of a daemon. Read once, in `main`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     pub chain: String,
@@ -218,7 +211,7 @@ pub struct Settings {
     pub serve: ServeFile,
 }
 
-/// What a verb needs that only reads: no key, and no bucket of one's own.
+/// The settings of a command that signs nothing and publishes nothing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadOnlyConfig {
     pub chain: String,
@@ -229,83 +222,106 @@ pub struct ReadOnlyConfig {
     pub device: toml::Value,
 }
 
-impl ReadOnlyConfig {
-    /// As [`Settings::read`], for verbs that sign nothing.
-    pub fn read(flags: &Flags) -> anyhow::Result<ReadOnlyConfig> {
-        let file = file(&flags.config)?;
-        let directory = flags.directory.clone().or(file.directory);
-        Ok(ReadOnlyConfig {
-            chain: flags.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
-            run: RunId(flags.run.or(file.run).unwrap_or(0)),
-            directory: directory.unwrap_or_else(|| PathBuf::from("mettle-data")),
-            dataset: flags.dataset.clone().or(file.dataset),
-            data_source: file.data.unwrap_or_default().checked(),
-            device: device(flags, file.device),
-        })
-    }
-}
-
-/// Where a node listens by default when it is the user's own machine.
+/// The default address of a node on the user's own machine.
 pub const DEFAULT_CHAIN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 9944);
 
-impl Settings {
-    /// Reads the file that the flags name, if any, and lays the flags over it.
-    pub fn read(flags: &Flags) -> anyhow::Result<Settings> {
-        Settings::checked(file(&flags.config)?, flags)
+impl ReadOnlyConfig {
+    /// Reads the settings file that the flags name, if any. Flags win.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or has an unknown key or a wrong value.
+    pub fn read(flags: &Flags) -> anyhow::Result<ReadOnlyConfig> {
+        Ok(File::layered(flags)?.read_only())
     }
+}
 
-    fn checked(file: File, flags: &Flags) -> anyhow::Result<Settings> {
-        let Some(key) = flags.key.clone().or(file.key) else {
-            bail!("no hotkey was given: add --key FILE, or `key = \"FILE\"` to the settings file");
+impl Settings {
+    /// As [`ReadOnlyConfig::read`]; a key is required.
+    pub fn read(flags: &Flags) -> anyhow::Result<Settings> {
+        let file = File::layered(flags)?;
+        let Some(key) = file.key()? else {
+            bail!("no hotkey: add --key FILE, or `key = \"FILE\"` to the settings file");
         };
-        let key = key.parse().with_context(|| format!("`{key}` is no key"))?;
+        let File { password_file, store, train, serve, .. } = file.clone();
+        let ReadOnlyConfig { chain, run, directory, dataset, data_source, device } = file.read_only();
+        let (train, serve) = (train.unwrap_or_default(), serve.unwrap_or_default());
         Ok(Settings {
-            chain: flags.chain.clone().or(file.chain).unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
-            run: RunId(flags.run.or(file.run).unwrap_or(0)),
+            chain,
+            run,
             key,
-            password_file: flags.password_file.clone().or(file.password_file),
-            directory: flags
-                .directory
-                .clone()
-                .or(file.directory)
-                .unwrap_or_else(|| PathBuf::from("mettle-data")),
-            dataset: flags.dataset.clone().or(file.dataset),
-            device: device(flags, file.device),
-            store: file.store,
-            data_source: file.data.unwrap_or_default().checked(),
-            train: file.train.unwrap_or_default(),
-            serve: file.serve.unwrap_or_default(),
+            password_file,
+            directory,
+            dataset,
+            device,
+            store,
+            data_source,
+            train,
+            serve,
         })
     }
 }
 
-/// The flag, else the file's value, else the CPU. The device's crate knows what it means.
-fn device(flags: &Flags, file: Option<toml::Value>) -> toml::Value {
-    let device = flags.device.clone().map(toml::Value::String).or(file);
-    let device = device.unwrap_or_else(|| toml::Value::String("cpu".into()));
+impl File {
+    /// The settings file that the flags name, overlaid by the flags. Flags read the environment.
+    fn layered(flags: &Flags) -> anyhow::Result<File> {
+        let file = flags.config.as_deref().map_or_else(|| Ok(File::default()), File::parse)?;
+        let Flags { config: _, chain, run, key, password_file, directory, dataset, device } = flags.clone();
+        Ok(File {
+            chain: chain.or(file.chain),
+            run: run.or(file.run),
+            key: key.or(file.key),
+            password_file: password_file.or(file.password_file),
+            directory: directory.or(file.directory),
+            dataset: dataset.or(file.dataset),
+            device: device.map(toml::Value::String).or(file.device),
+            ..file
+        })
+    }
+
+    fn parse(path: &Path) -> anyhow::Result<File> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("could not read the settings file {}", path.display()))?;
+        toml::from_str(&text).with_context(|| format!("the settings file {} is invalid", path.display()))
+    }
+
+    fn key(&self) -> anyhow::Result<Option<KeySource>> {
+        let parse = |key: &String| key.parse().with_context(|| format!("`{key}` is not a key"));
+        self.key.as_ref().map(parse).transpose()
+    }
+
+    /// The settings with their defaults.
+    fn read_only(self) -> ReadOnlyConfig {
+        let data = self.data.unwrap_or_default();
+        ReadOnlyConfig {
+            chain: self.chain.unwrap_or_else(|| format!("ws://{DEFAULT_CHAIN}")),
+            run: RunId(self.run.unwrap_or(0)),
+            directory: self.directory.unwrap_or_else(|| "mettle-data".into()),
+            dataset: self.dataset,
+            data_source: DataSource {
+                cache_bytes: data.cache_bytes.unwrap_or(DATA_CACHE_BYTES),
+                mirrors: data.mirrors.unwrap_or_default(),
+            },
+            device: device_or_cpu(self.device),
+        }
+    }
+}
+
+/// The device that flag or file name, else the CPU. The crate of the engines knows what it means.
+fn device_or_cpu(device: Option<toml::Value>) -> toml::Value {
+    let device = device.unwrap_or_else(|| "cpu".into());
     if let Some((name, _)) = device.as_str().and_then(|text| text.split_once(',')) {
         tracing::warn!(
             %device,
-            "settings behind a device's name are the older form: write [device] with name = \"{name}\" and the keys engine, \
-             precision and activation_checkpointing"
+            "settings behind a device's name are the older form: write [device] with name = \"{name}\" and the keys \
+             engine, precision and activation_checkpointing"
         );
     }
     device
 }
 
-fn file(path: &Option<PathBuf>) -> anyhow::Result<File> {
-    path.as_deref().map_or_else(|| Ok(File::default()), parse)
-}
-
-fn parse(path: &Path) -> anyhow::Result<File> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("could not read the settings file {}", path.display()))?;
-    toml::from_str(&text).with_context(|| format!("{} is not a settings file of ours", path.display()))
-}
-
 impl StoreFile {
-    /// The secret, from wherever the file says it is.
+    /// The secret, from its file, the settings, or METTLE_STORE_SECRET.
     pub fn secret(&self) -> anyhow::Result<String> {
         if let Some(path) = &self.secret_key_file {
             let text = std::fs::read_to_string(path)
@@ -323,36 +339,70 @@ impl StoreFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
 
-    #[test]
-    fn a_flag_wins_over_the_file_and_a_typo_is_refused() {
-        let file: File = toml::from_str("chain = \"ws://a\"\nkey = \"//Alice\"\nrun = 3").unwrap();
-        let flags = Flags { chain: Some("ws://b".into()), ..Flags::default() };
-        let settings = Settings::checked(file, &flags).unwrap();
-        assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
-        assert_eq!(settings.device.as_str(), Some("cpu"));
-
-        assert_eq!(settings.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 16 << 30 });
-        let file =
-            toml::from_str::<File>("key = \"//Alice\"\n[data]\ncache_bytes = 5\nmirrors = [\"https://a/b\"]")
-                .unwrap();
-        let settings = Settings::checked(file, &Flags::default()).unwrap();
-        assert_eq!(settings.data_source, DataSource { mirrors: vec!["https://a/b".into()], cache_bytes: 5 });
-
-        assert!(toml::from_str::<File>("chian = \"ws://a\"").is_err());
-        assert!(toml::from_str::<File>("[train]\nbatch = 3").is_err());
+    /// Flags that name a settings file with this text.
+    fn flags(text: &str) -> (tempfile::NamedTempFile, Flags) {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(text.as_bytes()).unwrap();
+        let config = Some(file.path().to_owned());
+        (file, Flags { config, ..Flags::default() })
     }
 
     #[test]
-    fn without_a_key_the_message_says_how_to_give_one() {
-        let error = Settings::checked(File::default(), &Flags::default()).unwrap_err().to_string();
+    fn a_flag_wins_over_the_file_and_the_file_over_the_default() {
+        let (_file, flags) =
+            flags("chain = \"ws://a\"\nkey = \"//Alice\"\nrun = 3\n[data]\nmirrors = [\"https://a/b\"]");
+        let flags = Flags { chain: Some("ws://b".into()), ..flags };
+        let settings = Settings::read(&flags).unwrap();
+        assert_eq!((settings.chain.as_str(), settings.run), ("ws://b", RunId(3)));
+        assert_eq!((settings.key.to_string().as_str(), settings.device.as_str()), ("//Alice", Some("cpu")));
+        let mirrors = vec!["https://a/b".into()];
+        assert_eq!(settings.data_source, DataSource { mirrors, cache_bytes: 16 << 30 });
+
+        let (_other, other) = self::flags("[data]\ncache_bytes = 5\n[device]\nname = \"cuda:0\"");
+        let reading = ReadOnlyConfig::read(&other).unwrap();
+        assert_eq!(reading.data_source, DataSource { mirrors: Vec::new(), cache_bytes: 5 });
+        assert_eq!(reading.device["name"].as_str(), Some("cuda:0"));
+
+        let flags = ChainFlags { config: flags.config, chain: flags.chain, run: Some(5) };
+        let args = flags.read(Some("//Bob")).unwrap();
+        assert_eq!((args.chain.as_str(), args.run), ("ws://b", RunId(5)));
+        assert_eq!(args.key, Some(KeySource::Dev("//Bob".into())));
+    }
+
+    #[test]
+    fn a_device_is_a_name_or_a_table_and_the_flag_wins() {
+        let (_file, flags) = flags("[device]\nname = \"cuda:0\"\nprecision = \"bf16\"");
+        assert_eq!(ReadOnlyConfig::read(&flags).unwrap().device["precision"].as_str(), Some("bf16"));
+        let flags = Flags { device: Some("cuda:1,f32".into()), ..flags };
+        assert_eq!(ReadOnlyConfig::read(&flags).unwrap().device.as_str(), Some("cuda:1,f32"));
+    }
+
+    #[test]
+    fn an_unknown_key_or_a_wrong_value_is_refused_with_file_line_and_key() {
+        for (text, line, key) in [
+            ("run = 3\nchian = \"ws://a\"", "line 2", "`chian`"),
+            ("[train]\nbatch = 3", "line 2", "`batch`"),
+            ("run = \"three\"", "line 1", "run"),
+        ] {
+            let (file, flags) = flags(text);
+            let error = format!("{:#}", ReadOnlyConfig::read(&flags).unwrap_err());
+            for part in [&file.path().display().to_string(), line, key] {
+                assert!(error.contains(part), "no {part:?} in {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_daemon_without_a_key_is_refused_with_the_flag_to_add() {
+        let error = Settings::read(&Flags::default()).unwrap_err().to_string();
         assert!(error.contains("--key"), "{error}");
     }
 
     #[test]
-    fn whoever_only_reads_needs_no_key() {
-        let flags = Flags { run: Some(4), ..Flags::default() };
-        let reading = ReadOnlyConfig::read(&flags).unwrap();
+    fn a_command_that_only_reads_needs_no_key() {
+        let reading = ReadOnlyConfig::read(&Flags { run: Some(4), ..Flags::default() }).unwrap();
         assert_eq!((reading.run, reading.device.as_str()), (RunId(4), Some("cpu")));
     }
 

@@ -1,6 +1,6 @@
-//! A run's dataset on its way between buckets: published under the digests in its manifest, fetched and checked against them (PROT-4).
-//! What fits into the space that is set aside for data is fetched whole, and then nobody else is needed any more; of what does not, pieces
-//! are fetched as they are wanted.
+//! A run's dataset on its way between buckets: published under the digests in its manifest, fetched and checked
+//! against them (PROT-4). What fits into the space that is set aside for data is fetched whole, and then nobody else
+//! is needed any more; of what does not, pieces are fetched as they are wanted.
 
 use crate::{
     durable::{self, FileError, IfFull},
@@ -103,9 +103,10 @@ pub struct DataSource {
     pub cache_bytes: u64,
 }
 
-/// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces. Shards that an
-/// interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is named and fetched again: at once what
-/// can be told from names and lengths, and a shard with wrong bytes when it is first used.
+/// The run's dataset in `directory`: opened if it is there, fetched if not, or made ready to be fetched in pieces.
+/// Shards that an interrupted fetch left are kept; nothing is used before its digest is right. What is damaged is
+/// named and fetched again: at once what can be told from names and lengths, and a shard with wrong bytes when it is
+/// first used.
 pub async fn fetch_dataset(
     fetch: Arc<dyn Fetch>,
     run: &RunView,

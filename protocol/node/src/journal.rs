@@ -1,4 +1,5 @@
-//! The record of a node's work, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for reports.
+//! The record of a node's work, window by window, as lines of JSON: for its operator, for `localnet`'s table, and for
+//! reports.
 //!
 //! No decision depends on the journal, and losing it loses nothing but the record.
 
@@ -13,8 +14,8 @@ use std::{
 
 /// One event. The JSON form, `{"judged": {…}}`, is stable: fields are added, never renamed.
 ///
-/// The event's name encloses its fields: the chain's libraries enable a feature of `serde_json` with which fractions beside a tag cannot be
-/// read back.
+/// The event's name encloses its fields: the chain's libraries enable a feature of `serde_json` with which fractions
+/// beside a tag cannot be read back.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Entry {
@@ -173,8 +174,8 @@ fn ends_in_a_line(file: &mut fs::File) -> io::Result<bool> {
     Ok(last != [b'\n'])
 }
 
-/// Entries of a journal from byte `offset` on, and the offset behind the last whole line. Lines that this release does not know
-/// are passed over, so that a newer node's journal can still be read.
+/// Entries of a journal from byte `offset` on, and the offset behind the last whole line. Lines that this release does
+/// not know are passed over, so that a newer node's journal can still be read.
 pub fn read_from(path: &Path, offset: u64) -> io::Result<(Vec<Entry>, u64)> {
     use std::io::{Read as _, Seek as _};
     let mut file = match fs::File::open(path) {

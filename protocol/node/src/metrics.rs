@@ -1,9 +1,9 @@
-//! What an operator's monitoring asks for: numbers at `/metrics`, and at `/health` whether the role keeps up with the chain.
+//! Metrics for monitoring: numbers at `/metrics`, and at `/health` whether the node follows the chain.
 //!
-//! Off unless an address is given. Whoever can reach the address can read: nothing secret is said, and nothing can be ordered.
-//! Numbers come from the same [`Entry`]s as the journal's lines, so that the two never tell different stories. What happened is
-//! counted since the process started; texts, such as the last error, are in `/health` only, for a monitoring system keeps a
-//! series for every text it ever saw.
+//! Off unless an address is given. Every reader of the address sees the same public data, and cannot change anything.
+//! Numbers come from the [`Entry`]s of the journal, so that the two agree. Events are counted since the process
+//! started. Texts, such as the last error, are in `/health` only, as a monitoring system keeps a series for every
+//! text.
 
 use crate::{Entry, NodeContext, durable::DiskStatus};
 use bytes::Bytes;
@@ -33,24 +33,25 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Without a finalised block for longer than this, the role is not following. Ten blocks of the slowest usual chain, and more than
-/// finality needs to come back after one of its voters was started anew.
+/// Without a finalised block for longer than this, the node is not healthy: ten blocks of the slowest usual chain, and
+/// more than finality needs after a restart of one of its voters.
 pub const HEAD_WITHIN: Duration = Duration::from_secs(60);
-/// How many windows the model held may trail the window that is open: one, while the last update is on its way.
+/// Windows by which the held model may trail the open window: one, until the last update has arrived.
 const WINDOWS_BEHIND_MAX: u32 = 1;
 /// Connections at once; more wait.
 const CONNECTIONS_MAX: usize = 16;
-/// How long one connection may take in all.
+/// The longest connection.
 const CONNECTION_WITHIN: Duration = Duration::from_secs(10);
-/// Between two looks at the newest block.
+/// Between two reads of the newest block.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Characters of an error's text that are kept.
 const TEXT_MAX: usize = 300;
 
-/// Where a role's metrics are asked for.
+/// The address of the metrics.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct MetricsFlag {
-    /// Serve metrics at http://ADDR/metrics and health at http://ADDR/health, such as 127.0.0.1:9616. Without it: nothing is served.
+    /// Serve metrics at http://ADDR/metrics and health at http://ADDR/health, such as 127.0.0.1:9616. Without it:
+    /// nothing is served.
     #[arg(long, value_name = "ADDR", env = "METTLE_METRICS")]
     pub metrics: Option<SocketAddr>,
 }
@@ -118,7 +119,7 @@ struct Shared {
 
 type Traffic = Box<dyn Fn() -> (u64, u64) + Send>;
 
-/// What is known of the role's way along the chain.
+/// What is known of the node's position on the chain.
 struct Following {
     since: Instant,
     seat: Option<(RunId, Uid)>,
@@ -167,7 +168,7 @@ impl Metrics {
         Ok(Metrics { shared, address, tasks })
     }
 
-    /// Where it is served: with the port that was found, where port 0 was asked for.
+    /// The address that is served: with the port that was found, if port 0 was asked for.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -273,7 +274,7 @@ impl Shared {
         let numbers = Numbers::registered(&mut registry);
         numbers.window.set(-1);
         numbers.held_window.set(-1);
-        // No loss is better than a wonderful one.
+        // Not measured yet, so not 0.
         numbers.train_loss.set(f64::NAN);
         numbers.held_out_loss.set(f64::NAN);
         let following = Following {
@@ -289,7 +290,7 @@ impl Shared {
         Shared { role, registry, numbers, following: Mutex::new(following) }
     }
 
-    /// What is written under the lock cannot be left half written.
+    /// No write under the lock can panic half way.
     fn following(&self) -> MutexGuard<'_, Following> {
         self.following.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -339,7 +340,7 @@ impl Shared {
         self.numbers.verdicts.get_or_create(&[("verdict", verdict.to_owned())]).inc_by(count);
     }
 
-    /// Counts what the journal was told.
+    /// Counts an entry of the journal.
     fn take(&self, entry: &Entry) {
         let numbers = &self.numbers;
         match entry {
@@ -471,7 +472,7 @@ impl Following {
 
 async fn watch_heads(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     let mut heads = chain.heads();
-    // The first one was heard of when the connection was made, a moment ago.
+    // The first head came with the connection, a moment ago.
     loop {
         let head = *heads.borrow_and_update();
         shared.heard(head, Instant::now());
@@ -481,7 +482,7 @@ async fn watch_heads(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     }
 }
 
-/// How far finality trails is worth a question now and then; while the chain is away the last answer stands.
+/// Reads the newest block now and then; while the chain is away, the last answer stays.
 async fn watch_best(chain: Arc<dyn Chain>, shared: Arc<Shared>) {
     loop {
         if let Ok(best) = chain.best_block().await {
@@ -500,7 +501,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, say: nothing that haste would mend.
+                // For example out of descriptors: a retry at once would fail too.
                 tracing::debug!(%error, "a connection for metrics was not taken");
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -595,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn a_role_is_healthy_only_while_it_follows_the_chain() {
+    fn a_node_is_healthy_only_while_it_follows_the_chain() {
         let start = Instant::now();
         let starting = Shared::new(Role::Miner);
         assert!(why(&starting, start).contains("starting"));
@@ -627,7 +628,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_journal_is_told_is_counted() {
+    fn entries_of_the_journal_are_counted() {
         let shared = sitting(Role::Validator);
         let (window, digest) = (Window(1), Digest::of(b"digest"));
         let fault = SeatFault { uid: Uid(1), label: "missing".into(), reason: "gone".into() };

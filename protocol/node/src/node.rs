@@ -7,7 +7,7 @@ use crate::{
     step::{Skip, Stop},
     sync::{follow::OwnMerge, wait_past},
 };
-use chain_client::{Call, Chain, ChainError, Head};
+use chain_client::{Call, Chain, ChainError, Head, Refusal};
 use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use protocol::{
@@ -87,8 +87,8 @@ impl Node {
         self.heads.borrow().block
     }
 
-    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is this node's merge of a
-    /// window on the way. Returns whether the model moved.
+    /// Brings the model to the open window, and past `done`, the last window that the caller has finished. `own` is
+    /// this node's merge of a window on the way. Returns whether the model moved.
     pub async fn follow(
         &mut self,
         done: Option<Window>,
@@ -97,7 +97,8 @@ impl Node {
         Ok(self.sync.sync_to_open_window(&mut self.heads, done, own, &mut self.journal).await?)
     }
 
-    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
+    /// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's
+    /// own hash known.
     pub async fn wait_past(&mut self, block: Block) -> Result<(), NodeError> {
         Ok(wait_past(&mut self.heads, block).await?)
     }
@@ -127,15 +128,15 @@ impl Node {
         Ok(())
     }
 
-    /// Sends a call that the chain accepts once. `already` is the error of the pallet of windows that says that it has the call already,
+    /// Sends a call that the chain accepts once. `already` is the refusal of a call that the chain has already,
     /// from a process that was killed; it counts as sent.
     ///
     /// # Errors
     /// [`Stop::Skip`] with the chain's reason if it refuses the call for good; [`Stop::Fail`] if the chain is gone.
-    pub async fn submit_once<E: From<NodeError>>(&self, call: Call, already: &str) -> Result<(), Stop<E>> {
+    pub async fn submit_once<E: From<NodeError>>(&self, call: Call, already: Refusal) -> Result<(), Stop<E>> {
         match self.chain().submit(call).await {
             Ok(_) => Ok(()),
-            Err(error) if error.is_refusal("Windows", already) => Ok(()),
+            Err(error) if error.refusal() == Some(already) => Ok(()),
             Err(error) if !error.is_transient() => Err(Skip::new(error_chain(&error)).into()),
             Err(error) => Err(error.into()),
         }

@@ -1,4 +1,4 @@
-//! Everything a program has in hand before its first window.
+//! Opens everything that a node needs before its first window.
 
 use crate::config::{ReadOnlyConfig, Settings};
 use crate::{
@@ -24,7 +24,7 @@ use std::{
 };
 use store::{Credentials, Fetch as _, HttpFetcher, S3Settings, S3Store, Store, fetch::FetchPolicy};
 
-/// What a node keeps its run's specification under, in its directory.
+/// The name of the run's specification in a node's directory.
 pub const SPEC_FILE: &str = "spec.json";
 
 pub struct NodeContext {
@@ -46,7 +46,7 @@ impl NodeContext {
         &self.follower.run
     }
 
-    /// Bytes moved so far: up into our bucket, down from everyone's.
+    /// Bytes moved so far: up to the own bucket, and down.
     pub fn traffic(&self) -> Box<dyn Fn() -> (u64, u64) + Send + Sync> {
         let (store, fetch) = (self.store.clone(), self.fetch.clone());
         Box::new(move || {
@@ -55,7 +55,7 @@ impl NodeContext {
         })
     }
 
-    /// The node, once its model is there.
+    /// The node, with its model.
     pub fn into_node(self, sync: SyncDriver, directory: PathBuf, windows_max: Option<u32>) -> Node {
         Node {
             heads: self.chain.heads(),
@@ -74,7 +74,7 @@ impl NodeContext {
     }
 }
 
-/// Opens the key named in the settings; asks for its password only if there is somebody to ask.
+/// Opens the key named in the settings. Asks for its password if there is a terminal.
 pub fn key(settings: &Settings) -> anyhow::Result<Key> {
     let password_file = settings.password_file.as_deref();
     let key = settings
@@ -83,13 +83,13 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
     key.with_context(|| format!("could not open the key {}", settings.key))
 }
 
-/// Connects to the chain, with a key to sign with where one is given.
+/// Connects to the chain; with a key, calls are signed.
 pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
     let chain = SubxtChain::connect(url, key, ExpectedChain::default()).await?;
     Ok(Arc::new(chain))
 }
 
-/// Opens chain, seat, bucket, specification and data, in the order in which something is most likely missing.
+/// Opens chain, seat, bucket, specification and data, the most likely errors first.
 pub fn open(settings: &Settings, role: Role) -> BoxFuture<'_, anyhow::Result<NodeContext>> {
     Box::pin(open_node(settings, role))
 }
@@ -129,7 +129,7 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
     check_bucket(&*store, &*fetch, &seat.endpoint).await?;
-    // Beside the model, so that whoever has the directory can read the model without a chain.
+    // Beside the model, so that the directory can be read without a chain.
     keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
     let dataset = data(
         &fetch,
@@ -166,7 +166,7 @@ async fn check_bucket(store: &dyn Store, fetch: &HttpFetcher, endpoint: &str) ->
     }
 }
 
-/// Has these bytes in a file, as soon as there is room for them. A start that changes nothing needs none.
+/// Writes a file unless it has these bytes; retries while the disk is full.
 async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     if std::fs::read(path).is_ok_and(|kept| kept == bytes) {
         return Ok(());
@@ -174,16 +174,16 @@ async fn keep(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
     durable::retry_while_full(FileError::is_full, || durable::write_atomic(path, bytes)).await
 }
 
-/// What somebody has in hand who only reads a run: no key, no seat, no bucket.
+/// The parts of a reader of a run: no key, no seat, no bucket.
 pub struct ReadOnlyContext {
     pub chain: Arc<dyn Chain>,
     pub spec: RunSpec,
     pub dataset: Arc<Dataset>,
-    /// Keeps the merge-side buffer, so that merges can be made again.
+    /// Keeps the error-feedback buffer, so that merges can be repeated.
     pub follower: Arc<Follower>,
 }
 
-/// Opens chain, specification and data to read them. Where there is no room for the data, whoever reads is told.
+/// Opens chain, specification and data to read them. Fails if the disk is full.
 pub fn open_read_only(reading: &ReadOnlyConfig) -> BoxFuture<'_, anyhow::Result<ReadOnlyContext>> {
     Box::pin(open_reader(reading))
 }
@@ -205,7 +205,7 @@ async fn open_reader(reading: &ReadOnlyConfig) -> anyhow::Result<ReadOnlyContext
     Ok(ReadOnlyContext { chain, spec, dataset, follower })
 }
 
-/// A run and what it says of itself, for whoever wants only its model.
+/// A run and its specification, for readers of its model.
 pub struct PublishedRun {
     pub chain: Arc<dyn Chain>,
     pub fetch: Arc<HttpFetcher>,
@@ -223,7 +223,7 @@ pub fn open_published_run(chain: &str, run: RunId) -> BoxFuture<'_, anyhow::Resu
     })
 }
 
-/// A fetcher as the run wants it, and what the run says of itself.
+/// A fetcher with the run's policy, and the run's specification.
 async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<HttpFetcher>, RunView, RunSpec)> {
     let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
     let fetch = Arc::new(HttpFetcher::new(policy)?);
@@ -231,7 +231,7 @@ async fn published(chain: &dyn Chain, run: &RunView) -> anyhow::Result<(Arc<Http
     Ok((fetch, run, spec))
 }
 
-/// The run's data: at hand, or fetched below `directory`, whole or in pieces.
+/// The run's data: the user's copy, or fetched below `directory`, whole or in pieces.
 async fn data(
     fetch: &Arc<HttpFetcher>,
     run: &RunView,
@@ -253,7 +253,7 @@ async fn data(
     Ok(Arc::new(dataset))
 }
 
-/// The user's own copy, which is the user's to mend.
+/// The user's own copy, which is never repaired here.
 fn at_hand_in(directory: &Path, manifest: Digest) -> anyhow::Result<Dataset> {
     Dataset::open(directory, Some(manifest)).with_context(|| {
         format!(
@@ -302,7 +302,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn who_brings_a_damaged_dataset_is_told_which_file_why_and_what_to_do() {
+    fn a_damaged_dataset_error_names_file_reason_and_remedy() {
         let home = tempfile::tempdir().unwrap();
         let (text, data) = (home.path().join("text.txt"), home.path().join("data"));
         fs::write(&text, (0..3000).map(|at| format!("{} lines and more\n", at * 7919)).collect::<String>())

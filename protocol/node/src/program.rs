@@ -1,14 +1,13 @@
-//! What every program of ours does around its work: logging, printing, and going when it is told to.
+//! What every program does around its work: logging, printing, and stopping.
 
-use crate::output::{self, Output};
+use crate::exit;
 use futures::future::LocalBoxFuture;
 use std::{
-    fmt,
-    io::{self, IsTerminal as _, Read as _, Write as _},
+    io::{self, IsTerminal as _, Read as _},
     process::ExitCode,
 };
 
-/// Logs, runs `work` to its end, and says on standard error why it failed, if it did.
+/// Sets up logging and a runtime, runs `work`, and prints its error to standard error.
 pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
     log();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -19,53 +18,15 @@ pub fn run_to_exit(work: LocalBoxFuture<'_, anyhow::Result<()>>) -> ExitCode {
         }
     };
     let done = runtime.block_on(work);
-    // A computation in flight is not waited for: what counts is on disk.
+    // Running computations are not waited for: what counts is on the disk.
     runtime.shutdown_background();
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("Error: {error:#}");
-            ExitCode::from(output::exit_code(&error))
+            ExitCode::from(exit::code(&error))
         }
     }
-}
-
-/// Does the work of one command, with standard output to print to and the terminal to ask at.
-pub async fn with_output(
-    json: bool,
-    work: impl AsyncFnOnce(&mut Output<'_>) -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
-    let (mut out, mut aside, mut ask) = (Out, io::stderr(), output::ask_terminal);
-    let mut output = Output::new(json, &mut out, &mut aside, &mut ask);
-    let done = work(&mut output).await;
-    output.finish(&done)?;
-    done
-}
-
-/// Standard output. That nobody reads it any more, as behind `… | head`, is no error: what is to be done is done, and the rest is said to nobody.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Out;
-
-impl io::Write for Out {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        unread(io::stdout().write(bytes), bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        unread(io::stdout().flush(), ())
-    }
-}
-
-fn unread<T>(written: io::Result<T>, all: T) -> io::Result<T> {
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(all),
-        written => written,
-    }
-}
-
-/// Prints a line to standard output, by way of [`Out`].
-pub fn say(line: impl fmt::Display) -> io::Result<()> {
-    writeln!(Out, "{line}")
 }
 
 /// Sends log lines to standard error, with colours on a terminal. `RUST_LOG` chooses the lines.
@@ -89,18 +50,17 @@ fn subscribe(
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(colours).try_init();
 }
 
-/// Hears Ctrl-C and the polite request to end.
+/// Receives SIGINT (Ctrl-C) and SIGTERM.
 ///
-/// From [`StopSignal::listen`] on none is lost, whether or not somebody waits at that moment. A program that does several things in a row
-/// makes one of these before the first: with a new one for each, what is said in between is heard by nobody, and no longer ends the
-/// process by itself either.
+/// From [`StopSignal::listen`] on, no signal is lost. A program with several phases makes one value before the first:
+/// with a new one per phase, a signal between two would be ignored.
 pub struct StopSignal {
     #[cfg(unix)]
     signals: Vec<tokio::signal::unix::Signal>,
 }
 
 impl StopSignal {
-    /// Listens from here on. To be called within a tokio runtime.
+    /// Listens from now on. Called in a tokio runtime.
     pub fn listen() -> StopSignal {
         #[cfg(unix)]
         {
@@ -116,13 +76,13 @@ impl StopSignal {
         StopSignal {}
     }
 
-    /// Waits until this process is told to stop; not at all if it was told since it listens.
+    /// Waits for the next signal; returns at once if one came since the last call.
     pub async fn told(&mut self) {
         #[cfg(unix)]
         {
             let told = std::future::poll_fn(|context| {
                 let mut polled = self.signals.iter_mut().map(|signal| signal.poll_recv(context).is_ready());
-                // Each is polled, so that each wakes us.
+                // All are polled, so that each wakes this task.
                 let any = polled.by_ref().fold(false, |any, told| any | told);
                 if any { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
@@ -135,17 +95,17 @@ impl StopSignal {
     }
 }
 
-/// Waits for Ctrl-C or a polite request to end, heard from the first poll on: for a program that does nothing else before and after.
+/// Waits for SIGINT or SIGTERM, from the first poll on. For a program with a single phase.
 pub async fn stop_requested() {
     StopSignal::listen().told().await;
 }
 
-/// Ends this process when standard input closes: a child whose parent holds the other end never outlives it.
+/// Ends this process when standard input closes, so that it does not outlive the parent that holds the other end.
 pub fn exit_with_parent() {
     std::thread::spawn(|| {
         let mut stdin = io::stdin().lock();
         let mut buffer = [0; 64];
-        // Whatever comes is thrown away; an end or an error means that the parent is gone.
+        // Input is dropped; an end or an error means that the parent is gone.
         while stdin.read(&mut buffer).is_ok_and(|read| 0 < read) {}
         tracing::warn!("the parent process is gone: stopping");
         std::process::exit(EXIT_ORPHANED);

@@ -1,4 +1,4 @@
-//! Old objects leave the bucket window by window, long after anyone can want them.
+//! Removes old objects from the bucket, window by window.
 
 use futures::future::BoxFuture;
 use protocol::{
@@ -7,18 +7,18 @@ use protocol::{
 };
 use store::Store;
 
-/// Windows for which a node keeps what it published. Longer than any distance between checkpoints of which a validator that was away would
-/// want to merge afterwards (PROT-15, PROT-20).
+/// Windows for which a node keeps its objects: more than any distance between checkpoints, so that a validator that
+/// was away can merge afterwards (PROT-15, PROT-20).
 const WINDOWS_KEPT: u32 = 64;
-/// Windows for which a validator keeps its receipts: as long as the chain remembers what they are about, and half as long again, so that
-/// each finds the one before it (PROT-27).
+/// Windows for which a validator keeps its receipts: half as many again as the chain remembers, so that each receipt's
+/// predecessor is there (PROT-27).
 pub const RECEIPT_WINDOWS_KEPT: u32 = 192;
-/// Windows between two tidyings.
+/// Windows between two removals.
 const EVERY: u32 = 8;
-/// Objects of one window looked at.
+/// Objects listed per window.
 const LISTED_MAX: usize = 1_000;
 
-/// Now and then, removes what this seat published for windows that are long past. What fails stays where it is.
+/// Every few windows, removes this seat's objects of windows long past. Failures are ignored.
 pub fn prune(store: &dyn Store, run: RunId, now: Window) -> BoxFuture<'_, ()> {
     Box::pin(drop_old(store, run, now))
 }
@@ -27,7 +27,7 @@ async fn drop_old(store: &dyn Store, run: RunId, now: Window) {
     if !now.0.is_multiple_of(EVERY) {
         return;
     }
-    // The first model of a run may have been trained before, and is then nowhere else.
+    // A run's first model may be trained elsewhere, and then has no other copy.
     let first = |key: &ObjectKey| {
         key.as_str().starts_with(&keys::window_prefix(run, Window::FIRST)) && keys::is_checkpoint(key)
     };
@@ -36,7 +36,7 @@ async fn drop_old(store: &dyn Store, run: RunId, now: Window) {
     drop_before(store, run, now.0.saturating_sub(RECEIPT_WINDOWS_KEPT), |key| !first(key)).await;
 }
 
-/// Removes what is `old` of the windows just before `end`.
+/// Removes the `old` objects of the windows just before `end`.
 async fn drop_before(store: &dyn Store, run: RunId, end: u32, old: impl Fn(&ObjectKey) -> bool) {
     for window in end.saturating_sub(EVERY)..end {
         let Ok(listing) = store.list(&keys::window_prefix(run, Window(window)), LISTED_MAX).await else {

@@ -1,9 +1,10 @@
-//! A dataset that is not here: sequences are fetched as they are wanted, a few pieces of a shard each, checked piece by piece against
-//! the manifest (PROT-4), and kept in a file of bounded size.
+//! A dataset that is not here: sequences are fetched as they are wanted, a few pieces of a shard each, checked piece
+//! by piece against the manifest (PROT-4), and kept in a file of bounded size.
 //!
-//! A window's sequences lie all over the data (PROT-5), so what is fetched are the pieces of 16 KiB that a sequence touches, never the
-//! shard. The first time a shard is touched its tree is fetched, the hashes of its pieces, a 512th of its length; where nobody has that,
-//! the shard is read through once and its tree made here. A mirror that gives wrong bytes is named, and not asked again.
+//! A window's sequences lie all over the data (PROT-5), so what is fetched are the pieces of 16 KiB that a sequence
+//! touches, never the shard. The first time a shard is touched its tree is fetched, the hashes of its pieces, a 512th
+//! of its length; where nobody has that, the shard is read through once and its tree made here. A mirror that gives
+//! wrong bytes is named, and not asked again.
 
 use crate::mirrors::Mirrors;
 use dataset::{Manifest, PIECE_BYTES, PieceSource, PieceSourceError, ShardRange, ShardTree, TreeBuilder};
@@ -55,8 +56,8 @@ struct NotToBeHad {
 }
 
 impl FetchedShards {
-    /// Keeps at most `cache_bytes` of pieces in `directory`, and the trees of the shards that were touched. To be called, and used, within a
-    /// tokio runtime; reading blocks, so it belongs on a thread of its own.
+    /// Keeps at most `cache_bytes` of pieces in `directory`, and the trees of the shards that were touched. To be
+    /// called, and used, within a tokio runtime; reading blocks, so it belongs on a thread of its own.
     pub fn open(
         fetch: Arc<dyn Fetch>,
         mirrors: &Mirrors,
@@ -267,8 +268,9 @@ impl Sink for Building {
 /// A piece's shard, by its number in the manifest, and its number in that.
 type PieceKey = (u32, u32);
 
-/// Pieces in one file of fixed slots, and what is in each slot in another. Nothing in either is believed: a piece is checked whenever it
-/// is read, so a file that was cut or mixed up only costs a fetch. The slot that was not used for longest is used next.
+/// Pieces in one file of fixed slots, and what is in each slot in another. Nothing in either is believed: a piece is
+/// checked whenever it is read, so a file that was cut or mixed up only costs a fetch. The slot that was not used for
+/// longest is used next.
 struct Cache {
     pieces: File,
     index: File,

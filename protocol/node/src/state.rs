@@ -1,4 +1,5 @@
-//! What a node holds when a window opens, and the only two ways it changes: an update that the chain fixed, or none.
+//! The model of a node when a window opens, and the two ways it changes: by an update that the chain fixed, or not at
+//! all.
 
 use crate::{
     codec::Update,
@@ -8,7 +9,7 @@ use codec::{Decode as _, Encode as _, IoReader};
 use protocol::{Digest, RunId, RunParams, Window, lineage};
 use std::path::Path;
 
-/// `θ_w` and what belongs to it (PROT-17 to PROT-20).
+/// The model `θ_w` with its lineage and buffer (PROT-17 to PROT-20).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ModelState {
     pub run: RunId,
@@ -18,8 +19,8 @@ pub struct ModelState {
     pub lineage: Digest,
     /// `θ_w`: all tensors of the schema, one after the other, row-major.
     pub theta: Vec<f32>,
-    /// The merge-side error-feedback buffer, as long as `theta`. Validators need it to merge; a miner holds none, and neither does
-    /// a validator that joined between two checkpoints.
+    /// The error-feedback buffer of the merge, as long as `theta`. Validators need it to merge; miners, and validators
+    /// that joined between two checkpoints, have none.
     pub buffer: Option<Vec<f32>>,
 }
 
@@ -40,14 +41,14 @@ pub enum StateError {
 }
 
 impl StateError {
-    /// Whether the disk took no more.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         matches!(self, StateError::File(error) if error.is_full())
     }
 }
 
-/// The version of the form on disk: itself, run, window and lineage, then the values as a SCALE vector of their bits, so that a NaN survives
-/// to be found, and the buffer's as an `Option` of one. A change of the form is a new version.
+/// The version of the format: version, run, window and lineage, then the values as a SCALE vector of their bits, so
+/// that a NaN is preserved, then the buffer as an `Option` of one. Every change of the format is a new version.
 const VERSION: u16 = 1;
 
 impl ModelState {
@@ -63,8 +64,8 @@ impl ModelState {
         }
     }
 
-    /// The window was fixed as merged: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18, PROT-19).
-    /// `buffer` is the one after the merge, where this node has computed it.
+    /// Applies a merged window: `θ ← fl(θ − fl(α·u))`, and the lineage grows by the update's digest (PROT-18,
+    /// PROT-19). `buffer` is the one after the merge, if this node has it.
     pub fn merged(&mut self, rate: f32, digest: &Digest, update: &Update<'_>, buffer: Option<Vec<f32>>) {
         update.apply(rate, &mut self.theta);
         self.lineage = lineage::next(&self.lineage, digest);
@@ -72,7 +73,7 @@ impl ModelState {
         self.window = self.window.next();
     }
 
-    /// The window was fixed as void: model, buffer and lineage stay as they were (PROT-19).
+    /// Applies a void window: model, buffer and lineage stay (PROT-19).
     pub fn void(&mut self) {
         self.window = self.window.next();
     }
@@ -81,13 +82,13 @@ impl ModelState {
         lineage::weights_root(&self.theta)
     }
 
-    /// What validators vote at checkpoint windows (PROT-20); `None` without the buffer.
+    /// The root that validators vote at checkpoint windows (PROT-20); `None` without the buffer.
     pub fn state_root(&self) -> Option<Digest> {
         let buffer = self.buffer.as_ref()?;
         Some(lineage::state_root(&self.weights_root(), &lineage::weights_root(buffer)))
     }
 
-    /// Writes the state so that a crash at any moment leaves a whole one, and keeps the one before. Values go to disk in pieces.
+    /// Writes the state; a crash at any moment leaves a whole file. The previous one becomes the backup.
     pub fn save(&self, path: &Path) -> Result<(), StateError> {
         DurableFile::new(path).write(|sink| {
             sink.write_all(&(VERSION, self.run, self.window, self.lineage).encode())?;
@@ -100,11 +101,12 @@ impl ModelState {
         Ok(())
     }
 
-    /// Reads a saved state; `None` if there is none. Where the newest is damaged, it is the one before: a window behind, and no harm done.
+    /// Reads a saved state; `None` if there is none. If the newest is damaged, reads the backup, which is one window
+    /// behind.
     pub fn load(path: &Path, run: RunId, values: usize) -> Result<Option<ModelState>, StateError> {
         let found = DurableFile::new(path).read(|reader| {
             let mut source = IoReader(reader);
-            // The version first: the rest of another one may mean anything.
+            // The version first: only this one says how to read the rest.
             let found = u16::decode(&mut source).map_err(StateError::Format)?;
             if found != VERSION {
                 return Err(StateError::Version { found });
@@ -196,7 +198,7 @@ mod tests {
         DurableFile::new(&path).write(|sink| sink.write_all(&(VERSION + 1).encode())).unwrap();
         let newer = ModelState::load(&path, RunId(3), 64);
         assert!(matches!(newer, Err(StateError::Version { found }) if found == VERSION + 1));
-        // A window later it is damaged: the one before is a window behind, and no harm done.
+        // A window later it is damaged: the backup is one window behind.
         state.save(&path).unwrap();
         let mut later = state.clone();
         later.void();

@@ -1,5 +1,5 @@
-//! What it takes to get a checkpoint: from several mirrors of which some are slow, lie or lack pieces, with kills in between, and in
-//! little memory.
+//! What it takes to get a checkpoint: from several mirrors of which some are slow, lie or lack pieces, with kills in
+//! between, and in little memory.
 
 use async_trait::async_trait;
 use bytes::Bytes;

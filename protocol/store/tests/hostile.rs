@@ -1,4 +1,4 @@
-//! Endpoints that mean harm, as sockets that say whatever they like (PROT-13).
+//! Hostile endpoints: sockets that send anything (PROT-13).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -125,7 +125,7 @@ async fn an_honest_endpoint_is_read_to_the_byte() {
 }
 
 #[tokio::test]
-async fn a_request_says_nothing_but_which_object() {
+async fn a_request_names_the_object_and_nothing_else() {
     let (tell, mut told) = tokio::sync::mpsc::channel(2);
     let base = endpoint(move |mut stream, head| {
         let tell = tell.clone();
@@ -167,7 +167,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_is_refused_before_it_is_read() {
+async fn an_object_that_is_too_large_is_refused_before_it_is_read() {
     let base = saying("HTTP/1.1 200 OK\r\ncontent-length: 1001\r\n\r\n").await;
     let error = error_of(&base).await;
     assert!(error == FetchError::TooLarge { bytes: 1001, max_bytes: 1000 } && error.is_theirs());
@@ -250,7 +250,7 @@ async fn a_body_that_stalls_or_drips_is_cut_off_and_theirs() {
 }
 
 #[tokio::test]
-async fn a_fetch_that_we_gave_too_little_time_is_ours() {
+async fn a_fetch_with_too_short_a_deadline_is_ours() {
     let base = endpoint(|mut stream, _| async move {
         stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\n").await?;
         tokio::time::sleep(Duration::from_secs(60)).await;
@@ -263,7 +263,7 @@ async fn a_fetch_that_we_gave_too_little_time_is_ours() {
 }
 
 #[tokio::test]
-async fn closing_early_is_theirs_and_a_reset_is_nobodys() {
+async fn closing_early_is_theirs_and_a_reset_is_not() {
     let closing = saying("HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhello").await;
     let error = error_of(&closing).await;
     assert!(error == FetchError::CutShort { got: 5, expected: 10 } && error.is_theirs(), "{error:?}");
@@ -332,7 +332,7 @@ async fn range_of(base: &str) -> Result<Vec<u8>, FetchError> {
 }
 
 #[tokio::test]
-async fn exactly_the_bytes_that_were_asked_for_are_taken() {
+async fn exactly_the_requested_bytes_are_taken() {
     let (said, asked) = std::sync::mpsc::sync_channel(4);
     let base = endpoint(move |mut stream, head| {
         let _ = said.send(head);
@@ -353,11 +353,11 @@ async fn exactly_the_bytes_that_were_asked_for_are_taken() {
 #[tokio::test]
 async fn an_endpoint_that_answers_with_another_range_is_refused_before_it_is_read() {
     for (answer, what) in [
-        // It ignores what it was asked, and sends everything.
+        // It ignores the range and sends everything.
         ("200 OK\r\ncontent-length: 10\r\n\r\n0123456789", "the whole object"),
-        // Rightly long, from another place; and of which nobody knows the place.
+        // The right length from another place, and from an unknown place.
         ("206 OK\r\ncontent-length: 5\r\ncontent-range: bytes 0-4/10\r\n\r\n01234", "bytes 0-4/10"),
-        ("206 OK\r\ncontent-length: 5\r\n\r\n34567", "no word"),
+        ("206 OK\r\ncontent-length: 5\r\n\r\n34567", "no content-range"),
         ("206 OK\r\ncontent-length: 5\r\ncontent-range: lines 3-7/10\r\n\r\n34567", "lines"),
         // Fewer, and more.
         ("206 OK\r\ncontent-length: 3\r\ncontent-range: bytes 3-5/6\r\n\r\n345", "bytes 3-5/6"),
@@ -377,7 +377,7 @@ async fn an_endpoint_that_answers_with_another_range_is_refused_before_it_is_rea
 }
 
 #[tokio::test]
-async fn a_range_that_is_not_as_long_as_it_says_is_bounded_all_the_same() {
+async fn a_range_with_a_wrong_length_is_bounded() {
     let claimed = "content-range: bytes 3-7/10\r\n";
     for (length, body, expected) in [
         ("content-length: 7\r\n", "3456789", "too-large"),
@@ -395,7 +395,7 @@ async fn a_range_that_is_not_as_long_as_it_says_is_bounded_all_the_same() {
 }
 
 #[tokio::test]
-async fn an_object_is_handed_on_while_it_comes() {
+async fn an_object_is_passed_on_while_it_arrives() {
     // The second half leaves only once the first has been handed on.
     let (tell, told) = tokio::sync::watch::channel(0);
     let base = endpoint(move |mut stream, _| {
@@ -423,7 +423,7 @@ async fn an_object_is_handed_on_while_it_comes() {
 }
 
 #[tokio::test]
-async fn an_endpoint_that_breaks_off_leaves_nothing_in_what_the_next_one_gives() {
+async fn an_endpoint_that_breaks_off_leaves_nothing_in_the_next_ones_object() {
     let breaking = saying("HTTP/1.1 200 OK\r\ncontent-length: 900\r\n\r\nhalf of").await;
     let lying = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhullo").await;
     let honest = saying("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello").await;
@@ -437,7 +437,7 @@ async fn an_endpoint_that_breaks_off_leaves_nothing_in_what_the_next_one_gives()
 }
 
 #[tokio::test]
-async fn the_time_that_we_take_ourselves_is_not_laid_on_the_endpoint() {
+async fn the_time_of_the_receiver_is_not_the_endpoints() {
     // The second half leaves once the first has been handed on, and the receiver idles for longer than the rate's window over each
     // piece.
     struct Slow(tokio::sync::watch::Sender<usize>);
@@ -466,7 +466,7 @@ async fn the_time_that_we_take_ourselves_is_not_laid_on_the_endpoint() {
 }
 
 #[tokio::test]
-async fn one_endpoints_silence_does_not_hold_up_another() {
+async fn a_silent_endpoint_does_not_delay_another() {
     let silent = endpoint(|stream, _| async move {
         tokio::time::sleep(Duration::from_secs(60)).await;
         drop(stream);
@@ -511,7 +511,7 @@ fn public() -> FetchPolicy {
 }
 
 #[tokio::test]
-async fn a_name_that_means_a_private_address_is_theirs() {
+async fn a_name_with_a_private_address_is_theirs() {
     for (address, class) in [
         ("127.0.0.1", AddressClass::Loopback),
         ("10.0.0.1", AddressClass::Private),
@@ -534,7 +534,7 @@ async fn a_name_that_means_a_private_address_is_theirs() {
 }
 
 #[tokio::test]
-async fn the_address_that_was_judged_is_the_one_connected_to() {
+async fn the_fetcher_connects_to_the_address_that_it_judged() {
     // An endpoint stands on loopback; the name means it only for whoever asks a second time.
     let (tell, mut told) = tokio::sync::mpsc::channel(8);
     let base = endpoint(move |mut stream, head| {

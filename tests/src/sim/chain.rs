@@ -252,9 +252,9 @@ impl Chain for SharedChain {
     async fn submit(&self, call: Call) -> Result<Included, ChainError> {
         let doing = format!("{call:?}");
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
-        let (pallet, call) = of_a_validator(call).ok_or_else(|| ChainError::Invalid {
+        let (pallet, call) = of_a_seat(call).ok_or_else(|| ChainError::Invalid {
             doing: doing.clone(),
-            reason: "it is none that a validator sends in window after window".into(),
+            reason: "a seat does not send this call in every window".into(),
         })?;
         let mut chain = self.lock();
         match chain.block(vec![(signer, call)]).pop() {
@@ -267,10 +267,11 @@ impl Chain for SharedChain {
 }
 
 /// The runtime's own form of a call, and the pallet that it is for.
-fn of_a_validator(call: Call) -> Option<(&'static str, RuntimeCall)> {
+fn of_a_seat(call: Call) -> Option<(&'static str, RuntimeCall)> {
     let windows = |call: pallet_windows::Call<Runtime>| ("Windows", RuntimeCall::from(call));
     let weights = |call: pallet_weights::Call<Runtime>| ("Weights", RuntimeCall::from(call));
     Some(match call {
+        Call::Commit { run, window, digest } => windows(pallet_windows::Call::commit { run, window, digest }),
         Call::Attest { run, window, verdicts, next_salt } => {
             let verdicts = verdicts.try_into().ok()?;
             windows(pallet_windows::Call::attest { run, window, verdicts, next_salt })

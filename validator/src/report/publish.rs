@@ -1,6 +1,6 @@
 //! Uploads signed receipts and anchors their digests on the chain.
 
-use chain_client::{Call, Chain};
+use chain_client::{Call, Chain, Refusal};
 use node::error_chain;
 use protocol::{Digest, RunId, Uid, Window, keys};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ async fn publish_one(
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
-    if error.is_refusal("Windows", "AlreadyAnchored") {
+    if error.refusal() == Some(Refusal::AlreadyAnchored) {
         // This one, anchored before a crash; or another, of which a lost disk knows nothing.
         let view = chain.window(run, window).await.ok().flatten();
         let anchored = view.and_then(|view| view.receipts.iter().find(|(of, _)| *of == uid).copied());
@@ -84,9 +84,10 @@ async fn publish_one(
             _ => Ok(()),
         };
     }
-    let for_good = ["WindowNotKept", "NotInThisWindow", "NotASeat", "NotAValidator"]
-        .iter()
-        .any(|refusal| error.is_refusal("Windows", refusal));
+    let for_good = matches!(
+        error.refusal(),
+        Some(Refusal::WindowNotKept | Refusal::NotInThisWindow | Refusal::NotASeat | Refusal::NotAValidator)
+    );
     not_anchored(error_chain(&error), for_good)
 }
 

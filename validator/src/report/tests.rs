@@ -254,6 +254,7 @@ async fn a_failed_receipt_is_retried_before_later_ones() {
         url: "ws://gone".into(),
         waited: Duration::ZERO,
         last: String::new(),
+        sent: false,
     };
     let (store, chain) = (Arc::new(MemoryStore::new()), Anchors::refusing(vec![refused("TooEarly"), early]));
     let mut signed = open(directory.path());

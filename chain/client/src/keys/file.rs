@@ -1,8 +1,8 @@
 //! A key on disk: its seed, encrypted under a password.
 //!
-//! The password is stretched with Argon2id, the seed sealed with XChaCha20-Poly1305, and everything else in the file is
-//! bound to the seal as associated data, so that a file somebody changed does not open. What the file asks of memory and
-//! time is bounded before any of it is spent.
+//! Argon2id stretches the password, and XChaCha20-Poly1305 encrypts the seed. Everything else in the file is
+//! associated data, so that a changed file does not open. The memory and time that a file asks for are bounded before
+//! they are spent.
 
 use super::{Key, KeyError, KeyPassword, address};
 use argon2::{Algorithm, Argon2, Params, Version};
@@ -23,18 +23,18 @@ const FORMAT: &str = "mettle-key/1";
 const KDF: &str = "argon2id";
 const CIPHER: &str = "xchacha20-poly1305";
 
-/// A key file is under 1 KiB; what is longer is some other file.
+/// A key file is under 1 KiB; a longer file is no key file.
 const FILE_BYTES_MAX: u64 = 16 * 1024;
 const SALT_BYTES: usize = 16;
 const NONCE_BYTES: usize = 24;
-/// The seed and the seal's tag.
+/// The seed and the authentication tag.
 const SEALED_BYTES: usize = 32 + 16;
 
 const MEMORY_KIB_MAX: u32 = 1024 * 1024;
 const PASSES_MAX: u32 = 16;
 const LANES_MAX: u32 = 16;
 
-/// What it costs to try one password.
+/// The cost of trying one password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     pub memory_kib: u32,
@@ -42,7 +42,7 @@ pub struct Cost {
     pub lanes: u32,
 }
 
-/// 64 MiB and three passes, about 0.2 s: what RFC 9106 recommends where memory is not plentiful.
+/// 64 MiB and three passes, about 0.2 s: RFC 9106's recommendation for little memory.
 impl Default for Cost {
     fn default() -> Cost {
         Cost { memory_kib: 64 * 1024, passes: 3, lanes: 1 }
@@ -50,11 +50,11 @@ impl Default for Cost {
 }
 
 impl Cost {
-    /// The least that Argon2 takes: for keys that protect nothing, such as a local network's.
+    /// The least that Argon2 accepts: for keys that protect nothing, such as a local network's.
     pub const NOTHING_AT_STAKE: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
 }
 
-/// A key file that was read and whose bounds were checked, but not opened.
+/// A key file that was read and checked, but not decrypted.
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
@@ -95,14 +95,13 @@ struct JsonCipher {
 }
 
 impl KeyFile {
-    /// Writes `key` to a new file that only its owner may read. Directories on the way are made.
-    ///
-    /// Never overwrites, and never leaves half a file.
+    /// Writes `key` to a new file that only its owner may read, and creates its directories. Never overwrites a file,
+    /// and never leaves a partial one.
     pub fn create(path: &Path, key: &Key, password: &KeyPassword) -> Result<(), KeyError> {
         KeyFile::create_at_cost(path, key, password, Cost::default())
     }
 
-    /// [`KeyFile::create`], with a cost of one's own choice.
+    /// [`KeyFile::create`] with another cost.
     pub fn create_at_cost(
         path: &Path,
         key: &Key,
@@ -116,12 +115,12 @@ impl KeyFile {
         file.write()
     }
 
-    /// Reads a key file and opens it.
+    /// Reads and decrypts a key file.
     pub fn open(path: &Path, password: &KeyPassword) -> Result<Key, KeyError> {
         KeyFile::read(path)?.unlock(password)
     }
 
-    /// Reads a key file without opening it.
+    /// Reads a key file without decrypting it.
     pub fn read(path: &Path) -> Result<KeyFile, KeyError> {
         let failed = |source| KeyError::Io { doing: "read", path: path.to_owned(), source };
         let file = match fs::File::open(path) {
@@ -136,17 +135,17 @@ impl KeyFile {
         KeyFile::parse(path, &bytes)
     }
 
-    /// The public half of the key inside. True only if the file opens: until then it is what the file says.
+    /// The public key that the file claims; [`KeyFile::unlock`] verifies it.
     pub fn public(&self) -> Hotkey {
         self.public
     }
 
-    /// The account's SS58 address, with the same reserve.
+    /// The SS58 address that the file claims.
     pub fn address(&self) -> String {
         address(&self.public.0)
     }
 
-    /// Opens the file.
+    /// Decrypts the file.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let cipher = self.cipher(password)?;
         let payload = Payload { msg: &self.sealed, aad: &self.bound() };
@@ -197,7 +196,9 @@ impl KeyFile {
             ("cipher", &json.cipher.name, CIPHER),
         ] {
             if found != ours {
-                return Err(refused(format!("its {what} is `{found}`, and only `{ours}` is known")));
+                return Err(refused(format!(
+                    "its {what} is `{found}`, and this program knows only `{ours}`"
+                )));
             }
         }
         fn bytes_of<const N: usize>(what: &str, digits: &str) -> Result<[u8; N], String> {
@@ -242,7 +243,7 @@ impl KeyFile {
             .map_err(|error| self.not_a_key_file(&format!("its kdf parameters are impossible: {error}")))
     }
 
-    /// The cipher under the stretched password. This is the step that costs.
+    /// The cipher under the stretched password. This step takes the time.
     fn cipher(&self, password: &KeyPassword) -> Result<XChaCha20Poly1305, KeyError> {
         let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, self.params()?);
         let mut stretched = Zeroizing::new([0; 32]);
@@ -252,7 +253,7 @@ impl KeyFile {
         Ok(XChaCha20Poly1305::new((&*stretched).into()))
     }
 
-    /// What the seal vouches for besides the seed.
+    /// The associated data.
     fn bound(&self) -> Vec<u8> {
         let Cost { memory_kib, passes, lanes } = self.cost;
         let mut bound = format!("{FORMAT} {KDF} {memory_kib} {passes} {lanes} {CIPHER} ").into_bytes();
@@ -287,7 +288,7 @@ impl KeyFile {
             _ => Path::new("."),
         };
         fs::create_dir_all(directory).map_err(failed)?;
-        // A temporary file is made with mode 0600, and is renamed only when its bytes are on the disk.
+        // A temporary file has mode 0600, and is renamed once its bytes are on the disk.
         let mut temporary = tempfile::NamedTempFile::new_in(directory).map_err(failed)?;
         temporary.write_all(text.as_bytes()).map_err(failed)?;
         temporary.as_file().sync_all().map_err(failed)?;
@@ -314,7 +315,7 @@ fn warn_if_others_may_read(path: &Path, file: &fs::File) {
     if let Ok(metadata) = file.metadata()
         && metadata.permissions().mode() & 0o077 != 0
     {
-        tracing::warn!(path = %path.display(), "others may read this key file; take that from them: chmod 600");
+        tracing::warn!(path = %path.display(), "other users may read this key file: chmod 600");
     }
 }
 
@@ -344,7 +345,7 @@ mod tests {
         Saved { _directory: directory, path, key }
     }
 
-    /// Changes one field of a good file, and says why it does not open.
+    /// Changes one field of a good file, and returns why it does not open.
     #[track_caller]
     fn refused(change: impl FnOnce(&mut serde_json::Value)) -> KeyError {
         let saved = saved();
@@ -355,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_comes_back_with_its_password_and_only_with_it() {
+    fn a_key_opens_only_with_its_password() {
         let saved = saved();
         assert_eq!(KeyFile::open(&saved.path, &password("right")).unwrap().account(), saved.key.account());
         assert_eq!(KeyFile::read(&saved.path).unwrap().public(), saved.key.hotkey());
@@ -381,7 +382,7 @@ mod tests {
             KeyFile::create_at_cost(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
         assert!(matches!(error, KeyError::Exists(_)), "{error}");
         assert_eq!(fs::read(&saved.path).unwrap(), before);
-        // Nor where the file appears between the first look and the writing.
+        // Also if the file appears between the check and the write.
         let file = KeyFile::seal(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap();
         assert!(matches!(file.write(), Err(KeyError::Exists(_))));
         assert_eq!(fs::read(&saved.path).unwrap(), before);
@@ -398,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_file_holds_no_seed_in_the_clear() {
+    fn a_key_file_has_no_plain_seed() {
         let saved = saved();
         let text = fs::read_to_string(&saved.path).unwrap();
         assert!(!text.contains(&hex::encode(saved.key.signing_key().to_bytes())));
@@ -406,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_asks_for_too_much_is_refused_before_anything_is_spent() {
+    fn a_costly_file_is_refused_before_the_cost_is_spent() {
         for (field, value) in [("memory_kib", u32::MAX), ("passes", 1_000_000), ("lanes", 17)] {
             let error = refused(|json| json["kdf"][field] = value.into());
             assert!(matches!(error, KeyError::TooCostly { .. }), "{error}");
@@ -418,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_changed_does_not_open() {
+    fn a_changed_file_does_not_open() {
         let flipped = |digits: &serde_json::Value| {
             let digits = digits.as_str().unwrap();
             let first = if digits.starts_with('0') { "1" } else { "0" };
@@ -439,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_file_is_refused_with_a_reason() {
+    fn an_invalid_key_file_is_refused_with_a_reason() {
         let not_a_key_file =
             |error: KeyError| assert!(matches!(error, KeyError::NotAKeyFile { .. }), "{error}");
         not_a_key_file(refused(|json| json["format"] = "mettle-key/2".into()));
@@ -459,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_written_is_said() {
+    fn an_unwritable_directory_is_an_error() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().join("hot.json");
         let key = Key::generate().unwrap();

@@ -1,4 +1,4 @@
-//! Where the password of a key file comes from.
+//! The password of a key file: from a file, the environment, or the terminal.
 
 use std::{
     fmt, fs,
@@ -10,28 +10,27 @@ use zeroize::Zeroizing;
 /// The environment variable that holds the password.
 pub const PASSWORD_VARIABLE: &str = "METTLE_KEY_PASSWORD";
 
-/// A password file is one line; what is longer is some other file.
+/// A password file is one line; a longer file is no password file.
 const PASSWORD_BYTES_MAX: u64 = 4096;
 
 /// The password of a key file. Wiped when dropped, and never shown.
 #[derive(Clone)]
 pub struct KeyPassword(Zeroizing<String>);
 
-/// Whether a person at a terminal may be asked.
+/// Whether the user may be asked at the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompt {
     Never,
-    /// Asked once: for a key file that exists.
+    /// Once: for a key file that exists.
     Once,
-    /// Asked twice, and both must be the same: for a new key file.
+    /// Twice, and both must be equal: for a new key file.
     Twice,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum PasswordError {
     #[error(
-        "no password for {what}, and no terminal to ask at. Set {PASSWORD_VARIABLE}, or give a file that holds the \
-         password"
+        "no password for {what}, and no terminal to ask at. Set {PASSWORD_VARIABLE}, or give a password file"
     )]
     Missing { what: String },
     #[error("the password is empty. Choose one")]
@@ -52,8 +51,7 @@ impl KeyPassword {
         if password.is_empty() { Err(PasswordError::Empty) } else { Ok(KeyPassword(password)) }
     }
 
-    /// The password for `what`: from `file` if one is given, else the `variable`'s value if it is set, else asked for at
-    /// the terminal if `prompt` allows it and there is one.
+    /// The password for `what`: from `file`, else from `variable`, else from the terminal if `prompt` allows it.
     pub fn resolve(
         what: &str,
         file: Option<&Path>,
@@ -77,7 +75,7 @@ impl KeyPassword {
         Ok(first)
     }
 
-    /// [`KeyPassword::resolve`] with [`PASSWORD_VARIABLE`] from the environment. To be called from `main` only.
+    /// [`KeyPassword::resolve`] with [`PASSWORD_VARIABLE`] from the environment. For programs' `main` only.
     pub fn from_environment(
         what: &str,
         file: Option<&Path>,
@@ -97,7 +95,7 @@ impl KeyPassword {
             }
             Err(error) => return Err(failed(error)),
         }
-        // Only the line's end goes: a password may begin or end with a space.
+        // Only the line's end is removed: a password may begin or end with a space.
         let line = text.strip_suffix('\n').unwrap_or(&text);
         let line = line.strip_suffix('\r').unwrap_or(line);
         if line.contains('\n') || text.len() as u64 > PASSWORD_BYTES_MAX {
@@ -137,27 +135,27 @@ mod tests {
     }
 
     #[test]
-    fn a_password_comes_from_the_file_given_else_from_the_environment() {
+    fn a_password_file_wins_over_the_environment() {
         let given = file(b" from the file \r\n");
         assert_eq!(resolve(Some(given.path()), Some("from the variable")).unwrap(), " from the file ");
         assert_eq!(resolve(None, Some("from the variable")).unwrap(), "from the variable");
     }
 
     #[test]
-    fn nobody_is_asked_where_nobody_may_be() {
+    fn without_a_terminal_a_missing_password_is_an_error() {
         let error = resolve(None, None).unwrap_err();
         assert!(matches!(error, PasswordError::Missing { .. }));
         assert!(error.to_string().contains(PASSWORD_VARIABLE), "{error}");
     }
 
     #[test]
-    fn an_empty_password_is_refused_wherever_it_comes_from() {
+    fn an_empty_password_is_refused_from_every_source() {
         assert!(matches!(resolve(None, Some("")), Err(PasswordError::Empty)));
         assert!(matches!(resolve(Some(file(b"\n").path()), None), Err(PasswordError::Empty)));
     }
 
     #[test]
-    fn a_file_that_holds_no_password_is_refused() {
+    fn a_file_without_a_password_is_refused() {
         let missing = Path::new("/no/such/password");
         assert!(matches!(resolve(Some(missing), None), Err(PasswordError::File { .. })));
         for contents in [b"two\nlines\n".as_slice(), b"\xff\xfe", &[b'a'; 5000]] {

@@ -1,4 +1,4 @@
-//! A development chain, keys on it, and a client that is quick to give up.
+//! A development chain, its keys, and impatient clients.
 
 pub mod proxy;
 
@@ -12,7 +12,7 @@ use std::{
 };
 use subxt::rpcs::{RpcClient, rpc_params};
 
-/// A chain that makes 25 blocks a second, of which the last two are not final.
+/// A chain that makes 25 blocks per second; finality trails by two.
 pub async fn busy_chain() -> EmbeddedChain {
     start(busy()).await
 }
@@ -21,12 +21,12 @@ pub fn busy() -> Config {
     Config { block_interval: Duration::from_millis(40), finality_lag: 2, ..Config::default() }
 }
 
-/// A chain whose time is its transactions: a block comes with each, and otherwise when it is told to.
+/// A chain that makes a block with each transaction, and when the test says so.
 pub async fn chain_without_a_clock() -> EmbeddedChain {
     start(Config { sealing: Sealing::Instant, ..Config::default() }).await
 }
 
-/// A chain that makes a block when it is told to.
+/// A chain that makes a block when the test says so.
 pub async fn idle_chain(finality_lag: u32) -> EmbeddedChain {
     start(Config { sealing: Sealing::Manual, finality_lag, ..Config::default() }).await
 }
@@ -35,8 +35,7 @@ pub async fn start(config: Config) -> EmbeddedChain {
     EmbeddedChain::start(config).await.unwrap()
 }
 
-/// `config` at an address where nobody else listens: between two chains that listen there one after the other, the port
-/// goes to no other test.
+/// `config` at an address of this process alone, so that a chain can restart at the same port.
 pub fn at_home(config: Config) -> Config {
     static HOMES: AtomicU8 = AtomicU8::new(2);
     let home =
@@ -44,7 +43,7 @@ pub fn at_home(config: Config) -> Config {
     Config { listen: (home, 0).into(), ..config }
 }
 
-/// Waits until a call is in the chain's pool, and returns what is there.
+/// Waits until a call is in the chain's pool, and returns the pool.
 pub async fn until_pooled(chain: &EmbeddedChain) -> Vec<String> {
     let client = RpcClient::from_insecure_url(chain.url()).await.unwrap();
     loop {
@@ -56,8 +55,8 @@ pub async fn until_pooled(chain: &EmbeddedChain) -> Vec<String> {
     }
 }
 
-/// Waits until `late` has heard of all that `early` has: each client hears of a block in its own time.
-pub async fn abreast(late: &SubxtChain, early: &SubxtChain) {
+/// Waits until `late` has seen the latest block of `early`.
+pub async fn catch_up(late: &SubxtChain, early: &SubxtChain) {
     late.clock().wait_for(early.clock().current().block).await.unwrap();
 }
 
@@ -65,7 +64,7 @@ pub fn dev(path: &str) -> Key {
     Key::dev(path).unwrap()
 }
 
-/// Gives up after `patience`; otherwise is quick to look again, and slow to take a busy machine for a dead one.
+/// Gives up after `patience`; otherwise retries quickly, and tolerates a busy machine.
 pub fn patient_for(patience: Duration) -> Timing {
     Timing {
         connect: Duration::from_secs(120),
@@ -79,7 +78,7 @@ pub fn patient_for(patience: Duration) -> Timing {
     }
 }
 
-/// Gives up only where a test hangs.
+/// Gives up only if a test hangs.
 pub fn patient() -> Timing {
     patient_for(Duration::from_secs(240))
 }

@@ -1,4 +1,4 @@
-//! A wire between client and chain that a test can cut, block or tamper with.
+//! A proxy between client and chain that a test can cut, block or tamper with.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -10,20 +10,20 @@ use tokio::{
     sync::watch,
 };
 
-/// What the wire does. A change reaches connections that are open already.
+/// What the proxy does; changes apply to open connections too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wire {
     Sound,
-    /// Connections are closed, and new ones at once.
+    /// All connections are closed, new ones at once.
     Cut,
     /// Nothing passes, and nothing is closed.
     Blocked,
-    /// What the chain says is changed: one text for another of the same length.
+    /// Replaces one text in the chain's answers by another of the same length.
     Tampered {
         from: &'static str,
         to: &'static str,
     },
-    /// What the chain says of its runtime's version is another one.
+    /// Changes the runtime version in the chain's answers.
     Upgraded,
 }
 
@@ -34,7 +34,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A sound wire to the chain at this port.
+    /// A working proxy to the chain at this port.
     pub async fn to(port: u16) -> Proxy {
         Proxy::to_address((Ipv4Addr::LOCALHOST, port).into()).await
     }
@@ -69,12 +69,12 @@ impl Proxy {
         self.wire.send_replace(wire);
     }
 
-    /// How many connections there have been.
+    /// The number of connections so far.
     pub fn connections(&self) -> u32 {
         *self.connections.borrow()
     }
 
-    /// Waits until there has been one more than `before`.
+    /// Waits until there were more than `before`.
     pub async fn another_connection(&self, before: u32) {
         self.connections.clone().wait_for(|count| before < *count).await.unwrap();
     }
@@ -120,7 +120,7 @@ fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
     }
 }
 
-/// Another last digit of every version that is told.
+/// Changes the last digit of every version.
 fn upgrade(bytes: &mut [u8]) {
     const NAMED: &[u8] = b"\"specVersion\":";
     let told: Vec<usize> = (NAMED.len()..bytes.len()).filter(|at| bytes[..*at].ends_with(NAMED)).collect();

@@ -1,7 +1,7 @@
 //! From hidden states to losses: the product with the vocabulary, softmax and negative log-likelihood.
 //!
-//! The logits, rows × vocabulary, are the largest matrix. They exist for a few rows at a time, forward and backward, so
-//! memory does not grow with the batch, and autograd ends before the vocabulary.
+//! The logits, rows × vocabulary, are the largest matrix. They exist for a few rows at a time, forward and backward,
+//! so memory does not grow with the batch, and autograd ends before the vocabulary.
 
 use crate::ids;
 use burn::tensor::{IndexingUpdateOp, Tensor, activation};

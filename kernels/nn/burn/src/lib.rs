@@ -176,7 +176,8 @@ impl Engine for BurnEngine {
                 false => micro_batch.zip(gradients.drain(..)).map(|(gradient, sum)| sum + gradient).collect(),
             };
         }
-        // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between runs.
+        // Squares are summed per row on the device, then in `f64` and in order: a full sum there may vary between
+        // runs.
         let squares =
             gradients.iter().map(|gradient| gradient.clone().square().sum_dim(1).reshape([-1])).collect();
         let norm = read(*name, squares)?.into_iter().sum::<f64>().sqrt();

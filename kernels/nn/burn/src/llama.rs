@@ -1,7 +1,7 @@
 //! The network in tensor operations: tokens in, hidden states out. `head` follows the last norm.
 //!
-//! Weights are kept as in the flat parameter vector, a projection as `[out, in]`, so that nothing is transposed between
-//! the agreed state and the device. A tensor's name ends in its shape, in the letters of `mettle_nn::layers`.
+//! Weights are kept as in the flat parameter vector, a projection as `[out, in]`, so that nothing is transposed
+//! between the agreed state and the device. A tensor's name ends in its shape, in the letters of `mettle_nn::layers`.
 
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use model::ModelConfig;

@@ -1,11 +1,12 @@
 //! Burn's engine on the CPU: the suite of all engines; and beside the fused engine, whose oracle it is.
 
-use model::{Optimiser, Recipe};
+use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use nn::{
     Device, EngineKind,
-    conformance::{self, Suite, recipe},
+    conformance::{self, Suite, gradient_error, loss_and_gradients, recipe},
     engine,
 };
+use proptest::prelude::*;
 
 fn burn() -> Suite {
     Suite::new(|config, recipe, flat| {
@@ -39,5 +40,28 @@ fn the_fused_engine_has_its_losses_and_gradients() {
 fn the_fused_engine_takes_its_steps_by_adamw_and_by_muon() {
     for optimiser in [Optimiser::AdamW, Optimiser::Muon] {
         conformance::steps_are_those_of(&fused(), &burn(), &Recipe { optimiser, ..recipe() });
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn the_fused_engine_has_its_gradients_for_models_of_any_shape(
+        vocab in 2usize..300, layers in 1usize..4, kv_heads in 1usize..3, group in 1usize..3, half in 1usize..9,
+        d_ff in 2usize..70, seq_len in 1usize..80, count in 1usize..5, seed: u64,
+    ) {
+        let heads = kv_heads * group;
+        let d_model = heads * 2 * half;
+        let config = ModelConfig { vocab, d_model, layers, heads, kv_heads, d_ff, seq_len, ..conformance::tiny() };
+        let flat: Vec<f32> = init_flat(&config, 1).unwrap().into_iter().map(|value| 2.0 * value).collect();
+        let batch = conformance::skewed_sequences(&config, count, seed);
+        let recipe = Recipe { batch: count, micro_batch: count, ..recipe() };
+        let [(loss, gradients), (exact_loss, exact)] =
+            [fused(), burn()].map(|suite| loss_and_gradients(&suite, &config, &recipe, &flat, &batch));
+        prop_assert!((loss - exact_loss).abs() < 2e-4 * exact_loss.max(1.0), "{loss} and {exact_loss}");
+        // A norm scales up a row near zero, and its rounding with it.
+        let error = gradient_error(&gradients, &exact);
+        prop_assert!(error < 5e-3, "gradients {error:.1e} apart");
     }
 }

@@ -1,11 +1,14 @@
-//! `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without one its tests are counted as
-//! ignored.
+//! `train-report` on a GPU: the device that `GPU_DEVICE` names, `vulkan` by default. Without one its tests are
+//! counted as ignored.
+
+// The harness knows it by its real name.
+extern crate nn as mettle_nn;
 
 #[path = "../../tests/common/harness.rs"]
 mod harness;
 
 use harness::Found;
-use nn::{Device, EngineKind, Precision};
+use mettle_nn::{Device, EngineKind, Precision, gpu::Gpu};
 use std::process::Command;
 
 type Test = fn(Device);
@@ -21,7 +24,7 @@ fn main() {
     let device = name.parse().and_then(|device: Device| {
         let device = Device { engine: Some(EngineKind::Fused), precision: Some(Precision::F32), ..device };
         device.check()?;
-        nn::gpu::Gpu::open(device)?;
+        Gpu::open(device)?;
         Ok(device)
     });
     let found = match &device {

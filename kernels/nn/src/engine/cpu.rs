@@ -1,8 +1,8 @@
 //! The fused engine on the CPU: the network forward and backward over slices, without autograd.
 //!
-//! Products add into their destination, a kernel does everything between two products in one pass, and what the backward
-//! pass needs is kept or computed again, whichever is cheaper. All buffers are in [`Workspace`], which is reused, so its
-//! size is known beforehand ([`MemoryEstimate`](crate::MemoryEstimate)).
+//! Products add into their destination, a kernel does everything between two products in one pass, and what the
+//! backward pass needs is kept or computed again, whichever is cheaper. All buffers are in [`Workspace`], which is
+//! reused, so its size is known beforehand ([`MemoryEstimate`](crate::MemoryEstimate)).
 //!
 //! The gradient of a product `y = x·Wᵀ` is `grad_y·W` for `x` and `grad_yᵀ·x` for `W`. The letters of shapes are in
 //! [`layers`](crate::layers).
@@ -495,7 +495,8 @@ impl Network {
         product(Write::Add, next, [N, D], Mat::new(inner, [N, F]), weight.transposed());
     }
 
-    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its input.
+    /// Replaces `workspace.grad_x`, the gradient of [`feed_forward`](Self::feed_forward)'s output, by that of its
+    /// input.
     fn feed_forward_backward(
         &self,
         weights: &LayerTensors<&[f32]>,

@@ -3,15 +3,16 @@
 //! All memory is in [`Workspace`], taken before the first step, so its size is known beforehand
 //! ([`MemoryEstimate`](crate::MemoryEstimate)). The CPU's engine is its reference in the tests.
 //!
-//! **Precision.** Products read and write `F`, bf16 or f32, and so does what they read later. The residual stream, its
-//! gradient, norms, losses, gradients of weights, weights and moments are f32. In bf16 a matrix has a copy for products,
-//! which the optimiser writes when it steps.
+//! **Precision.** Products read and write `F`, bf16 or f32, and so does what they read later. The residual stream,
+//! its gradient, norms, losses, gradients of weights, weights and moments are f32. In bf16 a matrix has a copy for
+//! products, which the optimiser writes when it steps.
 //!
-//! **Layout.** Matrices with a common input are one [`Stack`], as they lie in the flat parameter vector: queries, keys and
-//! values are one product, gates and ups another.
+//! **Layout.** Matrices with a common input are one [`Stack`], as they lie in the flat parameter vector: queries,
+//! keys and values are one product, gates and ups another.
 //!
-//! **Waiting.** Work is queued. Only reads wait for it: the norm of all gradients and the losses, once per step. So the
-//! next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser steps.
+//! **Waiting.** Work is queued. Only reads wait for it: the norm of all gradients and the losses, once per step. So
+//! the next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser
+//! steps.
 
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
@@ -766,8 +767,8 @@ impl Network {
         self.gpu.add(middle, &workspace.added, next)
     }
 
-    /// Replaces `grads.x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what it read. Gates
-    /// and ups are computed `again` if they were not kept.
+    /// Replaces `grads.x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what it read.
+    /// Gates and ups are computed `again` if they were not kept.
     fn feed_forward_backward(
         &self,
         weights: &LayerStacks<Weight>,

@@ -1,7 +1,7 @@
 //! What launches share: the number of cubes, the width of vectors, sums over a cube, and `eˣ` and `ln`.
 //!
-//! On an NVIDIA GPU CubeCL's `exp` and `ln` come from `libdevice`, a part of CUDA's toolkit and not of the driver, so a
-//! kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
+//! On an NVIDIA GPU CubeCL's `exp` and `ln` come from `libdevice`, a part of CUDA's toolkit and not of the driver, so
+//! a kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
 //! rounding are the GPU's own instructions.
 
 use super::{Array, GpuError, VALUES_MAX};
@@ -114,8 +114,8 @@ pub(crate) fn cube_max(value: f32, #[comptime] units: usize) -> f32 {
 
 /// `eˣ` for `x` up to 88; 0 below −87, where the result would be subnormal. NaN stays NaN.
 ///
-/// The polynomial of [`cross_entropy::exp`](crate::layers::cross_entropy::exp): within some units in the last place, and
-/// `|x|·2⁻²⁴` more where a driver's compiler adds the two parts of ln 2 before it multiplies, as Mesa's does.
+/// The polynomial of [`cross_entropy::exp`](crate::layers::cross_entropy::exp): within some units in the last place,
+/// and `|x|·2⁻²⁴` more where a driver's compiler adds the two parts of ln 2 before it multiplies, as Mesa's does.
 #[cube]
 pub(crate) fn exp<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     let least = Vector::<f32, N>::new(-87.0f32);
@@ -145,8 +145,8 @@ pub(crate) fn exp_of(x: f32) -> f32 {
     exp::<Const<1>>(Vector::new(x)).extract(0usize)
 }
 
-/// The natural logarithm of a normal number above 0, by the polynomial of Moshier's Cephes library (`logf`), within two
-/// units in the last place. Infinity and NaN stay so.
+/// The natural logarithm of a normal number above 0, by the polynomial of Moshier's Cephes library (`logf`), within
+/// two units in the last place. Infinity and NaN stay so.
 #[cube]
 pub(crate) fn ln(x: f32) -> f32 {
     let bits = u32::reinterpret(x);

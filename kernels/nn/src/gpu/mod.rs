@@ -163,8 +163,9 @@ fn find(device: Device) -> Result<cubecl::Device, DeviceError> {
 impl Gpu {
     /// Opens a GPU and checks that it has what the kernels need.
     ///
-    /// From then on all threads of this process queue their work in one stream. By default CubeCL has a stream per thread
-    /// and tracks only the stream that made a buffer, so a read on a third thread would not wait for an overwrite.
+    /// From then on all threads of this process queue their work in one stream. By default CubeCL has a stream per
+    /// thread and tracks only the stream that made a buffer, so a read on a third thread would not wait for an
+    /// overwrite.
     ///
     /// # Errors
     /// If the device is absent, lacks something, or does not start.

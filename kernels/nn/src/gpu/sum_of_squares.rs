@@ -1,8 +1,8 @@
 //! The sum of squares of many arrays: the squared length of a gradient.
 //!
 //! The reference is [`optim::norm`](crate::optim::norm), which adds in f64. Here a unit adds up to some thousands of
-//! squares in f32, a cube its units' sums, and the CPU all cubes' sums in f64, always in the same order. All arrays are
-//! read with one wait.
+//! squares in f32, a cube its units' sums, and the CPU all cubes' sums in f64, always in the same order. All arrays
+//! are read with one wait.
 //!
 //! Bytes per value, `F` being 4 or 2: reads `F`.
 

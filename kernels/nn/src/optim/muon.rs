@@ -1,9 +1,10 @@
 //! Muon's step for one matrix: momentum whose singular values are all made nearly one (Keller Jordan, 2024).
 //!
-//! Nesterov momentum, then five steps of a Newton–Schulz iteration whose quintic polynomial moves every singular value to
-//! between 0.7 and 1.2. The step is scaled by `0.2·√max(rows, columns)` (Liu et al., "Muon is scalable for LLM
-//! training", 2025), so that it changes a weight about as much as AdamW and both share one learning rate and weight
-//! decay. PyTorch has the same as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, iterating in bf16 instead of f32.
+//! Nesterov momentum, then five steps of a Newton–Schulz iteration whose quintic polynomial moves every singular
+//! value to between 0.7 and 1.2. The step is scaled by `0.2·√max(rows, columns)` (Liu et al., "Muon is scalable for
+//! LLM training", 2025), so that it changes a weight about as much as AdamW and both share one learning rate and
+//! weight decay. PyTorch has the same as `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`, iterating in bf16
+//! instead of f32.
 
 use super::{StepParams, norm::norm_squared};
 use crate::layers::matmul::{Mat, MatMut, Threads, Write, matmul};

@@ -3,8 +3,9 @@
 //! The state is a miner's own, but it must survive a crash to the bit (PROT-10). Its format depends on no engine, so a
 //! state written by one engine is read by any other.
 //!
-//! Layout: magic (8 bytes, the last is the version), schema digest (32), steps (`u64`), the moments tensor by tensor in
-//! schema order (`f32`: mean, then square where there is one), BLAKE3 digest of all that (32). Numbers are little-endian.
+//! Layout: magic (8 bytes, the last is the version), schema digest (32), steps (`u64`), the moments tensor by tensor
+//! in schema order (`f32`: mean, then square where there is one), BLAKE3 digest of all that (32). Numbers are
+//! little-endian.
 
 use crate::Blocks;
 use model::Optimiser;

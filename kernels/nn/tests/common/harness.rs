@@ -1,5 +1,5 @@
-//! A test program without the usual harness, which prints what that prints: its tests need a device, and where there is
-//! none they are counted as ignored, with the reason.
+//! A test program without the usual harness, which prints what that prints: its tests need a device, and where there
+//! is none they are counted as ignored, with the reason.
 
 use mettle_nn::DeviceError;
 use std::panic::{AssertUnwindSafe, catch_unwind};

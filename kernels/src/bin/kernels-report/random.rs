@@ -3,8 +3,8 @@
 use kernels::wire::CHUNK;
 use rayon::prelude::*;
 
-/// How values are distributed. Pseudo-gradients lie between the normal and the heavy-tailed ones, and differ in scale from place to
-/// place.
+/// How values are distributed. Pseudo-gradients lie between the normal and the heavy-tailed ones, and differ in scale
+/// from place to place.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Distribution {
     Gaussian,

@@ -31,8 +31,8 @@ pub struct Report {
     encode_gbps: Gbps,
     /// `encode_gbps / memcpy_gbps`. At most 2/3: 12 bytes move for each value, where a copy moves 8.
     encode_share: f64,
-    /// Share of the memory's bandwidth (twice `memcpy_gbps`) at which decoding and adding moves its own bytes: the payload, and twice
-    /// each line of 64 bytes of the dense row that it touches. All cores.
+    /// Share of the memory's bandwidth (twice `memcpy_gbps`) at which decoding and adding moves its own bytes: the
+    /// payload, and twice each line of 64 bytes of the dense row that it touches. All cores.
     decode_accumulate_share: f64,
     bits_per_value: f64,
     bits_per_parameter: f64,
@@ -230,7 +230,8 @@ struct OfPool {
     kernels: Vec<Kernel>,
 }
 
-/// Every kernel with so many threads. Between the kernels memory is copied again, so that the shares compare neighbours in time.
+/// Every kernel with so many threads. Between the kernels memory is copied again, so that the shares compare
+/// neighbours in time.
 fn kernels_at(
     options: &Options,
     layout: &Layout,

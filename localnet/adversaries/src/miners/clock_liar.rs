@@ -1,7 +1,7 @@
-//! Uploads after the deadline, and has its bucket say that the bytes are older than they are, and that it is another time.
+//! Uploads after the deadline, and has its bucket report false times.
 //!
-//! Sees: what everybody showed before it.
-//! Ends at: PROT-1 and PROT-14, no rule reads a store's time or anybody's clock: what was not there by the block was not there.
+//! Sees: all contributions that were published before its own. Stopped by: PROT-1 and PROT-14. No rule reads a store's
+//! clock: an object that is absent at the deadline block is missing.
 
 use crate::adversary::{Adversary, FaultyProxy, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid};

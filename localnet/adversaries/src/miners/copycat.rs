@@ -1,7 +1,7 @@
-//! Commits to what somebody else committed to in this window, and shows the other's bytes as soon as they are there.
+//! Commits to another seat's digest of this window, and publishes that seat's bytes once they are there.
 //!
-//! Sees: the commitments on the chain when it must make its own, and after the deadline the other's bucket.
-//! Ends at: PROT-9 and PROT-11, the header names another seat; before the deadline there was nothing but a digest to copy.
+//! Sees: the commitments on the chain before its own, and after the deadline the other bucket. Stopped by: PROT-9 and
+//! PROT-11. The header names another seat, and before the deadline there was only a digest to copy.
 
 use crate::adversary::{
     Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,

@@ -1,19 +1,19 @@
-//! Sends others' work of the last window under its own header: one seat's as it is, or the mean of three, which is better than any of them and
-//! like none.
+//! Submits the other seats' work of the last window under its own header: one seat's as it is, or the mean of three,
+//! which is better than each of them and similar to none.
 //!
-//! Sees: every valid contribution of earlier windows, which validators' buckets serve to anybody (PROT-15).
-//! Ends at: PROT-24, what was learned elsewhere helps no more on its own sequences than on common ones. The mean of
-//! three makes its common gain higher, not that on its own sequences.
+//! Sees: every valid contribution of earlier windows, which validators' buckets serve to everybody (PROT-15). Stopped
+//! by: PROT-24. Work on other sequences helps no more on the own ones than on common ones; the mean of three raises
+//! the common gain only.
 
 use crate::adversary::{Adversary, MinerContext, moved, values};
 use node::Contribution;
 
 pub struct CopycatLast {
-    /// The mean of so many is sent.
+    /// The number of contributions in the submitted mean.
     pub mixed: usize,
 }
 
-/// So many make a mixture.
+/// Contributions in a mixture.
 pub const MIXTURE: usize = 3;
 
 impl Adversary for CopycatLast {
@@ -29,7 +29,7 @@ impl Adversary for CopycatLast {
         1
     }
 
-    /// With nothing to copy it sends nothing of worth: the window as it was.
+    /// With nothing to copy, the weights are those of the window's model.
     fn outcome(
         &mut self,
         at: &MinerContext<'_>,

@@ -1,7 +1,7 @@
-//! Commits twice, and shows what it committed to first.
+//! Commits twice, and publishes the bytes of the first commitment.
 //!
 //! Sees: its own work.
-//! Ends at: PROT-11, the last commitment in time binds, and PROT-14: bytes under the digest that binds are missing.
+//! Stopped by: PROT-11, the last commitment in time binds; and PROT-14, the bytes of that one are missing.
 
 use crate::adversary::{Adversary, Commit, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid, submission::Header};

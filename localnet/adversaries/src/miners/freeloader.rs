@@ -1,21 +1,21 @@
-//! Does not train, or hardly, and claims the whole window.
+//! Does not train, or takes one step, and declares the whole window.
 //!
-//! Sees: for the size of what it makes up, the contributions of the last window.
-//! Ends at: PROT-14, where it sends nothing (the norm is 0); else at PROT-22 and PROT-24: no gain, and none on its own sequences.
+//! Sees: the contributions of the last window, for their norm. Stopped by: PROT-14 if it submits nothing (the norm is
+//! 0); else PROT-22 and PROT-24: no gain, and none on its own sequences.
 
 use crate::adversary::{Adversary, MinerContext, delta, median_norm, moved, norm};
 use node::Contribution;
 use protocol::{Window, submission::RMS_MAX};
 
-/// What it sends instead of a window's work.
+/// What it submits instead of a window's work.
 #[derive(Clone, Debug)]
 pub enum Freeloader {
     Zeros,
-    /// Noise as large as what others send.
+    /// Noise with the norm of the other contributions.
     Random,
-    /// One step's work, made as large as what others send.
+    /// One step's work, scaled to the norm of the other contributions.
     TinySteps,
-    /// What it once trained, in its first window, again and again.
+    /// The work of its first window, again and again.
     Replay {
         trains_until: Option<Window>,
         work: Vec<f32>,
@@ -24,9 +24,9 @@ pub enum Freeloader {
 
 /// Sequences of the one step.
 const STEP: usize = 8;
-/// Windows in which an honest beginning is made, to have something to replay.
+/// Honest windows at the start, whose work is replayed.
 pub const BEGINNING: u32 = 1;
-/// How large the values of noise are where nothing was seen to measure by.
+/// The scale of the noise if there is no contribution to compare with.
 const RMS: f64 = 1e-3;
 
 impl Freeloader {
@@ -87,7 +87,7 @@ impl Adversary for Freeloader {
     }
 }
 
-/// As large as `wanted`, where that is known and there is something to enlarge; no value beyond what is legal.
+/// Scales to the norm `wanted`, if that is known and the values are not all 0; no value exceeds the legal range.
 fn scaled(mut values: Vec<f32>, wanted: Option<f64>) -> Vec<f32> {
     let now = norm(&values);
     if let Some(wanted) = wanted.filter(|_| 0.0 < now) {

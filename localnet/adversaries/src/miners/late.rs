@@ -1,7 +1,7 @@
-//! Is late: with its commitment in even windows, with its bytes in odd ones.
+//! Is late: with its commitment in even windows, with its upload in odd ones.
 //!
-//! Sees: what everybody committed, or showed, before it.
-//! Ends at: PROT-11 and PROT-14, the chain takes no commitment after the deadline, and validators attest what they found by theirs.
+//! Sees: all commitments, or uploads, before its own. Stopped by: PROT-11 and PROT-14. The chain takes no commitment
+//! after the deadline, and validators attest what they found by theirs.
 
 use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid};

@@ -1,7 +1,7 @@
-//! Provokes every fault, one a window, in turn.
+//! Provokes every fault in turn, one per window.
 //!
 //! Sees: its own work.
-//! Ends at: PROT-8, PROT-9 and PROT-14: each is refused by its name before anything of it is used.
+//! Stopped by: PROT-8, PROT-9 and PROT-14. Each fault is named before any byte of the contribution is used.
 
 use crate::adversary::{
     Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
@@ -14,7 +14,7 @@ use protocol::{
     submission::{self, Header, SIGNATURE_BYTES},
 };
 
-/// The faults in the order in which they are tried, by the labels that [`protocol::submission::Fault::label`] gives them.
+/// The faults in the order of the attempts, by their [`protocol::submission::Fault::label`].
 pub const FAULTS: [&str; 17] = [
     "missing",
     "late",
@@ -53,7 +53,7 @@ impl Adversary for Malformed {
     }
 }
 
-/// The presentation that has this fault, and none that would be noticed before it. An unknown one is no fault at all.
+/// The presentation with this fault, and none that is checked before it. An unknown label has no fault.
 pub fn spoilt(fault: &str, at: &MinerContext<'_>, own: &OwnContribution<'_>) -> Presentation {
     let header = own.header;
     let resealed = |header: Header| Presentation::of(own.sealed_as(header));

@@ -1,4 +1,4 @@
-//! One file an adversary: what it tries, what it can see, and the rule at which it ends.
+//! One file per adversary: the attack, the data it sees, and the rule that stops it.
 
 pub mod clock_liar;
 pub mod copycat;

@@ -1,17 +1,17 @@
-//! Its own honest work, with noise on top: as large as the work, or four times as large.
+//! Adds noise to its honest work: as large as the work, or four times as large.
 //!
 //! Sees: its own work.
-//! Ends at: PROT-22 and PROT-23, it helps less than those it is compared with, and PROT-25 where it harms.
+//! Stopped by: PROT-22 and PROT-23, it helps less than the seats it is compared with; and PROT-25 if it harms.
 
 use crate::adversary::{Adversary, MinerContext, delta, moved, norm};
 use node::Contribution;
 
 pub struct Noise {
-    /// How much larger the noise is than the work.
+    /// The norm of the noise, as a multiple of the work's.
     pub times: f64,
 }
 
-/// Of the louder one.
+/// The factor of the louder variant.
 pub const LOUD: f64 = 4.0;
 
 impl Adversary for Noise {

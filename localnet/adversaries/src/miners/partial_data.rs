@@ -1,13 +1,12 @@
-//! Trains on a part of its sequences, a tenth or a half, and declares all of them.
+//! Trains on a tenth or a half of its sequences, and declares all of them.
 //!
-//! Sees: its own assignment.
-//! Ends at: PROT-24, the test on sequences drawn from the whole declared prefix shows that part of the mark; honestly declared, it
-//! would be paid as what it is (PROT-6, PROT-25).
+//! Sees: its own assignment. Stopped by: PROT-24. The test on sequences drawn from the whole declared prefix shows the
+//! missing part; declared honestly, the work would be paid for what it is (PROT-6, PROT-25).
 
 use crate::adversary::{Adversary, MinerContext};
 
 pub struct PartialData {
-    /// One part of so many is trained on.
+    /// It trains on one part in so many.
     pub parts: usize,
 }
 

@@ -1,8 +1,8 @@
 //! Harms the model on purpose.
 //!
-//! Sees: its own work.
-//! Ends at: PROT-17, a norm above the median is scaled down to it, in the merge and in the evaluation; PROT-14, what has piled up in its
-//! residual takes a huge one beyond every legal norm; PROT-22 and PROT-25, harm beyond doubt costs most of the score for ten evaluations.
+//! Sees: its own work. Stopped by: PROT-17, a norm above the median is scaled down to it; PROT-14, the residual of a
+//! huge one soon exceeds every legal norm; PROT-22 and PROT-25, certain harm costs most of the score for ten
+//! evaluations.
 
 use crate::adversary::{Adversary, MinerContext, delta, moved};
 use node::Contribution;
@@ -10,15 +10,15 @@ use protocol::submission::RMS_MAX;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Poison {
-    /// Its own work backwards.
+    /// Its own work, negated.
     SignFlip,
-    /// The same, so large that it would drown everybody else's.
+    /// The same, scaled so that it would dominate the merge.
     HugeNorm,
-    /// So many windows of honest work, and then one that is both.
+    /// So many windows of honest work, then a huge negated one.
     OneShot { good_windows: u32, worked: u32 },
 }
 
-/// By how much a huge contribution is larger than it should be.
+/// The factor of a huge contribution.
 const HUGE: f32 = 1000.0;
 
 impl Poison {

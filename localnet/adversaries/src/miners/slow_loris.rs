@@ -1,13 +1,13 @@
-//! Does the work, and answers whoever fetches it a few bytes at a time, to hold its readers until they are late themselves.
+//! Does the work, and sends it a few bytes at a time, to delay its readers beyond their deadlines.
 //!
-//! Sees: who reads from it.
-//! Ends at: PROT-13, a reader hangs up below the minimum rate; others are fetched meanwhile.
+//! Sees: which readers connect.
+//! Stopped by: PROT-13. A reader hangs up below the minimum rate, and fetches from others meanwhile.
 
 use crate::adversary::{Adversary, FaultyProxy};
 
 pub struct SlowLoris;
 
-/// Bytes a second.
+/// Bytes per second.
 pub const CRAWL: u32 = 256;
 
 impl Adversary for SlowLoris {

@@ -50,7 +50,7 @@ fn header(codec: &Codec, uid: Uid, window: Window) -> Header {
     }
 }
 
-/// A model, and what training makes of it: another direction for each seed.
+/// A model and trained weights, in another direction for each seed.
 fn theta(codec: &Codec) -> Vec<f32> {
     (0..codec.schema().values()).map(|at| ((at * 31 % 97) as f32 - 48.0) * 1e-3).collect()
 }
@@ -65,7 +65,7 @@ fn sealed(codec: &Codec, uid: Uid, window: Window, work: &[f32]) -> Bytes {
     protocol::submission::seal(&header(codec, uid, window), &body, &key(uid)).into()
 }
 
-/// What a validator makes of bytes that `uid` committed to.
+/// A validator's check of bytes that `uid` committed to.
 fn verified(
     codec: &Codec,
     uid: Uid,
@@ -93,14 +93,14 @@ fn contribution(codec: &Codec, uid: u16, window: Window) -> Contribution {
     verified(codec, Uid(uid), window, &bytes, Digest::of(&bytes)).unwrap()
 }
 
-/// One adversary at work on a small model.
+/// One adversary with a small model.
 struct Bench {
     codec: Codec,
     params: RunParams,
     adversary: Box<dyn Adversary>,
 }
 
-/// The seat that is played.
+/// The adversary's seat.
 const US: Uid = Uid(7);
 
 impl Bench {
@@ -112,7 +112,7 @@ impl Bench {
         Bench { codec: codec(), params: params(), adversary: miner(name, setup).unwrap() }
     }
 
-    /// What it trains on, declares, and sends: sequences, `t`, and the difference, exactly as it goes into the residual.
+    /// Sequences, declared `t`, and the difference that is added to the residual.
     fn window(&mut self, window: u32, seen: &[Contribution]) -> (Vec<u64>, u32, Vec<f32>) {
         let Bench { codec, params, adversary } = self;
         let at = MinerContext { run: RUN, window: Window(window), uid: US, params, codec };
@@ -147,7 +147,7 @@ impl Bench {
     }
 }
 
-/// Its door after one window of work.
+/// Its proxy after one window.
 pub(crate) fn after_a_window(adversary: &mut dyn Adversary) -> FaultyProxy {
     let (codec, params) = (codec(), params());
     let at = MinerContext { run: RUN, window: Window(0), uid: US, params: &params, codec: &codec };

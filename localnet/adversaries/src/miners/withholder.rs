@@ -1,9 +1,8 @@
-//! Trains a step, declares all, and shows what it commits to to some validators only: to fewer than two thirds, so that it is not valid, and
-//! to more than one third where that can be, so that it is not faulty either.
+//! Trains one step, declares all, and answers some validators only: fewer than two thirds, so that its contribution is
+//! not valid, and more than one third if possible, so that it is not faulty either.
 //!
-//! Sees: how many validators there are, and the order in which its readers ask.
-//! Ends at: PROT-14 and PROT-15. A seat that nobody could judge is unpaid: its window counts for half of the one before it, and that one
-//! for nothing.
+//! Sees: the number of validators, and the order in which its readers ask. Stopped by: PROT-14 and PROT-15. A seat
+//! that no validator could judge is unpaid: its window counts half of the one before it, and the next none.
 
 use crate::adversary::{Adversary, FaultyProxy, MinerContext};
 
@@ -11,7 +10,7 @@ pub struct Withholder {
     pub validators: u16,
 }
 
-/// One step, so that what it shows to some looks like something.
+/// One step, so that the contribution looks real.
 const STEP: usize = 8;
 
 impl Adversary for Withholder {

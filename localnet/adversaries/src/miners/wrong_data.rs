@@ -1,7 +1,7 @@
-//! Trains as much as it should, on sequences of its own choice.
+//! Trains as much as assigned, on sequences of its own choice.
 //!
 //! Sees: its own assignment.
-//! Ends at: PROT-24, the gain on the sequences that it was dealt is no larger than elsewhere.
+//! Stopped by: PROT-24. The gain on its assigned sequences is no larger than elsewhere.
 
 use crate::adversary::{Adversary, MinerContext};
 

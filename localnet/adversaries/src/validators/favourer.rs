@@ -1,7 +1,7 @@
 //! Posts ten times a friend's weight.
 //!
-//! Sees: which seats there are, and its friend's uid.
-//! Ends at: PROT-31, weight above the median of the stake is clipped and its bond with it; PROT-27, the weights do not follow from the scores.
+//! Sees: which seats there are, and its friend's uid. Ends at: PROT-31, weight above the median of the stake is
+//! clipped and its bond with it; PROT-27, the weights do not follow from the scores.
 
 use protocol::{Uid, view::WindowView, weights};
 use validator::strategy::Strategy;

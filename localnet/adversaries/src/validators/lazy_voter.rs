@@ -1,9 +1,10 @@
-//! Computes nothing, and holds no model: it attests what another has attested, votes what most others have voted, and posts the consensus
-//! of the epoch before.
+//! Computes nothing, and holds no model: it attests what another has attested, votes what most others have voted, and
+//! posts the consensus of the epoch before.
 //!
-//! Sees: commitments, votes as they come in, the consensus, and from others' buckets whom they attest as valid ([`crate::idle`]).
-//! Ends at: PROT-14, what it attests does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and who
-//! votes never earns nothing; it reveals no salt and publishes no receipt (PROT-2, PROT-27), and bonds follow who was good before (PROT-31).
+//! Sees: commitments, votes as they come in, the consensus, and from others' buckets whom they attest as valid
+//! ([`crate::idle`]). Ends at: PROT-14, what it attests does not stand alone; PROT-30, where attestations and votes
+//! are hidden there is nothing to copy, and who votes never earns nothing; it reveals no salt and publishes no receipt
+//! (PROT-2, PROT-27), and bonds follow who was good before (PROT-31).
 
 use protocol::{
     Digest, Uid,

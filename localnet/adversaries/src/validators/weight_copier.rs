@@ -1,7 +1,7 @@
 //! Scores nobody: posts the consensus of the epoch before as its own weights.
 //!
-//! Sees: the consensus, which is public.
-//! Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds grow in who was good instead of in who is.
+//! Sees: the consensus, which is public. Ends at: PROT-30 and PROT-31, what it copies is an epoch old, and its bonds
+//! grow in who was good instead of in who is.
 
 use protocol::{Uid, Window, view::WindowView};
 use validator::{evaluate::Measurements, strategy::Strategy};

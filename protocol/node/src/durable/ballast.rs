@@ -1,7 +1,7 @@
 //! A file that takes up space until a small write needs it.
 //!
-//! A validator must write what it signs before it tells the chain. These writes are small: if the disk is full, the ballast is deleted, and
-//! they fit. It is written again once there is space.
+//! A validator must write what it signs before it tells the chain. These writes are small: if the disk is full, the
+//! ballast is deleted, and they fit. It is written again once there is space.
 
 use std::{
     fs,
@@ -28,7 +28,8 @@ impl Ballast {
         Ballast { path: directory.join(FILE), bytes }
     }
 
-    /// Writes the ballast if it is missing and there is space. A disk without space has none, so failures are not reported.
+    /// Writes the ballast if it is missing and there is space. A disk without space has none, so failures are not
+    /// reported.
     pub fn restore(&self) {
         if self.bytes == 0 || self.path.exists() {
             return;

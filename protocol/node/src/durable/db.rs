@@ -1,7 +1,8 @@
-//! A small database for what a node has signed: tables of SCALE values in one file, several of them changed by one transaction.
+//! A small database for what a node has signed: tables of SCALE values in one file, several of them changed by one
+//! transaction.
 //!
-//! A transaction is on the disk when [`Db::write`] returns, or has not happened. If the disk is full, the node's [`Ballast`] is deleted and
-//! the transaction tried again.
+//! A transaction is on the disk when [`Db::write`] returns, or has not happened. If the disk is full, the node's
+//! [`Ballast`] is deleted and the transaction tried again.
 
 use super::{ballast::Ballast, file::is_full};
 use codec::{Decode, DecodeAll as _, Encode};
@@ -163,8 +164,8 @@ impl Db {
         result
     }
 
-    /// Runs `work` and commits its changes: all of them are on the disk when this returns, or, on an error, none. `work` runs again if the
-    /// disk was full and the ballast was deleted.
+    /// Runs `work` and commits its changes: all of them are on the disk when this returns, or, on an error, none.
+    /// `work` runs again if the disk was full and the ballast was deleted.
     pub fn write<T>(&self, work: impl Fn(&Transaction<'_>) -> Result<T, DbError>) -> Result<T, DbError> {
         let written = self.retry_without_ballast(|| {
             let mut open = self.opened()?;

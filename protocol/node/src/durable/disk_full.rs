@@ -1,4 +1,5 @@
-//! Retries on a full disk: a node that waits an hour for space loses an hour; a node that exits may be found days later.
+//! Retries on a full disk: a node that waits an hour for space loses an hour; a node that exits may be found days
+//! later.
 
 use crate::error_chain;
 use chain_client::{ChainError, Head};
@@ -10,7 +11,8 @@ use std::{
 };
 use tokio::{sync::watch, time::Instant};
 
-/// The first pause; each next one is twice as long, up to the longest. A try may write a whole model, so there are few.
+/// The first pause; each next one is twice as long, up to the longest. A try may write a whole model, so there are
+/// few.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Between two log lines that the disk is still full.
@@ -117,8 +119,8 @@ impl DiskFullRetry {
         }
     }
 
-    /// Tries `act` until there is space for it, but no longer than until the chain reaches `until`: then it is tried a last time. The pauses
-    /// are short at first, even after a long wait, as there may be no time for a long one.
+    /// Tries `act` until there is space for it, but no longer than until the chain reaches `until`: then it is tried a
+    /// last time. The pauses are short at first, even after a long wait, as there may be no time for a long one.
     ///
     /// # Errors
     /// The last error of `act`, which [is full](is_full) if the deadline passed; or that the chain is gone.

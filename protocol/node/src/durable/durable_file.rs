@@ -4,8 +4,8 @@
 //! write an unfinished file ── sync ── NAME becomes NAME.before ── the unfinished file becomes NAME ── sync the directory
 //! ```
 //!
-//! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and logged, and the
-//! backup is read instead.
+//! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and
+//! logged, and the backup is read instead.
 
 use super::file::{FileError, UnfinishedFile, directory_of, is_full, unfinished_prefix, with_need};
 use codec::{Compact, Decode as _, Encode as _, IoReader};
@@ -49,12 +49,12 @@ impl DurableFile {
         with(&self.path, ".before")
     }
 
-    /// Writes a new file by `fill`, followed by the digest of its contents. Returns its length in bytes. If the disk is full, `fill` is called
-    /// once more, to count the bytes that are needed.
+    /// Writes a new file by `fill`, followed by the digest of its contents. Returns its length in bytes. If the disk
+    /// is full, `fill` is called once more, to count the bytes that are needed.
     ///
     /// # Errors
-    /// If `fill` or the disk fails. The files that were there are then unchanged, unless only the last sync failed; that error is never
-    /// [full](FileError::is_full).
+    /// If `fill` or the disk fails. The files that were there are then unchanged, unless only the last sync failed;
+    /// that error is never [full](FileError::is_full).
     pub fn write(&self, fill: impl Fn(&mut dyn Write) -> io::Result<()>) -> Result<u64, FileError> {
         let failed = |source: io::Error| {
             let bytes = if is_full(&source) { length_of(&fill) } else { None };
@@ -86,8 +86,8 @@ impl DurableFile {
         Ok(length)
     }
 
-    /// Reads the newest file by `take`, or the backup; `None` if there is neither. `take` may be called twice; its result for a damaged file is
-    /// dropped.
+    /// Reads the newest file by `take`, or the backup; `None` if there is neither. `take` may be called twice; its
+    /// result for a damaged file is dropped.
     ///
     /// # Errors
     /// The error of `take` for a whole file; [`FileError::Damaged`] if no file is whole.
@@ -290,7 +290,8 @@ pub fn write_values(sink: &mut dyn Write, values: &[f32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads `count` values, to the bit. A caller that was told `count` by a file compares it first with what it should be.
+/// Reads `count` values, to the bit. A caller that was told `count` by a file compares it first with what it should
+/// be.
 pub fn read_values(source: &mut dyn Read, count: usize) -> io::Result<Vec<f32>> {
     let mut values = Vec::with_capacity(count);
     let mut piece = vec![0; PIECE.min(count * 4)];

@@ -1,5 +1,5 @@
-//! Small files that are whole or absent after a crash: written beside their place, synced, then renamed over it. For files as large as the
-//! model see [`DurableFile`](super::DurableFile).
+//! Small files that are whole or absent after a crash: written beside their place, synced, then renamed over it. For
+//! files as large as the model see [`DurableFile`](super::DurableFile).
 
 use std::{
     fs,
@@ -14,7 +14,8 @@ const UNFINISHED: &str = ".unfinished-";
 /// No small file takes so long to write.
 const LEFT_BEHIND: Duration = Duration::from_secs(600);
 
-/// A file that is being written. It is removed when dropped, and a killed process leaves it under a name that nothing reads.
+/// A file that is being written. It is removed when dropped, and a killed process leaves it under a name that nothing
+/// reads.
 #[derive(Debug)]
 pub struct UnfinishedFile {
     file: NamedTempFile,
@@ -121,8 +122,8 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
 /// Makes a rename in `directory` durable.
 ///
 /// # Errors
-/// If the sync fails. The file has its new name by then, so the error never counts as [full](is_full): the write must not be repeated from
-/// the old file.
+/// If the sync fails. The file has its new name by then, so the error never counts as [full](is_full): the write must
+/// not be repeated from the old file.
 pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(after_the_rename)
 }
@@ -131,8 +132,8 @@ fn after_the_rename(error: io::Error) -> io::Error {
     io::Error::other(error)
 }
 
-/// Removes unfinished files that killed processes left in `directory`. Another process may be writing there now, so only files that have
-/// not changed for ten minutes are removed. Nothing reads those that stay.
+/// Removes unfinished files that killed processes left in `directory`. Another process may be writing there now, so
+/// only files that have not changed for ten minutes are removed. Nothing reads those that stay.
 pub fn sweep(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     for entry in entries.flatten() {

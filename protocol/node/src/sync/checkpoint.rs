@@ -108,8 +108,8 @@ impl CheckpointManifest {
     }
 }
 
-/// Puts a state into our bucket: its pieces first, the manifest last, so that whoever finds the manifest finds the pieces. What is there already
-/// is not sent again, unless the bucket has damaged it since, or does not give it.
+/// Publishes a state: its pieces first, the manifest last, so that a reader of the manifest finds the pieces. A piece
+/// that the bucket has is not sent again, unless it is damaged or cannot be read.
 pub fn publish<'a>(
     blocking: Blocking,
     store: &'a dyn Store,
@@ -142,8 +142,8 @@ async fn publish_pieces(
 
 async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Result<(), StoreError> {
     let key = keys::piece(&digest);
-    // What is there is read. Most of a model changes from checkpoint to checkpoint, so that is little; but after void windows, or where we
-    // joined from this checkpoint, it may be all of it.
+    // Existing pieces are read. Most of a model changes between checkpoints, so these are few, except after void
+    // windows or a join from this checkpoint.
     match store.get(&key, lineage::PIECE_BYTES as u64).await {
         Ok(bytes) if Digest::of(&bytes) == digest => return Ok(()),
         Ok(_) => {
@@ -151,7 +151,7 @@ async fn publish_piece(store: &dyn Store, digest: Digest, piece: &[f32]) -> Resu
             tracing::warn!(store, object = %key, "a piece of the model is damaged in our bucket, and is put there again");
         }
         Err(error) if error.is_not_found() => {}
-        // Whether the bucket still takes anything, it says when it is given it.
+        // If the bucket fails altogether, the upload below reports it.
         Err(error) => {
             let error = error_chain(&error);
             tracing::warn!(object = %key, error, "a piece of the model cannot be read in our bucket, and is put there again");
@@ -183,7 +183,8 @@ pub async fn manifest(
     Err(CheckpointError::NoManifest { last })
 }
 
-/// Fetches a checkpoint piece by piece, each checked as it comes. Without `with_buffer` only the weights, which is what a miner needs.
+/// Fetches a checkpoint piece by piece, each checked as it comes. Without `with_buffer` only the weights, which is
+/// what a miner needs.
 pub async fn fetch(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -202,8 +203,8 @@ pub async fn fetch(
     Ok(ModelState { run, window: checkpoint.window, lineage: checkpoint.lineage, theta, buffer })
 }
 
-/// As [`fetch`](fn@fetch), but by way of a file in `directory`: what is in it when the process is killed is not fetched again. The file
-/// stays, so that nothing is lost before the state is saved; see [`forget`].
+/// As [`fetch`](fn@fetch), but through a file in `directory`, so that a killed process resumes. The file stays until
+/// [`forget`] is called, after the state is saved.
 pub async fn fetch_via(
     directory: &Path,
     fetch: &dyn Fetch,
@@ -230,8 +231,8 @@ pub async fn fetch_via(
     }
 }
 
-/// Fetches the weights of a checkpoint into a file: all values, four bytes each, least significant first. What an earlier process left of
-/// it is not fetched again. No more than a few pieces are ever in memory.
+/// Fetches the weights of a checkpoint into a file: all values, four bytes each, little-endian. Resumes after a kill.
+/// Only a few pieces are in memory.
 pub fn fetch_weights_to<'a>(
     path: &'a Path,
     fetch: &'a dyn Fetch,
@@ -247,7 +248,7 @@ pub fn fetch_weights_to<'a>(
     })
 }
 
-/// Has every piece of a checkpoint in the file.
+/// Fetches every missing piece of a checkpoint into the file.
 async fn fill(
     path: &Path,
     fetch: &dyn Fetch,
@@ -275,7 +276,7 @@ fn partial_path(directory: &Path, checkpoint: &Checkpoint) -> PathBuf {
     directory.join(format!("{PARTIAL}{}-{}", checkpoint.window.0, checkpoint.state_root))
 }
 
-/// Removes what [`fetch_via`] left in `directory`. To be called once the state is saved.
+/// Removes the files of [`fetch_via`] in `directory`. Called once the state is saved.
 pub fn forget(directory: &Path) {
     forget_but(directory, None);
 }
@@ -292,7 +293,8 @@ fn forget_but(directory: &Path, but: Option<&Path>) {
     }
 }
 
-/// Compares a state with the voted checkpoint of its window and fetches only the pieces that differ (PROT-20). Returns how many did.
+/// Compares a state with the voted checkpoint of its window and fetches the pieces that differ (PROT-20). Returns
+/// their number.
 pub async fn repair(
     blocking: Blocking,
     fetch: &dyn Fetch,

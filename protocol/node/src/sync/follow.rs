@@ -1,8 +1,8 @@
-//! From whatever a node holds to the model of the window that is open: one fixed outcome after the other.
+//! Brings a node's model to the open window: one fixed outcome after the other.
 //!
-//! Miners and validators follow alike. A validator must also keep the merge-side buffer, so where it has not merged a window itself it
-//! merges it afterwards from the same contributions; where those are gone, it goes on without the buffer, which means without a vote,
-//! until the next checkpoint.
+//! Miners and validators follow alike. A validator also keeps the error-feedback buffer of the merge. A window that it
+//! did not merge in time, it merges afterwards from the same contributions. If those are gone, it has no buffer, and
+//! so no vote, until the next checkpoint.
 
 use super::{
     checkpoint::{self, CheckpointError},
@@ -38,38 +38,38 @@ pub struct Follower {
     pub sent: Arc<Codec>,
     /// Reads and writes merged updates, of the same schema.
     pub merged: Arc<Codec>,
-    /// Whether to keep the merge-side buffer: validators do.
+    /// Whether to keep the error-feedback buffer: validators do.
     pub keeps_buffer: bool,
-    /// Where among the mirrors to begin, so that nodes spread over them.
+    /// The mirror to begin with, so that nodes spread over all.
     pub turn: usize,
-    /// Where a checkpoint is kept while it is fetched, so that a killed process need not begin again; in memory where absent.
+    /// Where fetched pieces of a checkpoint are kept, so that a killed process resumes; `None`: in memory.
     pub directory: Option<PathBuf>,
     /// Where work on the whole model runs.
     pub blocking: Blocking,
 }
 
-/// What a validator made of a window itself, waiting for the window to be fixed.
+/// A validator's own merge of a window, until the window is fixed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnMerge {
     pub window: Window,
     pub digest: Digest,
     /// The update's exact bytes.
     pub bytes: Bytes,
-    /// The merge-side buffer after it.
+    /// The error-feedback buffer after it.
     pub buffer: Vec<f32>,
     /// The model after it.
     pub theta: Vec<f32>,
     pub inputs: Vec<Uid>,
 }
 
-/// What one step forward was.
+/// The result of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Followed {
     /// The window is not fixed yet.
     Waiting,
     /// The state is now that of the next window.
     Advanced { outcome: Outcome },
-    /// The state was too far behind to walk, and was replaced by the latest checkpoint.
+    /// The state was too far behind, and was replaced by the latest checkpoint.
     Rejoined,
 }
 
@@ -94,7 +94,7 @@ pub enum FollowError {
 }
 
 impl FollowError {
-    /// Whether there was no room on the disk for what was fetched.
+    /// Whether the disk is full.
     pub fn is_full(&self) -> bool {
         matches!(self, FollowError::Checkpoint(error) if error.is_full())
     }
@@ -116,7 +116,7 @@ impl Follower {
         self.sent.schema()
     }
 
-    /// The state to start from where there is none: the latest checkpoint, or `θ_0`.
+    /// The state of the latest checkpoint, or `θ_0`.
     pub fn join(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
         Box::pin(async move {
             // Read afresh: the run's checkpoint moves.
@@ -128,7 +128,7 @@ impl Follower {
         })
     }
 
-    /// `θ_0`, as the run's specification says it is had, and checked against the root on the chain (PROT-19).
+    /// `θ_0`, made or fetched as the run's specification says, and checked against the root on the chain (PROT-19).
     pub fn genesis(&self) -> BoxFuture<'_, Result<ModelState, FollowError>> {
         Box::pin(self.fetch_genesis())
     }
@@ -151,7 +151,7 @@ impl Follower {
         Ok(state)
     }
 
-    /// The state of a voted checkpoint, from whoever has its pieces.
+    /// The state of a voted checkpoint, from any mirror.
     async fn fetch_checkpoint(&self, checkpoint: &Checkpoint) -> Result<ModelState, FollowError> {
         let seats = self.chain.seats(self.run.id).await?;
         let mirrors = Mirrors::validators(&seats, &[], &self.run.origin, self.turn);
@@ -174,13 +174,13 @@ impl Follower {
         }
     }
 
-    /// A state that was fetched is saved: what was kept of it on the way is not needed any more.
+    /// Removes the pieces of a checkpoint whose state is saved.
     pub fn saved(&self) {
         self.directory.as_deref().into_iter().for_each(checkpoint::forget);
     }
 
-    /// Takes one fixed window, if there is one. `own` is this node's merge of that window, where it made one. Running it again after
-    /// a crash is harmless: the state is saved by the caller, and outcomes never change.
+    /// Takes one fixed window, if there is one. `own` is this node's merge of that window. The caller saves the state;
+    /// as outcomes never change, a crash costs only the repetition.
     pub fn step<'a>(
         &'a self,
         state: &'a mut ModelState,
@@ -209,8 +209,8 @@ impl Follower {
         Ok(Followed::Advanced { outcome })
     }
 
-    /// Compares a checkpoint with the root that our weights had when we held it, and repairs what differs (PROT-20). A validator without
-    /// its buffer gets it back here. Returns how many pieces were replaced.
+    /// Compares a checkpoint with `held`, the root of this node's weights at its window, and repairs differences
+    /// (PROT-20). A validator without its buffer gets it here. Returns the number of replaced pieces.
     pub async fn compare(
         &self,
         state: &mut ModelState,
@@ -218,7 +218,7 @@ impl Follower {
         held: &Digest,
     ) -> Result<usize, FollowError> {
         let still_there = state.window == checkpoint.window;
-        // A validator knows its buffer too, and with it at once whether it holds what was voted.
+        // With its buffer, a validator knows the state root without fetching anything.
         if still_there {
             let held = self.blocking.with(state, |state| state.state_root()).await;
             if held == Some(checkpoint.state_root) {
@@ -299,7 +299,7 @@ impl Follower {
         merge::open_update(bytes, schema, density, self.run.id, state.window, state.lineage)
     }
 
-    /// The update that was voted, decoded while it comes.
+    /// The voted update, decoded while it arrives.
     async fn fetch_update(
         &self,
         state: &ModelState,
@@ -328,7 +328,7 @@ impl Follower {
         Ok(incoming.finish())
     }
 
-    /// The buffer after a window that this node did not merge in time, or `None` where it cannot be had any more.
+    /// The buffer after a window that this node did not merge in time; `None` if the contributions are gone.
     async fn merge_afterwards(
         &self,
         state: &mut ModelState,
@@ -403,7 +403,7 @@ impl Follower {
         Ok(OwnMerge { window: view.window, digest: Digest::of(&bytes), bytes, buffer, theta, inputs })
     }
 
-    /// One committed contribution, from the miner or from whoever attested to it (PROT-15), checked in full.
+    /// One committed contribution, from the miner or from its attesters (PROT-15), checked in full.
     pub fn fetch_contribution<'a>(
         &'a self,
         view: &'a WindowView,
@@ -431,19 +431,19 @@ impl Follower {
         Ok(self.verify(view, seat, digest, incoming.finish())?)
     }
 
-    /// The most that a contribution may weigh, known before a byte is fetched (PROT-8).
+    /// The largest contribution in bytes, known before a byte is fetched (PROT-8).
     pub fn contribution_limits(&self) -> Limits {
         let largest = submission::largest_bytes(self.schema(), self.sent.density());
         Limits::for_bytes(u64::try_from(largest).unwrap_or(u64::MAX))
     }
 
-    /// What a contribution is fetched into, to be decoded while it comes.
+    /// A sink that decodes a contribution while it arrives.
     pub fn incoming_contribution(&self) -> Incoming<'_> {
         let start = Box::new(|_: &[u8]| Some(PREFIX_BYTES));
         Incoming::new(&self.sent, Frame { head: PREFIX_BYTES, start, tail: SIGNATURE_BYTES })
     }
 
-    /// Climbs the ladder from bytes to a contribution that may be merged (PROT-8, PROT-9).
+    /// Checks an arrived contribution in full (PROT-8, PROT-9).
     pub fn verify(
         &self,
         view: &WindowView,
@@ -465,7 +465,7 @@ impl Follower {
         codec::verify(&self.sent, &expected, arrived)
     }
 
-    /// The chain no longer tells of our window, or has not opened it yet.
+    /// The chain has forgotten the state's window, or has not opened it yet.
     async fn rejoin_if_behind(&self, state: &mut ModelState) -> Result<Followed, FollowError> {
         let run = self.chain.run(self.run.id).await?;
         let behind = run.checkpoint.is_some_and(|checkpoint| state.window < checkpoint.window);
@@ -488,7 +488,7 @@ pub fn genesis_of_seed(run: &RunView, spec: &RunSpec) -> Result<ModelState, Foll
     Ok(ModelState::genesis(run.id, &run.params, &run.manifest, theta))
 }
 
-/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. Nobody voted it, and nobody needs to.
+/// The checkpoint that opens window 0: the weights whose root is on the chain, and an empty buffer. It needs no vote.
 pub fn first_checkpoint(run: &RunView, spec: &RunSpec) -> Result<Checkpoint, FollowError> {
     let empty = lineage::root_of_zeros(spec.schema()?.values());
     Ok(Checkpoint {
@@ -508,7 +508,8 @@ pub enum ContributionError {
     Fault(#[from] Fault),
 }
 
-/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows from it.
+/// Reads what a node must know before it can follow a run: the run, its specification, and the schema that follows
+/// from it.
 pub async fn run_and_spec(
     chain: &dyn Chain,
     fetch: &dyn Fetch,

@@ -15,8 +15,8 @@ impl Mirrors {
         Mirrors { bases: vec![base.to_owned()] }
     }
 
-    /// The validators that `first` names, the other validators, and `origin` last. `turn` decides who of the named comes first, so that
-    /// readers spread.
+    /// The validators that `first` names, the other validators, and `origin` last. `turn` decides who of the named
+    /// comes first, so that readers spread.
     pub fn validators(seats: &[SeatView], first: &[Uid], origin: &str, turn: usize) -> Mirrors {
         let endpoint =
             |uid: &Uid| seats.iter().find(|seat| seat.id.uid == *uid).map(|seat| seat.endpoint.clone());

@@ -34,7 +34,8 @@ pub struct SyncDriver {
     pub follower: Arc<Follower>,
     pub state: ModelState,
     path: PathBuf,
-    /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror has the checkpoint.
+    /// A checkpoint that this node held by its own account, with the root of its weights then: compared once a mirror
+    /// has the checkpoint.
     unchecked: Option<(Checkpoint, Digest)>,
 }
 
@@ -87,7 +88,8 @@ impl SyncDriver {
         Ok((driver, resumed))
     }
 
-    /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that were fetched are kept.
+    /// The state of the latest checkpoint, or `θ_0`. Retries while the disk is full or no mirror has it; pieces that
+    /// were fetched are kept.
     async fn join(&self, disk: &DiskStatus) -> Result<ModelState, SyncError> {
         let mut disk_full_retry = DiskFullRetry::new(disk);
         loop {
@@ -106,8 +108,9 @@ impl SyncDriver {
         }
     }
 
-    /// Brings the state to the open window, or to the next one, one fixed outcome after the other, and past `done`, the last window that the
-    /// caller has finished. `own` is this node's merge of a window on the way. Returns whether the state moved.
+    /// Brings the state to the open window, or to the next one, one fixed outcome after the other, and past `done`,
+    /// the last window that the caller has finished. `own` is this node's merge of a window on the way. Returns
+    /// whether the state moved.
     pub fn sync_to_open_window<'a>(
         &'a mut self,
         heads: &'a mut watch::Receiver<Head>,
@@ -175,8 +178,8 @@ impl SyncDriver {
         Ok(())
     }
 
-    /// Compares the state that was held with the checkpoint, once a mirror has it (PROT-20). A difference is repaired piece by piece, or, if
-    /// the model has moved on, by fetching the checkpoint and following again.
+    /// Compares the state that was held with the checkpoint, once a mirror has it (PROT-20). A difference is repaired
+    /// piece by piece, or, if the model has moved on, by fetching the checkpoint and following again.
     async fn compare_with_checkpoint(&mut self, journal: &mut Journal) -> Result<(), SyncError> {
         let Some((checkpoint, held)) = self.unchecked else { return Ok(()) };
         let repaired = match self.follower.compare(&mut self.state, &checkpoint, &held).await {
@@ -246,7 +249,8 @@ fn may_pass(error: &FollowError) -> bool {
     matches!(error, FollowError::Update { .. } | FollowError::Checkpoint(_))
 }
 
-/// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own hash known.
+/// Waits until a block above `block` is finalised: what was included up to `block` is then final, and the block's own
+/// hash known.
 pub async fn wait_past(heads: &mut watch::Receiver<Head>, block: Block) -> Result<(), ChainError> {
     heads
         .wait_for(|head| block < head.block)

@@ -1,7 +1,7 @@
-//! A checkpoint on its way, on disk: each piece at its place in the file, whatever the order in which they came.
+//! A checkpoint being fetched, on the disk: each piece at its offset, in whatever order they arrive.
 //!
-//! Which pieces are there is written down nowhere. A piece is there if its bytes have the digest that the voted manifest names, so a
-//! process that was killed, or a machine that lost its power, goes on with whatever of the file is right.
+//! There is no list of complete pieces: a piece is complete if its bytes have the digest in the voted manifest. So a
+//! killed process, or a machine after a power cut, resumes with the right part of the file.
 
 use crate::{
     durable::{FileError, with_need},
@@ -42,7 +42,7 @@ impl Layout {
     }
 }
 
-/// A file that fills up with pieces.
+/// A file that is filled piece by piece.
 pub(crate) struct Partial {
     path: PathBuf,
     file: tokio::fs::File,
@@ -52,7 +52,7 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// Opens the file of so many rows, with whatever an earlier process left in it.
+    /// Opens the file of so many rows, with the pieces of a killed process.
     pub async fn open(path: &Path, layout: Layout, rows: u64) -> Result<Partial, FileError> {
         let bytes = (layout.values as u64).saturating_mul(4).saturating_mul(rows);
         let failed = |source| not_written(path, bytes, source);
@@ -81,14 +81,15 @@ impl Partial {
         .await
     }
 
-    /// Waits until everything is on disk, as far as the operating system says so.
+    /// Waits until everything is on the disk.
     pub async fn sync(&mut self) -> Result<(), FileError> {
         let failed = |source| not_written(&self.path, self.bytes, source);
         self.file.flush().await.map_err(failed)?;
         self.file.sync_all().await.map_err(failed)
     }
 
-    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was written.
+    /// The values of one row, each piece checked once more as it is read; `None` where one has changed since it was
+    /// written.
     pub async fn row(&self, row: usize, digests: Vec<Digest>) -> Result<Option<Vec<f32>>, FileError> {
         let (path, layout) = (self.path.clone(), self.layout);
         on_a_thread(self.path.clone(), move || {
@@ -114,7 +115,7 @@ impl PieceSink for Partial {
         let (at, _) = self.layout.in_file(index);
         self.file.seek(SeekFrom::Start(at)).await.map_err(failed)?;
         self.file.write_all(bytes).await.map_err(failed)?;
-        // What is flushed outlives this process; what a power cut takes is fetched again.
+        // Flushed bytes outlive this process; pieces lost by a power cut are fetched again.
         self.file.flush().await.map_err(failed)
     }
 }

@@ -1,8 +1,8 @@
-//! Fetches named pieces from all mirrors at once, and hands each on once it is known to be the right one.
+//! Fetches named pieces from all mirrors at once, and hands on each one whose digest is right.
 //!
-//! At most [`AT_ONCE`] pieces are in memory, whatever their number. Which mirror is asked for what is decided in `shares`; here is who
-//! waits. Near the end, when nothing is left to ask for, a piece that takes long is asked for a second time, from whoever should be faster:
-//! so the slowest mirror does not decide when everything is there.
+//! At most [`AT_ONCE`] pieces are in memory. `shares` chooses the mirrors; this module waits for them. Near the end, a
+//! piece that takes long is requested a second time, from a faster mirror, so that the slowest mirror does not decide
+//! the total time.
 
 use crate::{
     durable::FileError,
@@ -30,12 +30,12 @@ use tokio::time::Instant;
 
 /// Pieces in flight at once, of a MiB each.
 pub const AT_ONCE: usize = 8;
-/// Between two looks at what is still missing, once nothing is left to ask for.
+/// Between two checks of missing pieces, when all are requested.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Between two lines in the log.
 const SAY_AGAIN: Duration = Duration::from_secs(5);
 
-/// One piece that is wanted.
+/// One piece to fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Its place in the row.
@@ -43,10 +43,10 @@ pub struct Wanted {
     pub digest: Digest,
 }
 
-/// Takes pieces as they come, in any order.
+/// Takes pieces in any order.
 #[async_trait]
 pub trait PieceSink: Send {
-    /// Bytes that have the digest that was wanted for this index, and so its length.
+    /// Takes bytes with the digest of this index.
     async fn put(&mut self, index: usize, bytes: &Bytes) -> Result<(), FileError>;
 }
 
@@ -58,18 +58,18 @@ pub enum PiecesError {
     File(#[from] FileError),
 }
 
-/// What it took.
+/// The result of a fetch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
     /// Pieces that were there already.
     pub at_hand: usize,
-    /// Pieces that came, each counted once although several places may want the same one.
+    /// Fetched pieces, each counted once although several places may need it.
     pub fetched: usize,
     pub mirrors: Vec<Share>,
 }
 
 impl Report {
-    /// Says who gave what.
+    /// Logs each mirror's share.
     pub fn log(&self) {
         tracing::info!(at_hand = self.at_hand, fetched = self.fetched, "all pieces are there");
         for share in &self.mirrors {
@@ -87,18 +87,18 @@ impl Report {
     }
 }
 
-/// A piece on its way.
+/// A requested piece.
 struct Flight {
     /// Where it belongs; the same bytes may belong in several places.
     indices: Vec<usize>,
-    /// Who was asked for it, ever.
+    /// The mirrors that were asked for it.
     asked: BTreeSet<usize>,
     failures: Vec<Failure>,
     /// Requests in flight: mirror, since when, and how to stop it.
     requests: Vec<(usize, Duration, AbortHandle)>,
 }
 
-/// Fetches `wanted` into `place`. On an error, what has been handed on stays there, and need not be wanted again.
+/// Fetches `wanted` into `place`. On an error, fetched pieces stay there and need not be fetched again.
 pub async fn fetch_pieces(
     fetch: &dyn Fetch,
     mirrors: &Mirrors,
@@ -130,7 +130,7 @@ pub async fn fetch_pieces(
         (handle, async move { (digest, mirror, answer.await) })
     };
     while !flights.is_empty() {
-        // Ask for what nobody has been asked for yet, or for what somebody did not give.
+        // Request pieces that were not requested yet, or not delivered.
         while answers.len() < AT_ONCE
             && let Some(digest) = queue.pop_front()
         {
@@ -215,7 +215,8 @@ pub async fn fetch_pieces(
     Ok(Report { at_hand: 0, fetched, mirrors: shares.mirrors().to_vec() })
 }
 
-/// Pieces to be asked for a second time, and of whom: those that are out for longer than twice what another mirror should need.
+/// Pieces to request a second time, and the mirrors: those in flight for longer than twice the time that another
+/// mirror should need.
 fn again(
     flights: &BTreeMap<Digest, Flight>,
     shares: &Shares,

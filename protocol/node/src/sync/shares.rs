@@ -1,9 +1,9 @@
-//! Which mirror is asked for the next piece: plain arithmetic over what each has given so far. Who waits for the answers is in `pieces`.
+//! Chooses the mirror for the next piece, by arithmetic over the mirrors' past. `pieces` waits for the answers.
 //!
-//! A piece goes where it should be there soonest: the mirror's pieces in flight, and one more, over the rate at which it has been giving
-//! them. A mirror that nobody has measured is taken to be as fast as the fastest, so each is tried. Each failure in a row halves what is
-//! expected of a mirror. One that gave wrong bytes is asked only where nobody else is left: not because its next piece would be believed,
-//! but because it costs a download to find out.
+//! A piece is requested from the mirror that should deliver it first: its pieces in flight plus one, over its measured
+//! rate. An unmeasured mirror counts as fast as the fastest, so each is tried. Each failure in a row halves a mirror's
+//! rate. A mirror that gave wrong bytes is asked last: its next piece would be checked too, but each check costs a
+//! download.
 
 use std::{collections::BTreeSet, time::Duration};
 use store::FetchError;
@@ -13,17 +13,17 @@ const MEMORY: f64 = 0.8;
 /// Failures in a row that are counted.
 const IN_A_ROW_MAX: u32 = 20;
 
-/// What one mirror has given, and what is expected of it.
+/// The past of one mirror, and its expected rate.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Share {
     pub base: String,
-    /// Pieces that came from it and were right.
+    /// Right pieces that it delivered.
     pub pieces: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Requests that came to nothing.
+    /// Failed requests.
     pub failures: u64,
-    /// Of these, the ones whose bytes were wrong.
+    /// Of these, wrong bytes.
     pub lies: u64,
     /// Why the last one failed.
     pub last_failure: Option<FetchError>,
@@ -53,7 +53,7 @@ impl Share {
         }
     }
 
-    /// Bytes a second, where any have come.
+    /// Bytes per second; `None` before the first piece.
     fn rate(&self) -> Option<f64> {
         (self.recent_bytes > 0.0).then(|| self.recent_bytes / self.recent_seconds.max(1e-6))
     }
@@ -74,7 +74,7 @@ impl Shares {
         &self.mirrors
     }
 
-    /// Whom to ask for a piece that these have been asked for already; `None` if that is everybody.
+    /// The mirror to ask, without those in `asked`; `None` if all were.
     pub fn choose(&self, asked: &BTreeSet<usize>) -> Option<usize> {
         let left = || (0..self.mirrors.len()).filter(|mirror| !asked.contains(mirror));
         let honest = left().any(|mirror| self.mirrors[mirror].lies == 0);
@@ -91,7 +91,7 @@ impl Shares {
         f64::from(share.in_flight + 1) / rate * f64::from(1u32 << share.in_a_row)
     }
 
-    /// The same in seconds, where anybody has been measured.
+    /// The same in seconds, if any mirror has been measured.
     pub fn seconds_for(&self, mirror: usize, bytes: usize) -> f64 {
         self.expected(mirror) * bytes as f64
     }
@@ -108,7 +108,7 @@ impl Shares {
         share.in_flight += 1;
     }
 
-    /// It gave a piece, and the piece was right.
+    /// Records a right piece.
     pub fn gave(&mut self, mirror: usize, bytes: u64, now: Duration) {
         let share = self.answered(mirror, now);
         share.pieces += 1;
@@ -126,7 +126,7 @@ impl Shares {
         share.last_failure = Some(error);
     }
 
-    /// Nobody waits for its answer any longer: another was faster. That says something of its rate, and is no failure.
+    /// Records that another mirror was faster: this lowers its rate, and is no failure.
     pub fn given_up(&mut self, mirror: usize, now: Duration) {
         let share = self.answered(mirror, now);
         // Unmeasured, it would be taken for one of the fastest again.
@@ -155,8 +155,8 @@ mod tests {
         FetchError::WrongDigest { expected: Digest([0; 32]), got: Digest([1; 32]) }
     }
 
-    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after the other, each in as
-    /// many seconds as `seconds` says; a negative number means that it lies, after so long.
+    /// Pieces that each mirror gives in a download with `at_once` requests in flight. A mirror gives one piece after
+    /// the other, each in as many seconds as `seconds` says; a negative number means that it lies, after so long.
     fn download(seconds: &[f64], pieces: u64, at_once: usize) -> Shares {
         let names: Vec<String> = (0..seconds.len()).map(|index| index.to_string()).collect();
         let mut shares = Shares::new(names.iter().map(String::as_str));
@@ -202,13 +202,13 @@ mod tests {
     }
 
     #[test]
-    fn a_mirror_a_hundred_times_slower_is_tried_and_left() {
+    fn a_mirror_a_hundred_times_slower_is_tried_and_dropped() {
         let shares = download(&[0.1, 10.0, 0.1], 1000, 8);
         assert!((1..=20).contains(&shares.mirrors()[1].pieces), "{shares:?}");
     }
 
     #[test]
-    fn a_liar_loses_its_share_with_what_was_in_flight() {
+    fn a_mirror_with_wrong_bytes_loses_its_share() {
         let shares = download(&[0.1, -0.01, 0.1], 1000, 8);
         let liar = &shares.mirrors()[1];
         assert_eq!(liar.pieces, 0);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn where_nobody_else_is_left_even_a_liar_is_asked_and_then_nobody() {
+    fn a_mirror_with_wrong_bytes_is_asked_last() {
         let mut shares = Shares::new(["a", "b"]);
         shares.asked(0, Duration::ZERO);
         shares.failed(0, lie(), Duration::from_secs(1));

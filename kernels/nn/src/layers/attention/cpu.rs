@@ -1,7 +1,7 @@
 //! Attention on the CPU: a block's scores stay in the cache, and half of the full square is never computed.
 //!
-//! One thread works on the queries of one sequence that share a head of keys, in the order of heads and then of blocks,
-//! so that no sum depends on the number of threads.
+//! One thread works on the queries of one sequence that share a head of keys, in the order of heads and then of
+//! blocks, so that no sum depends on the number of threads.
 
 use super::Shape;
 use crate::layers::{
@@ -206,7 +206,8 @@ fn backward_part(
 }
 
 widest! {
-    /// Scores to probabilities, row by row. The query of row `i` sees `first + i + 1` of the `width` keys; others get 0.
+    /// Scores to probabilities, row by row. The query of row `i` sees `first + i + 1` of the `width` keys; others get
+    /// 0.
     fn softmax_rows(scores: &mut [f32], width: usize, first: usize, log_sums: &mut [f32]) = softmax_rows_body;
 }
 

@@ -1,14 +1,15 @@
 //! Attention on a GPU, in the form of the CPU's: a block of queries meets all keys up to its last one.
 //!
-//! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, so they use tensor cores where others do; one kernel over
-//! a block's scores lies between them. At most [`SCORES`] scores are held, or those of [`QUERIES`] queries of one
-//! sequence if that is more.
+//! Products are [`matmul::gpu`](crate::layers::matmul::gpu)'s, so they use tensor cores where others do; one kernel
+//! over a block's scores lies between them. At most [`SCORES`] scores are held, or those of [`QUERIES`] queries of
+//! one sequence if that is more.
 //!
-//! The query heads of one key head are rows of the same matrix, query by query, so gradients of keys and values sum over
-//! all of them in one product. Blocks run one after the other, backward from the last: the order of sums is fixed.
+//! The query heads of one key head are rows of the same matrix, query by query, so gradients of keys and values sum
+//! over all of them in one product. Blocks run one after the other, backward from the last: the order of sums is
+//! fixed.
 //!
-//! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row fits),
-//! writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
+//! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row
+//! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
 
@@ -200,7 +201,8 @@ fn softmax<F: Float>(
     }
 }
 
-/// The same probabilities from scores and log-sum-exps, and the gradient of the scores, `prob · (grad_prob − out·grad_out)`.
+/// The same probabilities from scores and log-sum-exps, and the gradient of the scores, `prob · (grad_prob −
+/// out·grad_out)`.
 #[cube(launch)]
 fn softmax_backward<F: Float>(
     scores: &[f32],
@@ -491,8 +493,8 @@ impl Call<'_> {
         Ok(())
     }
 
-    /// From queries, `out` and `grad_out` of a block to the gradients of its queries, and its part of those of keys and
-    /// values. The last block meets all keys, so it comes first and overwrites; the others add.
+    /// From queries, `out` and `grad_out` of a block to the gradients of its queries, and its part of those of keys
+    /// and values. The last block meets all keys, so it comes first and overwrites; the others add.
     fn block_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result<(), GpuError> {
         let Shape { seq_len, head_width, .. } = self.shape;
         let (gpu, count, end) = (self.gpu, block.count, block.end);

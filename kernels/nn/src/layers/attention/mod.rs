@@ -1,9 +1,10 @@
 //! Causal attention with grouped heads: softmax of a query's scores with the keys up to its own position, times the
 //! values (Vaswani et al., 2017; grouped heads: Ainslie et al., 2023).
 //!
-//! Queries already carry the scale `1/√C`, which [`rope`](super::rope) multiplies in. All scores are never held at once:
-//! a block of queries meets the keys up to its last one, and the backward pass computes the block's probabilities again
-//! from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks of queries only).
+//! Queries already carry the scale `1/√C`, which [`rope`](super::rope) multiplies in. All scores are never held at
+//! once: a block of queries meets the keys up to its last one, and the backward pass computes the block's
+//! probabilities again from each query's log-sum-exp (Dao et al., "FlashAttention", 2022, section 3.1, with blocks of
+//! queries only).
 
 mod cpu;
 #[cfg(feature = "gpu")]

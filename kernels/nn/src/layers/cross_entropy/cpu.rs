@@ -1,7 +1,8 @@
 //! Loss and gradient on the CPU, in one pass over the logits.
 //!
-//! A row stays in the cache, and `exp` is a polynomial that fills the vector unit. [`exp`] is within 2 units in the last
-//! place of the exact value; losses and gradients are within 1e-5 of the reference (`tests/layers.rs` measures both).
+//! A row stays in the cache, and `exp` is a polynomial that fills the vector unit. [`exp`] is within 2 units in the
+//! last place of the exact value; losses and gradients are within 1e-5 of the reference (`tests/layers.rs` measures
+//! both).
 
 use kernels::lanes::{LANES, widest};
 use rayon::prelude::*;

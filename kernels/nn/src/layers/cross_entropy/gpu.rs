@@ -1,11 +1,11 @@
 //! Loss and gradient on a GPU, in two passes over the logits; a cube has a row.
 //!
-//! In the first pass each unit keeps its largest value and the sum of exponentials below it, and rescales the sum at a
-//! larger value (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The second pass writes the
-//! gradient in place.
+//! In the first pass each unit keeps its largest value and the sum of exponentials below it, and rescales the sum at
+//! a larger value (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). The second pass writes
+//! the gradient in place.
 //!
-//! Bytes per logit, `F` being 4 or 2: losses read `F`; losses and gradient read `2F` and write `F`. The second read hits
-//! the cache if the rows of all running cubes fit.
+//! Bytes per logit, `F` being 4 or 2: losses read `F`; losses and gradient read `2F` and write `F`. The second read
+//! hits the cache if the rows of all running cubes fit.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
 
@@ -60,7 +60,8 @@ fn losses<F: Float, N: Size>(
         let top = cube_max(largest, units);
         let sum = cube_sum(across::<N>(sums) * exp_of(largest - top), units);
 
-        // Read before the gradient overwrites it. The sums over the cube end in a barrier after every unit's last read.
+        // Read before the gradient overwrites it. The sums over the cube end in a barrier after every unit's last
+        // read.
         if unit == 0usize {
             let vector = Vector::<f32, N>::cast_from(logits[first + target_at]);
             let mut target_logit = vector.extract(0usize);

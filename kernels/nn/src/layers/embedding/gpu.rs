@@ -1,11 +1,11 @@
 //! Rows of the embedding on a GPU, and their gradients.
 //!
 //! Atomic additions by many rows of one token would have no order. So the CPU sorts a batch's rows by token
-//! ([`Segments`]), and a cube adds up a token's rows in the order of the batch. A frequent token is cut into pieces, whose
-//! sums are added in order afterwards: two runs have the same bits.
+//! ([`Segments`]), and a cube adds up a token's rows in the order of the batch. A frequent token is cut into pieces,
+//! whose sums are added in order afterwards: two runs have the same bits.
 //!
-//! Bytes per value of a row, `F` being 4 or 2: forward reads `F` and writes 4; backward reads 4, and reads and writes 4
-//! per distinct token instead of per row.
+//! Bytes per value of a row, `F` being 4 or 2: forward reads `F` and writes 4; backward reads 4, and reads and writes
+//! 4 per distinct token instead of per row.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
 

@@ -1,8 +1,9 @@
 //! Matrix products on the CPU, of views into larger matrices.
 //!
 //! A [`Mat`] is a view: its transpose and its blocks are other views of the same memory, so a product copies nothing.
-//! The crate `gemm-f32` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The order of a
-//! sum depends on the shapes and the processor's caches alone: the number of threads changes no bit (`tests/layers.rs`).
+//! The crate `gemm-f32` computes the products; it picks AVX-512, AVX2 with FMA or the baseline at run time. The order
+//! of a sum depends on the shapes and the processor's caches alone: the number of threads changes no bit
+//! (`tests/layers.rs`).
 
 use super::Write;
 use gemm_common::Parallelism;

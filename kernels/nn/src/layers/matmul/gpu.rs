@@ -1,9 +1,9 @@
 //! Matrix products on a GPU, of views into arrays.
 //!
 //! The kernels are `cubek-matmul`'s, the library behind Burn's products on GPUs, called without its autotuning:
-//! [`algorithms`] chooses by shape and device, so that a product is always summed in the same order. Operands are read in
-//! place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is added goes
-//! through a temporary array of at most [`SUM_VALUES`] values.
+//! [`algorithms`] chooses by shape and device, so that a product is always summed in the same order. Operands are
+//! read in place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is
+//! added goes through a temporary array of at most [`SUM_VALUES`] values.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
 
@@ -35,8 +35,8 @@ const TILE: usize = 16;
 /// From this inner dimension on, two stages are loaded in turn.
 const TWO_STAGES: usize = 128;
 
-/// A read-only view of a matrix in an array: `rows` rows of `columns` values, `stride` values from row to row, the first at
-/// `first`; or its transpose.
+/// A read-only view of a matrix in an array: `rows` rows of `columns` values, `stride` values from row to row, the
+/// first at `first`; or its transpose.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
     pub array: &'a Array,

@@ -1,7 +1,7 @@
 //! RMSNorm on the CPU: a row stays in the cache.
 //!
-//! A row's sums are kept in sixteen lanes. The gain's gradient is added up over blocks of 64 rows, then block by block,
-//! so that the bits depend on the input alone.
+//! A row's sums are kept in sixteen lanes. The gain's gradient is added up over blocks of 64 rows, then block by
+//! block, so that the bits depend on the input alone.
 
 use crate::layers::dot;
 use kernels::lanes::{LANES, widest};

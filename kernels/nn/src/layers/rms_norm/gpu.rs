@@ -2,8 +2,8 @@
 //!
 //! The cubes' sums are added in a fixed order afterwards: two runs have the same bits.
 //!
-//! Bytes per value, `F` being 4 or 2: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second read
-//! of a row hits the cache.
+//! Bytes per value, `F` being 4 or 2: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second
+//! read of a row hits the cache.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
 
@@ -165,8 +165,8 @@ fn blocks(rows: usize) -> (usize, usize) {
 }
 
 impl Gpu {
-    /// Writes `y` `[N, D]` and `inverse_roots` f32 `[N]`, `1 / √(mean x² + ε)`, which the backward pass needs. `x` is f32
-    /// `[N, D]`, `gain` f32 `[D]`.
+    /// Writes `y` `[N, D]` and `inverse_roots` f32 `[N]`, `1 / √(mean x² + ε)`, which the backward pass needs. `x` is
+    /// f32 `[N, D]`, `gain` f32 `[D]`.
     ///
     /// # Errors
     /// If lengths or precisions differ from that.

@@ -7,8 +7,8 @@ use rayon::prelude::*;
 /// Rows that one thread takes at a time.
 const ROWS: usize = 32;
 
-/// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row `n` is at
-/// position `n mod seq_len`.
+/// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row `n`
+/// is at position `n mod seq_len`.
 ///
 /// # Panics
 /// If rows are not whole or too short, or there are more positions than angles.

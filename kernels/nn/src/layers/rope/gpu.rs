@@ -81,8 +81,8 @@ impl Gpu {
         Ok(GpuAngles { tables, half, positions })
     }
 
-    /// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row `n` is at
-    /// position `n mod seq_len`.
+    /// Rotates the first `queries + keys` heads of each row of `x` `[N, row_width]`; a row's other values stay. Row
+    /// `n` is at position `n mod seq_len`.
     ///
     /// # Errors
     /// If rows are not whole or too short, or there are more positions than angles.

@@ -1,5 +1,5 @@
-//! Rotary position embedding, in place: value `i` of a head is rotated with value `i + C/2` by `position · base^{−2i/C}`
-//! (Su et al., "RoFormer", 2021; the rotate-half layout of Llama checkpoints on Hugging Face).
+//! Rotary position embedding, in place: value `i` of a head is rotated with value `i + C/2` by `position ·
+//! base^{−2i/C}` (Su et al., "RoFormer", 2021; the rotate-half layout of Llama checkpoints on Hugging Face).
 //!
 //! Queries are also scaled by attention's `1/√C`. The gradient is the rotation back, with the same scale.
 

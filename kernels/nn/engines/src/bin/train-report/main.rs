@@ -2,8 +2,8 @@
 //!
 //!     cargo run --release -p mettle-engines --bin train-report -- --json
 //!
-//! Each preset is measured in a process of its own, so that the peak of memory is that preset's. With `--device`, a GPU is
-//! measured instead, or compared with the CPU: `docs/gpu.md`.
+//! Each preset is measured in a process of its own, so that the peak of memory is that preset's. With `--device`, a
+//! GPU is measured instead, or compared with the CPU: `docs/gpu.md`.
 
 mod agree;
 mod cpu;
@@ -31,7 +31,8 @@ const PRESETS: [&str; 3] = ["117k", "1m", "6m"];
 const GPU_PRESETS: [&str; 2] = ["150m", "1b"];
 
 /// Measures training steps on random tokens: on the CPU tokens per second, CPU time, memory and the share of matrix
-/// products; on a GPU tokens per second, model FLOP/s utilisation and memory. RAYON_NUM_THREADS sets the CPU's threads.
+/// products; on a GPU tokens per second, model FLOP/s utilisation and memory. RAYON_NUM_THREADS sets the CPU's
+/// threads.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -47,12 +48,12 @@ struct Options {
     /// Sequences on the device at once [default: all of a step].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     micro_batch: Option<u32>,
-    /// Measure on a GPU: cuda:0, cuda:1, vulkan, with settings behind it as in docs/gpu.md. Needs a build with --features
-    /// cuda or vulkan.
+    /// Measure on a GPU: cuda:0, cuda:1, vulkan, with settings behind it as in docs/gpu.md. Needs a build with
+    /// --features cuda or vulkan.
     #[arg(long, default_value = "cpu")]
     device: Device,
-    /// The GPU's peak rate of dense products in this precision, in 10^12 operations per second [default: from a list of
-    /// known GPUs, for bf16; for others utilisation is left out].
+    /// The GPU's peak rate of dense products in this precision, in 10^12 operations per second [default: from a list
+    /// of known GPUs, for bf16; for others utilisation is left out].
     #[arg(long, value_parser = teraflops)]
     peak_tflops: Option<f64>,
     /// Measure nothing; compare the device with the CPU: its kernels, and the losses of 20 steps of the only preset
@@ -71,8 +72,8 @@ struct Options {
     /// Print the losses of all steps of the only preset with all digits instead.
     #[arg(long)]
     losses: bool,
-    /// Write the input for another program that trains the same into this directory first: weights, tokens and recipe of
-    /// the only preset.
+    /// Write the input for another program that trains the same into this directory first: weights, tokens and recipe
+    /// of the only preset.
     #[arg(long, value_name = "DIRECTORY")]
     twin: Option<PathBuf>,
     /// Print JSON instead of a table.
@@ -160,8 +161,8 @@ fn run(options: &Options) -> anyhow::Result<()> {
     }
 }
 
-/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without kernels of
-/// ours.
+/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without
+/// kernels of ours.
 ///
 /// # Errors
 /// If a kernel in use is too far off.

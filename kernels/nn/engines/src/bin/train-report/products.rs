@@ -1,7 +1,8 @@
 //! The matrix products of a training step, alone: their share of a step is their CPU time over the step's.
 //!
-//! Each is computed with its own shape, on matrices of its own that stay where they are, so that caches help as they do in a
-//! step, or better. Of attention only what lies on and below the diagonal is counted, in blocks of 64 queries.
+//! Each is computed with its own shape, on matrices of its own that stay where they are, so that caches help as they
+//! do in a step, or better. Of attention only what lies on and below the diagonal is counted, in blocks of 64
+//! queries.
 
 use crate::measure::took;
 use model::ModelConfig;
@@ -24,8 +25,8 @@ struct Product {
     transposed: [bool; 2],
 }
 
-/// Multiplications and additions of a training step per token: `6 P + 12 L·H·C·T`, with `P` parameters, `L` layers, `H`
-/// heads of width `C`, and `T` tokens of a sequence (Chowdhery et al., "PaLM", 2022, appendix B).
+/// Multiplications and additions of a training step per token: `6 P + 12 L·H·C·T`, with `P` parameters, `L` layers,
+/// `H` heads of width `C`, and `T` tokens of a sequence (Chowdhery et al., "PaLM", 2022, appendix B).
 pub fn flops_per_token(config: &ModelConfig) -> f64 {
     6.0 * config.parameters() as f64 + 12.0 * (config.layers * config.d_model * config.seq_len) as f64
 }

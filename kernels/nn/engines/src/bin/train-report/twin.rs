@@ -11,7 +11,8 @@ use std::{
 /// Steps whose learning rates are written, more than a measurement takes.
 const RATES: u64 = 100_000;
 
-/// Writes `weights` (f32) and `tokens` (u32), little-endian, and `about.json`: shapes, names, recipe, learning rate of each step.
+/// Writes `weights` (f32) and `tokens` (u32), little-endian, and `about.json`: shapes, names, recipe, learning rate
+/// of each step.
 pub fn write(
     directory: &Path,
     config: &ModelConfig,

@@ -1,7 +1,8 @@
-//! The layers' kernels of a GPU beside those of the CPU, for a machine that has a GPU and no toolchain; the tests check more.
+//! The layers' kernels of a GPU beside those of the CPU, for a machine that has a GPU and no toolchain; the tests
+//! check more.
 //!
-//! The error is the largest difference over the root mean square of the expected values. The bound is what roundings of
-//! the precision add up to.
+//! The error is the largest difference over the root mean square of the expected values. The bound is what roundings
+//! of the precision add up to.
 
 use nn::{
     Device, DeviceError, Precision,
@@ -50,8 +51,8 @@ const ATTENTIONS: [Shape; 3] = [
     Shape { seq_len: 256, heads: 4, kv_heads: 2, head_width: 128 },
 ];
 
-/// Compares products, attention and the other layers on the device with the CPU's: in every precision that the device has,
-/// with and without tensor cores, by each algorithm for products.
+/// Compares products, attention and the other layers on the device with the CPU's: in every precision that the device
+/// has, with and without tensor cores, by each algorithm for products.
 pub fn closeness(device: Device) -> Result<Vec<Closeness>, DeviceError> {
     let precisions = [Precision::F32, Precision::Bf16, Precision::F16];
     let (mut all, mut all_cores) = (Vec::new(), Vec::new());
@@ -263,7 +264,8 @@ fn others(gpu: &Gpu, precision: Precision) -> Result<Vec<Output>, GpuError> {
     Ok(all)
 }
 
-/// Bounds for attention's output, log-sums and gradients. In 16 bits, probabilities and gradients of scores are rounded too.
+/// Bounds for attention's output, log-sums and gradients. In 16 bits, probabilities and gradients of scores are
+/// rounded too.
 fn bounds(precision: Precision) -> [f64; 3] {
     match precision {
         Precision::F32 => [4e-5, 1e-5, 1e-4],

@@ -1,8 +1,8 @@
 //! Products and attention at the shapes of models, in operations per second.
 //!
-//! A product of `m · k · n` is `2·m·n·k` operations. Attention is `4·C` forward and `10·C` backward for each head and each
-//! pair of a query and a key that it sees: two products of a head's width `C`, and five. Scores that are computed twice or
-//! for keys that are not seen do not count.
+//! A product of `m · k · n` is `2·m·n·k` operations. Attention is `4·C` forward and `10·C` backward for each head and
+//! each pair of a query and a key that it sees: two products of a head's width `C`, and five. Scores that are
+//! computed twice or for keys that are not seen do not count.
 
 use super::Options;
 use crate::measure::shortest;

@@ -1,55 +1,70 @@
-//! `mettle dataset prepare`: text in, a dataset that a run can name out.
+//! `mettle dataset prepare`: turns text into a dataset.
 
-use crate::formats::AllFormats;
+use crate::{formats::AllFormats, help, output::Output};
 use anyhow::{Context as _, bail};
-use dataset::{OutputDirectory, PrepareOptions, Prepared, Progress, Source, TEXT_FIELD, TokenizerChoice};
-use node::program::say;
+use clap::Subcommand;
+use dataset::{
+    OutputDirectory, PrepareOptions, Prepared, Progress, Source, SourceStats, TEXT_FIELD, TokenizerChoice,
+};
+use serde_json::{Value, json};
 use std::{
     io::{self, IsTerminal as _, Write as _},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-/// Turn text into tokenised shards and a manifest.
+#[derive(Debug, Subcommand)]
+pub enum DatasetCommand {
+    #[command(after_help = help::reading(&[
+        "mettle dataset prepare --text corpus --out data --sequence 1024 --vocabulary 32768",
+        "mettle dataset prepare --mix mixture.toml --out data --tokenizer tokenizer.json",
+    ]))]
+    Prepare(Prepare),
+}
+
+/// Turn text into tokenised shards and a manifest
 ///
-/// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines also compressed (.gz, .zst). Memory does not grow
-/// with the text. Ctrl-C loses at most some seconds of work: the same command goes on where it was.
+/// Reads text files, JSON lines (.jsonl, .ndjson) and Parquet; text and JSON lines may be compressed (.gz, .zst).
+/// Memory does not grow with the text. After Ctrl-C the same command resumes with a few seconds lost.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Prepare {
-    /// A file, or a directory of them. Without it: the Rust source of crates that every build of this project needs.
+    /// A file or a directory [default: the Rust source of this project's dependencies].
     #[arg(long, value_name = "PATH", conflicts_with = "mix")]
     pub text: Option<PathBuf>,
-    /// Several sources with weights: a TOML file with `[[source]]` path, weight, and where wanted name and field; and `epochs`, how
-    /// often the scarcest may be read.
+    /// Several weighted sources: a TOML file with `[[source]]` path, weight, optional name and field, and `epochs`,
+    /// how often the scarcest source may be read.
     #[arg(long, value_name = "FILE")]
     pub mix: Option<PathBuf>,
-    /// The field of JSON lines, or column of Parquet files, that has the text.
+    /// The field of JSON lines, or the column of Parquet files, with the text.
     #[arg(long, value_name = "NAME", default_value = TEXT_FIELD, conflicts_with = "mix")]
     pub field: String,
-    /// Where the dataset goes: a new or an empty directory.
+    /// The dataset's directory: a new or an empty one.
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Tokens that the model sees at once.
+    /// Sequence length in tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub sequence: u32,
-    /// Train a byte-level BPE with at most so many tokens.
+    /// Train a byte-level BPE tokenizer with at most this many tokens.
     #[arg(long, value_name = "N", default_value_t = 4096, conflicts_with = "tokenizer")]
     pub vocabulary: u32,
-    /// Use this tokenizer.json instead, of Hugging Face's format.
+    /// Use this tokenizer.json, in Hugging Face format, instead of training one.
     #[arg(long, value_name = "FILE")]
     pub tokenizer: Option<PathBuf>,
-    /// The token between two documents, where the tokenizer does not have a usual one.
+    /// The token between two documents, if the tokenizer has none of the usual names.
     #[arg(long, value_name = "TOKEN", requires = "tokenizer")]
     pub end_of_document: Option<String>,
     /// The largest shard, in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20)]
     pub shard_bytes: u64,
-    /// Threads that encode; as many as there are cores if not given. The dataset is the same.
+    /// Encoding threads [default: the number of cores]. The dataset does not depend on it.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
 }
 
-pub async fn run(prepare: Prepare) -> anyhow::Result<()> {
+/// Runs a command; prints through `output`.
+pub async fn run(command: DatasetCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    output.bare_json();
+    let DatasetCommand::Prepare(prepare) = command;
     let options = options(prepare)?;
     let work = tokio::task::spawn_blocking(move || {
         let mut bar = Bar::new();
@@ -61,11 +76,11 @@ pub async fn run(prepare: Prepare) -> anyhow::Result<()> {
         done = work => done?.context("could not prepare the dataset")?,
         () = node::program::stop_requested() => {
             eprintln!();
-            bail!("stopped; what is done is kept, and the same command goes on from there")
+            bail!("stopped; the same command resumes from here")
         }
     };
-    tell(&prepared)?;
-    Ok(())
+    let (text, value) = (summary(&prepared), summary_json(&prepared));
+    Ok(output.result(&text, value)?)
 }
 
 fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
@@ -88,19 +103,19 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
     })
 }
 
-fn tell(prepared: &Prepared) -> io::Result<()> {
+fn summary(prepared: &Prepared) -> String {
     let (manifest, figures) = (&prepared.manifest, &prepared.figures);
-    say(format_args!(
-        "{}: {} training and {} held-out sequences of {} tokens, vocabulary {}, manifest {}",
+    let mut text = format!(
+        "{}: {} training and {} held-out sequences of {} tokens, vocabulary {}, manifest {}\n",
         prepared.directory.display(),
         manifest.training_sequences(),
         manifest.held_out_sequences(),
         manifest.seq_len(),
         manifest.vocab,
         prepared.digest,
-    ))?;
-    say(format_args!(
-        "{} documents ({} held out), {} of text, {} tokens; left out: {} duplicates, {} empty lines or rows, {} files that are no text",
+    );
+    text += &format!(
+        "{} documents ({} held out), {} of text, {} tokens; skipped: {} duplicates, {} empty lines or rows, {} files that are not text\n",
         figures.documents,
         figures.held_out_documents,
         size(figures.text_bytes),
@@ -108,37 +123,52 @@ fn tell(prepared: &Prepared) -> io::Result<()> {
         figures.duplicates,
         figures.empty,
         figures.skipped_files,
-    ))?;
-    if figures.sources.len() > 1 {
-        for source in &figures.sources {
-            say(format_args!(
-                "  {}: {:.2} % of the text, {:.2} % of the tokens, read {:.3} times",
-                source.name,
-                100.0 * source.text_bytes as f64 / figures.text_bytes as f64,
-                100.0 * source.tokens as f64 / figures.tokens as f64,
-                source.epochs_milli as f64 / 1000.0,
-            ))?;
-        }
+    );
+    let sources = figures.sources.iter().filter(|_| figures.sources.len() > 1);
+    for source in sources {
+        text += &format!(
+            "  {}: {:.2} % of the text, {:.2} % of the tokens, read {:.3} times\n",
+            source.name,
+            100.0 * source.text_bytes as f64 / figures.text_bytes as f64,
+            100.0 * source.tokens as f64 / figures.tokens as f64,
+            source.epochs_milli as f64 / 1000.0,
+        );
     }
-    say(format_args!(
-        "always predicting how often a token occurs costs {:.4} nats per token",
-        prepared.unigram_loss
-    ))
+    text + &format!("unigram baseline {:.4} nats per token", prepared.unigram_loss)
 }
 
-/// One line that is drawn again on a terminal, and a line now and then elsewhere.
+fn summary_json(prepared: &Prepared) -> Value {
+    let (manifest, figures) = (&prepared.manifest, &prepared.figures);
+    let source = |source: &SourceStats| {
+        json!({
+            "name": source.name, "text_bytes": source.text_bytes, "tokens": source.tokens,
+            "epochs": source.epochs_milli as f64 / 1000.0,
+        })
+    };
+    json!({
+        "directory": prepared.directory, "manifest": prepared.digest.to_string(), "vocabulary": manifest.vocab,
+        "sequence": manifest.seq_len(), "training_sequences": manifest.training_sequences(),
+        "held_out_sequences": manifest.held_out_sequences(), "documents": figures.documents,
+        "held_out_documents": figures.held_out_documents, "text_bytes": figures.text_bytes,
+        "tokens": figures.tokens, "duplicates": figures.duplicates, "empty": figures.empty,
+        "skipped_files": figures.skipped_files, "unigram_loss": prepared.unigram_loss,
+        "sources": figures.sources.iter().map(source).collect::<Vec<_>>(),
+    })
+}
+
+/// Progress on standard error: one line redrawn on a terminal, otherwise a line every ten seconds.
 struct Bar {
     terminal: bool,
     stage: Option<std::mem::Discriminant<Progress>>,
-    /// When this stage began, and how far it was then.
+    /// The stage's start, and the bytes done at that time.
     began: (Instant, u64),
-    said: Instant,
+    shown: Instant,
 }
 
 impl Bar {
     fn new() -> Bar {
         let now = Instant::now();
-        Bar { terminal: io::stderr().is_terminal(), stage: None, began: (now, 0), said: now }
+        Bar { terminal: io::stderr().is_terminal(), stage: None, began: (now, 0), shown: now }
     }
 
     fn show(&mut self, progress: &Progress) {
@@ -149,10 +179,10 @@ impl Bar {
             self.end();
             self.stage = Some(stage);
             self.began = (Instant::now(), measure(progress).map_or(0, |(done, _)| done));
-        } else if self.said.elapsed() < pause {
+        } else if self.shown.elapsed() < pause {
             return;
         }
-        self.said = Instant::now();
+        self.shown = Instant::now();
         let line = line(progress, self.began.1, self.began.0.elapsed());
         if self.terminal {
             eprint!("\r{line}\x1b[K");
@@ -162,7 +192,7 @@ impl Bar {
         }
     }
 
-    /// Leaves the line that stands.
+    /// Ends the line.
     fn end(&mut self) {
         if self.terminal && self.stage.take().is_some() {
             eprintln!();
@@ -170,7 +200,7 @@ impl Bar {
     }
 }
 
-/// Bytes done, of how many.
+/// Bytes done, and bytes in total.
 fn measure(progress: &Progress) -> Option<(u64, u64)> {
     match *progress {
         Progress::Reading { bytes, of, .. } | Progress::Encoding { bytes, of, .. } => Some((bytes, of)),
@@ -178,7 +208,7 @@ fn measure(progress: &Progress) -> Option<(u64, u64)> {
     }
 }
 
-/// A bar with the speed since the stage began, and how long the rest takes at that speed.
+/// A progress bar with the average speed and the remaining time.
 fn line(progress: &Progress, began_at: u64, elapsed: Duration) -> String {
     const WIDTH: u64 = 20;
     let Some((done, of)) = measure(progress).filter(|(_, of)| *of > 0) else { return progress.to_string() };
@@ -218,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_how_far_how_fast_and_how_long() {
+    fn a_progress_line_has_bytes_speed_and_remaining_time() {
         let progress = Progress::Encoding { bytes: 1_500_000_000, of: 6_000_000_000, resumed: 500_000_000 };
         assert_eq!(
             line(&progress, 500_000_000, Duration::from_secs(100)),
@@ -227,7 +257,7 @@ mod tests {
         assert_eq!(
             line(&progress, 1_500_000_000, Duration::from_secs(100)),
             "encoding [#####...............] 1.5 GB of 6.0 GB",
-            "without any progress nobody knows how long it takes"
+            "no progress: the remaining time is unknown"
         );
         let reading = Progress::Reading { files: 3, bytes: 7_000, of: 7_000 };
         assert_eq!(line(&reading, 0, Duration::ZERO), "reading  [####################] 7.0 kB of 7.0 kB");

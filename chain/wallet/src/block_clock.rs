@@ -1,19 +1,20 @@
-//! When a window opens, in words: people do not count blocks.
+//! The time until a window opens, as text.
 
 use chain_client::{Chain, ChainError};
 use protocol::{Block, Schedule, Window};
 use std::time::Duration;
 
-/// Where a run stands, and how fast it goes.
+/// A run's schedule, its latest block, and the block time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockClock {
     pub block: Block,
     pub schedule: Schedule,
-    /// As the chain means it: a development chain may be faster, and a network in trouble slower.
+    /// As the chain intends it; the real one may differ.
     pub block_time: Duration,
 }
 
 impl BlockClock {
+    /// Reads the latest block and the block time.
     pub async fn read(chain: &dyn Chain, schedule: Schedule) -> Result<BlockClock, ChainError> {
         let block = chain.heads().borrow().block;
         Ok(BlockClock { block, schedule, block_time: chain.block_time().await? })
@@ -24,33 +25,33 @@ impl BlockClock {
         self.schedule.window_at(self.block).map_or(Window(0), |window| window.next())
     }
 
-    /// "window 212, in about 2 d 3 h", or "window 12, which has come".
+    /// "window 212, in about 2 d 3 h", or "window 12, which is open or past".
     pub fn until(&self, window: Window) -> String {
         let number = window.0;
         match self.blocks_until(window) {
-            0 => format!("window {number}, which has come"),
-            blocks => format!("window {number}, in about {}", self.lasts(blocks)),
+            0 => format!("window {number}, which is open or past"),
+            blocks => format!("window {number}, in about {}", self.duration(blocks)),
         }
     }
 
-    /// How long so many windows last: "200 windows, about 2 d 3 h".
+    /// The duration of a number of windows: "200 windows, about 2 d 3 h".
     pub fn windows(&self, windows: u32) -> String {
         let blocks = u64::from(windows).saturating_mul(self.schedule.blocks_per_window.into());
         let plural = if windows == 1 { "" } else { "s" };
-        format!("{windows} window{plural}, about {}", self.lasts(blocks))
+        format!("{windows} window{plural}, about {}", self.duration(blocks))
     }
 
     fn blocks_until(&self, window: Window) -> u64 {
         self.schedule.opens_at(window).0.saturating_sub(self.block.0).into()
     }
 
-    fn lasts(&self, blocks: u64) -> String {
+    fn duration(&self, blocks: u64) -> String {
         let millis = self.block_time.as_millis().saturating_mul(blocks.into());
         span(u64::try_from(millis / 1000).unwrap_or(u64::MAX))
     }
 }
 
-/// Seconds in the two units that matter.
+/// Seconds in their two largest units.
 fn span(seconds: u64) -> String {
     const UNITS: [(&str, u64); 4] = [("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)];
     let large = UNITS.iter().position(|(_, unit)| seconds >= *unit).unwrap_or(UNITS.len() - 1);
@@ -69,8 +70,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_span_is_said_in_the_units_that_matter() {
-        for (seconds, said) in [
+    fn a_span_is_shown_in_its_two_largest_units() {
+        for (seconds, text) in [
             (0, "0 s"),
             (59, "59 s"),
             (60, "1 min"),
@@ -79,12 +80,12 @@ mod tests {
             (3661, "1 h 1 min"),
             (200_000, "2 d 7 h"),
         ] {
-            assert_eq!(span(seconds), said);
+            assert_eq!(span(seconds), text);
         }
     }
 
     #[test]
-    fn a_window_is_as_far_as_its_first_block() {
+    fn the_time_until_a_window_is_that_until_its_first_block() {
         let schedule = Schedule {
             start: Block(100),
             blocks_per_window: 20,
@@ -98,7 +99,7 @@ mod tests {
         assert_eq!(clock(0).until(Window(0)), "window 0, in about 10 min");
         assert_eq!(clock(125).next_window(), Window(2));
         assert_eq!(clock(125).until(Window(2)), "window 2, in about 1 min 30 s");
-        assert_eq!(clock(125).until(Window(1)), "window 1, which has come");
+        assert_eq!(clock(125).until(Window(1)), "window 1, which is open or past");
         assert_eq!(clock(125).windows(30), "30 windows, about 1 h");
         assert_eq!(clock(125).windows(1), "1 window, about 2 min");
     }

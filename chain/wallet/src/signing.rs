@@ -1,16 +1,15 @@
-//! The one way in which anything is signed for a person: shown, agreed to, submitted, reported.
+//! Signing for a person: plan, preview, confirmation, submission, report.
 //!
-//! A verb makes a [`TransactionPlan`]; everything after that is here, so that no verb can sign what it has not shown. The preview
-//! is made from the very calls that are then submitted, and from what the chain says of them; the key is opened only once
-//! somebody has agreed.
+//! A command makes a [`TransactionPlan`]; everything after that is here, so that no command can sign what it has not
+//! shown. The preview is made from the calls that are then submitted. The key is opened only after confirmation.
 
+use crate::output::Output;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call, Chain, ChainError, Included,
     keys::{Key, KeyPassword, KeySource, Prompt, address, parse_address},
 };
 use node::open;
-use node::output::Output;
 use protocol::view::Account;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -20,29 +19,30 @@ use std::{
     sync::Arc,
 };
 
-/// How what is proposed is agreed to, and how what came of it is told.
+/// How a transaction is confirmed.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct ConfirmArgs {
-    /// Sign without asking. Without a terminal nothing is signed unless this is given.
+    /// Sign without asking. Required without a terminal, and with --json.
     #[arg(long)]
     pub yes: bool,
-    /// Print one JSON object: the preview, and what came of it. Signs only together with --yes.
-    #[arg(long)]
-    pub json: bool,
     /// Show what would be signed, and sign nothing.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 }
 
-/// In whose name a call is made.
+/// The account in whose name a call is made.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct OnBehalf {
-    /// The account in whose name the call is made: the key that signs must be a proxy of it.
+    /// Make the call in the name of this account, of which the signing key is a proxy.
     #[arg(long, value_name = "ADDRESS")]
-    pub proxy_of: Option<String>,
+    proxy_of: Option<String>,
 }
 
 impl OnBehalf {
+    pub fn is_given(&self) -> bool {
+        self.proxy_of.is_some()
+    }
+
     pub fn account(&self) -> anyhow::Result<Option<Account>> {
         Ok(self.proxy_of.as_deref().map(parse_address).transpose()?)
     }
@@ -53,12 +53,12 @@ impl OnBehalf {
 pub struct Signer {
     pub source: KeySource,
     pub password_file: Option<PathBuf>,
-    /// Whose key it is, as in "the seat's coldkey".
+    /// The key's role, as in "the seat's coldkey".
     pub whose: &'static str,
 }
 
 impl Signer {
-    /// The key's account, for which no password is needed.
+    /// The key's account; needs no password.
     pub fn account(&self) -> anyhow::Result<Account> {
         let public = self.source.public();
         Ok(public.with_context(|| format!("could not read the key {} of {}", self.source, self.whose))?.0)
@@ -74,21 +74,21 @@ impl Signer {
     }
 }
 
-/// What somebody is asked to sign.
+/// The calls that a person is asked to sign.
 #[derive(Clone, Debug)]
 pub struct TransactionPlan {
-    /// What it comes to, as an order: "take 5 MTL out of the stake of uid 3".
+    /// The purpose, as in "take 5 MTL out of the stake of uid 3".
     pub what: String,
-    /// Signed and submitted one after the other.
+    /// Signed and submitted in this order.
     pub calls: Vec<Call>,
     pub signer: Signer,
-    /// In whose name, if not the signer's own.
+    /// The account in whose name the calls are made, if not the signer's own.
     pub proxy_of: Option<Account>,
-    /// What happens when, each a sentence.
+    /// The consequences, one sentence each.
     pub then: Vec<String>,
 }
 
-/// Exactly what would be signed.
+/// What would be signed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Preview {
     pub what: String,
@@ -96,9 +96,9 @@ pub struct Preview {
     pub chain: String,
     /// Address of the key that signs.
     pub signer: String,
-    /// Whose key that is.
+    /// The key's role.
     pub whose: String,
-    /// What the signer's account has free, in MTL.
+    /// The free balance of the signer, in MTL.
     pub free: String,
     /// The account in whose name the calls are made, if it is not the signer's own.
     pub on_behalf_of: Option<String>,
@@ -115,7 +115,7 @@ pub struct PreviewedCall {
     pub arguments: Vec<PreviewedArgument>,
     /// The call's bytes in hex, which any Substrate tool decodes.
     pub call_data: String,
-    /// What the chain says it will cost, in MTL; `None` if it does not say.
+    /// The chain's estimate of the fee, in MTL; `None` if it has none.
     pub fee: Option<String>,
 }
 
@@ -125,11 +125,11 @@ pub struct PreviewedArgument {
     pub value: String,
 }
 
-/// Call data longer than this is cut in text; JSON has all of it.
+/// Longer call data is cut in text; JSON has all of it.
 const CALL_DATA_SHOWN: usize = 64;
 
-/// A list longer than this is shown line by line.
-const LINE_LONG: usize = 120;
+/// A longer list is shown line by line.
+const LIST_LONG: usize = 120;
 
 impl fmt::Display for Preview {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,9 +142,9 @@ impl fmt::Display for Preview {
         for call in &self.calls {
             writeln!(f, "  {}", call.call)?;
             for PreviewedArgument { name, value } in &call.arguments {
-                // A run's terms: each on a line of its own.
+                // A run's terms: one per line.
                 let parts: Vec<&str> = value.split(", ").collect();
-                if value.len() <= LINE_LONG || parts.len() == 1 {
+                if value.len() <= LIST_LONG || parts.len() == 1 {
                     writeln!(f, "    {name}: {value}")?;
                     continue;
                 }
@@ -162,7 +162,7 @@ impl fmt::Display for Preview {
             }
             match &call.fee {
                 Some(fee) => writeln!(f, "    fee: about {fee}")?,
-                None => writeln!(f, "    fee: the chain does not say")?,
+                None => writeln!(f, "    fee: unknown")?,
             }
         }
         for line in &self.then {
@@ -172,37 +172,33 @@ impl fmt::Display for Preview {
     }
 }
 
-/// What came of the calls before one went wrong.
+/// Some of a plan's calls were included, and one failed.
 #[derive(Debug, thiserror::Error)]
-#[error("call {number} of {of} came to nothing{}", done(*number))]
-struct Halfway {
+#[error("call {number} of {of} failed{}", if *number > 1 { "; the calls before it were included" } else { "" })]
+struct CallFailed {
     number: usize,
     of: usize,
     source: ChainError,
 }
 
-fn done(number: usize) -> &'static str {
-    if number > 1 { ", after those before it had been done" } else { "" }
-}
-
-/// A chain at hand, with nobody's key yet.
+/// A connection to the chain, at first without a key.
 pub struct SigningSession {
     pub chain: Arc<dyn Chain>,
     pub url: String,
 }
 
 impl SigningSession {
-    /// Connects to read.
+    /// Connects without a key.
     pub async fn open(url: &str) -> anyhow::Result<SigningSession> {
         Ok(SigningSession { chain: open::chain(url, None).await?, url: url.to_owned() })
     }
 
-    /// What would be signed, from the chain's own mouth.
+    /// What would be signed, with the chain's estimates.
     pub async fn preview(&self, plan: &TransactionPlan) -> anyhow::Result<Preview> {
         let account = plan.signer.account()?;
         let mut calls = Vec::new();
         for call in &plan.calls {
-            let call = in_the_name_of(plan.proxy_of, call.clone());
+            let call = on_behalf_of(plan.proxy_of, call.clone());
             let draft = self.chain.draft(&call, &account).await?;
             let argument = |(name, value): (&str, String)| PreviewedArgument { name: name.into(), value };
             calls.push(PreviewedCall {
@@ -224,9 +220,8 @@ impl SigningSession {
         })
     }
 
-    /// Shows what is proposed and asks; with somebody's consent, connects with the key. `None` where only the preview was
-    /// wanted.
-    pub async fn agree(
+    /// Shows the plan and asks for confirmation; then connects with the key. `None` after a dry run.
+    pub async fn confirm(
         &mut self,
         output: &mut Output<'_>,
         plan: &TransactionPlan,
@@ -241,32 +236,32 @@ impl SigningSession {
         let key = plan.signer.open()?;
         ensure!(
             key.account() == plan.signer.account()?,
-            "the key {} is not the one that was shown: its file says otherwise",
+            "the key file {} holds another key than it claims, and than the preview showed",
             plan.signer.source
         );
-        // From here on what is read has the effect of what was signed in it.
+        // Later reads see the effect of what this client submits.
         self.chain = open::chain(&self.url, Some(key)).await?;
         Ok(Some(Confirmed { chain: self.chain.clone(), proxy_of: plan.proxy_of }))
     }
 
-    /// [`SigningSession::agree`], then submits every call of the proposal. Returns where each was included, and puts that into the
-    /// output's JSON.
+    /// [`SigningSession::confirm`], then submits every call of the plan. Returns the block of each, and adds it to the
+    /// output's JSON. `None` after a dry run.
     pub async fn sign(
         &mut self,
         output: &mut Output<'_>,
         plan: &TransactionPlan,
         confirm: &ConfirmArgs,
     ) -> anyhow::Result<Option<Vec<Included>>> {
-        let Some(agreed) = self.agree(output, plan, confirm).await? else {
+        let Some(confirmed) = self.confirm(output, plan, confirm).await? else {
             return Ok(None);
         };
         let mut included = Vec::new();
         for (index, call) in plan.calls.iter().enumerate() {
-            match agreed.submit(call.clone()).await {
+            match confirmed.submit(call.clone()).await {
                 Ok(block) => included.push(block),
                 Err(source) if plan.calls.len() == 1 => return Err(source.into()),
                 Err(source) => {
-                    bail!(Halfway { number: index.saturating_add(1), of: plan.calls.len(), source })
+                    bail!(CallFailed { number: index.saturating_add(1), of: plan.calls.len(), source })
                 }
             }
         }
@@ -281,7 +276,7 @@ impl SigningSession {
     }
 }
 
-/// A chain client with the key that somebody agreed to use.
+/// A chain client with the confirmed key.
 pub struct Confirmed {
     pub chain: Arc<dyn Chain>,
     proxy_of: Option<Account>,
@@ -289,18 +284,18 @@ pub struct Confirmed {
 
 impl Confirmed {
     pub async fn submit(&self, call: Call) -> Result<Included, ChainError> {
-        self.chain.submit(in_the_name_of(self.proxy_of, call)).await
+        self.chain.submit(on_behalf_of(self.proxy_of, call)).await
     }
 }
 
-fn in_the_name_of(real: Option<Account>, call: Call) -> Call {
+fn on_behalf_of(real: Option<Account>, call: Call) -> Call {
     match real {
-        Some(real) => Call::Proxied { real, call: Box::new(call) },
+        Some(real) => Call::Proxied { real, kind: None, call: Box::new(call) },
         None => call,
     }
 }
 
-/// An amount of a JSON object: its smallest units, as text, since numbers so large are not safe in JSON.
+/// An amount in JSON: in the smallest unit, as a string, because JSON numbers are not exact above 2⁵³.
 pub fn units(amount: Amount) -> Value {
     Value::String(amount.0.to_string())
 }
@@ -308,7 +303,8 @@ pub fn units(amount: Amount) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use node::output;
+    use expect_test::expect;
+    use node::exit;
     use protocol::{RunId, Uid};
 
     fn preview() -> Preview {
@@ -333,39 +329,65 @@ mod tests {
     }
 
     #[test]
-    fn a_preview_names_the_call_every_argument_who_signs_and_what_it_costs() {
-        assert_eq!(
-            preview().to_string(),
-            "To take 5 MTL out of the stake of uid 3\n  \
-               on the chain at ws://127.0.0.1:9944\n  \
-               signed by 5FA9… (the seat's coldkey), which has 7 MTL free\n  \
-               Registry.unstake\n    \
-                 run: 1\n    \
-                 uid: 3\n    \
-                 amount: 5 MTL\n    \
-                 call data: 0x0a04\n    \
-                 fee: about 0.001 MTL\n  \
-               - it is free in window 9\n"
-        );
-        let mut other = preview();
-        let terms = Call::SetTerms { run: RunId(1), terms: Box::default() }.describe().remove(1).1;
-        other.calls[0].arguments.push(PreviewedArgument { name: "terms".into(), value: terms });
-        let text = other.to_string();
-        assert!(
-            text.contains("    terms:\n      electorate_max = 64\n      absence_windows = 20\n"),
-            "{text}"
-        );
-        other.on_behalf_of = Some("5GoN…".into());
-        other.calls[0].fee = None;
-        other.calls[0].call_data = format!("0x{}", "ab".repeat(100));
-        let text = other.to_string();
-        assert!(text.contains("as a proxy, in the name of 5GoN…"), "{text}");
-        assert!(text.contains("the chain does not say"), "{text}");
-        assert!(text.contains("… (100 bytes; --json shows all)"), "{text}");
+    fn a_preview_names_the_signer_every_argument_and_the_fee() {
+        expect![[r#"
+            To take 5 MTL out of the stake of uid 3
+              on the chain at ws://127.0.0.1:9944
+              signed by 5FA9… (the seat's coldkey), which has 7 MTL free
+              Registry.unstake
+                run: 1
+                uid: 3
+                amount: 5 MTL
+                call data: 0x0a04
+                fee: about 0.001 MTL
+              - it is free in window 9
+        "#]]
+        .assert_eq(&preview().to_string());
     }
 
     #[test]
-    fn a_preview_as_json_has_the_same_and_all_of_the_call_data() {
+    fn long_lists_long_call_data_proxies_and_unknown_fees_are_shown() {
+        let mut other = preview();
+        let terms = Call::SetTerms { run: RunId(1), terms: Box::default() }.describe().remove(1).1;
+        other.calls[0].arguments.push(PreviewedArgument { name: "terms".into(), value: terms });
+        other.on_behalf_of = Some("5GoN…".into());
+        other.calls[0].fee = None;
+        other.calls[0].call_data = format!("0x{}", "ab".repeat(100));
+        expect![[r#"
+            To take 5 MTL out of the stake of uid 3
+              on the chain at ws://127.0.0.1:9944
+              signed by 5FA9… (the seat's coldkey), which has 7 MTL free
+              as a proxy, in the name of 5GoN…
+              Registry.unstake
+                run: 1
+                uid: 3
+                amount: 5 MTL
+                terms:
+                  electorate_max = 64
+                  absence_windows = 20
+                  quorum = 50 %
+                  validator_stake_min = 1 MTL
+                  miner_stake_min = 0.01 MTL
+                  miner_seats_max = 192
+                  validator_seats_max = 64
+                  immunity_windows = 40
+                  unbonding_windows = 200
+                  seat_price_min = 0.001 MTL
+                  equivocation_slash = 10 %
+                  emission_per_epoch = 1 MTL
+                  emission_halving_epochs = 0
+                  shares.miners = 50 %
+                  shares.validators = 40 %
+                  shares.owner = 10 %
+                  shares.burn = 0 %
+                call data: 0xababababababababababababababababababababababababababababababab… (100 bytes; --json shows all)
+                fee: unknown
+              - it is free in window 9
+        "#]].assert_eq(&other.to_string());
+    }
+
+    #[test]
+    fn a_preview_in_json_has_the_whole_call_data() {
         let value = serde_json::to_value(preview()).unwrap();
         assert_eq!(value["calls"][0]["call"], "Registry.unstake");
         assert_eq!(value["calls"][0]["arguments"][2], json!({ "name": "amount", "value": "5 MTL" }));
@@ -374,11 +396,11 @@ mod tests {
     }
 
     #[test]
-    fn as_json_there_is_one_object_whatever_happens() {
+    fn json_output_is_one_object_also_after_an_error() {
         let mut out = Vec::new();
-        let mut aside = Vec::new();
+        let mut err = Vec::new();
         let mut ask = || Ok(None);
-        let mut output = Output::new(true, &mut out, &mut aside, &mut ask);
+        let mut output = Output::new(true, &mut out, &mut err, &mut ask);
         output.preview(&preview(), serde_json::to_value(preview()).unwrap(), false).unwrap();
         output.result("text", json!({ "one": 1 })).unwrap();
         output.result("text", json!({ "two": 2 })).unwrap();
@@ -389,7 +411,7 @@ mod tests {
             docs: "There is nothing to claim.".into(),
         };
         output.finish(&Err(anyhow::Error::from(refused).context("while testing"))).unwrap();
-        assert!(aside.is_empty());
+        assert!(err.is_empty());
         let text = String::from_utf8(out).unwrap();
         assert_eq!(text.lines().count(), 1);
         let value: Value = serde_json::from_str(&text).unwrap();
@@ -400,10 +422,10 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_fails_after_others_keeps_the_exit_code_of_its_cause() {
+    fn a_failed_call_keeps_the_exit_code_of_its_cause() {
         let source = ChainError::Uncertain { doing: "claiming".into(), reason: String::new() };
-        let halfway = Halfway { number: 2, of: 2, source };
-        assert!(halfway.to_string().contains("after those before it"));
-        assert_eq!(output::exit_code(&anyhow::Error::from(halfway)), output::EXIT_UNCERTAIN);
+        let failed = CallFailed { number: 2, of: 2, source };
+        assert_eq!(failed.to_string(), "call 2 of 2 failed; the calls before it were included");
+        assert_eq!(exit::code(&anyhow::Error::from(failed)), exit::EXIT_UNCERTAIN);
     }
 }

@@ -1,10 +1,13 @@
-//! What a run's owner does with it, and its sponsors: create, fund, change the terms, stop and let go on, hand over.
+//! The commands of a run's owner and its sponsors: create, fund, terms, pause, resume, claim, offer, accept.
+
+mod create;
 
 use crate::{
-    create::{self, CreateRun},
-    nominate::signer,
-    sign::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan, units},
-    time::BlockClock,
+    block_clock::BlockClock,
+    delegation::signer,
+    help,
+    output::Output,
+    signing::{ConfirmArgs, OnBehalf, SigningSession, TransactionPlan, units},
 };
 use anyhow::{Context as _, ensure};
 use chain_client::{
@@ -13,8 +16,8 @@ use chain_client::{
     terms,
 };
 use clap::Subcommand;
+use create::CreateRun;
 use node::config::{AccountFlags, EndpointArgs};
-use node::output::{EXIT_CODES, Output};
 use protocol::{
     RunParams, Terms, Window,
     view::{Account, RunStatus, TreasuryView},
@@ -24,33 +27,45 @@ use std::{fmt::Write as _, path::PathBuf};
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum RunCommand {
-    /// Publish a model's shape, its data and its first weights, and open the run on the chain.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = help::signing(&[
+        "mettle run create --config owner.toml --dataset data --model 125m \\",
+        "    --origin https://bucket.example.org --fund 1000",
+    ]))]
     Create(Box<CreateRun>),
-    /// Pay into the run's treasury. Anybody may; nothing comes back but as pay for work.
-    #[command(after_help = EXIT_CODES)]
-    Fund(Fund),
-    /// Show the run's terms, or change them: who may sit, what is at stake, what is paid.
+    /// Pay into the run's treasury
     ///
-    /// Only terms can change. The run's parameters, by which every party computes the same model, are fixed when it is created:
-    /// the lineage begins with them, and two parties that differ in one would train two different models. New terms take
-    /// effect as an epoch begins, so that nobody is paid by other terms than those that stood when the work was done.
-    #[command(alias = "params", after_help = EXIT_CODES)]
+    /// Any account may. The amount leaves the treasury only as pay for work.
+    #[command(after_help = help::signing(&["mettle run fund --key my-account.json --amount 100"]))]
+    Fund(Fund),
+    /// Show or change the run's economic terms: seats, stakes, pay
+    ///
+    /// New terms take effect when the next epoch begins, so that work is paid by the terms under which it was done.
+    /// Only terms can change. The run's parameters, with which every participant computes the model, are fixed at
+    /// creation.
+    #[command(alias = "params", after_help = help::signing(&[
+        "mettle run terms",
+        "mettle run terms --key owner.json --set miner_seats_max=128 --set \"quorum=60 %\"",
+        "mettle run terms --key owner.json --cancel",
+    ]))]
     Terms(TermsCommand),
-    /// Stop the run as the next window opens: windows are void, and nobody is paid, until it goes on.
-    #[command(after_help = EXIT_CODES)]
+    /// Pause the run when the next window opens
+    ///
+    /// Its windows are void and no pay is earned until the owner resumes it.
+    #[command(after_help = help::signing(&["mettle run pause --key owner.json"]))]
     Pause(OwnerFlags),
-    /// Let a stopped run go on as the next window opens.
-    #[command(after_help = EXIT_CODES)]
+    /// Resume a paused run when the next window opens
+    #[command(after_help = help::signing(&["mettle run resume --key owner.json"]))]
     Resume(OwnerFlags),
-    /// Fetch the owner's share of the pay.
-    #[command(after_help = EXIT_CODES)]
+    /// Claim the owner's share of the pay
+    #[command(after_help = help::signing(&["mettle run claim --key owner.json"]))]
     Claim(OwnerFlags),
-    /// Offer the run to another account, which becomes its owner by `run accept`.
-    #[command(after_help = EXIT_CODES)]
+    /// Offer the run to another account, which accepts with `run accept`
+    #[command(after_help = help::signing(&["mettle run offer --key owner.json --to 5FA9nQDV…"]))]
     Offer(Offer),
-    /// Become the owner of a run that was offered to you. Its deposit is held from you instead.
-    #[command(after_help = EXIT_CODES)]
+    /// Become the owner of a run that was offered to you
+    ///
+    /// The run's deposit is then held from you.
+    #[command(after_help = help::signing(&["mettle run accept --key new-owner.json"]))]
     Accept(OwnerFlags),
 }
 
@@ -77,14 +92,13 @@ pub struct Fund {
 pub struct TermsCommand {
     #[command(flatten)]
     pub flags: OwnerFlags,
-    /// Change one term, such as miner_seats_max=128, "validator_stake_min=12.5 MTL" or "quorum=60 %". May be given several
-    /// times.
+    /// Change one term, such as miner_seats_max=128, "validator_stake_min=12.5 MTL" or "quorum=60 %". Can be repeated.
     #[arg(long, value_name = "NAME=VALUE")]
     pub set: Vec<String>,
     /// Change the terms that this JSON file names.
     #[arg(long, value_name = "FILE")]
     pub file: Option<PathBuf>,
-    /// Take back terms that wait for the next epoch.
+    /// Take back terms that have not taken effect yet.
     #[arg(long, conflicts_with_all = ["set", "file"])]
     pub cancel: bool,
 }
@@ -93,35 +107,19 @@ pub struct TermsCommand {
 pub struct Offer {
     #[command(flatten)]
     pub flags: OwnerFlags,
-    /// To whom: an address.
+    /// The address of the new owner.
     #[arg(long, value_name = "ADDRESS")]
     pub to: String,
 }
 
-impl RunCommand {
-    /// Whether one JSON object is wanted.
-    pub fn json(&self) -> bool {
-        match self {
-            RunCommand::Create(command) => command.confirm.json,
-            RunCommand::Fund(command) => command.flags.confirm.json,
-            RunCommand::Terms(command) => command.flags.confirm.json,
-            RunCommand::Offer(command) => command.flags.confirm.json,
-            RunCommand::Pause(flags)
-            | RunCommand::Resume(flags)
-            | RunCommand::Claim(flags)
-            | RunCommand::Accept(flags) => flags.confirm.json,
-        }
-    }
-}
-
-/// Does what was asked.
-pub async fn act(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Runs a command; prints and asks through `output`.
+pub async fn run(command: RunCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     match command {
-        RunCommand::Create(command) => create::run(*command, output).await,
+        RunCommand::Create(command) => create::create(*command, output).await,
         RunCommand::Fund(command) => fund(command, output).await,
         RunCommand::Terms(command) => terms(command, output).await,
-        RunCommand::Pause(flags) => stop(flags, true, output).await,
-        RunCommand::Resume(flags) => stop(flags, false, output).await,
+        RunCommand::Pause(flags) => set_paused(flags, true, output).await,
+        RunCommand::Resume(flags) => set_paused(flags, false, output).await,
         RunCommand::Claim(flags) => claim(flags, output).await,
         RunCommand::Offer(command) => offer(command, output).await,
         RunCommand::Accept(flags) => accept(flags, output).await,
@@ -145,7 +143,10 @@ impl Owned {
         Ok(Owned { args, session, status, clock })
     }
 
-    /// A proposal of the owner's. Refuses everybody else: better said here than paid for there.
+    /// A plan signed by the owner.
+    ///
+    /// # Errors
+    /// If the signer is not the owner: the chain would refuse the call, for a fee.
     fn plan(
         &self,
         flags: &OwnerFlags,
@@ -189,11 +190,11 @@ async fn fund(command: Fund, output: &mut Output<'_>) -> anyhow::Result<()> {
     let emission = Amount(owned.status.run.terms.emission(owned.status.epoch.unwrap_or(0)));
     let mut then = vec![
         format!("the treasury rises from {before} to {}", before.saturating_add(command.amount)),
-        format!("an epoch pays {emission} at most, while the treasury lasts"),
-        "nothing of it comes back but as pay".into(),
+        format!("an epoch pays at most {emission}, while the treasury lasts"),
+        "the amount leaves the treasury only as pay".into(),
     ];
     if owned.status.treasury == TreasuryView::default() {
-        then.push("as the first to fund the run you also pay the existential deposit of its account".into());
+        then.push("as the run's first sponsor you also pay the existential deposit of its account".into());
     }
     let plan = TransactionPlan {
         what: format!("fund run {run} with {}", command.amount),
@@ -225,7 +226,7 @@ fn terms_text(status: &RunStatus, when: &str) -> String {
         let _ = writeln!(text, "  {name:24} {value}");
     }
     match &status.pending_terms {
-        None => text.push_str("none are waiting to take their place"),
+        None => text.push_str("no new terms are pending"),
         Some(pending) => {
             let _ = write!(text, "with {when}, these change:");
             for (name, old, new) in terms::changes(now, pending) {
@@ -252,19 +253,9 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         return Ok(output.result(&terms_text(status, &when), value)?);
     }
 
-    // On top of what waits already: a second change does not undo the first.
+    // On top of the pending terms: a second change does not undo the first.
     let from = owned.status.pending_terms.unwrap_or(owned.status.run.terms);
-    let mut to = from;
-    if let Some(path) = &command.file {
-        let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
-        let json =
-            serde_json::from_slice(&bytes).with_context(|| format!("{} is no JSON", path.display()))?;
-        terms::lay_over(&mut to, &json).with_context(|| format!("{} holds no terms", path.display()))?;
-    }
-    for assignment in &command.set {
-        terms::set(&mut to, assignment)?;
-    }
-    to.validate().context("the run could not have these terms")?;
+    let to = changed_terms(&command, from)?;
     let changes = terms::changes(&from, &to);
     if changes.is_empty() {
         return Ok(output.result("nothing changes: the terms are so already", json!({ "changed": [] }))?);
@@ -272,10 +263,10 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
     let mut then: Vec<String> =
         changes.iter().map(|(name, old, new)| format!("{name}: {old} -> {new}")).collect();
     then.push(format!(
-        "this takes effect with {when}; until then it can be changed again, or taken back with --cancel"
+        "this takes effect with {when}; until then it can be changed, or taken back with --cancel"
     ));
     if owned.status.pending_terms.is_some() {
-        then.push("it takes the place of new terms that wait already, and includes them".into());
+        then.push("it replaces the pending terms, and includes them".into());
     }
     let call = Call::SetTerms { run, terms: Box::new(to) };
     let plan = owned.plan(&command.flags, format!("change the terms of run {run}"), call, then)?;
@@ -283,11 +274,25 @@ async fn terms(command: TermsCommand, output: &mut Output<'_>) -> anyhow::Result
         return Ok(());
     }
     let names: Vec<&str> = changes.iter().map(|(name, ..)| *name).collect();
-    output.result(
-        &format!("{} will change with {when}", names.join(", ")),
-        json!({ "changed": names, "terms": terms_json(&to), "from_window": owned.next_epoch() }),
-    )?;
-    Ok(())
+    let value = json!({ "changed": names, "terms": terms_json(&to), "from_window": owned.next_epoch() });
+    Ok(output.result(&format!("{} will change with {when}", names.join(", ")), value)?)
+}
+
+/// `from` with the changes that the file and the flags name.
+fn changed_terms(command: &TermsCommand, from: Terms) -> anyhow::Result<Terms> {
+    let mut to = from;
+    if let Some(path) = &command.file {
+        let bytes = std::fs::read(path).with_context(|| format!("could not read {}", path.display()))?;
+        let json =
+            serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", path.display()))?;
+        terms::overwrite(&mut to, &json)
+            .with_context(|| format!("{} does not hold terms", path.display()))?;
+    }
+    for assignment in &command.set {
+        terms::set(&mut to, assignment)?;
+    }
+    to.validate().context("the run cannot have these terms")?;
+    Ok(to)
 }
 
 async fn cancel_terms(
@@ -297,46 +302,46 @@ async fn cancel_terms(
 ) -> anyhow::Result<()> {
     let run = owned.args.run;
     let Some(pending) = &owned.status.pending_terms else {
-        return Ok(output.result("no new terms are waiting", json!({ "changed": [] }))?);
+        return Ok(output.result("no new terms are pending", json!({ "changed": [] }))?);
     };
     let then = terms::changes(&owned.status.run.terms, pending)
         .into_iter()
-        .map(|(name, old, new)| format!("{name} stays {old}, and does not become {new}"))
+        .map(|(name, old, new)| format!("{name} stays {old} and does not become {new}"))
         .collect();
     let call = Call::DropTerms { run };
     let plan = owned.plan(&command.flags, format!("take back the new terms of run {run}"), call, then)?;
     if owned.session.sign(output, &plan, &command.flags.confirm).await?.is_none() {
         return Ok(());
     }
-    Ok(output.result("the terms stay as they are", json!({ "changed": [] }))?)
+    Ok(output.result("the terms stay unchanged", json!({ "changed": [] }))?)
 }
 
-async fn stop(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyhow::Result<()> {
+async fn set_paused(flags: OwnerFlags, stopped: bool, output: &mut Output<'_>) -> anyhow::Result<()> {
     let mut owned = Owned::open(&flags).await?;
     let run = owned.args.run;
     let next = owned.clock.next_window();
     let when = owned.clock.until(next);
     if owned.status.stopped_by_owner == stopped {
-        let text = if stopped { "the run is stopped already" } else { "the run is not stopped" };
+        let text = if stopped { "the run is paused already" } else { "the run is not paused" };
         return Ok(output.result(text, json!({ "run": run, "stopped": stopped }))?);
     }
     let (what, then) = if stopped {
         let then = vec![
-            format!("from {when}, on its windows are void: nothing is merged, and nobody is paid"),
-            "nobody counts as absent meanwhile; stakes stay as they are, and can be taken out".into(),
-            "`mettle run resume` lets it go on".into(),
+            format!("from {when}, its windows are void: nothing is merged and no pay is earned"),
+            "no validator counts as absent meanwhile; stakes stay, and can be taken out".into(),
+            "`mettle run resume` ends the pause".into(),
         ];
-        (format!("stop run {run}"), then)
+        (format!("pause run {run}"), then)
     } else {
-        (format!("let run {run} go on"), vec![format!("its windows count again from {when}, on")])
+        (format!("resume run {run}"), vec![format!("its windows count again from {when}")])
     };
     let plan = owned.plan(&flags, what, Call::SetStopped { run, stopped }, then)?;
     if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
         return Ok(());
     }
-    let text = if stopped { "stops" } else { "goes on" };
+    let text = if stopped { "pauses" } else { "resumes" };
     output.result(
-        &format!("run {run} {text} as {when}, opens"),
+        &format!("run {run} {text} with {when}"),
         json!({ "run": run, "stopped": stopped, "from_window": next }),
     )?;
     Ok(())
@@ -354,7 +359,7 @@ async fn claim(flags: OwnerFlags, output: &mut Output<'_>) -> anyhow::Result<()>
         &flags,
         format!("claim the owner's share of run {run}"),
         Call::ClaimOwner { run },
-        vec![format!("{amount} go to {to}")],
+        vec![format!("{amount} goes to {to}")],
     )?;
     if owned.session.sign(output, &plan, &flags.confirm).await?.is_none() {
         return Ok(());
@@ -371,10 +376,10 @@ async fn offer(command: Offer, output: &mut Output<'_>) -> anyhow::Result<()> {
     let run = owned.args.run;
     let then = vec![
         format!(
-            "{} may then become the owner with `mettle run accept`; until it does, you are",
+            "{} becomes the owner with `mettle run accept`; until then you remain the owner",
             address(&to)
         ),
-        "an owner may change the terms, stop the run, and has the owner's share of the pay".into(),
+        "the owner may change the terms and pause the run, and gets the owner's share of the pay".into(),
     ];
     let what = format!("offer run {run} to {}", address(&to));
     let plan = owned.plan(&command.flags, what, Call::OfferRun { run, to }, then)?;

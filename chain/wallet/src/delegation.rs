@@ -1,19 +1,20 @@
-//! What a person does with money that is put behind somebody else's validator.
+//! The commands of a nominator, who puts stake behind another account's validator, and the validator's commission.
 
 use crate::{
-    commands::{ColdkeyFlags, Seat, seat_at},
-    sign::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
-    time::BlockClock,
+    block_clock::BlockClock,
+    help,
+    output::Output,
+    seat::{ColdkeyFlags, Seat, seat_at},
+    signing::{ConfirmArgs, OnBehalf, Signer, SigningSession, TransactionPlan, units},
 };
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
     Amount, Call,
     keys::{address, parse_address},
-    percent, terms,
+    terms::{self, percent},
 };
 use clap::Subcommand;
 use node::config::{AccountFlags, EndpointArgs, SeatFlags};
-use node::output::{EXIT_CODES, Output};
 use protocol::{
     Role, Uid,
     params::Permille,
@@ -22,26 +23,34 @@ use protocol::{
 use serde_json::{Value, json};
 
 #[derive(Clone, Debug, Subcommand)]
-pub enum NominateCommand {
-    /// Put money behind a validator: it counts as its stake, earns a part of its pay, and can be slashed with it.
-    #[command(after_help = EXIT_CODES)]
+pub enum DelegationCommand {
+    #[command(after_help = help::signing(&["mettle nominate --key my-account.json --uid 3 --amount 100"]))]
     Nominate(Nominate),
-    /// Take money back from behind a validator. It is free after the run's unbonding time, and can be slashed until then.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = help::signing(&[
+        "mettle unnominate --key my-account.json --uid 3 --amount 12.5",
+        "mettle unnominate --key my-account.json --uid 3 --all",
+    ]))]
     Unnominate(Unnominate),
-    /// Show what an account has behind validators; fetch its pay, or what has unbonded.
-    #[command(args_conflicts_with_subcommands = true, after_help = EXIT_CODES)]
+    #[command(args_conflicts_with_subcommands = true, after_help = help::signing(&[
+        "mettle nominations --key my-account.json",
+        "mettle nominations claim --key my-account.json --uid 3",
+        "mettle nominations withdraw --key my-account.json --uid 3",
+    ]))]
     Nominations(Nominations),
-    /// Say what the validator keeps of its nominators' pay.
-    #[command(after_help = EXIT_CODES)]
+    #[command(after_help = help::signing(&[
+        "mettle set-commission --config validator.toml --coldkey coldkey.json --commission 12.5%",
+    ]))]
     SetCommission(SetCommission),
 }
 
+/// Put stake behind a validator
+///
+/// The amount counts as the validator's stake, earns a part of its pay, and can be slashed with it.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Nominate {
     #[command(flatten)]
     pub account: AccountFlags,
-    /// The validator.
+    /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub uid: u16,
     /// How much, such as 100 or "12.5 MTL".
@@ -53,18 +62,21 @@ pub struct Nominate {
     pub confirm: ConfirmArgs,
 }
 
+/// Take stake back from behind a validator
+///
+/// It is free after the run's unbonding time, and can be slashed until then.
 #[derive(Clone, Debug, clap::Args)]
 #[group(id = "how_much", required = true, multiple = false, args = ["amount", "all"])]
 pub struct Unnominate {
     #[command(flatten)]
     pub account: AccountFlags,
-    /// The validator.
+    /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub uid: u16,
     /// How much, such as 100 or "12.5 MTL".
     #[arg(long, value_name = "AMOUNT")]
     pub amount: Option<Amount>,
-    /// Everything that is behind it now.
+    /// Everything that is behind the validator.
     #[arg(long)]
     pub all: bool,
     #[command(flatten)]
@@ -73,27 +85,25 @@ pub struct Unnominate {
     pub confirm: ConfirmArgs,
 }
 
+/// Show nominations, claim their pay, or withdraw them
 #[derive(Clone, Debug, clap::Args)]
 pub struct Nominations {
     #[command(subcommand)]
     pub fetch: Option<Fetch>,
     #[command(flatten)]
     pub account: AccountFlags,
-    /// Whose, if not the key's own: an address.
+    /// The nominator's address, if it is not the key's own account.
     #[arg(long, value_name = "ADDRESS")]
     pub of: Option<String>,
-    /// Print one JSON object. Amounts in it are texts, counted in the smallest unit, 10⁻¹² MTL.
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Clone, Debug, Subcommand)]
 pub enum Fetch {
-    /// Fetch the pay that a nomination has earned.
-    #[command(after_help = EXIT_CODES)]
+    /// Claim the pay of a nomination
+    #[command(after_help = help::signing(&["mettle nominations claim --key my-account.json --uid 3"]))]
     Claim(FetchFlags),
-    /// Release what was taken back and has unbonded.
-    #[command(after_help = EXIT_CODES)]
+    /// Release nominated stake that has unbonded
+    #[command(after_help = help::signing(&["mettle nominations withdraw --key my-account.json --uid 3"]))]
     Withdraw(FetchFlags),
 }
 
@@ -101,7 +111,7 @@ pub enum Fetch {
 pub struct FetchFlags {
     #[command(flatten)]
     pub account: AccountFlags,
-    /// The validator.
+    /// The validator's uid.
     #[arg(long, value_name = "UID")]
     pub uid: u16,
     #[command(flatten)]
@@ -110,13 +120,14 @@ pub struct FetchFlags {
     pub confirm: ConfirmArgs,
 }
 
+/// Set the share of its nominators' pay that a validator keeps
 #[derive(Clone, Debug, clap::Args)]
 pub struct SetCommission {
     #[command(flatten)]
     pub seat: SeatFlags,
     #[command(flatten)]
     pub coldkey: ColdkeyFlags,
-    /// In percent, "12.5 %", or in thousandths, 125.
+    /// The share in percent, "12.5 %", or in thousandths, 125.
     #[arg(long, value_name = "SHARE", value_parser = parse_share)]
     pub commission: Permille,
     #[command(flatten)]
@@ -128,43 +139,30 @@ fn parse_share(text: &str) -> Result<Permille, String> {
         .ok_or_else(|| "not a share. Write percent, as in `12.5 %`, or thousandths, as in `125`".into())
 }
 
-impl NominateCommand {
-    /// Whether one JSON object is wanted.
-    pub fn json(&self) -> bool {
-        match self {
-            NominateCommand::Nominate(command) => command.confirm.json,
-            NominateCommand::Unnominate(command) => command.confirm.json,
-            NominateCommand::Nominations(Nominations {
-                fetch: Some(Fetch::Claim(command) | Fetch::Withdraw(command)),
-                ..
-            }) => command.confirm.json,
-            NominateCommand::Nominations(command) => command.json,
-            NominateCommand::SetCommission(command) => command.confirm.json,
-        }
-    }
-}
-
-/// Does what was asked.
-pub async fn act(command: NominateCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+/// Runs a command; prints and asks through `output`.
+pub async fn run(command: DelegationCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
     match command {
-        NominateCommand::Nominate(command) => nominate(command, output).await,
-        NominateCommand::Unnominate(command) => unnominate(command, output).await,
-        NominateCommand::Nominations(Nominations { fetch: Some(fetch), .. }) => {
-            self::fetch(fetch, output).await
+        DelegationCommand::Nominate(command) => nominate(command, output).await,
+        DelegationCommand::Unnominate(command) => unnominate(command, output).await,
+        DelegationCommand::Nominations(Nominations { fetch: Some(Fetch::Claim(flags)), .. }) => {
+            claim(flags, output).await
         }
-        NominateCommand::Nominations(command) => nominations(command, output).await,
-        NominateCommand::SetCommission(command) => set_commission(command, output).await,
+        DelegationCommand::Nominations(Nominations { fetch: Some(Fetch::Withdraw(flags)), .. }) => {
+            withdraw(flags, output).await
+        }
+        DelegationCommand::Nominations(command) => nominations(command, output).await,
+        DelegationCommand::SetCommission(command) => set_commission(command, output).await,
     }
 }
 
-/// Who signs, and whose money it is.
+/// The signing key, and the account that it acts for.
 pub(crate) fn signer(
     args: &EndpointArgs,
     behalf: &OnBehalf,
     whose: &'static str,
 ) -> anyhow::Result<(Signer, Account)> {
     let Some(source) = args.key.clone() else {
-        bail!("nobody signs: add --key KEY, or `key = \"FILE\"` to the settings file");
+        bail!("no key to sign with: add --key KEY, or `key = \"FILE\"` to the settings file");
     };
     let proxy_of = behalf.account()?;
     let signer = Signer {
@@ -179,7 +177,7 @@ pub(crate) fn signer(
     Ok((signer, account))
 }
 
-/// Where a run stands, and how fast it goes.
+/// A run's status and clock.
 async fn run_of(session: &SigningSession, args: &EndpointArgs) -> anyhow::Result<(RunStatus, BlockClock)> {
     let status = session.chain.status(args.run).await?;
     let clock = BlockClock::read(&*session.chain, status.run.params.schedule).await?;
@@ -191,13 +189,13 @@ async fn validator_at(session: &SigningSession, args: &EndpointArgs, uid: Uid) -
     let seat = seat.with_context(|| format!("there is no uid {uid} in run {}", args.run))?;
     ensure!(
         seat.seat.role == Role::Validator,
-        "uid {uid} of run {} is a miner: only validators are nominated",
+        "uid {uid} of run {} is a miner: only validators can be nominated",
         args.run
     );
     Ok(seat)
 }
 
-/// What `account` has behind `uid`.
+/// The nomination of `uid` by `account`.
 async fn behind(
     session: &SigningSession,
     args: &EndpointArgs,
@@ -226,14 +224,14 @@ async fn nominate(command: Nominate, output: &mut Output<'_>) -> anyhow::Result<
                 address(&account)
             ),
             format!(
-                "it earns its part of what uid {uid} is paid, which keeps a commission of {} first",
+                "it earns its part of the pay of uid {uid}, which first keeps a commission of {}",
                 percent(validator.commission)
             ),
             format!(
-                "if uid {uid} is proven to have signed two different things, it loses {} of it, and you lose as large a part",
+                "if uid {uid} is proven to have signed two contradicting statements, {} of this amount is slashed",
                 percent(status.run.terms.equivocation_slash)
             ),
-            format!("once taken back it is free after {}", clock.windows(status.run.terms.unbonding_windows)),
+            format!("taken back, it is free after {}", clock.windows(status.run.terms.unbonding_windows)),
         ],
     };
     if session.sign(output, &plan, &command.confirm).await?.is_none() {
@@ -270,10 +268,8 @@ async fn unnominate(command: Unnominate, output: &mut Output<'_>) -> anyhow::Res
         signer,
         proxy_of: command.behalf.account()?,
         then: vec![
-            format!("it earns nothing any more, and can be slashed with uid {uid}, for {unbonding}"),
-            format!(
-                "then `mettle nominations withdraw --uid {uid}` releases it, at what it is worth by then"
-            ),
+            format!("for {unbonding} it earns nothing, and can still be slashed with uid {uid}"),
+            format!("then `mettle nominations withdraw --uid {uid}` releases what is left of it"),
             format!("{} stays behind uid {uid}", has.saturating_sub(amount)),
         ],
     };
@@ -284,59 +280,83 @@ async fn unnominate(command: Unnominate, output: &mut Output<'_>) -> anyhow::Res
     let until = leaving.unwrap_or_default().iter().map(|chunk| chunk.until).max();
     let text = match until {
         Some(until) => format!("{amount} is free in {}", clock.until(until)),
-        None => format!("{amount} is on its way out"),
+        None => format!("{amount} is unbonding"),
     };
     output.result(&text, json!({ "uid": uid, "amount": units(amount), "until": until }))?;
     Ok(())
 }
 
-async fn fetch(fetch: Fetch, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let (command, claims) = match fetch {
-        Fetch::Claim(command) => (command, true),
-        Fetch::Withdraw(command) => (command, false),
-    };
-    let args = command.account.read()?;
-    let (signer, account) = signer(&args, &command.behalf, "the nominator")?;
-    let mut session = SigningSession::open(&args.chain).await?;
-    let (status, clock) = run_of(&session, &args).await?;
-    let uid = Uid(command.uid);
-    let Some(nomination) = behind(&session, &args, &account, uid).await? else {
-        bail!("{} has nothing behind uid {uid} of run {}", address(&account), args.run);
-    };
-    let is_free = |until| status.window.is_some_and(|now| until <= now);
-    let free = nomination.unbonding.iter().filter(|chunk| is_free(chunk.until));
-    let free = free.fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)));
-    let (what, call, amount) = if claims {
-        let what = format!("claim what a nomination of uid {uid} of run {} has earned", args.run);
-        (what, Call::ClaimNomination { run: args.run, uid }, Amount(nomination.claimable))
-    } else {
-        let what = format!("withdraw what was behind uid {uid} of run {}", args.run);
-        (what, Call::WithdrawNomination { run: args.run, uid }, free)
-    };
+/// A nomination, ready to be claimed or withdrawn.
+struct Fetched {
+    session: SigningSession,
+    args: EndpointArgs,
+    signer: Signer,
+    account: Account,
+    status: RunStatus,
+    clock: BlockClock,
+    nomination: NominationView,
+}
+
+impl Fetched {
+    async fn open(flags: &FetchFlags) -> anyhow::Result<Fetched> {
+        let args = flags.account.read()?;
+        let (signer, account) = signer(&args, &flags.behalf, "the nominator")?;
+        let session = SigningSession::open(&args.chain).await?;
+        let (status, clock) = run_of(&session, &args).await?;
+        let uid = Uid(flags.uid);
+        let Some(nomination) = behind(&session, &args, &account, uid).await? else {
+            bail!("{} has nothing behind uid {uid} of run {}", address(&account), args.run);
+        };
+        Ok(Fetched { session, args, signer, account, status, clock, nomination })
+    }
+
+    /// Signs a call that moves `amount` to the nominator.
+    async fn sign(
+        mut self,
+        what: String,
+        call: Call,
+        amount: Amount,
+        flags: &FetchFlags,
+        output: &mut Output<'_>,
+    ) -> anyhow::Result<()> {
+        let (to, proxy_of) = (address(&self.account), flags.behalf.account()?);
+        let then = vec![format!("{amount} goes to {to}")];
+        let plan = TransactionPlan { what, calls: vec![call], signer: self.signer, proxy_of, then };
+        if self.session.sign(output, &plan, &flags.confirm).await?.is_none() {
+            return Ok(());
+        }
+        let value = json!({ "uid": flags.uid, "amount": units(amount) });
+        Ok(output.result(&format!("{amount} went to {to}"), value)?)
+    }
+}
+
+async fn claim(flags: FetchFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let fetched = Fetched::open(&flags).await?;
+    let (run, uid) = (fetched.args.run, Uid(flags.uid));
+    let amount = Amount(fetched.nomination.claimable);
     if amount == Amount::ZERO {
-        let next = nomination.unbonding.iter().map(|chunk| chunk.until).min();
-        let text = match next {
-            _ if claims => "nothing to claim".to_owned(),
-            Some(next) => format!("nothing to withdraw yet: the first is free in {}", clock.until(next)),
+        return Ok(output.result("nothing to claim", json!({ "uid": uid, "amount": units(amount) }))?);
+    }
+    let what = format!("claim the pay of a nomination of uid {uid} of run {run}");
+    fetched.sign(what, Call::ClaimNomination { run, uid }, amount, &flags, output).await
+}
+
+async fn withdraw(flags: FetchFlags, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let fetched = Fetched::open(&flags).await?;
+    let (run, uid, unbonding) = (fetched.args.run, Uid(flags.uid), &fetched.nomination.unbonding);
+    let free = unbonding.iter().filter(|chunk| fetched.status.window.is_some_and(|now| chunk.until <= now));
+    let amount = free.fold(Amount::ZERO, |sum, chunk| sum.saturating_add(Amount(chunk.amount)));
+    if amount == Amount::ZERO {
+        let text = match unbonding.iter().map(|chunk| chunk.until).min() {
+            Some(next) => {
+                format!("nothing to withdraw yet: the first part is free in {}", fetched.clock.until(next))
+            }
             None => "nothing to withdraw: take it back first with `mettle unnominate`".into(),
         };
         return Ok(output.result(&text, json!({ "uid": uid, "amount": units(amount) }))?);
     }
-    let plan = TransactionPlan {
-        what,
-        calls: vec![call],
-        signer,
-        proxy_of: command.behalf.account()?,
-        then: vec![format!("{amount} go to {}", address(&account))],
-    };
-    if session.sign(output, &plan, &command.confirm).await?.is_none() {
-        return Ok(());
-    }
-    output.result(
-        &format!("{amount} went to {}", address(&account)),
-        json!({ "uid": uid, "amount": units(amount) }),
-    )?;
-    Ok(())
+    let what = format!("withdraw an unbonded nomination of uid {uid} of run {run}");
+    fetched.sign(what, Call::WithdrawNomination { run, uid }, amount, &flags, output).await
 }
 
 async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -344,29 +364,29 @@ async fn nominations(command: Nominations, output: &mut Output<'_>) -> anyhow::R
     let account = match (&command.of, &args.key) {
         (Some(address), _) => parse_address(address)?,
         (None, Some(key)) => key.public().with_context(|| format!("could not read the key {key}"))?.0,
-        (None, None) => bail!("whose? Add --key KEY, or --of ADDRESS"),
+        (None, None) => bail!("no nominator: add --key KEY, or --of ADDRESS"),
     };
     let session = SigningSession::open(&args.chain).await?;
     let (_, clock) = run_of(&session, &args).await?;
     let nominations = session.chain.account_status(args.run, &account).await?.nominations;
-    Ok(output.result(&said(&account, &nominations, &clock), as_json(&account, &nominations))?)
+    Ok(output.result(&text(&account, &nominations, &clock), as_json(&account, &nominations))?)
 }
 
-fn said(account: &Account, nominations: &[NominationView], clock: &BlockClock) -> String {
+fn text(account: &Account, nominations: &[NominationView], clock: &BlockClock) -> String {
     if nominations.is_empty() {
         return format!("{} has nothing behind any validator", address(account));
     }
     let mut lines = Vec::new();
     for nomination in nominations {
         lines.push(format!(
-            "uid {}: {} behind it, {} of pay to claim",
+            "uid {}: {:.2} nominated, {:.2} of pay to claim",
             nomination.validator,
             Amount(nomination.amount),
             Amount(nomination.claimable)
         ));
         for chunk in &nomination.unbonding {
             lines.push(format!(
-                "  {} taken back, free in {}",
+                "  {:.2} taken back, free in {}",
                 Amount(chunk.amount),
                 clock.until(chunk.until)
             ));
@@ -391,37 +411,32 @@ fn as_json(account: &Account, nominations: &[NominationView]) -> Value {
 }
 
 async fn set_commission(command: SetCommission, output: &mut Output<'_>) -> anyhow::Result<()> {
-    let args = command.seat.read()?;
-    let mut session = SigningSession::open(&args.chain).await?;
-    let found = Seat::find(&session, &command.seat, &args).await?;
-    found.owned_by(&command.coldkey)?;
-    let uid = found.uid();
+    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.run, found.uid());
     ensure!(
         found.seat.seat.role == Role::Validator,
         "uid {uid} is a miner: only validators have a commission"
     );
     let (from, to) = (found.seat.commission, command.commission);
     let when = if to > from {
-        let unbonding = found.clock.windows(found.status.run.terms.unbonding_windows);
-        format!("a commission that rises takes effect after {unbonding}, so that nominators can leave first")
+        format!(
+            "a higher commission takes effect after {}, so that nominators can leave first",
+            found.unbonding()
+        )
     } else {
-        "a commission that falls takes effect at once".into()
+        "a lower commission takes effect at once".into()
     };
     let plan = TransactionPlan {
         what: format!(
-            "set the commission of uid {uid} of run {} from {} to {}",
-            args.run,
+            "set the commission of uid {uid} of run {run} from {} to {}",
             percent(from),
             percent(to)
         ),
-        calls: vec![Call::SetCommission { run: args.run, uid, commission: to }],
+        calls: vec![Call::SetCommission { run, uid, commission: to }],
         signer: command.coldkey.signer()?,
         proxy_of: command.coldkey.behalf.account()?,
         then: vec![
-            format!(
-                "of what its nominators' stake earns, uid {uid} keeps {} before it is shared",
-                percent(to)
-            ),
+            format!("uid {uid} keeps {} of its nominators' pay and shares the rest", percent(to)),
             when,
         ],
     };
@@ -450,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn nominations_are_listed_with_what_is_free_when() {
+    fn nominations_are_listed_with_amounts_and_windows() {
         let schedule = Schedule {
             start: Block(0),
             blocks_per_window: 20,
@@ -469,10 +484,10 @@ mod tests {
             claimable: Amount::mtl(1).0,
         };
         assert_eq!(
-            said(&account, std::slice::from_ref(&nomination), &clock),
-            "uid 3: 5 MTL behind it, 1 MTL of pay to claim\n  2 MTL taken back, free in window 4, in about 5 min 30 s"
+            text(&account, std::slice::from_ref(&nomination), &clock),
+            "uid 3: 5.00 MTL nominated, 1.00 MTL of pay to claim\n  2.00 MTL taken back, free in window 4, in about 5 min 30 s"
         );
-        assert!(said(&account, &[], &clock).contains("nothing behind any validator"));
+        assert!(text(&account, &[], &clock).contains("nothing behind any validator"));
         let value = as_json(&account, &[nomination]);
         assert_eq!(value["nominations"][0]["amount"], "5000000000000");
         assert_eq!(value["nominations"][0]["unbonding"][0]["until"], 4);

@@ -1,0 +1,112 @@
+//! The state of the connection to the chain, and the handle by which the client's tasks use it.
+
+use crate::{
+    ChainError, Head,
+    link::{Link, LinkError},
+};
+use std::{
+    future::Future,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+use tokio::sync::watch;
+
+/// Time limits and pauses. The defaults suit blocks of 0.2 to 12 seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Timing {
+    /// How long the client tries to make its first connection.
+    pub connect: Duration,
+    /// How long a read waits for a chain that is unreachable, and a submission for the next finalised block.
+    pub patience: Duration,
+    /// The time limit of one request.
+    pub request: Duration,
+    /// After this time without a finalised block the connection is tested.
+    pub heartbeat: Duration,
+    /// The pause before a failed request is made again.
+    pub retry: Duration,
+    /// The pause before the first reconnection; it doubles with each attempt.
+    pub backoff_first: Duration,
+    /// The longest pause before a reconnection.
+    pub backoff_longest: Duration,
+    /// Blocks for which a signed call is valid: a power of two from 4 to 128.
+    pub era_blocks: u32,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        Timing {
+            connect: Duration::from_secs(10),
+            patience: Duration::from_secs(120),
+            request: Duration::from_secs(20),
+            heartbeat: Duration::from_secs(15),
+            retry: Duration::from_millis(500),
+            backoff_first: Duration::from_millis(200),
+            backoff_longest: Duration::from_secs(5),
+            era_blocks: 64,
+        }
+    }
+}
+
+/// Whether there is a connection.
+#[derive(Clone)]
+pub(crate) enum ConnectionState {
+    Up(Arc<Link>),
+    Down {
+        why: String,
+    },
+    /// The URL leads to another chain now.
+    WrongChain(ChainError),
+}
+
+/// What the client and its tasks share of the connection. Reconnections happen behind it.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) url: Arc<str>,
+    pub(crate) timing: Timing,
+    pub(crate) heads: watch::Receiver<Head>,
+    pub(crate) state: watch::Receiver<ConnectionState>,
+}
+
+impl Connection {
+    /// The link, if the connection is up.
+    pub(crate) fn link(&self) -> Option<Arc<Link>> {
+        match &*self.state.borrow() {
+            ConnectionState::Up(link) => Some(link.clone()),
+            _ => None,
+        }
+    }
+
+    /// Makes a request, over each connection in turn, until it is answered or [`Timing::patience`] has passed.
+    pub(crate) async fn read<T, F>(&self, doing: &str, ask: impl Fn(Arc<Link>) -> F) -> Result<T, ChainError>
+    where
+        F: Future<Output = Result<T, LinkError>>,
+    {
+        let started = Instant::now();
+        let mut state = self.state.clone();
+        loop {
+            let now = state.borrow_and_update().clone();
+            let last = match now {
+                ConnectionState::Up(link) => match ask(link).await {
+                    Err(LinkError::Broken(why)) => why,
+                    answer => return answer.map_err(|error| error.into_chain_error(doing)),
+                },
+                ConnectionState::Down { why } => why,
+                ConnectionState::WrongChain(error) => return Err(error),
+            };
+            let waited = started.elapsed();
+            let left = self.timing.patience.saturating_sub(waited);
+            if left.is_zero() {
+                return Err(self.unreachable(doing, waited, last, false));
+            }
+            // A connection that is up but did not answer is asked again after a pause.
+            let changed = tokio::time::timeout(left.min(self.timing.retry), state.changed()).await;
+            if let Ok(Err(_)) = changed {
+                return Err(ChainError::Stopped { part: "follower of finalised blocks" });
+            }
+        }
+    }
+
+    pub(crate) fn unreachable(&self, doing: &str, waited: Duration, last: String, sent: bool) -> ChainError {
+        ChainError::Unreachable { doing: doing.to_owned(), url: self.url.to_string(), waited, last, sent }
+    }
+}

@@ -1,0 +1,200 @@
+//! The commands of a seat's owner. Each makes a [`TransactionPlan`](crate::signing::TransactionPlan).
+
+mod hotkey;
+mod pay;
+mod proxy;
+mod register;
+mod stake;
+
+use crate::{
+    block_clock::BlockClock,
+    help,
+    output::Output,
+    signing::{OnBehalf, Signer, SigningSession},
+    status::{self, Status},
+};
+use anyhow::{Context as _, bail, ensure};
+use chain_client::{Chain, account, keys::address};
+use clap::Subcommand;
+use node::config::{EndpointArgs, SeatFlags};
+use protocol::{
+    Hotkey, RunId, Uid,
+    view::{Account, RunStatus, SeatStatus},
+};
+use std::path::PathBuf;
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum SeatCommand {
+    #[command(after_help = help::signing(&[
+        "mettle register miner --coldkey coldkey.json --key hotkey.json --stake 100 \\",
+        "    --endpoint https://bucket.example.org",
+        "mettle register validator --config validator.toml --coldkey coldkey.json \\",
+        "    --stake 1000 --endpoint https://bucket.example.org --dry-run",
+    ]))]
+    Register(register::Register),
+    #[command(after_help = help::reading(&[
+        "mettle status --config miner.toml",
+        "mettle status --uid 3 --json",
+    ]))]
+    Status(Status),
+    #[command(after_help = help::signing(&[
+        "mettle claim --config miner.toml",
+        "mettle claim --former --coldkey coldkey.json",
+    ]))]
+    Claim(pay::Claim),
+    #[command(after_help = help::signing(&[
+        "mettle set-payout --config miner.toml --coldkey coldkey.json --to stake",
+    ]))]
+    SetPayout(pay::SetPayout),
+    #[command(after_help = help::signing(&[
+        "mettle stake --config miner.toml --coldkey coldkey.json --amount 100",
+    ]))]
+    Stake(stake::Stake),
+    #[command(after_help = help::signing(&[
+        "mettle unstake --config miner.toml --coldkey coldkey.json --amount 12.5",
+        "mettle unstake --uid 3 --coldkey coldkey.json --all",
+    ]))]
+    Unstake(stake::Unstake),
+    #[command(after_help = help::signing(&["mettle withdraw --coldkey coldkey.json"]))]
+    Withdraw(stake::Withdraw),
+    #[command(after_help = help::signing(&[
+        "mettle rotate-key --uid 3 --coldkey coldkey.json --new-key new-hotkey.json",
+    ]))]
+    RotateKey(hotkey::RotateKey),
+    /// Let another key act for the coldkey, which stays offline
+    #[command(subcommand)]
+    Proxy(proxy::ProxyCommand),
+}
+
+/// Runs a command; prints and asks through `output`.
+pub async fn run(command: SeatCommand, output: &mut Output<'_>) -> anyhow::Result<()> {
+    match command {
+        SeatCommand::Register(command) => register::register(command, output).await,
+        SeatCommand::Status(command) => status::status(command, output).await,
+        SeatCommand::Claim(command) => pay::claim(command, output).await,
+        SeatCommand::SetPayout(command) => pay::set_payout(command, output).await,
+        SeatCommand::Stake(command) => stake::stake(command, output).await,
+        SeatCommand::Unstake(command) => stake::unstake(command, output).await,
+        SeatCommand::Withdraw(command) => stake::withdraw(command, output).await,
+        SeatCommand::RotateKey(command) => hotkey::rotate_key(command, output).await,
+        SeatCommand::Proxy(command) => proxy::proxy(command, output).await,
+    }
+}
+
+/// The key that owns a seat.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ColdkeyFlags {
+    /// The account that owns the seat and its stake, or a proxy of it: a key file, or a development key such as
+    /// //Alice.
+    #[arg(long, value_name = "KEY", env = "METTLE_COLDKEY")]
+    coldkey: String,
+    /// A file whose first line is the coldkey's password. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    coldkey_password_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) behalf: OnBehalf,
+}
+
+impl ColdkeyFlags {
+    pub(crate) fn signer(&self) -> anyhow::Result<Signer> {
+        Ok(Signer {
+            source: self.coldkey.parse()?,
+            password_file: self.coldkey_password_file.clone(),
+            whose: if self.behalf.is_given() { "a proxy of the coldkey" } else { "the coldkey" },
+        })
+    }
+
+    /// The account that must own the seat: the coldkey, or the one that it is a proxy of.
+    pub(crate) fn owner(&self) -> anyhow::Result<Account> {
+        match self.behalf.account()? {
+            Some(real) => Ok(real),
+            None => self.signer()?.account(),
+        }
+    }
+}
+
+/// A seat, with its run and its clock.
+pub(crate) struct Seat {
+    pub run: RunId,
+    pub status: RunStatus,
+    pub seat: SeatStatus,
+    pub clock: BlockClock,
+}
+
+impl Seat {
+    /// Connects, and finds a seat that the coldkey owns.
+    ///
+    /// # Errors
+    /// If there is no such seat, or another account owns it: the chain would refuse the call, for a fee.
+    pub(crate) async fn open(
+        flags: &SeatFlags,
+        coldkey: &ColdkeyFlags,
+    ) -> anyhow::Result<(SigningSession, Seat)> {
+        let args = flags.read()?;
+        let session = SigningSession::open(&args.chain).await?;
+        let found = Seat::find(&session, flags, &args).await?;
+        let (owner, signer) = (found.seat.seat.coldkey, coldkey.owner()?);
+        ensure!(
+            owner == signer,
+            "uid {} of run {} belongs to {}, not to {}: sign with the coldkey that registered it, or with a proxy of it and \
+             --proxy-of {0}",
+            found.uid(),
+            found.run,
+            address(&owner),
+            address(&signer),
+        );
+        Ok((session, found))
+    }
+
+    /// Finds the seat by its uid, or by its hotkey.
+    pub(crate) async fn find(
+        session: &SigningSession,
+        flags: &SeatFlags,
+        args: &EndpointArgs,
+    ) -> anyhow::Result<Seat> {
+        let chain = &*session.chain;
+        let status = chain.status(args.run).await?;
+        let uid = uid_of(chain, flags, args).await?;
+        let Some(seat) = seat_at(chain, args.run, uid).await? else {
+            bail!("there is no uid {uid} in run {}", args.run);
+        };
+        let clock = BlockClock::read(chain, status.run.params.schedule).await?;
+        Ok(Seat { run: args.run, status, seat, clock })
+    }
+
+    pub(crate) fn uid(&self) -> Uid {
+        self.seat.seat.id.uid
+    }
+
+    /// The run's unbonding time, as text.
+    pub(crate) fn unbonding(&self) -> String {
+        self.clock.windows(self.status.run.terms.unbonding_windows)
+    }
+}
+
+/// The uid that the flags name, or that of the hotkey's seat.
+pub(crate) async fn uid_of(chain: &dyn Chain, flags: &SeatFlags, args: &EndpointArgs) -> anyhow::Result<Uid> {
+    if let Some(uid) = flags.uid {
+        return Ok(Uid(uid));
+    }
+    let hotkey = seat_hotkey(args)?;
+    let seat = account::seat_of(chain, args.run, &hotkey).await?;
+    let seat = seat.with_context(|| format!("{} has no seat in run {}", address(&hotkey.0), args.run))?;
+    Ok(seat.id.uid)
+}
+
+/// The hotkey that the flags or the settings name.
+pub(crate) fn seat_hotkey(args: &EndpointArgs) -> anyhow::Result<Hotkey> {
+    required_hotkey(args, "add --uid UID, --key FILE, or `key = \"FILE\"` to the settings file")
+}
+
+fn required_hotkey(args: &EndpointArgs, to_do: &str) -> anyhow::Result<Hotkey> {
+    let Some(key) = &args.key else { bail!("no hotkey: {to_do}") };
+    key.public().with_context(|| format!("could not read the key {key}"))
+}
+
+/// The seat with this uid.
+pub(crate) async fn seat_at(chain: &dyn Chain, run: RunId, uid: Uid) -> anyhow::Result<Option<SeatStatus>> {
+    let found = chain.seat_statuses(run, uid, 1).await?.into_iter().next();
+    Ok(found.filter(|found| found.seat.id.uid == uid))
+}

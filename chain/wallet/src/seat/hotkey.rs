@@ -1,0 +1,89 @@
+//! `mettle rotate-key`: changes a seat's hotkey.
+
+use super::{ColdkeyFlags, Seat};
+use crate::{
+    keys,
+    output::Output,
+    signing::{ConfirmArgs, TransactionPlan},
+};
+use anyhow::{Context as _, ensure};
+use chain_client::{
+    Call,
+    account::HOTKEY_FUNDS_MIN,
+    keys::{KeySource, address},
+};
+use node::config::SeatFlags;
+use protocol::Role;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Change the seat's hotkey, from the next window on
+#[derive(Clone, Debug, clap::Args)]
+pub struct RotateKey {
+    #[command(flatten)]
+    seat: SeatFlags,
+    #[command(flatten)]
+    coldkey: ColdkeyFlags,
+    /// The new hotkey: a key file, which is created if it does not exist, or a development key such as //Alice.
+    #[arg(long, value_name = "KEY")]
+    new_key: String,
+    /// A file whose first line is the password of a new key file. Otherwise METTLE_KEY_PASSWORD, or a prompt.
+    #[arg(long, value_name = "FILE")]
+    new_password_file: Option<PathBuf>,
+    #[command(flatten)]
+    confirm: ConfirmArgs,
+}
+
+pub(super) async fn rotate_key(command: RotateKey, output: &mut Output<'_>) -> anyhow::Result<()> {
+    let (mut session, found) = Seat::open(&command.seat, &command.coldkey).await?;
+    let (run, uid) = (found.run, found.uid());
+    let new_key: KeySource = command.new_key.parse()?;
+    if let KeySource::File(path) = &new_key
+        && !path.exists()
+    {
+        ensure!(
+            !command.confirm.dry_run,
+            "there is no key file {} yet, and a dry run creates none: create it with `mettle keys new`",
+            path.display()
+        );
+        let key = keys::create(path, command.new_password_file.as_deref(), None)?;
+        output.note(&format!(
+            "Wrote the key {} to {}. {}",
+            key.address(),
+            path.display(),
+            keys::KEEP_A_COPY
+        ))?;
+    }
+    let hotkey = new_key.public().with_context(|| format!("could not read the key {new_key}"))?;
+    ensure!(hotkey != found.seat.seat.hotkey, "uid {uid} has this hotkey already");
+    let when = found.clock.until(found.clock.next_window());
+    let old = address(&found.seat.seat.hotkey.0);
+    let plan = TransactionPlan {
+        what: format!("change the hotkey of uid {uid} of run {run}"),
+        calls: vec![Call::RotateHotkey { run, uid, hotkey }],
+        signer: command.coldkey.signer()?,
+        proxy_of: command.coldkey.behalf.account()?,
+        then: vec![
+            format!("the new hotkey takes over with {when}"),
+            "run the node with the old hotkey until then, and restart it with the new one".into(),
+            format!("the old hotkey {old} can never be used in this run again"),
+            format!(
+                "the new hotkey needs about {HOTKEY_FUNDS_MIN}, only for calls with a fee, such as a new endpoint"
+            ),
+        ],
+    };
+    if session.sign(output, &plan, &command.confirm).await?.is_none() {
+        return Ok(());
+    }
+    let start = match found.seat.seat.role {
+        Role::Miner => "miner start",
+        Role::Validator => "validator serve",
+    };
+    let hotkey = address(&hotkey.0);
+    let text = format!(
+        "uid {uid} has the hotkey {hotkey} from {when}. Keep the node running as it is until then; then stop it and run \
+         `{start} --key {new_key}`"
+    );
+    let from = found.clock.next_window();
+    Ok(output.result(&text, json!({ "uid": uid, "hotkey": hotkey, "from_window": from }))?)
+}

@@ -1,0 +1,378 @@
+//! A miner whose computations take long answers all the same: its executor goes on, and Ctrl-C ends its process within two seconds. The
+//! program's own loop, on a real chain whose blocks this test makes, with an engine that is slow on purpose.
+
+#![cfg(unix)]
+
+use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+use ed25519_dalek::SigningKey;
+use mettle_runtime::{AccountId, RuntimeCall};
+use miner::{
+    progress::SnapshotInterval,
+    run::{Miner, MinerOptions},
+    shutdown::ShutdownHandle,
+    strategy::DefaultStrategy,
+};
+use model::{ModelConfig, Recipe, RunSpec, init_flat};
+use nn::{
+    Device, ModelError, StepParams, Trainer,
+    engine::{self, Blocks, Engine, Gradients},
+};
+use node::{Blocking, Codec, Entry, Follower, Journal, Node, SyncDriver, program};
+use protocol::{
+    Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, lineage, params::Density,
+};
+use sp_keyring::Sr25519Keyring;
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Write as _},
+    path::Path,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
+use tests::sim::{
+    buckets::{Buckets, Reader},
+    chain::{SharedChain, SimChain},
+};
+
+const RUN: RunId = RunId(0);
+const MTL: u128 = 1_000_000_000_000;
+const SCHEDULE: Schedule = Schedule {
+    start: Block(20),
+    blocks_per_window: 60,
+    commit_by: 20,
+    reveal_by: 30,
+    attest_by: 40,
+    vote_by: 50,
+};
+
+fn params() -> RunParams {
+    RunParams {
+        schedule: SCHEDULE,
+        sequences_per_seat: 16,
+        density: Density(512),
+        merge_density: Density(512),
+        min_contributions: 1,
+        localnet: true,
+        ..RunParams::default()
+    }
+}
+
+fn key(seed: u8) -> SigningKey {
+    SigningKey::from_bytes(&[seed; 32])
+}
+
+fn account(key: &SigningKey) -> AccountId {
+    AccountId::from(key.verifying_key().to_bytes())
+}
+
+fn url(name: &str) -> pallet_registry::Url {
+    format!("https://{name}.invalid").into_bytes().try_into().expect("these URLs are short")
+}
+
+fn accepted(results: Vec<Result<(), String>>) {
+    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+}
+
+/// A call of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Call {
+    Load,
+    Gradients,
+    Weights,
+    Moments,
+}
+
+/// An engine that calls `slow` on the thread of each long call.
+struct SlowEngine {
+    inner: Box<dyn Engine>,
+    slow: Arc<dyn Fn(Call) + Send + Sync>,
+}
+
+impl Engine for SlowEngine {
+    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        (self.slow)(Call::Load);
+        self.inner.load(flat)
+    }
+    fn weights(&self) -> Blocks<'_> {
+        (self.slow)(Call::Weights);
+        self.inner.weights()
+    }
+    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
+        self.inner.edit(edit)
+    }
+    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
+        self.inner.losses(sequences)
+    }
+    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
+        self.inner.logits(tokens, rows)
+    }
+    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
+        (self.slow)(Call::Gradients);
+        self.inner.gradients(sequences)
+    }
+    fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
+        self.inner.step(params)
+    }
+    fn moments(&self) -> Blocks<'_> {
+        (self.slow)(Call::Moments);
+        self.inner.moments()
+    }
+    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        self.inner.load_moments(moments)
+    }
+}
+
+/// A run with one miner, which is the program's own.
+struct Scene {
+    chain: SharedChain,
+    buckets: Arc<Buckets>,
+    spec: RunSpec,
+    dataset: Arc<Dataset>,
+}
+
+impl Scene {
+    fn new(home: &Path) -> Scene {
+        let (text, data) = (home.join("text"), home.join("data"));
+        fs::create_dir(&text).unwrap();
+        let line = |at: u32| format!("Line {at}: {} and {} make {}.\n", at % 97, at % 61, at % 97 + at % 61);
+        fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>()).unwrap();
+        let options = PrepareOptions {
+            tokenizer: TokenizerChoice::Train { vocab: 300 },
+            seq_len: 16,
+            held_out_sequences_min: 8,
+            ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
+        };
+        dataset::prepare(options, &mut |_| {}).unwrap();
+        let dataset = Dataset::open(&data, None).unwrap();
+        let model = ModelConfig {
+            vocab: dataset.vocab() as usize,
+            d_model: 16,
+            layers: 1,
+            heads: 2,
+            kv_heads: 2,
+            d_ff: 32,
+            seq_len: dataset.seq_len(),
+            rope_theta: 10_000.0,
+            norm_epsilon: 1e-5,
+        };
+        let recipe = Recipe { batch: 8, micro_batch: 8, ..Recipe::default() };
+        let spec = RunSpec { version: 1, name: "shutdown".into(), model, seed: 0, weights: None, recipe };
+        let mut chain = SimChain::new(Digest::of(b"shutdown"));
+        let create = pallet_registry::Call::create_run {
+            params: params(),
+            terms: Terms {
+                validator_stake_min: MTL,
+                miner_stake_min: MTL,
+                seat_price_min: 0,
+                ..Terms::default()
+            },
+            spec: spec.digest(),
+            manifest: dataset.digest(),
+            theta0: lineage::weights_root(&init_flat(&spec.model, 0).unwrap()),
+            published_at: url("origin"),
+        };
+        accepted(chain.block(vec![(Sr25519Keyring::Alice.to_account_id(), create.into())]));
+        let register = pallet_registry::Call::register {
+            run: RUN,
+            role: Role::Miner,
+            hotkey: account(&key(1)),
+            endpoint: url("miner"),
+            stake: MTL,
+            price_max: u128::MAX,
+        };
+        accepted(chain.block(vec![(Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(register))]));
+        let chain = SharedChain::new(chain);
+        chain.lock().go_to(Block(SCHEDULE.opens_at(Window::FIRST).0 + 1));
+        Scene { chain, buckets: Arc::default(), spec, dataset: Arc::new(dataset) }
+    }
+
+    /// The miner as the program makes it, with a slow engine. `watch` sees its journal.
+    async fn miner(
+        &self,
+        directory: &Path,
+        shutdown: Arc<ShutdownHandle>,
+        slow: Arc<dyn Fn(Call) + Send + Sync>,
+        watch: Box<dyn Fn(&Entry) + Send + Sync>,
+    ) -> anyhow::Result<Miner> {
+        let chain = Arc::new(self.chain.signed_by(account(&key(1))));
+        let codec = Arc::new(Codec::new(&self.spec.schema()?, params().density)?);
+        let follower = Arc::new(Follower {
+            chain: chain.clone(),
+            fetch: Arc::new(Reader::new(self.buckets.clone(), None, Digest::of(b"reader"), 0)),
+            run: self.chain.run_now(RUN).expect("it was created"),
+            spec: self.spec.clone(),
+            sent: codec.clone(),
+            merged: codec,
+            keeps_buffer: false,
+            turn: 0,
+            directory: None,
+            blocking: Blocking::Pool,
+        });
+        let mut journal = Journal::in_memory(watch);
+        fs::create_dir_all(directory)?;
+        let path = directory.join("model.state");
+        let (sync, _) = SyncDriver::open(follower, path, &mut journal).await?;
+        let (config, recipe) = (&self.spec.model, &self.spec.recipe);
+        let inner = engine::open(Device::CPU, config, Some(recipe), &sync.state.theta)?;
+        let trainer = Trainer::from_engine(config, recipe, Box::new(SlowEngine { inner, slow }))?;
+        let hotkey = Hotkey(key(1).verifying_key().to_bytes());
+        let seat = self.chain.seats_now(RUN).into_iter().find(|seat| seat.hotkey == hotkey).expect("a seat");
+        let node = Node {
+            heads: sync.follower.chain.heads(),
+            sync,
+            store: self.buckets.add("https://miner.invalid"),
+            dataset: self.dataset.clone(),
+            key: key(1),
+            seat,
+            journal,
+            directory: directory.to_owned(),
+            blocking: Blocking::Pool,
+            traffic: Box::new(|| (0, 0)),
+            windows_max: Some(1),
+            lock: None,
+        };
+        let options = MinerOptions {
+            commit_margin_blocks: 3,
+            batch_sequences: recipe.batch,
+            snapshot_interval: SnapshotInterval::Steps(1),
+        };
+        Ok(Miner::open(node, trainer, Box::new(DefaultStrategy), options, shutdown).await?)
+    }
+}
+
+#[test]
+fn the_executor_goes_on_while_the_miner_computes() {
+    const SLOW: Duration = Duration::from_millis(1_500);
+    let home = tempfile::tempdir().unwrap();
+    let scene = Scene::new(home.path());
+    let (tell, told) = mpsc::sync_channel(64);
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = calls.clone();
+    let slow = Arc::new(move |_| {
+        counted.fetch_add(1, SeqCst);
+        std::thread::sleep(SLOW);
+    });
+    let watch = Box::new(move |entry: &Entry| tell.send(entry.clone()).expect("the chain's thread listens"));
+
+    // The chain goes on as the miner does.
+    let chain = scene.chain.clone();
+    let blocks = std::thread::spawn(move || {
+        let mut seen = Vec::new();
+        while let Ok(entry) = told.recv() {
+            match &entry {
+                Entry::Committed { window, .. } => {
+                    chain.lock().go_to(Block(SCHEDULE.commit_deadline(*window).0 + 1));
+                }
+                Entry::Uploaded { window, .. } | Entry::Missed { window, .. } => {
+                    chain.lock().go_to(Block(SCHEDULE.opens_at(window.next()).0 + 1));
+                }
+                _ => {}
+            }
+            seen.push(entry);
+        }
+        seen
+    });
+
+    let longest = Arc::new(AtomicU64::new(0));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let gaps = longest.clone();
+        let ticker = tokio::spawn(async move {
+            loop {
+                let before = Instant::now();
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                gaps.fetch_max(before.elapsed().as_millis() as u64, SeqCst);
+            }
+        });
+        let directory = home.path().join("miner");
+        let miner = scene.miner(&directory, Arc::default(), slow, watch).await.unwrap();
+        miner.run().await.unwrap();
+        ticker.abort();
+    });
+    drop(runtime);
+    let seen = blocks.join().unwrap();
+    assert!(seen.iter().any(|entry| matches!(entry, Entry::Uploaded { .. })), "{seen:?}");
+    let (calls, longest) = (calls.load(SeqCst), longest.load(SeqCst));
+    // The first snapshot, the model, two steps with a snapshot each, the weights, the snapshots of contribution and commitment.
+    assert!(8 <= calls, "{calls} slow calls");
+    assert!(longest < 1_000, "the executor stood still for {longest} ms");
+    println!("{calls} calls of {SLOW:?}; the executor stood still for at most {longest} ms");
+}
+
+/// Names the moment at which the process of the next test is slow, and its home.
+const MOMENT: &str = "METTLE_TEST_SHUTDOWN_MOMENT";
+const HOME: &str = "METTLE_TEST_SHUTDOWN_HOME";
+
+/// A process's main, when this test's own program is started again. Otherwise nothing.
+#[test]
+fn the_process_that_is_stopped() {
+    let (Ok(moment), Some(home)) = (std::env::var(MOMENT), std::env::var_os(HOME)) else { return };
+    let home = Path::new(&home).to_owned();
+    let (call, from) = match moment.as_str() {
+        "starting" => (Call::Moments, 1),
+        "loading" => (Call::Load, 1),
+        "training" => (Call::Gradients, 2),
+        "reading" => (Call::Weights, 1),
+        "saving" => (Call::Moments, 2),
+        other => panic!("{other}"),
+    };
+    let calls = AtomicUsize::new(0);
+    let slow = Arc::new(move |called: Call| {
+        if called == call && from <= calls.fetch_add(1, SeqCst) + 1 {
+            println!("\nnow {moment}");
+            std::io::stdout().flush().expect("the parent listens");
+            std::thread::sleep(Duration::from_secs(600));
+        }
+    });
+    let shutdown = Arc::new(ShutdownHandle::default());
+    let working = shutdown.clone();
+    let exit = program::run_to_exit(Box::pin(async move {
+        let work = async {
+            let scene = Scene::new(&home);
+            let miner = scene.miner(&home.join("miner"), working, slow, Box::new(|_| {})).await?;
+            Ok(miner.run().await?)
+        };
+        shutdown.run_until_stopped(Box::pin(work)).await
+    }));
+    // As at the end of a program: threads are not waited for.
+    let done = exit == std::process::ExitCode::SUCCESS;
+    std::process::exit(if done { 0 } else { 1 });
+}
+
+#[test]
+fn ctrl_c_ends_the_process_within_two_seconds_whatever_it_computes() {
+    for moment in ["starting", "loading", "training", "reading", "saving"] {
+        let home = tempfile::tempdir().unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["the_process_that_is_stopped", "--exact", "--nocapture", "--test-threads", "1"])
+            .env(MOMENT, moment)
+            .env(HOME, home.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::inherit())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let stdout = BufReader::new(child.stdout.take().unwrap());
+        let reached = stdout.lines().map_while(Result::ok).any(|line| line == format!("now {moment}"));
+        assert!(reached, "the process ended before {moment}");
+        let told = Instant::now();
+        let id = child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(told.elapsed() < Duration::from_secs(30), "{moment}: it never ends");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let took = told.elapsed();
+        println!("{moment}: {took:?}");
+        assert!(status.success(), "{moment}: {status}");
+        assert!(took < Duration::from_secs(2), "{moment}: {took:?}");
+    }
+}
