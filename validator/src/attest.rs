@@ -1,10 +1,7 @@
 //! Attests each committed contribution as valid or faulty (PROT-14), and copies the valid ones to this validator's
 //! bucket (PROT-15).
 
-use crate::{
-    gather::Gathered,
-    run::{Stop, Validator},
-};
+use crate::{gather::Gathered, run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
 use node::{Contribution, Entry, Follower, error_chain, journal::SeatFault};
 use protocol::{

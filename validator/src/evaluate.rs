@@ -8,7 +8,8 @@ use crate::{
     gather::Gathered,
     gauntlet,
     report::form::Plan,
-    run::{RunError, Stop, Validator},
+    run::Validator,
+    step::{RunError, Stop},
 };
 use dataset::Dataset;
 use nn::Evaluator;

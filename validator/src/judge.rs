@@ -4,7 +4,8 @@ use crate::{
     evaluate::{Evaluation, Measurements},
     gauntlet::{self, Evidence, Observed, Reputations, evidence::ATTESTED},
     report::form,
-    run::{RunError, Stop, Validator},
+    run::Validator,
+    step::{RunError, Stop},
 };
 use node::{Entry, journal::SeatJudged};
 use protocol::{

@@ -12,6 +12,7 @@ pub mod report;
 pub mod run;
 pub mod salt;
 pub mod signed_db;
+pub mod step;
 pub mod strategy;
 mod vote;
 mod weights;

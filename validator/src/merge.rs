@@ -1,6 +1,9 @@
 //! Merges the selected contributions into one update, and publishes update and checkpoint (PROT-16 to PROT-20).
 
-use crate::run::{RunError, Stop, Validator};
+use crate::{
+    run::Validator,
+    step::{RunError, Stop},
+};
 use node::{
     Blocking, Contribution, Follower, ModelState, Node, checkpoint, error_chain,
     follow::{ContributionError, OwnMerge},

@@ -14,8 +14,9 @@ pub use publish::{NotAnchored, Published, publish};
 
 use crate::{
     gauntlet::Reputations,
-    run::{RunError, Stop, Validator},
+    run::Validator,
     signed_db::WindowReport,
+    step::{RunError, Stop},
 };
 use node::{Entry, error_chain};
 use protocol::{

@@ -1,28 +1,21 @@
 //! The validator's loop: one window, top to bottom. Each step has a file of its own.
 
 use crate::{
-    evaluate::{Evaluate, EvaluateError, Evaluation},
+    evaluate::{Evaluate, Evaluation},
     gauntlet::Sketches,
     report::Published,
     salt::Salts,
-    signed_db::{SignedDb, SignedDbError},
+    signed_db::SignedDb,
+    step::{RunError, Stop, before},
     strategy::Strategy,
 };
-use chain_client::ChainError;
 use futures::future::LocalBoxFuture;
-use node::{Entry, Node, NodeError, WorkDied, durable::DiskFullRetry, error_chain, follow::OwnMerge};
-use protocol::{Block, Window, view::WindowView};
+use node::{Node, durable::DiskFullRetry, follow::OwnMerge};
+use protocol::{Window, view::WindowView};
 use tokio::task::JoinHandle;
 
 /// An evaluation is waited for until this many blocks before the window ends.
 const LAST_CALL_BLOCKS: u32 = 2;
-
-/// Blocks before a deadline at which a full disk is no longer waited for: finality may be three behind, and a call
-/// takes two.
-const SUBMIT_BLOCKS: u32 = 5;
-
-/// Why a step of a window ended early.
-pub type Stop = node::Stop<RunError>;
 
 /// Everything that a validator consists of.
 pub struct Parts {
@@ -55,34 +48,7 @@ pub struct Validator {
     pub(crate) publishing: Option<JoinHandle<Vec<Published>>>,
     /// This validator's merge of the window that is open.
     pub(crate) own_merge: Option<OwnMerge>,
-    disk_full_retry: DiskFullRetry,
-}
-
-/// What ends a validator.
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    #[error(transparent)]
-    Node(#[from] NodeError),
-    #[error(transparent)]
-    SignedDb(#[from] SignedDbError),
-    #[error("the evaluation failed")]
-    Evaluate(#[from] EvaluateError),
-    #[error(transparent)]
-    EvaluatorDied(#[from] WorkDied),
-    #[error("the task that publishes receipts died")]
-    PublisherDied(#[source] tokio::task::JoinError),
-}
-
-impl From<ChainError> for RunError {
-    fn from(error: ChainError) -> RunError {
-        NodeError::from(error).into()
-    }
-}
-
-impl From<RunError> for Stop {
-    fn from(error: RunError) -> Stop {
-        Stop::Fail(error)
-    }
+    pub(crate) disk_full_retry: DiskFullRetry,
 }
 
 impl Validator {
@@ -181,52 +147,8 @@ impl Validator {
         view.ok_or_else(|| Stop::skip("the chain does not know the window"))
     }
 
-    /// Runs `store`, which writes what must be on disk before the chain is told by `deadline`. While the disk is full
-    /// it retries, as long as the call can still be in time; at least once.
-    pub(crate) async fn store_before<T>(
-        &mut self,
-        deadline: Block,
-        store: impl FnMut(&mut SignedDb) -> Result<T, SignedDbError>,
-    ) -> Result<T, Stop> {
-        self.store_by(before(deadline, SUBMIT_BLOCKS), store).await
-    }
-
-    /// Runs `store` and, while the disk is full, retries until the chain reaches `until`.
-    pub(crate) async fn store_by<T>(
-        &mut self,
-        until: Block,
-        mut store: impl FnMut(&mut SignedDb) -> Result<T, SignedDbError>,
-    ) -> Result<T, Stop> {
-        let Validator { disk_full_retry, node, signed, .. } = self;
-        let is_full = |error: &RunError| matches!(error, RunError::SignedDb(error) if error.is_full());
-        let stored =
-            disk_full_retry.wait_until(until, &mut node.heads, is_full, async || Ok(store(signed)?)).await;
-        stored.map_err(|error| match is_full(&error) {
-            true => Stop::skip(format!("the disk was full: {}", error_chain(&error))),
-            false => Stop::Fail(error),
-        })
-    }
-
-    /// Journals why a step did not happen. The window goes on without it.
-    fn journal_skip(&mut self, window: Window, what: &str, step: Result<(), Stop>) -> Result<(), RunError> {
-        match step {
-            Err(Stop::Skip(skip)) => {
-                let reason = format!("{what}: {}", skip.reason);
-                tracing::warn!(window = window.0, reason, "skipped a step");
-                self.node.journal.write(&Entry::Abstained { window, reason });
-                Ok(())
-            }
-            Err(Stop::Fail(error)) => Err(error),
-            Ok(()) => Ok(()),
-        }
-    }
-
     /// Whether the run hides attestations and votes until their deadline (PROT-30).
     pub(crate) fn hides(&self) -> bool {
         self.node.run().params.hidden_blocks > 0
     }
-}
-
-fn before(block: Block, blocks: u32) -> Block {
-    Block(block.0.saturating_sub(blocks))
 }

@@ -1,6 +1,6 @@
 //! Votes for the digest of the merged update (PROT-19).
 
-use crate::run::{Stop, Validator};
+use crate::{run::Validator, step::Stop};
 use chain_client::{Call, Refusal};
 use node::{Contribution, Entry};
 use protocol::{

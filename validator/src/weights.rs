@@ -2,8 +2,9 @@
 
 use crate::{
     gauntlet,
-    run::{RunError, Stop, Validator},
+    run::Validator,
     signed_db::WeightVote,
+    step::{RunError, Stop},
 };
 use chain_client::{Call, Refusal};
 use node::{Entry, error_chain};
