@@ -128,7 +128,7 @@ async fn open_node(settings: &Settings, role: Role) -> anyhow::Result<NodeContex
     let store: Arc<dyn Store> = Arc::new(store);
 
     let (fetch, run, spec) = published(&*chain, &run).await?;
-    check_bucket(&*store, &*fetch, &seat.endpoint).await?;
+    check_bucket(&*store, &fetch, &seat.endpoint).await?;
     // Beside the model, so that the directory can be read without a chain.
     keep(&settings.directory.join(SPEC_FILE), &spec.to_bytes()).await?;
     let dataset = data(

@@ -143,13 +143,13 @@ pub enum SimError {
     #[error("the model's shape cannot be used")]
     Shape(#[from] model::ConfigError),
     #[error("training failed")]
-    Training(#[from] train::TrainingError),
+    Training(#[source] Box<train::TrainingError>),
     #[error("the evaluation failed")]
     Evaluate(#[from] evaluate::EvaluateError),
     #[error("the data could not be read")]
     Data(#[from] dataset::ReadError),
     #[error("a node could not follow")]
-    Follow(#[from] node::FollowError),
+    Follow(#[source] Box<node::FollowError>),
     #[error("a bucket did not take an object")]
     Store(#[from] store::StoreError),
     #[error("the codec cannot be made")]
@@ -164,6 +164,18 @@ pub enum SimError {
     Diverged { window: u32, who: String },
     #[error("window {window} was not fixed")]
     NotFixed { window: u32 },
+}
+
+impl From<train::TrainingError> for SimError {
+    fn from(error: train::TrainingError) -> SimError {
+        SimError::Training(Box::new(error))
+    }
+}
+
+impl From<node::FollowError> for SimError {
+    fn from(error: node::FollowError) -> SimError {
+        SimError::Follow(Box::new(error))
+    }
 }
 
 struct Miner {
