@@ -262,7 +262,7 @@ mod tests {
         let reading = Progress::Reading { files: 3, bytes: 7_000, of: 7_000 };
         assert_eq!(line(&reading, 0, Duration::ZERO), "reading  [####################] 7.0 kB of 7.0 kB");
         let empty = Progress::Reading { files: 0, bytes: 0, of: 0 };
-        assert_eq!(line(&empty, 0, Duration::ZERO), "looked at 0 files, 0.0 of 0.0 MB");
+        assert_eq!(line(&empty, 0, Duration::ZERO), "read 0 files, 0.0 of 0.0 MB");
         assert_eq!(
             (time(59.1), time(3599.0), time(7260.0)),
             ("1 min 00 s".into(), "59 min 59 s".into(), "2 h 01 min".into())

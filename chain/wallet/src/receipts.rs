@@ -440,7 +440,8 @@ mod tests {
         };
         let faulty = Observed::Faulty { label: "late".into(), detail: "it came late".into() };
         let waiting = Observed::Valid { trained: 18, measured: None, near_duplicate: Some(near_duplicate) };
-        let mut text = String::new();
+        // A line without indentation: the snapshot drops what all lines have in common.
+        let mut text = String::from("window 12\n");
         for receipt in [
             Ok(receipt(Observed::Absent)),
             Ok(receipt(Observed::Unobserved)),
@@ -458,6 +459,7 @@ mod tests {
         }
         text += window(Ok(receipt(measured()))).text(Uid(9)).lines().nth(1).unwrap();
         expect![[r#"
+            window 12
               validator 2: attested valid; no commitment: unrated, and unpaid for the window
               validator 2: attested valid; not observed by two thirds of the stake: no effect
               validator 2: attested valid; faulty for two thirds of the stake (late: it came late): last rank, unpaid for the window
