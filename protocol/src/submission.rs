@@ -1,7 +1,7 @@
 //! A contribution on its way: who made it, for which window, from which model (PROT-9).
 //!
-//! A stranger's bytes climb: bytes → [`Submission`] (decoded, bounds checked) → [`VerifiedSubmission`] (the right
-//! seat, window and model, signed, and every entry in place). Only the last is ever merged or put on a device.
+//! Bytes are first decoded within bounds ([`Submission`]), then verified against seat, window, model and signature
+//! ([`Submission::verify`]). Only verified entries are merged.
 //!
 //! ```text
 //! object = "MTLC" ‖ header, 114 bytes ‖ body ‖ signature, 64 bytes

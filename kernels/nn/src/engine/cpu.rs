@@ -1,7 +1,7 @@
 //! The fused engine on the CPU: the network forward and backward over slices, without autograd.
 //!
 //! Products add into their destination, a kernel does everything between two products in one pass, and what the
-//! backward pass needs is kept or computed again, whichever is cheaper. All buffers are in [`Workspace`], which is
+//! backward pass needs is kept or computed again, whichever is cheaper. All buffers are in `Workspace`, which is
 //! reused, so its size is known beforehand ([`MemoryEstimate`](crate::MemoryEstimate)).
 //!
 //! The gradient of a product `y = x·Wᵀ` is `grad_y·W` for `x` and `grad_yᵀ·x` for `W`. The letters of shapes are in
@@ -586,7 +586,7 @@ impl Network {
     }
 }
 
-/// `targets` in pieces whose logits fit [`LOGITS_MAX`], each with its first row.
+/// `targets` in pieces whose logits fit `LOGITS_MAX`, each with its first row.
 pub fn logits_chunks(targets: &[u32], vocab: usize) -> impl Iterator<Item = (usize, &[u32])> {
     let rows = (LOGITS_MAX / vocab).max(1);
     targets.chunks(rows).enumerate().map(move |(index, targets)| (index * rows, targets))

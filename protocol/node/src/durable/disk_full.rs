@@ -123,7 +123,7 @@ impl DiskFullRetry {
     /// last time. The pauses are short at first, even after a long wait, as there may be no time for a long one.
     ///
     /// # Errors
-    /// The last error of `act`, which [is full](is_full) if the deadline passed; or that the chain is gone.
+    /// The last error of `act`, for which `is_full` holds if the deadline passed; or that the chain is gone.
     pub async fn wait_until<T, E: Error + From<ChainError>>(
         &mut self,
         until: Block,
