@@ -32,13 +32,15 @@ fn main() {
         _ => Found::Broken(format!("GPU_DEVICE is {name}, which is no GPU")),
     };
     let tests = name.parse().map_or_else(|_| Vec::new(), |device: Device| tests(device.name));
-    let tests: Vec<(&str, Box<dyn Fn()>)> = tests;
     harness::main(&tests, found, |test| test());
 }
 
+/// A test below: its name, and what runs it on a device.
+type OwnTest = (&'static str, fn(DeviceName));
+
 /// The suite of all engines, and the tests below.
 fn tests(name: DeviceName) -> Vec<Test> {
-    let own: &[(&str, fn(DeviceName))] = &[
+    let own: &[OwnTest] = &[
         ("losses_and_gradients_are_those_of_the_cpu", losses_and_gradients),
         ("twenty_steps_stay_beside_the_cpus", twenty_steps),
         ("activation_checkpointing_changes_no_bit_and_takes_less_memory", checkpointing),

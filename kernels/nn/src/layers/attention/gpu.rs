@@ -12,6 +12,12 @@
 //! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use super::Shape;
 use crate::{

@@ -8,6 +8,12 @@
 //! hits the cache if the rows of all running cubes fit.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use crate::gpu::{
     Array, Gpu, GpuError, Tokens,

@@ -8,6 +8,12 @@
 //! 4 per distinct token instead of per row.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use crate::gpu::{
     Array, Gpu, GpuError, VALUES_MAX, argument,

@@ -6,6 +6,12 @@
 //! added goes through a temporary array of at most [`SUM_VALUES`] values.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use super::Write;
 use crate::gpu::{

@@ -6,6 +6,12 @@
 //! read of a row hits the cache.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use crate::gpu::{
     Array, Gpu, GpuError, argument,

@@ -4,6 +4,12 @@
 //! eight heads, so that the tables are read once for eight.
 
 #![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
+#![allow(
+    clippy::collapsible_if,
+    clippy::assign_op_pattern,
+    clippy::needless_range_loop,
+    reason = "the forms that CubeCL expands"
+)]
 
 use super::{Angles, Rotation};
 use crate::gpu::{
