@@ -7,8 +7,7 @@ use chain_client::Chain as _;
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
-use model::RunSpec;
-use model::{ModelConfig, Recipe, init_flat};
+use model::{Recipe, RunSpec, init_flat};
 use node::{Blocking, Codec, Followed, Follower, ModelState, checkpoint};
 use protocol::{
     Block, Digest, Hotkey, Role, RunId, RunParams, Schedule, Terms, Window, contribution, keys,
@@ -27,6 +26,7 @@ use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
 use tests::sim::{
     buckets::{Buckets, Reader},
     chain::{SharedChain, SimChain},
+    small,
 };
 
 const RUN: RunId = RunId(0);
@@ -102,17 +102,7 @@ struct Small {
 
 impl Small {
     fn new() -> Small {
-        let model = ModelConfig {
-            vocab: 32,
-            d_model: 16,
-            layers: 1,
-            heads: 2,
-            kv_heads: 2,
-            d_ff: 32,
-            seq_len: 8,
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-        };
+        let model = small::model(32, 8);
         let name = "small".to_owned();
         let spec = RunSpec { version: 1, name, model, seed: 0, weights: None, recipe: Recipe::default() };
         let theta = init_flat(&spec.model, 0).unwrap();

@@ -3,14 +3,10 @@
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use dataset::{
-    Dataset, OutputDirectory, PieceSource, PieceSourceError, PrepareOptions, ShardRange, Source,
-    TokenizerChoice,
-};
+use dataset::{Dataset, PieceSource, PieceSourceError, ShardRange};
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
-use model::RunSpec;
-use model::{ModelConfig, Recipe, init_flat};
+use model::{Recipe, RunSpec, init_flat};
 use nn::{Device, Evaluator, Trainer};
 use node::{Blocking, Codec, Entry, Followed, Follower, Journal, ModelState, Node, SyncDriver};
 use protocol::{
@@ -26,7 +22,7 @@ use protocol::{
 use sp_keyring::Sr25519Keyring;
 use std::{
     fs, io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Command,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -38,6 +34,7 @@ use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
 use tests::sim::{
     buckets::{Buckets, Reader},
     chain::{SharedChain, SimChain},
+    small,
 };
 use validator::{
     evaluate::{DeviceEvaluator, Measurements},
@@ -97,21 +94,6 @@ fn accepted(results: Vec<Result<(), String>>) {
     results.into_iter().for_each(|result| result.expect("it is an honest call"));
 }
 
-fn prepare(directory: &Path) -> PathBuf {
-    let (text, data) = (directory.join("text"), directory.join("data"));
-    fs::create_dir(&text).unwrap();
-    let line = |at: u32| format!("Line {at}: {} and {} make {}.\n", at % 97, at % 61, at % 97 + at % 61);
-    fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>()).unwrap();
-    let options = PrepareOptions {
-        tokenizer: TokenizerChoice::Train { vocab: 300 },
-        seq_len: 16,
-        held_out_sequences_min: 8,
-        ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
-    };
-    dataset::prepare(options, &mut |_| {}).unwrap();
-    data
-}
-
 /// A run with one real validator, and one miner that this test plays.
 struct Scene {
     home: tempfile::TempDir,
@@ -132,19 +114,9 @@ struct Scene {
 impl Scene {
     fn new() -> Scene {
         let home = tempfile::tempdir().unwrap();
-        let data = prepare(home.path());
+        let data = small::dataset(home.path()).unwrap();
         let dataset = Dataset::open(&data, None).unwrap();
-        let model = ModelConfig {
-            vocab: dataset.vocab() as usize,
-            d_model: 16,
-            layers: 1,
-            heads: 2,
-            kv_heads: 2,
-            d_ff: 32,
-            seq_len: dataset.seq_len(),
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-        };
+        let model = small::model(dataset.vocab() as usize, dataset.seq_len());
         let recipe = Recipe { batch: 4, micro_batch: 4, learning_rate: 1e-2, ..Recipe::default() };
         let spec = RunSpec { version: 1, name: "patience".into(), model, seed: 0, weights: None, recipe };
         let theta = init_flat(&spec.model, 0).unwrap();

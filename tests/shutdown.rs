@@ -3,7 +3,7 @@
 
 #![cfg(unix)]
 
-use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
+use dataset::Dataset;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall};
 use miner::{
@@ -12,7 +12,7 @@ use miner::{
     shutdown::ShutdownHandle,
     strategy::DefaultStrategy,
 };
-use model::{ModelConfig, Recipe, RunSpec, init_flat};
+use model::{Recipe, RunSpec, init_flat};
 use nn::{
     Device, ModelError, StepParams, Trainer,
     engine::{self, Blocks, Engine, Gradients},
@@ -37,6 +37,7 @@ use std::{
 use tests::sim::{
     buckets::{Buckets, Reader},
     chain::{SharedChain, SimChain},
+    small,
 };
 
 const RUN: RunId = RunId(0);
@@ -137,29 +138,9 @@ struct Scene {
 
 impl Scene {
     fn new(home: &Path) -> Scene {
-        let (text, data) = (home.join("text"), home.join("data"));
-        fs::create_dir(&text).unwrap();
-        let line = |at: u32| format!("Line {at}: {} and {} make {}.\n", at % 97, at % 61, at % 97 + at % 61);
-        fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>()).unwrap();
-        let options = PrepareOptions {
-            tokenizer: TokenizerChoice::Train { vocab: 300 },
-            seq_len: 16,
-            held_out_sequences_min: 8,
-            ..PrepareOptions::new(Source::directory(text), OutputDirectory::Directory(data.clone()))
-        };
-        dataset::prepare(options, &mut |_| {}).unwrap();
+        let data = small::dataset(home).unwrap();
         let dataset = Dataset::open(&data, None).unwrap();
-        let model = ModelConfig {
-            vocab: dataset.vocab() as usize,
-            d_model: 16,
-            layers: 1,
-            heads: 2,
-            kv_heads: 2,
-            d_ff: 32,
-            seq_len: dataset.seq_len(),
-            rope_theta: 10_000.0,
-            norm_epsilon: 1e-5,
-        };
+        let model = small::model(dataset.vocab() as usize, dataset.seq_len());
         let recipe = Recipe { batch: 8, micro_batch: 8, ..Recipe::default() };
         let spec = RunSpec { version: 1, name: "shutdown".into(), model, seed: 0, weights: None, recipe };
         let mut chain = SimChain::new(Digest::of(b"shutdown"));

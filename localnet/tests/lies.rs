@@ -125,8 +125,8 @@ async fn two_faces_cost_stake(net: &mut Net, window: Window, report: &Value) {
     assert!(nothing.success && nothing.out.contains("nothing to report"), "{}", nothing.all());
 }
 
-/// A merged window in which whoever publishes receipts has published one, and each liar has lied; whose weights are on
-/// the chain.
+/// Waits for a merged window whose weights are on the chain, in which each publishing validator has a receipt and each
+/// liar has lied.
 async fn a_window_full_of_lies(net: &mut Net) -> WindowView {
     let of = |net: &Net, strategy: &str| uids(net, strategy, Role::Validator);
     let silent = of(net, "lazy-voter");

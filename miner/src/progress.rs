@@ -17,7 +17,7 @@ use std::{
 /// The version of the format: version, [`SnapshotKey`], [`Trained`], the weights as a SCALE vector of their bits, then
 /// the optimiser in its own format. Every change of the format is a new version.
 const VERSION: u16 = 1;
-/// Snapshots take at most one part in so many of the training time, whatever the settings say.
+/// Snapshots take at most this share (one part in N) of the training time, whatever the settings say.
 const SHARE: u32 = 50;
 
 /// Names one window's training, so that no other resumes from it.

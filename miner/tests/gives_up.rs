@@ -107,8 +107,7 @@ fn weights_that_are_not_finite_are_not_blamed_on_the_data() {
     assert!(matches!(error, TrainingError::GivenUp { step: 1, cause: Cause::State, .. }), "{error:?}");
 }
 
-/// Data of which only so much comes: whoever asks for more waits until the test is over, and `asked` is told once so
-/// many steps are done.
+/// Data that ends early: a read beyond its end waits until the test is over, and notifies `asked`.
 struct Withheld {
     directory: PathBuf,
     reads: AtomicUsize,

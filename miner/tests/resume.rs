@@ -279,9 +279,9 @@ fn train(
 struct Keeping<'a> {
     progress: Progress,
     stop: &'a AtomicBool,
-    /// The chain reaches it after so many sequences.
+    /// The number of sequences after which the chain reaches it.
     deadline: u32,
-    /// After so many it waits to be killed.
+    /// The number of sequences after which it waits to be killed.
     hold: Option<u32>,
 }
 

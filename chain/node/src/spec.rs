@@ -402,15 +402,15 @@ mod tests {
         assert_eq!(chain(&poor), Err(InvalidSettings::PoorSudo(ALICE.into())));
         let lost = chain(&good().replace(NODE, "example.org"));
         assert!(matches!(lost, Err(InvalidSettings::Bootnode { text, .. }) if text == "example.org"));
-        let nobody = good().split("[[authorities]]").next().unwrap().replace("sudo", "#");
-        assert_eq!(chain(&nobody), Err(InvalidSettings::NoAuthority));
+        let no_authorities = good().split("[[authorities]]").next().unwrap().replace("sudo", "#");
+        assert_eq!(chain(&no_authorities), Err(InvalidSettings::NoAuthority));
         let authority = |number: usize| {
             format!(
                 "[[authorities]]\naccount = \"0x{number:064x}\"\naura = \"0x{number:064x}\"\ngrandpa = \"0x{number:064x}\"\n"
             )
         };
         let crowd = (1..=33).map(authority).collect::<String>();
-        assert_eq!(chain(&format!("{nobody}{crowd}")), Err(InvalidSettings::TooManyAuthorities(33)));
+        assert_eq!(chain(&format!("{no_authorities}{crowd}")), Err(InvalidSettings::TooManyAuthorities(33)));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Inputs are rounded to the arrays' precision first. In f32 a bound is at least three times the worst error on
 //! lavapipe; in 16 bits it is one rounding.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 #[path = "common/device.rs"]
 mod device;

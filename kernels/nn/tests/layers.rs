@@ -1,5 +1,6 @@
 //! The CPU's kernels against their references on random shapes, and against themselves on other numbers of threads.
 
+#[path = "../../tests/common/mod.rs"]
 mod common;
 
 use common::{assert_close, bits, noise};

@@ -5,9 +5,10 @@
 //! from the file. Length and digest are checked before anything depends on them.
 
 use crate::compress::{self, CompressError, Sealed};
+use dataset::durable::{PendingFile, Readers};
 use ed25519_dalek::SigningKey;
 use kernels::{decode::StreamDecoder, encode::Source};
-use node::{Codec, durable::UnfinishedFile};
+use node::Codec;
 use protocol::{
     Digest,
     contribution::EncodeError,
@@ -77,14 +78,13 @@ impl ContributionFiles {
         source: Source<'_>,
     ) -> Result<Sealed, ContributionFileError> {
         let failed = |source| ContributionFileError::Write { path: self.directory.clone(), source };
-        let mut file = UnfinishedFile::create(&self.directory, UNFINISHED).map_err(failed)?;
+        let mut file = PendingFile::create_in(&self.directory, UNFINISHED, Readers::Owner).map_err(failed)?;
         let at = file.path().to_owned();
-        let sealed = fill(&at, file.as_file_mut(), |sink| {
-            compress::compress(codec, header, key, residual, source, sink)
-        })?;
+        let sealed =
+            fill(&at, file.file(), |sink| compress::compress(codec, header, key, residual, source, sink))?;
         file.sync().map_err(|source| ContributionFileError::Write { path: at, source })?;
         let path = self.path(&sealed.digest);
-        file.persist(&path).map_err(|source| ContributionFileError::Write { path, source })?;
+        file.publish(&path).map_err(|source| ContributionFileError::Write { path, source })?;
         Ok(sealed)
     }
 

@@ -268,8 +268,8 @@ pub(crate) mod tests {
         assert!(error.to_string().contains("snapshot.before.damaged"), "{error}");
     }
 
-    /// `golden/miner.snapshot.v4` is of this release. Whoever changes the form makes a new version, and decides here
-    /// what becomes of this one.
+    /// `golden/miner.snapshot.v4` is of this release. A change of the format needs a new version, and a decision
+    /// here on how to read this one.
     #[test]
     fn the_golden_snapshot_is_read_and_written_to_the_byte_and_the_one_of_an_older_release_is_refused() {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");

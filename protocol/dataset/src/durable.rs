@@ -30,18 +30,25 @@ impl PendingFile {
     /// # Errors
     /// If the disk is full or the directory is not writable.
     pub fn create(path: &Path, readers: Readers) -> io::Result<PendingFile> {
-        let directory =
-            path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        PendingFile::create_in(directory_of(path), &pending_prefix(path), readers)
+    }
+
+    /// As [`PendingFile::create`], for a file whose name depends on its contents: `prefix` is of the name until then.
+    pub fn create_in(directory: &Path, prefix: &str, readers: Readers) -> io::Result<PendingFile> {
         fs::create_dir_all(directory)?;
-        let prefix = format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy());
         let mut builder = tempfile::Builder::new();
-        builder.prefix(&prefix);
+        builder.prefix(prefix);
         #[cfg(unix)]
         if readers == Readers::Umask {
             builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         }
         let file = builder.tempfile_in(directory)?;
         Ok(PendingFile { file, directory: directory.to_owned() })
+    }
+
+    /// The path until it is published.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     pub fn file(&mut self) -> &mut File {
@@ -61,6 +68,16 @@ impl PendingFile {
         self.file.persist(path).map_err(|refused| refused.error)?;
         sync_directory(&self.directory)
     }
+}
+
+/// The directory that holds `path`.
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The prefix of the names of files that are being written for `path`.
+pub fn pending_prefix(path: &Path) -> String {
+    format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
 /// Replaces `path` by `bytes`: after a crash there is either the old file or the new one.

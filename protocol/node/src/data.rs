@@ -1,6 +1,6 @@
 //! A run's dataset on its way between buckets: published under the digests in its manifest, fetched and checked
-//! against them (PROT-4). What fits into the space that is set aside for data is fetched whole, and then nobody else
-//! is needed any more; of what does not, pieces are fetched as they are wanted.
+//! against them (PROT-4). A dataset that fits into the space for data is fetched whole, and the node then
+//! needs no mirror. Of a larger one, pieces are fetched when they are read.
 
 use crate::{
     durable::{self, FileError, IfFull},

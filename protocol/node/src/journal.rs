@@ -33,7 +33,7 @@ pub enum Entry {
         #[serde(default)]
         data_seconds: f64,
     },
-    /// A miner resumed a window after so many sequences and steps.
+    /// A miner resumed a window after `sequences` and `steps`.
     Resumed { window: Window, sequences: u32, steps: u32 },
     /// A miner repeated a step whose loss was not finite or above the bound. `found` is the diagnosis.
     Repeated { window: Window, step: u32, found: String },

@@ -36,7 +36,7 @@ pub struct Node {
     pub blocking: Blocking,
     /// Bytes moved so far, up and down.
     pub traffic: Box<dyn Fn() -> (u64, u64) + Send + Sync>,
-    /// Ends after so many windows; `None`: never.
+    /// The number of windows after which the node ends; `None`: never.
     pub windows_max: Option<u32>,
     /// Keeps other processes out of the directory; `None` in tests and the simulation, where each node has its own.
     pub lock: Option<DirectoryLock>,

@@ -3,7 +3,7 @@
 //!
 //! A window's sequences lie all over the data (PROT-5), so what is fetched are the pieces of 16 KiB that a sequence
 //! touches, never the shard. The first time a shard is touched its tree is fetched, the hashes of its pieces, a 512th
-//! of its length; where nobody has that, the shard is read through once and its tree made here. A mirror that gives
+//! of its length; where no mirror has the tree, the node reads the shard once and computes it. A mirror that gives
 //! wrong bytes is named, and not asked again.
 
 use crate::mirrors::Mirrors;

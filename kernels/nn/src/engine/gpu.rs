@@ -76,7 +76,7 @@ struct Network {
     logits_rows: usize,
 }
 
-/// The buffers of the passes, for at most so many tokens.
+/// The buffers of forward and backward pass, for at most `tokens` tokens.
 struct Workspace {
     tokens: usize,
     /// One for each layer. What is not kept, or not needed for evaluation, is the same buffer in all of them.
@@ -505,7 +505,7 @@ impl Network {
         self.gpu.device().activation_checkpointing
     }
 
-    /// Buffers for so many tokens, and for their gradients when `training`.
+    /// Buffers for `tokens` tokens, and for their gradients when `training`.
     fn workspace(&self, tokens: usize, training: bool) -> Result<Workspace, GpuError> {
         let ModelConfig { d_model: D, d_ff: F, vocab: V, heads: H, .. } = self.config;
         let W = self.shape.row_width();

@@ -230,8 +230,8 @@ struct OfPool {
     kernels: Vec<Kernel>,
 }
 
-/// Every kernel with so many threads. Between the kernels memory is copied again, so that the shares compare
-/// neighbours in time.
+/// Measures every kernel with one number of threads. A copy of memory is measured before each kernel, so that a share
+/// compares measurements that are close in time.
 fn kernels_at(
     options: &Options,
     layout: &Layout,

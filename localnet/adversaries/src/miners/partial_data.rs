@@ -6,7 +6,7 @@
 use crate::adversary::{Adversary, MinerContext};
 
 pub struct PartialData {
-    /// It trains on one part in so many.
+    /// It trains on one of this many parts of its data.
     pub parts: usize,
 }
 

@@ -1,7 +1,7 @@
 //! Makes its measurements up, and judges by them as if they were true: receipts, ratings and weights all fit each
 //! other.
 //!
-//! Sees: which seats there are. Ends at: PROT-27, whoever measures again finds other losses, and PROT-31: weights
+//! Sees: which seats there are. Ends at: PROT-27, an audit finds other losses, and PROT-31: weights
 //! above the median of the stake are clipped.
 
 use crate::seeded_rng::SeededRng;

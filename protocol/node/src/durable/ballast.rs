@@ -11,7 +11,7 @@ use std::{
 
 /// The size of a ballast unless the settings say otherwise.
 pub const BALLAST_BYTES: u64 = 64 << 20;
-/// Of the free space, a ballast takes at most one part in so many.
+/// A ballast takes at most `1 / SHARE_OF_FREE` of the free space.
 const SHARE_OF_FREE: u64 = 100;
 const FILE: &str = "ballast";
 

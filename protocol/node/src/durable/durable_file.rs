@@ -7,8 +7,9 @@
 //! A crash at any moment leaves a whole file under one of the two names. A damaged file is moved to `NAME.damaged` and
 //! logged, and the backup is read instead.
 
-use super::file::{FileError, UnfinishedFile, directory_of, is_full, unfinished_prefix, with_need};
+use super::file::{FileError, is_full, with_need};
 use codec::{Compact, Decode as _, Encode as _, IoReader};
+use dataset::durable::{PendingFile, Readers, directory_of, pending_prefix};
 use protocol::Digest;
 use std::{
     fs::{self, File},
@@ -65,10 +66,9 @@ impl DurableFile {
             FileError::Write { path: self.path.clone(), source }
         };
         self.remove_unfinished();
-        let mut file =
-            UnfinishedFile::create(self.directory(), &unfinished_prefix(&self.path)).map_err(failed)?;
+        let mut file = PendingFile::create(&self.path, Readers::Owner).map_err(failed)?;
         let mut sink = Hashing {
-            inner: BufWriter::with_capacity(PIECE, file.as_file_mut()),
+            inner: BufWriter::with_capacity(PIECE, file.file()),
             hasher: blake3::Hasher::new(),
             bytes: 0,
         };
@@ -82,7 +82,7 @@ impl DurableFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Err(_) | Ok(()) => {}
         }
-        file.persist(&self.path).map_err(failed)?;
+        file.publish(&self.path).map_err(failed)?;
         Ok(length)
     }
 
@@ -135,7 +135,7 @@ impl DurableFile {
 
     /// An unfinished file may be as large as a whole one, and the next needs the space.
     fn remove_unfinished(&self) {
-        let unfinished = unfinished_prefix(&self.path);
+        let unfinished = pending_prefix(&self.path);
         let Ok(entries) = fs::read_dir(self.directory()) else { return };
         for entry in entries.flatten() {
             if entry.file_name().to_str().is_some_and(|name| name.starts_with(&unfinished)) {

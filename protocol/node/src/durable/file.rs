@@ -1,65 +1,15 @@
 //! Small files that are whole or absent after a crash: written beside their place, synced, then renamed over it. For
 //! files as large as the model see [`DurableFile`](super::DurableFile).
 
+use dataset::durable::{Readers, UNFINISHED};
 use std::{
-    fs,
-    io::{self, Write as _},
+    fs, io,
     path::{Path, PathBuf},
     time::Duration,
 };
-use tempfile::NamedTempFile;
 
-/// In the name of a file that is being written.
-const UNFINISHED: &str = ".unfinished-";
 /// No small file takes so long to write.
 const LEFT_BEHIND: Duration = Duration::from_secs(600);
-
-/// A file that is being written. It is removed when dropped, and a killed process leaves it under a name that nothing
-/// reads.
-#[derive(Debug)]
-pub struct UnfinishedFile {
-    file: NamedTempFile,
-}
-
-impl UnfinishedFile {
-    /// Creates the file, and its directory if that is missing.
-    pub fn create(directory: &Path, prefix: &str) -> io::Result<UnfinishedFile> {
-        fs::create_dir_all(directory)?;
-        Ok(UnfinishedFile { file: tempfile::Builder::new().prefix(prefix).tempfile_in(directory)? })
-    }
-
-    pub fn path(&self) -> &Path {
-        self.file.path()
-    }
-
-    pub fn as_file_mut(&mut self) -> &mut fs::File {
-        self.file.as_file_mut()
-    }
-
-    /// Waits until the contents are on the disk.
-    pub fn sync(&self) -> io::Result<()> {
-        self.file.as_file().sync_all()
-    }
-
-    /// Renames the synced file to `path`, and syncs the directory, as the rename is durable only then.
-    ///
-    /// # Errors
-    /// If the rename fails, or the sync after it; the latter never counts as [full](is_full).
-    pub fn persist(self, path: &Path) -> io::Result<()> {
-        self.file.persist(path).map_err(|refused| refused.error)?;
-        sync_directory(directory_of(path))
-    }
-}
-
-/// The directory that holds `path`.
-pub(super) fn directory_of(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// What the names of files begin with that are being written for `path`.
-pub(super) fn unfinished_prefix(path: &Path) -> String {
-    format!(".{}{UNFINISHED}", path.file_name().unwrap_or_default().to_string_lossy())
-}
 
 /// A file of the node could not be read or written. The path is in the message, the cause in the source.
 #[derive(Debug, thiserror::Error)]
@@ -113,23 +63,7 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> Result<(), FileError> {
         let source = with_need(source, u64::try_from(bytes.len()).unwrap_or(u64::MAX));
         FileError::Write { path: path.to_owned(), source }
     };
-    let mut file = UnfinishedFile::create(directory_of(path), &unfinished_prefix(path)).map_err(failed)?;
-    file.as_file_mut().write_all(bytes).map_err(failed)?;
-    file.sync().map_err(failed)?;
-    file.persist(path).map_err(failed)
-}
-
-/// Makes a rename in `directory` durable.
-///
-/// # Errors
-/// If the sync fails. The file has its new name by then, so the error never counts as [full](is_full): the write must
-/// not be repeated from the old file.
-pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
-    fs::File::open(directory).and_then(|directory| directory.sync_all()).map_err(after_the_rename)
-}
-
-fn after_the_rename(error: io::Error) -> io::Error {
-    io::Error::other(error)
+    dataset::durable::write_atomic(path, bytes, Readers::Owner).map_err(failed)
 }
 
 /// Removes unfinished files that killed processes left in `directory`. Another process may be writing there now, so
@@ -202,17 +136,5 @@ mod tests {
         assert!(limited.to_string().contains("or raise the limit on a file's length"), "{limited}");
         let other = with_need(io::ErrorKind::PermissionDenied.into(), 4711);
         assert_eq!(other.to_string(), io::Error::from(io::ErrorKind::PermissionDenied).to_string());
-    }
-
-    #[test]
-    fn a_failed_sync_after_the_rename_never_counts_as_full() {
-        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
-        for kind in [StorageFull, QuotaExceeded, FileTooLarge] {
-            let (before, after) = (io::Error::from(kind), after_the_rename(kind.into()));
-            assert!(is_full(&before) && !is_full(&after));
-            assert_eq!(after.to_string(), before.to_string(), "the cause is said");
-        }
-        assert!(sync_directory(tempfile::tempdir().unwrap().path()).is_ok());
-        assert!(sync_directory(Path::new("/nowhere/at/all")).is_err());
     }
 }

@@ -52,7 +52,7 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// Opens the file of so many rows, with the pieces of a killed process.
+    /// Opens the file of `rows` rows, with the pieces of a killed process.
     pub async fn open(path: &Path, layout: Layout, rows: u64) -> Result<Partial, FileError> {
         let bytes = (layout.values as u64).saturating_mul(4).saturating_mul(rows);
         let failed = |source| not_written(path, bytes, source);
