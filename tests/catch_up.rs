@@ -25,7 +25,7 @@ use std::{
 use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
 use tests::sim::{
     buckets::{Buckets, Reader},
-    chain::{SharedChain, SimChain},
+    chain::{Sealing, SharedChain, SimChain},
     small,
 };
 
@@ -138,7 +138,7 @@ impl Small {
             register(Role::Miner, hotkey(&key(1)), url("miner"), MTL),
             register(Role::Validator, hotkey(&key(2)), url("validator"), 1_000 * MTL),
         ]));
-        let chain = SharedChain::new(chain);
+        let chain = SharedChain::new(chain, Sealing::AtOnce);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));

@@ -33,12 +33,13 @@ use std::{
 use store::{Fetch, FetchError, Limits, Store, TrafficTotals};
 use tests::sim::{
     buckets::{Buckets, Reader},
-    chain::{SharedChain, SimChain},
+    chain::{Sealing, SharedChain, SimChain},
     small,
 };
 use validator::{
     evaluate::{DeviceEvaluator, Measurements},
     run::{Parts, Validator},
+    salt::Salts,
     signed_db::SignedDb,
     strategy::Strategy,
 };
@@ -144,7 +145,7 @@ impl Scene {
             register(Role::Miner, &key(1), url("miner"), MTL),
             register(Role::Validator, &key(2), url("validator"), 1_000 * MTL),
         ]));
-        let chain = SharedChain::new(chain);
+        let chain = SharedChain::new(chain, Sealing::AtOnce);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params().density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
@@ -203,6 +204,7 @@ impl Scene {
                 lock: None,
             },
             signed: SignedDb::open(&directory, RUN, &params(), 0).unwrap().0,
+            salts: Salts::new(&key(2).to_bytes()),
             strategy,
             evaluations_max: 8,
             held_out_sequences: 4,

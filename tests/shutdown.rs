@@ -36,7 +36,7 @@ use std::{
 };
 use tests::sim::{
     buckets::{Buckets, Reader},
-    chain::{SharedChain, SimChain},
+    chain::{Sealing, SharedChain, SimChain},
     small,
 };
 
@@ -167,7 +167,7 @@ impl Scene {
             price_max: u128::MAX,
         };
         accepted(chain.block(vec![(Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(register))]));
-        let chain = SharedChain::new(chain);
+        let chain = SharedChain::new(chain, Sealing::AtOnce);
         chain.lock().go_to(Block(SCHEDULE.opens_at(Window::FIRST).0 + 1));
         Scene { chain, buckets: Arc::default(), spec, dataset: Arc::new(dataset) }
     }

@@ -4,7 +4,8 @@ use adversaries::Setup;
 use std::sync::LazyLock;
 use tests::sim::{
     experiment::alone,
-    network::{Cast, History, MinerSeat, Network, ValidatorSeat},
+    network::{Cast, MinerSeat, Network, ValidatorSeat},
+    record::History,
     world::World,
 };
 
@@ -67,4 +68,24 @@ fn what_a_validator_could_not_fetch_is_no_fault_of_anybody() {
         }
     }
     assert_eq!(seen, 36);
+}
+
+#[test]
+fn two_miners_and_a_validator_run_their_own_loops_for_three_windows() {
+    let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
+    let play = |seed| {
+        let cast = Cast {
+            seed,
+            miners: vec![honest(), honest()],
+            validators: vec![("validator".to_owned(), ValidatorSeat::Honest)],
+            honest_stake: 1,
+            same_evaluation: true,
+            failures_ppm: 0,
+        };
+        alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(3))).expect("nothing stops it")
+    };
+    let (one, again) = (play(1), play(1));
+    assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
+    assert!(one.windows.iter().all(|window| window.merged));
+    assert_ne!(one.lineage, play(2).lineage);
 }

@@ -3,6 +3,7 @@
 use crate::{
     evaluate::DeviceEvaluator,
     run::{Parts, Validator},
+    salt::Salts,
     signed_db::{LOSS, Origin, SignedDb, SignedDbError},
     strategy::{DefaultStrategy, Strategy},
 };
@@ -117,10 +118,12 @@ async fn serve(settings: Settings, serve: Serve, change: Change) -> anyhow::Resu
     log_origin(&origin, is_resumed);
     tracing::info!(uid = context.seat.id.uid.0, window = sync_driver.window().0, "serving");
 
+    let salts = Salts::new(&context.key.signing_key().to_bytes());
     let validator = Validator::new(Parts {
         evaluator: Box::new(DeviceEvaluator { evaluator, dataset: context.dataset.clone() }),
         node: context.into_node(sync_driver, settings.directory.clone(), serve.windows),
         signed,
+        salts,
         strategy,
         evaluations_max: settings.serve.evaluations_max.unwrap_or(64),
         held_out_sequences: settings.serve.held_out_sequences.unwrap_or(128),

@@ -164,6 +164,8 @@ impl Validator {
             Progress::Measured(measured) => measured,
             Progress::Running(mut running) => {
                 let ended = tokio::select! {
+                    // An evaluation that has ended is judged, also at the last call.
+                    biased;
                     ended = &mut running => ended?,
                     waited = node::wait_past(&mut self.node.heads, last_call) => {
                         waited?;

@@ -116,7 +116,7 @@ impl Validator {
     }
 
     fn verdict(
-        &self,
+        &mut self,
         evaluation: &Evaluation,
         measured: &Measurements,
     ) -> ((Judgement, Reputations), Vec<gauntlet::SeatReport>) {
@@ -124,6 +124,7 @@ impl Validator {
         let evidence = evidence(view, seats, trained, faults, measured);
         let before = self.signed.reputations();
         let verdict = gauntlet::judge(&self.node.run().params, before, view.window, &evidence);
+        self.strategy.judged(view.window, &evidence, &verdict.reports);
         let judgement = form::judgement(plan.clone(), &evidence, &verdict);
         ((judgement, verdict.reputations), verdict.reports)
     }

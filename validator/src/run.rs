@@ -22,6 +22,8 @@ pub struct Parts {
     pub node: Node,
     pub evaluator: Box<dyn Evaluate>,
     pub signed: SignedDb,
+    /// Of the hotkey, in a program. Validators of a simulation may share them, and so their evaluations.
+    pub salts: Salts,
     pub strategy: Box<dyn Strategy>,
     /// Contributions evaluated in one window, at most (PROT-28).
     pub evaluations_max: usize,
@@ -53,11 +55,11 @@ pub struct Validator {
 
 impl Validator {
     pub fn new(parts: Parts) -> Validator {
-        let Parts { node, evaluator, signed, strategy, evaluations_max, held_out_sequences } = parts;
+        let Parts { node, evaluator, signed, salts, strategy, evaluations_max, held_out_sequences } = parts;
         Validator {
-            salts: Salts::new(&node.key.to_bytes()),
             node,
             signed,
+            salts,
             strategy,
             evaluations_max,
             held_out_sequences,

@@ -4,7 +4,11 @@
 //! result before it is used, and may change it. The program runs [`DefaultStrategy`]; studies of dishonest validators
 //! run others.
 
-use crate::{evaluate::Measurements, signed_db::WindowReport};
+use crate::{
+    evaluate::Measurements,
+    gauntlet::{Evidence, SeatReport},
+    signed_db::WindowReport,
+};
 use protocol::{
     Uid, Window,
     view::{Verdict, Vote, WindowView},
@@ -28,6 +32,9 @@ pub trait Strategy: Send {
     fn measured(&mut self, _window: Window, own: Measurements) -> Measurements {
         own
     }
+
+    /// Called when a window is judged, with the evidence and what followed from it for each seat.
+    fn judged(&mut self, _window: Window, _evidence: &[Evidence], _reports: &[SeatReport]) {}
 
     /// The attestation and vote that the window's receipt states (PROT-27).
     fn reported(&mut self, _window: Window, own: WindowReport) -> WindowReport {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -69,6 +70,14 @@ impl Store for MemoryStore {
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
         self.insert(key, bytes)
+    }
+
+    /// Reads the file on the calling thread: a simulation has no other.
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
+        let bytes = std::fs::read(path)
+            .map_err(|source| StoreError::File { path: path.display().to_string(), source })?;
+        self.insert(key, bytes.into())?;
+        self.head(key).await
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {

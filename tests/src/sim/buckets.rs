@@ -1,17 +1,12 @@
-//! What lies in everybody's buckets, and what each reader is given of it.
-//!
-//! Most of it lies in the stores in memory that the product brings. What a bucket shows to some readers only, or not in time, or too slowly,
-//! is decided here, reader by reader.
+//! The buckets of a network: stores in memory, which answer each reader as their proxies and the network between decide.
 
+use adversaries::{FaultyProxy, faulty_proxy::ChooseProxy};
 use async_trait::async_trait;
 use bytes::Bytes;
 use protocol::{Digest, keys::ObjectKey};
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 use store::{Fetch, FetchError, Limits, MemoryStore, Store, TrafficTotals, memory::MemoryFetcher};
@@ -20,68 +15,47 @@ use store::{Fetch, FetchError, Limits, MemoryStore, Store, TrafficTotals, memory
 #[derive(Default)]
 pub struct Buckets {
     open: MemoryFetcher,
-    guarded: Mutex<BTreeMap<(String, ObjectKey), Guarded>>,
-}
-
-/// An object that is not simply there.
-#[derive(Clone)]
-struct Guarded {
-    bytes: Bytes,
-    to: Access,
-}
-
-/// Whom an object is given to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// To the first so many readers, and to nobody else.
-    First(usize),
-    /// To everybody, so slowly that nobody waits for its end.
-    Crawls,
+    /// By base URL.
+    proxies: Mutex<BTreeMap<String, ChooseProxy>>,
 }
 
 /// One reader of all buckets.
 pub struct Reader {
     buckets: Arc<Buckets>,
-    /// Its place among those that a bucket tells apart; `None` comes after all of them.
+    /// Its place among the validators, which a proxy tells apart; `None` comes after all of them.
     place: Option<usize>,
     seed: Digest,
-    /// How many of a million fetches fail by nobody's fault.
+    /// Of a million objects, those that the network between this reader and a bucket does not let through.
     failures_ppm: u32,
-    fetches: AtomicU64,
 }
 
 impl Buckets {
-    /// A bucket of its own at `base_url`.
+    /// Makes a bucket at `base_url`.
     pub fn add(&self, base_url: &str) -> Arc<MemoryStore> {
         let store = Arc::new(MemoryStore::new());
         self.open.serve(base_url, store.clone() as Arc<dyn Store>);
         store
     }
 
-    pub fn guard(&self, base_url: &str, key: ObjectKey, bytes: Bytes, to: Access) {
-        self.guarded().insert((base_url.to_owned(), key), Guarded { bytes, to });
+    /// Has the readers of the bucket at `base_url` answered as `proxy` decides at each fetch.
+    pub fn answer(&self, base_url: &str, proxy: ChooseProxy) {
+        self.proxies.lock().unwrap_or_else(PoisonError::into_inner).insert(base_url.to_owned(), proxy);
     }
 
-    /// Forgets what was guarded: it belonged to a window that is over.
-    pub fn forget(&self) {
-        self.guarded().clear();
-    }
-
-    fn guarded(&self) -> std::sync::MutexGuard<'_, BTreeMap<(String, ObjectKey), Guarded>> {
-        // The map is whole whatever happened to a holder of the lock: no change to it has two steps.
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+    fn proxy(&self, base_url: &str) -> FaultyProxy {
+        let proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        proxies.get(base_url).map_or(FaultyProxy::Store, |proxy| proxy())
     }
 }
 
 impl Reader {
     pub fn new(buckets: Arc<Buckets>, place: Option<usize>, seed: Digest, failures_ppm: u32) -> Reader {
-        Reader { buckets, place, seed, failures_ppm, fetches: AtomicU64::new(0) }
+        Reader { buckets, place, seed, failures_ppm }
     }
 
-    /// Whether this fetch fails, by the network's fault.
-    fn fails(&self) -> bool {
-        let fetch = self.fetches.fetch_add(1, Ordering::Relaxed);
-        let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", &fetch.to_le_bytes()]);
+    /// Whether a fetch fails by the network's fault. Another fetch of the same object from the same bucket fails too.
+    fn fails(&self, base_url: &str, key: &ObjectKey) -> bool {
+        let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", base_url.as_bytes(), key.as_str().as_bytes()]);
         let drawn = u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]);
         (u64::from(drawn) * 1_000_000) >> 32 < u64::from(self.failures_ppm)
     }
@@ -90,26 +64,22 @@ impl Reader {
 #[async_trait]
 impl Fetch for Reader {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
-        if self.fails() {
+        if self.fails(base_url, key) {
             return Err(FetchError::Unavailable { status: 503 });
         }
-        let guarded = self.buckets.guarded().get(&(base_url.to_owned(), key.clone())).cloned();
-        match guarded {
-            None => self.buckets.open.fetch(base_url, key, limits).await,
-            Some(Guarded { to: Access::Crawls, .. }) => {
-                Err(FetchError::Crawled { bytes: 1, window: Duration::from_secs(5) })
+        match self.buckets.proxy(base_url) {
+            FaultyProxy::ForTheFirst(readers)
+                if self.place.is_none_or(|place| usize::from(readers) <= place) =>
+            {
+                return Err(FetchError::Missing);
             }
-            Some(Guarded { bytes, to: Access::First(readers) }) => {
-                if self.place.is_none_or(|place| readers <= place) {
-                    return Err(FetchError::Missing);
-                }
-                let length = bytes.len() as u64;
-                if limits.max_bytes < length {
-                    return Err(FetchError::TooLarge { bytes: length, max_bytes: limits.max_bytes });
-                }
-                Ok(bytes)
+            FaultyProxy::Crawling(_) => {
+                return Err(FetchError::Crawled { bytes: 1, window: Duration::from_secs(5) });
             }
+            // No reader here looks at the times that a bucket sends.
+            FaultyProxy::Store | FaultyProxy::ForTheFirst(_) | FaultyProxy::Backdating => {}
         }
+        self.buckets.open.fetch(base_url, key, limits).await
     }
 
     fn traffic(&self) -> TrafficTotals {

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 /// Why the runtime refused a call: the name of its error.
 pub type Refusal = String;
@@ -35,15 +35,25 @@ pub struct SimChain {
     state: BasicExternalities,
     seed: Digest,
     head: Head,
-    heads: watch::Sender<Head>,
+    /// One channel per subscriber, in the order of their subscriptions: the waiters of one channel wake in random order.
+    heads: Vec<watch::Sender<Head>>,
+    /// Calls for the next block, in the order they were submitted.
+    pending: Vec<Pending>,
+}
+
+/// A submitted call, and the channel on which its signer waits.
+struct Pending {
+    signer: AccountId,
+    call: RuntimeCall,
+    included: oneshot::Sender<Result<Included, Refusal>>,
 }
 
 impl SimChain {
     /// The development chain before its first block. `seed` names its blocks.
     pub fn new(seed: Digest) -> SimChain {
         let head = Head { block: Block(0), hash: hash_of(&seed, 0) };
-        let mut chain =
-            SimChain { state: BasicExternalities::new_empty(), seed, head, heads: watch::channel(head).0 };
+        let (heads, pending) = (Vec::new(), Vec::new());
+        let mut chain = SimChain { state: BasicExternalities::new_empty(), seed, head, heads, pending };
         chain.state.execute_with(|| {
             let mut genesis = preset(None);
             overlay(&mut genesis, preset(Some("development")));
@@ -86,8 +96,29 @@ impl SimChain {
             results
         });
         self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
-        self.heads.send_replace(self.head);
+        self.heads.retain(|heads| heads.send(self.head).is_ok());
         results
+    }
+
+    /// Makes a block of the calls that were submitted since the last one, and tells their signers.
+    pub fn seal(&mut self) {
+        let (calls, signers): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
+            .into_iter()
+            .map(|Pending { signer, call, included }| ((signer, call), included))
+            .unzip();
+        let results = self.block(calls);
+        let block = Included { block: self.head.block, hash: self.head.hash };
+        for (included, result) in signers.into_iter().zip(results) {
+            // A signer that has stopped hears nothing.
+            let _ = included.send(result.map(|()| block));
+        }
+    }
+
+    /// The finalised heads from now on.
+    pub fn subscribe(&mut self) -> watch::Receiver<Head> {
+        let (sender, receiver) = watch::channel(self.head);
+        self.heads.push(sender);
+        receiver
     }
 
     /// Makes empty blocks up to `block`.
@@ -146,17 +177,27 @@ pub struct SharedChain {
     chain: Arc<Mutex<SimChain>>,
     heads: watch::Receiver<Head>,
     signer: Option<AccountId>,
+    sealing: Sealing,
+}
+
+/// When a submitted call gets into a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sealing {
+    /// At once, in a block of its own.
+    AtOnce,
+    /// With the next [`SimChain::seal`].
+    Later,
 }
 
 impl SharedChain {
-    pub fn new(chain: SimChain) -> SharedChain {
-        let heads = chain.heads.subscribe();
-        SharedChain { chain: Arc::new(Mutex::new(chain)), heads, signer: None }
+    pub fn new(mut chain: SimChain, sealing: Sealing) -> SharedChain {
+        let heads = chain.subscribe();
+        SharedChain { chain: Arc::new(Mutex::new(chain)), heads, signer: None, sealing }
     }
 
-    /// The same chain, for whoever submits a validator's calls in the name of `account`. Each is in a block of its own.
+    /// The same chain for a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
-        SharedChain { signer: Some(account), ..self.clone() }
+        SharedChain { heads: self.lock().subscribe(), signer: Some(account), ..self.clone() }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, SimChain> {
@@ -256,13 +297,21 @@ impl Chain for SharedChain {
             doing: doing.clone(),
             reason: "a seat does not send this call in every window".into(),
         })?;
-        let mut chain = self.lock();
-        match chain.block(vec![(signer, call)]).pop() {
-            Some(Err(error)) => {
-                Err(ChainError::Refused { doing, pallet: pallet.into(), error, docs: String::new() })
+        let (included, sealed) = oneshot::channel();
+        {
+            let mut chain = self.lock();
+            chain.pending.push(Pending { signer, call, included });
+            if self.sealing == Sealing::AtOnce {
+                chain.seal();
             }
-            _ => Ok(Included { block: chain.head.block, hash: chain.head.hash }),
         }
+        let result = sealed.await.map_err(|_| ChainError::Stopped { part: "block producer" })?;
+        result.map_err(|error| ChainError::Refused {
+            doing,
+            pallet: pallet.into(),
+            error,
+            docs: String::new(),
+        })
     }
 }
 
@@ -275,6 +324,19 @@ fn of_a_seat(call: Call) -> Option<(&'static str, RuntimeCall)> {
         Call::Attest { run, window, verdicts, next_salt } => {
             let verdicts = verdicts.try_into().ok()?;
             windows(pallet_windows::Call::attest { run, window, verdicts, next_salt })
+        }
+        Call::AttestHidden { run, window, hash, next_salt } => {
+            windows(pallet_windows::Call::attest_hidden { run, window, hash, next_salt })
+        }
+        Call::RevealAttestation { run, window, verdicts, salt } => {
+            let verdicts = verdicts.try_into().ok()?;
+            windows(pallet_windows::Call::reveal_attestation { run, window, verdicts, salt })
+        }
+        Call::VoteHidden { run, window, hash } => {
+            windows(pallet_windows::Call::vote_hidden { run, window, hash })
+        }
+        Call::RevealVote { run, window, vote, salt } => {
+            windows(pallet_windows::Call::reveal_vote { run, window, vote, salt })
         }
         Call::Vote { run, window, vote } => windows(pallet_windows::Call::vote { run, window, vote }),
         Call::AnchorReceipts { run, window, digest } => {

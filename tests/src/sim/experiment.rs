@@ -5,7 +5,8 @@
 //! the work of all its adversaries together.
 
 use super::{
-    network::{Cast, History, MinerSeat, Network, SimError, ValidatorSeat},
+    network::{Cast, MinerSeat, Network, SimError, ValidatorSeat},
+    record::History,
     world::{BATCH, World},
 };
 use adversaries::{Adversary, MinerContext, Setup, SharedMailbox};

@@ -9,7 +9,7 @@
 //! window, where it chose five or twenty. Its check of synchrony is always passed: here nobody is out of step. What it knows nothing of, the
 //! declared share of the work among it, it does not use.
 
-use super::network::SeatRecord;
+use super::record::SeatRecord;
 use protocol::{RunParams, SeatId, Uid, Window};
 use std::collections::BTreeMap;
 use validator::gauntlet::{Evidence, LossPair, Observed, Rating, rating};

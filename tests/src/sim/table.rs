@@ -5,7 +5,7 @@ use super::{
         BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, FULL, HONEST, Histories, IN_THE_OPEN,
         MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, SLOW, tried,
     },
-    network::{History, WindowRecord},
+    record::{History, WindowRecord},
 };
 use protocol::Role;
 use serde::Serialize;
@@ -448,7 +448,7 @@ fn rounded(number: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::network::SeatRecord;
+    use crate::sim::record::SeatRecord;
 
     /// Eight equals, a slow one, one of another batch, and somebody else.
     fn history(earned: [f64; 11]) -> History {

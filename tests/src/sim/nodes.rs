@@ -1,0 +1,279 @@
+//! Opens the nodes of a network: the programs' own miners and validators, with parts of the simulation.
+
+use super::{
+    buckets::{Buckets, Reader},
+    chain::SharedChain,
+    network::{MinerSeat, ValidatorSeat},
+    record::{Recorder, Reporting},
+    world::{HELD_OUT, World},
+};
+use adversaries::act::{self, HonestParts, WrappedParts};
+use chain_client::Chain as _;
+use ed25519_dalek::SigningKey;
+use miner::{
+    progress::SnapshotInterval,
+    run::{Miner, MinerOptions},
+    shutdown::ShutdownHandle,
+};
+use model::RunSpec;
+use nn::{Device, Evaluator, Trainer};
+use node::{Blocking, Codec, Follower, Journal, Node, SyncDriver};
+use protocol::{
+    Digest, Uid, Window,
+    view::{RunView, SeatView},
+};
+use std::{
+    error::Error,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+use store::Store;
+use validator::{
+    evaluate::{self, Evaluate, EvaluateError, Job, Measurements},
+    run::{Parts, Validator},
+    salt::Salts,
+    signed_db::SignedDb,
+};
+
+const DEVICE: Device = Device::CPU;
+/// More than there are seats: every contribution is evaluated.
+const EVALUATIONS_MAX: usize = 1_000;
+/// Held-out sequences of a validator's own report; the network's loss is measured by its observer.
+const HELD_OUT_OF_A_VALIDATOR: u64 = 1;
+
+/// Why a node ended before its last window.
+pub type NodeFailed = Box<dyn Error + Send + Sync>;
+
+/// What all nodes of a network share.
+pub struct Shared {
+    pub world: World,
+    pub spec: RunSpec,
+    pub run: RunView,
+    pub seed: Digest,
+    pub sent: Arc<Codec>,
+    pub merged: Arc<Codec>,
+    pub chain: SharedChain,
+    pub buckets: Arc<Buckets>,
+    pub recorder: Recorder,
+    pub evaluations: Evaluations,
+    /// Every node has a directory below it.
+    pub home: PathBuf,
+    /// Of a million objects, those that a validator cannot fetch from a bucket.
+    pub failures_ppm: u32,
+    pub windows: u32,
+}
+
+/// One node.
+pub struct Seat {
+    pub name: String,
+    pub view: SeatView,
+    pub key: SigningKey,
+    pub store: Arc<dyn Store>,
+    /// The chain as this node sees it: calls are signed by the seat.
+    pub chain: SharedChain,
+    /// Its place among the validators.
+    pub place: Option<usize>,
+}
+
+impl Shared {
+    fn follower(&self, chain: &SharedChain, place: Option<usize>) -> Follower {
+        let number = place.map_or(u64::MAX, |place| place as u64);
+        let seed = Digest::of_parts(&[&self.seed.0, b"reader", &number.to_le_bytes()]);
+        let failures_ppm = if place.is_some() { self.failures_ppm } else { 0 };
+        Follower {
+            chain: Arc::new(chain.clone()),
+            fetch: Arc::new(Reader::new(self.buckets.clone(), place, seed, failures_ppm)),
+            run: self.run.clone(),
+            spec: self.spec.clone(),
+            sent: self.sent.clone(),
+            merged: self.merged.clone(),
+            keeps_buffer: place.is_some(),
+            turn: place.unwrap_or(0),
+            directory: None,
+            blocking: Blocking::Inline,
+        }
+    }
+
+    /// The node of a seat. Opens what is in its directory, or joins the run.
+    async fn node(
+        &self,
+        seat: Seat,
+        follower: Arc<Follower>,
+        store: Arc<dyn Store>,
+    ) -> Result<Node, NodeFailed> {
+        let directory = self.directory(seat.view.id.uid);
+        std::fs::create_dir_all(&directory)?;
+        let mut journal = Journal::in_memory(self.recorder.journal_of(seat.name));
+        let (sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
+        Ok(Node {
+            heads: sync.follower.chain.heads(),
+            blocking: sync.follower.blocking,
+            sync,
+            store,
+            dataset: self.world.dataset.clone(),
+            key: seat.key,
+            seat: seat.view,
+            journal,
+            directory,
+            traffic: Box::new(|| (0, 0)),
+            windows_max: Some(self.windows),
+            lock: None,
+        })
+    }
+
+    fn directory(&self, uid: Uid) -> PathBuf {
+        self.home.join(format!("seat-{uid}"))
+    }
+}
+
+/// Mines until the last window.
+pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<(), NodeFailed> {
+    let follower = Arc::new(shared.follower(&seat.chain, None));
+    let honest = HonestParts {
+        follower,
+        store: seat.store.clone(),
+        key: seat.key.clone(),
+        uid: seat.view.id.uid,
+        directory: shared.directory(seat.view.id.uid),
+    };
+    let mut batch_sequences = shared.spec.recipe.batch;
+    let (follower, store, strategy): (_, _, Box<dyn miner::strategy::Strategy>) = match filled {
+        MinerSeat::Honest { share, batch } => {
+            batch_sequences = batch;
+            (honest.follower, honest.store, Box::new(PartTime { share, batch }))
+        }
+        MinerSeat::Adversary(adversary) => {
+            let WrappedParts { follower, store, strategy, proxy } = act::wrap(honest, adversary);
+            shared.buckets.answer(&seat.view.endpoint, proxy);
+            (follower, store, strategy)
+        }
+    };
+    let node = shared.node(seat, follower, store).await?;
+    let trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
+    let options = MinerOptions {
+        // Training takes no virtual time: the block in which the data is known is enough for it.
+        commit_margin_blocks: 1,
+        batch_sequences,
+        snapshot_interval: SnapshotInterval::Never,
+    };
+    let shutdown = Arc::new(ShutdownHandle::default());
+    Ok(Miner::open(node, trainer, strategy, options, shutdown).await?.run().await?)
+}
+
+/// A miner whose time is enough for `share` of its sequences, in whole steps of `batch`.
+struct PartTime {
+    share: f64,
+    batch: usize,
+}
+
+impl miner::strategy::Strategy for PartTime {
+    fn sequences(&mut self, _window: Window, mut assigned: Vec<u64>, _of: u64) -> Vec<u64> {
+        let in_time = (assigned.len() as f64 * self.share) as usize / self.batch * self.batch;
+        assigned.truncate(in_time);
+        assigned
+    }
+}
+
+/// Validates until the last window. `salts` are derived from `secret`.
+pub async fn validate(
+    shared: Arc<Shared>,
+    seat: Seat,
+    filled: ValidatorSeat,
+    secret: [u8; 32],
+) -> Result<(), NodeFailed> {
+    let is_first = seat.place == Some(0);
+    let follower = Arc::new(shared.follower(&seat.chain, seat.place));
+    let directory = shared.directory(seat.view.id.uid);
+    let strategy: Box<dyn validator::strategy::Strategy> = match filled {
+        ValidatorSeat::Honest if is_first => Box::new(Reporting(shared.recorder.clone())),
+        ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
+        ValidatorSeat::Adversary(strategy) => strategy,
+        ValidatorSeat::Idle(mut strategy) => {
+            return Ok(
+                adversaries::idle::serve(&follower, &seat.view, &secret, &directory, &mut *strategy).await?
+            );
+        }
+    };
+    let store = seat.store.clone();
+    let node = shared.node(seat, follower, store).await?;
+    let (signed, _) = SignedDb::open(&directory, shared.run.id, &shared.run.params, 0)?;
+    let parts = Parts {
+        node,
+        evaluator: Box::new(shared.evaluations.clone()),
+        signed,
+        salts: Salts::new(&secret),
+        strategy,
+        evaluations_max: EVALUATIONS_MAX,
+        held_out_sequences: HELD_OUT_OF_A_VALIDATOR,
+    };
+    Ok(Validator::new(parts).run().await?)
+}
+
+/// Follows the run without a seat, and measures each window's model on held-out sequences.
+pub async fn observe(shared: Arc<Shared>, chain: SharedChain) -> Result<(), NodeFailed> {
+    let directory = shared.home.join("observer");
+    std::fs::create_dir_all(&directory)?;
+    let follower = Arc::new(shared.follower(&chain, None));
+    let mut journal = Journal::in_memory(shared.recorder.journal_of("observer".to_owned()));
+    let (mut sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
+    let dataset = &shared.world.dataset;
+    let count = HELD_OUT.min(dataset.held_out_sequences());
+    let sequences = dataset.held_out_sequences_at(&(0..count).collect::<Vec<_>>())?;
+    let mut evaluator = Evaluator::new(&shared.spec.model, DEVICE, &sync.state.theta)?;
+    let (mut heads, mut done) = (chain.heads(), None);
+    loop {
+        sync.sync_to_open_window(&mut heads, done, &mut None, &mut journal).await?;
+        let window = sync.window();
+        evaluator.load(&sync.state.theta)?;
+        let losses = evaluator.losses(&sequences)?;
+        let loss = losses.iter().sum::<f64>() / losses.len().max(1) as f64;
+        shared.recorder.held_out_loss(window, loss);
+        if shared.windows <= window.0 {
+            return Ok(());
+        }
+        done = Some(window);
+    }
+}
+
+/// An evaluator that all validators share: an evaluation that would be the same to the last bit is measured once.
+#[derive(Clone)]
+pub struct Evaluations(Arc<Mutex<Measured>>);
+
+struct Measured {
+    evaluator: Evaluator,
+    dataset: Arc<dataset::Dataset>,
+    window: Window,
+    /// Of `window`, by evaluation seed and the contributions' digests.
+    known: Vec<(Digest, Vec<Digest>, Measurements)>,
+}
+
+impl Evaluations {
+    pub fn new(world: &World, theta: &[f32]) -> Result<Evaluations, nn::ModelError> {
+        let evaluator = Evaluator::new(&world.spec.model, DEVICE, theta)?;
+        let dataset = world.dataset.clone();
+        let measured = Measured { evaluator, dataset, window: Window::FIRST, known: Vec::new() };
+        Ok(Evaluations(Arc::new(Mutex::new(measured))))
+    }
+}
+
+impl Evaluate for Evaluations {
+    fn measure(
+        &mut self,
+        job: &Job,
+        time_left: &mut dyn FnMut() -> bool,
+    ) -> Result<Measurements, EvaluateError> {
+        let mut shared = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Measured { evaluator, dataset, window, known } = &mut *shared;
+        if *window != job.window {
+            (*window, *known) = (job.window, Vec::new());
+        }
+        let digests: Vec<Digest> = job.contributions.values().map(|held| held.digest).collect();
+        if let Some((_, _, measured)) = known.iter().find(|(seed, of, _)| *seed == job.seed && *of == digests)
+        {
+            return Ok(measured.clone());
+        }
+        let measured = evaluate::measure(evaluator, dataset, job, time_left)?;
+        known.push((job.seed, digests, measured.clone()));
+        Ok(measured)
+    }
+}
