@@ -9,9 +9,11 @@ use crate::{
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
-use node::program;
+use node::{Follower, program};
 use s3_server::{AdminConfig, BucketConfig, S3Server, ServerConfig};
-use std::{ffi::OsString, io::Read as _, net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    ffi::OsString, io::Read as _, net::SocketAddr, path::PathBuf, process::Stdio, sync::Arc, time::Duration,
+};
 
 #[derive(Debug, Subcommand)]
 pub enum Role {
@@ -122,9 +124,6 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let mailbox = adversaries::SharedMailbox::Directory(mailbox);
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(strategy = name, index, "this seat is an adversary");
-    if name == LAZY {
-        return lazy(start, &setup).await;
-    }
     let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
         let listen = proxy_port.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
@@ -135,33 +134,16 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
         let serve = validator::cli::Serve { flags, metrics, windows, with_parent };
-        return validator::cli::start(serve, Box::new(|context| Ok((context, strategy)))).await;
+        let changed = |mut context: node::NodeContext| {
+            if !strategy.computes() {
+                // Without merges of its own it has no use for their buffer.
+                context.follower = Arc::new(Follower { keeps_buffer: false, ..(*context.follower).clone() });
+            }
+            Ok((context, strategy))
+        };
+        return validator::cli::start(serve, Box::new(changed)).await;
     }
     bail!("there is no strategy {name}")
-}
-
-/// Whose program computes nothing.
-const LAZY: &str = "lazy-voter";
-
-async fn lazy(start: miner::cli::Start, setup: &adversaries::Setup) -> anyhow::Result<()> {
-    if start.with_parent {
-        program::exit_with_parent();
-    }
-    let settings = node::Settings::read(&start.flags)?;
-    let mut strategy = adversaries::validator(LAZY, setup).context("there is no lazy voter")?;
-    let opened = node::open(&settings, protocol::Role::Validator).await?;
-    let secret = opened.key.signing_key().to_bytes();
-    let served = adversaries::idle::serve(
-        &opened.follower,
-        &opened.seat,
-        &secret,
-        &settings.directory,
-        &mut *strategy,
-    );
-    tokio::select! {
-        ended = served => Ok(ended?),
-        () = program::stop_requested() => Ok(()),
-    }
 }
 
 async fn chain(role: ChainRole) -> anyhow::Result<()> {

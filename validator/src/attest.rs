@@ -54,10 +54,13 @@ impl Validator {
         }
         verdicts.extend(gathered.faulty.keys().map(|uid| (*uid, Verdict::Faulty)));
         verdicts.sort_by_key(|(uid, _)| *uid);
+        let deadline = self.node.schedule().attest_deadline(window);
+        let looked = self.strategy.wait_and_look(&self.node.sync.follower, window, deadline).await;
+        let view = looked.as_ref().unwrap_or(view);
         let Some(verdicts) = self.strategy.verdicts(view, verdicts) else { return Ok(()) };
 
         let attestation = attestation(&verdicts, gathered, &not_observed);
-        let store = self.store_before(self.node.schedule().attest_deadline(window), |signed| {
+        let store = self.store_before(deadline, |signed| {
             signed.store_attestation(window, view.lineage, attestation.clone())
         });
         let verdicts = store.await?.verdicts();

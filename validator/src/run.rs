@@ -2,6 +2,7 @@
 
 use crate::{
     evaluate::{Evaluate, Evaluation},
+    gather::Gathered,
     gauntlet::Sketches,
     report::Published,
     salt::Salts,
@@ -115,7 +116,10 @@ impl Validator {
         self.node.wait_past(schedule.commit_deadline(window)).await?;
         let view = self.view(window).await?;
         let seats = self.node.seats().await?;
-        let gathered = self.gather(&view, &seats).await;
+        let gathered = match self.strategy.computes() {
+            true => self.gather(&view, &seats).await,
+            false => Gathered::default(),
+        };
 
         // Attest.
         let attested = self.attest(&view, &gathered).await;
@@ -133,7 +137,9 @@ impl Validator {
         self.commit_weights(&view).await?;
 
         // Evaluate. No other node waits for it: an evaluation longer than its window is judged in the next one.
-        self.start_evaluation(&view, &seats, gathered).await;
+        if self.strategy.computes() {
+            self.start_evaluation(&view, &seats, gathered).await;
+        }
         self.node.wait_past(schedule.vote_deadline(window)).await?;
         let revealed = self.reveal_vote(window).await;
         self.journal_skip(window, "vote not revealed", revealed)?;

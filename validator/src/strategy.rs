@@ -9,15 +9,35 @@ use crate::{
     gauntlet::{Evidence, SeatReport},
     signed_db::WindowReport,
 };
+use async_trait::async_trait;
+use node::Follower;
 use protocol::{
-    Uid, Window,
+    Block, Uid, Window,
     view::{Verdict, Vote, WindowView},
 };
 
 /// Changes what a validator tells the chain. The default of each method changes nothing.
 ///
-/// No method waits. Each gets what is public at that moment, and `own`: the result of this validator.
+/// No method but [`Strategy::wait_and_look`] waits. Each gets what is public at that moment, and `own`: the result of this validator.
+#[async_trait]
 pub trait Strategy: Send {
+    /// Whether the validator gathers, merges and evaluates. Without that it has seen no contribution, has no merge to
+    /// vote for, and signs no receipts.
+    fn computes(&self) -> bool {
+        true
+    }
+
+    /// Called before the attestation and before the vote. May wait while the call can still be included by
+    /// `deadline`. Returns the window as the chain has it then; `None` if it did not look.
+    async fn wait_and_look(
+        &mut self,
+        _follower: &Follower,
+        _window: Window,
+        _deadline: Block,
+    ) -> Option<WindowView> {
+        None
+    }
+
     /// The attestation, seat by seat (PROT-14); `None` attests nothing.
     fn verdicts(&mut self, _view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
         Some(own)

@@ -19,12 +19,18 @@ impl Validator {
         seats: &[SeatView],
         at_hand: &BTreeMap<Uid, Contribution>,
     ) -> Result<(), Stop> {
-        let own = self.merge(view, seats, at_hand).await?;
+        let own = match self.strategy.computes() {
+            true => Some(self.merge(view, seats, at_hand).await?),
+            false => None,
+        };
         // One vote per window: a process before this one may have voted.
         if view.votes.iter().any(|(uid, _)| *uid == self.node.uid()) {
             return Ok(());
         }
-        match self.strategy.vote(view, Some(own)) {
+        let deadline = self.node.schedule().vote_deadline(view.window);
+        let looked = self.strategy.wait_and_look(&self.node.sync.follower, view.window, deadline).await;
+        let view = looked.as_ref().unwrap_or(view);
+        match self.strategy.vote(view, own) {
             Some(vote) => self.vote(view, vote).await,
             None => Ok(()),
         }

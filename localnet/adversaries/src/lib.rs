@@ -3,7 +3,6 @@
 pub mod act;
 pub mod adversary;
 pub mod faulty_proxy;
-pub mod idle;
 pub mod miners;
 mod seeded_rng;
 mod shared_mailbox;
@@ -163,7 +162,7 @@ pub fn validator(name: &str, setup: &Setup) -> Option<Box<dyn Strategy>> {
         "inventor" => Box::new(inventor::Inventor { seed: u64::from(setup.index) }),
         "favourer" => Box::new(favourer::Favourer { friend: setup.friend }),
         "absentee" => Box::new(absentee::Absentee),
-        "lazy-voter" => Box::new(lazy_voter::LazyVoter),
+        "lazy-voter" => Box::new(lazy_voter::LazyVoter::default()),
         "false-merge" => Box::new(false_merge::FalseMerge),
         "whitewasher" => Box::new(whitewasher::Whitewasher),
         "two-faced" => Box::new(two_faced::TwoFaced::default()),

@@ -156,7 +156,6 @@ impl Plan {
             let setup =
                 Setup { validators: all_validators, friend: Some(protocol::Uid(0)), ..Setup::default() };
             let seat = match adversaries::validator(name, &setup) {
-                Some(strategy) if *name == "lazy-voter" => ValidatorSeat::Idle(strategy),
                 Some(strategy) => ValidatorSeat::Adversary(strategy),
                 None => ValidatorSeat::Honest,
             };

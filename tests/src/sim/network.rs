@@ -42,10 +42,7 @@ pub enum MinerSeat {
 /// The validator of a seat.
 pub enum ValidatorSeat {
     Honest,
-    /// Computes as an honest one does, and reports something else.
     Adversary(Box<dyn Strategy>),
-    /// Computes nothing, and holds no model.
-    Idle(Box<dyn Strategy>),
 }
 
 /// The seats of a network, and its faults.
@@ -158,7 +155,7 @@ impl<'a> Network<'a> {
             None => (Role::Miner, MTL),
             Some(place) => match self.cast.validators[place].1 {
                 ValidatorSeat::Honest => (Role::Validator, VALIDATOR_STAKE * self.cast.honest_stake),
-                ValidatorSeat::Adversary(_) | ValidatorSeat::Idle(_) => (Role::Validator, VALIDATOR_STAKE),
+                ValidatorSeat::Adversary(_) => (Role::Validator, VALIDATOR_STAKE),
             },
         };
         let (hotkey, endpoint) = (account(&self.key(index)), bounded(&url(index)));
@@ -282,7 +279,7 @@ impl<'a> Network<'a> {
         }
         for ((name, filled), secret) in self.cast.validators.into_iter().zip(secrets) {
             let Some(seat) = seats.next() else { break };
-            running += usize::from(!matches!(filled, ValidatorSeat::Idle(_)));
+            running += 1;
             start(name, Box::pin(nodes::validate(shared.clone(), seat, filled, secret)));
         }
         let observer = nodes::observe(shared.clone(), self.chain.signed_by(OWNER.to_account_id()));

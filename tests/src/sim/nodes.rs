@@ -182,20 +182,15 @@ pub async fn validate(
     secret: [u8; 32],
 ) -> Result<(), NodeFailed> {
     let is_first = seat.place == Some(0);
-    let follower = Arc::new(shared.follower(&seat.chain, seat.place));
     let directory = shared.directory(seat.view.id.uid);
     let strategy: Box<dyn validator::strategy::Strategy> = match filled {
         ValidatorSeat::Honest if is_first => Box::new(Reporting(shared.recorder.clone())),
         ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
         ValidatorSeat::Adversary(strategy) => strategy,
-        ValidatorSeat::Idle(mut strategy) => {
-            return Ok(
-                adversaries::idle::serve(&follower, &seat.view, &secret, &directory, &mut *strategy).await?
-            );
-        }
     };
+    let follower = Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, seat.place) };
     let store = seat.store.clone();
-    let node = shared.node(seat, follower, store).await?;
+    let node = shared.node(seat, Arc::new(follower), store).await?;
     let (signed, _) = SignedDb::open(&directory, shared.run.id, &shared.run.params, 0)?;
     let parts = Parts {
         node,

@@ -1,32 +1,60 @@
-//! Computes nothing, and holds no model: it attests what another has attested, votes what most others have voted, and
-//! posts the consensus of the epoch before.
+//! Computes nothing: it attests what another validator has attested, votes what most others have voted, and posts the
+//! consensus of the epoch before.
 //!
-//! Sees: commitments, votes as they come in, the consensus, and from others' buckets whom they attest as valid
-//! ([`crate::idle`]). Ends at: PROT-14, what it attests does not stand alone; PROT-30, where attestations and votes
-//! are hidden there is nothing to copy, and who votes never earns nothing; it reveals no salt and publishes no receipt
-//! (PROT-2, PROT-27), and bonds follow who was good before (PROT-31).
+//! Attests and votes at the last moment, when there is most to copy. The chain shows only that a validator has attested,
+//! but its bucket shows what: it copies what it attests as valid before it attests (PROT-15).
+//!
+//! Sees: commitments, votes as they come in, the consensus, and the buckets of others. Ends at: PROT-14, what it attests
+//! does not stand alone; PROT-30, where attestations and votes are hidden there is nothing to copy, and a validator that
+//! never votes earns nothing; it publishes no receipt (PROT-27), and bonds follow the seats that were good before
+//! (PROT-31).
 
+use async_trait::async_trait;
+use node::{Follower, wait_past};
 use protocol::{
-    Digest, Uid,
+    Block, Digest, Uid, Window, keys,
     view::{Verdict, Vote, WindowView},
 };
 use std::collections::BTreeMap;
 use validator::strategy::Strategy;
 
-pub struct LazyVoter;
+#[derive(Default)]
+pub struct LazyVoter {
+    /// The attestation of another validator, as its bucket shows it.
+    pub(crate) copied: Vec<(Uid, Verdict)>,
+}
 
+#[async_trait]
 impl Strategy for LazyVoter {
-    /// `own` is what it has copied. Without that it calls every seat valid that committed: most are.
-    fn verdicts(&mut self, view: &WindowView, own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
-        if !own.is_empty() {
-            return Some(own);
+    fn computes(&self) -> bool {
+        false
+    }
+
+    async fn wait_and_look(
+        &mut self,
+        follower: &Follower,
+        window: Window,
+        deadline: Block,
+    ) -> Option<WindowView> {
+        // The next block is the last one that counts.
+        wait_past(&mut follower.chain.heads(), Block(deadline.0.saturating_sub(2))).await.ok()?;
+        let view = follower.chain.window(follower.run.id, window).await.ok()??;
+        self.copied = copied(follower, &view).await.unwrap_or_default();
+        Some(view)
+    }
+
+    /// `own` is empty, as this validator has gathered nothing. With nothing to copy it attests every commitment as
+    /// valid: most are.
+    fn verdicts(&mut self, view: &WindowView, _own: Vec<(Uid, Verdict)>) -> Option<Vec<(Uid, Verdict)>> {
+        if !self.copied.is_empty() {
+            return Some(std::mem::take(&mut self.copied));
         }
         let mut verdicts: Vec<_> = view.commitments.iter().map(|(uid, _)| (*uid, Verdict::Valid)).collect();
         verdicts.sort_by_key(|(uid, _)| *uid);
         Some(verdicts)
     }
 
-    /// The vote with the most stake behind it; with none to copy, none.
+    /// The vote with the most stake behind it; `None` if there is no vote to copy.
     fn vote(&mut self, view: &WindowView, _own: Option<Vote>) -> Option<Vote> {
         let mut behind: BTreeMap<(Digest, Option<Digest>), (u128, Vote)> = BTreeMap::new();
         for (uid, vote) in &view.votes {
@@ -40,4 +68,22 @@ impl Strategy for LazyVoter {
     fn weights(&mut self, view: &WindowView, _own: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
         view.weights.iter().copied().filter(|(_, weight)| 0 < *weight).collect()
     }
+}
+
+/// The verdicts of a validator that has attested, as its bucket shows them; `None` if no validator has.
+async fn copied(follower: &Follower, view: &WindowView) -> Option<Vec<(Uid, Verdict)>> {
+    let seats = follower.chain.seats(follower.run.id).await.ok()?;
+    let attester = seats.iter().find(|seat| view.attested.contains(&seat.id.uid))?;
+    let limits = follower.contribution_limits();
+    let mut verdicts = Vec::new();
+    for (uid, digest) in &view.commitments {
+        let key = keys::contribution(follower.run.id, view.window, digest);
+        let verdict = match follower.fetch.fetch(&attester.endpoint, &key, &limits).await {
+            Ok(_) => Verdict::Valid,
+            Err(_) => Verdict::Faulty,
+        };
+        verdicts.push((*uid, verdict));
+    }
+    verdicts.sort_by_key(|(uid, _)| *uid);
+    Some(verdicts)
 }

@@ -1,5 +1,5 @@
-//! One file an adversary: what it tries, what it can see, and the rule at which it ends. All of them are strategies of
-//! the `validator` program; the lazy one is asked by a loop of its own, which computes nothing ([`crate::idle`]).
+//! One file per adversary: what it tries, what it can see, and the rule at which it ends. All are strategies of the
+//! `validator` program.
 
 pub mod absentee;
 pub mod false_merge;
