@@ -1,10 +1,11 @@
-//! Small networks in one process: the same code as on machines, with time made by hand.
+//! Small networks in one process: the programs' own loops, in virtual time.
 
 use adversaries::Setup;
+use protocol::Block;
 use std::sync::LazyLock;
 use tests::sim::{
     experiment::alone,
-    network::{Cast, MinerSeat, Network, ValidatorSeat},
+    network::{Cast, MinerSeat, Network, Restart, ValidatorSeat},
     record::History,
     world::World,
 };
@@ -16,6 +17,16 @@ static WORLD: LazyLock<World> = LazyLock::new(|| {
 
 /// Six honest miners, these others, and three validators.
 fn network(seed: u64, cheats: &[&str], failures_ppm: u32, windows: u32) -> History {
+    with_restarts(seed, cheats, failures_ppm, windows, Vec::new())
+}
+
+fn with_restarts(
+    seed: u64,
+    cheats: &[&str],
+    failures_ppm: u32,
+    windows: u32,
+    restarts: Vec<Restart>,
+) -> History {
     let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
     let mut miners: Vec<_> = (0..6).map(|_| honest()).collect();
     for name in cheats {
@@ -23,8 +34,15 @@ fn network(seed: u64, cheats: &[&str], failures_ppm: u32, windows: u32) -> Histo
         miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
     }
     let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
-    let cast =
-        Cast { seed, miners, validators, honest_stake: 1, same_evaluation: failures_ppm == 0, failures_ppm };
+    let cast = Cast {
+        seed,
+        miners,
+        validators,
+        honest_stake: 1,
+        same_evaluation: failures_ppm == 0,
+        failures_ppm,
+        restarts,
+    };
     let history = alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
     history.expect("nothing that a seat does stops a network")
 }
@@ -34,7 +52,9 @@ fn the_same_seed_gives_the_same_network_and_another_another() {
     let play = |seed| network(seed, &["copycat-last", "malformed"], 0, 3);
     let (one, again) = (play(7), play(7));
     assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
-    assert_ne!(one.lineage, play(8).lineage);
+    let other = play(8);
+    assert_ne!(one.lineage, other.lineage);
+    assert_ne!(one.state_root, other.state_root);
 }
 
 #[test]
@@ -71,21 +91,19 @@ fn what_a_validator_could_not_fetch_is_no_fault_of_anybody() {
 }
 
 #[test]
-fn two_miners_and_a_validator_run_their_own_loops_for_three_windows() {
-    let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
-    let play = |seed| {
-        let cast = Cast {
-            seed,
-            miners: vec![honest(), honest()],
-            validators: vec![("validator".to_owned(), ValidatorSeat::Honest)],
-            honest_stake: 1,
-            same_evaluation: true,
-            failures_ppm: 0,
-        };
-        alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(3))).expect("nothing stops it")
-    };
-    let (one, again) = (play(1), play(1));
-    assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
-    assert!(one.windows.iter().all(|window| window.merged));
-    assert_ne!(one.lineage, play(2).lineage);
+fn a_node_that_is_killed_at_any_block_of_a_window_loses_nothing() {
+    // Windows have twelve blocks, and the first one opens at block 12.
+    let undisturbed = network(5, &[], 0, 4);
+    for offset in 0..12 {
+        // In the second window: a miner and a validator, the validator one block later.
+        let at = 24 + offset;
+        let restarts = vec![Restart { seat: 1, at: Block(at) }, Restart { seat: 7, at: Block(at + 1) }];
+        let history = with_restarts(5, &[], 0, 4, restarts);
+        assert!(history.windows.iter().all(|window| window.merged), "killed at block {at}");
+        assert_eq!(history.resumed, 2, "killed at block {at}");
+        assert_eq!(history.lineage, undisturbed.lineage, "killed at block {at}");
+        let faults: usize =
+            history.windows.iter().flat_map(|window| &window.seats).map(|seat| seat.faults_attested).sum();
+        assert_eq!(faults, 0, "killed at block {at}");
+    }
 }

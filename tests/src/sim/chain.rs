@@ -1,7 +1,7 @@
-//! The chain of a simulated network: the real runtime over a map in memory, its blocks made by hand.
+//! The chain of a simulated network: the real runtime over a map in memory.
 //!
 //! A block is what it is on a node: initialised, the timestamp's inherent, calls, finalised, by the functions that `impl_runtime_apis!` makes
-//! for native code. Two things are simpler. Calls are dispatched in their signer's name, so nobody signs them or pays for them. And a block
+//! for native code. Two things are simpler. Calls are dispatched in their signer's name, so they have no signature and no fee. And a block
 //! is named by the network's seed and its number instead of by its header, so that all that is drawn by hashes of blocks follows from the seed.
 
 use async_trait::async_trait;
@@ -35,6 +35,8 @@ pub struct SimChain {
     state: BasicExternalities,
     seed: Digest,
     head: Head,
+    /// After the latest block.
+    state_root: Digest,
     /// One channel per subscriber, in the order of their subscriptions: the waiters of one channel wake in random order.
     heads: Vec<watch::Sender<Head>>,
     /// Calls for the next block, in the order they were submitted.
@@ -52,8 +54,14 @@ impl SimChain {
     /// The development chain before its first block. `seed` names its blocks.
     pub fn new(seed: Digest) -> SimChain {
         let head = Head { block: Block(0), hash: hash_of(&seed, 0) };
-        let (heads, pending) = (Vec::new(), Vec::new());
-        let mut chain = SimChain { state: BasicExternalities::new_empty(), seed, head, heads, pending };
+        let mut chain = SimChain {
+            state: BasicExternalities::new_empty(),
+            seed,
+            head,
+            state_root: Digest::default(),
+            heads: Vec::new(),
+            pending: Vec::new(),
+        };
         chain.state.execute_with(|| {
             let mut genesis = preset(None);
             overlay(&mut genesis, preset(Some("development")));
@@ -68,6 +76,11 @@ impl SimChain {
         self.head
     }
 
+    /// The root of everything that the chain stores.
+    pub fn state_root(&self) -> Digest {
+        self.state_root
+    }
+
     /// Makes a block of these calls, each in the name of its account. What became of each, in their order.
     pub fn block(&mut self, calls: Vec<(AccountId, RuntimeCall)>) -> Vec<Result<(), Refusal>> {
         let number = self.head.block.0 + 1;
@@ -75,7 +88,7 @@ impl SimChain {
         let digest = sp_runtime::Digest { logs: vec![DigestItem::PreRuntime(*b"aura", slot.encode())] };
         let parent = self.head.hash.0.into();
         let header = Header::new(number, Default::default(), Default::default(), parent, digest);
-        let results = self.state.execute_with(|| {
+        let (results, state_root) = self.state.execute_with(|| {
             let _: sp_runtime::ExtrinsicInclusionMode = call("Core_initialize_block", &header.encode());
             let mut data = InherentData::new();
             let now = sp_timestamp::InherentType::from(slot * SLOT_DURATION);
@@ -92,9 +105,10 @@ impl SimChain {
                     Err(error) => Err(name_of(&error.error)),
                 })
                 .collect();
-            let _: Header = call("BlockBuilder_finalize_block", &[]);
-            results
+            let header: Header = call("BlockBuilder_finalize_block", &[]);
+            (results, header.state_root)
         });
+        self.state_root = Digest(state_root.0);
         self.head = Head { block: Block(number), hash: hash_of(&self.seed, number) };
         self.heads.retain(|heads| heads.send(self.head).is_ok());
         results

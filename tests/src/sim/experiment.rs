@@ -169,6 +169,7 @@ impl Plan {
             // Where it is miners that are tried, one evaluation stands for all validators'.
             same_evaluation: self.validators.is_empty(),
             failures_ppm: self.failing * 10_000,
+            restarts: Vec::new(),
         }
     }
 }

@@ -1,19 +1,20 @@
-//! A whole network in one process: real training of a tiny model, the real chain, real validators, and no waiting.
+//! A whole network in one process: the programs' own miners and validators, in virtual time.
 //!
-//! Everything that decides is the product's own code: the runtime with its pallets, `miner::train` and `miner::compress`, `validator::gather`,
-//! `evaluate`, `gauntlet` and `merge`, `node::Follower`. What is replaced is time: a window's blocks are made by hand, as soon as
-//! everybody has done what is due, and all that is drawn follows from one seed. So a window takes a second, and the same seed gives the same
-//! network to the last bit on one machine.
+//! The loops are [`miner::run::Miner`] and [`validator::run::Validator`], as the programs run them; adversaries are the wrappers and
+//! strategies of `adversaries`. The simulation supplies the chain, the buckets, the directories and the clock. All that is drawn follows from
+//! one seed, so the same seed gives the same network to the last bit on one machine.
 //!
-//! - [`chain`]: the runtime, and blocks made by hand;
-//! - [`buckets`]: what readers are given, and by whom;
+//! - [`chain`]: the real runtime, whose blocks the simulation seals;
+//! - [`buckets`]: the buckets, and how they answer each reader;
 //! - [`world`]: model, data and rules that several networks share;
-//! - [`network`]: one window, top to bottom;
+//! - [`nodes`]: opens miners and validators with these parts;
+//! - [`network`]: seats, blocks, and restarts;
+//! - [`record`]: the record of a network, from what its nodes report;
 //! - [`small`]: a dataset and a model for tests of single nodes;
-//! - [`published`]: the published rules, judging the same evidence on the side;
-//! - [`experiment`]: which networks answer the questions of the table;
-//! - [`table`]: what came of them, for people and as JSON;
-//! - [`bounds`]: what of it must not be above what.
+//! - [`published`]: the published rules, judging the same evidence;
+//! - [`experiment`]: the networks that answer the questions of the table;
+//! - [`table`]: the result, as text and as JSON;
+//! - [`bounds`]: the bounds that the result must keep.
 
 pub mod bounds;
 pub mod buckets;

@@ -8,17 +8,17 @@ use super::{
     chain::{Refusal, Sealing, SharedChain, SimChain},
     nodes::{self, Evaluations, NodeFailed, Seat, Shared},
     record::{History, Recorder, WindowRecord},
-    world::{MTL, World},
+    world::{BATCH, MTL, World},
 };
 use adversaries::Adversary;
 use ed25519_dalek::SigningKey;
 use mettle_runtime::{AccountId, RuntimeCall, SLOT_DURATION};
 use model::{RunSpec, init_flat};
 use node::Codec;
-use protocol::{Digest, Role, RunId, Window, lineage};
+use protocol::{Block, Digest, Role, RunId, Window, lineage};
 use sp_keyring::Sr25519Keyring;
-use std::{path::Path, sync::Arc, time::Duration};
-use tokio::task::{JoinSet, LocalSet};
+use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
+use tokio::task::{AbortHandle, JoinSet, LocalSet};
 use validator::strategy::Strategy;
 
 const RUN: RunId = RunId(0);
@@ -59,6 +59,16 @@ pub struct Cast {
     pub same_evaluation: bool,
     /// Of a million objects, those that a validator cannot fetch from a bucket.
     pub failures_ppm: u32,
+    pub restarts: Vec<Restart>,
+}
+
+/// A node that is killed and opened again from its directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// An honest seat that does all its work, by uid.
+    pub seat: usize,
+    /// Just before the block after this one.
+    pub at: Block,
 }
 
 /// What stops a simulation. No seat can bring it about.
@@ -85,6 +95,9 @@ pub enum SimError {
     #[error("at block {block} some nodes have not finished the last window")]
     Stuck { block: u32 },
 }
+
+/// Runs a node to its end.
+type Task = Pin<Box<dyn Future<Output = Result<(), NodeFailed>>>>;
 
 /// The end of a node's task, with the node's name.
 type Ended = (String, Result<(), NodeFailed>);
@@ -202,13 +215,14 @@ impl<'a> Network<'a> {
             failures_ppm: self.cast.failures_ppm,
             windows,
         });
-        let (chain, cast_seed) = (self.chain.clone(), self.cast.seed);
+        let chain = self.chain.clone();
         let stakes = chain.seats_now(RUN).iter().map(|seat| seat.stake as f64 / MTL as f64).collect();
-        let (names, mut tasks, mut running) = self.start(&shared);
+        let (seed, restarts) = (self.cast.seed, self.cast.restarts.clone());
+        let mut nodes = self.start(shared.clone());
 
         let mut records: Vec<WindowRecord> = Vec::new();
         let last_block = params.schedule.opens_at(Window(windows.saturating_add(GRACE_WINDOWS)));
-        while 0 < running {
+        while 0 < nodes.running {
             tokio::time::sleep(Duration::from_millis(SLOT_DURATION)).await;
             let window = Window(records.len() as u32);
             let head = chain.lock().head().block;
@@ -219,12 +233,11 @@ impl<'a> Network<'a> {
             if last_block <= head {
                 return Err(SimError::Stuck { block: head.0 });
             }
-            chain.lock().seal();
-            while let Some(ended) = tasks.try_join_next() {
-                let (name, ended) = ended?;
-                ended.map_err(|source| SimError::Node { name, source })?;
-                running -= 1;
+            for restart in restarts.iter().filter(|restart| restart.at == head) {
+                nodes.restart(*restart).await?;
             }
+            chain.lock().seal();
+            nodes.reap()?;
         }
         if let Some((window, name)) = shared.recorder.diverged() {
             return Err(SimError::Diverged { window: window.0, name });
@@ -233,58 +246,116 @@ impl<'a> Network<'a> {
         let not_finalised = || SimError::NotFinalised { window: windows.saturating_sub(1) };
         Ok(History {
             stakes,
-            seed: cast_seed,
-            seats: names,
+            seed,
+            seats: nodes.seats.into_iter().map(|seat| seat.name).collect(),
             miners,
             windows: records,
             held_out_loss: shared.recorder.loss_of(end).ok_or_else(not_finalised)?,
             lineage: shared.recorder.lineage_of(end).ok_or_else(not_finalised)?.to_string(),
+            resumed: shared.recorder.resumed(),
+            state_root: chain.lock().state_root().to_string(),
         })
     }
 
-    /// Starts a task per seat and one for the observer. Returns the seats' names, the tasks, and how many of them end.
-    fn start(self, shared: &Arc<Shared>) -> (Vec<String>, JoinSet<Ended>, usize) {
+    /// Opens the seats, and starts the task of each and of the observer.
+    fn start(self, shared: Arc<Shared>) -> Nodes {
         let miners = self.cast.miners.len();
         let views = self.chain.seats_now(RUN);
-        let seat = |index: usize, name: &str| Seat {
-            name: name.to_owned(),
-            view: views[index].clone(),
-            key: self.key(index),
-            store: shared.buckets.add(&url(index)),
-            chain: self.chain.signed_by(account(&self.key(index))),
-            place: index.checked_sub(miners),
-        };
         // Miners first: they are told of a head first, so that validators find what is uploaded on it.
-        let names: Vec<String> = self
+        let names = self
             .cast
             .miners
             .iter()
             .map(|(name, _)| name)
-            .chain(self.cast.validators.iter().map(|(name, _)| name))
-            .cloned()
+            .chain(self.cast.validators.iter().map(|(name, _)| name));
+        let seats: Vec<Seat> = names
+            .zip(views)
+            .enumerate()
+            .map(|(index, (name, view))| Seat {
+                name: name.clone(),
+                view,
+                key: self.key(index),
+                store: shared.buckets.add(&url(index)),
+                chain: self.chain.signed_by(account(&self.key(index))),
+                place: index.checked_sub(miners),
+            })
             .collect();
-        let seats: Vec<Seat> = names.iter().enumerate().map(|(index, name)| seat(index, name)).collect();
-        let secrets: Vec<[u8; 32]> =
-            (0..self.cast.validators.len()).map(|place| self.secret(place)).collect();
-        let (mut tasks, mut running) = (JoinSet::new(), 0);
-        let mut start =
-            |name: String, task: std::pin::Pin<Box<dyn Future<Output = Result<(), NodeFailed>>>>| {
-                tasks.spawn_local(async move { (name, task.await) });
-            };
-        let mut seats = seats.into_iter();
-        for (name, filled) in self.cast.miners {
-            let Some(seat) = seats.next() else { break };
-            start(name, Box::pin(nodes::mine(shared.clone(), seat, filled)));
-            running += 1;
+        let secrets = (0..self.cast.validators.len()).map(|place| self.secret(place)).collect();
+        let tasks = JoinSet::new();
+        let mut nodes = Nodes { shared, seats, secrets, tasks, handles: Vec::new(), running: 0 };
+        for (index, (_, filled)) in self.cast.miners.into_iter().enumerate() {
+            let handle = nodes.start_miner(index, filled);
+            nodes.handles.push(handle);
         }
-        for ((name, filled), secret) in self.cast.validators.into_iter().zip(secrets) {
-            let Some(seat) = seats.next() else { break };
-            running += 1;
-            start(name, Box::pin(nodes::validate(shared.clone(), seat, filled, secret)));
+        for (place, (_, filled)) in self.cast.validators.into_iter().enumerate() {
+            let handle = nodes.start_validator(miners + place, filled);
+            nodes.handles.push(handle);
         }
-        let observer = nodes::observe(shared.clone(), self.chain.signed_by(OWNER.to_account_id()));
-        start("the observer".to_owned(), Box::pin(observer));
-        (names, tasks, running + 1)
+        let chain = self.chain.signed_by(OWNER.to_account_id());
+        let observer = nodes::observe(nodes.shared.clone(), chain);
+        nodes.spawn("the observer".to_owned(), Box::pin(observer));
+        nodes
+    }
+}
+
+/// The nodes of a network, while they run.
+struct Nodes {
+    shared: Arc<Shared>,
+    seats: Vec<Seat>,
+    /// Seeds of the validators' salts.
+    secrets: Vec<[u8; 32]>,
+    tasks: JoinSet<Ended>,
+    /// By uid.
+    handles: Vec<AbortHandle>,
+    /// Nodes that have not ended.
+    running: usize,
+}
+
+impl Nodes {
+    fn spawn(&mut self, name: String, task: Task) -> AbortHandle {
+        self.running += 1;
+        self.tasks.spawn_local(async move { (name, task.await) })
+    }
+
+    fn start_miner(&mut self, index: usize, filled: MinerSeat) -> AbortHandle {
+        let seat = self.seats[index].clone();
+        let name = seat.name.clone();
+        self.spawn(name, Box::pin(nodes::mine(self.shared.clone(), seat, filled)))
+    }
+
+    fn start_validator(&mut self, index: usize, filled: ValidatorSeat) -> AbortHandle {
+        let seat = self.seats[index].clone();
+        let (name, secret) = (seat.name.clone(), self.secrets[seat.place.unwrap_or(0)]);
+        self.spawn(name, Box::pin(nodes::validate(self.shared.clone(), seat, filled, secret)))
+    }
+
+    /// Kills the node of an honest seat where it is, and opens it again from its directory.
+    async fn restart(&mut self, restart: Restart) -> Result<(), SimError> {
+        self.handles[restart.seat].abort();
+        while !self.handles[restart.seat].is_finished() {
+            tokio::task::yield_now().await;
+        }
+        self.reap()?;
+        self.handles[restart.seat] = match self.seats[restart.seat].place {
+            None => self.start_miner(restart.seat, MinerSeat::Honest { share: 1.0, batch: BATCH }),
+            Some(_) => self.start_validator(restart.seat, ValidatorSeat::Honest),
+        };
+        Ok(())
+    }
+
+    /// Takes note of the nodes that have ended.
+    fn reap(&mut self) -> Result<(), SimError> {
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.running -= 1;
+            match ended {
+                Ok((_, Ok(()))) => {}
+                Ok((name, Err(source))) => return Err(SimError::Node { name, source }),
+                // Killed.
+                Err(error) if error.is_cancelled() => {}
+                Err(error) => return Err(SimError::Panicked(error)),
+            }
+        }
+        Ok(())
     }
 }
 

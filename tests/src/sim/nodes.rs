@@ -64,6 +64,7 @@ pub struct Shared {
 }
 
 /// One node.
+#[derive(Clone)]
 pub struct Seat {
     pub name: String,
     pub view: SeatView,
@@ -105,6 +106,7 @@ impl Shared {
         std::fs::create_dir_all(&directory)?;
         let mut journal = Journal::in_memory(self.recorder.journal_of(seat.name));
         let (sync, _) = SyncDriver::open(follower, directory.join("model.state"), &mut journal).await?;
+        let windows_max = self.windows.saturating_sub(sync.window().0);
         Ok(Node {
             heads: sync.follower.chain.heads(),
             blocking: sync.follower.blocking,
@@ -116,7 +118,7 @@ impl Shared {
             journal,
             directory,
             traffic: Box::new(|| (0, 0)),
-            windows_max: Some(self.windows),
+            windows_max: Some(windows_max),
             lock: None,
         })
     }

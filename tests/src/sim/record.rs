@@ -61,6 +61,10 @@ pub struct History {
     /// After the last window.
     pub held_out_loss: f64,
     pub lineage: String,
+    /// Of the chain, after its last block.
+    pub state_root: String,
+    /// Nodes that resumed from their directory.
+    pub resumed: usize,
 }
 
 /// Collects the reports of one network's nodes.
@@ -80,6 +84,8 @@ struct Reports {
     /// Mean loss of each window's model on held-out sequences.
     held_out_losses: BTreeMap<Window, f64>,
     published: published::Judge,
+    /// Nodes that resumed from their directory.
+    resumed: usize,
 }
 
 impl Recorder {
@@ -103,6 +109,7 @@ impl Recorder {
                     reports.diverged = Some((*window, name.to_owned()));
                 }
             }
+            Entry::Started { resumed: true, .. } => reports.resumed += 1,
             Entry::Attested { window, faulty, .. } => {
                 for fault in faulty {
                     *reports.faults.entry((*window, fault.uid)).or_default() += 1;
@@ -127,6 +134,11 @@ impl Recorder {
     /// The first node that held another model than the others, and the window.
     pub fn diverged(&self) -> Option<(Window, String)> {
         self.reports().diverged.clone()
+    }
+
+    /// How many nodes resumed from their directory.
+    pub fn resumed(&self) -> usize {
+        self.reports().resumed
     }
 
     pub fn lineage_of(&self, window: Window) -> Option<Digest> {
