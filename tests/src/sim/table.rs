@@ -462,6 +462,8 @@ mod tests {
             windows: vec![WindowRecord { window: 0, merged: true, held_out_loss: 3.0, seats }],
             held_out_loss: 3.0,
             lineage: String::new(),
+            state_root: String::new(),
+            resumed: 0,
         }
     }
 
