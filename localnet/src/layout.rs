@@ -73,9 +73,6 @@ pub struct SeatPlan {
     /// [`crate::seats::HONEST`], or the name of an adversary.
     #[serde(rename = "conduct", default = "honest")]
     pub strategy: String,
-    /// The port on this machine at which an adversary serves its readers itself.
-    #[serde(rename = "door", default, skip_serializing_if = "Option::is_none")]
-    pub proxy_port: Option<u16>,
     pub access_key: String,
     pub secret_key: String,
 }
@@ -221,14 +218,6 @@ impl Plan {
         format!("http://{}:{}", self.store_host, self.store_port)
     }
 
-    /// The base URL at which others read the objects of a seat: its bucket, or its own proxy.
-    pub fn endpoint_of(&self, seat: &SeatPlan) -> String {
-        match seat.proxy_port {
-            Some(port) => format!("http://127.0.0.1:{port}/{}", seat.name),
-            None => self.bucket_url(&seat.name),
-        }
-    }
-
     /// The base URL at which others read a bucket.
     pub fn bucket_url(&self, bucket: &str) -> String {
         format!("{}/{bucket}", self.store_url())
@@ -277,7 +266,6 @@ mod tests {
             name: name.into(),
             uid: 0,
             strategy: honest(),
-            proxy_port: None,
             access_key: String::new(),
             secret_key: String::new(),
         };
@@ -290,15 +278,14 @@ mod tests {
     }
 
     #[test]
-    fn a_seat_with_a_proxy_is_read_there_and_a_plan_without_strategies_is_honest() {
+    fn a_plan_without_strategies_is_honest() {
         let json = r#"{"role":"miner","name":"miner-0","uid":3,"access_key":"a","secret_key":"b"}"#;
         let seat: SeatPlan = serde_json::from_str(json).unwrap();
-        assert_eq!((seat.strategy.as_str(), seat.proxy_port), (crate::seats::HONEST, None));
-        assert_eq!(plan().endpoint_of(&seat), "http://127.0.0.1:2/miner-0");
-        let behind = SeatPlan { proxy_port: Some(7), strategy: "slow-loris".into(), ..seat };
-        assert_eq!(plan().endpoint_of(&behind), "http://127.0.0.1:7/miner-0");
-        let kept = serde_json::to_string(&behind).unwrap();
-        assert_eq!(serde_json::from_str::<SeatPlan>(&kept).unwrap(), behind);
+        assert_eq!(seat.strategy, crate::seats::HONEST);
+        assert_eq!(plan().bucket_url(&seat.name), "http://127.0.0.1:2/miner-0");
+        let slow = SeatPlan { strategy: "slow-loris".into(), ..seat };
+        let kept = serde_json::to_string(&slow).unwrap();
+        assert_eq!(serde_json::from_str::<SeatPlan>(&kept).unwrap(), slow);
     }
 
     #[test]

@@ -137,9 +137,6 @@ impl Network {
             "--mailbox".into(),
             mailbox.into_os_string(),
         ];
-        if let Some(port) = seat.proxy_port {
-            arguments.extend(["--proxy-port".into(), port.to_string().into()]);
-        }
         arguments.extend(["--config".into(), settings.into_os_string(), "--with-parent".into()]);
         self.start_as(&seat.name, "adversary", arguments)
     }

@@ -50,9 +50,6 @@ pub struct AdversaryRole {
     /// The directory through which colluding seats exchange values.
     #[arg(long)]
     pub mailbox: PathBuf,
-    /// The port at which the adversary serves its readers itself.
-    #[arg(long)]
-    pub proxy_port: Option<u16>,
     #[command(flatten)]
     pub start: miner::cli::Start,
 }
@@ -115,9 +112,9 @@ fn named(name: &str, rest: Rest) -> Vec<OsString> {
     arguments
 }
 
-/// An adversary is the honest program with another strategy, but for the lazy voter, which is less than a program.
+/// An adversary is the honest program with another strategy.
 async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
-    let AdversaryRole { name, index, validators, mailbox, proxy_port, start } = role;
+    let AdversaryRole { name, index, validators, mailbox, start } = role;
     if adversaries::kind(&name).is_none() {
         bail!("there is no strategy {name}");
     }
@@ -126,9 +123,7 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     tracing::info!(strategy = name, index, "this seat is an adversary");
     let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
-        let listen = proxy_port.map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-        let changed =
-            move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory, listen)?);
+        let changed = move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory));
         return miner::cli::start(start, Box::new(changed)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
@@ -224,6 +219,12 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
         ..ServerConfig::in_memory(buckets.collect())
     };
     let server = S3Server::start(config).await.context("could not start the store")?;
+    for (bucket, strategy) in &settings.strategies {
+        let setup = adversaries::Setup { validators: settings.validators, ..adversaries::Setup::default() };
+        if let Some(adversary) = adversaries::miner(strategy, &setup) {
+            server.inject(bucket, adversary.faults())?;
+        }
+    }
     tracing::info!(endpoint = server.endpoint(), "the store is up");
     program::stop_requested().await;
     server.shutdown().await;

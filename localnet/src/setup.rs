@@ -81,7 +81,6 @@ pub async fn set_up(
 
     let work = Work { dataset: &wanted.dataset, params: wanted.params, spec: wanted.spec.clone() };
     establish(&directory, &mut plan, work, say).await?;
-    drop(ports.proxies);
     locked.write_plan(plan.clone())?;
     Ok((plan, chain))
 }
@@ -180,7 +179,7 @@ pub async fn add_seat(
         run: RunId(plan.run),
         role: seat.role,
         hotkey: hotkey.hotkey(),
-        endpoint: plan.endpoint_of(seat),
+        endpoint: plan.bucket_url(&seat.name),
         stake: Amount(stake),
         hotkey_funds: Amount(defaults::HOTKEY_FUNDS),
         // All seats register at once, and each registration raises the price of the next.
@@ -229,8 +228,6 @@ struct Ports {
     chain: Vec<TcpListener>,
     store: TcpListener,
     store_admin: Option<TcpListener>,
-    /// The ports of adversaries that serve their readers themselves.
-    proxies: Vec<TcpListener>,
 }
 
 fn number(listener: &TcpListener) -> std::io::Result<u16> {
@@ -242,16 +239,8 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         chain: vec![port(wanted.chain_port, "chain")?],
         store: port(wanted.store_port, "store")?,
         store_admin: wanted.store_admin.then(|| port(None, "faults of the store")).transpose()?,
-        proxies: Vec::new(),
     };
-    let mut seats = new_seats(&wanted.seats)?;
-    for seat in &mut seats {
-        if adversaries::kind(&seat.strategy).is_some_and(|kind| kind.has_proxy) {
-            let listener = port(None, "adversaries")?;
-            seat.proxy_port = Some(number(&listener)?);
-            ports.proxies.push(listener);
-        }
-    }
+    let seats = new_seats(&wanted.seats)?;
     let chain = match &wanted.chain {
         ChainWanted::Embedded { block_millis } => {
             ChainPlan::Embedded { port: number(&ports.chain[0])?, block_millis: *block_millis }
@@ -327,15 +316,7 @@ pub fn new_seats(wanted: &Seats) -> anyhow::Result<Vec<SeatPlan>> {
 pub fn new_seat(role: Role, index: u16) -> anyhow::Result<SeatPlan> {
     let name = format!("{role}-{index}");
     let strategy = HONEST.to_owned();
-    Ok(SeatPlan {
-        role,
-        uid: 0,
-        strategy,
-        proxy_port: None,
-        access_key: name.clone(),
-        secret_key: random_hex(20)?,
-        name,
-    })
+    Ok(SeatPlan { role, uid: 0, strategy, access_key: name.clone(), secret_key: random_hex(20)?, name })
 }
 
 /// Fails if one of these ports is taken.

@@ -1,6 +1,10 @@
 //! The settings of the store's process: one bucket and one key for each seat, and for the owner of the run.
 
-use crate::layout::{ORIGIN, Plan};
+use crate::{
+    layout::{ORIGIN, Plan},
+    seats::HONEST,
+};
+use protocol::Role;
 use serde::{Deserialize, Serialize};
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -14,6 +18,12 @@ pub struct StoreSettings {
     pub dir: PathBuf,
     /// Name, access key, secret key.
     pub buckets: Vec<(String, String, String)>,
+    /// Bucket and strategy of each adversary: its bucket may answer readers with faults.
+    #[serde(default)]
+    pub strategies: Vec<(String, String)>,
+    /// Validators in the run.
+    #[serde(default)]
+    pub validators: u16,
     /// Where faults are ordered, and the token that it takes; tests use it.
     pub admin: Option<(u16, String)>,
 }
@@ -31,7 +41,11 @@ impl StoreSettings {
                 .map(|seat| (seat.name.clone(), seat.access_key.clone(), seat.secret_key.clone())),
         );
         let listen = SocketAddr::new(ip, plan.store_port);
-        StoreSettings { listen, dir, buckets, admin: plan.store_admin.clone() }
+        let adversaries = plan.seats.iter().filter(|seat| seat.strategy != HONEST);
+        let strategies = adversaries.map(|seat| (seat.name.clone(), seat.strategy.clone())).collect();
+        let validators = plan.seats_of(Role::Validator).count();
+        let validators = u16::try_from(validators).unwrap_or(u16::MAX);
+        StoreSettings { listen, dir, buckets, strategies, validators, admin: plan.store_admin.clone() }
     }
 
     /// Replaces the file, which only this user can read.

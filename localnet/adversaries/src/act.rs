@@ -5,10 +5,7 @@
 //! uploads, the wrapped bucket gets the adversary's bytes. The parts are plain values, so that a process and the
 //! simulation use the same.
 
-use crate::{
-    adversary::{Adversary, Content, MinerContext, OwnContribution, Presentation, Timing},
-    faulty_proxy::{self, ChooseProxy},
-};
+use crate::adversary::{Adversary, Content, MinerContext, OwnContribution, Presentation, Timing};
 use async_trait::async_trait;
 use bytes::Bytes;
 use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
@@ -23,7 +20,6 @@ use protocol::{
 };
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -33,13 +29,6 @@ use tokio::sync::watch;
 
 /// Between two requests for an object or a decision.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// Why an adversary cannot act.
-#[derive(Debug, thiserror::Error)]
-pub enum ActError {
-    #[error("could not listen at {address} for readers of the bucket")]
-    FaultyProxy { address: SocketAddr, source: std::io::Error },
-}
 
 /// State that the wrappers of one adversary share.
 struct Act {
@@ -69,8 +58,6 @@ pub struct WrappedParts {
     pub follower: Arc<Follower>,
     pub store: Arc<dyn Store>,
     pub strategy: Box<dyn Strategy>,
-    /// What stands between the bucket and its readers.
-    pub proxy: ChooseProxy,
 }
 
 /// Wraps a miner's parts so that the honest program acts as the adversary decides.
@@ -85,41 +72,31 @@ pub fn wrap(parts: HonestParts, adversary: Box<dyn Adversary>) -> WrappedParts {
         follower: follower.clone(),
     });
     let chain = Arc::new(ActingChain { inner: follower.chain.clone(), act: act.clone() });
-    let asked = act.clone();
     WrappedParts {
         follower: Arc::new(Follower { chain, ..(*follower).clone() }),
         store: Arc::new(ActingStore { inner: store, act: act.clone() }),
         strategy: Box::new(ActingStrategy { act, window: Window::FIRST, seen: BTreeMap::new() }),
-        proxy: Box::new(move || asked.adversary().proxy()),
     }
 }
 
-/// Makes an opened miner an adversary. `directory` is the seat's. With `listen`, readers of its bucket are answered
-/// there.
+/// Makes an opened miner an adversary. `directory` is the seat's.
 pub fn install_adversary(
     mut opened: node::NodeContext,
     adversary: Box<dyn Adversary>,
     directory: &Path,
-    listen: Option<SocketAddr>,
-) -> Result<(node::NodeContext, Box<dyn Strategy>), ActError> {
-    let honest = opened.store.clone();
+) -> (node::NodeContext, Box<dyn Strategy>) {
     let parts = HonestParts {
         follower: opened.follower.clone(),
-        store: honest.clone(),
+        store: opened.store.clone(),
         key: opened.key.signing_key().clone(),
         uid: opened.seat.id.uid,
         directory: directory.to_owned(),
     };
     let wrapped = wrap(parts, adversary);
-    if let Some(address) = listen {
-        let limit = opened.follower.contribution_limits().max_bytes;
-        faulty_proxy::open(address, honest, limit, wrapped.proxy)
-            .map_err(|source| ActError::FaultyProxy { address, source })?;
-    }
     opened.chain = wrapped.follower.chain.clone();
     opened.follower = wrapped.follower;
     opened.store = wrapped.store;
-    Ok((opened, wrapped.strategy))
+    (opened, wrapped.strategy)
 }
 
 impl Act {

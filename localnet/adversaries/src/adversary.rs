@@ -9,6 +9,7 @@ use protocol::{
     Digest, RunId, RunParams, Uid, Window,
     submission::{self, Header, PREFIX_BYTES, SIGNATURE_BYTES},
 };
+use store::faults::Faults;
 
 /// The run, window and seat of a decision. All of it is public.
 #[derive(Clone, Copy, Debug)]
@@ -80,9 +81,9 @@ pub trait Adversary: Send {
         Presentation::honest(own)
     }
 
-    /// What stands between its bucket and the readers.
-    fn proxy(&self) -> FaultyProxy {
-        FaultyProxy::Store
+    /// The faults with which its bucket answers readers.
+    fn faults(&self) -> Faults {
+        Faults::default()
     }
 }
 
@@ -161,20 +162,6 @@ impl Presentation {
             uploads: vec![Upload { under: digest, what: Content::Bytes(bytes), when: Timing::InTime }],
         }
     }
-}
-
-/// What stands between a bucket and its readers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultyProxy {
-    /// The store itself.
-    Store,
-    /// Answers this many requests for each object, and the others with "not found". Readers on one machine share an
-    /// address, so only their order tells them apart.
-    ForTheFirst(u16),
-    /// Sends this many bytes per second.
-    Crawling(u32),
-    /// Sends false times of objects, and a false clock.
-    Backdating,
 }
 
 /// `before − after`, the pseudo-gradient.

@@ -2,14 +2,13 @@
 
 pub mod act;
 pub mod adversary;
-pub mod faulty_proxy;
 pub mod miners;
 mod seeded_rng;
 mod shared_mailbox;
 pub mod validators;
 
 pub use adversary::{
-    Adversary, Commit, Content, FaultyProxy, MinerContext, OwnContribution, Presentation, Timing, Upload,
+    Adversary, Commit, Content, MinerContext, OwnContribution, Presentation, Timing, Upload,
 };
 pub use seeded_rng::SeededRng;
 pub use shared_mailbox::SharedMailbox;
@@ -59,20 +58,14 @@ pub struct Kind {
     pub ends_at: &'static [u32],
     /// Seats of this kind come in twos.
     pub in_pairs: bool,
-    /// Whether it answers its readers itself, and so needs a port.
-    pub has_proxy: bool,
 }
 
 const fn miner_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
-    Kind { name, role: Role::Miner, tries, ends_at, in_pairs: false, has_proxy: false }
+    Kind { name, role: Role::Miner, tries, ends_at, in_pairs: false }
 }
 
 const fn validator_kind(name: &'static str, tries: &'static str, ends_at: &'static [u32]) -> Kind {
-    Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false, has_proxy: false }
-}
-
-const fn with_proxy(kind: Kind) -> Kind {
-    Kind { has_proxy: true, ..kind }
+    Kind { name, role: Role::Validator, tries, ends_at, in_pairs: false }
 }
 
 /// All of them, miners first.
@@ -97,16 +90,16 @@ pub const KINDS: &[Kind] = &[
     miner_kind("poison-norm", "sends its work backwards, and a thousand times as large", &[14, 17, 25]),
     miner_kind("poison-one-shot", "works honestly for a while, and then poisons once", &[17, 25]),
     miner_kind("late", "commits late in even windows, and uploads late in odd ones", &[11, 14]),
-    with_proxy(miner_kind(
+    miner_kind(
         "withholder",
         "trains for one step, and shows its bytes to some validators only",
         &[14, 15, 23],
-    )),
+    ),
     miner_kind("equivocator", "commits twice, and shows what it committed to first", &[11, 14]),
     miner_kind("malformed", "provokes every fault, one a window, in turn", &[8, 9, 14]),
     Kind { in_pairs: true, ..miner_kind("sybil", "sends the work of one training from two seats", &[24]) },
-    with_proxy(miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14])),
-    with_proxy(miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13])),
+    miner_kind("clock-liar", "uploads late, and has its bucket say otherwise", &[1, 14]),
+    miner_kind("slow-loris", "answers its readers a few bytes at a time", &[13]),
     validator_kind("weight-copier", "scores nobody, and posts the last consensus", &[30, 31]),
     validator_kind("inventor", "makes its measurements up", &[27, 31]),
     validator_kind("favourer", "posts ten times a friend's weight", &[27, 31]),
@@ -187,11 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn who_needs_a_door_has_a_port_for_it() {
-        for kind in KINDS.iter().filter(|kind| kind.role == Role::Miner) {
-            let mut adversary = miner(kind.name, &Setup::default()).unwrap();
-            let opens = miners::tests::after_a_window(&mut *adversary) != FaultyProxy::Store;
-            assert_eq!(opens, kind.has_proxy, "{}", kind.name);
-        }
+    fn the_buckets_of_three_adversaries_have_faults() {
+        let has_faults = |kind: &&Kind| {
+            let adversary = miner(kind.name, &Setup::default());
+            adversary.is_some_and(|adversary| adversary.faults() != store::faults::Faults::default())
+        };
+        let names: Vec<_> = KINDS.iter().filter(has_faults).map(|kind| kind.name).collect();
+        assert_eq!(names, ["withholder", "clock-liar", "slow-loris"]);
     }
 }

@@ -240,6 +240,8 @@ impl S3 for Operations {
     async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
         let input = request.input;
         let state = self.bucket(&input.bucket)?;
+        // Drawn for objects that are there: a reader that asks too early is not the first reader.
+        let (object, mut reader) = self.state.objects.read(&input.bucket, &input.key).await?;
         let faults = state.faults.draw_read(Action::Read, &input.key);
         if faults.missing {
             return Err(s3_error!(NoSuchKey));
@@ -247,7 +249,6 @@ impl S3 for Operations {
         if let Some(target) = &faults.redirect_to {
             return Err(redirect(target));
         }
-        let (object, mut reader) = self.state.objects.read(&input.bucket, &input.key).await?;
         unless_changed(&object.etag, &input.if_match, &input.if_none_match)?;
         let (range, content_range) = match input.range {
             None => (0..object.bytes, None),

@@ -345,8 +345,8 @@ impl<S: Store> FaultyStore<S> {
         Ok(())
     }
 
-    async fn begin_read(&self, action: Action, key: &ObjectKey) -> Result<ReadFaults, StoreError> {
-        self.begin(action, key.as_str()).await?;
+    /// Drawn for objects that are there: a reader that asks too early is not the first reader.
+    async fn read_faults(&self, action: Action, key: &ObjectKey) -> Result<ReadFaults, StoreError> {
         let faults = self.injector.draw_read(action, key.as_str());
         if faults.missing {
             return Err(StoreError::NotFound { key: key.to_string() });
@@ -405,20 +405,24 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let faults = self.begin_read(Action::Read, key).await?;
+        self.begin(Action::Read, key.as_str()).await?;
         let bytes = self.inner.get(key, max_bytes).await?;
+        let faults = self.read_faults(Action::Read, key).await?;
         self.deliver(key, faults, bytes).await
     }
 
     async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let faults = self.begin_read(Action::Read, key).await?;
+        self.begin(Action::Read, key.as_str()).await?;
         let bytes = self.inner.get_range(key, range).await?;
+        let faults = self.read_faults(Action::Read, key).await?;
         self.deliver(key, faults, bytes).await
     }
 
     async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.begin_read(Action::LookUp, key).await?;
-        self.inner.head(key).await
+        self.begin(Action::LookUp, key.as_str()).await?;
+        let bytes = self.inner.head(key).await?;
+        self.read_faults(Action::LookUp, key).await?;
+        Ok(bytes)
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

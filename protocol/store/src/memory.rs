@@ -149,6 +149,7 @@ impl MemoryFetcher {
         limits: &Limits,
         read: impl Future<Output = Result<Bytes, StoreError>> + Send,
     ) -> Result<Bytes, FetchError> {
+        let started = tokio::time::Instant::now();
         let bytes = match tokio::time::timeout(limits.deadline, read).await {
             Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
             Ok(Ok(bytes)) => Ok(bytes),
@@ -165,6 +166,11 @@ impl MemoryFetcher {
             Ok(Err(other)) => Err(FetchError::Unreachable { what: other.to_string() }),
         }?;
         self.traffic.add_down(bytes.len() as u64);
+        // The whole object comes at once, so a slow one is refused at its end.
+        let (length, took) = (bytes.len() as u64, started.elapsed());
+        if limits.rate_window <= took && length < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
+            return Err(FetchError::Crawled { bytes: length, window: limits.rate_window });
+        }
         Ok(bytes)
     }
 

@@ -18,6 +18,7 @@ use node::Codec;
 use protocol::{Block, Digest, Role, RunId, Window, lineage};
 use sp_keyring::Sr25519Keyring;
 use std::{path::Path, pin::Pin, sync::Arc, time::Duration};
+use store::faults::Faults;
 use tokio::task::{AbortHandle, JoinSet, LocalSet};
 use validator::strategy::Strategy;
 
@@ -163,6 +164,13 @@ impl<'a> Network<'a> {
         SigningKey::from_bytes(&seed.0)
     }
 
+    fn faults(&self, index: usize) -> Faults {
+        match self.cast.miners.get(index) {
+            Some((_, MinerSeat::Adversary(adversary))) => adversary.faults(),
+            _ => Faults::default(),
+        }
+    }
+
     fn registration(&self, index: usize) -> (AccountId, RuntimeCall) {
         let (role, stake) = match index.checked_sub(self.cast.miners.len()) {
             None => (Role::Miner, MTL),
@@ -275,7 +283,7 @@ impl<'a> Network<'a> {
                 name: name.clone(),
                 view,
                 key: self.key(index),
-                store: shared.buckets.add(&url(index)),
+                store: shared.buckets.add_faulty(&url(index), self.faults(index)),
                 chain: self.chain.signed_by(account(&self.key(index))),
                 place: index.checked_sub(miners),
             })

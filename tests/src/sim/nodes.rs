@@ -83,7 +83,7 @@ impl Shared {
         let failures_ppm = if place.is_some() { self.failures_ppm } else { 0 };
         Follower {
             chain: Arc::new(chain.clone()),
-            fetch: Arc::new(Reader::new(self.buckets.clone(), place, seed, failures_ppm)),
+            fetch: Arc::new(Reader::new(self.buckets.clone(), seed, failures_ppm)),
             run: self.run.clone(),
             spec: self.spec.clone(),
             sent: self.sent.clone(),
@@ -145,8 +145,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<
             (honest.follower, honest.store, Box::new(PartTime { share, batch }))
         }
         MinerSeat::Adversary(adversary) => {
-            let WrappedParts { follower, store, strategy, proxy } = act::wrap(honest, adversary);
-            shared.buckets.answer(&seat.view.endpoint, proxy);
+            let WrappedParts { follower, store, strategy } = act::wrap(honest, adversary);
             (follower, store, strategy)
         }
     };

@@ -3,8 +3,12 @@
 //! Sees: all contributions that were published before its own. Stopped by: PROT-1 and PROT-14. No rule reads a store's
 //! clock: an object that is absent at the deadline block is missing.
 
-use crate::adversary::{Adversary, FaultyProxy, MinerContext, OwnContribution, Presentation, Timing};
+use crate::adversary::{Adversary, MinerContext, OwnContribution, Presentation, Timing};
 use protocol::{Digest, Uid};
+use store::faults::Faults;
+
+/// Ten years: before every deadline.
+const SKEW_SECONDS: i64 = -315_360_000;
 
 pub struct ClockLiar;
 
@@ -20,7 +24,7 @@ impl Adversary for ClockLiar {
         late
     }
 
-    fn proxy(&self) -> FaultyProxy {
-        FaultyProxy::Backdating
+    fn faults(&self) -> Faults {
+        Faults { clock_skew_seconds: SKEW_SECONDS, ..Faults::default() }
     }
 }

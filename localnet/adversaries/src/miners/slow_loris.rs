@@ -3,7 +3,8 @@
 //! Sees: which readers connect.
 //! Stopped by: PROT-13. A reader hangs up below the minimum rate, and fetches from others meanwhile.
 
-use crate::adversary::{Adversary, FaultyProxy};
+use crate::adversary::Adversary;
+use store::faults::{Faults, Rate};
 
 pub struct SlowLoris;
 
@@ -11,7 +12,7 @@ pub struct SlowLoris;
 pub const CRAWL: u32 = 256;
 
 impl Adversary for SlowLoris {
-    fn proxy(&self) -> FaultyProxy {
-        FaultyProxy::Crawling(CRAWL)
+    fn faults(&self) -> Faults {
+        Faults { dripped: Rate::Always, drip_bytes_per_second: CRAWL, ..Faults::default() }
     }
 }

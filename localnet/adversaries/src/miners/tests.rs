@@ -3,8 +3,7 @@ use super::{
     malformed::{FAULTS, spoilt},
 };
 use crate::{
-    Adversary, Content, FaultyProxy, MinerContext, OwnContribution, Presentation, Setup, SharedMailbox,
-    Timing,
+    Adversary, Content, MinerContext, OwnContribution, Presentation, Setup, SharedMailbox, Timing,
     adversary::{delta, moved, norm, values},
     miner,
 };
@@ -17,6 +16,7 @@ use protocol::{
     params::Density,
     submission::{Expected, Fault, Header, Submission},
 };
+use store::faults::{Faults, Rate};
 
 const RUN: RunId = RunId(1);
 const DENSITY: Density = Density(512);
@@ -142,17 +142,9 @@ impl Bench {
         delta(&theta(&self.codec), &trained(&self.codec, US.0))
     }
 
-    fn proxy(&self) -> FaultyProxy {
-        self.adversary.proxy()
+    fn faults(&self) -> Faults {
+        self.adversary.faults()
     }
-}
-
-/// Its proxy after one window.
-pub(crate) fn after_a_window(adversary: &mut dyn Adversary) -> FaultyProxy {
-    let (codec, params) = (codec(), params());
-    let at = MinerContext { run: RUN, window: Window(0), uid: US, params: &params, codec: &codec };
-    adversary.sequences(&at, vec![1, 2, 3], 10);
-    adversary.proxy()
 }
 
 fn close(left: &[f32], right: &[f32]) -> bool {
@@ -322,8 +314,9 @@ fn who_is_late_is_late_with_one_thing_at_a_time() {
     assert_eq!(odd.commits[0].digest, Digest::of(&own));
     let (liar, _) = Bench::of("clock-liar").present(0, &[]);
     assert_eq!((liar.commits[0].when, liar.uploads[0].when), (Timing::InTime, Timing::Late));
-    assert_eq!(Bench::of("clock-liar").proxy(), FaultyProxy::Backdating);
-    assert!(matches!(Bench::of("slow-loris").proxy(), FaultyProxy::Crawling(rate) if rate < 1024));
+    assert!(Bench::of("clock-liar").faults().clock_skew_seconds < -1_000_000);
+    let slow = Bench::of("slow-loris").faults();
+    assert!(slow.dripped == Rate::Always && (1..1024).contains(&slow.drip_bytes_per_second));
 }
 
 #[test]
@@ -332,7 +325,7 @@ fn a_withholder_shows_a_steps_work_to_half_of_its_readers() {
         let mut bench = Bench::with("withholder", &Setup { validators, ..Setup::default() });
         let (sequences, t, _) = bench.window(0, &[]);
         assert_eq!((sequences.len(), t), (8, ASSIGNED));
-        assert_eq!(bench.proxy(), FaultyProxy::ForTheFirst(readers), "of {validators}");
+        assert_eq!(bench.faults().missing, Rate::AfterFirst(readers), "of {validators}");
     }
 }
 

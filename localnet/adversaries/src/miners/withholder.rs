@@ -4,7 +4,8 @@
 //! Sees: the number of validators, and the order in which its readers ask. Stopped by: PROT-14 and PROT-15. A seat
 //! that no validator could judge is unpaid: its window counts half of the one before it, and the next none.
 
-use crate::adversary::{Adversary, FaultyProxy, MinerContext};
+use crate::adversary::{Adversary, MinerContext};
+use store::faults::{Faults, Rate};
 
 pub struct Withholder {
     pub validators: u16,
@@ -23,7 +24,8 @@ impl Adversary for Withholder {
         assigned
     }
 
-    fn proxy(&self) -> FaultyProxy {
-        FaultyProxy::ForTheFirst((self.validators / 2).max(1))
+    fn faults(&self) -> Faults {
+        let readers = u32::from(self.validators / 2).max(1);
+        Faults { missing: Rate::AfterFirst(readers), ..Faults::default() }
     }
 }
