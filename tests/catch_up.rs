@@ -138,7 +138,7 @@ impl Small {
             register(Role::Miner, hotkey(&key(1)), url("miner"), MTL),
             register(Role::Validator, hotkey(&key(2)), url("validator"), 1_000 * MTL),
         ]));
-        let chain = SharedChain::new(chain, Sealing::AtOnce);
+        let chain = SharedChain::new(chain, Sealing::Instant);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
@@ -160,7 +160,7 @@ impl Small {
     }
 
     fn go_to(&self, block: u32) {
-        self.chain.lock().go_to(Block(block));
+        self.chain.lock().advance_to(Block(block));
     }
 
     /// One window: a contribution, an attestation, a vote.

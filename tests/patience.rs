@@ -145,7 +145,7 @@ impl Scene {
             register(Role::Miner, &key(1), url("miner"), MTL),
             register(Role::Validator, &key(2), url("validator"), 1_000 * MTL),
         ]));
-        let chain = SharedChain::new(chain, Sealing::AtOnce);
+        let chain = SharedChain::new(chain, Sealing::Instant);
         let buckets = Arc::new(Buckets::default());
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params().density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
@@ -236,7 +236,7 @@ impl Scene {
     }
 
     fn go_past(&self, block: Block) {
-        self.chain.lock().go_to(Block(block.0 + 1));
+        self.chain.lock().advance_to(Block(block.0 + 1));
     }
 
     /// Waits until the validator has written such an entry.

@@ -1,5 +1,6 @@
-//! A miner whose computations take long answers all the same: its executor goes on, and Ctrl-C ends its process within two seconds. The
-//! program's own loop, on a real chain whose blocks this test makes, with an engine that is slow on purpose.
+//! A miner whose computations take long answers all the same: its executor goes on, and Ctrl-C ends its process
+//! within two seconds. The program's own loop, on a real chain whose blocks this test makes, with an engine that is
+//! slow on purpose.
 
 #![cfg(unix)]
 
@@ -167,8 +168,8 @@ impl Scene {
             price_max: u128::MAX,
         };
         accepted(chain.block(vec![(Sr25519Keyring::Bob.to_account_id(), RuntimeCall::from(register))]));
-        let chain = SharedChain::new(chain, Sealing::AtOnce);
-        chain.lock().go_to(Block(SCHEDULE.opens_at(Window::FIRST).0 + 1));
+        let chain = SharedChain::new(chain, Sealing::Instant);
+        chain.lock().advance_to(Block(SCHEDULE.opens_at(Window::FIRST).0 + 1));
         Scene { chain, buckets: Arc::default(), spec, dataset: Arc::new(dataset) }
     }
 
@@ -247,10 +248,10 @@ fn the_executor_goes_on_while_the_miner_computes() {
         while let Ok(entry) = told.recv() {
             match &entry {
                 Entry::Committed { window, .. } => {
-                    chain.lock().go_to(Block(SCHEDULE.commit_deadline(*window).0 + 1));
+                    chain.lock().advance_to(Block(SCHEDULE.commit_deadline(*window).0 + 1));
                 }
                 Entry::Uploaded { window, .. } | Entry::Missed { window, .. } => {
-                    chain.lock().go_to(Block(SCHEDULE.opens_at(window.next()).0 + 1));
+                    chain.lock().advance_to(Block(SCHEDULE.opens_at(window.next()).0 + 1));
                 }
                 _ => {}
             }
@@ -279,7 +280,8 @@ fn the_executor_goes_on_while_the_miner_computes() {
     let seen = blocks.join().unwrap();
     assert!(seen.iter().any(|entry| matches!(entry, Entry::Uploaded { .. })), "{seen:?}");
     let (calls, longest) = (calls.load(SeqCst), longest.load(SeqCst));
-    // The first snapshot, the model, two steps with a snapshot each, the weights, the snapshots of contribution and commitment.
+    // The first snapshot, the model, two steps with a snapshot each, the weights, the snapshots of contribution and
+    // commitment.
     assert!(8 <= calls, "{calls} slow calls");
     assert!(longest < 1_000, "the executor stood still for {longest} ms");
     println!("{calls} calls of {SLOW:?}; the executor stood still for at most {longest} ms");

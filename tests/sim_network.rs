@@ -4,18 +4,18 @@ use adversaries::Setup;
 use protocol::Block;
 use std::sync::LazyLock;
 use tests::sim::{
-    experiment::alone,
+    experiment::on_one_thread,
     network::{Cast, MinerSeat, Network, Restart, ValidatorSeat},
     record::History,
     world::World,
 };
 
 static WORLD: LazyLock<World> = LazyLock::new(|| {
-    let cache = World::cache().expect("there is a home directory");
-    World::tiny(&cache).expect("the default text is at hand wherever this was built")
+    let cache = World::default_cache().expect("HOME is set");
+    World::tiny(&cache).expect("the default text is on every machine that builds the project")
 });
 
-/// Six honest miners, these others, and three validators.
+/// Runs six honest miners, `cheats`, and three validators.
 fn network(seed: u64, cheats: &[&str], failures_ppm: u32, windows: u32) -> History {
     with_restarts(seed, cheats, failures_ppm, windows, Vec::new())
 }
@@ -30,7 +30,8 @@ fn with_restarts(
     let honest = || ("honest".to_owned(), MinerSeat::Honest { share: 1.0, batch: 8 });
     let mut miners: Vec<_> = (0..6).map(|_| honest()).collect();
     for name in cheats {
-        let adversary = adversaries::miner(name, &Setup::default()).expect("it has a name in the zoo");
+        let adversary =
+            adversaries::miner(name, &Setup::default()).expect("an adversary of this name exists");
         miners.push(((*name).to_owned(), MinerSeat::Adversary(adversary)));
     }
     let validators = (0..3).map(|_| ("validator".to_owned(), ValidatorSeat::Honest)).collect();
@@ -43,12 +44,12 @@ fn with_restarts(
         failures_ppm,
         restarts,
     };
-    let history = alone(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
-    history.expect("nothing that a seat does stops a network")
+    let history = on_one_thread(|| Network::new(&WORLD, cast).and_then(|network| network.run(windows)));
+    history.expect("no seat can stop a network")
 }
 
 #[test]
-fn the_same_seed_gives_the_same_network_and_another_another() {
+fn the_same_seed_gives_the_same_network_and_another_seed_a_different_one() {
     let play = |seed| network(seed, &["copycat-last", "malformed"], 0, 3);
     let (one, again) = (play(7), play(7));
     assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
@@ -58,9 +59,9 @@ fn the_same_seed_gives_the_same_network_and_another_another() {
 }
 
 #[test]
-fn a_copycat_and_a_freeloader_earn_next_to_nothing_and_honest_seats_the_same() {
+fn copycats_and_a_freeloader_earn_almost_nothing_and_honest_seats_earn_equally() {
     let history = network(1, &["copycat", "copycat-last", "freeloader-random"], 0, 12);
-    let last = history.windows.last().expect("it was played");
+    let last = history.windows.last().expect("the network ran");
     let earned: Vec<f64> = last.seats.iter().map(|seat| seat.earned).collect();
     let honest = &earned[..6];
     let mean = honest.iter().sum::<f64>() / 6.0;
@@ -71,31 +72,31 @@ fn a_copycat_and_a_freeloader_earn_next_to_nothing_and_honest_seats_the_same() {
     for (name, earned) in history.seats[6..9].iter().zip(&earned[6..]) {
         assert!(*earned <= 0.05 * mean, "{name} has {earned} of {mean}");
     }
-    assert!(last.held_out_loss < 0.8 * history.windows[0].held_out_loss, "it learns");
+    assert!(last.held_out_loss < 0.8 * history.windows[0].held_out_loss, "the model learns");
     assert!(history.windows.iter().all(|window| window.merged));
 }
 
 #[test]
-fn what_a_validator_could_not_fetch_is_no_fault_of_anybody() {
+fn a_failed_fetch_is_no_fault_of_the_miner() {
     let history = network(3, &[], 50_000, 6);
-    let mut seen = 0;
+    let mut checked = 0;
     for window in &history.windows {
         for seat in &window.seats[..6] {
             assert_eq!(seat.faults_attested, 0);
             assert!(!seat.observed.starts_with("Faulty"));
             assert!(seat.penalties.is_empty());
-            seen += 1;
+            checked += 1;
         }
     }
-    assert_eq!(seen, 36);
+    assert_eq!(checked, 36);
 }
 
 #[test]
-fn a_node_that_is_killed_at_any_block_of_a_window_loses_nothing() {
+fn a_node_killed_at_any_block_of_a_window_loses_nothing() {
     // Windows have twelve blocks, and the first one opens at block 12.
     let undisturbed = network(5, &[], 0, 4);
     for offset in 0..12 {
-        // In the second window: a miner and a validator, the validator one block later.
+        // Kill a miner in the second window, and a validator one block later.
         let at = 24 + offset;
         let restarts = vec![Restart { seat: 1, at: Block(at) }, Restart { seat: 7, at: Block(at + 1) }];
         let history = with_restarts(5, &[], 0, 4, restarts);

@@ -11,32 +11,32 @@ use std::{
     process::Command,
 };
 
-/// An error and its causes, a line each, as our programs tell them.
-pub fn explained(error: &dyn Error) -> String {
+/// The error and its sources, one per line.
+pub fn describe_error(error: &dyn Error) -> String {
     let mut text = format!("error: {error}");
     let mut cause = error.source();
-    while let Some(because) = cause {
-        text += &format!("\n  because: {because}");
-        cause = because.source();
+    while let Some(source) = cause {
+        text += &format!("\n  because: {source}");
+        cause = source.source();
     }
     text
 }
 
-/// The directory of the workspace.
+/// The workspace's directory.
 pub fn root() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    here.parent().expect("this crate lies one directory below the workspace's").to_owned()
+    here.parent().expect("this crate is one directory below the workspace").to_owned()
 }
 
-/// A file of the repository.
+/// A file in the repository.
 pub struct Tracked {
-    /// From the root, with `/` between the parts.
+    /// Relative to the root, separated by `/`.
     pub path: String,
-    /// `None` where it is not text.
+    /// `None` if the file is not UTF-8.
     pub text: Option<String>,
 }
 
-/// All files that belong to the repository, in the order of their paths. Without git, as in an unpacked archive, all files that are there.
+/// All files that git tracks, sorted by path. Without git, as in an unpacked archive, all files on disk.
 pub fn tracked() -> Vec<Tracked> {
     let root = root();
     let mut paths = listed_by_git(&root).unwrap_or_else(|| {
@@ -48,14 +48,14 @@ pub fn tracked() -> Vec<Tracked> {
     paths
         .into_iter()
         .filter_map(|path| {
-            // A file that is listed and not there was removed since the last commit.
+            // Git still lists a file that was deleted since the last commit.
             let bytes = fs::read(root.join(&path)).ok()?;
             Some(Tracked { path, text: String::from_utf8(bytes).ok() })
         })
         .collect()
 }
 
-/// Tracked files with one of these endings, and their text.
+/// Path and text of the tracked files with one of these endings.
 pub fn texts(endings: &[&str]) -> Vec<(String, String)> {
     tracked()
         .into_iter()
@@ -64,17 +64,17 @@ pub fn texts(endings: &[&str]) -> Vec<(String, String)> {
         .collect()
 }
 
-/// One package of the workspace, as `cargo metadata` tells it.
+/// A package of the workspace, from `cargo metadata`.
 pub struct Package {
     pub name: String,
-    /// Of its `Cargo.toml`, from the root.
+    /// The directory of its `Cargo.toml`, relative to the root.
     pub directory: String,
     pub dependencies: Vec<Dependency>,
 }
 
 pub struct Dependency {
     pub name: String,
-    /// Whether only tests, examples and benches may use it.
+    /// Whether it is a dev-dependency.
     pub dev: bool,
     pub default_features: bool,
 }
@@ -105,7 +105,7 @@ pub fn packages() -> Vec<Package> {
                 .replace('\\', "/"),
             dependencies: list(&package["dependencies"])
                 .iter()
-                // Never compiled: they only select features (see `tests/Cargo.toml`).
+                // Cargo never compiles these; they only select features (see `tests/Cargo.toml`).
                 .filter(|dependency| dependency["target"] != "cfg(any())")
                 .map(|dependency| Dependency {
                     name: text(&dependency["name"]),

@@ -38,7 +38,8 @@ struct Settings {
     /// Only variants whose name contains this, and the protocol's own.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// A prepared dataset with sequences of 64 tokens. Without it, the default text is prepared and kept in the user's cache.
+    /// A prepared dataset with sequences of 64 tokens. Without it, the default text is prepared and kept in the
+    /// user's cache.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// JSON instead of tables.
@@ -56,7 +57,7 @@ fn main() -> ExitCode {
     match run(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}", tests::explained(&*error));
+            eprintln!("{}", tests::describe_error(&*error));
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,5 @@
-//! What cheats earn, and what they harm, in simulated networks; see `tests::sim`. Progress goes to standard error, the table or JSON to
-//! standard output.
+//! Measures the pay and the harm of cheats in simulated networks; see `tests::sim`. Progress goes to standard error,
+//! the table or JSON to standard output.
 
 use clap::Parser as _;
 use std::{error::Error, num::NonZeroUsize, path::PathBuf, process::ExitCode, time::Instant};
@@ -10,37 +10,39 @@ use tests::sim::{
     world::World,
 };
 
-/// Puts every adversary into a network of honest ones and tells what it is paid, by our rules and by the published ones.
+/// Runs every adversary in a network of honest seats and prints its pay, by this project's rules and the published
+/// ones.
 #[derive(clap::Parser)]
 #[command(name = "gauntlet-table")]
 struct Settings {
-    /// How many times everything is run, each time with other weights, data and draws.
+    /// Number of seeds; each gives other initial weights, data and random numbers.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
-    /// The first of them; the others follow.
+    /// The first seed; the others follow.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first_seed: u64,
+    /// Windows per network.
     #[arg(long, value_name = "W", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=1000))]
     windows: u32,
-    /// Only these networks, or those in which these adversaries sit, and the honest one.
+    /// Run only these networks, the networks of these adversaries, and the honest baseline.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     only: Vec<String>,
-    /// Networks at once; as many as there are cores where nothing is said.
+    /// Networks to run at once; by default the number of cores.
     #[arg(long, value_name = "N")]
     threads: Option<NonZeroUsize>,
-    /// Where the prepared text is kept; the user's cache where nothing is said.
+    /// Directory of the prepared dataset; by default the user's cache.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// A prepared dataset, taken as it is.
+    /// A prepared dataset to use.
     #[arg(long, value_name = "DIR", conflicts_with = "cache")]
     data: Option<PathBuf>,
-    /// JSON instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
-    /// Fail if a cheat is paid above its bound, an honest seat is punished, or a loss is harmed.
+    /// Fail if a cheat's pay, an honest seat's penalties or a network's loss exceeds its bound.
     #[arg(long)]
     check: bool,
-    /// Also write every window of every network there, as JSON.
+    /// Write the record of every window of every network to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     histories: Option<PathBuf>,
 }
@@ -49,7 +51,7 @@ fn main() -> ExitCode {
     match run(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}", tests::explained(&*error));
+            eprintln!("{}", tests::describe_error(&*error));
             ExitCode::FAILURE
         }
     }
@@ -60,13 +62,11 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
         settings.only.iter().find(|name| experiment::names().all(|known| known != name.as_str()))
     {
         let names: Vec<&str> = experiment::names().collect();
-        return Err(
-            format!("there is no adversary or network {unknown:?}; there are: {}", names.join(", ")).into()
-        );
+        return Err(format!("unknown adversary or network {unknown:?}; known: {}", names.join(", ")).into());
     }
     let world = match &settings.data {
-        Some(directory) => World::of(directory)?,
-        None => World::tiny(&settings.cache.clone().map_or_else(World::cache, Ok)?)?,
+        Some(directory) => World::open(directory)?,
+        None => World::tiny(&settings.cache.clone().map_or_else(World::default_cache, Ok)?)?,
     };
     let started = Instant::now();
     let seeds: Vec<u64> = (settings.first_seed..).take(usize::try_from(settings.seeds)?).collect();
@@ -74,10 +74,10 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
         Some(threads) => threads.get(),
         None => std::thread::available_parallelism().map_or(1, NonZeroUsize::get),
     };
-    let said = |plan: &experiment::Plan, seed| {
+    let on_done = |plan: &experiment::Plan, seed| {
         eprintln!("{}, seed {seed}: done after {:.0} s", plan.name, started.elapsed().as_secs_f64());
     };
-    let histories = experiment::run(&world, &seeds, settings.windows, &settings.only, threads, &said)?;
+    let histories = experiment::run(&world, &seeds, settings.windows, &settings.only, threads, &on_done)?;
     if let Some(path) = &settings.histories {
         std::fs::write(path, serde_json::to_vec(&histories)?)?;
     }
@@ -90,17 +90,17 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     if settings.check {
         let bounds = bounds::bounds(&table);
         let broken: Vec<_> = bounds.iter().filter(|bound| !bound.holds()).collect();
-        for Bound { of, number, most } in &broken {
-            eprintln!("broken: {of}: {number:.4}, at most {most:.4}");
+        for Bound { name, number, max } in &broken {
+            eprintln!("broken: {name}: {number:.4}, at most {max:.4}");
         }
         let seats = table.honest.get("seat_windows").copied().unwrap_or_default();
-        let (tried, count) = (table.adversaries.len(), bounds.len());
+        let (adversaries, count) = (table.adversaries.len(), bounds.len());
         eprintln!(
-            "{tried} adversaries, {seats} honest seat-windows, {count} bounds, {} broken",
+            "{adversaries} adversaries, {seats} honest seat-windows, {count} bounds, {} broken",
             broken.len()
         );
         if !broken.is_empty() {
-            return Err("not every bound holds: see above".into());
+            return Err("bounds are broken: see above".into());
         }
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! What the table must show: no cheat paid above its bound, no honest seat punished, no loss harmed beyond what chance does.
+//! The bounds of the gauntlet table: each cheat's pay, the penalties of honest seats, the increase of the loss.
 //!
-//! The bounds are those that were set for the gauntlet, with room for what few seeds and few windows leave to chance. Cheats are bounded from when they begin
-//! to cheat: some work honestly before, and are paid for that.
+//! The bounds are the gauntlet's targets plus a margin for the noise of few seeds and few windows. A cheat's pay
+//! counts from its first cheating window: some cheats work honestly before and are paid for it.
 
 use super::{
     experiment::{COLLUDERS, ONE_SHOT},
@@ -9,86 +9,87 @@ use super::{
 };
 use protocol::Role;
 
-/// What a cheat may have of an honest seat's pay, in the mean of all seeds.
+/// Maximum pay of a cheat as a share of an honest seat's, mean over seeds.
 const CHEAT_MAX: f64 = 0.05;
-/// The same in the worst seed: what one honest window more, or one lucky rating, may leave of a few windows.
+/// The same in the worst seed, where one more honest window or one lucky rating counts for more.
 const CHEAT_MAX_IN_A_SEED: f64 = 0.1;
-/// Dividends of who says what others said, of an honest validator's for the same stake.
+/// Maximum dividends of a validator that copies, as a share of an honest validator's for the same stake.
 const COPIED_MAX: f64 = 0.9;
-/// Who works in part may have its part, and what chance makes of it.
+/// Margin above the pay that a seat has earned by doing part of the work.
 const CHANCE: f64 = 0.1;
-/// Networks that differ in anything drift apart by about half a percent.
+/// Maximum relative increase of the final loss. Any difference between two networks changes it by about 0.5 %.
 const HARM_MAX: f64 = 0.015;
-/// Windows in which one that poisoned must have lost half of its pay: three, and a reveal.
+/// Windows after the poisoned one until the seat's pay falls below half: three, and one for the reveal.
 const BELOW_HALF_WINDOWS: f64 = 4.0;
-/// Equal seats may be apart by a tenth of their mean, on both sides.
+/// Largest over smallest pay of equal seats: each may differ from their mean by a tenth.
 const EQUALS_MAX: f64 = 1.25;
 
-/// One number that must not be above its bound.
+/// A number of the table and its upper bound.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bound {
-    pub of: String,
+    pub name: String,
     pub number: f64,
-    pub most: f64,
+    pub max: f64,
 }
 
 impl Bound {
     pub fn holds(&self) -> bool {
-        self.number <= self.most
+        self.number <= self.max
     }
 }
 
-/// All bounds that the table has numbers for.
+/// The bounds of all numbers that the table has.
 pub fn bounds(table: &Table) -> Vec<Bound> {
     let mut bounds = Vec::new();
-    let mut bound = |of: String, number: f64, most: f64| bounds.push(Bound { of, number, most });
+    let mut bound = |name: String, number: f64, max: f64| bounds.push(Bound { name, number, max });
     for (name, numbers) in &table.adversaries {
         let number = |key: &str| numbers.get(key).copied();
         let is_miner = adversaries::kind(name).is_some_and(|kind| kind.role == Role::Miner);
-        for (key, cheat_max, of) in [
+        for (key, cheat_max, title) in [
             ("pay_share_since_cheating", CHEAT_MAX, "pay since it cheats"),
             ("pay_share_since_cheating_max", CHEAT_MAX_IN_A_SEED, "pay since it cheats, worst seed"),
         ] {
             let Some(since) = number(key).filter(|_| is_miner) else { continue };
             let worth = number("worth").unwrap_or(0.0);
-            let most = match name.as_str() {
-                // It works on, and recovers: how fast it loses its pay is asked below.
+            let max = match name.as_str() {
+                // It works honestly afterwards and recovers; a bound below covers how fast it loses its pay.
                 "poison-one-shot" => continue,
                 "partial-data" => 0.1,
                 "half-data" => 0.5 + CHANCE,
                 "noise" | "noise-loud" => worth + CHANCE,
                 _ => cheat_max,
             };
-            bound(format!("{name}: {of}"), since, most);
+            bound(format!("{name}: {title}"), since, max);
         }
         if let Some(share) = number("pay_share_30_max").filter(|_| !is_miner) {
-            // What is copied is an epoch old; only the audit of receipts takes all from who copies (docs/gauntlet.md). The lazy voter
-            // is tried where votes are hidden: there is none to copy, and who never votes is paid nothing.
-            let named_by_the_chain = ["absentee", "false-merge", "lazy-voter"].contains(&name.as_str());
-            let most = if named_by_the_chain { CHEAT_MAX } else { COPIED_MAX };
-            bound(format!("{name}: dividends"), share, most);
+            // Copied weights are one epoch old; only an audit of receipts takes all dividends from a validator that
+            // copies them (docs/gauntlet.md). The lazy voter runs with hidden votes: it has no vote to copy, and a
+            // validator that never votes is paid nothing.
+            let seen_by_the_chain = ["absentee", "false-merge", "lazy-voter"].contains(&name.as_str());
+            let max = if seen_by_the_chain { CHEAT_MAX } else { COPIED_MAX };
+            bound(format!("{name}: dividends"), share, max);
         }
         if let Some(windows) = number("one_shot_windows_until_paid_below_half") {
             bound(format!("{name}: windows until it is paid below half"), windows, BELOW_HALF_WINDOWS);
         }
-        let never = number("one_shot_seats").zip(number("one_shot_seats_paid_below_half"));
-        if let Some((seats, below)) = never {
+        let counts = number("one_shot_seats").zip(number("one_shot_seats_paid_below_half"));
+        if let Some((seats, below)) = counts {
             bound(format!("{name}: seats that are never paid below half"), seats - below, 0.0);
         }
     }
     for (name, numbers) in &table.networks {
         let compared = [COLLUDERS, ONE_SHOT, "poison", "copiers", "idlers", "delivery", "other-work"];
         if let Some(harm) = numbers.get("harm").filter(|_| compared.contains(&name.as_str())) {
-            bound(format!("{name}: held-out loss above that of honest ones alone"), *harm, HARM_MAX);
+            bound(format!("{name}: held-out loss above that of a network of honest seats"), *harm, HARM_MAX);
         }
     }
     for (name, number) in &table.honest {
-        let most = match name.trim_start_matches("failing_storage_") {
+        let max = match name.trim_start_matches("failing_storage_") {
             "seat_windows_under_a_penalty" | "seat_windows_at_fault" | "attested_as_faulty" => 0.0,
             "pay_largest_over_smallest_30" | "pay_largest_over_smallest_100" => EQUALS_MAX,
             _ => continue,
         };
-        bound(format!("honest seats: {}", name.replace('_', " ")), *number, most);
+        bound(format!("honest seats: {}", name.replace('_', " ")), *number, max);
     }
     bounds
 }
@@ -104,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cheat_paid_above_its_bound_is_named_and_who_works_in_part_has_another() {
+    fn a_cheat_breaks_its_bound_and_a_cheat_that_does_part_of_the_work_has_a_higher_one() {
         let broken = |name: &str, key: &str, number: f64| {
             let bounds = bounds(&table(name, key, number));
             assert_eq!(bounds.len(), 1, "{name}");
@@ -114,12 +115,12 @@ mod tests {
         assert!(broken("sybil", mean, 0.06) && !broken("sybil", mean, 0.04));
         assert!(broken("sybil", worst, 0.11) && !broken("sybil", worst, 0.06));
         assert!(broken("partial-data", worst, 0.11) && !broken("partial-data", worst, 0.09));
-        assert!(broken("noise", mean, 0.2), "without worth");
+        assert!(broken("noise", mean, 0.2), "its work has no worth");
         assert!(bounds(&table("favourer", "pay_share_since_cheating_max", 1.0)).is_empty());
     }
 
     #[test]
-    fn a_validator_that_the_chain_sees_do_nothing_may_have_next_to_no_dividends_and_who_copies_some() {
+    fn a_validator_that_fails_on_the_chain_may_earn_less_than_one_that_copies_weights() {
         let holds = |name: &str, share: f64| {
             let bounds = bounds(&table(name, "pay_share_30_max", share));
             assert_eq!(bounds.len(), 1, "{name}");
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_honest_seat_under_a_penalty_is_one_too_many() {
+    fn a_single_fault_of_an_honest_seat_breaks_a_bound() {
         let mut table = Table::default();
         table.honest.insert("failing_storage_seat_windows_at_fault".to_owned(), 1.0);
         table.honest.insert("seat_windows".to_owned(), 100.0);

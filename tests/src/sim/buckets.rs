@@ -1,4 +1,4 @@
-//! The buckets of a network: stores in memory, which answer with the faults of their seats and of the network between.
+//! The buckets of a network: stores in memory, with faults of their seats and of the network to a reader.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -16,21 +16,21 @@ pub struct Buckets {
     open: MemoryFetcher,
 }
 
-/// One reader of all buckets.
+/// A reader of all buckets, with its own network failures.
 pub struct Reader {
     buckets: Arc<Buckets>,
     seed: Digest,
-    /// Of a million objects, those that the network between this reader and a bucket does not let through.
+    /// Objects per million that this reader cannot fetch.
     failures_ppm: u32,
 }
 
 impl Buckets {
-    /// Makes a bucket at `base_url`.
+    /// Adds a bucket at `base_url`.
     pub fn add(&self, base_url: &str) -> Arc<MemoryStore> {
         self.add_faulty(base_url, Faults::default())
     }
 
-    /// Makes a bucket at `base_url` that answers readers with `faults`.
+    /// Adds a bucket at `base_url` whose answers to readers have `faults`.
     pub fn add_faulty(&self, base_url: &str, faults: Faults) -> Arc<MemoryStore> {
         let store = Arc::new(MemoryStore::new());
         self.open.serve(base_url, Arc::new(FaultyStore::new(store.clone(), 0, faults)));
@@ -43,7 +43,7 @@ impl Reader {
         Reader { buckets, seed, failures_ppm }
     }
 
-    /// Whether a fetch fails by the network's fault. Another fetch of the same object from the same bucket fails too.
+    /// Whether the network fails a fetch. Repeated fetches of one object from one bucket have the same result.
     fn fails(&self, base_url: &str, key: &ObjectKey) -> bool {
         let drawn = Digest::of_parts(&[&self.seed.0, b"fetch", base_url.as_bytes(), key.as_str().as_bytes()]);
         let drawn = u32::from_le_bytes([drawn.0[0], drawn.0[1], drawn.0[2], drawn.0[3]]);

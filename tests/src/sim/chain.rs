@@ -1,8 +1,9 @@
 //! The chain of a simulated network: the real runtime over a map in memory.
 //!
-//! A block is what it is on a node: initialised, the timestamp's inherent, calls, finalised, by the functions that `impl_runtime_apis!` makes
-//! for native code. Two things are simpler. Calls are dispatched in their signer's name, so they have no signature and no fee. And a block
-//! is named by the network's seed and its number instead of by its header, so that all that is drawn by hashes of blocks follows from the seed.
+//! A block is built as on a node, through the functions that `impl_runtime_apis!` generates: initialise, timestamp
+//! inherent, calls, finalise. It differs from a node in two points. Calls are dispatched with their signer as origin,
+//! so they have no signature and no fee. A block's hash is made of the network's seed and the block's number instead
+//! of its header, so that every random number drawn from a block hash derives from the seed.
 
 use async_trait::async_trait;
 use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head, Included};
@@ -27,23 +28,23 @@ use std::{
 };
 use tokio::sync::{oneshot, watch};
 
-/// Why the runtime refused a call: the name of its error.
+/// The name of the error with which the runtime refused a call.
 pub type Refusal = String;
 
-/// The chain, and how its blocks are made.
+/// The chain's state, its head, and the calls of the next block.
 pub struct SimChain {
     state: BasicExternalities,
     seed: Digest,
     head: Head,
-    /// After the latest block.
     state_root: Digest,
-    /// One channel per subscriber, in the order of their subscriptions: the waiters of one channel wake in random order.
+    /// One channel per subscriber, in the order of subscription: the receivers of a shared channel wake in random
+    /// order.
     heads: Vec<watch::Sender<Head>>,
-    /// Calls for the next block, in the order they were submitted.
+    /// Calls of the next block, in the order of submission.
     pending: Vec<Pending>,
 }
 
-/// A submitted call, and the channel on which its signer waits.
+/// A submitted call, and the channel on which its signer awaits the result.
 struct Pending {
     signer: AccountId,
     call: RuntimeCall,
@@ -51,7 +52,7 @@ struct Pending {
 }
 
 impl SimChain {
-    /// The development chain before its first block. `seed` names its blocks.
+    /// The development chain at genesis. Its block hashes derive from `seed`.
     pub fn new(seed: Digest) -> SimChain {
         let head = Head { block: Block(0), hash: hash_of(&seed, 0) };
         let mut chain = SimChain {
@@ -65,9 +66,9 @@ impl SimChain {
         chain.state.execute_with(|| {
             let mut genesis = preset(None);
             overlay(&mut genesis, preset(Some("development")));
-            let genesis = serde_json::to_vec(&genesis).expect("a JSON value has a text");
+            let genesis = serde_json::to_vec(&genesis).expect("a JSON value can be written");
             let built: Result<(), String> = call("GenesisBuilder_build_state", &genesis.encode());
-            built.expect("the runtime's own preset is a genesis");
+            built.expect("the runtime accepts its own preset");
         });
         chain
     }
@@ -76,12 +77,12 @@ impl SimChain {
         self.head
     }
 
-    /// The root of everything that the chain stores.
+    /// The state root after the latest block.
     pub fn state_root(&self) -> Digest {
         self.state_root
     }
 
-    /// Makes a block of these calls, each in the name of its account. What became of each, in their order.
+    /// Builds a block of these calls, each signed by its account. Returns their results in the same order.
     pub fn block(&mut self, calls: Vec<(AccountId, RuntimeCall)>) -> Vec<Result<(), Refusal>> {
         let number = self.head.block.0 + 1;
         let slot = u64::from(number);
@@ -92,17 +93,17 @@ impl SimChain {
             let _: sp_runtime::ExtrinsicInclusionMode = call("Core_initialize_block", &header.encode());
             let mut data = InherentData::new();
             let now = sp_timestamp::InherentType::from(slot * SLOT_DURATION);
-            data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("there is nothing else in it");
+            data.put_data(sp_timestamp::INHERENT_IDENTIFIER, &now).expect("the inherent data is empty");
             let inherents: Vec<OpaqueExtrinsic> = call("BlockBuilder_inherent_extrinsics", &data.encode());
             for inherent in inherents {
                 let applied: ApplyExtrinsicResult = call("BlockBuilder_apply_extrinsic", &inherent.encode());
-                applied.expect("inherents are valid").expect("and do not fail");
+                applied.expect("the inherent is valid").expect("the inherent succeeds");
             }
             let results = calls
                 .into_iter()
                 .map(|(account, call)| match call.dispatch(RuntimeOrigin::signed(account)) {
                     Ok(_) => Ok(()),
-                    Err(error) => Err(name_of(&error.error)),
+                    Err(error) => Err(error_name(&error.error)),
                 })
                 .collect();
             let header: Header = call("BlockBuilder_finalize_block", &[]);
@@ -114,7 +115,7 @@ impl SimChain {
         results
     }
 
-    /// Makes a block of the calls that were submitted since the last one, and tells their signers.
+    /// Builds a block of the pending calls and sends their results to the signers.
     pub fn seal(&mut self) {
         let (calls, signers): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending)
             .into_iter()
@@ -123,47 +124,47 @@ impl SimChain {
         let results = self.block(calls);
         let block = Included { block: self.head.block, hash: self.head.hash };
         for (included, result) in signers.into_iter().zip(results) {
-            // A signer that has stopped hears nothing.
+            // The signer may have stopped.
             let _ = included.send(result.map(|()| block));
         }
     }
 
-    /// The finalised heads from now on.
+    /// The channel of finalised heads.
     pub fn subscribe(&mut self) -> watch::Receiver<Head> {
         let (sender, receiver) = watch::channel(self.head);
         self.heads.push(sender);
         receiver
     }
 
-    /// Makes empty blocks up to `block`.
-    pub fn go_to(&mut self, block: Block) {
+    /// Builds empty blocks up to `block`.
+    pub fn advance_to(&mut self, block: Block) {
         while self.head.block < block {
             self.block(Vec::new());
         }
     }
 
-    /// Asks the runtime something.
+    /// Runs `read` on the state of the latest block.
     pub fn read<R>(&mut self, read: impl FnOnce() -> R) -> R {
         self.state.execute_with(read)
     }
 }
 
-/// The name of block `number`. Any hash would do: nothing else is in it.
+/// The hash of block `number`.
 fn hash_of(seed: &Digest, number: u32) -> Digest {
     Digest::of_parts(&[&seed.0, b"block", &number.to_le_bytes()])
 }
 
-fn name_of(error: &DispatchError) -> Refusal {
+fn error_name(error: &DispatchError) -> Refusal {
     match error {
-        DispatchError::Module(error) => error.message.unwrap_or("without a name").to_owned(),
+        DispatchError::Module(error) => error.message.unwrap_or("unnamed error").to_owned(),
         other => format!("{other:?}"),
     }
 }
 
-/// A function of the runtime, over the state that is set.
+/// Calls a function of the runtime on the current externalities.
 fn call<T: Decode>(method: &str, args: &[u8]) -> T {
-    let answer = api::dispatch(method, args).expect("the runtime has these functions");
-    T::decode(&mut answer.as_slice()).expect("the runtime answers in the types it declares")
+    let answer = api::dispatch(method, args).expect("the runtime has this function");
+    T::decode(&mut answer.as_slice()).expect("the caller decodes the declared type")
 }
 
 fn preset(name: Option<&str>) -> serde_json::Value {
@@ -173,7 +174,7 @@ fn preset(name: Option<&str>) -> serde_json::Value {
     serde_json::from_slice(&text).expect("a preset is JSON")
 }
 
-/// Lays one JSON value over another: objects are merged, everything else is replaced.
+/// Merges `patch` into `base`: objects recursively; any other value replaces the old one.
 fn overlay(base: &mut serde_json::Value, patch: serde_json::Value) {
     match (base, patch) {
         (serde_json::Value::Object(base), serde_json::Value::Object(patch)) => {
@@ -185,7 +186,7 @@ fn overlay(base: &mut serde_json::Value, patch: serde_json::Value) {
     }
 }
 
-/// The chain as the roles of one network share it.
+/// One node's handle on the chain of its network.
 #[derive(Clone)]
 pub struct SharedChain {
     chain: Arc<Mutex<SimChain>>,
@@ -194,13 +195,13 @@ pub struct SharedChain {
     sealing: Sealing,
 }
 
-/// When a submitted call gets into a block.
+/// When a submitted call is included in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sealing {
-    /// At once, in a block of its own.
-    AtOnce,
+    /// Immediately, in its own block.
+    Instant,
     /// With the next [`SimChain::seal`].
-    Later,
+    Manual,
 }
 
 impl SharedChain {
@@ -209,13 +210,13 @@ impl SharedChain {
         SharedChain { chain: Arc::new(Mutex::new(chain)), heads, signer: None, sealing }
     }
 
-    /// The same chain for a node that signs as `account`.
+    /// The handle of a node that signs as `account`.
     pub fn signed_by(&self, account: AccountId) -> SharedChain {
         SharedChain { heads: self.lock().subscribe(), signer: Some(account), ..self.clone() }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, SimChain> {
-        // A holder that panicked has ended the whole simulation.
+        // A panic while the lock is held ends the whole simulation.
         self.chain.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -299,7 +300,7 @@ impl Chain for SharedChain {
         Ok(Duration::from_millis(SLOT_DURATION))
     }
 
-    /// The network makes the calls itself, block by block.
+    /// Always an error: calls of the simulation have no fee.
     async fn draft(&self, call: &Call, _from: &Account) -> Result<Draft, ChainError> {
         Err(ChainError::NoSigner { doing: format!("{call:?}") })
     }
@@ -307,15 +308,15 @@ impl Chain for SharedChain {
     async fn submit(&self, call: Call) -> Result<Included, ChainError> {
         let doing = format!("{call:?}");
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
-        let (pallet, call) = of_a_seat(call).ok_or_else(|| ChainError::Invalid {
+        let (pallet, call) = runtime_call(call).ok_or_else(|| ChainError::Invalid {
             doing: doing.clone(),
-            reason: "a seat does not send this call in every window".into(),
+            reason: "the simulation supports only the calls that a node sends in a window".into(),
         })?;
         let (included, sealed) = oneshot::channel();
         {
             let mut chain = self.lock();
             chain.pending.push(Pending { signer, call, included });
-            if self.sealing == Sealing::AtOnce {
+            if self.sealing == Sealing::Instant {
                 chain.seal();
             }
         }
@@ -329,8 +330,8 @@ impl Chain for SharedChain {
     }
 }
 
-/// The runtime's own form of a call, and the pallet that it is for.
-fn of_a_seat(call: Call) -> Option<(&'static str, RuntimeCall)> {
+/// The runtime's form of a call, and its pallet's name. `None` for a call that a node does not send in a window.
+fn runtime_call(call: Call) -> Option<(&'static str, RuntimeCall)> {
     let windows = |call: pallet_windows::Call<Runtime>| ("Windows", RuntimeCall::from(call));
     let weights = |call: pallet_weights::Call<Runtime>| ("Weights", RuntimeCall::from(call));
     Some(match call {
@@ -359,8 +360,8 @@ fn of_a_seat(call: Call) -> Option<(&'static str, RuntimeCall)> {
         Call::CommitWeights { run, epoch, hash } => {
             weights(pallet_weights::Call::commit { run, epoch, hash })
         }
-        Call::RevealWeights { run, epoch, weights: of, salt } => {
-            weights(pallet_weights::Call::reveal { run, epoch, weights: of.try_into().ok()?, salt })
+        Call::RevealWeights { run, epoch, weights: vote, salt } => {
+            weights(pallet_weights::Call::reveal { run, epoch, weights: vote.try_into().ok()?, salt })
         }
         _ => return None,
     })

@@ -1,8 +1,8 @@
-//! Which networks answer the questions of the table, and how they are run: each on one thread, as many at once as there are cores.
+//! The networks of the gauntlet table. Each runs on one thread, and as many at once as there are cores.
 //!
-//! Every network has the same ten honest miners: eight that do all their work, one slow one that does half and says so, and one whose steps
-//! have another size. Adversaries that do not get into each other's way share a network with them, so what a network's loss suffers is
-//! the work of all its adversaries together.
+//! Every network has the same ten honest miners: eight do all their work, a slow one does half and declares it, and
+//! one has a smaller batch. Adversaries that do not disturb each other share a network with them, so the increase of
+//! a network's loss is the effect of all its adversaries together.
 
 use super::{
     network::{Cast, MinerSeat, Network, SimError, ValidatorSeat},
@@ -19,71 +19,72 @@ use std::{
     },
 };
 
-/// An honest seat that does all its work.
+/// The name of an honest seat that does all its work.
 pub const HONEST: &str = "honest";
-/// One that does half of it, and says so.
+/// The name of an honest seat that does half of its work and declares it.
 pub const SLOW: &str = "slow";
-/// One whose steps are smaller, and so more.
+/// The name of an honest seat with a smaller batch, and hence more steps.
 pub const OTHER_BATCH: &str = "other-batch";
-/// Seats of [`HONEST`] beside the other two.
-pub const FULL: usize = 8;
+/// Number of seats named [`HONEST`].
+pub const HONEST_SEATS: usize = 8;
 const SLOW_SHARE: f64 = 0.5;
 const SMALL_BATCH: usize = BATCH * 3 / 4;
-/// Validators, where it is not they who are tried.
+/// Validators of a network in which only miners cheat.
 const VALIDATORS: u16 = 4;
-/// Honest validators where the others are tried: with those that vote like them they are two thirds.
+/// Honest validators of a network in which other validators cheat. Together with the cheats that vote honestly, they
+/// hold two thirds of the stake.
 const VALIDATORS_AMONG_CHEATS: usize = 4;
 
 /// A network of the experiment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     pub name: &'static str,
-    /// Who sits there besides the ten honest miners.
+    /// The miners besides the ten honest ones.
     pub miners: &'static [&'static str],
     pub validators: &'static [&'static str],
-    /// How many times the stake of one that cheats an honest validator has.
+    /// The stake of an honest validator, as a multiple of a cheating one's.
     pub honest_stake: u128,
-    /// Whether attestations and votes are hidden before they are shown (PROT-30).
-    pub hiding: bool,
-    /// Percent of validators' fetches that fail.
-    pub failing: u32,
+    /// Whether validators hide attestations and votes until the reveal (PROT-30).
+    pub hidden_votes: bool,
+    /// Percentage of objects that a validator cannot fetch.
+    pub failing_percent: u32,
 }
 
 const fn miners(name: &'static str, miners: &'static [&'static str]) -> Plan {
-    Plan { name, miners, validators: &[], honest_stake: 1, hiding: false, failing: 0 }
+    Plan { name, miners, validators: &[], honest_stake: 1, hidden_votes: false, failing_percent: 0 }
 }
 
-const fn validators(name: &'static str, honest_stake: u128, hiding: bool) -> Plan {
+const fn validators(name: &'static str, honest_stake: u128, hidden_votes: bool) -> Plan {
     const CHEATS: &[&str] =
         &["weight-copier", "inventor", "favourer", "absentee", "lazy-voter", "false-merge"];
-    Plan { name, miners: &[], validators: CHEATS, honest_stake, hiding, failing: 0 }
+    Plan { name, miners: &[], validators: CHEATS, honest_stake, hidden_votes, failing_percent: 0 }
 }
 
-/// Ten honest miners, and nobody else.
+/// The ten honest miners alone.
 pub const BASELINE: &str = "honest";
-/// The same with one more honest one: up to the poison it is [`ONE_SHOT`] to the last bit.
+/// The baseline plus one honest miner. Until the poisoned window it equals [`ONE_SHOT`], bit for bit.
 pub const ELEVEN: &str = "eleven";
-/// The same, and the eleventh stays away in the window of the poison: what this differs by from [`ELEVEN`] is chance.
+/// As [`ELEVEN`], but the eleventh miner skips the poisoned window. The difference from [`ELEVEN`] is noise.
 pub const ONE_AWAY: &str = "one-away";
-/// The same whose eleventh poisons once.
+/// The baseline plus one miner that poisons once.
 pub const ONE_SHOT: &str = "one-shot";
-/// The baseline with five cheats of different kinds who know of each other.
+/// The baseline plus five cheats of four kinds.
 pub const COLLUDERS: &str = "colluders";
-/// The baseline with storage that fails.
+/// The baseline with failing storage.
 pub const FAILING: &str = "failing-storage";
-/// The validators who are tried: with six parts of twenty-two of the stake, and what can be hidden is.
+/// Six cheating validators with 6/22 of the stake; attestations and votes are hidden.
 pub const CHEATING_VALIDATORS: &str = "validators";
-/// The same where everything is posted in the open.
+/// The same validators, with public attestations and votes.
 pub const IN_THE_OPEN: &str = "validators-in-the-open";
-/// The same, and with six parts of ten of the stake.
+/// As [`IN_THE_OPEN`], and the cheating validators have 6/10 of the stake.
 pub const MOST_OF_THE_STAKE: &str = "validators-with-most-of-the-stake";
 
-/// All of them.
+/// All networks of the experiment.
 pub const PLANS: &[Plan] = &[
     validators(CHEATING_VALIDATORS, 4, true),
     validators(IN_THE_OPEN, 4, false),
     validators(MOST_OF_THE_STAKE, 1, false),
-    Plan { failing: 5, ..miners(FAILING, &[]) },
+    Plan { failing_percent: 5, ..miners(FAILING, &[]) },
     miners(BASELINE, &[]),
     miners(
         "delivery",
@@ -99,10 +100,10 @@ pub const PLANS: &[Plan] = &[
     miners(ONE_AWAY, &[AWAY]),
 ];
 
-/// An honest seat that stays away once.
+/// The name of an honest seat that skips one window.
 const AWAY: &str = "away-once";
 
-/// Sends nothing in the window in which another would poison.
+/// Contributes nothing in the window in which `poison-one-shot` poisons.
 #[derive(Default)]
 struct AwayOnce {
     windows: u32,
@@ -116,19 +117,20 @@ impl Adversary for AwayOnce {
 }
 
 impl Plan {
-    /// Whether it is one of these networks, or has to do with one of these adversaries; what is compared with always has.
-    fn concerns(&self, only: &[String]) -> bool {
+    /// Whether `only` is empty or names this network or one of its adversaries. The baseline is always selected: other
+    /// networks are compared with it.
+    fn is_selected(&self, only: &[String]) -> bool {
         let seated = self.miners.iter().chain(self.validators);
         only.is_empty()
             || self.name == BASELINE
             || only.iter().any(|only| only == self.name || seated.clone().any(|name| only == name))
     }
 
-    /// The seats, filled.
+    /// The seats of the network, with their behaviour.
     fn cast(&self, seed: u64) -> Cast {
         let honest = |share, batch| MinerSeat::Honest { share, batch };
         let mut miners: Vec<(String, MinerSeat)> =
-            (0..FULL).map(|_| (HONEST.to_owned(), honest(1.0, BATCH))).collect();
+            (0..HONEST_SEATS).map(|_| (HONEST.to_owned(), honest(1.0, BATCH))).collect();
         miners.push((SLOW.to_owned(), honest(SLOW_SHARE, BATCH)));
         miners.push((OTHER_BATCH.to_owned(), honest(1.0, SMALL_BATCH)));
         let all_validators = match self.validators.len() {
@@ -136,8 +138,8 @@ impl Plan {
             cheats => (cheats + VALIDATORS_AMONG_CHEATS) as u16,
         };
         let mailbox = SharedMailbox::default();
-        for (place, name) in self.miners.iter().enumerate() {
-            let index = self.miners[..place].iter().filter(|other| *other == name).count() as u16;
+        for (position, name) in self.miners.iter().enumerate() {
+            let index = self.miners[..position].iter().filter(|other| *other == name).count() as u16;
             let setup =
                 Setup { index, validators: all_validators, mailbox: mailbox.clone(), ..Setup::default() };
             let seat = match adversaries::miner(name, &setup) {
@@ -145,7 +147,7 @@ impl Plan {
                 None if *name == AWAY => MinerSeat::Adversary(Box::new(AwayOnce::default())),
                 None => honest(1.0, BATCH),
             };
-            // Of a pair only the seat that does not train is anything but honest.
+            // The first seat of a pair trains; the second sends the same work.
             let name = if *name == "sybil" && index.is_multiple_of(2) { "sybil-trainer" } else { name };
             miners.push((name.to_owned(), seat));
         }
@@ -166,56 +168,56 @@ impl Plan {
             miners,
             validators,
             honest_stake: self.honest_stake,
-            // Where it is miners that are tried, one evaluation stands for all validators'.
+            // If only miners cheat, all validators use the same evaluation.
             same_evaluation: self.validators.is_empty(),
-            failures_ppm: self.failing * 10_000,
+            failures_ppm: self.failing_percent * 10_000,
             restarts: Vec::new(),
         }
     }
 }
 
-/// Every adversary that some network of ours tries.
-pub fn tried() -> impl Iterator<Item = (&'static str, Role)> {
+/// The adversaries of all networks.
+pub fn tested_adversaries() -> impl Iterator<Item = (&'static str, Role)> {
     adversaries::KINDS.iter().map(|kind| (kind.name, kind.role)).filter(|(name, _)| {
         PLANS.iter().any(|plan| plan.miners.contains(name) || plan.validators.contains(name))
     })
 }
 
-/// What can be run alone: adversaries, and networks by name.
+/// The names that [`run`] accepts: adversaries and networks.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    tried().map(|(name, _)| name).chain(PLANS.iter().map(|plan| plan.name))
+    tested_adversaries().map(|(name, _)| name).chain(PLANS.iter().map(|plan| plan.name))
 }
 
 /// Histories by network and seed.
 pub type Histories = BTreeMap<&'static str, Vec<History>>;
 
-/// Runs the networks that have to do with `only`, or all; `said` hears of each that is done.
+/// Runs the networks that `only` selects, or all if it is empty. Calls `on_done` after each network.
 ///
 /// # Errors
-/// The first that stopped a network.
+/// The first error of a network.
 pub fn run(
     world: &World,
     seeds: &[u64],
     windows: u32,
     only: &[String],
     threads: usize,
-    said: &(dyn Fn(&Plan, u64) + Sync),
+    on_done: &(dyn Fn(&Plan, u64) + Sync),
 ) -> Result<Histories, SimError> {
     let jobs: Vec<(&Plan, u64)> = PLANS
         .iter()
-        .filter(|plan| plan.concerns(only))
+        .filter(|plan| plan.is_selected(only))
         .flat_map(|plan| seeds.iter().map(move |seed| (plan, *seed)))
         .collect();
-    let hiding = world.hiding();
+    let hidden_votes = world.with_hidden_votes();
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..threads.clamp(1, jobs.len().max(1)) {
             scope.spawn(|| {
                 while let Some((plan, seed)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let world = if plan.hiding { &hiding } else { world };
-                    let history = alone(|| Network::new(world, plan.cast(*seed))?.run(windows));
-                    said(plan, *seed);
+                    let world = if plan.hidden_votes { &hidden_votes } else { world };
+                    let history = on_one_thread(|| Network::new(world, plan.cast(*seed))?.run(windows));
+                    on_done(plan, *seed);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((plan.name, *seed, history));
                 }
             });
@@ -230,11 +232,11 @@ pub fn run(
     Ok(histories)
 }
 
-/// Runs `work` with a thread pool of one: for a model this small, handing its sums to other threads costs more than they take.
-pub fn alone<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work` with a pool of one thread: for a model this small, more threads make it slower.
+pub fn on_one_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     match rayon::ThreadPoolBuilder::new().num_threads(1).build() {
         Ok(pool) => pool.install(work),
-        // Without a pool of its own it runs on everybody's, to the same result.
+        // In the global pool the result is the same.
         Err(_) => work(),
     }
 }

@@ -1,7 +1,8 @@
 //! One network: the programs' own loops on one thread, in virtual time.
 //!
-//! Tokio's clock is paused and advances when every task waits. A block is sealed after each block time; what a node does between
-//! two blocks takes no time. So a window of minutes takes as long as its arithmetic, and the order of all events follows from the seed.
+//! Tokio's clock is paused and advances when every task waits. The network seals a block after each block time; a
+//! node's work between two blocks takes no virtual time. So a window takes as long as its computation, and the order
+//! of all events derives from the seed.
 
 use super::{
     buckets::Buckets,
@@ -27,12 +28,12 @@ const OWNER: Sr25519Keyring = Sr25519Keyring::Alice;
 const COLDKEY: Sr25519Keyring = Sr25519Keyring::Bob;
 const VALIDATOR_STAKE: u128 = 1_000 * MTL;
 const TREASURY: u128 = 100_000 * MTL;
-/// Windows after the last one until a node that has not ended counts as stuck.
+/// Windows after the last one, until a node that still runs counts as stuck.
 const GRACE_WINDOWS: u32 = 2;
 
 /// The miner of a seat.
 pub enum MinerSeat {
-    /// Works honestly. Its time is enough for `share` of its sequences, in steps of `batch`.
+    /// Works honestly. It has time for `share` of its sequences, in steps of `batch`.
     Honest {
         share: f64,
         batch: usize,
@@ -49,30 +50,30 @@ pub enum ValidatorSeat {
 /// The seats of a network, and its faults.
 pub struct Cast {
     pub seed: u64,
-    /// Names are for the record. Seats get their uids in this order, miners first.
+    /// Names and behaviour. Uids follow this order, miners first.
     pub miners: Vec<(String, MinerSeat)>,
-    /// The first one is honest: the record has its judgements.
+    /// The first one is honest: the record uses its scores.
     pub validators: Vec<(String, ValidatorSeat)>,
-    /// The stake of an honest validator, in stakes of a dishonest one.
+    /// The stake of an honest validator, as a multiple of an adversary's.
     pub honest_stake: u128,
-    /// Whether honest validators share their salts, so that one evaluation serves all. A dishonest one always has the salts of
-    /// the first honest one.
+    /// Whether honest validators share their salts, so that one evaluation serves all. An adversary always has the
+    /// salts of the first honest validator.
     pub same_evaluation: bool,
-    /// Of a million objects, those that a validator cannot fetch from a bucket.
+    /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
     pub restarts: Vec<Restart>,
 }
 
-/// A node that is killed and opened again from its directory.
+/// Kills a node and opens it again from its directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Restart {
-    /// An honest seat that does all its work, by uid.
+    /// The uid of an honest seat that does all its work.
     pub seat: usize,
-    /// Just before the block after this one.
+    /// The head at which the node is killed, before the next block.
     pub at: Block,
 }
 
-/// What stops a simulation. No seat can bring it about.
+/// An error that stops a simulation. No seat's behaviour can cause one.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
     #[error("the model could not be evaluated")]
@@ -81,15 +82,15 @@ pub enum SimError {
     Shape(#[from] model::ConfigError),
     #[error("the codec cannot be made")]
     Codec(#[from] node::codec::LayoutError),
-    #[error("could not make the runtime or the nodes' directory")]
+    #[error("could not create the executor or the nodes' directory")]
     Io(#[from] std::io::Error),
     #[error("the chain refused {what}: {refusal}")]
     Refused { what: &'static str, refusal: Refusal },
-    #[error("{name} ended early")]
+    #[error("the node {name} failed")]
     Node { name: String, source: NodeFailed },
     #[error("a node panicked")]
     Panicked(#[from] tokio::task::JoinError),
-    #[error("in window {window} {name} holds another model than the others")]
+    #[error("in window {window} the model of {name} differs from the other nodes'")]
     Diverged { window: u32, name: String },
     #[error("window {window} was not finalised")]
     NotFinalised { window: u32 },
@@ -100,10 +101,10 @@ pub enum SimError {
 /// Runs a node to its end.
 type Task = Pin<Box<dyn Future<Output = Result<(), NodeFailed>>>>;
 
-/// The end of a node's task, with the node's name.
+/// The name and result of a node's task.
 type Ended = (String, Result<(), NodeFailed>);
 
-/// A network that is set up.
+/// A network before its first window.
 pub struct Network<'a> {
     world: &'a World,
     cast: Cast,
@@ -117,7 +118,7 @@ fn account(key: &SigningKey) -> AccountId {
     AccountId::from(key.verifying_key().to_bytes())
 }
 
-/// Where seat `index` has its bucket.
+/// The base URL of the bucket of seat `index`.
 fn url(index: usize) -> String {
     format!("https://seat-{index}.invalid")
 }
@@ -127,10 +128,10 @@ fn bounded(text: &str) -> pallet_registry::Url {
 }
 
 impl<'a> Network<'a> {
-    /// Makes the run on a new chain, and registers every seat.
+    /// Creates the run on a new chain and registers every seat.
     ///
     /// # Errors
-    /// If the world or the cast cannot be set up.
+    /// If the model is invalid or the chain refuses a call.
     pub fn new(world: &'a World, cast: Cast) -> Result<Network<'a>, SimError> {
         let seed = Digest::of_parts(&[b"mettle 1 simulation", &cast.seed.to_le_bytes()]);
         let theta = init_flat(&world.spec.model, cast.seed)?;
@@ -148,7 +149,7 @@ impl<'a> Network<'a> {
         let owner = OWNER.to_account_id();
         accepted("the run", chain.block(vec![(owner.clone(), create.into()), (owner, fund.into())]))?;
         let network =
-            Network { world, cast, seed, chain: SharedChain::new(chain, Sealing::Later), spec, theta };
+            Network { world, cast, seed, chain: SharedChain::new(chain, Sealing::Manual), spec, theta };
         let registrations = (0..network.seats()).map(|index| network.registration(index)).collect();
         let registered = network.chain.lock().block(registrations);
         accepted("a seat", registered)?;
@@ -174,7 +175,7 @@ impl<'a> Network<'a> {
     fn registration(&self, index: usize) -> (AccountId, RuntimeCall) {
         let (role, stake) = match index.checked_sub(self.cast.miners.len()) {
             None => (Role::Miner, MTL),
-            Some(place) => match self.cast.validators[place].1 {
+            Some(validator_index) => match self.cast.validators[validator_index].1 {
                 ValidatorSeat::Honest => (Role::Validator, VALIDATOR_STAKE * self.cast.honest_stake),
                 ValidatorSeat::Adversary(_) => (Role::Validator, VALIDATOR_STAKE),
             },
@@ -185,18 +186,18 @@ impl<'a> Network<'a> {
         (COLDKEY.to_account_id(), RuntimeCall::from(call))
     }
 
-    /// The seed of a validator's salts.
-    fn secret(&self, place: usize) -> [u8; 32] {
+    /// The secret from which a validator derives its salts.
+    fn secret(&self, validator_index: usize) -> [u8; 32] {
         let miners = self.cast.miners.len();
-        let is_honest = matches!(self.cast.validators[place].1, ValidatorSeat::Honest);
-        let of = if self.cast.same_evaluation || !is_honest { 0 } else { place };
-        Digest::of(&self.key(miners + of).to_bytes()).0
+        let is_honest = matches!(self.cast.validators[validator_index].1, ValidatorSeat::Honest);
+        let owner = if self.cast.same_evaluation || !is_honest { 0 } else { validator_index };
+        Digest::of(&self.key(miners + owner).to_bytes()).0
     }
 
-    /// Runs every node for so many windows.
+    /// Runs every node for `windows` windows.
     ///
     /// # Errors
-    /// If something happens that no seat's strategy can bring about.
+    /// If a node fails or gets stuck, the models diverge, or a window is not finalised.
     pub fn run(self, windows: u32) -> Result<History, SimError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
@@ -211,7 +212,7 @@ impl<'a> Network<'a> {
         let shared = Arc::new(Shared {
             world: self.world.clone(),
             spec: self.spec.clone(),
-            run: self.chain.run_now(RUN).expect("the network made it"),
+            run: self.chain.run_now(RUN).expect("the network created the run"),
             seed: self.seed,
             sent: Arc::new(Codec::new(&schema, params.density)?),
             merged: Arc::new(Codec::new(&schema, params.merge_density)?),
@@ -265,11 +266,11 @@ impl<'a> Network<'a> {
         })
     }
 
-    /// Opens the seats, and starts the task of each and of the observer.
+    /// Starts the task of each seat and of the observer.
     fn start(self, shared: Arc<Shared>) -> Nodes {
         let miners = self.cast.miners.len();
         let views = self.chain.seats_now(RUN);
-        // Miners first: they are told of a head first, so that validators find what is uploaded on it.
+        // Miners subscribe first, so each head reaches them first and validators find the objects uploaded at it.
         let names = self
             .cast
             .miners
@@ -285,18 +286,19 @@ impl<'a> Network<'a> {
                 key: self.key(index),
                 store: shared.buckets.add_faulty(&url(index), self.faults(index)),
                 chain: self.chain.signed_by(account(&self.key(index))),
-                place: index.checked_sub(miners),
+                validator_index: index.checked_sub(miners),
             })
             .collect();
-        let secrets = (0..self.cast.validators.len()).map(|place| self.secret(place)).collect();
+        let secrets =
+            (0..self.cast.validators.len()).map(|validator_index| self.secret(validator_index)).collect();
         let tasks = JoinSet::new();
         let mut nodes = Nodes { shared, seats, secrets, tasks, handles: Vec::new(), running: 0 };
-        for (index, (_, filled)) in self.cast.miners.into_iter().enumerate() {
-            let handle = nodes.start_miner(index, filled);
+        for (index, (_, behaviour)) in self.cast.miners.into_iter().enumerate() {
+            let handle = nodes.start_miner(index, behaviour);
             nodes.handles.push(handle);
         }
-        for (place, (_, filled)) in self.cast.validators.into_iter().enumerate() {
-            let handle = nodes.start_validator(miners + place, filled);
+        for (validator_index, (_, behaviour)) in self.cast.validators.into_iter().enumerate() {
+            let handle = nodes.start_validator(miners + validator_index, behaviour);
             nodes.handles.push(handle);
         }
         let chain = self.chain.signed_by(OWNER.to_account_id());
@@ -306,11 +308,11 @@ impl<'a> Network<'a> {
     }
 }
 
-/// The nodes of a network, while they run.
+/// The running nodes of a network.
 struct Nodes {
     shared: Arc<Shared>,
     seats: Vec<Seat>,
-    /// Seeds of the validators' salts.
+    /// The secrets from which validators derive their salts.
     secrets: Vec<[u8; 32]>,
     tasks: JoinSet<Ended>,
     /// By uid.
@@ -325,40 +327,40 @@ impl Nodes {
         self.tasks.spawn_local(async move { (name, task.await) })
     }
 
-    fn start_miner(&mut self, index: usize, filled: MinerSeat) -> AbortHandle {
+    fn start_miner(&mut self, index: usize, behaviour: MinerSeat) -> AbortHandle {
         let seat = self.seats[index].clone();
         let name = seat.name.clone();
-        self.spawn(name, Box::pin(nodes::mine(self.shared.clone(), seat, filled)))
+        self.spawn(name, Box::pin(nodes::mine(self.shared.clone(), seat, behaviour)))
     }
 
-    fn start_validator(&mut self, index: usize, filled: ValidatorSeat) -> AbortHandle {
+    fn start_validator(&mut self, index: usize, behaviour: ValidatorSeat) -> AbortHandle {
         let seat = self.seats[index].clone();
-        let (name, secret) = (seat.name.clone(), self.secrets[seat.place.unwrap_or(0)]);
-        self.spawn(name, Box::pin(nodes::validate(self.shared.clone(), seat, filled, secret)))
+        let (name, secret) = (seat.name.clone(), self.secrets[seat.validator_index.unwrap_or(0)]);
+        self.spawn(name, Box::pin(nodes::validate(self.shared.clone(), seat, behaviour, secret)))
     }
 
-    /// Kills the node of an honest seat where it is, and opens it again from its directory.
+    /// Kills the node of an honest seat and opens it again from its directory.
     async fn restart(&mut self, restart: Restart) -> Result<(), SimError> {
         self.handles[restart.seat].abort();
         while !self.handles[restart.seat].is_finished() {
             tokio::task::yield_now().await;
         }
         self.reap()?;
-        self.handles[restart.seat] = match self.seats[restart.seat].place {
+        self.handles[restart.seat] = match self.seats[restart.seat].validator_index {
             None => self.start_miner(restart.seat, MinerSeat::Honest { share: 1.0, batch: BATCH }),
             Some(_) => self.start_validator(restart.seat, ValidatorSeat::Honest),
         };
         Ok(())
     }
 
-    /// Takes note of the nodes that have ended.
+    /// Collects the results of the nodes that have ended.
     fn reap(&mut self) -> Result<(), SimError> {
         while let Some(ended) = self.tasks.try_join_next() {
             self.running -= 1;
             match ended {
                 Ok((_, Ok(()))) => {}
                 Ok((name, Err(source))) => return Err(SimError::Node { name, source }),
-                // Killed.
+                // Killed by `restart`.
                 Err(error) if error.is_cancelled() => {}
                 Err(error) => return Err(SimError::Panicked(error)),
             }

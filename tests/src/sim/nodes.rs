@@ -1,4 +1,5 @@
-//! Opens the nodes of a network: the programs' own miners and validators, with parts of the simulation.
+//! Opens the nodes of a network: the programs' own miners and validators, on the simulation's chain, buckets and
+//! clock.
 
 use super::{
     buckets::{Buckets, Reader},
@@ -36,15 +37,15 @@ use validator::{
 };
 
 const DEVICE: Device = Device::CPU;
-/// More than there are seats: every contribution is evaluated.
+/// Larger than the number of seats, so that validators evaluate every contribution.
 const EVALUATIONS_MAX: usize = 1_000;
-/// Held-out sequences of a validator's own report; the network's loss is measured by its observer.
-const HELD_OUT_OF_A_VALIDATOR: u64 = 1;
+/// Held-out sequences that a validator measures for its report. The observer measures the network's loss.
+const VALIDATOR_HELD_OUT: u64 = 1;
 
-/// Why a node ended before its last window.
+/// The error that ended a node before its last window.
 pub type NodeFailed = Box<dyn Error + Send + Sync>;
 
-/// What all nodes of a network share.
+/// The parts that all nodes of a network share.
 pub struct Shared {
     pub world: World,
     pub spec: RunSpec,
@@ -56,31 +57,31 @@ pub struct Shared {
     pub buckets: Arc<Buckets>,
     pub recorder: Recorder,
     pub evaluations: Evaluations,
-    /// Every node has a directory below it.
+    /// The parent of the nodes' directories.
     pub home: PathBuf,
-    /// Of a million objects, those that a validator cannot fetch from a bucket.
+    /// Objects per million that a validator cannot fetch.
     pub failures_ppm: u32,
     pub windows: u32,
 }
 
-/// One node.
+/// The parts of one node.
 #[derive(Clone)]
 pub struct Seat {
     pub name: String,
     pub view: SeatView,
     pub key: SigningKey,
     pub store: Arc<dyn Store>,
-    /// The chain as this node sees it: calls are signed by the seat.
+    /// Signs calls as the seat.
     pub chain: SharedChain,
-    /// Its place among the validators.
-    pub place: Option<usize>,
+    /// Its index among the validators; `None` for a miner.
+    pub validator_index: Option<usize>,
 }
 
 impl Shared {
-    fn follower(&self, chain: &SharedChain, place: Option<usize>) -> Follower {
-        let number = place.map_or(u64::MAX, |place| place as u64);
+    fn follower(&self, chain: &SharedChain, validator_index: Option<usize>) -> Follower {
+        let number = validator_index.map_or(u64::MAX, |validator_index| validator_index as u64);
         let seed = Digest::of_parts(&[&self.seed.0, b"reader", &number.to_le_bytes()]);
-        let failures_ppm = if place.is_some() { self.failures_ppm } else { 0 };
+        let failures_ppm = if validator_index.is_some() { self.failures_ppm } else { 0 };
         Follower {
             chain: Arc::new(chain.clone()),
             fetch: Arc::new(Reader::new(self.buckets.clone(), seed, failures_ppm)),
@@ -88,14 +89,14 @@ impl Shared {
             spec: self.spec.clone(),
             sent: self.sent.clone(),
             merged: self.merged.clone(),
-            keeps_buffer: place.is_some(),
-            turn: place.unwrap_or(0),
+            keeps_buffer: validator_index.is_some(),
+            turn: validator_index.unwrap_or(0),
             directory: None,
             blocking: Blocking::Inline,
         }
     }
 
-    /// The node of a seat. Opens what is in its directory, or joins the run.
+    /// Opens the node of a seat from its directory, or joins the run if the directory is empty.
     async fn node(
         &self,
         seat: Seat,
@@ -128,8 +129,8 @@ impl Shared {
     }
 }
 
-/// Mines until the last window.
-pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<(), NodeFailed> {
+/// Runs a miner until the last window.
+pub async fn mine(shared: Arc<Shared>, seat: Seat, behaviour: MinerSeat) -> Result<(), NodeFailed> {
     let follower = Arc::new(shared.follower(&seat.chain, None));
     let honest = HonestParts {
         follower,
@@ -139,7 +140,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<
         directory: shared.directory(seat.view.id.uid),
     };
     let mut batch_sequences = shared.spec.recipe.batch;
-    let (follower, store, strategy): (_, _, Box<dyn miner::strategy::Strategy>) = match filled {
+    let (follower, store, strategy): (_, _, Box<dyn miner::strategy::Strategy>) = match behaviour {
         MinerSeat::Honest { share, batch } => {
             batch_sequences = batch;
             (honest.follower, honest.store, Box::new(PartTime { share, batch }))
@@ -152,7 +153,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<
     let node = shared.node(seat, follower, store).await?;
     let trainer = Trainer::new(&shared.spec.model, &shared.spec.recipe, DEVICE, &node.sync.state.theta)?;
     let options = MinerOptions {
-        // Training takes no virtual time: the block in which the data is known is enough for it.
+        // Training takes no virtual time, so one block is enough.
         commit_margin_blocks: 1,
         batch_sequences,
         snapshot_interval: SnapshotInterval::Never,
@@ -161,7 +162,7 @@ pub async fn mine(shared: Arc<Shared>, seat: Seat, filled: MinerSeat) -> Result<
     Ok(Miner::open(node, trainer, strategy, options, shutdown).await?.run().await?)
 }
 
-/// A miner whose time is enough for `share` of its sequences, in whole steps of `batch`.
+/// A miner with time for `share` of its sequences, rounded down to whole steps of `batch`.
 struct PartTime {
     share: f64,
     batch: usize,
@@ -175,21 +176,22 @@ impl miner::strategy::Strategy for PartTime {
     }
 }
 
-/// Validates until the last window. `salts` are derived from `secret`.
+/// Runs a validator until the last window. Its salts derive from `secret`.
 pub async fn validate(
     shared: Arc<Shared>,
     seat: Seat,
-    filled: ValidatorSeat,
+    behaviour: ValidatorSeat,
     secret: [u8; 32],
 ) -> Result<(), NodeFailed> {
-    let is_first = seat.place == Some(0);
+    let is_first = seat.validator_index == Some(0);
     let directory = shared.directory(seat.view.id.uid);
-    let strategy: Box<dyn validator::strategy::Strategy> = match filled {
+    let strategy: Box<dyn validator::strategy::Strategy> = match behaviour {
         ValidatorSeat::Honest if is_first => Box::new(Reporting(shared.recorder.clone())),
         ValidatorSeat::Honest => Box::new(validator::strategy::DefaultStrategy),
         ValidatorSeat::Adversary(strategy) => strategy,
     };
-    let follower = Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, seat.place) };
+    let follower =
+        Follower { keeps_buffer: strategy.computes(), ..shared.follower(&seat.chain, seat.validator_index) };
     let store = seat.store.clone();
     let node = shared.node(seat, Arc::new(follower), store).await?;
     let (signed, _) = SignedDb::open(&directory, shared.run.id, &shared.run.params, 0)?;
@@ -200,12 +202,12 @@ pub async fn validate(
         salts: Salts::new(&secret),
         strategy,
         evaluations_max: EVALUATIONS_MAX,
-        held_out_sequences: HELD_OUT_OF_A_VALIDATOR,
+        held_out_sequences: VALIDATOR_HELD_OUT,
     };
     Ok(Validator::new(parts).run().await?)
 }
 
-/// Follows the run without a seat, and measures each window's model on held-out sequences.
+/// Follows the run without a seat and measures each window's model on held-out sequences.
 pub async fn observe(shared: Arc<Shared>, chain: SharedChain) -> Result<(), NodeFailed> {
     let directory = shared.home.join("observer");
     std::fs::create_dir_all(&directory)?;
@@ -231,7 +233,7 @@ pub async fn observe(shared: Arc<Shared>, chain: SharedChain) -> Result<(), Node
     }
 }
 
-/// An evaluator that all validators share: an evaluation that would be the same to the last bit is measured once.
+/// An evaluator that all validators share. It runs an evaluation once for the same seed and contributions.
 #[derive(Clone)]
 pub struct Evaluations(Arc<Mutex<Measured>>);
 
@@ -239,7 +241,7 @@ struct Measured {
     evaluator: Evaluator,
     dataset: Arc<dataset::Dataset>,
     window: Window,
-    /// Of `window`, by evaluation seed and the contributions' digests.
+    /// Evaluations of `window`: seed, digests of the contributions, result.
     known: Vec<(Digest, Vec<Digest>, Measurements)>,
 }
 

@@ -1,4 +1,4 @@
-//! What a network leaves behind, read from what its nodes report: journal entries, the first validator's judgements, and the chain.
+//! The record of a network, from its nodes' journals, the first validator's scores, and the chain.
 
 use super::{chain::SharedChain, published, world::MTL};
 use node::{Entry, journal::Watcher};
@@ -16,15 +16,15 @@ use validator::{
 /// One seat in one window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct SeatRecord {
-    /// All that was credited to the seat so far, in MTL.
+    /// Pay until the end of the window, in MTL.
     pub earned: f64,
     pub observed: String,
     pub selected: bool,
-    /// Validators that saw a fault.
+    /// Validators that attested a fault.
     pub faults_attested: usize,
     pub own_gain: Option<f64>,
     pub common_gain: Option<f64>,
-    /// The own-data test: gap and outcome.
+    /// Gap and outcome of the own-data test.
     pub gap: Option<f64>,
     pub outcome: Option<f64>,
     pub rank: Option<u32>,
@@ -33,7 +33,7 @@ pub struct SeatRecord {
     pub score: f64,
     pub weight: u16,
     pub penalties: Vec<String>,
-    /// What the published rules would have credited to it so far, in MTL.
+    /// Pay by the published rules until the end of the window; one epoch pays 1 in total.
     pub earned_published: f64,
 }
 
@@ -42,7 +42,7 @@ pub struct SeatRecord {
 pub struct WindowRecord {
     pub window: u32,
     pub merged: bool,
-    /// Of the model that the window opened with, in nats per token.
+    /// Loss of the model at the start of the window, in nats per token.
     pub held_out_loss: f64,
     /// By uid.
     pub seats: Vec<SeatRecord>,
@@ -58,12 +58,12 @@ pub struct History {
     /// By uid, in MTL.
     pub stakes: Vec<f64>,
     pub windows: Vec<WindowRecord>,
-    /// After the last window.
+    /// Loss of the model after the last window, in nats per token.
     pub held_out_loss: f64,
     pub lineage: String,
-    /// Of the chain, after its last block.
+    /// The chain's state root after its last block.
     pub state_root: String,
-    /// Nodes that resumed from their directory.
+    /// Number of nodes that resumed from their directory.
     pub resumed: usize,
 }
 
@@ -73,28 +73,28 @@ pub struct Recorder(Arc<Mutex<Reports>>);
 
 #[derive(Default)]
 struct Reports {
-    /// Validators that saw a fault, by window and seat.
+    /// Validators that attested a fault, by window and seat.
     faults: BTreeMap<(Window, Uid), usize>,
-    /// The first validator's judgement of each window.
+    /// The first validator's seat reports, by window.
     judged: BTreeMap<Window, Vec<SeatReport>>,
-    /// The lineage of each window's model, as the first node held it.
+    /// The lineage that the first node reported for each window.
     lineages: BTreeMap<Window, Digest>,
-    /// The first node that held another one.
+    /// The first node that reported a different lineage, and its window.
     diverged: Option<(Window, String)>,
-    /// Mean loss of each window's model on held-out sequences.
+    /// Mean loss of each window's model on held-out sequences, in nats per token.
     held_out_losses: BTreeMap<Window, f64>,
     published: published::Judge,
-    /// Nodes that resumed from their directory.
+    /// Number of nodes that resumed from their directory.
     resumed: usize,
 }
 
 impl Recorder {
     fn reports(&self) -> MutexGuard<'_, Reports> {
-        // A holder that panicked has ended the whole simulation.
+        // A panic while the lock is held ends the whole simulation.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the journal of the node `name`.
+    /// A watcher that reads the journal of the node `name`.
     pub fn journal_of(&self, name: String) -> Watcher {
         let recorder = self.clone();
         Box::new(move |entry| recorder.read(&name, entry))
@@ -131,12 +131,12 @@ impl Recorder {
         self.reports().held_out_losses.get(&window).copied()
     }
 
-    /// The first node that held another model than the others, and the window.
+    /// The first node whose lineage differs from the others', and the window.
     pub fn diverged(&self) -> Option<(Window, String)> {
         self.reports().diverged.clone()
     }
 
-    /// How many nodes resumed from their directory.
+    /// Number of nodes that resumed from their directory.
     pub fn resumed(&self) -> usize {
         self.reports().resumed
     }
@@ -145,8 +145,8 @@ impl Recorder {
         self.reports().lineages.get(&window).copied()
     }
 
-    /// The record of `window`, whose last block is the chain's head. The first `miners` seats are miners'. `None` if the
-    /// window was not finalised.
+    /// The record of `window`, whose last block is the chain's head. The first `miners` seats belong to miners.
+    /// `None` if the window is not finalised.
     pub fn window(
         &self,
         chain: &SharedChain,
@@ -194,7 +194,7 @@ impl Recorder {
     }
 }
 
-/// An honest validator that reports its judgements, and has the published rules judge the same evidence.
+/// The default strategy. It reports its scores and applies the published rules to the same evidence.
 pub struct Reporting(pub Recorder);
 
 impl Strategy for Reporting {

@@ -1,4 +1,4 @@
-//! A dataset and a model that are made in milliseconds, for tests of single nodes.
+//! A dataset and a model for tests of single nodes, built in milliseconds.
 
 use dataset::{OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use model::ModelConfig;
@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Prepares a text of sums in sequences of 16 tokens. Returns the directory of the dataset, `data` in `directory`.
+/// Prepares a text of sums as sequences of 16 tokens. Returns the dataset's directory, `data` in `directory`.
 ///
 /// # Errors
 /// If the text cannot be written or prepared.
@@ -15,7 +15,8 @@ pub fn dataset(directory: &Path) -> Result<PathBuf, PrepareError> {
     let (text, data) = (directory.join("text"), directory.join("data"));
     let line = |at: u32| format!("Line {at}: {} and {} make {}.\n", at % 97, at % 61, at % 97 + at % 61);
     fs::create_dir(&text).expect("the caller's directory is empty and writable");
-    fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>()).expect("it is writable");
+    fs::write(text.join("sums.txt"), (0..6000).map(line).collect::<String>())
+        .expect("the directory is writable");
     let options = PrepareOptions {
         tokenizer: TokenizerChoice::Train { vocab: 300 },
         seq_len: 16,
@@ -26,7 +27,7 @@ pub fn dataset(directory: &Path) -> Result<PathBuf, PrepareError> {
     Ok(data)
 }
 
-/// One layer of width 16.
+/// A model of one layer and width 16.
 pub fn model(vocab: usize, seq_len: usize) -> ModelConfig {
     ModelConfig {
         vocab,

@@ -1,9 +1,9 @@
-//! What came of the networks, in numbers: for people and as JSON.
+//! The gauntlet table: the results of all networks, as Markdown and as JSON.
 
 use super::{
     experiment::{
-        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, FULL, HONEST, Histories, IN_THE_OPEN,
-        MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, SLOW, tried,
+        BASELINE, CHEATING_VALIDATORS, COLLUDERS, ELEVEN, FAILING, HONEST, HONEST_SEATS, Histories,
+        IN_THE_OPEN, MOST_OF_THE_STAKE, ONE_AWAY, ONE_SHOT, OTHER_BATCH, SLOW, tested_adversaries,
     },
     record::{History, WindowRecord},
 };
@@ -11,58 +11,59 @@ use protocol::Role;
 use serde::Serialize;
 use std::{collections::BTreeMap, fmt::Write as _};
 
-/// Windows after which pay is told.
+/// Windows after which the table shows pay.
 const AFTER: [usize; 3] = [10, 30, 100];
-/// Windows whose mean is a network's final loss: one window's loss has noise of its own.
+/// Losses whose mean is a network's final loss: a single window's loss is noisy.
 const LAST_WINDOWS: usize = 3;
-/// The seat that poisons once does so after so many windows.
+/// Honest windows of the seat that poisons once.
 const GOOD_WINDOWS: usize = adversaries::GOOD_WINDOWS as usize;
 
-/// All numbers. Shares are of an honest seat's; a mean is over seeds.
+/// All numbers. Pay is a share of an honest seat's; means are over seeds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Table {
     pub seeds: Vec<u64>,
     pub windows: usize,
     pub parameters: usize,
-    /// By name: `pay_share_10` and so on (`_max`: the worst seed), `pay_share_since_cheating`, `worth`, `published_10` and so on, and what
-    /// concerns only some. Validators': for the same stake.
+    /// By name: `pay_share_10` and so on (`_max`: the worst seed), `pay_share_since_cheating`, `worth`, `published_10`
+    /// and so on, and numbers of single adversaries. Validators' pay is per stake.
     pub adversaries: BTreeMap<String, BTreeMap<String, f64>>,
-    /// Cheating validators in other networks than [`CHEATING_VALIDATORS`], by network and name.
+    /// Cheating validators in networks other than [`CHEATING_VALIDATORS`], by network and name.
     pub validators: BTreeMap<String, BTreeMap<String, BTreeMap<String, f64>>>,
-    /// Networks: final loss, and how much higher it is than the baseline's, as a share of it.
+    /// By network: final loss, and its relative increase over the baseline's.
     pub networks: BTreeMap<String, BTreeMap<String, f64>>,
-    /// False positives, and how evenly equal work is paid.
+    /// Penalties of honest seats, and the spread of pay for equal work.
     pub honest: BTreeMap<String, f64>,
-    /// How evenly ten honest miners alone were paid, for each seed.
+    /// The spread of pay in the baseline, by seed.
     pub evenness: Vec<Evenness>,
 }
 
-/// What a seed's equal seats were paid, from the first window to the last.
+/// The spread of cumulative pay among honest miners, under one seed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Evenness {
     pub seed: u64,
-    /// Pay of the best paid over that of the worst.
+    /// Largest over smallest pay of equal seats.
     pub largest_over_smallest: f64,
-    /// How far from the mean of all the seat is paid that is furthest from it, as a share of that mean.
+    /// Largest relative deviation of an equal seat's pay from the mean of equal seats.
     pub furthest_from_mean: f64,
-    /// Of that mean: the slow one's pay, and that of the one whose steps are smaller.
+    /// Pay of the slow seat, as a share of that mean.
     pub slow: f64,
+    /// Pay of the seat with the smaller batch, as a share of that mean.
     pub other_batch: f64,
 }
 
 impl Table {
     pub fn new(histories: &Histories, parameters: usize) -> Table {
-        let of = |name: &str| histories.get(name).map(Vec::as_slice).unwrap_or_default();
-        let windows = of(BASELINE).first().map_or(0, |history| history.windows.len());
+        let runs = |name: &str| histories.get(name).map(Vec::as_slice).unwrap_or_default();
+        let windows = runs(BASELINE).first().map_or(0, |history| history.windows.len());
         let mut table = Table {
-            seeds: of(BASELINE).iter().map(|history| history.seed).collect(),
+            seeds: runs(BASELINE).iter().map(|history| history.seed).collect(),
             windows,
             parameters,
             ..Table::default()
         };
-        for (name, role) in tried() {
+        for (name, role) in tested_adversaries() {
             let network = |network: &&str| match role {
-                // Its own network tells; the colluders' one is about the loss.
+                // The colluders' network measures the loss, not pay.
                 Role::Miner => *network != COLLUDERS,
                 Role::Validator => *network == CHEATING_VALIDATORS,
             };
@@ -71,7 +72,7 @@ impl Table {
                 table.adversaries.insert(name.to_owned(), numbers);
             }
             for network in [IN_THE_OPEN, MOST_OF_THE_STAKE] {
-                if let Some(numbers) = adversary(of(network).iter(), name, role, windows)
+                if let Some(numbers) = adversary(runs(network).iter(), name, role, windows)
                     && role == Role::Validator
                 {
                     let theirs = table.validators.entry(network.to_owned()).or_default();
@@ -82,9 +83,9 @@ impl Table {
         for (name, histories) in histories {
             let mut numbers = BTreeMap::new();
             numbers.insert("held_out_loss".to_owned(), mean(histories.iter().map(final_loss)));
-            // These have an honest miner more, and are compared with one that has as well, where it was played.
-            let more = [ONE_SHOT, ONE_AWAY].contains(name) && !of(ELEVEN).is_empty();
-            let compared = of(if more { ELEVEN } else { BASELINE });
+            // Compare networks of eleven miners with an honest network of eleven, if it was run.
+            let eleven = [ONE_SHOT, ONE_AWAY].contains(name) && !runs(ELEVEN).is_empty();
+            let compared = runs(if eleven { ELEVEN } else { BASELINE });
             let harms = histories
                 .iter()
                 .zip(compared)
@@ -95,10 +96,10 @@ impl Table {
             table.networks.insert((*name).to_owned(), numbers);
         }
         if let Some(numbers) = table.adversaries.get_mut("poison-one-shot") {
-            one_shot(of(ONE_SHOT), of(ELEVEN), of(ONE_AWAY), numbers);
+            one_shot(runs(ONE_SHOT), runs(ELEVEN), runs(ONE_AWAY), numbers);
         }
-        table.honest = honest(histories, of(BASELINE));
-        table.evenness = of(BASELINE).iter().filter_map(evenness).collect();
+        table.honest = honest(histories, runs(BASELINE));
+        table.evenness = runs(BASELINE).iter().filter_map(evenness).collect();
         table
     }
 
@@ -192,7 +193,8 @@ impl Table {
     }
 }
 
-/// Pay of the seats of that name over the mean of honest ones of the same role in the same network.
+/// The numbers of the adversary `name`: mean pay of its seats over mean pay of honest seats of the same role in the
+/// same network, and more. `None` if it is in none of the networks.
 fn adversary<'a>(
     among: impl Iterator<Item = &'a History>,
     name: &str,
@@ -204,35 +206,35 @@ fn adversary<'a>(
     if found.is_empty() {
         return None;
     }
-    // For the same stake: it is what a validator's part is by.
+    // A validator's pay is proportional to its stake.
     let stake = |history: &History, uid: usize| match role {
         Role::Miner => 1.0,
         Role::Validator => history.stakes[uid],
     };
-    let shares_of = |of: &dyn Fn(&History, usize) -> f64| -> Vec<f64> {
+    let shares_of = |number: &dyn Fn(&History, usize) -> f64| -> Vec<f64> {
         let share = |history: &&History| {
-            let of = |name: &str| {
-                mean(seats(history, name, role).map(|uid| of(history, uid) / stake(history, uid)))
+            let mean_of = |name: &str| {
+                mean(seats(history, name, role).map(|uid| number(history, uid) / stake(history, uid)))
             };
-            ratio(of(name), of(HONEST))
+            ratio(mean_of(name), mean_of(HONEST))
         };
         found.iter().map(share).collect()
     };
     let mut numbers = BTreeMap::new();
-    let mut tell = |name: String, shares: Vec<f64>| {
+    let mut insert = |name: String, shares: Vec<f64>| {
         numbers.insert(name.clone(), mean(shares.iter().copied()));
         numbers.insert(format!("{name}_max"), shares.into_iter().fold(f64::NEG_INFINITY, f64::max));
     };
     for after in AFTER.into_iter().filter(|after| *after <= windows) {
         let record = |history: &'_ History| after.min(history.windows.len()) - 1;
-        tell(
+        insert(
             format!("pay_share_{after}"),
             shares_of(&|history, uid| history.windows[record(history)].seats[uid].earned),
         );
         if role == Role::Miner {
             let published =
                 shares_of(&|history, uid| history.windows[record(history)].seats[uid].earned_published);
-            tell(format!("published_{after}"), published);
+            insert(format!("published_{after}"), published);
         }
     }
     if role == Role::Miner {
@@ -242,12 +244,12 @@ fn adversary<'a>(
             let whole = earned(history.windows.len() - 1);
             if cheats_from(name) == 0 { whole } else { whole - earned(before) }
         });
-        tell("pay_share_since_cheating".to_owned(), since);
-        // What came of no window was worth nothing.
+        insert("pay_share_since_cheating".to_owned(), since);
+        // A window without an evaluated contribution has no worth.
         let worth = shares_of(&|history, uid| {
             history.windows.iter().filter_map(|window| window.seats[uid].common_gain).sum()
         });
-        tell("worth".to_owned(), worth);
+        insert("worth".to_owned(), worth);
     }
     if let Some(work) = honest_work(name, windows) {
         numbers.insert("honest_work".to_owned(), work);
@@ -255,7 +257,7 @@ fn adversary<'a>(
     Some(numbers)
 }
 
-/// The first window in which it does anything but what an honest seat does.
+/// The first window in which the adversary does not behave like an honest seat.
 fn cheats_from(name: &str) -> usize {
     match name {
         "poison-one-shot" => GOOD_WINDOWS,
@@ -264,16 +266,16 @@ fn cheats_from(name: &str) -> usize {
     }
 }
 
-/// The last window in which nothing is credited that `window` has a part in. An epoch's weights are committed to before its last window is
-/// judged, and paid when they were shown.
+/// The last window until whose end no pay depends on `window`. A validator commits to an epoch's weights before it
+/// scores the epoch's last window; the chain pays them after the reveal.
 fn last_paid_before(window: usize) -> usize {
     let params = localnet::defaults::params(0);
-    let (epoch, shown) = (params.epoch_windows as usize, params.reveal_windows as usize);
+    let (epoch, reveal) = (params.epoch_windows as usize, params.reveal_windows as usize);
     let first = (window + 2).saturating_sub(epoch).div_ceil(epoch);
-    (first + 1) * epoch + shown - 1
+    (first + 1) * epoch + reveal - 1
 }
 
-/// How much of the window's honest work a cheat does, where it is neither all nor nothing.
+/// The share of a window's work that a cheat does; `None` if it is all or nothing.
 fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
@@ -287,11 +289,11 @@ fn honest_work(name: &str, windows: usize) -> Option<f64> {
     }
 }
 
-/// What the one poisoned window did: to the loss, against a network in which that seat stayed honest, and to the seat's pay. Beside it what
-/// it does to the loss, either way, that the seat stays away for that window.
+/// The effect of one poisoned window on the loss and on the seat's pay, against a network in which that seat is
+/// honest. For comparison, the absolute effect on the loss if the seat skips that window.
 fn one_shot(with: &[History], without: &[History], away: &[History], numbers: &mut BTreeMap<String, f64>) {
     for later in 1..=4 {
-        // The record of a window holds the loss that it opened with.
+        // A window's record has the loss at its start.
         let change = |(with, without): (&History, &History)| {
             let loss = |history: &History| {
                 history
@@ -305,9 +307,9 @@ fn one_shot(with: &[History], without: &[History], away: &[History], numbers: &m
         if !harms.is_empty() {
             numbers.insert(format!("one_shot_harm_{later}_windows_later"), mean(harms.into_iter()));
         }
-        let chances: Vec<f64> = away.iter().zip(without).map(change).map(f64::abs).collect();
-        if !chances.is_empty() {
-            numbers.insert(format!("one_shot_chance_{later}_windows_later"), mean(chances.into_iter()));
+        let noise: Vec<f64> = away.iter().zip(without).map(change).map(f64::abs).collect();
+        if !noise.is_empty() {
+            numbers.insert(format!("one_shot_chance_{later}_windows_later"), mean(noise.into_iter()));
         }
     }
     let below_half = with.iter().filter_map(|history| {
@@ -336,15 +338,15 @@ fn one_shot(with: &[History], without: &[History], away: &[History], numbers: &m
     numbers.insert("one_shot_seats_paid_below_half".to_owned(), windows.len() as f64);
 }
 
-/// Over all networks but the one with failing storage and those of cheating validators: penalties and faults of honest seats. In the
-/// baseline: how equal work is paid.
+/// Penalties and faults of honest miners over all networks except the one with failing storage and those of cheating
+/// validators; in the baseline, the spread of pay for equal work.
 fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> {
     let mut numbers = BTreeMap::new();
     let mut count = |prefix: &str, among: &mut dyn Iterator<Item = &History>| {
         let (mut seat_windows, mut penalties, mut faults, mut attested) = (0usize, 0usize, 0usize, 0usize);
         for history in among {
             for record in &history.windows {
-                for seat in &record.seats[..FULL + 2] {
+                for seat in &record.seats[..HONEST_SEATS + 2] {
                     seat_windows += 1;
                     penalties += usize::from(!seat.penalties.is_empty());
                     faults += usize::from(seat.observed.starts_with("Faulty"));
@@ -368,33 +370,34 @@ fn honest(histories: &Histories, baseline: &[History]) -> BTreeMap<String, f64> 
             continue;
         }
         let spread = |pay: fn(&WindowRecord, usize) -> f64| {
-            let of_one = |(history, record): &(&History, &WindowRecord)| {
+            let spread_of_one = |(history, record): &(&History, &WindowRecord)| {
                 let pay: Vec<f64> = seats(history, HONEST, Role::Miner).map(|uid| pay(record, uid)).collect();
                 ratio(
                     pay.iter().copied().fold(0.0, f64::max),
                     pay.iter().copied().fold(f64::INFINITY, f64::min),
                 )
             };
-            reached.iter().map(of_one).fold(0.0, f64::max)
+            reached.iter().map(spread_of_one).fold(0.0, f64::max)
         };
         let share = |name: &str, pay: fn(&WindowRecord, usize) -> f64| {
             mean(reached.iter().map(|(history, record)| {
-                let of = |name: &str| mean(seats(history, name, Role::Miner).map(|uid| pay(record, uid)));
-                ratio(of(name), of(HONEST))
+                let mean_of =
+                    |name: &str| mean(seats(history, name, Role::Miner).map(|uid| pay(record, uid)));
+                ratio(mean_of(name), mean_of(HONEST))
             }))
         };
         let ours: fn(&WindowRecord, usize) -> f64 = |record, uid| record.seats[uid].earned;
         let published: fn(&WindowRecord, usize) -> f64 = |record, uid| record.seats[uid].earned_published;
-        for (by, pay) in [("", ours), ("published_", published)] {
-            numbers.insert(format!("{by}pay_largest_over_smallest_{after}"), spread(pay));
-            numbers.insert(format!("{by}pay_share_of_slow_{after}"), share(SLOW, pay));
-            numbers.insert(format!("{by}pay_share_of_other_batch_{after}"), share(OTHER_BATCH, pay));
+        for (prefix, pay) in [("", ours), ("published_", published)] {
+            numbers.insert(format!("{prefix}pay_largest_over_smallest_{after}"), spread(pay));
+            numbers.insert(format!("{prefix}pay_share_of_slow_{after}"), share(SLOW, pay));
+            numbers.insert(format!("{prefix}pay_share_of_other_batch_{after}"), share(OTHER_BATCH, pay));
         }
     }
     numbers
 }
 
-/// None where no window was played, or nobody paid.
+/// `None` if the network ran no window or paid no miner.
 fn evenness(history: &History) -> Option<Evenness> {
     let last = history.windows.last()?;
     let pay = |name| seats(history, name, Role::Miner).map(|uid| last.seats[uid].earned);
@@ -409,7 +412,7 @@ fn evenness(history: &History) -> Option<Evenness> {
     })
 }
 
-/// The seats of a name and role.
+/// The uids of the seats with this name and role.
 fn seats<'a>(history: &'a History, name: &'a str, role: Role) -> impl Iterator<Item = usize> + 'a {
     let of_role = match role {
         Role::Miner => 0..history.miners,
@@ -428,9 +431,9 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
     if count == 0 { 0.0 } else { sum / f64::from(count) }
 }
 
-/// Of nothing there is no share.
-fn ratio(of: f64, over: f64) -> f64 {
-    if 0.0 < over { of / over } else { 0.0 }
+/// The quotient, or 0 if the denominator is not positive.
+fn ratio(numerator: f64, denominator: f64) -> f64 {
+    if 0.0 < denominator { numerator / denominator } else { 0.0 }
 }
 
 fn cell(numbers: &BTreeMap<String, f64>, key: &str) -> String {
@@ -450,9 +453,9 @@ mod tests {
     use super::*;
     use crate::sim::record::SeatRecord;
 
-    /// Eight equals, a slow one, one of another batch, and somebody else.
+    /// Eight equal seats, a slow one, one with another batch, and an adversary.
     fn history(earned: [f64; 11]) -> History {
-        let names = [[HONEST; FULL].as_slice(), &[SLOW, OTHER_BATCH, "copycat"]].concat();
+        let names = [[HONEST; HONEST_SEATS].as_slice(), &[SLOW, OTHER_BATCH, "copycat"]].concat();
         let seats = earned.map(|earned| SeatRecord { earned, ..SeatRecord::default() }).to_vec();
         History {
             seed: 3,
@@ -468,10 +471,10 @@ mod tests {
     }
 
     #[test]
-    fn how_evenly_a_seed_was_paid_is_told_of_its_equals_alone() {
+    fn the_spread_of_pay_covers_equal_seats_only() {
         let found = evenness(&history([9.0, 10.0, 10.0, 10.0, 10.0, 10.0, 9.0, 12.0, 5.0, 11.0, 0.1]));
         let Evenness { seed, largest_over_smallest, furthest_from_mean, slow, other_batch } =
-            found.expect("they were paid");
+            found.expect("the seats were paid");
         assert_eq!(seed, 3);
         let of_mean = [furthest_from_mean, slow, other_batch];
         for (number, expected) in of_mean.into_iter().zip([0.2, 0.5, 1.1]) {

@@ -1,4 +1,4 @@
-//! What the networks of one experiment share: the data, the model's shape, the rules, the weights that training starts from.
+//! The parts that the networks of one experiment share: dataset, model, run parameters, terms.
 
 use dataset::{Dataset, OutputDirectory, PrepareError, PrepareOptions, Source, TokenizerChoice};
 use model::RunSpec;
@@ -9,18 +9,18 @@ use std::{
     sync::Arc,
 };
 
-/// Tokens in the vocabulary that is learned from the text.
+/// Size of the vocabulary, which the tokenizer learns from the text.
 const VOCABULARY: u32 = 384;
-/// Tokens of a sequence that are predicted.
+/// Predicted tokens per sequence.
 pub const SEQUENCE: u32 = 32;
-/// Held-out sequences that a model is reported on.
+/// Held-out sequences on which the observer measures a model.
 pub const HELD_OUT: u64 = 256;
-/// Sequences of a training step.
+/// Sequences per training step.
 pub const BATCH: usize = 8;
-/// One token of the chain, in its smallest unit.
+/// One MTL in the chain's smallest unit.
 pub const MTL: u128 = 1_000_000_000_000;
 
-/// Data, shape and rules.
+/// Dataset, model and parameters of a run.
 #[derive(Clone)]
 pub struct World {
     pub dataset: Arc<Dataset>,
@@ -37,16 +37,16 @@ pub enum WorldError {
     Open(#[from] dataset::OpenError),
     #[error("the model's shape cannot be used")]
     Shape(#[from] ConfigError),
-    #[error("there is no place for prepared data: set HOME or XDG_CACHE_HOME, or name it with --cache")]
+    #[error("no directory for prepared data: set HOME or XDG_CACHE_HOME, or pass --cache")]
     NoCache,
 }
 
 impl World {
-    /// The tiny world: a model of some thirty thousand parameters, and Rust source that every build of the project has at hand. What is
-    /// prepared is kept below `cache`.
+    /// A model of about 30,000 parameters on Rust source code, which every build of the project has. The prepared
+    /// dataset is kept below `cache`.
     ///
     /// # Errors
-    /// If the text is not there or cannot be prepared.
+    /// If the text is missing or cannot be prepared.
     pub fn tiny(cache: &Path) -> Result<World, WorldError> {
         let homes = dataset::cargo_homes(|name| std::env::var_os(name));
         let options = PrepareOptions {
@@ -57,35 +57,35 @@ impl World {
             ..PrepareOptions::new(Source::default_text(homes), OutputDirectory::CacheUnder(cache.to_owned()))
         };
         let prepared = dataset::prepare(options, &mut |_| {})?;
-        World::on(Dataset::open(&prepared.directory, Some(prepared.digest))?)
+        World::from_dataset(Dataset::open(&prepared.directory, Some(prepared.digest))?)
     }
 
-    /// The same on a dataset that is prepared already.
+    /// The same model on a prepared dataset.
     ///
     /// # Errors
-    /// If it cannot be opened, or its vocabulary makes no model.
-    pub fn of(directory: &Path) -> Result<World, WorldError> {
-        World::on(Dataset::open(directory, None)?)
+    /// If the dataset cannot be opened, or its vocabulary or sequence length is invalid for the model.
+    pub fn open(directory: &Path) -> Result<World, WorldError> {
+        World::from_dataset(Dataset::open(directory, None)?)
     }
 
-    /// Where prepared text is kept.
+    /// The default directory of prepared datasets.
     ///
     /// # Errors
-    /// If the environment names no place.
-    pub fn cache() -> Result<PathBuf, WorldError> {
+    /// If neither `XDG_CACHE_HOME` nor `HOME` is set.
+    pub fn default_cache() -> Result<PathBuf, WorldError> {
         let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")));
         Ok(cache.ok_or(WorldError::NoCache)?.join("mettle").join("datasets"))
     }
 
-    /// The same world where attestations and votes are hidden before they are shown (PROT-30): its windows have blocks for that.
-    pub fn hiding(&self) -> World {
+    /// The same world with hidden attestations and votes (PROT-30). Its windows have blocks for the reveals.
+    pub fn with_hidden_votes(&self) -> World {
         let schedule = Schedule { blocks_per_window: 18, vote_by: 13, ..self.params.schedule };
         let params = RunParams { schedule, hidden_blocks: 2, ..self.params };
         World { params, ..self.clone() }
     }
 
-    fn on(dataset: Dataset) -> Result<World, WorldError> {
+    fn from_dataset(dataset: Dataset) -> Result<World, WorldError> {
         let model = ModelConfig {
             vocab: dataset.vocab() as usize,
             d_model: 32,
@@ -104,8 +104,7 @@ impl World {
     }
 }
 
-/// As a localnet's, but for what a window's blocks are for, here one does one thing, for what makes it small and many-seated, and for
-/// newcomers, whose places a localnet keeps open.
+/// A localnet's parameters, except the schedule, the size, and the places of newcomers, which a localnet keeps open.
 fn params() -> RunParams {
     RunParams {
         schedule: Schedule {
@@ -118,7 +117,7 @@ fn params() -> RunParams {
         },
         sequences_per_seat: 96,
         places: 8,
-        // Two epochs: by then whoever works has a weight, and whoever has none is merged no more.
+        // Two epochs: by then a seat that works has a weight, and a seat without a weight is no longer merged.
         newcomer_windows: 4,
         checkpoint_windows: 10,
         ..localnet::defaults::params(0)
