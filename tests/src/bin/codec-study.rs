@@ -1,5 +1,5 @@
-//! Decides about the wire format by experiment; see `tests::study`. Progress goes to standard error, tables or JSON to
-//! standard output.
+//! Compares alternative codecs of the wire format; see `tests::study`. Progress goes to standard error, tables or
+//! JSON to standard output.
 
 use clap::Parser as _;
 use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
@@ -12,44 +12,45 @@ use tests::study::{
     training::{Outcome, Task},
 };
 
-/// Trains the project's own model with codecs that the protocol could have had, and compares losses, errors and bits.
+/// Trains the project's model with alternative codecs, and compares losses, errors and bits.
 #[derive(clap::Parser)]
 #[command(name = "codec-study")]
 struct Settings {
-    /// What to ask; several may be named.
+    /// Questions, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "all")]
     question: Vec<Question>,
+    /// Windows per run.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     windows: u32,
-    /// How many times everything is run, each time with other weights and other data.
+    /// Number of seeds; each gives other initial weights and another order of the data.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
-    /// The first of them; the others follow.
+    /// The first seed; the others follow.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first_seed: u64,
-    /// Steps that a miner takes in a window.
+    /// Inner steps per window and miner.
     #[arg(long, value_name = "H", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     steps: u32,
-    /// Sequences of a step.
+    /// Sequences per step.
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: u32,
+    /// Learning rate of the miners.
     #[arg(long, value_name = "RATE", default_value_t = 3e-3)]
     learning_rate: f64,
-    /// Only variants whose name contains this, and the protocol's own.
+    /// Run only variants whose name contains this text, and the protocol's codec.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// A prepared dataset with sequences of 64 tokens. Without it, the default text is prepared and kept in the
-    /// user's cache.
+    /// A prepared dataset with sequences of 64 tokens; by default, the default text, prepared in the user's cache.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// JSON instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
 }
 
-/// Held-out sequences that losses are measured on.
+/// Held-out sequences on which losses are measured.
 const HELD_OUT: u64 = 512;
-/// Of the default text: bytes, so that the embedding is no larger a part of the model than in a large one.
+/// Vocabulary of the default text. Its tokens are bytes, so the embedding has a share of the model as in a large one.
 const VOCABULARY: u32 = 258;
 const SEQUENCE: u32 = 64;
 
@@ -77,7 +78,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     questions.dedup();
 
     let mut all = Vec::new();
-    // What two questions share is trained once.
+    // A variant that several questions share is trained once.
     let mut done = BTreeMap::new();
     for question in questions {
         let rows = train(settings, &dataset, question, &mut done)?;
@@ -109,7 +110,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Every variant under every seed: the same weights, data and held-out text for all variants of a seed.
+/// Trains every variant under every seed. All variants of a seed have the same weights, data and held-out text.
 fn train(
     settings: &Settings,
     dataset: &Dataset,
@@ -124,10 +125,10 @@ fn train(
         ..Recipe::default()
     };
     let mut rows: Vec<Row> = Vec::new();
-    let wanted = |variant: &Variant| {
+    let selected = |variant: &Variant| {
         variant.name == "ours" || settings.only.as_ref().is_none_or(|text| variant.name.contains(text))
     };
-    for variant in question.variants().into_iter().filter(wanted) {
+    for variant in question.variants().into_iter().filter(selected) {
         let mut outcomes = Vec::new();
         for seed in settings.first_seed..settings.first_seed.saturating_add(settings.seeds) {
             let key = (config.d_model, variant.name.clone(), seed);
@@ -146,12 +147,12 @@ fn train(
     Ok(rows)
 }
 
-/// The default text, prepared once and kept in the user's cache.
+/// The directory of the default text, prepared once in the user's cache.
 fn prepared() -> Result<PathBuf, Box<dyn Error>> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME")
         .or_else(|| Some(set("HOME")?.join(".cache")))
-        .ok_or("there is no place for prepared data: set HOME or XDG_CACHE_HOME, or name it with --data")?;
+        .ok_or("no directory for prepared data: set HOME or XDG_CACHE_HOME, or pass --data")?;
     let source = Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name)));
     let options = PrepareOptions {
         tokenizer: TokenizerChoice::Train { vocab: VOCABULARY },

@@ -1,6 +1,6 @@
-//! Does it learn as well? See `tests::learning`. Progress goes to standard error, tables or JSON to standard output; each
-//! finished run is a line of a file, and is not run again, so that the program may be stopped at any time and several may
-//! share a file.
+//! Compares this protocol's learning with other schemes; see `tests::learning`. Progress goes to standard error,
+//! tables or JSON to standard output. Each finished run is a line of a file and is not repeated, so the program can
+//! be stopped at any time and several processes can share a file.
 
 use clap::Parser as _;
 use dataset::{Dataset, OutputDirectory, PrepareOptions, Source, TokenizerChoice};
@@ -10,51 +10,50 @@ use tests::learning::{
     plot, report,
 };
 
-/// Trains the project's own model by this protocol and by what it is measured against, with equal tokens, and compares
-/// held-out losses.
+/// Trains the project's model by this protocol and by other schemes, with equal tokens, and compares held-out losses.
 #[derive(clap::Parser)]
 #[command(name = "learning-study")]
 struct Settings {
-    /// What to ask; several may be named. Without it, everything but the learning rates.
+    /// Questions, separated by commas; by default all but the two on learning rates.
     #[arg(long, value_enum, value_delimiter = ',')]
     question: Vec<Question>,
-    /// How many times everything is run, each time with other weights and other data.
+    /// Number of seeds; each gives other initial weights and another order of the data.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
-    /// The first of them; the others follow.
+    /// The first seed; the others follow.
     #[arg(long, value_name = "SEED", default_value_t = 1)]
     first_seed: u64,
-    /// Only variants whose name contains this, and the one that they are compared with.
+    /// Run only variants whose name contains this text, and the one that tables compare with.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Where finished runs are kept, one a line. Several programs may share it.
+    /// File of finished runs, one per line. Several processes can share it.
     #[arg(long, value_name = "FILE", default_value = "learning-study.jsonl")]
     results: PathBuf,
-    /// Says which runs there are, how many tokens each takes and which are finished, and runs none.
+    /// List all runs with their tokens and state, and run none.
     #[arg(long)]
     list: bool,
-    /// Runs nothing, and reports what is finished.
+    /// Report finished runs, and run none.
     #[arg(long, conflicts_with = "list")]
     report: bool,
-    /// Also draws each question's losses against tokens, or against learning rates where it asks for them, as QUESTION.svg in this directory.
+    /// Plot each question's losses against tokens or learning rates, to QUESTION.svg in this directory.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// A prepared dataset. Without it, the default text is prepared and kept in the user's cache.
+    /// A prepared dataset; by default, the default text, prepared in the user's cache.
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// JSON instead of tables.
+    /// Print JSON instead of tables.
     #[arg(long)]
     json: bool,
 }
 
-/// Held-out sequences that losses are measured on.
+/// Held-out sequences on which losses are measured.
 const HELD_OUT: u64 = 1024;
-/// Of the default text: bytes, so that the embedding is no larger a part of the model than in a large one.
+/// Vocabulary of the default text. Its tokens are bytes, so the embedding has a share of the model as in a large one.
 const VOCABULARY: u32 = 258;
 const SEQUENCE: u32 = 32;
 
 fn main() -> ExitCode {
-    // One thread, this one: a model so small gains nothing by more, and whoever has more cores runs several seeds at once.
+    // One thread: a model this small gains nothing from more. To use more cores, run several processes.
     if let Err(error) = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build_global() {
         eprintln!("error: {error}");
         return ExitCode::FAILURE;
@@ -62,12 +61,7 @@ fn main() -> ExitCode {
     match run(&Settings::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error}");
-            let mut source = error.source();
-            while let Some(cause) = source {
-                eprintln!("  because: {cause}");
-                source = cause.source();
-            }
+            eprintln!("{}", tests::describe_error(&*error));
             ExitCode::FAILURE
         }
     }
@@ -91,7 +85,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     for question in questions {
         let rows = report::rows(question, &seeds, &outcomes);
         if let Some(directory) = &settings.plots {
-            let svg = if question.asks_for_rates() {
+            let svg = if question.compares_rates() {
                 plot::rates_svg(question.title(), &report::rates(&rows))
             } else {
                 plot::svg(question.title(), &report::lines(&rows))
@@ -104,7 +98,7 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
             all.push(report::json(question, &rows));
         } else {
             println!("## {}\n\n{}", question.title(), report::table(&rows));
-            if question.asks_for_rates() {
+            if question.compares_rates() {
                 println!("Each at its best rate:\n\n{}", report::table(&report::best(&rows)));
             }
         }
@@ -115,11 +109,11 @@ fn run(settings: &Settings) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The variants that are wanted of a question.
-fn wanted(settings: &Settings, question: Question, seed: u64) -> impl Iterator<Item = Variant> {
+/// The variants of a question that `--only` selects.
+fn selected_variants(settings: &Settings, question: Question, seed: u64) -> impl Iterator<Item = Variant> {
     question.variants(seed).into_iter().enumerate().filter_map(|(at, variant)| {
-        let named = settings.only.as_ref().is_none_or(|text| variant.name.contains(text));
-        (at == 0 || named).then_some(variant)
+        let selected = settings.only.as_ref().is_none_or(|text| variant.name.contains(text));
+        (at == 0 || selected).then_some(variant)
     })
 }
 
@@ -128,7 +122,7 @@ fn list(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<()
     for question in questions {
         println!("{}", question.title());
         for &seed in seeds {
-            for Variant { name, run } in wanted(settings, *question, seed) {
+            for Variant { name, run } in selected_variants(settings, *question, seed) {
                 let tokens = (run.window_tokens() * run.windows as u64) as f64 / 1e6;
                 let state = match report::find(&outcomes, &run) {
                     Some(outcome) => format!("finished in {:.0} s", outcome.seconds),
@@ -144,7 +138,7 @@ fn list(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<()
     Ok(())
 }
 
-/// Runs what is not finished: every variant under the first seed, then the second, question by question.
+/// Trains the unfinished runs: by question, then seed, then variant.
 fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(), Box<dyn Error>> {
     let directory = match &settings.data {
         Some(directory) => directory.clone(),
@@ -156,8 +150,8 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
         .collect::<Result<Vec<_>, _>>()?;
     for question in questions {
         for &seed in seeds {
-            for Variant { name, run } in wanted(settings, *question, seed) {
-                // Read anew: another program may have finished it.
+            for Variant { name, run } in selected_variants(settings, *question, seed) {
+                // Another process may have finished it.
                 if report::find(&report::read(&settings.results)?, &run).is_some() {
                     continue;
                 }
@@ -171,12 +165,12 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
     Ok(())
 }
 
-/// The default text, prepared once and kept in the user's cache.
+/// The directory of the default text, prepared once in the user's cache.
 fn prepared() -> Result<PathBuf, Box<dyn Error>> {
     let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME")
         .or_else(|| Some(set("HOME")?.join(".cache")))
-        .ok_or("there is no place for prepared data: set HOME or XDG_CACHE_HOME, or name it with --data")?;
+        .ok_or("no directory for prepared data: set HOME or XDG_CACHE_HOME, or pass --data")?;
     let source = Source::default_text(dataset::cargo_homes(|name| std::env::var_os(name)));
     let options = PrepareOptions {
         tokenizer: TokenizerChoice::Train { vocab: VOCABULARY },

@@ -1,4 +1,4 @@
-//! What happens between two windows: from what each worker learned to the weights of the next window.
+//! The exchange between two windows: from the workers' weights to the weights of the next window.
 
 use super::published::Published;
 use protocol::{
@@ -9,31 +9,31 @@ use protocol::{
 };
 use serde::{Deserialize, Serialize};
 
-/// How workers learn from each other.
+/// How workers exchange their updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheme {
-    /// One worker takes every step, on the whole batch. There is nothing to pass on.
+    /// One worker takes every step on the whole batch; no exchange.
     Alone,
-    /// The mean of all pseudo-gradients, every value as it is. With Nesterov's momentum it is DiLoCo.
+    /// The uncompressed mean of all pseudo-gradients. With Nesterov momentum it is DiLoCo.
     Dense { outer: Outer },
-    /// SparseLoCo as it was published: top-k in tiles, two bits a value, error feedback, a mean, an outer step.
-    Published { density: u16, decay: f32, over: Over, outer: Outer },
-    /// This protocol: PROT-7, PROT-10, PROT-17, PROT-18, by the code that validators run.
-    Ours { density: u16, merge_density: u16, decay: f32, over: Over, outer: Outer },
+    /// SparseLoCo as published: top-k in tiles, two bits per value, error feedback, a mean, an outer step.
+    Published { density: u16, decay: f32, over: Divisor, outer: Outer },
+    /// This protocol (PROT-7, PROT-10, PROT-17, PROT-18), by the crate `protocol`.
+    Ours { density: u16, merge_density: u16, decay: f32, over: Divisor, outer: Outer },
 }
 
-/// What a sum at a coordinate is divided by.
+/// The divisor of a coordinate's sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Over {
-    /// All workers.
+pub enum Divisor {
+    /// The number of workers.
     All,
-    /// Those that sent the coordinate.
+    /// The number of workers that sent the coordinate.
     Hits,
 }
 
-/// The outer optimiser: `v ← μ·v + u`, `θ ← θ − α·(u + μ·v)`. Without momentum that is plain SGD.
+/// The outer optimiser: `v ← μ·v + u`, `θ ← θ − α·(u + μ·v)`. Without momentum it is plain SGD.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outer {
     /// `α`.
@@ -44,39 +44,40 @@ pub struct Outer {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    #[error("what a worker learned cannot be encoded")]
+    #[error("could not encode a worker's update")]
     Encode(#[from] contribution::EncodeError),
-    #[error("the protocol cannot decode what it encoded")]
+    #[error("the protocol could not decode its own encoding")]
     Decode(#[from] contribution::DecodeError),
-    #[error("the protocol cannot merge")]
+    #[error("could not merge the contributions")]
     Merge(#[from] merge::MergeError),
 }
 
-/// What workers and merge remember from window to window, and what was sent so far.
+/// The state that workers and merge keep from window to window, and the traffic so far.
 pub struct Exchange<'a> {
     schema: &'a Schema,
     scheme: &'a Scheme,
-    /// One row a worker: what was held back.
+    /// One residual per worker.
     residuals: Vec<Vec<f32>>,
-    /// What the merge held back (PROT-18).
+    /// The residual of the merge (PROT-18).
     buffer: Vec<f32>,
     velocity: Vec<f32>,
-    /// The update, dense.
+    /// The dense update.
     update: Vec<f32>,
+    /// Workers that sent each coordinate in this window.
     hits: Vec<u32>,
     published: Option<Published>,
     pub traffic: Traffic,
 }
 
-/// Sums over the windows so far.
+/// Totals over the windows so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Traffic {
     pub windows: u64,
-    /// Bytes that all workers sent.
+    /// Bytes sent by all workers.
     pub sent: u64,
-    /// Bytes of the updates: what one worker fetches.
+    /// Bytes of the updates that one worker fetches.
     pub updates: u64,
-    /// Shares of coordinates that some worker sent.
+    /// Sum over windows of the share of coordinates that at least one worker sent.
     pub union: f64,
 }
 
@@ -101,10 +102,10 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// From the weights `after` that each worker ended the window with to `theta` of the next window.
+    /// Turns the workers' weights at the end of a window, `after`, into the next window's `theta`.
     ///
     /// # Errors
-    /// If a worker's difference is not finite, or the protocol refuses its own bytes.
+    /// If a worker's pseudo-gradient is not finite, or the protocol refuses its own bytes.
     pub fn window(&mut self, after: &[Vec<f32>], theta: &mut [f32]) -> Result<(), ExchangeError> {
         self.traffic.windows += 1;
         match *self.scheme {
@@ -121,27 +122,27 @@ impl<'a> Exchange<'a> {
                 self.step(outer, theta);
             }
             Scheme::Published { decay, over, outer, .. } => {
-                self.remember(decay, after, theta);
-                let sent = self.publish();
-                self.union_of(&sent);
+                self.accumulate(decay, after, theta);
+                let sent = self.encode_published();
+                self.count_hits(&sent);
                 self.mean(over, &sent);
                 self.step(outer, theta);
             }
             Scheme::Ours { density, merge_density, decay, over, outer } => {
-                self.remember(decay, after, theta);
+                self.accumulate(decay, after, theta);
                 let mut sent = Vec::with_capacity(after.len());
                 for residual in &mut self.residuals {
                     let body = contribution::encode_with_feedback(self.schema, Density(density), residual)?;
                     self.traffic.sent += body.len() as u64;
                     sent.push(contribution::decode(self.schema, Density(density), &body)?);
                 }
-                self.union_of(&sent);
+                self.count_hits(&sent);
                 let inputs: Vec<Input<'_>> =
                     (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
                 let density = Density(merge_density);
                 let rule = match over {
-                    Over::Hits => MergeRule::MeanOverHits,
-                    Over::All => MergeRule::MeanOverAll,
+                    Divisor::Hits => MergeRule::MeanOverHits,
+                    Divisor::All => MergeRule::MeanOverAll,
                 };
                 let body = merge::merge(self.schema, rule, density, &inputs, &mut self.buffer)?;
                 self.traffic.updates += body.len() as u64;
@@ -158,8 +159,8 @@ impl<'a> Exchange<'a> {
         Ok(())
     }
 
-    /// `e ← decay·e + (θ − θ_after)`, worker by worker (PROT-10).
-    fn remember(&mut self, decay: f32, after: &[Vec<f32>], theta: &[f32]) {
+    /// `e ← decay·e + (θ − θ_after)` for each worker (PROT-10).
+    fn accumulate(&mut self, decay: f32, after: &[Vec<f32>], theta: &[f32]) {
         for (residual, after) in self.residuals.iter_mut().zip(after) {
             for ((entry, before), after) in residual.iter_mut().zip(theta).zip(after) {
                 *entry = decay * *entry + (before - after);
@@ -167,9 +168,9 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Each worker's contribution in the published format, and what was sent taken out of its residual.
-    fn publish(&mut self) -> Vec<Sparse> {
-        let published = self.published.as_ref().expect("made with the scheme");
+    /// Encodes each worker's residual in the published format and subtracts the sent values from it.
+    fn encode_published(&mut self) -> Vec<Sparse> {
+        let published = self.published.as_ref().expect("the published scheme has its format");
         let mut sent = Vec::with_capacity(self.residuals.len());
         for residual in &mut self.residuals {
             let (update, bits) = published.encode(residual);
@@ -180,15 +181,15 @@ impl<'a> Exchange<'a> {
                 }
             }
             self.traffic.sent += bits.div_ceil(8);
-            // Every worker fetches what every worker sent.
+            // Every worker fetches every contribution.
             self.traffic.updates += bits.div_ceil(8);
             sent.push(update);
         }
         sent
     }
 
-    /// Counts how many sent each coordinate.
-    fn union_of(&mut self, sent: &[Sparse]) {
+    /// Counts the workers that sent each coordinate.
+    fn count_hits(&mut self, sent: &[Sparse]) {
         self.hits.fill(0);
         for update in sent {
             for (range, tensor) in self.schema.ranges().zip(&update.tensors) {
@@ -196,12 +197,12 @@ impl<'a> Exchange<'a> {
                 tensor.positions.iter().for_each(|position| hits[*position as usize] += 1);
             }
         }
-        let some = self.hits.iter().filter(|hits| **hits > 0).count();
-        self.traffic.union += some as f64 / self.hits.len() as f64;
+        let union = self.hits.iter().filter(|hits| **hits > 0).count();
+        self.traffic.union += union as f64 / self.hits.len() as f64;
     }
 
-    /// The update is the mean of `sent`, each scaled down to the median norm of its tensor.
-    fn mean(&mut self, over: Over, sent: &[Sparse]) {
+    /// Sets the update to the mean of `sent`, each tensor clipped to the median norm.
+    fn mean(&mut self, over: Divisor, sent: &[Sparse]) {
         let scales = merge::clip_scales(&sent.iter().collect::<Vec<_>>());
         self.update.fill(0.0);
         for (which, update) in sent.iter().enumerate() {
@@ -214,8 +215,8 @@ impl<'a> Exchange<'a> {
         }
         for (sum, hits) in self.update.iter_mut().zip(&self.hits) {
             *sum /= match over {
-                Over::All => sent.len() as f32,
-                Over::Hits => (*hits).max(1) as f32,
+                Divisor::All => sent.len() as f32,
+                Divisor::Hits => (*hits).max(1) as f32,
             };
         }
     }
@@ -252,7 +253,7 @@ mod tests {
         .unwrap()
     }
 
-    /// What three workers end with, from `theta`, window after window.
+    /// The weights of three workers at the end of `window`, from `theta`.
     fn ends(theta: &[f32], window: usize) -> Vec<Vec<f32>> {
         let moved = |worker: usize| {
             let step =
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dense_mean_at_rate_one_is_the_mean_of_what_the_workers_ended_with() {
+    fn a_dense_mean_at_rate_one_is_the_mean_of_the_workers_weights() {
         let (theta, traffic) = after(&Scheme::Dense { outer: PLAIN }, 1);
         let ends = ends(&vec![0.5; theta.len()], 0);
         for (at, value) in theta.iter().enumerate() {
@@ -299,23 +300,24 @@ mod tests {
         let before = theta[0];
         let still = theta.clone();
         exchange.window(&[still], &mut theta).unwrap();
-        assert!((theta[0] - before + 0.5 * 0.81).abs() < 1e-6, "only the velocity pulls: {}", theta[0]);
+        assert!((theta[0] - before + 0.5 * 0.81).abs() < 1e-6, "only the velocity moves it: {}", theta[0]);
     }
 
     #[test]
-    fn what_is_held_back_is_sent_later_in_either_sparse_scheme() {
-        // Without forgetting, everything arrives: sparse schemes stay near the dense mean however long they go on. Theirs is
-        // the mean over all; ours steps too far where one worker alone sent a coordinate, but not ever further.
+    fn both_sparse_schemes_send_their_residuals_later() {
+        // Without decay, every value is sent in the end, so the published scheme, a mean over all, stays near the
+        // dense mean. Our mean over hits takes a longer step where only one worker sent a coordinate, but stays
+        // bounded.
         let (dense, _) = after(&Scheme::Dense { outer: PLAIN }, 60);
         let start = vec![0.5; dense.len()];
         let moved = distance(&start, &dense);
-        let published = Scheme::Published { density: 1024, decay: 1.0, over: Over::All, outer: PLAIN };
+        let published = Scheme::Published { density: 1024, decay: 1.0, over: Divisor::All, outer: PLAIN };
         let (theirs, traffic) = after(&published, 60);
         assert!(distance(&theirs, &dense) < 0.5 * moved.max(0.3), "{} of {moved}", distance(&theirs, &dense));
         assert!(traffic.union / 60.0 > 0.25 && traffic.union / 60.0 < 0.8, "{}", traffic.union / 60.0);
         assert!(traffic.sent > 0 && traffic.sent == traffic.updates);
 
-        let (over, outer) = (Over::Hits, PLAIN);
+        let (over, outer) = (Divisor::Hits, PLAIN);
         let ours = Scheme::Ours { density: 1024, merge_density: 2048, decay: 1.0, over, outer };
         let (ours, traffic) = after(&ours, 60);
         assert!(ours.iter().all(|value| value.is_finite()));
@@ -323,12 +325,12 @@ mod tests {
     }
 
     #[test]
-    fn ours_with_no_momentum_is_what_validators_do() {
+    fn without_momentum_the_outer_step_equals_the_protocols() {
         let scheme = |momentum| Scheme::Ours {
             density: 512,
             merge_density: 1024,
             decay: 0.95,
-            over: Over::Hits,
+            over: Divisor::Hits,
             outer: Outer { rate: 1.0, momentum },
         };
         let (plain, _) = after(&scheme(0.0), 5);

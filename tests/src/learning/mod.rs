@@ -1,9 +1,9 @@
-//! Does it learn as well? The project's own model, trained by several workers in one process, on real text, by this
-//! protocol and by what it is measured against. The results are in `docs/log.md`; `learning-study` is the program.
+//! Compares this protocol's learning with the dense mean, DiLoCo, SparseLoCo as published, and one worker: several
+//! workers train the project's model on real text in one process. The program is `learning-study`; the results are in
+//! `docs/log.md`.
 //!
-//! Every run of one seed starts from the same weights and sees the same number of tokens in the same number of inner
-//! steps: the batch of a step is shared among the workers, so that only the way in which they learn from each other
-//! differs.
+//! All runs of one seed start from the same weights and use the same number of tokens and inner steps. The workers
+//! share the batch of a step, so that runs differ only in how workers exchange updates.
 
 pub mod exchange;
 pub mod plan;

@@ -1,44 +1,45 @@
-//! What is asked, and the runs that answer it: one factor at a time around eight workers of fifteen steps.
+//! The questions of the study and their runs. Each varies one factor of a base run: eight workers, fifteen inner
+//! steps.
 
 use super::{
-    exchange::{Outer, Over, Scheme},
+    exchange::{Divisor, Outer, Scheme},
     train::Run,
 };
 use clap::ValueEnum;
 use model::{Optimiser, RateSchedule};
 
-/// What a study asks.
+/// A question of the study.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub enum Question {
-    /// Ours beside the dense mean, DiLoCo, SparseLoCo as published and one worker: 1/8, 160 windows.
+    /// Ours, the dense mean, DiLoCo, SparseLoCo as published, one worker: density 1/8, 160 windows.
     Schemes,
     /// One, four, eight, sixteen workers.
     Workers,
-    /// Five, fifteen, thirty inner steps a window.
+    /// Five, fifteen, thirty inner steps per window.
     Steps,
-    /// 1/8, 1/32, 1/64 in a run that is short for the sparser ones.
+    /// Densities 1/8, 1/32, 1/64 in a run that is short for the sparse ones.
     Density,
-    /// The merge at half, once and twice the density of the expected union.
+    /// The merge at half, three quarters and all of the expected union's density, and dense.
     MergeDensity,
-    /// The outer step.
+    /// The rate of the outer step.
     OuterRate,
-    /// How much of what was held back a worker keeps.
+    /// The decay of the residuals.
     Feedback,
-    /// AdamW or Muon inside the window.
+    /// AdamW or Muon as the inner optimiser.
     Inner,
-    /// Plain SGD or Nesterov's momentum outside.
+    /// Plain SGD or Nesterov momentum as the outer optimiser.
     Outer,
-    /// Cosine, constant, WSD.
+    /// Learning rate schedules: cosine, constant, WSD.
     Schedule,
-    /// 1/64 for twenty times sixty-four windows, in the smallest model.
+    /// Density 1/64 for 1,280 windows, in the smallest model.
     Long,
-    /// Learning rates, before all else.
+    /// Learning rates of the base run.
     LearningRate,
-    /// Learning rates where it is long and sparse.
+    /// Learning rates of the long, sparse run.
     LongLearningRate,
 }
 
-/// One line of a table.
+/// A row of a table: its name and its run.
 pub struct Variant {
     pub name: String,
     pub run: Run,
@@ -46,19 +47,21 @@ pub struct Variant {
 
 const PLAIN: Outer = Outer { rate: 1.0, momentum: 0.0 };
 const LOWER: Outer = Outer { rate: 0.7, momentum: 0.0 };
-/// As DiLoCo was published.
+/// DiLoCo's published outer optimiser.
 const NESTEROV: Outer = Outer { rate: 0.7, momentum: 0.9 };
-/// As long a path in the end, 1 / (1 − μ) of each update, and a shorter way to forget.
+/// Nesterov momentum with the total step of plain SGD, `α / (1 − μ) = 1`, and a short memory.
 const SHORT_NESTEROV: Outer = Outer { rate: 0.5, momentum: 0.5 };
-/// Momentum as long as DiLoCo's, for means over hits: one and two times the path of a plain step.
+/// DiLoCo's momentum with a total step `α / (1 − μ)` of 1, for means over hits.
 const SLOW_NESTEROV: Outer = Outer { rate: 0.1, momentum: 0.9 };
+/// DiLoCo's momentum at half its rate.
 const HALF_NESTEROV: Outer = Outer { rate: 0.35, momentum: 0.9 };
+/// DiLoCo's momentum with a total step of 2.
 const TWICE_SLOW_NESTEROV: Outer = Outer { rate: 0.2, momentum: 0.9 };
 const DECAY: f32 = 0.95;
 const EIGHTH: u16 = 512;
 
 impl Question {
-    /// In the order in which a study without a wish asks them: the most telling first.
+    /// The questions of a study by default, the most informative first.
     pub const EACH: [Question; 11] = [
         Question::Schemes,
         Question::OuterRate,
@@ -91,17 +94,17 @@ impl Question {
         }
     }
 
-    /// File name of its plot.
+    /// File name of the question's plot, without its extension.
     pub fn slug(self) -> String {
         self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    /// Whether its variants are schemes at several learning rates, named after the scheme and then the rate.
-    pub fn asks_for_rates(self) -> bool {
+    /// Whether the variants are schemes at several learning rates, named `SCHEME, RATE`.
+    pub fn compares_rates(self) -> bool {
         matches!(self, Question::LearningRate | Question::LongLearningRate)
     }
 
-    /// The first is what the others are compared with.
+    /// The variants; tables compare the others with the first.
     pub fn variants(self, seed: u64) -> Vec<Variant> {
         let base = base(seed);
         let with =
@@ -111,13 +114,13 @@ impl Question {
             Question::Schemes => vec![
                 with("dense mean", Scheme::Dense { outer: PLAIN }),
                 with("ours", ours(EIGHTH, 8)),
-                with("published, mean over hits", published(EIGHTH, Over::Hits)),
-                with("published, mean over all", published(EIGHTH, Over::All)),
-                Variant { name: "one worker, the whole batch".into(), run: alone(&base) },
+                with("published, mean over hits", published(EIGHTH, Divisor::Hits)),
+                with("published, mean over all", published(EIGHTH, Divisor::All)),
+                Variant { name: "one worker, the whole batch".into(), run: one_worker(&base) },
                 with("DiLoCo (Nesterov 0.9, 0.7)", Scheme::Dense { outer: NESTEROV }),
                 Variant {
                     name: "one worker, eight times the steps".into(),
-                    run: Run { steps: 8 * base.steps, batch: base.batch / 8, ..alone(&base) },
+                    run: Run { steps: 8 * base.steps, batch: base.batch / 8, ..one_worker(&base) },
                 },
             ],
             Question::Workers => [8, 1, 4, 16]
@@ -146,8 +149,8 @@ impl Question {
                 for (name, density) in [("1/8", EIGHTH), ("1/32", 128), ("1/64", 64)] {
                     variants.push(with(&format!("ours, {name}"), ours(density, 8)));
                 }
-                variants.push(with("published, mean over hits, 1/32", published(128, Over::Hits)));
-                variants.push(with("published, mean over hits, 1/64", published(64, Over::Hits)));
+                variants.push(with("published, mean over hits, 1/32", published(128, Divisor::Hits)));
+                variants.push(with("published, mean over hits, 1/64", published(64, Divisor::Hits)));
                 variants
             }
             Question::MergeDensity => {
@@ -172,9 +175,9 @@ impl Question {
                     let scheme = Scheme::Dense { outer: outer(rate, 0.0) };
                     variants.push(with(&format!("dense mean, α = {rate}"), scheme));
                 }
-                variants.push(with("published, mean over hits, α = 1", published(EIGHTH, Over::Hits)));
+                variants.push(with("published, mean over hits, α = 1", published(EIGHTH, Divisor::Hits)));
                 let lower =
-                    Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::Hits, outer: LOWER };
+                    Scheme::Published { density: EIGHTH, decay: DECAY, over: Divisor::Hits, outer: LOWER };
                 variants.push(with("published, mean over hits, α = 0.7", lower));
                 variants
             }
@@ -194,7 +197,7 @@ impl Question {
                     [
                         run("dense mean", Run { scheme: Scheme::Dense { outer: PLAIN }, ..base.clone() }),
                         run("ours", base.clone()),
-                        run("one worker", alone(&base)),
+                        run("one worker", one_worker(&base)),
                     ]
                 })
                 .collect(),
@@ -216,7 +219,7 @@ impl Question {
                     let ours = ours_with(EIGHTH, union(EIGHTH, 8), DECAY, outer);
                     variants.push(with(&format!("ours, {name}"), ours));
                     let published =
-                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::Hits, outer };
+                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Divisor::Hits, outer };
                     variants.push(with(&format!("published, mean over hits, {name}"), published));
                 }
                 for (name, outer) in [
@@ -228,12 +231,12 @@ impl Question {
                         density: EIGHTH,
                         merge_density: union(EIGHTH, 8),
                         decay: DECAY,
-                        over: Over::All,
+                        over: Divisor::All,
                         outer,
                     };
                     variants.push(with(&format!("ours over all, {name}"), ours));
                     let published =
-                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Over::All, outer };
+                        Scheme::Published { density: EIGHTH, decay: DECAY, over: Divisor::All, outer };
                     variants.push(with(&format!("published, mean over all, {name}"), published));
                 }
                 variants
@@ -257,7 +260,7 @@ impl Question {
                     run("ours, 1/64", ours(64, 8)),
                     run("ours, 1/64, α = 0.7", sparse_ours()),
                     run("published over hits, 1/64, α = 0.7", sparse_published()),
-                    run("published, mean over hits, 1/64", published(64, Over::Hits)),
+                    run("published, mean over hits, 1/64", published(64, Divisor::Hits)),
                     run("ours, 1/32", ours(128, 8)),
                     run("ours, 1/8", ours(EIGHTH, 8)),
                 ]
@@ -274,10 +277,10 @@ impl Question {
                         run("ours", base.clone()),
                         run(
                             "published, mean over hits",
-                            Run { scheme: published(EIGHTH, Over::Hits), ..base.clone() },
+                            Run { scheme: published(EIGHTH, Divisor::Hits), ..base.clone() },
                         ),
                         run("DiLoCo", Run { scheme: Scheme::Dense { outer: NESTEROV }, ..base.clone() }),
-                        run("one worker", alone(&base)),
+                        run("one worker", one_worker(&base)),
                     ]
                 })
                 .collect(),
@@ -306,7 +309,7 @@ impl Question {
 
 const LONG_RATES: [f64; 4] = [16e-3, 8e-3, 4e-3, 2e-3];
 
-/// Twenty times as many windows as 1/64 lags behind, in the smallest model.
+/// 20 · 64 windows of the smallest model: sparse schemes lag by about 1/ρ windows (PROT-18), here 64.
 fn long(base: Run) -> Run {
     Run { width: 16, windows: 1280, ..base }
 }
@@ -316,10 +319,10 @@ fn sparse_ours() -> Scheme {
 }
 
 fn sparse_published() -> Scheme {
-    Scheme::Published { density: 64, decay: DECAY, over: Over::Hits, outer: LOWER }
+    Scheme::Published { density: 64, decay: DECAY, over: Divisor::Hits, outer: LOWER }
 }
 
-/// Eight workers of fifteen steps, twenty times as many windows as 1/8 lags behind.
+/// The base run: 20 · 8 windows, as density 1/8 lags by about 8 windows (PROT-18).
 fn base(seed: u64) -> Run {
     Run {
         scheme: ours(EIGHTH, 8),
@@ -336,7 +339,7 @@ fn base(seed: u64) -> Run {
     }
 }
 
-fn alone(base: &Run) -> Run {
+fn one_worker(base: &Run) -> Run {
     Run { scheme: Scheme::Alone, workers: 1, ..base.clone() }
 }
 
@@ -345,17 +348,17 @@ fn ours(density: u16, workers: usize) -> Scheme {
 }
 
 fn ours_with(density: u16, merge_density: u16, decay: f32, outer: Outer) -> Scheme {
-    Scheme::Ours { density, merge_density, decay, over: Over::Hits, outer }
+    Scheme::Ours { density, merge_density, decay, over: Divisor::Hits, outer }
 }
 
-fn published(density: u16, over: Over) -> Scheme {
+fn published(density: u16, over: Divisor) -> Scheme {
     Scheme::Published { density, decay: DECAY, over, outer: PLAIN }
 }
 
-/// The share of coordinates that some worker sends, if they choose independently.
+/// The expected density of the union of the workers' coordinates, if they choose independently.
 fn union(density: u16, workers: usize) -> u16 {
-    let nobody = (1.0 - f64::from(density) / 4096.0).powi(workers as i32);
-    ((1.0 - nobody) * 4096.0).round() as u16
+    let unsent = (1.0 - f64::from(density) / 4096.0).powi(workers as i32);
+    ((1.0 - unsent) * 4096.0).round() as u16
 }
 
 #[cfg(test)]
@@ -367,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_of_a_question_see_as_many_tokens_in_as_many_steps() {
+    fn variants_of_a_question_use_equal_tokens_and_steps() {
         for question in all() {
             let variants = question.variants(1);
             let first = &variants[0].run;
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_a_question_are_different_and_so_are_their_runs() {
+    fn variants_of_a_question_have_distinct_names_and_runs() {
         for question in all() {
             let variants = question.variants(1);
             for (at, one) in variants.iter().enumerate() {
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_run_for_a_long_run_serves_its_learning_rates_too() {
+    fn the_long_question_shares_its_runs_with_its_learning_rates() {
         let long = Question::Long.variants(2);
         let shared = Question::LongLearningRate
             .variants(2)
@@ -408,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_union_is_less_than_the_sum() {
+    fn the_union_is_smaller_than_the_sum() {
         assert_eq!(union(4096, 3), 4096);
         assert_eq!(union(512, 1), 512);
         assert_eq!(union(512, 8), 2689);

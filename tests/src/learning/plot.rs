@@ -1,14 +1,14 @@
-//! Losses against tokens, or against learning rates, as an SVG, small enough to stand in the repository.
+//! Plots of losses against tokens or learning rates, as SVG files small enough for the repository.
 
 use std::fmt::Write as _;
 
-/// One variant: its name, and the points of its line.
+/// The line of one variant: tokens and losses.
 pub struct Line {
     pub name: String,
     pub points: Vec<(f64, f64)>,
 }
 
-/// One scheme at several learning rates: for each seed its rates and the losses that it ended with.
+/// One scheme at several learning rates: rates and final losses, by seed.
 pub struct Rates {
     pub name: String,
     pub seeds: Vec<Vec<(f64, f64)>>,
@@ -20,13 +20,13 @@ const LEFT: f64 = 56.0;
 const RIGHT: f64 = 310.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = 46.0;
-/// Told apart without red and green (Okabe and Ito).
+/// A palette for colour-blind readers (Okabe and Ito).
 const COLOURS: [&str; 8] =
     ["#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f"];
-/// The steep beginning is left out: lines that end near each other could not be told apart beside it.
+/// The plot omits this first share of the tokens: its steep losses would hide small final differences.
 const SHOWN_FROM: f64 = 0.2;
 
-/// A plot of held-out losses in nats per token. Empty lines are left out; none at all make an empty plot.
+/// A plot of held-out losses in nats per token. Omits lines without points; without any line, the plot is empty.
 pub fn svg(title: &str, lines: &[Line]) -> String {
     let lines: Vec<&Line> = lines.iter().filter(|line| !line.points.is_empty()).collect();
     let last = lines.iter().flat_map(|line| &line.points).map(|point| point.0).fold(0.0, f64::max);
@@ -46,11 +46,11 @@ pub fn svg(title: &str, lines: &[Line]) -> String {
     let below = "tokens of all workers, millions; held-out loss in nats a token, mean over seeds";
     let mut svg = frame(title, &vertical, &ticks, below);
 
-    // In the legend the best stands lowest, as in the plot.
+    // The legend lists the lowest loss last, as in the plot.
     let mut order: Vec<usize> = (0..lines.len()).collect();
     let end = |at: &usize| lines[*at].points.last().map_or(0.0, |point| point.1);
     order.sort_by(|one, other| end(other).total_cmp(&end(one)));
-    for (place, at) in order.into_iter().enumerate() {
+    for (row, at) in order.into_iter().enumerate() {
         let line = lines[at];
         let colour = COLOURS[at % COLOURS.len()];
         let dashes = if at < COLOURS.len() { "" } else { " stroke-dasharray=\"6 3\"" };
@@ -58,7 +58,7 @@ pub fn svg(title: &str, lines: &[Line]) -> String {
             .iter()
             .map(|(tokens, loss)| format!("{:.1},{:.1}", x(*tokens), vertical.y(*loss)))
             .collect();
-        let row = TOP + 8.0 + 18.0 * place as f64;
+        let row = TOP + 8.0 + 18.0 * row as f64;
         let _ = writeln!(
             svg,
             "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"{dashes}/>\n\
@@ -74,8 +74,8 @@ pub fn svg(title: &str, lines: &[Line]) -> String {
     svg + "</svg>\n"
 }
 
-/// A plot of final held-out losses against learning rates, each twice as far to the right as it is twice as high: a line for each seed of
-/// each scheme, and a dot for each run.
+/// A plot of final held-out losses against learning rates, on a logarithmic axis: a line for each seed of each scheme,
+/// a dot for each run.
 pub fn rates_svg(title: &str, schemes: &[Rates]) -> String {
     let points = |scheme: &Rates| scheme.seeds.iter().flatten().copied().collect::<Vec<_>>();
     let all: Vec<(f64, f64)> = schemes.iter().flat_map(points).collect();
@@ -91,11 +91,11 @@ pub fn rates_svg(title: &str, schemes: &[Rates]) -> String {
     let below = "learning rate; held-out loss at the end in nats a token, a line for each seed";
     let mut svg = frame(title, &vertical, &ticks, below);
 
-    // In the legend the best stands lowest, as in the plot.
+    // The legend lists the lowest loss last, as in the plot.
     let mut order: Vec<usize> = (0..schemes.len()).filter(|at| !points(&schemes[*at]).is_empty()).collect();
     let best = |at: &usize| points(&schemes[*at]).iter().map(|point| point.1).fold(f64::MAX, f64::min);
     order.sort_by(|one, other| best(other).total_cmp(&best(one)));
-    for (place, at) in order.into_iter().enumerate() {
+    for (row, at) in order.into_iter().enumerate() {
         let colour = COLOURS[at % COLOURS.len()];
         for seed in &schemes[at].seeds {
             let points: Vec<(f64, f64)> =
@@ -110,7 +110,7 @@ pub fn rates_svg(title: &str, schemes: &[Rates]) -> String {
                 let _ = writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
             }
         }
-        let row = TOP + 8.0 + 18.0 * place as f64;
+        let row = TOP + 8.0 + 18.0 * row as f64;
         let _ = writeln!(
             svg,
             "<path d=\"M{:.1} {row:.1}h18\" stroke=\"{colour}\" stroke-width=\"3\"/><text x=\"{:.1}\" y=\"{:.1}\">{}</text>",
@@ -123,7 +123,7 @@ pub fn rates_svg(title: &str, schemes: &[Rates]) -> String {
     svg + "</svg>\n"
 }
 
-/// From which loss to which a plot goes, by round steps.
+/// The vertical axis: its range of losses, in round steps.
 struct Vertical {
     low: f64,
     high: f64,
@@ -144,7 +144,7 @@ impl Vertical {
     }
 }
 
-/// The beginning of a plot: its title, its lines across, what stands below.
+/// The start of the SVG: title, grid, ticks, caption.
 fn frame(title: &str, vertical: &Vertical, ticks: &[(f64, String)], below: &str) -> String {
     let mut svg = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
@@ -173,7 +173,7 @@ fn frame(title: &str, vertical: &Vertical, ticks: &[(f64, String)], below: &str)
     svg
 }
 
-/// 1, 2 or 5 times a power of ten, about as large as asked.
+/// 1, 2 or 5 times a power of ten, near `about`.
 fn tick_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     let times = about / power;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plot_has_a_line_and_a_name_for_each_variant_and_no_number_that_is_none() {
+    fn a_plot_has_a_line_and_a_name_for_each_variant_and_only_finite_numbers() {
         let line = |name: &str, by: f64| Line {
             name: name.into(),
             points: (1..=10).map(|at| (f64::from(at) * 1e5, 3.0 - by * f64::from(at))).collect(),
@@ -222,14 +222,14 @@ mod tests {
             svg_of(&[line("dense", 0.1), line("ours", 0.09), Line { name: "none".into(), points: vec![] }]);
         assert_eq!(two.matches("<polyline").count(), 2);
         assert!(two.contains("R &amp; H &lt; 1") && two.contains("ours 2.100"));
-        assert!(two.find("ours 2.100") < two.find("dense 2.000"), "the best stands lowest");
+        assert!(two.find("ours 2.100") < two.find("dense 2.000"), "the lowest loss is last");
         for nothing in [svg_of(&[]), svg_of(&[Line { name: "one".into(), points: vec![(5.0, 2.0)] }])] {
             assert!(!nothing.contains("NaN") && !nothing.contains("inf"), "{nothing}");
         }
     }
 
     #[test]
-    fn a_plot_of_rates_has_a_dot_for_each_run_and_each_rate_once_below() {
+    fn a_plot_of_rates_has_a_dot_for_each_run_and_one_tick_for_each_rate() {
         let scheme = |name: &str, seeds| Rates { name: name.into(), seeds };
         let svg = rates_svg(
             "rates",
@@ -242,7 +242,10 @@ mod tests {
         assert_eq!(svg.matches("<circle").count(), 5);
         assert_eq!(svg.matches("<polyline").count(), 3);
         assert_eq!(svg.matches(">0.004<").count(), 1);
-        assert!(svg.find(">ours<") > svg.find(">dense<") && !svg.contains("none<"), "the best stands lowest");
+        assert!(
+            svg.find(">ours<") > svg.find(">dense<") && !svg.contains("none<"),
+            "the lowest loss is last"
+        );
         for nothing in [rates_svg("none", &[]), rates_svg("one", &[scheme("one", vec![vec![(0.004, 2.0)]])])]
         {
             assert!(!nothing.contains("NaN") && !nothing.contains("inf"), "{nothing}");

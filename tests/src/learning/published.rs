@@ -1,8 +1,9 @@
-//! SparseLoCo's contribution as it was published (arXiv 2508.15706) and as its public code has it, in slow and plain code.
+//! A reference implementation of SparseLoCo's contribution, after the paper (arXiv 2508.15706) and its public code.
 //!
-//! A matrix is cut into tiles whose sides are the largest divisors up to 64, a vector into runs; of each tile the largest `k`
-//! values are kept, an even number. A tensor's kept values share one quantiser of four bins: three standard deviations to
-//! either side of their mean, each bin worth the mean of what fell into it. An index takes 12 bits, a value two.
+//! A matrix is divided into tiles whose sides are the largest divisors up to 64, a vector into runs. Each tile keeps
+//! its `k` largest values, an even number. The kept values of a tensor share one quantiser of four bins, which span
+//! three standard deviations on both sides of their mean; a bin's value is the mean of its members. An index takes 12
+//! bits, a value two.
 
 use protocol::{
     contribution::{Schema, Sparse, SparseTensor},
@@ -12,21 +13,21 @@ use protocol::{
 /// Longest side of a tile, and of a run.
 const SIDE: u32 = 64;
 const BINS: usize = 4;
-/// What the bins span together, in standard deviations.
+/// The range of all bins, in standard deviations.
 const RANGE: f64 = 6.0;
 const INDEX_BITS: u64 = 12;
 const VALUE_BITS: u64 = 2;
-/// Shift, scale and a value for each bin, as `f32`.
+/// Shift, scale, and one value per bin, as `f32`.
 const TENSOR_BITS: u64 = 32 * (2 + BINS as u64);
 
-/// The format for one schema.
+/// The published format for one schema.
 pub struct Published {
     tensors: Vec<Tiles>,
 }
 
 struct Tiles {
     start: usize,
-    /// Positions in the tensor, and how many of them are kept.
+    /// Positions of each tile in the tensor, and the number of kept values.
     tiles: Vec<(Vec<u32>, usize)>,
 }
 
@@ -46,7 +47,7 @@ impl Published {
         Published { tensors: tensors.collect() }
     }
 
-    /// What a receiver has of `values`, and the bits that it took.
+    /// The decoded form of `values`, and the size of its encoding in bits.
     pub fn encode(&self, values: &[f32]) -> (Sparse, u64) {
         let mut bits = 0;
         let tensors = self.tensors.iter().map(|tensor| {
@@ -101,7 +102,7 @@ fn tiles(shape: &[u32]) -> Vec<Vec<u32>> {
     }
 }
 
-/// Replaces each value by its bin's mean.
+/// Replaces each value by the mean of its bin.
 fn quantise(values: &mut [f32]) {
     let mean = |values: &mut dyn Iterator<Item = f64>| {
         let (sum, count) = values.fold((0.0, 0u32), |(sum, count), value| (sum + value, count + 1));
@@ -115,11 +116,11 @@ fn quantise(values: &mut [f32]) {
         let at = ((f64::from(value) - shift) / scale + BINS as f64 / 2.0).round_ties_even();
         at.clamp(0.0, (BINS - 1) as f64) as usize
     };
-    let of_bins: [f64; BINS] = std::array::from_fn(|which| {
+    let bin_means: [f64; BINS] = std::array::from_fn(|which| {
         mean(&mut values.iter().filter(|value| bin(**value) == which).map(|value| f64::from(*value) - shift))
     });
     for value in values {
-        *value = (of_bins[bin(*value)] + shift) as f32;
+        *value = (bin_means[bin(*value)] + shift) as f32;
     }
 }
 
@@ -146,19 +147,19 @@ mod tests {
         assert_eq!(
             tiles(&[128, 128])[1][64],
             128 + 64,
-            "the second tile's second row begins in the middle of one"
+            "the second tile's second row starts in the middle of a matrix row"
         );
     }
 
     #[test]
     fn the_quantiser_has_its_centre_at_the_third_bin() {
-        // Mean 0, deviation √(20/7): a bin is 2.535 wide, so −3 is in the first bin but one and 3 in the last.
+        // Mean 0, deviation √(20/7), so a bin is 2.535 wide: −3 is in the second bin and 3 in the last.
         let mut values = [-3.0, -1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 3.0];
         quantise(&mut values);
         let middle = 0.0;
         assert_eq!(values, [-3.0, middle, middle, middle, middle, middle, middle, 3.0]);
 
-        // One value has no deviation, and stays.
+        // A single value has no deviation and is unchanged.
         let mut one = [0.25];
         quantise(&mut one);
         assert_eq!(one, [0.25]);
@@ -166,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_of_each_tile_are_kept_an_even_number_of_them() {
+    fn each_tile_keeps_an_even_number_of_its_largest_values() {
         let schema = Schema::new(vec![TensorSpec { name: "m".into(), shape: vec![128, 64] }]).unwrap();
         let published = Published::new(&schema, Density(64));
         let values: Vec<f32> = (0..128 * 64).map(|at| ((at * 31) as f32).sin()).collect();
@@ -179,6 +180,6 @@ mod tests {
         assert!(smallest > 0.99);
 
         let odd = Published::new(&schema, Density(1));
-        assert_eq!(odd.encode(&values).0.tensors[0].positions.len(), 4, "one of 4096 becomes two");
+        assert_eq!(odd.encode(&values).0.tensors[0].positions.len(), 4, "one of 4096 is rounded up to two");
     }
 }

@@ -1,4 +1,4 @@
-//! Finished runs, one JSON object a line, and tables of them as they stand in `docs/log.md`.
+//! Finished runs as JSON lines, and their tables in the format of `docs/log.md`.
 
 use super::{
     plan::Question,
@@ -19,23 +19,23 @@ use std::{
 pub enum ResultsError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("line {line} of {} is no result of this study; move the file away, or mend it", path.display())]
+    #[error("line {line} of {} is not a result of this study; move or repair the file", path.display())]
     Line { path: PathBuf, line: usize, source: serde_json::Error },
     #[error("cannot write to {}", path.display())]
     Write { path: PathBuf, source: io::Error },
 }
 
-/// All results of a file. One that is not there has none, and a last line that was cut off as it was written is none.
+/// All results of a file; none if it does not exist. Ignores a last line without a newline, from an interrupted write.
 ///
 /// # Errors
-/// If the file cannot be read, or another line is no result.
+/// If the file cannot be read, or a complete line is not a result.
 pub fn read(path: &Path) -> Result<Vec<Outcome>, ResultsError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(ResultsError::Read { path: path.into(), source }),
     };
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
+    let complete = text.rfind('\n').map_or("", |end| &text[..=end]);
     let line = |(at, line): (usize, &str)| {
         serde_json::from_str(line).map_err(|source| ResultsError::Line {
             path: path.into(),
@@ -43,10 +43,10 @@ pub fn read(path: &Path) -> Result<Vec<Outcome>, ResultsError> {
             source,
         })
     };
-    whole.lines().enumerate().map(line).collect()
+    complete.lines().enumerate().map(line).collect()
 }
 
-/// Adds a result as a line of its own, in one write, so that several programs may share a file.
+/// Appends a result as one line, in a single write, so that several processes can share a file.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -58,12 +58,12 @@ pub fn append(path: &Path, outcome: &Outcome) -> Result<(), ResultsError> {
     file.write_all(line.as_bytes()).and_then(|()| file.sync_data()).map_err(failed)
 }
 
-/// The result of exactly this run.
+/// The result of `run`.
 pub fn find<'a>(outcomes: &'a [Outcome], run: &Run) -> Option<&'a Outcome> {
     outcomes.iter().find(|outcome| outcome.run == *run)
 }
 
-/// One variant under the seeds that are finished.
+/// One variant and its results, one per finished seed.
 #[derive(Clone)]
 pub struct Row<'a> {
     pub name: String,
@@ -71,13 +71,13 @@ pub struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Mean over the seeds; none if one diverged or none is finished.
+    /// Mean loss over the seeds; `None` if one diverged or no seed is finished.
     pub fn loss(&self) -> Option<f64> {
         let sum = self.outcomes.iter().map(|outcome| outcome.final_loss).sum::<Option<f64>>()?;
         (!self.outcomes.is_empty()).then(|| sum / self.outcomes.len() as f64)
     }
 
-    /// Mean over the seeds after each measured window, against tokens.
+    /// Tokens after each measured window, and the mean loss over the seeds.
     pub fn path(&self) -> Vec<(f64, f64)> {
         let Some(first) = self.outcomes.first() else { return Vec::new() };
         let count = self.outcomes.len() as f64;
@@ -88,7 +88,7 @@ impl Row<'_> {
         points.collect()
     }
 
-    /// What is left of the name without the learning rate, where it ends with one.
+    /// The name without its learning rate, if it ends with one.
     fn scheme(&self) -> &str {
         self.name.rsplit_once(", ").map_or(&self.name, |(scheme, _)| scheme)
     }
@@ -103,7 +103,7 @@ impl Row<'_> {
     }
 }
 
-/// The question's variants, each with what is finished of it.
+/// The question's variants with their finished runs.
 pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> Vec<Row<'a>> {
     let mut rows: Vec<Row<'a>> = Vec::new();
     for &seed in seeds {
@@ -117,8 +117,8 @@ pub fn rows<'a>(question: Question, seeds: &[u64], outcomes: &'a [Outcome]) -> V
     rows
 }
 
-/// Of rows that are schemes at several learning rates, the best of each scheme: of those rates that most seeds are finished at, the one with the
-/// lowest loss.
+/// The best row of each scheme, for rows that differ in learning rate: among the rows with most finished seeds, the
+/// one with the lowest loss.
 pub fn best<'a>(rows: &[Row<'a>]) -> Vec<Row<'a>> {
     let mut best: Vec<Row<'a>> = Vec::new();
     for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
@@ -131,7 +131,7 @@ pub fn best<'a>(rows: &[Row<'a>]) -> Vec<Row<'a>> {
     best
 }
 
-/// A line for each row that is finished anywhere.
+/// One line per row.
 pub fn lines(rows: &[Row<'_>]) -> Vec<Line> {
     rows.iter().map(|row| Line { name: row.name.clone(), points: row.path() }).collect()
 }
@@ -139,7 +139,7 @@ pub fn lines(rows: &[Row<'_>]) -> Vec<Line> {
 /// Learning rates and final losses, by seed.
 type BySeed = BTreeMap<u64, Vec<(f64, f64)>>;
 
-/// The same rows as [`best`] takes, each scheme's runs in order of their rates. What diverged has no place in a plot.
+/// Each scheme's rates and final losses, sorted by rate, from the same rows as [`best`]. Omits runs that diverged.
 pub fn rates(rows: &[Row<'_>]) -> Vec<Rates> {
     let mut schemes: BTreeMap<&str, BySeed> = BTreeMap::new();
     for row in rows {
@@ -153,26 +153,26 @@ pub fn rates(rows: &[Row<'_>]) -> Vec<Rates> {
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         points
     };
-    let of_scheme = |(name, seeds): (&str, BySeed)| Rates {
+    let rates_of = |(name, seeds): (&str, BySeed)| Rates {
         name: name.to_owned(),
         seeds: seeds.into_values().map(sorted).collect(),
     };
-    schemes.into_iter().map(of_scheme).collect()
+    schemes.into_iter().map(rates_of).collect()
 }
 
-/// The first row is what the others are compared with, seed by seed.
+/// A table of the rows; it compares the others with the first, seed by seed.
 pub fn table(rows: &[Row<'_>]) -> String {
     let mut table = String::from(
         "| | held-out loss | less the first, seed by seed | of the first | bits a parameter and window: sent, fetched | union |\n|---|---|---|---|---|---|\n",
     );
     for row in rows.iter().filter(|row| !row.outcomes.is_empty()) {
-        let of_seed = |seed| {
+        let first_loss = |seed| {
             let first = rows[0].outcomes.iter().find(|first| first.run.seed == seed)?;
             Some(first.final_loss)
         };
         let (mut differences, mut shares) = (Vec::new(), Vec::new());
         for outcome in &row.outcomes {
-            match (of_seed(outcome.run.seed), outcome.final_loss) {
+            match (first_loss(outcome.run.seed), outcome.final_loss) {
                 (Some(Some(first)), Some(loss)) => {
                     differences.push(format!("{:+.4}", loss - first));
                     shares.push(loss / first - 1.0);
@@ -184,20 +184,20 @@ pub fn table(rows: &[Row<'_>]) -> String {
         let mean = |shares: &[f64]| shares.iter().sum::<f64>() / shares.len() as f64;
         let is_first = std::ptr::eq(row, &rows[0]);
         let outcome = row.outcomes[0];
-        let passes_on = outcome.traffic.sent > 0;
-        let when = |is: bool, text: String| if is { text } else { "–".into() };
+        let exchanges = outcome.traffic.sent > 0;
+        let text_if = |shown: bool, text: String| if shown { text } else { "–".into() };
         let _ = writeln!(
             table,
             "| {} | {} | {} | {} | {} | {} |",
             row.name,
             row.loss().map_or("diverged".into(), |loss| format!("{loss:.4}")),
-            when(!is_first, differences.join(", ")),
-            when(!is_first && !shares.is_empty(), format!("{:+.2} %", 100.0 * mean(&shares))),
-            when(
-                passes_on,
+            text_if(!is_first, differences.join(", ")),
+            text_if(!is_first && !shares.is_empty(), format!("{:+.2} %", 100.0 * mean(&shares))),
+            text_if(
+                exchanges,
                 format!("{:.3}, {:.3}", outcome.sent_per_parameter(), outcome.fetched_per_parameter())
             ),
-            when(passes_on, format!("{:.3}", outcome.union())),
+            text_if(exchanges, format!("{:.3}", outcome.union())),
         );
     }
     table
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_found_again_and_a_torn_line_is_run_again() {
+    fn results_are_read_back_and_an_incomplete_line_is_ignored() {
         let path = file("torn");
         assert_eq!(read(&path).unwrap(), []);
         let runs: Vec<Run> = Question::Schemes.variants(1).into_iter().map(|variant| variant.run).collect();
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_compares_with_the_first_seed_by_seed() {
+    fn a_table_compares_rows_with_the_first_seed_by_seed() {
         let mut outcomes = Vec::new();
         for (seed, dense, ours) in [(1, 2.0, Some(2.02)), (2, 2.1, Some(2.1)), (3, 2.2, None)] {
             let variants = Question::Schemes.variants(seed);
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scheme_is_best_where_most_seeds_are_finished_and_their_mean_is_lowest() {
+    fn the_best_rate_has_the_most_seeds_and_then_the_lowest_mean_loss() {
         let mut outcomes = Vec::new();
         for (seed, name, loss) in [
             (1, "dense mean, 0.004", Some(2.3)),
@@ -285,9 +285,9 @@ mod tests {
         assert_eq!(best, ["dense mean, 0.016", "DiLoCo, 0.004"]);
 
         let rates = rates(&rows);
-        let of = |name: &str| rates.iter().find(|rates| rates.name == name).unwrap().seeds.clone();
+        let seeds = |name: &str| rates.iter().find(|rates| rates.name == name).unwrap().seeds.clone();
         let dense = [vec![(0.004, 2.3), (0.008, 2.0), (0.016, 2.1)], vec![(0.008, 2.4), (0.016, 2.2)]];
-        assert_eq!(of("dense mean"), dense);
-        assert_eq!(of("DiLoCo"), [vec![(0.004, 2.5)]]);
+        assert_eq!(seeds("dense mean"), dense);
+        assert_eq!(seeds("DiLoCo"), [vec![(0.004, 2.5)]]);
     }
 }

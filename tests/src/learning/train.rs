@@ -1,4 +1,4 @@
-//! One run of the study, from first weights to held-out loss.
+//! A run of the study: trains the workers window by window and measures the held-out loss.
 
 use super::exchange::{Exchange, ExchangeError, Scheme, Traffic};
 use crate::study::random::Random;
@@ -8,55 +8,55 @@ use nn::{Device, Evaluator, ModelError, Trainer};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
-const ON: Device = Device::CPU;
-/// Held-out loss is measured after so many parts of a run, evenly spaced, …
+const DEVICE: Device = Device::CPU;
+/// The held-out loss is measured at the end of each of these equal parts of a run.
 const STAGES: usize = 16;
-/// … and after each of the last windows, whose mean is the final loss: one window's loss has noise of its own.
+/// The loss is also measured after each of the last windows. Their mean is the final loss: one window's loss is noisy.
 const LAST_WINDOWS: usize = 4;
-/// Share of all inner steps in which the rate rises.
+/// Share of all inner steps in which the learning rate rises.
 const WARM_UP: f64 = 0.04;
-/// Share of all inner steps in which [`RateSchedule::Wsd`] falls.
+/// Share of all inner steps in which the rate of [`RateSchedule::Wsd`] falls.
 const WSD_DECAY: f64 = 0.2;
 
-/// Everything that decides what a run gives. Two runs that are equal here end alike, on one machine to the last bit.
+/// All inputs of a run. Equal runs have equal results, on one machine bit for bit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Run {
     pub scheme: Scheme,
     /// `R`.
     pub workers: usize,
-    /// `H`: inner steps a window.
+    /// `H`: inner steps per window.
     pub steps: usize,
     pub windows: usize,
-    /// Sequences of a step, of all workers together.
+    /// Sequences per step, over all workers.
     pub batch: usize,
     pub optimiser: Optimiser,
     pub schedule: RateSchedule,
     pub learning_rate: f64,
-    /// Of the model: one layer, two heads.
+    /// Width of the model, which has one layer and two heads.
     pub width: usize,
     pub seq_len: usize,
-    /// First weights and the order of the data.
+    /// Seed of the initial weights and of the order of the data.
     pub seed: u64,
 }
 
-/// What came of a run.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     pub run: Run,
     pub parameters: usize,
-    /// Windows, and held-out loss after them in nats per token.
+    /// Number of windows, and the held-out loss after them in nats per token.
     pub losses: Vec<(usize, f64)>,
-    /// Mean over the last windows; none if training diverged.
+    /// Mean loss of the last windows; `None` if training diverged.
     pub final_loss: Option<f64>,
     pub traffic: Traffic,
-    /// On the wall, beside whatever else the machine did.
+    /// Wall-clock time of the run.
     pub seconds: f64,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("{workers} workers cannot share {batch} sequences of a step evenly")]
+    #[error("a batch of {batch} sequences cannot be divided evenly among {workers} workers")]
     Uneven { workers: usize, batch: usize },
     #[error("the text has {got} sequences, but the run needs {needed}")]
     TooLittleData { got: u64, needed: u64 },
@@ -66,7 +66,7 @@ pub enum RunError {
     Config(#[from] ConfigError),
     #[error("could not read the data")]
     Data(#[from] ReadError),
-    #[error("could not pass on what was learned")]
+    #[error("could not exchange the workers' updates")]
     Exchange(#[from] ExchangeError),
 }
 
@@ -90,14 +90,14 @@ impl Run {
         (self.windows * self.steps) as u64
     }
 
-    /// Tokens that all workers together train on in one window.
+    /// Training tokens of all workers in one window.
     pub fn window_tokens(&self) -> u64 {
         (self.steps * self.batch * self.seq_len) as u64
     }
 
     fn recipe(&self) -> Recipe {
         let steps = self.inner_steps();
-        let share = |of: f64| (steps as f64 * of).round() as u64;
+        let share = |share: f64| (steps as f64 * share).round() as u64;
         let warmup_steps = share(WARM_UP);
         let (stable_steps, decay_steps) = match self.schedule {
             RateSchedule::Wsd => (steps - warmup_steps - share(WSD_DECAY), share(WSD_DECAY)),
@@ -118,10 +118,11 @@ impl Run {
         }
     }
 
-    /// Trains, and measures on `held_out`.
+    /// Trains, and measures the loss on `held_out`. A diverged run is a result, not an error.
     ///
     /// # Errors
-    /// If the data does not suffice for one pass, or cannot be read, or the shape is none. Divergence is an outcome.
+    /// If the batch cannot be divided among the workers, the dataset is too small for one pass or unreadable, or the
+    /// model's shape is invalid.
     pub fn train(&self, dataset: &Dataset, held_out: &[Vec<u32>]) -> Result<Outcome, RunError> {
         let started = Instant::now();
         let &Run { workers, steps, windows, batch, seed, .. } = self;
@@ -139,9 +140,9 @@ impl Run {
         let schema = config.schema()?;
         let mut theta = init_flat(&config, seed)?;
         let mut trainers = (0..workers)
-            .map(|_| Trainer::new(&config, &recipe, ON, &theta))
+            .map(|_| Trainer::new(&config, &recipe, DEVICE, &theta))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut evaluator = Evaluator::new(&config, ON, &theta)?;
+        let mut evaluator = Evaluator::new(&config, DEVICE, &theta)?;
         let mut exchange = Exchange::new(&schema, &self.scheme, workers);
         let mut outcome = Outcome {
             run: self.clone(),
@@ -155,12 +156,12 @@ impl Run {
         for window in 0..windows {
             let mut after = Vec::with_capacity(workers);
             for (worker, trainer) in trainers.iter_mut().enumerate() {
-                // One worker alone goes on from its own weights.
+                // A worker that trains alone keeps its own weights.
                 if window > 0 && self.scheme != Scheme::Alone {
                     trainer.load(&theta)?;
                 }
                 for step in 0..steps {
-                    // Whoever the workers are, the same step has the same sequences.
+                    // A step has the same sequences for any number of workers.
                     let first = (window * steps + step) * batch + worker * recipe.batch;
                     let sequences = order[first..][..recipe.batch]
                         .iter()
@@ -210,12 +211,12 @@ impl Outcome {
         self.per_parameter(self.traffic.sent) / self.run.workers as f64
     }
 
-    /// Bits of what one worker fetches in a window, per parameter of the model.
+    /// Bits that one worker fetches in a window, per parameter of the model.
     pub fn fetched_per_parameter(&self) -> f64 {
         self.per_parameter(self.traffic.updates)
     }
 
-    /// Share of coordinates that some worker sent, on the average.
+    /// Mean share of coordinates that at least one worker sent.
     pub fn union(&self) -> f64 {
         self.traffic.union / self.traffic.windows.max(1) as f64
     }

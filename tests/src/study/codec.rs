@@ -1,7 +1,6 @@
-//! Codecs that a contribution could have had, in slow and plain code: what is grouped, how much is kept, what a kept
-//! value becomes, and how many bits all of it takes.
+//! Reference implementations of alternative codecs of a contribution: grouping, density, quantisation, size in bits.
 //!
-//! [`Codec::ours`] is the protocol's (PROT-7), and the study checks while it runs that both give the same.
+//! [`Codec::ours`] is the protocol's codec (PROT-7). The study checks while it runs that both give the same result.
 
 use super::{index_code, level::LevelFormat};
 use protocol::{
@@ -18,55 +17,56 @@ pub struct Codec {
     pub values: Values,
 }
 
-/// Which values of a tensor compete with each other for a place.
+/// The groups of a tensor's values; each group keeps its largest values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Groups {
-    /// So many consecutive ones.
+    /// Groups of this many consecutive values.
     Consecutive(usize),
-    /// Square tiles of a matrix with sides this long, cut at its edges; a vector is cut in runs as long as a tile has values.
+    /// Square tiles of a matrix with this side length, cut off at its edges. A vector is divided into runs with as
+    /// many values as a tile.
     Tiles(usize),
 }
 
-/// What a kept value is sent as. Every one has a sign.
+/// The encoding of a kept value, besides its sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Values {
-    /// Itself.
+    /// The value itself.
     Exact,
     /// The mean magnitude of its chunk.
     Mean(LevelFormat),
-    /// One of two levels: the means of those above the chunk's mean magnitude, and of the others.
+    /// One of two levels: the mean of the magnitudes above the chunk's mean, and the mean of the others.
     Two(LevelFormat),
-    /// One of two levels, cut where the squared error is least.
+    /// One of two levels, with the cut at the least squared error.
     TwoBest(LevelFormat),
-    /// One of four levels: each class of [`Values::Two`] cut at its own mean.
+    /// One of four levels: each class of [`Values::Two`] is divided at its own mean.
     Four(LevelFormat),
 }
 
 impl Codec {
-    /// The protocol's own (PROT-7).
+    /// The protocol's codec (PROT-7).
     pub fn ours(density: Density) -> Codec {
         Codec { groups: Groups::Consecutive(CHUNK_VALUES), density, values: Values::Two(LevelFormat::OURS) }
     }
 }
 
-/// What was sent, and what it took.
+/// A decoded contribution, its size and its error.
 #[derive(Clone, Debug, Default)]
 pub struct Encoded {
     pub sparse: Sparse,
     pub bits: Bits,
     pub fidelity: Fidelity,
-    /// Gaps of each chunk, section by section, for [`index_code`].
+    /// The gaps of each section, for [`index_code`].
     pub sections: Vec<SectionGaps>,
 }
 
-/// Where the entries of a section lie.
+/// The positions of a section's entries.
 #[derive(Clone, Debug, Default)]
 pub struct SectionGaps {
-    /// Values of each chunk, and the gaps before its entries.
+    /// For each chunk, its number of values and the gaps before its entries.
     pub chunks: Vec<(usize, Vec<u32>)>,
 }
 
-/// Bits of a whole contribution, by what they are for.
+/// The size of a contribution in bits, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Bits {
     pub values: u64,
@@ -74,12 +74,12 @@ pub struct Bits {
     pub sign: u64,
     pub magnitude: u64,
     pub levels: u64,
-    /// Lengths and Rice parameters of sections, and padding: what a small model pays too much for.
+    /// Lengths and Rice parameters of sections, and padding: a large share in a small model.
     pub framing: u64,
 }
 
 impl Bits {
-    /// Without framing, which a large model does not notice.
+    /// The size without framing, which is negligible in a large model.
     pub fn payload(&self) -> u64 {
         self.index + self.sign + self.magnitude + self.levels
     }
@@ -102,14 +102,14 @@ impl Bits {
     }
 }
 
-/// Sums of squares: how near what was sent is to what was meant.
+/// Sums of squares of original values and of errors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Fidelity {
-    /// Of all values.
+    /// Sum over all original values.
     pub all: f64,
-    /// Of the kept ones.
+    /// Sum over the kept original values.
     pub kept: f64,
-    /// Of the kept ones' errors.
+    /// Sum over the errors of the kept values.
     pub error: f64,
 }
 
@@ -119,12 +119,12 @@ impl Fidelity {
         (self.error / self.kept).sqrt()
     }
 
-    /// Share of the squared norm that the kept values have.
+    /// Share of the squared norm in the kept values.
     pub fn captured(&self) -> f64 {
         self.kept / self.all
     }
 
-    /// Relative L2 distance of what was sent from all that there was.
+    /// Relative L2 distance between sent and original values.
     pub fn distance(&self) -> f64 {
         ((self.all - self.kept + self.error) / self.all).sqrt()
     }
@@ -136,7 +136,7 @@ impl Fidelity {
     }
 }
 
-/// A codec for one schema: where each chunk's values lie is worked out once.
+/// A codec for one schema, with precomputed positions of each chunk's values.
 pub struct Coder {
     codec: Codec,
     tensors: Vec<TensorChunks>,
@@ -144,7 +144,7 @@ pub struct Coder {
 
 struct TensorChunks {
     start: usize,
-    /// Positions in the tensor, chunk by chunk.
+    /// The positions in the tensor of each chunk's values.
     chunks: Vec<Vec<u32>>,
 }
 
@@ -152,12 +152,12 @@ impl Coder {
     pub fn new(schema: &Schema, codec: Codec) -> Coder {
         let tensors = schema.ranges().zip(schema.tensors()).map(|(range, tensor)| TensorChunks {
             start: range.start,
-            chunks: codec.groups.of(&tensor.shape),
+            chunks: codec.groups.positions(&tensor.shape),
         });
         Coder { codec, tensors: tensors.collect() }
     }
 
-    /// Encodes `values`, all the schema's and finite.
+    /// Encodes `values`: finite, and as many as the schema has.
     pub fn encode(&self, values: &[f32]) -> Encoded {
         let mut encoded = Encoded::default();
         for tensor in &self.tensors {
@@ -174,16 +174,17 @@ impl Coder {
         for section in tensor.chunks.chunks(chunks_in_section) {
             let mut gaps = SectionGaps::default();
             let mut bits = Bits::default();
-            for places in section {
+            for positions in section {
                 let chunk: Vec<f32> =
-                    places.iter().map(|place| values[tensor.start + *place as usize]).collect();
+                    positions.iter().map(|position| values[tensor.start + *position as usize]).collect();
                 let kept = largest(&chunk, self.codec.density.kept(chunk.len()));
-                let meant: Vec<f32> = kept.iter().map(|index| chunk[*index]).collect();
-                let sent = self.codec.values.quantise(&meant, &mut bits);
+                let original: Vec<f32> = kept.iter().map(|index| chunk[*index]).collect();
+                let sent = self.codec.values.quantise(&original, &mut bits);
 
-                encoded.fidelity.add(&fidelity(&chunk, &meant, &sent.values));
+                encoded.fidelity.add(&fidelity(&chunk, &original, &sent.values));
                 square_norm += sent.square_norm;
-                entries.extend(kept.iter().zip(&sent.values).map(|(index, value)| (places[*index], *value)));
+                entries
+                    .extend(kept.iter().zip(&sent.values).map(|(index, value)| (positions[*index], *value)));
                 let mut next = 0;
                 gaps.chunks.push((
                     chunk.len(),
@@ -197,7 +198,7 @@ impl Coder {
                 ));
             }
             bits.index = index_code::rice_by_section(&gaps);
-            // Length and Rice parameter, and the rest of the last byte.
+            // Length, Rice parameter, and padding of the last byte.
             bits.framing = 40 + bits.payload().next_multiple_of(8) - bits.payload();
             encoded.bits.add(&bits);
             encoded.sections.push(gaps);
@@ -216,8 +217,8 @@ impl Groups {
         }
     }
 
-    /// The positions of each chunk of a tensor of this shape, in the order in which its gaps are counted.
-    pub fn of(self, shape: &[u32]) -> Vec<Vec<u32>> {
+    /// The positions of each chunk of a tensor with this shape, in the order of its gaps.
+    pub fn positions(self, shape: &[u32]) -> Vec<Vec<u32>> {
         let values: u32 = shape.iter().product();
         match (self, shape) {
             (Groups::Tiles(side), &[rows, columns]) => {
@@ -239,7 +240,7 @@ impl Groups {
     }
 }
 
-/// Indices of the `count` values largest in magnitude, ascending; ties to the lower index.
+/// Ascending indices of the `count` values with the largest magnitudes; ties to the lower index.
 fn largest(chunk: &[f32], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..chunk.len()).collect();
     let key = |index: &usize| (std::cmp::Reverse(chunk[*index].abs().to_bits()), *index);
@@ -251,33 +252,36 @@ fn largest(chunk: &[f32], count: usize) -> Vec<usize> {
     order
 }
 
-fn fidelity(all: &[f32], meant: &[f32], sent: &[f32]) -> Fidelity {
+fn fidelity(all: &[f32], original: &[f32], sent: &[f32]) -> Fidelity {
     let square = |values: &[f32]| values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
-    let error =
-        meant.iter().zip(sent).map(|(meant, sent)| (f64::from(*meant) - f64::from(*sent)).powi(2)).sum();
-    Fidelity { all: square(all), kept: square(meant), error }
+    let error = original
+        .iter()
+        .zip(sent)
+        .map(|(original, sent)| (f64::from(*original) - f64::from(*sent)).powi(2))
+        .sum();
+    Fidelity { all: square(all), kept: square(original), error }
 }
 
-/// The kept values of one chunk as their receiver has them.
+/// The decoded values of one chunk.
 struct Sent {
     values: Vec<f32>,
-    /// From the levels, as PROT-17 has it.
+    /// Computed from the levels (PROT-17).
     square_norm: f64,
 }
 
 impl Values {
-    fn quantise(self, meant: &[f32], bits: &mut Bits) -> Sent {
-        bits.values += meant.len() as u64;
-        bits.sign += meant.len() as u64;
-        let magnitudes: Vec<f64> = meant.iter().map(|value| f64::from(value.abs())).collect();
-        // Values above a cut are in the next class; the class says which level a value gets.
+    fn quantise(self, original: &[f32], bits: &mut Bits) -> Sent {
+        bits.values += original.len() as u64;
+        bits.sign += original.len() as u64;
+        let magnitudes: Vec<f64> = original.iter().map(|value| f64::from(value.abs())).collect();
+        // A value above a cut is in the next class; each class has one level.
         let (format, classes, magnitude_bits) = match self {
             Values::Exact => {
-                bits.magnitude += 31 * meant.len() as u64;
+                bits.magnitude += 31 * original.len() as u64;
                 let square_norm = magnitudes.iter().map(|magnitude| magnitude * magnitude).sum();
-                return Sent { values: meant.to_vec(), square_norm };
+                return Sent { values: original.to_vec(), square_norm };
             }
-            Values::Mean(format) => (format, vec![0; meant.len()], 0),
+            Values::Mean(format) => (format, vec![0; original.len()], 0),
             Values::Two(format) => (format, classes(&magnitudes, &[mean(&magnitudes)]), 1),
             Values::TwoBest(format) => (format, classes(&magnitudes, &[best_cut(&magnitudes)]), 1),
             Values::Four(format) => {
@@ -286,41 +290,41 @@ impl Values {
                 (format, classes(&magnitudes, &[mean(&low), middle, mean(&high)]), 2)
             }
         };
-        bits.magnitude += magnitude_bits * meant.len() as u64;
+        bits.magnitude += magnitude_bits * original.len() as u64;
         bits.levels += format.bits() << magnitude_bits;
 
         let mut levels = Vec::new();
         let mut square_norm = 0.0;
         for class in 0..1usize << magnitude_bits {
-            let of_class: Vec<f64> = magnitudes
+            let members: Vec<f64> = magnitudes
                 .iter()
                 .zip(&classes)
-                .filter(|(_, of)| **of == class)
+                .filter(|(_, other)| **other == class)
                 .map(|(value, _)| *value)
                 .collect();
-            let level = if of_class.is_empty() { 0.0 } else { format.round(mean(&of_class)) };
-            square_norm += of_class.len() as f64 * (f64::from(level) * f64::from(level));
+            let level = if members.is_empty() { 0.0 } else { format.round(mean(&members)) };
+            square_norm += members.len() as f64 * (f64::from(level) * f64::from(level));
             levels.push(level);
         }
         let signed = |(value, class): (&f32, &usize)| {
             let level = levels[*class];
             if *value < 0.0 && level != 0.0 { -level } else { level }
         };
-        Sent { values: meant.iter().zip(&classes).map(signed).collect(), square_norm }
+        Sent { values: original.iter().zip(&classes).map(signed).collect(), square_norm }
     }
 }
 
-/// In which class each magnitude is: above how many of the ascending `cuts` it lies.
+/// The class of each magnitude: the number of `cuts` below it.
 fn classes(magnitudes: &[f64], cuts: &[f64]) -> Vec<usize> {
     magnitudes.iter().map(|value| cuts.iter().filter(|cut| value > *cut).count()).collect()
 }
 
-/// In the order given. Nothing for nothing.
+/// The mean, summed in order; 0 for no values.
 fn mean(values: &[f64]) -> f64 {
     if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }
 
-/// The magnitude up to which values belong to the lower of two classes, where the squared error is least.
+/// The largest magnitude of the lower of two classes, divided at the least squared error.
 fn best_cut(magnitudes: &[f64]) -> f64 {
     let mut sorted = magnitudes.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -331,7 +335,7 @@ fn best_cut(magnitudes: &[f64]) -> f64 {
         below += value;
         let (low, high) = ((index + 1) as f64, (sorted.len() - index - 1) as f64);
         let above = if high > 0.0 { (total - below).powi(2) / high } else { 0.0 };
-        // The squared error is the sum of squares less this.
+        // The squared error is the sum of squares minus this.
         let explained = below.powi(2) / low + above;
         if explained > best.0 {
             best = (explained, *value);
@@ -381,10 +385,10 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_tiles_is_a_permutation() {
+    fn the_groups_of_a_tensor_contain_every_position_once() {
         for shape in [&[130u32, 70][..], &[64, 64], &[1, 5], &[5000], &[200, 64]] {
             for groups in [Groups::Tiles(64), Groups::Tiles(16), Groups::Consecutive(4096)] {
-                let chunks = groups.of(shape);
+                let chunks = groups.positions(shape);
                 let mut positions: Vec<u32> = chunks.concat();
                 positions.sort_unstable();
                 assert_eq!(
@@ -399,16 +403,16 @@ mod tests {
 
     #[test]
     fn a_tile_is_a_square_of_the_matrix() {
-        let tiles = Groups::Tiles(2).of(&[3, 5]);
+        let tiles = Groups::Tiles(2).positions(&[3, 5]);
         assert_eq!(
             tiles,
             [vec![0, 1, 5, 6], vec![2, 3, 7, 8], vec![4, 9], vec![10, 11], vec![12, 13], vec![14]]
         );
-        assert_eq!(Groups::Tiles(64).of(&[128, 64]), Groups::Consecutive(4096).of(&[128, 64]));
+        assert_eq!(Groups::Tiles(64).positions(&[128, 64]), Groups::Consecutive(4096).positions(&[128, 64]));
     }
 
     #[test]
-    fn our_codec_is_the_protocols() {
+    fn our_codec_equals_the_protocols() {
         let schema = schema(&[&[130, 70], &[64], &[5000], &[600, 500]]);
         for (seed, density) in [64, 32, 512, 4096, 1].map(Density).into_iter().enumerate() {
             let mut values = values(seed as u64, schema.values());
@@ -423,11 +427,11 @@ mod tests {
     }
 
     #[test]
-    fn more_levels_and_better_cuts_are_nearer() {
+    fn more_levels_and_better_cuts_have_a_smaller_error() {
         let schema = schema(&[&[256, 64]]);
         let values = values(3, schema.values());
-        let error = |of: fn(LevelFormat) -> Values| {
-            let codec = Codec { values: of(LevelFormat::F32), ..Codec::ours(Density(64)) };
+        let error = |values_in: fn(LevelFormat) -> Values| {
+            let codec = Codec { values: values_in(LevelFormat::F32), ..Codec::ours(Density(64)) };
             Coder::new(&schema, codec).encode(&values).fidelity.relative_error()
         };
         let (one, two, best, four) =
@@ -440,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_cut_is_where_a_search_finds_it() {
+    fn the_best_cut_equals_that_of_an_exhaustive_search() {
         let magnitudes: Vec<f64> = values(5, 40).iter().map(|value| f64::from(value.abs())).collect();
         let error = |cut: f64| -> f64 {
             let (high, low): (Vec<f64>, Vec<f64>) = magnitudes.iter().partition(|value| **value > cut);

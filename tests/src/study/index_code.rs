@@ -1,40 +1,40 @@
-//! Ways to say which values of a chunk are sent: in bits, and in the work of reading them back.
+//! Codes for the indices of a chunk's entries: their size in bits, and the work of decoding.
 
 use super::codec::SectionGaps;
 
-/// No gap inside a chunk of 4096 has more bits.
+/// The bits of the largest gap in a chunk of 4096.
 const RICE_MAX: u32 = 12;
-/// What a Rice parameter of each chunk would cost.
+/// The size of a chunk's Rice parameter.
 const CHUNK_PARAMETER_BITS: u64 = 4;
 
-/// One Rice parameter for a section, the best: what we send (PROT-7). The parameter itself is framing.
+/// Bits with the best Rice parameter for the section: the protocol's code (PROT-7). The parameter counts as framing.
 pub fn rice_by_section(section: &SectionGaps) -> u64 {
     let length = |rice| gaps(section).map(|gap| rice_length(gap, rice)).sum();
     (0..=RICE_MAX).map(length).min().unwrap_or(0)
 }
 
-/// A Rice parameter for each chunk, and its four bits.
+/// Bits with the best Rice parameter for each chunk, including the parameter.
 pub fn rice_by_chunk(section: &SectionGaps) -> u64 {
-    let of_chunk = |gaps: &Vec<u32>| {
+    let chunk_bits = |gaps: &Vec<u32>| {
         let length = |rice| gaps.iter().map(|gap| rice_length(*gap, rice)).sum::<u64>();
         CHUNK_PARAMETER_BITS + (0..=RICE_MAX).map(length).min().unwrap_or(0)
     };
-    section.chunks.iter().map(|(_, gaps)| of_chunk(gaps)).sum()
+    section.chunks.iter().map(|(_, gaps)| chunk_bits(gaps)).sum()
 }
 
-/// Golomb's code with the best divisor for the section, a power of two or not.
+/// Bits of Golomb's code with the best divisor for the section.
 pub fn golomb_by_section(section: &SectionGaps) -> u64 {
     let length = |divisor: u32| gaps(section).map(|gap| golomb_length(gap, divisor)).sum();
     (1..=4096).map(length).min().unwrap_or(0)
 }
 
-/// The chunk's subset as one number: `⌈log2 C(len, entries)⌉` bits, the fewest if all subsets are equally likely.
+/// Bits of each chunk's subset as one number: `⌈log2 C(len, entries)⌉`, the minimum if all subsets are equally likely.
 pub fn enumerative(section: &SectionGaps) -> u64 {
     section.chunks.iter().map(|(len, gaps)| log2_choose(*len as u64, gaps.len() as u64).ceil() as u64).sum()
 }
 
-/// What the section's gaps would take in a code that knew beforehand how often each occurs: a bound for every code that
-/// treats gaps alike, and for a small section well below what can be had.
+/// The entropy of the section's gaps in bits: a lower bound for any code that encodes gaps independently. A small
+/// section cannot come near it.
 pub fn gap_entropy(section: &SectionGaps) -> f64 {
     let mut sorted: Vec<u32> = gaps(section).collect();
     sorted.sort_unstable();
@@ -42,14 +42,14 @@ pub fn gap_entropy(section: &SectionGaps) -> f64 {
     sorted.chunk_by(|a, b| a == b).map(|same| same.len() as f64 * (total / same.len() as f64).log2()).sum()
 }
 
-/// What independent coin tosses, one a value, would take: `len · h(entries / len)`.
+/// The entropy of one independent coin toss per value: `len · h(entries / len)` bits.
 pub fn coin_entropy(section: &SectionGaps) -> f64 {
-    let of_chunk = |(len, gaps): &(usize, Vec<u32>)| {
+    let chunk_entropy = |(len, gaps): &(usize, Vec<u32>)| {
         let (len, share) = (*len as f64, gaps.len() as f64 / *len as f64);
         let part = |share: f64| if share > 0.0 { -share * share.log2() } else { 0.0 };
         len * (part(share) + part(1.0 - share))
     };
-    section.chunks.iter().map(of_chunk).sum()
+    section.chunks.iter().map(chunk_entropy).sum()
 }
 
 fn gaps(section: &SectionGaps) -> impl Iterator<Item = u32> + '_ {
@@ -60,7 +60,7 @@ fn rice_length(gap: u32, rice: u32) -> u64 {
     u64::from((gap >> rice) + 1 + rice)
 }
 
-/// The quotient in ones and a zero, the remainder in truncated binary.
+/// Bits of the quotient in unary and the remainder in truncated binary.
 fn golomb_length(gap: u32, divisor: u32) -> u64 {
     let bits = divisor.next_power_of_two().trailing_zeros();
     let short = (1 << bits) - divisor;
@@ -68,23 +68,23 @@ fn golomb_length(gap: u32, divisor: u32) -> u64 {
     u64::from(gap / divisor + 1 + if divisor == 1 { 0 } else { remainder })
 }
 
-/// `log2` of the number of subsets with `k` of `n` members.
+/// `log2` of the number of subsets of size `k` of `n` members.
 pub fn log2_choose(n: u64, k: u64) -> f64 {
     (0..k.min(n - k)).map(|taken| ((n - taken) as f64 / (taken + 1) as f64).log2()).sum()
 }
 
-/// The work of reading one chunk back.
+/// The work of decoding one chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
     /// Multiplications of a 64-bit word.
     pub multiplications: u64,
-    /// Divisions of 128 bits by a word.
+    /// Divisions of a 128-bit number by a word.
     pub divisions: u64,
     /// Comparisons and subtractions of a word.
     pub subtractions: u64,
 }
 
-/// The rank of a subset among all with as many members of `0..n`, those with the lowest first member first.
+/// The rank of a subset of `0..n` among all subsets of its size, in lexicographic order.
 pub fn rank(n: u64, members: &[u32]) -> Natural {
     let mut work = Work::default();
     let mut rank = Natural::from(0);
@@ -103,10 +103,10 @@ pub fn rank(n: u64, members: &[u32]) -> Natural {
     rank
 }
 
-/// The subset of `k` members of `0..n` that has this rank, and what finding it took.
+/// The subset of `k` members of `0..n` with this rank, and the work of decoding it.
 ///
-/// The plain way, which needs no table: at every position, one comparison and one step of a binomial coefficient, each over all
-/// words of the number.
+/// The algorithm needs no table: at each position it makes one comparison and updates one binomial coefficient, both
+/// over all words of the number.
 pub fn unrank(n: u64, k: u64, rank: &Natural) -> (Vec<u32>, Work) {
     let mut work = Work::default();
     let mut rank = rank.clone();
@@ -129,11 +129,11 @@ pub fn unrank(n: u64, k: u64, rank: &Natural) -> (Vec<u32>, Work) {
     (members, work)
 }
 
-/// A walk through the positions, with the number of subsets that have the current one as their next member.
+/// A walk through the positions, with the number of subsets whose next member is the current position.
 struct Walk {
-    /// Positions after this one.
+    /// Positions after the current one.
     after: u64,
-    /// Members that are still to come.
+    /// Members not yet found.
     left: u64,
     /// `C(after, left − 1)`.
     with_this: Natural,
@@ -167,7 +167,7 @@ impl Walk {
     }
 }
 
-/// A natural number of any size, in words from the least significant; the last is not 0.
+/// A natural number of any size: words, least significant first; the last is not 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Natural {
     words: Vec<u64>,
@@ -203,7 +203,7 @@ impl Natural {
         }
     }
 
-    /// Less `other`, which is not more.
+    /// Subtracts `other`, which is at most `self`.
     fn subtract(&mut self, other: &Natural) {
         let mut borrow = false;
         for (at, word) in self.words.iter_mut().enumerate() {
@@ -212,15 +212,15 @@ impl Natural {
             *word = less;
             borrow = one || two;
         }
-        assert!(!borrow, "what is taken away is not more than what is there");
+        assert!(!borrow, "the subtrahend is at most the number");
         self.trim();
     }
 
-    /// Times `by` and then over `over`, which leaves no rest.
-    fn scale(&mut self, by: u64, over: u64, work: &mut Work) {
+    /// Multiplies by `factor` and divides by `divisor`, without a remainder.
+    fn scale(&mut self, factor: u64, divisor: u64, work: &mut Work) {
         let mut carry = 0u128;
         for word in &mut self.words {
-            let product = u128::from(*word) * u128::from(by) + carry;
+            let product = u128::from(*word) * u128::from(factor) + carry;
             *word = product as u64;
             carry = product >> 64;
         }
@@ -228,14 +228,14 @@ impl Natural {
         if carry > 0 {
             self.words.push(carry as u64);
         }
-        let mut rest = 0u128;
+        let mut remainder = 0u128;
         for word in self.words.iter_mut().rev() {
-            let dividend = rest << 64 | u128::from(*word);
-            *word = (dividend / u128::from(over)) as u64;
-            rest = dividend % u128::from(over);
+            let dividend = remainder << 64 | u128::from(*word);
+            *word = (dividend / u128::from(divisor)) as u64;
+            remainder = dividend % u128::from(divisor);
         }
         work.divisions += self.words.len() as u64;
-        assert_eq!(rest, 0, "a binomial coefficient follows from its neighbour without a rest");
+        assert_eq!(remainder, 0, "a binomial coefficient is an integer");
         self.trim();
     }
 
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn the_enumerative_code_has_as_many_bits_as_the_subsets_need() {
+    fn the_enumerative_code_has_the_bits_that_its_subsets_need() {
         for n in 1..=12u32 {
             for k in 1..=n as usize {
                 let all = subsets(n, k);
@@ -285,13 +285,17 @@ mod tests {
                         rank.words.first().copied().unwrap_or(0)
                     })
                     .collect();
-                assert_eq!(ranks, (0..all.len() as u64).collect(), "each has its own rank, {k} of {n}");
+                assert_eq!(
+                    ranks,
+                    (0..all.len() as u64).collect(),
+                    "each subset has its own rank, {k} of {n}"
+                );
             }
         }
     }
 
     #[test]
-    fn a_whole_chunk_is_read_back_from_its_rank() {
+    fn a_chunk_is_decoded_from_its_rank() {
         let mut random = Random::new(1);
         let mut members = BTreeSet::new();
         while members.len() < 64 {
@@ -300,7 +304,7 @@ mod tests {
         let members: Vec<u32> = members.into_iter().collect();
         let rank = rank(4096, &members);
         let bits = enumerative(&section(4096, &members));
-        assert_eq!(bits, 472, "7.36 bits for each of 64, and up to a whole one");
+        assert_eq!(bits, 472, "7.36 bits for each of 64, rounded up");
         assert!(rank.bits() <= bits);
         let (found, work) = unrank(4096, 64, &rank);
         assert_eq!(found, members);
@@ -308,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn golomb_with_a_power_of_two_is_rice() {
+    fn golomb_with_a_power_of_two_equals_rice() {
         for gap in [0, 1, 2, 5, 31, 32, 33, 63, 64, 1000, 4095] {
             for rice in 0..=RICE_MAX {
                 assert_eq!(golomb_length(gap, 1 << rice), rice_length(gap, rice), "{gap} by 2^{rice}");
@@ -319,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_divisor_or_a_parameter_more_to_choose_from_is_never_worse() {
+    fn more_divisors_or_parameters_never_need_more_bits() {
         let mut random = Random::new(2);
         let gaps = |random: &mut Random, k| (0..k).map(|_| random.below(100) as u32).collect::<Vec<_>>();
         let section = SectionGaps { chunks: (0..5).map(|_| (4096, gaps(&mut random, 40))).collect() };

@@ -1,14 +1,14 @@
-//! Number formats in which the levels of a chunk could travel. Ours is [`LevelFormat::OURS`] (PROT-7).
+//! Number formats for the levels of a chunk. The protocol's is [`LevelFormat::OURS`] (PROT-7).
 
 use std::fmt;
 
-/// How a magnitude is rounded: to the nearest number that the format has, ties to the even one.
+/// A number format. Rounds to the nearest number of the format, ties to even.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LevelFormat {
     F32,
-    /// Eight significant bits and the exponents of `f32`.
+    /// Eight significant bits, and the exponents of `f32`.
     Bf16,
-    /// An unsigned float with subnormals, in which every code is a number.
+    /// An unsigned float with subnormals, without infinities and NaN.
     Small {
         exponent_bits: u32,
         mantissa_bits: u32,
@@ -18,12 +18,12 @@ pub enum LevelFormat {
 
 impl LevelFormat {
     pub const OURS: LevelFormat = LevelFormat::Small { exponent_bits: 5, mantissa_bits: 3, bias: 28 };
-    /// A bit less of mantissa.
+    /// One mantissa bit less than [`Self::OURS`].
     pub const E5M2: LevelFormat = LevelFormat::Small { exponent_bits: 5, mantissa_bits: 2, bias: 28 };
-    /// A bit less of exponent: the largest is 1.875, the smallest normal number 2^-14.
+    /// One exponent bit less than [`Self::OURS`]: the largest number is 1.875, the smallest normal one 2^-14.
     pub const E4M3: LevelFormat = LevelFormat::Small { exponent_bits: 4, mantissa_bits: 3, bias: 15 };
 
-    /// Bits that one level takes. A magnitude has no sign, so `bf16` needs 15; we count what a reader would: 16.
+    /// Bits of one level. `bf16` counts 16 bits, although a magnitude needs no sign.
     pub fn bits(self) -> u64 {
         match self {
             LevelFormat::F32 => 32,
@@ -64,10 +64,10 @@ fn power(exponent: i32) -> f64 {
     2f64.powi(exponent)
 }
 
-/// Rounds to `mantissa_bits` after the leading one; below `2^smallest_exponent` to the step that numbers have there.
+/// Rounds to `mantissa_bits` after the leading one, and below `2^smallest_exponent` to the subnormals' step.
 fn nearest(magnitude: f64, mantissa_bits: i32, smallest_exponent: i32) -> f64 {
     let exponent = ((magnitude.to_bits() >> 52) as i32 - 1023).max(smallest_exponent);
-    // A power of two: dividing and multiplying by it is exact.
+    // Division and multiplication by a power of two are exact.
     let step = power(exponent - mantissa_bits);
     (magnitude / step).round_ties_even() * step
 }
@@ -78,7 +78,7 @@ mod tests {
     use protocol::contribution::{level_of, value_of};
 
     #[test]
-    fn our_format_is_the_protocols() {
+    fn our_format_equals_the_protocols() {
         assert_eq!(LevelFormat::OURS.to_string(), "e5m3");
         let mut magnitude = 1e-11;
         while magnitude < 40.0 {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn other_formats_round_as_their_names_say() {
+    fn other_formats_round_to_their_precision_and_range() {
         assert_eq!(LevelFormat::Bf16.round(1.0 + 1.0 / 256.0), 1.0);
         assert_eq!(LevelFormat::Bf16.round(1.0 + 3.0 / 256.0), 1.0 + 2.0 / 128.0);
         assert_eq!(LevelFormat::E5M2.round(1.1), 1.0);

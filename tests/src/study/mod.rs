@@ -1,5 +1,5 @@
-//! Decides about the wire format by experiment: the project's own model is trained by several miners in one process, on real
-//! text, with codecs that the protocol could have had. The results are in `docs/log.md`; `codec-study` is the program.
+//! Compares alternative codecs of the wire format: several miners train the project's model on real text in one
+//! process, with each codec. The program is `codec-study`; the results are in `docs/log.md`.
 
 pub mod codec;
 pub mod index_code;

@@ -1,4 +1,4 @@
-//! What is asked of the format, and which variants answer it.
+//! The questions about the format, and their variants.
 
 use super::{
     codec::{Codec, Groups, Values},
@@ -19,12 +19,13 @@ pub enum Question {
     Density,
     /// How many bits for a magnitude?
     Bits,
-    /// How exact must a level be?
+    /// How precise must a level be?
     Levels,
-    /// How are indices coded best?
+    /// Which code for the indices?
     IndexCode,
-    /// What does the second compression, of the merge, cost?
+    /// What does the second compression, that of the merge, cost?
     SecondCompression,
+    /// All questions.
     All,
 }
 
@@ -50,10 +51,11 @@ impl Question {
         }
     }
 
-    /// The model that the question is put to: the `117k` preset with one layer instead of two, for the sake of time.
+    /// The model of the question: the `117k` preset with one layer instead of two, to save time.
     ///
-    /// A tile of that one, which is 64 wide, would be a chunk. A chunk of 4096 covers half a row of a large model's matrices;
-    /// in a model 128 wide a chunk of 64 does. So chunks and tiles are compared in both sizes on a wider model.
+    /// Chunks and tiles are compared on a wider model: at width 64, a tile of 64×64 would equal a chunk of 4096. A
+    /// chunk of 4096 covers half a row of a large model's matrices, as a chunk of 64 does at width 128; hence both
+    /// sizes.
     pub fn shape(self, vocab: usize) -> ModelConfig {
         let preset = ModelConfig::preset("117k").expect("the preset is in the list");
         let narrow = ModelConfig { vocab, layers: 1, ..preset };
@@ -63,7 +65,7 @@ impl Question {
         }
     }
 
-    /// What is trained for the question, the protocol's own codec first.
+    /// The variants to train, the protocol's codec first.
     pub fn variants(self) -> Vec<Variant> {
         let ours = Codec::ours(DENSITY);
         let ours_merged = Codec::ours(union(DENSITY));
@@ -89,7 +91,8 @@ impl Question {
         match self {
             Question::Chunking => {
                 variants.retain(|variant| variant.scheme != Scheme::Alone);
-                // Few values are kept of a small chunk: levels would be another question, so these are sent exactly.
+                // A small chunk keeps few values; these are sent exactly, so that the precision of levels has no
+                // effect.
                 for (groups, values) in [
                     (Groups::Tiles(64), ours.values),
                     (Groups::Consecutive(64), Values::Exact),
@@ -104,8 +107,8 @@ impl Question {
                 }
             }
             Question::Density => {
-                // The mean over hits is a longer step than the dense mean wherever not everybody sent: longer dense steps, to tell
-                // that apart from what a density does.
+                // The mean over hits is a longer step than the dense mean where not all miners sent a value. Longer
+                // dense steps separate this effect from that of the density.
                 for rate in [1.5, 2.0] {
                     let name = format!("dense mean, outer rate {rate}");
                     variants.push(Variant { name, scheme: Scheme::Dense { rate }, nudged: false });
@@ -144,14 +147,14 @@ impl Question {
                     ),
                 ]);
             }
-            // An index code changes no value: one run gives the residuals to measure it on.
+            // An index code changes no value, so one run gives the residuals for all codes.
             Question::IndexCode => variants.truncate(1),
             Question::All => variants.clear(),
         }
         variants
     }
 
-    /// Codecs that are measured on the residuals of the protocol's own run, without training.
+    /// Codecs to measure on the residuals of the protocol's run, without training.
     pub fn measured(self) -> Vec<(String, Codec)> {
         let ours = Codec::ours(DENSITY);
         let codecs: Vec<Codec> = match self {
@@ -191,17 +194,18 @@ impl Question {
     }
 }
 
-/// One thing that is trained.
+/// A variant to train.
 #[derive(Clone, Debug)]
 pub struct Variant {
     pub name: String,
     pub scheme: Scheme,
-    /// Every weight of `θ_0` is changed in its last bit: what differs then is chance. One weight would not do, as it may be of a
-    /// token that nobody meets for many windows.
+    /// Whether the last bit of every weight of `θ_0` is changed, to measure noise. A single changed weight may belong
+    /// to a token that does not occur for many windows.
     pub nudged: bool,
 }
 
 impl Variant {
+    /// The initial weights.
     pub fn start(&self, task: &Task) -> Vec<f32> {
         let mut theta = task.theta.clone();
         if self.nudged {
@@ -214,7 +218,7 @@ impl Variant {
 /// Miners in every run.
 pub const MINERS: usize = 4;
 
-/// The expected union of the miners' supports, `1 − (1 − ρ)^R` (PROT-18).
+/// The expected density of the union of the miners' coordinates, `1 − (1 − ρ)^R` (PROT-18).
 pub fn union(density: Density) -> Density {
     let rho = f64::from(density.0) / 4096.0;
     Density((4096.0 * (1.0 - (1.0 - rho).powi(MINERS as i32))).round() as u16)
@@ -226,7 +230,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn every_question_begins_with_ours_and_names_each_variant_once() {
+    fn every_question_starts_with_ours_and_has_distinct_names() {
         for question in Question::EACH {
             let variants = question.variants();
             assert_eq!(variants[0].name, "ours");
@@ -239,8 +243,8 @@ mod tests {
     }
 
     #[test]
-    fn the_union_of_four_is_what_the_protocol_expects() {
-        // 1 − (1 − 1/8)^4 of 4096: the localnet's own number.
+    fn the_union_of_four_miners_equals_the_localnets_merge_density() {
+        // (1 − (1 − 1/8)^4) · 4096.
         assert_eq!(union(Density(512)), Density(1695));
         assert_eq!(union(Density(64)), Density(250));
     }

@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same on every machine: SplitMix64.
+//! A deterministic random number generator: SplitMix64.
 
 pub struct Random(u64);
 
@@ -15,17 +15,17 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    /// Below `end`, nearly evenly.
+    /// A number below `end`, nearly uniform.
     pub fn below(&mut self, end: u64) -> u64 {
         ((u128::from(self.draw()) * u128::from(end)) >> 64) as u64
     }
 
-    /// Nearly normal: the sum of twelve even numbers, less six.
+    /// A nearly normal number: the sum of twelve uniform numbers, minus six.
     pub fn normal(&mut self) -> f64 {
         (0..12).map(|_| (self.draw() >> 11) as f64 / (1u64 << 53) as f64).sum::<f64>() - 6.0
     }
 
-    /// The numbers below `end` in a drawn order.
+    /// A random permutation of the numbers below `end`.
     pub fn order(&mut self, end: u64) -> Vec<u64> {
         let mut order: Vec<u64> = (0..end).collect();
         for last in (1..order.len()).rev() {

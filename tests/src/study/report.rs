@@ -1,4 +1,4 @@
-//! Tables of what came out, as they stand in `docs/log.md`, and the same as JSON.
+//! The results as tables, in the format of `docs/log.md`, and as JSON.
 
 use super::{
     codec::{Coder, Encoded, Fidelity, SectionGaps},
@@ -10,13 +10,13 @@ use protocol::contribution::Schema;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
-/// One variant under all seeds.
+/// A variant and its results, one per seed.
 pub struct Row {
     pub name: String,
     pub outcomes: Vec<Outcome>,
 }
 
-/// The table of final losses. The first row is what the others are compared with, seed by seed.
+/// The table of final losses. It compares the other rows with the first, seed by seed.
 pub fn training_table(rows: &[Row]) -> String {
     let mut table = String::from(
         "| variant | held-out loss, mean over seeds | less ours, seed by seed | at 1/8, 1/4, 1/2, 3/4 of the windows | bits a value | bits a parameter: contribution, update | error of kept values |\n|---|---|---|---|---|---|---|\n",
@@ -34,7 +34,7 @@ pub fn training_table(rows: &[Row]) -> String {
         let first = &row.outcomes[0];
         let path: Vec<String> = first.losses.iter().take(4).map(|(_, loss)| format!("{loss:.3}")).collect();
         let sparse = first.contributions > 0;
-        let when = |is: bool, text: String| if is { text } else { "–".into() };
+        let text_if = |shown: bool, text: String| if shown { text } else { "–".into() };
         let per_parameter = format!(
             "{:.4}, {}",
             first.sent_per_parameter().unwrap_or(0.0),
@@ -47,9 +47,9 @@ pub fn training_table(rows: &[Row]) -> String {
             loss.map_or("diverged".into(), |loss| format!("{loss:.4}")),
             differences.join(", "),
             path.join(", "),
-            when(sparse, format!("{:.2}", first.sent.per_value())),
-            when(sparse, per_parameter),
-            when(sparse, format!("{:.4}", first.fidelity.relative_error())),
+            text_if(sparse, format!("{:.2}", first.sent.per_value())),
+            text_if(sparse, per_parameter),
+            text_if(sparse, format!("{:.4}", first.fidelity.relative_error())),
         );
     }
     table
@@ -60,10 +60,10 @@ pub fn training_json(rows: &[Row]) -> Value {
     rows.iter().map(row).collect()
 }
 
-/// Codecs measured on residuals of training: every stage's, or a table of index codes.
+/// A codec, measured on the residuals of one stage of training.
 pub struct Measurement {
     pub name: String,
-    /// Windows trained until then.
+    /// Windows trained before the stage.
     pub after: usize,
     pub encoded: Vec<Encoded>,
     pub parameters: usize,
@@ -105,7 +105,7 @@ impl Measurement {
         self.bits_per_value() * self.values() / (self.parameters * self.encoded.len()) as f64
     }
 
-    /// Bits a value that an index code takes.
+    /// Bits per value of an index code.
     fn index_bits(&self, code: impl Fn(&SectionGaps) -> f64) -> f64 {
         let sections = self.encoded.iter().flat_map(|encoded| &encoded.sections);
         sections.map(code).sum::<f64>() / self.values()
@@ -154,7 +154,7 @@ pub fn measurement_table(question: Question, measurements: &[Measurement]) -> St
     table
 }
 
-/// What reading the longest chunk back from its enumerative code takes, by density.
+/// A table of the work of decoding the longest chunk from its enumerative code, by density.
 fn enumerative_work(measurements: &[Measurement]) -> String {
     let mut table = String::from(
         "| ρ | values of a chunk | its bits | a value: multiplications | 128-bit divisions | comparisons and subtractions | a value by Rice |\n|---|---|---|---|---|---|---|\n",
@@ -179,7 +179,7 @@ fn enumerative_work(measurements: &[Measurement]) -> String {
             .collect();
         let rank: Natural = index_code::rank(*len as u64, &members);
         let (found, work) = index_code::unrank(*len as u64, members.len() as u64, &rank);
-        assert_eq!(found, members, "a code that cannot be read back is not worth measuring");
+        assert_eq!(found, members, "the rank decodes to the same members");
         let each = |count: u64| count as f64 / members.len() as f64;
         let _ = writeln!(
             table,
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn every_variant_and_every_measured_codec_has_its_row() {
+    fn every_variant_and_every_measured_codec_has_a_row() {
         let task = Task { windows: 4, ..task() };
         let ours = Codec::ours(Density(512));
         let sparse = Scheme::Sparse { contribution: ours, merge: Some(ours) };
@@ -260,7 +260,7 @@ mod tests {
         let schema = task.config.schema().unwrap();
         for question in Question::EACH {
             let measurements = measure(question, &schema, &rows[0].outcomes[0]);
-            // Residuals are kept after the first window, which is also a quarter of four, and after the last.
+            // Residuals are recorded after the first window, which is also a quarter of the four, and after the last.
             assert_eq!(measurements.len(), 2 * question.measured().len());
             if !measurements.is_empty() {
                 check(&measurement_table(question, &measurements), measurements.len());

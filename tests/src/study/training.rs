@@ -1,5 +1,5 @@
-//! Distributed training in one process: every miner trains from the same weights, sends what a codec leaves of it, and the
-//! merge goes on from there (PROT-10, PROT-17, PROT-18).
+//! Distributed training in one process: all miners train from the same weights and send encoded contributions; the
+//! merge gives the next weights (PROT-10, PROT-17, PROT-18).
 
 use super::{
     codec::{Bits, Codec, Coder, Encoded, Fidelity},
@@ -17,64 +17,64 @@ use protocol::{
 use serde::Serialize;
 use std::time::Instant;
 
-const ON: Device = Device::CPU;
-/// Held-out loss is measured after so many eighths of the windows, …
+const DEVICE: Device = Device::CPU;
+/// The held-out loss is measured after these eighths of the windows.
 const STAGES: [usize; 4] = [1, 2, 4, 6];
-/// … and after each of the last ones, whose mean is the final loss: one window's loss has noise of its own.
+/// The loss is also measured after each of the last windows. Their mean is the final loss: one window's loss is noisy.
 const LAST_WINDOWS: usize = 4;
 
-/// What all variants of one comparison share.
+/// The inputs that all variants of one comparison share.
 pub struct Task {
     pub config: ModelConfig,
     pub recipe: Recipe,
     pub windows: usize,
     pub miners: usize,
-    /// Inner steps a window.
+    /// Inner steps per window.
     pub steps: usize,
-    /// What a miner keeps of its residual from window to window (PROT-10).
+    /// Decay of a miner's residual per window (PROT-10).
     pub decay: f32,
     pub theta: Vec<f32>,
-    /// Dealt in order: window by window, miner by miner.
+    /// Training sequences, assigned in order: by window, then miner.
     pub training: Vec<Vec<u32>>,
     pub held_out: Vec<Vec<u32>>,
 }
 
-/// How one variant passes on what was learned.
+/// How miners exchange their updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
-    /// One miner, and nobody else: a share of the tokens.
+    /// A single miner, with its share of the tokens.
     Alone,
-    /// The mean of all pseudo-gradients, every value as it is, times an outer rate.
+    /// The uncompressed mean of all pseudo-gradients, times an outer rate.
     Dense { rate: f32 },
-    /// Each contribution in a codec. The merge in another, with a buffer of its own; `None`: the mean over hits as it is.
+    /// Contributions in one codec; the merge in another, with its own residual, or uncompressed if `None`.
     Sparse { contribution: Codec, merge: Option<Codec> },
 }
 
-/// What came of a variant.
+/// The result of a variant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Windows and held-out loss after them, in nats per token.
+    /// Number of windows, and the held-out loss after them in nats per token.
     pub losses: Vec<(usize, f64)>,
-    /// Mean over the last windows; none if training diverged.
+    /// Mean loss of the last windows; `None` if training diverged.
     pub final_loss: Option<f64>,
-    /// All contributions of the run.
+    /// Size of all contributions of the run.
     pub sent: Bits,
     pub fidelity: Fidelity,
-    /// All updates of the run.
+    /// Size of all updates of the run.
     pub merged: Bits,
-    /// Share of coordinates that some contribution of a window sent, on the average.
+    /// Mean share of coordinates that at least one contribution of a window sent.
     pub union: f64,
     pub contributions: usize,
     pub parameters: usize,
     pub seconds: f64,
-    /// Residuals as they were encoded, at a few stages: window, then one row a miner.
+    /// Residuals before encoding at a few stages: the number of windows, and one residual per miner.
     #[serde(skip)]
     pub residuals: Vec<(usize, Vec<Vec<f32>>)>,
 }
 
 #[derive(Debug, thiserror::Error)]
 pub enum StudyError {
-    #[error("could not train")]
+    #[error("could not train the model")]
     Model(#[from] ModelError),
     #[error("the model's shape cannot be used")]
     Config(#[from] ConfigError),
@@ -82,23 +82,21 @@ pub enum StudyError {
     Data(#[from] ReadError),
     #[error("the text has {got} sequences, but the run needs at least {needed}")]
     TooLittleData { got: u64, needed: u64 },
-    #[error("a residual cannot be encoded")]
+    #[error("could not encode a residual")]
     Encode(#[from] contribution::EncodeError),
-    #[error("the protocol cannot decode what it encoded")]
+    #[error("the protocol could not decode its own encoding")]
     Decode(#[from] contribution::DecodeError),
-    #[error("the protocol cannot merge")]
+    #[error("could not merge the contributions")]
     Merge(#[from] merge::MergeError),
-    #[error(
-        "the study's model of the {what} does not give what the protocol gives; nothing it says can be trusted"
-    )]
+    #[error("the study's {what} differs from the protocol's; its results are invalid")]
     NotTheProtocol { what: &'static str },
 }
 
 impl Task {
-    /// A task on `dataset`, whose first weights and data follow from `seed`.
+    /// A task on `dataset`; `seed` determines the initial weights and the order of the data.
     ///
     /// # Errors
-    /// If the data does not suffice for one pass, or cannot be read.
+    /// If the dataset is too small for one pass or unreadable, or the model's shape is invalid.
     #[allow(clippy::too_many_arguments, reason = "each is one number of the experiment")]
     pub fn new(
         dataset: &Dataset,
@@ -133,24 +131,24 @@ impl Task {
         })
     }
 
-    fn dealt(&self, window: usize, miner: usize) -> &[Vec<u32>] {
+    fn assigned(&self, window: usize, miner: usize) -> &[Vec<u32>] {
         let each = self.steps * self.recipe.batch;
         &self.training[(window * self.miners + miner) * each..][..each]
     }
 
-    /// Trains as `scheme` says. `theta` is where it starts: the task's own weights, or nearly.
+    /// Trains with `scheme` from the initial weights `theta`. A diverged run is a result, not an error.
     ///
     /// # Errors
-    /// If the model cannot be trained, or the study disagrees with the protocol. Divergence is an outcome, not an error.
+    /// If the model cannot be trained, or the study's codec or merge differs from the protocol's.
     pub fn run(&self, scheme: Scheme, theta: &[f32]) -> Result<Outcome, StudyError> {
         let started = Instant::now();
         let schema = self.config.schema()?;
         let mut theta = theta.to_vec();
         let miners = if scheme == Scheme::Alone { 1 } else { self.miners };
         let mut trainers = (0..miners)
-            .map(|_| Trainer::new(&self.config, &self.recipe, ON, &theta))
+            .map(|_| Trainer::new(&self.config, &self.recipe, DEVICE, &theta))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut evaluator = Evaluator::new(&self.config, ON, &theta)?;
+        let mut evaluator = Evaluator::new(&self.config, DEVICE, &theta)?;
         let mut exchange = Exchange::new(&schema, scheme, miners);
         let mut outcome = Outcome::new(theta.len());
 
@@ -158,7 +156,7 @@ impl Task {
             let mut differences = Vec::new();
             for (miner, trainer) in trainers.iter_mut().enumerate() {
                 trainer.load(&theta)?;
-                for batch in self.dealt(window, miner).chunks(self.recipe.batch) {
+                for batch in self.assigned(window, miner).chunks(self.recipe.batch) {
                     match trainer.step(batch) {
                         Ok(_) => {}
                         Err(ModelError::NotFinite { .. }) => {
@@ -193,13 +191,13 @@ impl Task {
         self.windows < after + LAST_WINDOWS || STAGES.iter().any(|stage| after == stage * self.windows / 8)
     }
 
-    /// Early, in the middle, and at the end.
+    /// Whether the outcome records the residuals of this window: one early, one in the middle, the last.
     fn keeps_residuals(&self, window: usize) -> bool {
         [self.windows / 16, self.windows / 4, self.windows].map(|after| after.max(1)).contains(&(window + 1))
     }
 }
 
-/// What the miners and the merge remember from window to window.
+/// The state that miners and merge keep from window to window.
 struct Exchange {
     scheme: Scheme,
     contribution: Option<Coder>,
@@ -223,7 +221,7 @@ impl Exchange {
         }
     }
 
-    /// From what the miners learned to the weights of the next window.
+    /// Applies the miners' pseudo-gradients to `theta`.
     fn window(
         &mut self,
         schema: &Schema,
@@ -257,7 +255,7 @@ impl Exchange {
             if let Scheme::Sparse { contribution: codec, .. } = self.scheme
                 && codec == Codec::ours(codec.density)
             {
-                is_the_protocols(schema, codec, residual, &encoded)?;
+                check_codec(schema, codec, residual, &encoded)?;
             }
             subtract(schema, residual, &encoded.sparse);
             outcome.sent.add(&encoded.bits);
@@ -286,11 +284,11 @@ impl Exchange {
         if let Scheme::Sparse { merge: Some(codec), .. } = self.scheme
             && codec == Codec::ours(codec.density)
         {
-            let mut theirs = before;
+            let mut buffer = before;
             let inputs: Vec<Input<'_>> =
                 (0..).zip(&sent).map(|(uid, update)| Input { uid: Uid(uid), update }).collect();
-            let body = merge::merge(schema, MergeRule::MeanOverHits, codec.density, &inputs, &mut theirs)?;
-            let same_buffer = theirs.iter().zip(&self.buffer).all(|(a, b)| a.to_bits() == b.to_bits());
+            let body = merge::merge(schema, MergeRule::MeanOverHits, codec.density, &inputs, &mut buffer)?;
+            let same_buffer = buffer.iter().zip(&self.buffer).all(|(a, b)| a.to_bits() == b.to_bits());
             if !same_buffer || contribution::decode(schema, codec.density, &body)? != update.sparse {
                 return Err(StudyError::NotTheProtocol { what: "merge" });
             }
@@ -301,8 +299,8 @@ impl Exchange {
     }
 }
 
-/// Checks our codec's slow and plain code against the protocol's.
-fn is_the_protocols(schema: &Schema, codec: Codec, values: &[f32], ours: &Encoded) -> Result<(), StudyError> {
+/// Compares the study's implementation of our codec with the protocol's.
+fn check_codec(schema: &Schema, codec: Codec, values: &[f32], ours: &Encoded) -> Result<(), StudyError> {
     let body = contribution::encode(schema, codec.density, values)?;
     let theirs = contribution::decode(schema, codec.density, &body)?;
     if theirs != ours.sparse || ours.bits.all() != 8 * body.len() as u64 {
@@ -320,7 +318,7 @@ fn subtract(schema: &Schema, values: &mut [f32], sent: &Sparse) {
     }
 }
 
-/// PROT-17, coordinate by coordinate; `None` where nobody sent anything.
+/// The mean of each coordinate over the miners that sent it (PROT-17); `None` if no miner did.
 fn mean_over_hits(schema: &Schema, sent: &[Sparse]) -> Vec<Option<f32>> {
     let scales = merge::clip_scales(&sent.iter().collect::<Vec<_>>());
     let (mut sums, mut hits) = (vec![0.0f32; schema.values()], vec![0u32; schema.values()]);
@@ -371,7 +369,7 @@ pub(super) mod tests {
     use crate::study::{codec::Groups, codec::Values, level::LevelFormat};
     use protocol::params::Density;
 
-    /// Small enough for a run in a second. The text has a structure: each token follows from the one before the last.
+    /// A task that runs in one second. In its text, each token depends on the token before the last.
     pub fn task() -> Task {
         let config = ModelConfig {
             vocab: 40,
@@ -412,7 +410,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_scheme_learns_and_ours_is_the_protocols() {
+    fn every_scheme_learns_and_ours_equals_the_protocols() {
         let task = task();
         let ours = Codec::ours(Density(512));
         let tiles = Codec { groups: Groups::Tiles(8), values: Values::Four(LevelFormat::E5M2), ..ours };
@@ -438,19 +436,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn all_that_is_kept_of_everything_is_the_dense_mean() {
+    fn an_exact_codec_of_full_density_gives_the_dense_mean() {
         let task = Task { windows: 2, ..task() };
         let everything =
             Codec { values: Values::Exact, density: Density(4096), ..Codec::ours(Density(4096)) };
         let all = task.run(Scheme::Sparse { contribution: everything, merge: None }, &task.theta).unwrap();
         let dense = task.run(Scheme::Dense { rate: 1.0 }, &task.theta).unwrap();
         let (all, dense) = (all.final_loss.unwrap(), dense.final_loss.unwrap());
-        // Longer contributions are clipped to the median's length, and the dense mean clips nothing.
+        // The merge clips contributions to the median norm; the dense mean does not clip.
         assert!((all - dense).abs() < 0.02, "{all} {dense}");
     }
 
     #[test]
-    fn the_same_run_twice_is_the_same() {
+    fn a_repeated_run_gives_the_same_losses() {
         let task = Task { windows: 3, ..task() };
         let ours = Codec::ours(Density(512));
         let scheme = Scheme::Sparse { contribution: ours, merge: Some(ours) };
