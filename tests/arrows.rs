@@ -1,24 +1,24 @@
-//! Who may depend on whom, as `ARCHITECTURE.md` draws it. A new arrow is a decision: it is drawn here and there, or
-//! not at all.
+//! The allowed dependencies between crates, as in `ARCHITECTURE.md`. A new arrow is a design decision: add it in both
+//! places.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tests::packages;
 
-/// What a crate of ours may use of the others: everywhere, and besides that in its tests only.
+/// A crate of the workspace, the other crates that it may use, and further ones that only its tests may use.
 type Arrows = (&'static str, &'static [&'static str], &'static [&'static str]);
 
 const ARROWS: &[Arrows] = &[
-    // What every participant agrees on, bit for bit.
+    // Rules on which every participant agrees, bit for bit, and their clients.
     ("mettle-protocol", &[], &[]),
     ("mettle-model", &["mettle-protocol"], &[]),
     ("mettle-dataset", &["mettle-protocol"], &[]),
     ("mettle-store", &["mettle-protocol"], &["mettle-s3-server"]),
-    // The same answers, faster; and the engines that train and evaluate.
+    // Fast kernels, and the engines that train and evaluate.
     ("kernels", &[], &["mettle-protocol"]),
     ("mettle-nn", &["mettle-protocol", "mettle-model", "kernels"], &[]),
     ("mettle-nn-burn", &["mettle-model", "mettle-nn"], &[]),
     ("mettle-engines", &["kernels", "mettle-model", "mettle-nn", "mettle-nn-burn"], &[]),
-    // The rules of the chain, and what runs them.
+    // The chain's rules, and the crates that run them.
     ("mettle-pallet-mock", &[], &[]),
     ("pallet-registry", &["mettle-protocol"], &["mettle-pallet-mock"]),
     ("pallet-windows", &["mettle-protocol", "pallet-registry"], &["mettle-pallet-mock"]),
@@ -38,9 +38,9 @@ const ARROWS: &[Arrows] = &[
         &[],
     ),
     ("mettle-embedded-chain", &["mettle-runtime"], &["mettle-protocol", "pallet-registry", "pallet-windows"]),
-    // The client knows the chain's types and no chain; its tests run against the embedded one.
+    // The client does not import a chain; its tests run against the embedded one.
     ("mettle-chain-client", &["mettle-protocol"], &["mettle-embedded-chain"]),
-    // What both daemons are made of. Below `protocol/`, this crate alone imports from `chain/`.
+    // The shared parts of both daemons. Below `protocol/`, only this crate imports from `chain/`.
     (
         "mettle-node-kit",
         &[
@@ -53,10 +53,10 @@ const ARROWS: &[Arrows] = &[
         ],
         &["mettle-s3-server"],
     ),
-    // The daemons, which never import each other, nor the chain's rules.
+    // The daemons never import each other or the chain's rules.
     ("miner", DAEMON, DAEMON_TESTS),
     ("validator", DAEMON, DAEMON_TESTS),
-    // The client program. An audit repeats a validator's work.
+    // The client program. It uses `validator` to audit receipts.
     (
         "mettle",
         &[
@@ -72,7 +72,7 @@ const ARROWS: &[Arrows] = &[
         ],
         &["mettle-embedded-chain", "mettle-s3-server"],
     ),
-    // An adversary is a miner or a validator with another strategy.
+    // An adversary is a miner or validator with another strategy.
     (
         "mettle-adversaries",
         &["mettle-protocol", "mettle-store", "mettle-chain-client", "mettle-node-kit", "miner", "validator"],
@@ -96,7 +96,7 @@ const ARROWS: &[Arrows] = &[
         ],
         &["mettle"],
     ),
-    // The studies train, and the simulation is a whole network.
+    // The studies train models, and the simulation runs whole networks.
     ("tests", ANY, &[]),
 ];
 
@@ -134,7 +134,7 @@ const ANY: &[&str] = &[
 ];
 
 /// Third-party crates that decide how a crate is built, and the crates that may use them.
-const ROOMS: &[(&str, &[&str])] = &[
+const CONFINED: &[(&str, &[&str])] = &[
     ("burn", &["mettle-nn-burn"]),
     ("tokenizers", &["mettle-dataset"]),
     ("object_store", &["mettle-store"]),
@@ -170,7 +170,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "tests",
         ],
     ),
-    // Where there is a `main`. Below it, callers match on errors.
+    // Crates with a program, for its `main`. Libraries return typed errors.
     (
         "anyhow",
         &[
@@ -191,12 +191,12 @@ const PROTOCOL_DEPENDENCIES: &[&str] =
     &["blake2", "blake3", "ed25519-dalek", "libm", "parity-scale-codec", "scale-info", "serde", "thiserror"];
 
 #[test]
-fn nobody_depends_on_whom_it_should_not_know() {
+fn every_dependency_between_crates_is_an_allowed_arrow() {
     let packages = packages();
     let ours: BTreeSet<&str> = packages.iter().map(|package| package.name.as_str()).collect();
     let arrows: BTreeMap<_, _> = ARROWS.iter().map(|(name, all, tests)| (*name, (*all, *tests))).collect();
-    let drawn: BTreeSet<&str> = arrows.keys().copied().collect();
-    assert_eq!(ours, drawn, "every crate of ours has its line in ARROWS, and no other has one");
+    let listed: BTreeSet<&str> = arrows.keys().copied().collect();
+    assert_eq!(ours, listed, "ARROWS has one line for each crate of the workspace");
 
     let mut wrong = Vec::new();
     for package in &packages {
@@ -212,7 +212,7 @@ fn nobody_depends_on_whom_it_should_not_know() {
             }
         }
     }
-    assert!(wrong.is_empty(), "arrows that nobody drew: {wrong:#?}");
+    assert!(wrong.is_empty(), "dependencies that ARROWS does not allow: {wrong:#?}");
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn below_protocol_only_the_node_kit_imports_from_chain() {
 }
 
 #[test]
-fn the_arrows_lead_into_no_circle() {
+fn the_arrows_form_no_cycle() {
     let mut left: BTreeMap<&str, BTreeSet<&str>> =
         ARROWS.iter().map(|(name, all, _)| (*name, all.iter().copied().collect())).collect();
     while !left.is_empty() {
@@ -251,13 +251,19 @@ fn the_arrows_lead_into_no_circle() {
 }
 
 #[test]
-fn what_must_agree_bit_for_bit_is_made_of_little_and_compiles_without_a_system() {
+fn the_protocol_crate_has_few_dependencies_without_default_features() {
     let packages = packages();
-    let protocol = packages.iter().find(|package| package.name == "mettle-protocol").expect("it is a member");
+    let protocol = packages
+        .iter()
+        .find(|package| package.name == "mettle-protocol")
+        .expect("mettle-protocol is a member");
     for dependency in protocol.dependencies.iter().filter(|dependency| !dependency.dev) {
         let name = dependency.name.as_str();
-        assert!(PROTOCOL_DEPENDENCIES.contains(&name), "protocol uses {name}: the chain compiles it too");
-        // libm has no standard library to leave out.
+        assert!(
+            PROTOCOL_DEPENDENCIES.contains(&name),
+            "protocol uses {name}, which the chain would have to compile too"
+        );
+        // libm is always no_std.
         assert!(
             !dependency.default_features || name == "libm",
             "protocol uses {name} with its default features"
@@ -266,15 +272,15 @@ fn what_must_agree_bit_for_bit_is_made_of_little_and_compiles_without_a_system()
 }
 
 #[test]
-fn what_gives_a_room_its_character_stays_in_it() {
+fn confined_dependencies_stay_in_their_crates() {
     for package in packages() {
         for dependency in package.dependencies.iter().filter(|dependency| !dependency.dev) {
-            let Some((name, rooms)) = ROOMS.iter().find(|(name, _)| *name == dependency.name) else {
+            let Some((name, users)) = CONFINED.iter().find(|(name, _)| *name == dependency.name) else {
                 continue;
             };
             assert!(
-                rooms.contains(&package.name.as_str()),
-                "{} uses {name}, which belongs in {rooms:?}",
+                users.contains(&package.name.as_str()),
+                "{} uses {name}; only {users:?} may use it",
                 package.name
             );
         }

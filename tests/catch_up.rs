@@ -1,5 +1,5 @@
-//! A node that joins at window 1,000 fetches one checkpoint and the updates since, and nothing else: counted by name
-//! and byte, on the real runtime after a thousand merged windows.
+//! A node that joins at window 1,000 fetches only one checkpoint and the updates since. The test compares the names
+//! and sizes of all fetched objects, on the real runtime after a thousand merged windows.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,13 +35,13 @@ const CHECKPOINT: u32 = 1_000;
 const NOW: u32 = 1_007;
 
 /// Records each fetched object and its size.
-struct Watched {
+struct RecordingFetcher {
     inner: Reader,
     fetched: Mutex<Vec<(ObjectKey, usize)>>,
 }
 
 #[async_trait]
-impl Fetch for Watched {
+impl Fetch for RecordingFetcher {
     async fn fetch(&self, base: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
         let bytes = self.inner.fetch(base, key, limits).await?;
         let mut fetched = self.fetched.lock().unwrap_or_else(PoisonError::into_inner);
@@ -89,7 +89,7 @@ fn url(name: &str) -> pallet_registry::Url {
 }
 
 /// A run with one miner and one validator, and the validator's state.
-struct Small {
+struct SmallRun {
     chain: SharedChain,
     buckets: Arc<Buckets>,
     spec: RunSpec,
@@ -100,8 +100,8 @@ struct Small {
     miner: Arc<dyn Store>,
 }
 
-impl Small {
-    fn new() -> Small {
+impl SmallRun {
+    fn new() -> SmallRun {
         let model = small::model(32, 8);
         let name = "small".to_owned();
         let spec = RunSpec { version: 1, name, model, seed: 0, weights: None, recipe: Recipe::default() };
@@ -143,7 +143,7 @@ impl Small {
         let codec = Arc::new(Codec::new(&spec.schema().unwrap(), params.density).unwrap());
         let (store, miner) = (buckets.add("https://validator.invalid"), buckets.add("https://miner.invalid"));
         let reader = Reader::new(buckets.clone(), Digest::of(b"validator"), 0);
-        Small {
+        SmallRun {
             validator: follower(&chain, &spec, &codec, Arc::new(reader), true),
             state: ModelState::genesis(RUN, &params, &manifest, theta),
             chain,
@@ -159,23 +159,23 @@ impl Small {
         accepted(self.chain.lock().block(vec![(AccountId::from(hotkey(key).0), call.into())]));
     }
 
-    fn go_to(&self, block: u32) {
+    fn advance_to(&self, block: u32) {
         self.chain.lock().advance_to(Block(block));
     }
 
-    /// One window: a contribution, an attestation, a vote.
-    async fn play(&mut self) {
+    /// Runs one window: a contribution, an attestation, a vote.
+    async fn run_window(&mut self) {
         let (window, schedule) = (self.state.window, params().schedule);
         let opens = schedule.opens_at(window).0;
-        self.go_to(opens + 1);
+        self.advance_to(opens + 1);
         let seats = self.chain.seats_now(RUN);
         let (miner, validator) = (&seats[0], &seats[1]);
 
         let values = self.state.theta.iter().enumerate();
-        let wish: Vec<f32> =
+        let delta: Vec<f32> =
             values.map(|(i, value)| value * 0.01 + (i as f32 + window.0 as f32).sin() * 1e-3).collect();
         let schema = self.spec.schema().unwrap();
-        let body = contribution::encode(&schema, params().density, &wish).unwrap();
+        let body = contribution::encode(&schema, params().density, &delta).unwrap();
         let header = Header {
             codec: protocol::PROTOCOL_VERSION,
             run: RUN,
@@ -192,12 +192,13 @@ impl Small {
         self.send(&key(1), pallet_windows::Call::commit { run: RUN, window, digest });
         self.miner.put(&keys::contribution(RUN, window, &digest), sealed.into()).await.unwrap();
 
-        self.go_to(schedule.reveal_deadline(window).0);
-        let verdicts = vec![(miner.id.uid, Verdict::Valid)].try_into().expect("one fits");
+        self.advance_to(schedule.reveal_deadline(window).0);
+        let verdicts =
+            vec![(miner.id.uid, Verdict::Valid)].try_into().expect("one verdict is within the bound");
         let next_salt = Digest::of(&window.0.to_le_bytes());
         self.send(&key(2), pallet_windows::Call::attest { run: RUN, window, verdicts, next_salt });
 
-        self.go_to(schedule.attest_deadline(window).0 + 1);
+        self.advance_to(schedule.attest_deadline(window).0 + 1);
         let view = self.chain.window_now(RUN, window).unwrap();
         let contribution =
             self.validator.fetch_contribution(&view, &seats, miner.id.uid, &digest).await.unwrap();
@@ -212,7 +213,7 @@ impl Small {
         let vote = Vote { update: own.digest, state_root };
         self.send(&key(2), pallet_windows::Call::vote { run: RUN, window, vote });
 
-        self.go_to(schedule.vote_deadline(window).0 + 1);
+        self.advance_to(schedule.vote_deadline(window).0 + 1);
         let followed = self.validator.step(&mut self.state, Some(own)).await.unwrap();
         assert!(
             matches!(followed, Followed::Advanced { outcome: Outcome::Merged(_) }),
@@ -234,7 +235,7 @@ fn follower(
     Follower {
         chain: Arc::new(chain.clone()),
         fetch,
-        run: chain.run_now(RUN).expect("it was created"),
+        run: chain.run_now(RUN).expect("the run was created"),
         spec: spec.clone(),
         sent: codec.clone(),
         merged: codec.clone(),
@@ -246,16 +247,16 @@ fn follower(
 }
 
 fn accepted(results: Vec<Result<(), String>>) {
-    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+    results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
 #[tokio::test]
 async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates_since() {
-    let mut small = Small::new();
+    let mut small = SmallRun::new();
     let mut updates = BTreeMap::new();
     while small.state.window < Window(NOW) {
         let window = small.state.window;
-        small.play().await;
+        small.run_window().await;
         let view = small.chain.window_now(RUN, window).unwrap();
         let Some(Outcome::Merged(vote)) = view.outcome else { panic!("{window} is merged") };
         let key = keys::update(RUN, window, &vote.update);
@@ -263,12 +264,12 @@ async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates
         updates.insert(window.0, (key, bytes as usize));
     }
     let checkpoint =
-        small.chain.run(RUN).await.unwrap().checkpoint.expect("one is voted every twenty windows");
+        small.chain.run(RUN).await.unwrap().checkpoint.expect("validators vote for one every twenty windows");
     assert_eq!(checkpoint.window, Window(CHECKPOINT));
 
     let inner = Reader::new(small.buckets.clone(), Digest::of(b"joiner"), 0);
-    let watched = Arc::new(Watched { inner, fetched: Mutex::default() });
-    let joiner = follower(&small.chain, &small.spec, &small.codec, watched.clone(), false);
+    let recording = Arc::new(RecordingFetcher { inner, fetched: Mutex::default() });
+    let joiner = follower(&small.chain, &small.spec, &small.codec, recording.clone(), false);
     let mut state = joiner.join().await.unwrap();
     let pieces = lineage::piece_digests(&state.theta);
     while state.window < small.state.window {
@@ -277,19 +278,19 @@ async fn a_node_that_joins_at_window_1000_fetches_one_checkpoint_and_the_updates
     }
     assert_eq!(state, ModelState { buffer: None, ..small.state.clone() });
 
-    // Fetched were the list of pieces, the pieces of the weights, and seven updates.
+    // Expect the checkpoint's manifest, the pieces of the weights, and seven updates.
     let manifest = keys::checkpoint(RUN, checkpoint.window, &checkpoint.state_root);
     let manifest_bytes = small.store.head(&manifest).await.unwrap() as usize;
     let mut expected = vec![(manifest, manifest_bytes)];
     expected.extend(pieces.iter().map(|digest| (keys::piece(digest), 4 * state.theta.len())));
     expected.extend((CHECKPOINT..NOW).map(|window| updates[&window].clone()));
-    assert_eq!(expected.len(), 1 + 1 + 7, "the model is of one piece");
-    let mut fetched = watched.fetched.lock().unwrap().clone();
+    assert_eq!(expected.len(), 1 + 1 + 7, "the model has one piece");
+    let mut fetched = recording.fetched.lock().unwrap().clone();
     fetched.sort();
     expected.sort();
     assert_eq!(fetched, expected);
     let bytes: usize = fetched.iter().map(|(_, bytes)| bytes).sum();
     let all: usize = updates.values().map(|(_, bytes)| bytes).sum();
-    println!("{bytes} bytes for {NOW} windows; all updates have {all}, and no contribution was read");
+    println!("{bytes} bytes fetched for {NOW} windows; all updates have {all} bytes");
     assert_eq!(manifest_bytes, checkpoint::CheckpointManifest::of(&small.state).unwrap().encode().len());
 }

@@ -1,21 +1,23 @@
-//! What the documents name is there, and what is in the repository belongs to no single machine.
+//! Links, files, flags and commands in documents exist; tracked files contain no machine paths and no unfinished
+//! marks.
 
 use std::collections::BTreeSet;
 use tests::{packages, root, texts, tracked};
 
-/// Tell what was; what they name may be gone.
-const OF_THEIR_TIME: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
+/// Records of the past; they may name files and flags that no longer exist.
+const HISTORICAL: &[&str] = &["docs/adr/", "docs/log.md", "CHANGELOG.md"];
 
-/// Must be fast, so their integer arithmetic is not checked.
+/// Crates without overflow checks in releases, for speed.
 const UNCHECKED_ARITHMETIC: &[&str] = &["kernels", "mettle-nn"];
 
-/// Where the links of a document lead, without those to other sites.
+/// The targets of a document's links, without links to other sites.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     targets.filter(|target| !target.contains("://") && !target.is_empty())
 }
 
-/// The path from the root that `target` names in a document at `path`; the document itself where it names only an anchor.
+/// The path from the root of a link's `target` in the document at `path`; `path` itself if the target is only an
+/// anchor.
 fn resolved(path: &str, target: &str) -> String {
     let file = target.split('#').next().unwrap_or_default();
     if file.is_empty() {
@@ -33,7 +35,7 @@ fn resolved(path: &str, target: &str) -> String {
     parts.join("/")
 }
 
-/// The anchors that a forge and the book give the headings of a document.
+/// The anchors of a document's headings, on a forge and in the book.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut fenced = false;
     let mut anchors = BTreeSet::new();
@@ -50,27 +52,24 @@ fn anchors(text: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_link_of_a_document_leads_to_a_file_and_to_a_heading_in_it() {
+fn every_link_of_a_document_leads_to_an_existing_file_and_heading() {
     for (path, text) in texts(&[".md"]) {
         for target in links(&text) {
             let file = root().join(resolved(&path, target));
-            assert!(file.exists(), "{path} links to {target}, which is not there");
+            assert!(file.exists(), "{path} links to {target}, which does not exist");
             if let Some((_, anchor)) = target.split_once('#') {
                 let linked = std::fs::read_to_string(&file).unwrap_or_default();
-                assert!(
-                    anchors(&linked).contains(anchor),
-                    "{path} links to {target}: there is no such heading"
-                );
+                assert!(anchors(&linked).contains(anchor), "{path} links to {target}: no such heading");
             }
         }
     }
 }
 
 #[test]
-fn every_document_is_a_page_of_the_book_and_links_only_to_what_the_book_contains() {
+fn every_document_is_a_page_of_the_book_and_links_only_to_its_pages() {
     const CONTENTS: &str = "docs/SUMMARY.md";
     let documents = texts(&[".md"]);
-    let contents = &documents.iter().find(|(path, _)| path == CONTENTS).expect("it is in docs/").1;
+    let contents = &documents.iter().find(|(path, _)| path == CONTENTS).expect("docs/SUMMARY.md exists").1;
     let pages: BTreeSet<String> = links(contents).map(|target| resolved(CONTENTS, target)).collect();
     for (path, text) in &documents {
         if path == CONTENTS || path.starts_with(".github/") {
@@ -80,16 +79,13 @@ fn every_document_is_a_page_of_the_book_and_links_only_to_what_the_book_contains
         for target in links(text) {
             let linked = resolved(path, target);
             let copied = linked.starts_with("docs/images/") || linked.starts_with("LICENSE-");
-            assert!(
-                copied || pages.contains(&linked),
-                "{path} links to {target}, which scripts/book leaves out"
-            );
+            assert!(copied || pages.contains(&linked), "{path} links to {target}, which is not in the book");
         }
     }
 }
 
 #[test]
-fn a_heading_becomes_the_anchor_that_a_forge_gives_it() {
+fn headings_become_anchors_as_on_a_forge() {
     let text = "# One, `two` and three\n```\n# a comment\n```\n## What is proved – and *when*?\n";
     let expected = ["one-two-and-three", "what-is-proved--and-when"];
     assert_eq!(anchors(text), expected.map(String::from).into());
@@ -98,24 +94,24 @@ fn a_heading_becomes_the_anchor_that_a_forge_gives_it() {
 }
 
 #[test]
-fn every_source_file_that_a_document_names_is_there() {
-    // `protocol/merge.rs` is how one speaks of `protocol/src/merge.rs`.
+fn every_source_file_named_in_a_document_exists() {
+    // Documents write `protocol/merge.rs` for `protocol/src/merge.rs`.
     let files: Vec<String> =
         tracked().into_iter().flat_map(|file| [file.path.replace("/src/", "/"), file.path]).collect();
     for (path, text) in texts(&[".md"]) {
-        if OF_THEIR_TIME.iter().any(|begin| path.starts_with(begin)) {
+        if HISTORICAL.iter().any(|begin| path.starts_with(begin)) {
             continue;
         }
         let quoted = text.split('`').skip(1).step_by(2);
         for name in quoted.filter(|name| name.ends_with(".rs") && !name.contains(['*', ' ', '{'])) {
-            let there = files.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
-            assert!(there, "{path} names `{name}`, which is not there");
+            let exists = files.iter().any(|file| file == name || file.ends_with(&format!("/{name}")));
+            assert!(exists, "{path} names `{name}`, which does not exist");
         }
     }
 }
 
-/// Lines that start one of our programs, and what follows its name.
-fn started(text: &str) -> impl Iterator<Item = (&str, &str)> {
+/// The lines that start one of our programs: the program's directory and its arguments.
+fn commands(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.lines().filter_map(|line| {
         let line = line.trim();
         [
@@ -130,12 +126,12 @@ fn started(text: &str) -> impl Iterator<Item = (&str, &str)> {
 }
 
 #[test]
-fn every_flag_that_a_document_shows_is_one_of_the_program() {
+fn every_flag_in_a_document_exists_in_its_program() {
     for (path, text) in texts(&[".md"]) {
-        if OF_THEIR_TIME.iter().any(|begin| path.starts_with(begin)) {
+        if HISTORICAL.iter().any(|begin| path.starts_with(begin)) {
             continue;
         }
-        for (program, arguments) in started(&text) {
+        for (program, arguments) in commands(&text) {
             let sources = texts(&[".rs"]).into_iter().filter(|(source, _)| {
                 source.starts_with(&format!("{program}/src/")) || source.starts_with("protocol/node/src/")
             });
@@ -157,8 +153,8 @@ fn every_flag_that_a_document_shows_is_one_of_the_program() {
 }
 
 #[test]
-fn every_recipe_that_a_document_names_is_in_the_justfile() {
-    let justfile = std::fs::read_to_string(root().join("justfile")).expect("it is in the root");
+fn every_recipe_named_in_a_document_is_in_the_justfile() {
+    let justfile = std::fs::read_to_string(root().join("justfile")).expect("the root has this file");
     let recipes: BTreeSet<&str> = justfile
         .lines()
         .filter(|line| !line.starts_with([' ', '#', '[', '@']) && !line.contains(":="))
@@ -173,11 +169,11 @@ fn every_recipe_that_a_document_names_is_in_the_justfile() {
 }
 
 #[test]
-fn nothing_belongs_to_one_machine_or_is_left_to_do() {
-    // In two halves, so that this file does not find itself.
+fn no_file_contains_a_machine_path_or_an_unfinished_mark() {
+    // Each mark is split in two, so that this file does not match.
     let machine: Vec<String> =
         ["home", "root", "Users", "work", "tmp"].iter().map(|name| format!("/{name}/")).collect();
-    let left_to_do: Vec<String> =
+    let unfinished: Vec<String> =
         [("todo", "!("), ("unimplemented", "!("), ("dbg", "!("), ("TO", "DO"), ("FIX", "ME")]
             .iter()
             .map(|(one, two)| format!("{one}{two}"))
@@ -187,15 +183,15 @@ fn nothing_belongs_to_one_machine_or_is_left_to_do() {
         for (number, line) in text.lines().enumerate() {
             let place = format!("{}:{}", file.path, number + 1);
             for path in &machine {
-                let own = line.match_indices(path.as_str()).any(|(at, _)| {
-                    // Inside a longer path or a URL it is somebody else's.
+                let matches = line.match_indices(path.as_str()).any(|(at, _)| {
+                    // Ignore matches inside a longer path or a URL.
                     !line[..at].ends_with(|c: char| c.is_ascii_alphanumeric() || "._-}>)".contains(c))
                 });
-                assert!(!own, "{place} names a path of one machine: {line}");
+                assert!(!matches, "{place} contains a machine path: {line}");
             }
             if !file.path.ends_with(".lock") {
-                for mark in &left_to_do {
-                    assert!(!line.contains(mark.as_str()), "{place} is not finished: {line}");
+                for mark in &unfinished {
+                    assert!(!line.contains(mark.as_str()), "{place} contains an unfinished mark: {line}");
                 }
             }
         }
@@ -203,21 +199,21 @@ fn nothing_belongs_to_one_machine_or_is_left_to_do() {
 }
 
 #[test]
-fn every_crate_says_what_it_is_and_keeps_the_common_rules() {
-    let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("it is in the root");
+fn every_crate_has_a_readme_and_follows_the_common_rules() {
+    let workspace = std::fs::read_to_string(root().join("Cargo.toml")).expect("the root has this file");
     let profile = workspace.split("[profile.release]\n").nth(1).unwrap_or_default();
     let profile = profile.split("\n[").next().unwrap_or_default();
     assert!(
         profile.contains("overflow-checks = true") && profile.contains("debug-assertions = true"),
         "{profile}"
     );
-    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("it is in the root");
+    let map = std::fs::read_to_string(root().join("ARCHITECTURE.md")).expect("the root has this file");
     for package in packages() {
         let (name, directory) = (&package.name, &package.directory);
         assert!(root().join(directory).join("README.md").exists(), "{name} has no README.md");
-        let manifest =
-            std::fs::read_to_string(root().join(directory).join("Cargo.toml")).expect("cargo read it too");
-        assert!(manifest.contains("[lints]\nworkspace = true"), "{name} does not take the workspace's lints");
+        let manifest = std::fs::read_to_string(root().join(directory).join("Cargo.toml"))
+            .expect("cargo has read this file");
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{name} does not use the workspace's lints");
         assert!(
             map.contains(&format!("`{directory}`")),
             "{name} is missing in the code map of ARCHITECTURE.md"
@@ -225,11 +221,11 @@ fn every_crate_says_what_it_is_and_keeps_the_common_rules() {
         if UNCHECKED_ARITHMETIC.contains(&name.as_str()) {
             continue;
         }
-        let own = workspace
+        let profile = workspace
             .lines()
             .find(|line| line.starts_with(&format!("{name} = {{")) && line.contains("opt-level"));
         let unchecked =
-            own.is_some_and(|line| line.contains("overflow-checks") || line.contains("debug-assertions"));
-        assert!(!unchecked, "{name} is released with unchecked arithmetic or without its assertions");
+            profile.is_some_and(|line| line.contains("overflow-checks") || line.contains("debug-assertions"));
+        assert!(!unchecked, "the release profile of {name} disables overflow checks or assertions");
     }
 }

@@ -1,4 +1,4 @@
-//! Another selection of packages must not compile a shared dependency again: each third-party package has one feature set.
+//! Each third-party package has one feature set for any selection of packages, so that cargo compiles it once.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +7,7 @@ use std::{
 };
 use tests::root;
 
-/// The packages of the README's and the justfile's commands, and small crates, which alone would need few features.
+/// The packages of the README's and the justfile's commands, and small crates, which need few features by themselves.
 const SELECTIONS: &[&[&str]] = &[
     &["localnet"],
     &["mettle"],
@@ -21,7 +21,7 @@ const SELECTIONS: &[&[&str]] = &[
     &["tests"],
 ];
 
-/// The feature sets of each third-party package that a build of `packages` compiles; of the whole workspace if there are none.
+/// The feature sets of each third-party package in a build of `packages`, or of the whole workspace if it is empty.
 fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
@@ -36,14 +36,14 @@ fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
     for package in packages {
         command.args(["--package", package]);
     }
-    let output = command.output().expect("cargo runs this test, so it can be started");
+    let output = command.output().expect("cargo is installed, as it runs this test");
     assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
 
     let mut found = BTreeMap::<String, BTreeSet<String>>::new();
     for line in String::from_utf8(output.stdout).expect("cargo writes UTF-8").lines() {
-        // An asterisk ends the line of a package whose dependencies are listed before.
+        // `(*)` ends the line of a package whose dependencies are listed above.
         let Some((package, features)) = line.trim_end_matches(" (*)").split_once('|') else { continue };
-        // A path stands behind the version of a package of ours.
+        // The path of a workspace member follows its version.
         if !package.contains(" (/") {
             let name = package.trim_end_matches(" (proc-macro)").to_owned();
             found.entry(name).or_default().insert(features.to_owned());
@@ -53,11 +53,11 @@ fn features(packages: &[&str]) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn every_selection_builds_a_shared_package_with_the_same_features() {
+fn every_selection_of_packages_builds_dependencies_with_the_same_features() {
     let (all, selections) = thread::scope(|scope| {
         let all = scope.spawn(|| features(&[]));
         let selections = SELECTIONS.iter().map(|packages| (packages, features(packages))).collect::<Vec<_>>();
-        (all.join().expect("the workspace has a tree"), selections)
+        (all.join().expect("cargo tree succeeds"), selections)
     });
     let mut differ = Vec::new();
     for (selected, packages) in selections {

@@ -1,5 +1,5 @@
-//! A validator without disk space or data waits and loses nothing. The real validator runs window after window on the
-//! real runtime, whose blocks this test makes.
+//! A validator without disk space or data waits and loses nothing. The tests run the real validator on the simulated
+//! chain.
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -92,10 +92,10 @@ fn url(name: &str) -> pallet_registry::Url {
 }
 
 fn accepted(results: Vec<Result<(), String>>) {
-    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+    results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
-/// A run with one real validator, and one miner that this test plays.
+/// A run with one real validator, and one miner that the test plays.
 struct Scene {
     home: tempfile::TempDir,
     chain: SharedChain,
@@ -175,7 +175,7 @@ impl Scene {
         self.chain.seats_now(RUN).into_iter().find(|seat| seat.role == role).unwrap()
     }
 
-    /// The validator as the program makes it, with the given data and strategy.
+    /// Opens the validator as the program does, with the given data and strategy.
     async fn validator(&self, dataset: Dataset, strategy: Box<dyn Strategy>) -> Validator {
         let chain = self.chain.signed_by(account(&key(2)));
         let follower = Arc::new(follower(&chain, &self.spec, &self.codec, &self.buckets, true));
@@ -211,7 +211,7 @@ impl Scene {
         })
     }
 
-    /// The validator's database as it is on disk now.
+    /// The validator's signed database, as currently on disk.
     fn signed(&self) -> SignedDb {
         self.signed_from(&self.signed_bytes())
     }
@@ -220,7 +220,7 @@ impl Scene {
         fs::read(self.directory().join("signed.redb")).unwrap()
     }
 
-    /// Opens a copy: the validator has the file open.
+    /// Opens a copy, because the validator has the file open.
     fn signed_from(&self, bytes: &[u8]) -> SignedDb {
         let copy = tempfile::tempdir_in(self.home.path()).unwrap().keep();
         fs::write(copy.join("signed.redb"), bytes).unwrap();
@@ -239,18 +239,19 @@ impl Scene {
         self.chain.lock().advance_to(Block(block.0 + 1));
     }
 
-    /// Waits until the validator has written such an entry.
-    async fn until(&self, what: &str, is_it: impl Fn(&Entry) -> bool) {
-        eventually(what, || lock(&self.entries).iter().any(&is_it)).await;
+    /// Waits until the validator's journal has an entry that `matches`.
+    async fn until(&self, what: &str, matches: impl Fn(&Entry) -> bool) {
+        eventually(what, || lock(&self.entries).iter().any(&matches)).await;
     }
 
-    fn count(&self, is_it: impl Fn(&Entry) -> bool) -> usize {
-        lock(&self.entries).iter().filter(|entry| is_it(entry)).count()
+    fn count(&self, matches: impl Fn(&Entry) -> bool) -> usize {
+        lock(&self.entries).iter().filter(|entry| matches(entry)).count()
     }
 
     async fn until_held(&self, window: Window) {
-        let what = format!("the model of window {window} is held");
-        self.until(&what, |entry| matches!(entry, Entry::Holds { window: of, .. } if *of == window)).await;
+        let what = format!("the validator holds the model of window {window}");
+        self.until(&what, |entry| matches!(entry, Entry::Holds { window: held, .. } if *held == window))
+            .await;
     }
 
     async fn until_attested(&self) {
@@ -292,10 +293,10 @@ impl Scene {
             trainer.step(&self.dataset.sequences(batch).unwrap()).unwrap();
         }
         let after = trainer.weights_flat().unwrap();
-        let wish: Vec<f32> =
+        let delta: Vec<f32> =
             self.state.theta.iter().zip(&after).map(|(before, after)| before - after).collect();
         let schema = self.spec.schema().unwrap();
-        let body = contribution::encode(&schema, params().density, &wish).unwrap();
+        let body = contribution::encode(&schema, params().density, &delta).unwrap();
         let header = Header {
             codec: protocol::PROTOCOL_VERSION,
             run: RUN,
@@ -315,7 +316,7 @@ impl Scene {
         self.go_past(schedule.commit_deadline(window));
     }
 
-    /// Ends the window. The miner follows too.
+    /// Ends the window and advances the miner's model.
     async fn follow(&mut self) -> Outcome {
         let now = self.window();
         self.go_past(params().schedule.vote_deadline(now));
@@ -325,8 +326,8 @@ impl Scene {
         }
     }
 
-    /// A window without trouble.
-    async fn play(&mut self) {
+    /// Runs one window without faults.
+    async fn run_window(&mut self) {
         let now = self.window();
         self.contribute().await;
         self.until_attested().await;
@@ -347,7 +348,7 @@ fn follower(
     Follower {
         chain: Arc::new(chain.clone()),
         fetch: Arc::new(reader(buckets)),
-        run: chain.run_now(RUN).expect("it was created"),
+        run: chain.run_now(RUN).expect("the run was created"),
         spec: spec.clone(),
         sent: codec.clone(),
         merged: codec.clone(),
@@ -366,9 +367,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn eventually(what: &str, is_so: impl Fn() -> bool) {
+/// Waits until `condition` holds.
+async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let started = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(started.elapsed() < TIMEOUT, "timeout: {what}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -379,7 +381,7 @@ async fn eventually(what: &str, is_so: impl Fn() -> bool) {
 enum Step {
     Attest,
     Vote,
-    Weigh,
+    Weights,
     Judge,
 }
 
@@ -402,14 +404,14 @@ impl Strategy for Observed {
         own
     }
 
-    /// Never empty: the score of the first window depends on chance.
+    /// Never empty, although scores of the first window may be 0.
     fn weights(&mut self, view: &WindowView, _: Vec<(Uid, u16)>) -> Vec<(Uid, u16)> {
-        (self.0)(Step::Weigh);
+        (self.0)(Step::Weights);
         view.slots.iter().map(|uid| (*uid, u16::MAX)).collect()
     }
 }
 
-/// Data that is unavailable for a while.
+/// A data source that can be made unavailable.
 struct Withheld {
     directory: PathBuf,
     withheld: AtomicBool,
@@ -443,9 +445,9 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
     let data = Dataset::remote(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
     let validator = scene.validator(data, Box::new(Observed(Arc::new(|_| {})))).await;
     let play = async {
-        scene.play().await;
+        scene.run_window().await;
 
-        // It attests and votes: that needs no data.
+        // The validator attests and votes, which needs no data.
         withheld.withheld.store(true, SeqCst);
         let without = scene.window();
         scene.contribute().await;
@@ -453,17 +455,17 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
         scene.go_past(params().schedule.attest_deadline(without));
         scene.until_voted().await;
         assert!(matches!(scene.follow().await, Outcome::Merged(_)));
-        eventually("the data is asked for", || 0 < withheld.refused.load(SeqCst)).await;
+        eventually("the validator requests the data", || 0 < withheld.refused.load(SeqCst)).await;
         scene.until_held(without.next()).await;
 
         withheld.withheld.store(false, SeqCst);
-        scene.play().await;
-        scene.play().await;
+        scene.run_window().await;
+        scene.run_window().await;
         assert_eq!(
             scene.count(|entry| matches!(entry, Entry::Judged { window, .. } if *window == without)),
             0
         );
-        // Each window has its receipt, including the one that was not judged.
+        // Each window has a receipt, including the one without scores.
         for window in (0..3).map(Window) {
             let what = format!("the receipt of window {window} is published");
             scene
@@ -477,30 +479,30 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
     }
 }
 
-/// Set in the process whose disk this test fills.
-const FULL: &str = "METTLE_TEST_PATIENCE_FULL";
+/// Environment variable of the child process with a full disk.
+const FULL_DISK: &str = "METTLE_TEST_PATIENCE_FULL";
 
-/// A limit on file sizes acts like a full disk on the whole process, so this needs a process of its own.
+/// A limit on file sizes acts like a full disk on the whole process, so the test starts a child process.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_delays_each_step_of_a_validator_and_loses_nothing() {
-    // Without the trap the system ends the process by a signal.
+    // Without the trap, the limit ends the process by a signal.
     let output = Command::new("sh")
         .args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "the_process_with_a_full_disk", "--nocapture"])
-        .env(FULL, "1")
+        .args(["--exact", "child_process_with_a_full_disk", "--nocapture"])
+        .env(FULL_DISK, "1")
         .output()
         .unwrap();
-    let said = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
-    assert!(output.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "{said}");
+    let text = [output.stdout, output.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+    assert!(output.status.success(), "{text}");
+    assert!(text.contains("1 passed"), "{text}");
 }
 
-/// The main function of that process. Does nothing otherwise.
+/// The child process; does nothing without its variable.
 #[tokio::test]
-async fn the_process_with_a_full_disk() {
-    if std::env::var_os(FULL).is_some() {
+async fn child_process_with_a_full_disk() {
+    if std::env::var_os(FULL_DISK).is_some() {
         fill_the_disk_at_each_step().await;
     }
 }
@@ -521,8 +523,8 @@ impl io::Write for Log {
 }
 
 impl Log {
-    fn lines(&self, of: &str) -> usize {
-        String::from_utf8_lossy(&lock(&self.0)).lines().filter(|line| line.contains(of)).count()
+    fn lines(&self, text: &str) -> usize {
+        String::from_utf8_lossy(&lock(&self.0)).lines().filter(|line| line.contains(text)).count()
     }
 
     fn refusals(&self) -> usize {
@@ -554,9 +556,10 @@ async fn fill_the_disk_at_each_step() {
     let validator = scene.validator(scene.dataset.clone(), Box::new(strategy)).await;
     let schedule = params().schedule;
     let play = async {
-        scene.play().await;
+        scene.run_window().await;
 
-        // At each step of a window it waits, tells the chain nothing, and continues once there is space.
+        // On a full disk, the validator waits before each step, sends nothing to the chain, and continues once there
+        // is space.
         let window = scene.window();
         let uid = scene.seat(Role::Validator).id.uid;
         fill(Step::Attest);
@@ -574,7 +577,7 @@ async fn fill_the_disk_at_each_step() {
         scene.go_past(schedule.attest_deadline(window));
         eventually("the disk is full before the vote", || log.refusals() == 2).await;
         assert!(scene.view(window).votes.is_empty());
-        fill(Step::Weigh);
+        fill(Step::Weights);
         limit_files("unlimited");
         scene.until_voted().await;
 
@@ -600,7 +603,7 @@ async fn fill_the_disk_at_each_step() {
         assert_eq!(scene.signed().signed_until(), Some(window));
         assert_eq!(log.lines("the disk has space again"), 4);
 
-        // Without space before the deadline, the window passes without the step.
+        // If there is no space before the deadline, the validator skips the step.
         let window = scene.window();
         let posted = |entry: &Entry| matches!(entry, Entry::Posted { epoch: 0, .. });
         scene.until_held(window).await;
@@ -609,25 +612,26 @@ async fn fill_the_disk_at_each_step() {
         fill(Step::Attest);
         scene.contribute().await;
         eventually("the disk is full before the attestation", || log.refusals() == 5).await;
-        // Early enough for the chain.
+        // The validator waits for space until five blocks before the deadline.
         scene.go_past(Block(schedule.attest_deadline(window).0 - 6));
         let skipped = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk was full"));
-        scene.until("it journals why it attested nothing", skipped).await;
+        scene.until("the journal has the reason for the missing attestation", skipped).await;
         assert!(!scene.view(window).attested.contains(&uid));
         fill(Step::Judge);
         assert!(matches!(scene.follow().await, Outcome::Void(_)));
-        // Neither the receipt nor the next model can be saved. Then there is space, and both are.
+        // The validator can save neither the receipt nor the next model until there is space.
         eventually("the window is measured", || lock(&fill_at).is_none()).await;
         scene.go_past(schedule.opens_at(window.next()));
-        let held = |entry: &Entry| matches!(entry, Entry::Holds { window: of, .. } if *of == window.next());
+        let held =
+            |entry: &Entry| matches!(entry, Entry::Holds { window: held, .. } if *held == window.next());
         eventually("the disk is full before the model is saved", || log.refusals() == 6).await;
         assert_eq!(log.lines("not judged yet"), 1);
         assert_eq!(scene.count(held), 0);
         limit_files("unlimited");
         scene.until_held(window.next()).await;
         scene.until_judged(window).await;
-        scene.play().await;
-        scene.play().await;
+        scene.run_window().await;
+        scene.run_window().await;
 
         let last = scene.window().0;
         for window in (0..last - 1).map(Window) {
@@ -640,7 +644,7 @@ async fn fill_the_disk_at_each_step() {
         }
         assert_eq!(scene.count(|entry| matches!(entry, Entry::Unpublished { .. })), 0);
 
-        // It can be stopped while it waits: the future is dropped below.
+        // The validator can be stopped while it waits: the future is dropped below.
         fill(Step::Attest);
         let refusals = log.refusals();
         scene.contribute().await;
@@ -650,7 +654,7 @@ async fn fill_the_disk_at_each_step() {
         ended = validator.run() => panic!("{ended:?}"),
         () = play => {}
     }
-    // The disk has complete files, and no statement that the chain was not told.
+    // The disk has only complete files, and no signed statement that the chain does not have.
     limit_files("unlimited");
     let window = scene.window();
     let signed = scene.signed();
@@ -661,7 +665,7 @@ async fn fill_the_disk_at_each_step() {
     assert_eq!(state.unwrap().unwrap().window, window);
 }
 
-/// The file of the fetched checkpoint is `/dev/full` for a while.
+/// The file of the fetched checkpoint is first a link to `/dev/full`.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
@@ -669,7 +673,7 @@ async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     let validator = scene.validator(scene.dataset.clone(), Box::new(Observed(Arc::new(|_| {})))).await;
     let play = async {
         while scene.chain.run_now(RUN).unwrap().checkpoint.is_none() {
-            scene.play().await;
+            scene.run_window().await;
         }
         scene.until_held(scene.window()).await;
         let checkpoint = scene.chain.run_now(RUN).unwrap().checkpoint.unwrap();
@@ -690,38 +694,38 @@ async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     fs::create_dir(&directory).unwrap();
     let partial = directory.join(format!("joining-{}-{}", checkpoint.window.0, checkpoint.state_root));
     std::os::unix::fs::symlink("/dev/full", &partial).unwrap();
-    let asked = Arc::new(Asked { inner: reader(&scene.buckets), pieces: AtomicUsize::new(0) });
+    let counting = Arc::new(CountingFetcher { inner: reader(&scene.buckets), pieces: AtomicUsize::new(0) });
     let joiner = Follower {
         directory: Some(directory.clone()),
-        fetch: asked.clone(),
+        fetch: counting.clone(),
         ..follower(&scene.chain, &scene.spec, &scene.codec, &scene.buckets, false)
     };
     let mut journal = Journal::open(&directory.join("journal.jsonl")).unwrap();
     let path = directory.join("model.state");
     let joining = SyncDriver::open(Arc::new(joiner), path.clone(), &mut journal);
     let make_room = async {
-        eventually("it has tried twice", || asked.pieces.load(SeqCst) == 2).await;
+        eventually("the node has tried twice", || counting.pieces.load(SeqCst) == 2).await;
         assert!(!path.exists());
         fs::remove_file(&partial).unwrap();
         std::future::pending::<()>().await;
     };
     let sync_driver = tokio::select! {
         joined = joining => joined.unwrap().0,
-        () = make_room => unreachable!("it waits for ever"),
+        () = make_room => unreachable!("this future never completes"),
     };
     assert_eq!((sync_driver.window(), sync_driver.state.lineage), (checkpoint.window, checkpoint.lineage));
     assert!(path.exists() && !partial.exists());
-    assert_eq!(asked.pieces.load(SeqCst), 3, "the model is of one piece");
+    assert_eq!(counting.pieces.load(SeqCst), 3, "the model has one piece");
 }
 
-/// Counts requests for pieces of checkpoints.
-struct Asked {
+/// Counts requests for checkpoint pieces.
+struct CountingFetcher {
     inner: Reader,
     pieces: AtomicUsize,
 }
 
 #[async_trait]
-impl Fetch for Asked {
+impl Fetch for CountingFetcher {
     async fn fetch(&self, base: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
         if key.to_string().starts_with("pieces/") {
             self.pieces.fetch_add(1, SeqCst);

@@ -1,9 +1,9 @@
-//! A rule that money hangs on has a number, and the number leads to its sentence, its code and its tests.
+//! Each numbered rule (`PROT-n`) has a sentence in `protocol/README.md` and is cited by code; pure code stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tests::texts;
 
-/// What a pure function must not know of: each word, and what stands for it instead.
+/// Words that pure code must not contain, each with the alternative.
 const IMPURE: &[(&str, &str)] = &[
     ("std::time", "time comes as a block or a window"),
     ("SystemTime", "time comes as a block or a window"),
@@ -11,22 +11,22 @@ const IMPURE: &[(&str, &str)] = &[
     ("std::env", "settings are read in `main`"),
     ("std::fs", "bytes come as arguments"),
     ("std::net", "bytes come as arguments"),
-    ("std::thread", "the caller decides what runs where"),
-    ("tokio::", "what decides does not wait"),
+    ("std::thread", "the caller starts threads"),
+    ("tokio::", "pure code does not wait"),
     ("getrandom", "randomness comes as a seed"),
     ("HashMap", "its order differs from run to run; use a BTreeMap"),
     ("HashSet", "its order differs from run to run; use a BTreeSet"),
     ("mul_add", "one rounding per operation, on every machine"),
-    ("tracing::", "what was decided is returned, and logged by whoever asked"),
+    ("tracing::", "pure code returns its decision; the caller logs it"),
 ];
 
 fn rules() -> BTreeSet<u32> {
-    let readme =
-        std::fs::read_to_string(tests::root().join("protocol/README.md")).expect("the rules are there");
+    let readme = std::fs::read_to_string(tests::root().join("protocol/README.md"))
+        .expect("protocol/README.md is readable");
     readme.lines().filter_map(|line| line.strip_prefix("- **PROT-")).map(leading_number).collect()
 }
 
-/// Numbers cited in `text`, as `PROT-7` or in a row as `PROT-7, 8`.
+/// The rule numbers that `text` cites, as `PROT-7` or in a list as `PROT-7, 8`.
 fn cited(text: &str) -> BTreeSet<u32> {
     let mut numbers = BTreeSet::new();
     for after in text.split("PROT-").skip(1).filter(|after| after.starts_with(|c: char| c.is_ascii_digit())) {
@@ -48,11 +48,11 @@ fn leading_number(text: &str) -> u32 {
 }
 
 #[test]
-fn every_rule_that_is_cited_has_its_sentence() {
+fn every_cited_rule_has_a_sentence() {
     let rules = rules();
     for (path, text) in texts(&[".rs", ".md", ".toml"]) {
         let unknown: Vec<_> = cited(&text).difference(&rules).copied().collect();
-        assert!(unknown.is_empty(), "{path} cites {unknown:?}, which protocol/README.md does not explain");
+        assert!(unknown.is_empty(), "{path} cites {unknown:?}, which protocol/README.md does not define");
     }
 }
 
@@ -65,19 +65,19 @@ fn every_rule_is_cited_by_code() {
         }
     }
     for rule in rules().into_iter() {
-        assert!(cited_in.contains_key(&rule), "PROT-{rule} is in protocol/README.md and nowhere in the code");
+        assert!(cited_in.contains_key(&rule), "no code cites PROT-{rule} of protocol/README.md");
     }
 }
 
 #[test]
-fn rules_are_numbered_without_a_gap() {
+fn rule_numbers_have_no_gap() {
     let rules = rules();
     let last = *rules.last().expect("there are rules");
     assert_eq!(rules, (1..=last).collect());
 }
 
 #[test]
-fn what_decides_knows_no_clock_no_chance_no_disk_and_no_network() {
+fn pure_code_uses_no_clock_randomness_disk_or_network() {
     for (path, text) in texts(&[".rs"]) {
         let pure = path.starts_with("protocol/src/") || path.starts_with("validator/src/gauntlet/");
         if !pure || path.ends_with("tests.rs") {
@@ -93,7 +93,7 @@ fn what_decides_knows_no_clock_no_chance_no_disk_and_no_network() {
 }
 
 #[test]
-fn numbers_in_a_row_are_all_found() {
+fn a_list_of_rule_numbers_is_parsed_whole() {
     assert_eq!(cited("see (PROT-1, 2, 30) and PROT-7: 9, PROT-x"), BTreeSet::from([1, 2, 7, 30]));
     assert_eq!(cited("PROT-4, then 5"), BTreeSet::from([4]));
 }

@@ -1,6 +1,5 @@
-//! A miner whose computations take long answers all the same: its executor goes on, and Ctrl-C ends its process
-//! within two seconds. The program's own loop, on a real chain whose blocks this test makes, with an engine that is
-//! slow on purpose.
+//! A miner with slow computations stays responsive: its executor keeps running, and Ctrl-C ends its process within two
+//! seconds. The tests run the program's own loop with a slow engine, on the simulated chain.
 
 #![cfg(unix)]
 
@@ -77,10 +76,10 @@ fn url(name: &str) -> pallet_registry::Url {
 }
 
 fn accepted(results: Vec<Result<(), String>>) {
-    results.into_iter().for_each(|result| result.expect("it is an honest call"));
+    results.into_iter().for_each(|result| result.expect("the runtime accepts an honest call"));
 }
 
-/// A call of an engine.
+/// A long call of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Call {
     Load,
@@ -89,7 +88,7 @@ enum Call {
     Moments,
 }
 
-/// An engine that calls `slow` on the thread of each long call.
+/// An engine that calls `slow` on its thread before each long call.
 struct SlowEngine {
     inner: Box<dyn Engine>,
     slow: Arc<dyn Fn(Call) + Send + Sync>,
@@ -129,7 +128,7 @@ impl Engine for SlowEngine {
     }
 }
 
-/// A run with one miner, which is the program's own.
+/// A run with one real miner.
 struct Scene {
     chain: SharedChain,
     buckets: Arc<Buckets>,
@@ -173,7 +172,7 @@ impl Scene {
         Scene { chain, buckets: Arc::default(), spec, dataset: Arc::new(dataset) }
     }
 
-    /// The miner as the program makes it, with a slow engine. `watch` sees its journal.
+    /// Opens the miner as the program does, with a slow engine. `watch` receives its journal entries.
     async fn miner(
         &self,
         directory: &Path,
@@ -186,7 +185,7 @@ impl Scene {
         let follower = Arc::new(Follower {
             chain: chain.clone(),
             fetch: Arc::new(Reader::new(self.buckets.clone(), Digest::of(b"reader"), 0)),
-            run: self.chain.run_now(RUN).expect("it was created"),
+            run: self.chain.run_now(RUN).expect("the run was created"),
             spec: self.spec.clone(),
             sent: codec.clone(),
             merged: codec,
@@ -203,7 +202,12 @@ impl Scene {
         let inner = engine::open(Device::CPU, config, Some(recipe), &sync.state.theta)?;
         let trainer = Trainer::from_engine(config, recipe, Box::new(SlowEngine { inner, slow }))?;
         let hotkey = Hotkey(key(1).verifying_key().to_bytes());
-        let seat = self.chain.seats_now(RUN).into_iter().find(|seat| seat.hotkey == hotkey).expect("a seat");
+        let seat = self
+            .chain
+            .seats_now(RUN)
+            .into_iter()
+            .find(|seat| seat.hotkey == hotkey)
+            .expect("the miner has a seat");
         let node = Node {
             heads: sync.follower.chain.heads(),
             sync,
@@ -228,24 +232,25 @@ impl Scene {
 }
 
 #[test]
-fn the_executor_goes_on_while_the_miner_computes() {
+fn the_executor_keeps_running_while_the_miner_computes() {
     const SLOW: Duration = Duration::from_millis(1_500);
     let home = tempfile::tempdir().unwrap();
     let scene = Scene::new(home.path());
-    let (tell, told) = mpsc::sync_channel(64);
+    let (sender, entries) = mpsc::sync_channel(64);
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
     let slow = Arc::new(move |_| {
         counted.fetch_add(1, SeqCst);
         std::thread::sleep(SLOW);
     });
-    let watch = Box::new(move |entry: &Entry| tell.send(entry.clone()).expect("the chain's thread listens"));
+    let watch =
+        Box::new(move |entry: &Entry| sender.send(entry.clone()).expect("the block producer is running"));
 
-    // The chain goes on as the miner does.
+    // The block producer follows the miner's progress.
     let chain = scene.chain.clone();
     let blocks = std::thread::spawn(move || {
         let mut seen = Vec::new();
-        while let Ok(entry) = told.recv() {
+        while let Ok(entry) = entries.recv() {
             match &entry {
                 Entry::Committed { window, .. } => {
                     chain.lock().advance_to(Block(SCHEDULE.commit_deadline(*window).0 + 1));
@@ -280,20 +285,20 @@ fn the_executor_goes_on_while_the_miner_computes() {
     let seen = blocks.join().unwrap();
     assert!(seen.iter().any(|entry| matches!(entry, Entry::Uploaded { .. })), "{seen:?}");
     let (calls, longest) = (calls.load(SeqCst), longest.load(SeqCst));
-    // The first snapshot, the model, two steps with a snapshot each, the weights, the snapshots of contribution and
-    // commitment.
+    // The first snapshot, loading the model, two steps with a snapshot each, reading the weights, and the snapshots of
+    // the contribution and the commitment.
     assert!(8 <= calls, "{calls} slow calls");
-    assert!(longest < 1_000, "the executor stood still for {longest} ms");
-    println!("{calls} calls of {SLOW:?}; the executor stood still for at most {longest} ms");
+    assert!(longest < 1_000, "the executor was blocked for {longest} ms");
+    println!("{calls} calls of {SLOW:?}; the executor was blocked for at most {longest} ms");
 }
 
-/// Names the moment at which the process of the next test is slow, and its home.
+/// Environment variables of the child process: the moment at which it is slow, and its directory.
 const MOMENT: &str = "METTLE_TEST_SHUTDOWN_MOMENT";
 const HOME: &str = "METTLE_TEST_SHUTDOWN_HOME";
 
-/// A process's main, when this test's own program is started again. Otherwise nothing.
+/// The child process of the next test; does nothing without its variables.
 #[test]
-fn the_process_that_is_stopped() {
+fn child_process_with_a_slow_engine() {
     let (Ok(moment), Some(home)) = (std::env::var(MOMENT), std::env::var_os(HOME)) else { return };
     let home = Path::new(&home).to_owned();
     let (call, from) = match moment.as_str() {
@@ -308,7 +313,7 @@ fn the_process_that_is_stopped() {
     let slow = Arc::new(move |called: Call| {
         if called == call && from <= calls.fetch_add(1, SeqCst) + 1 {
             println!("\nnow {moment}");
-            std::io::stdout().flush().expect("the parent listens");
+            std::io::stdout().flush().expect("the parent reads the output");
             std::thread::sleep(Duration::from_secs(600));
         }
     });
@@ -322,17 +327,17 @@ fn the_process_that_is_stopped() {
         };
         shutdown.run_until_stopped(Box::pin(work)).await
     }));
-    // As at the end of a program: threads are not waited for.
-    let done = exit == std::process::ExitCode::SUCCESS;
-    std::process::exit(if done { 0 } else { 1 });
+    // Like a program's end, this does not wait for threads.
+    let success = exit == std::process::ExitCode::SUCCESS;
+    std::process::exit(if success { 0 } else { 1 });
 }
 
 #[test]
-fn ctrl_c_ends_the_process_within_two_seconds_whatever_it_computes() {
+fn ctrl_c_ends_the_process_within_two_seconds_during_any_computation() {
     for moment in ["starting", "loading", "training", "reading", "saving"] {
         let home = tempfile::tempdir().unwrap();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["the_process_that_is_stopped", "--exact", "--nocapture", "--test-threads", "1"])
+            .args(["child_process_with_a_slow_engine", "--exact", "--nocapture", "--test-threads", "1"])
             .env(MOMENT, moment)
             .env(HOME, home.path())
             .stdout(Stdio::piped())
@@ -343,17 +348,17 @@ fn ctrl_c_ends_the_process_within_two_seconds_whatever_it_computes() {
         let stdout = BufReader::new(child.stdout.take().unwrap());
         let reached = stdout.lines().map_while(Result::ok).any(|line| line == format!("now {moment}"));
         assert!(reached, "the process ended before {moment}");
-        let told = Instant::now();
+        let signalled = Instant::now();
         let id = child.id().to_string();
         assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
         let status = loop {
             if let Some(status) = child.try_wait().unwrap() {
                 break status;
             }
-            assert!(told.elapsed() < Duration::from_secs(30), "{moment}: it never ends");
+            assert!(signalled.elapsed() < Duration::from_secs(30), "{moment}: the process does not end");
             std::thread::sleep(Duration::from_millis(5));
         };
-        let took = told.elapsed();
+        let took = signalled.elapsed();
         println!("{moment}: {took:?}");
         assert!(status.success(), "{moment}: {status}");
         assert!(took < Duration::from_secs(2), "{moment}: {took:?}");

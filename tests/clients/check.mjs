@@ -1,5 +1,5 @@
-// polkadot-js, unmodified, against a Mettle chain: it connects, reads, registers a seat, follows its transaction until it is
-// final, and decodes what happened. See README.md.
+// Tests unmodified polkadot-js against a Mettle chain: connect, read storage, register a seat, follow the transaction to
+// finality, decode events and errors. See README.md.
 //
 //     node check.mjs ws://127.0.0.1:9944 RUN
 
@@ -27,7 +27,7 @@ function fail(error) {
   process.exit(1);
 }
 
-/** Follows a transaction until it is final; gives every step it went through, its events and the error it met. */
+/** Follows a transaction to finality. Returns its statuses, block, events, and dispatch error. */
 function untilFinal(api, call, signer) {
   return new Promise((resolve, reject) => {
     const steps = [];
@@ -35,7 +35,7 @@ function untilFinal(api, call, signer) {
       .signAndSend(signer, (result) => {
         steps.push(result.status.type);
         if (result.isError) {
-          reject(new Error(`the transaction came to nothing: ${steps.join(', ')}`));
+          reject(new Error(`the transaction failed: ${steps.join(', ')}`));
         } else if (result.status.isFinalized) {
           const refusal = result.dispatchError?.isModule ? api.registry.findMetaError(result.dispatchError.asModule) : undefined;
           resolve({ steps, block: result.status.asFinalized, events: result.events, refusal, failed: result.dispatchError });
@@ -45,7 +45,7 @@ function untilFinal(api, call, signer) {
   });
 }
 
-/** The first of `events` with this name, its fields by name. */
+/** The fields, by name, of the first event with this name. */
 function eventOf(events, section, method) {
   const found = events.map(({ event }) => event).find((event) => event.section === section && event.method === method);
   assert(found, `${section}.${method} is not among ${events.map(({ event }) => `${event.section}.${event.method}`)}`);
@@ -63,28 +63,28 @@ async function main() {
   const bob = new Keyring({ type: 'sr25519' }).addFromUri('//Bob');
   const account = async (at = api) => (await at.query.system.account(bob.address)).data;
   const before = await account();
-  assert(before.free.toBigInt() > 2n * STAKE, 'the development account //Bob has nothing to stake');
+  assert(before.free.toBigInt() > 2n * STAKE, 'the development account //Bob cannot afford the stake');
   const runs = (await api.query.registry.runCount()).toNumber();
   assert(Number(run) < runs, `there is no run ${run} among ${runs}`);
   done(`read storage: //Bob has ${mtl(before.free)}, there are ${runs} runs`);
 
-  // Each check registers a hotkey of its own, so that it can be repeated.
+  // A new hotkey for each run, so that the test can be repeated.
   const hotkey = new Keyring({ type: 'ed25519' }).addFromSeed(randomBytes(32));
-  // A wallet asks the chain's metadata what a call takes, so that a new field does not surprise it.
+  // Read the call's fields from the metadata, as a wallet does, so that an unknown field fails here.
   const fields = { run, role: 'Miner', hotkey: hotkey.address, endpoint: 'http://127.0.0.1:9000/miner', stake: STAKE, priceMax: STAKE };
   const names = api.tx.registry.register.meta.args.map(({ name }) => name.toString());
-  assert(names.every((name) => name in fields), `registering takes ${names}`);
+  assert(names.every((name) => name in fields), `the call has fields ${names}`);
   const register = () => api.tx.registry.register(...names.map((name) => fields[name]));
   const fee = (await register().paymentInfo(bob)).partialFee;
   assert(fee.toBigInt() > 0n);
-  done(`asked what it costs: ${mtl(fee)}`);
+  done(`estimated the fee: ${mtl(fee)}`);
 
-  // Two ways to hear of it: from whoever took the transaction, and from the blocks as they become final.
+  // Follow the transaction in two ways: by its status, and by the finalised blocks.
   const heads = [];
   const stop = await api.rpc.chain.subscribeFinalizedHeads((head) => heads.push(head));
   const { steps, block, events, failed } = await untilFinal(api, register(), bob);
   assert(!failed, `registering failed: ${failed}`);
-  // Where blocks are final at once, the step before that may go by unsaid.
+  // With immediate finality, the status before `Finalized` may be missing.
   assert.equal(steps.at(-1), 'Finalized');
   eventOf(events, 'system', 'ExtrinsicSuccess');
   const seat = eventOf(events, 'registry', 'Registered');
@@ -114,7 +114,7 @@ async function main() {
   done(`the stake is held: ${mtl(after.reserved)}`);
 
   const again = await untilFinal(api, register(), bob);
-  assert(again.failed && again.refusal?.section === 'registry', `it was not refused: ${again.failed}`);
+  assert(again.failed && again.refusal?.section === 'registry', `the chain did not refuse it: ${again.failed}`);
   done(`a second seat for the same hotkey is refused: ${again.refusal.section}.${again.refusal.name}`);
 
   await api.disconnect();
@@ -122,5 +122,5 @@ async function main() {
   process.exit(0);
 }
 
-setTimeout(() => fail(new Error('no end within 5 minutes')), 300_000);
+setTimeout(() => fail(new Error('timeout after 5 minutes')), 300_000);
 main().catch(fail);

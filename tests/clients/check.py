@@ -1,5 +1,5 @@
-"""substrate-interface, unmodified, against a Mettle chain: it connects, reads, registers a seat, follows its transaction until
-it is final, and decodes what happened. See README.md.
+"""Tests unmodified substrate-interface against a Mettle chain: connect, read storage, register a seat, follow the
+transaction to finality, decode events and errors. See README.md.
 
     python check.py ws://127.0.0.1:9944 RUN
 """
@@ -37,28 +37,28 @@ def fields_of(events, name):
 
 
 class Follower(threading.Thread):
-    """Follows the finalised blocks, on a connection of its own."""
+    """Follows the finalised blocks on a separate connection."""
 
     def __init__(self, url):
         super().__init__(daemon=True)
         self.url = url
         self.numbers = []
-        self.heard = threading.Condition()
+        self.changed = threading.Condition()
         self.start()
 
     def run(self):
         def handler(header, update_nr, subscription_id):
-            with self.heard:
+            with self.changed:
                 self.numbers.append(header["header"]["number"])
-                self.heard.notify()
+                self.changed.notify()
 
         SubstrateInterface(url=self.url).subscribe_block_headers(handler, finalized_only=True)
 
     def until(self, number):
-        """Waits until it has heard of this block; returns all that it has heard of."""
-        with self.heard:
-            there = self.heard.wait_for(lambda: self.numbers and self.numbers[-1] >= number, timeout=240)
-            assert there, f"block {number} is not among {self.numbers}"
+        """Waits for the block `number`; returns the numbers of all blocks received."""
+        with self.changed:
+            received = self.changed.wait_for(lambda: self.numbers and self.numbers[-1] >= number, timeout=240)
+            assert received, f"block {number} is not among {self.numbers}"
             return list(self.numbers)
 
 
@@ -76,12 +76,12 @@ def check(url, run, checks):
         return chain.query("System", "Account", [charlie.ss58_address], block_hash=at).value["data"]
 
     before = account()
-    assert before["free"] > 2 * STAKE, "the development account //Charlie has nothing to stake"
+    assert before["free"] > 2 * STAKE, "the development account //Charlie cannot afford the stake"
     runs = chain.query("Registry", "RunCount").value
     assert run < runs, f"there is no run {run} among {runs}"
     checks.done(f"read storage: //Charlie has {before['free'] / MTL} MTL, there are {runs} runs")
 
-    # Each check registers a hotkey of its own, so that it can be repeated.
+    # A new hotkey for each run, so that the test can be repeated.
     hotkey = Keypair.create_from_mnemonic(Keypair.generate_mnemonic(), crypto_type=KeypairType.ED25519)
     call = chain.compose_call(
         call_module="Registry",
@@ -97,9 +97,9 @@ def check(url, run, checks):
     )
     fee = chain.get_payment_info(call=call, keypair=charlie)["partialFee"]
     assert fee > 0
-    checks.done(f"asked what it costs: {fee / MTL} MTL")
+    checks.done(f"estimated the fee: {fee / MTL} MTL")
 
-    # Two ways to hear of it: from whoever took the transaction, and from the blocks as they become final.
+    # Follow the transaction in two ways: by its receipt, and by the finalised blocks.
     follower = Follower(url)
     follower.until(0)
     extrinsic = chain.create_signed_extrinsic(call=call, keypair=charlie)
@@ -113,7 +113,7 @@ def check(url, run, checks):
 
     number = chain.get_block_number(receipt.block_hash)
     heads = follower.until(number)
-    assert number in heads and heads == list(range(heads[0], heads[-1] + 1)), f"{number} is missed, or gaps in {heads}"
+    assert number in heads and heads == list(range(heads[0], heads[-1] + 1)), f"{number} is missing, or gaps in {heads}"
     registered = fields_of(chain.get_events(receipt.block_hash), "Registry.Registered")
     assert registered["coldkey"] == charlie.ss58_address, registered
     calls = [call.value["call"] for call in chain.get_block(block_hash=receipt.block_hash)["extrinsics"]]
@@ -137,10 +137,10 @@ def main():
     if len(sys.argv) != 3 or not sys.argv[1].startswith("ws") or not sys.argv[2].isdigit():
         sys.exit("usage: python check.py ws://HOST:PORT RUN")
 
-    def too_late(*_):
-        raise TimeoutError("no end within 5 minutes")
+    def time_out(*_):
+        raise TimeoutError("timeout after 5 minutes")
 
-    signal.signal(signal.SIGALRM, too_late)
+    signal.signal(signal.SIGALRM, time_out)
     signal.alarm(300)
     checks = Checks()
     try:

@@ -86,7 +86,7 @@ pub fn packages() -> Vec<Package> {
         .args(["metadata", "--format-version", "1", "--no-deps", "--offline"])
         .current_dir(root())
         .output()
-        .expect("cargo runs this test, so it can be started");
+        .expect("cargo is installed, as it runs this test");
     assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
     let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("cargo writes JSON");
     let text = |value: &serde_json::Value| value.as_str().expect("a string").to_owned();
