@@ -268,7 +268,8 @@ impl Scene {
 
     async fn until_judged(&self, window: Window) {
         let what = format!("window {window} is judged");
-        self.until(&what, |entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)).await;
+        self.until(&what, |entry| matches!(entry, Entry::Judged { window: other, .. } if *other == window))
+            .await;
     }
 
     /// Plays the miner in the open window: trains, commits, uploads. Ends after the commit deadline.
@@ -444,7 +445,7 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
     let manifest = scene.dataset.manifest().clone();
     let data = Dataset::remote(scene.data.clone(), manifest, tokenizer, withheld.clone()).unwrap();
     let validator = scene.validator(data, Box::new(Observed(Arc::new(|_| {})))).await;
-    let play = async {
+    let scenario = async {
         scene.run_window().await;
 
         // The validator attests and votes, which needs no data.
@@ -469,13 +470,16 @@ async fn without_data_a_validator_leaves_the_window_unjudged_and_continues() {
         for window in (0..3).map(Window) {
             let what = format!("the receipt of window {window} is published");
             scene
-                .until(&what, |entry| matches!(entry, Entry::Published { window: of, .. } if *of == window))
+                .until(
+                    &what,
+                    |entry| matches!(entry, Entry::Published { window: other, .. } if *other == window),
+                )
                 .await;
         }
     };
     tokio::select! {
         ended = validator.run() => panic!("{ended:?}"),
-        () = play => {}
+        () = scenario => {}
     }
 }
 
@@ -555,7 +559,7 @@ async fn fill_the_disk_at_each_step() {
     let fill = |at: Step| *lock(&fill_at) = Some(at);
     let validator = scene.validator(scene.dataset.clone(), Box::new(strategy)).await;
     let schedule = params().schedule;
-    let play = async {
+    let scenario = async {
         scene.run_window().await;
 
         // On a full disk, the validator waits before each step, sends nothing to the chain, and continues once there
@@ -595,7 +599,7 @@ async fn fill_the_disk_at_each_step() {
         assert!(matches!(scene.follow().await, Outcome::Merged(_)));
         eventually("the disk is full before the receipt", || log.refusals() == 4).await;
         assert_eq!(
-            scene.count(|entry| matches!(entry, Entry::Judged { window: of, .. } if *of == window)),
+            scene.count(|entry| matches!(entry, Entry::Judged { window: other, .. } if *other == window)),
             0
         );
         limit_files("unlimited");
@@ -614,7 +618,7 @@ async fn fill_the_disk_at_each_step() {
         eventually("the disk is full before the attestation", || log.refusals() == 5).await;
         // The validator waits for space until five blocks before the deadline.
         scene.go_past(Block(schedule.attest_deadline(window).0 - 6));
-        let skipped = |entry: &Entry| matches!(entry, Entry::Abstained { window: of, reason } if *of == window && reason.contains("the disk was full"));
+        let skipped = |entry: &Entry| matches!(entry, Entry::Abstained { window: other, reason } if *other == window && reason.contains("the disk was full"));
         scene.until("the journal has the reason for the missing attestation", skipped).await;
         assert!(!scene.view(window).attested.contains(&uid));
         fill(Step::Judge);
@@ -637,9 +641,13 @@ async fn fill_the_disk_at_each_step() {
         for window in (0..last - 1).map(Window) {
             let what = format!("the receipt of window {window} is published");
             scene
-                .until(&what, |entry| matches!(entry, Entry::Published { window: of, .. } if *of == window))
+                .until(
+                    &what,
+                    |entry| matches!(entry, Entry::Published { window: other, .. } if *other == window),
+                )
                 .await;
-            let twice = |entry: &Entry| matches!(entry, Entry::Published { window: of, .. } if *of == window);
+            let twice =
+                |entry: &Entry| matches!(entry, Entry::Published { window: other, .. } if *other == window);
             assert_eq!(scene.count(twice), 1);
         }
         assert_eq!(scene.count(|entry| matches!(entry, Entry::Unpublished { .. })), 0);
@@ -652,7 +660,7 @@ async fn fill_the_disk_at_each_step() {
     };
     tokio::select! {
         ended = validator.run() => panic!("{ended:?}"),
-        () = play => {}
+        () = scenario => {}
     }
     // The disk has only complete files, and no signed statement that the chain does not have.
     limit_files("unlimited");
@@ -671,7 +679,7 @@ async fn fill_the_disk_at_each_step() {
 async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     let mut scene = Scene::new();
     let validator = scene.validator(scene.dataset.clone(), Box::new(Observed(Arc::new(|_| {})))).await;
-    let play = async {
+    let scenario = async {
         while scene.chain.run_now(RUN).unwrap().checkpoint.is_none() {
             scene.run_window().await;
         }
@@ -687,7 +695,7 @@ async fn a_full_disk_delays_a_joining_node_until_there_is_space() {
     };
     let checkpoint = tokio::select! {
         ended = validator.run() => panic!("{ended:?}"),
-        checkpoint = play => checkpoint,
+        checkpoint = scenario => checkpoint,
     };
 
     let directory = scene.home.path().join("joiner");

@@ -50,10 +50,10 @@ fn with_restarts(
 
 #[test]
 fn the_same_seed_gives_the_same_network_and_another_seed_a_different_one() {
-    let play = |seed| network(seed, &["copycat-last", "malformed"], 0, 3);
-    let (one, again) = (play(7), play(7));
+    let run = |seed| network(seed, &["copycat-last", "malformed"], 0, 3);
+    let (one, again) = (run(7), run(7));
     assert_eq!(serde_json::to_string(&one).unwrap(), serde_json::to_string(&again).unwrap());
-    let other = play(8);
+    let other = run(8);
     assert_ne!(one.lineage, other.lineage);
     assert_ne!(one.state_root, other.state_root);
 }

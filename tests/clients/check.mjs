@@ -1,5 +1,5 @@
-// Tests unmodified polkadot-js against a Mettle chain: connect, read storage, register a seat, follow the transaction to
-// finality, decode events and errors. See README.md.
+// Tests unmodified polkadot-js against a Mettle chain: connect, read storage, register a seat, follow the transaction
+// to finality, decode events and errors. See README.md.
 //
 //     node check.mjs ws://127.0.0.1:9944 RUN
 

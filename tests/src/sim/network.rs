@@ -203,10 +203,10 @@ impl<'a> Network<'a> {
             tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
         let memory = Path::new("/dev/shm");
         let home = if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? };
-        LocalSet::new().block_on(&runtime, self.play(windows, home.path()))
+        LocalSet::new().block_on(&runtime, self.simulate(windows, home.path()))
     }
 
-    async fn play(self, windows: u32, home: &Path) -> Result<History, SimError> {
+    async fn simulate(self, windows: u32, home: &Path) -> Result<History, SimError> {
         let (params, miners) = (self.world.params, self.cast.miners.len());
         let schema = self.spec.schema()?;
         let shared = Arc::new(Shared {

@@ -266,8 +266,8 @@ fn cheats_from(name: &str) -> usize {
     }
 }
 
-/// The last window until whose end no pay depends on `window`. A validator commits to an epoch's weights before it
-/// scores the epoch's last window; the chain pays them after the reveal.
+/// The last window whose cumulative pay does not depend on `window`. A validator commits to an epoch's weights before
+/// it scores the epoch's last window; the chain pays them after the reveal.
 fn last_paid_before(window: usize) -> usize {
     let params = localnet::defaults::params(0);
     let (epoch, reveal) = (params.epoch_windows as usize, params.reveal_windows as usize);
@@ -275,7 +275,7 @@ fn last_paid_before(window: usize) -> usize {
     (first + 1) * epoch + reveal - 1
 }
 
-/// The share of a window's work that a cheat does; `None` if it is all or nothing.
+/// The share of an honest miner's work that a cheat does in `windows` windows; `None` if it is all or nothing.
 fn honest_work(name: &str, windows: usize) -> Option<f64> {
     let windows = windows.max(1) as f64;
     match name {
