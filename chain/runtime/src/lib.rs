@@ -180,7 +180,7 @@ parameter_types! {
     pub const NominationsId: PalletId = PalletId(*b"mettle/n");
     pub const MinNomination: Balance = UNIT / 10;
     pub SharePayWeight: Weight =
-        <pallet_nomination::weight_info::Measured<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+        pallet_nomination::weight_info::share_pay::<Runtime>();
     /// Half of a block: one more task still leaves room for calls.
     pub MaxTaskWeight: Weight = block_weights().max_block.saturating_div(2);
 }
@@ -320,7 +320,6 @@ impl pallet_registry::Config for Runtime {
     type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
-    type WeightInfo = pallet_registry::weight_info::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type MaxCheckpointWindows = ConstU32<64>;
@@ -332,7 +331,6 @@ impl pallet_windows::Config for Runtime {
     type Nominations = Nomination;
     type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = pallet_windows::weight_info::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
@@ -344,7 +342,6 @@ impl pallet_weights::Config for Runtime {
     type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type Members = Windows;
-    type WeightInfo = pallet_weights::weight_info::Measured<Runtime>;
     type MaxSeats = MaxSeats;
 }
 
@@ -352,7 +349,6 @@ impl pallet_rewards::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
     type Nominations = Nomination;
-    type WeightInfo = pallet_rewards::weight_info::Measured<Runtime>;
     type SharePayWeight = SharePayWeight;
     type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
@@ -361,7 +357,6 @@ impl pallet_rewards::Config for Runtime {
 impl pallet_nomination::Config for Runtime {
     type Currency = Balances;
     type Registry = Registry;
-    type WeightInfo = pallet_nomination::weight_info::Measured<Runtime>;
     // Nothing iterates over nominators, and a low limit would let a rival fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;

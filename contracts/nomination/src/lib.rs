@@ -38,7 +38,6 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use pool::{Pool, Stage};
-pub use weight_info::WeightInfo;
 
 /// Pools are numbered in the order of their creation, over all runs.
 pub type PoolId = u64;
@@ -125,8 +124,6 @@ pub mod pallet {
         type Currency: Inspect<Self::AccountId, Balance = Balance> + Mutate<Self::AccountId>;
 
         type Registry: Seats<Self::AccountId>;
-
-        type WeightInfo: WeightInfo;
 
         /// The most nominators per seat.
         #[pallet::constant]
@@ -260,7 +257,7 @@ pub mod pallet {
         /// Nominates a validator with `amount`. It counts as the validator's stake from the next opening, earns a
         /// part of its pay, and is slashed with it.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::nominate())]
+        #[pallet::weight(weight_info::nominate::<T>())]
         pub fn nominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
             ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
@@ -309,7 +306,7 @@ pub mod pallet {
 
         /// Starts to unbond `amount` of a nomination. Until it can be withdrawn it can be slashed, and earns nothing.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::unnominate())]
+        #[pallet::weight(weight_info::unnominate::<T>())]
         pub fn unnominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
             let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
@@ -341,7 +338,7 @@ pub mod pallet {
         /// Pays out the signer's unbonded shares at their present value; all shares, if the seat's holder has left
         /// and they have unbonded.
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::withdraw())]
+        #[pallet::weight(weight_info::withdraw::<T>())]
         pub fn withdraw(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
             let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
@@ -371,7 +368,7 @@ pub mod pallet {
 
         /// Pays out the signer's pay as a nominator of a seat, or of its former holder.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::claim())]
+        #[pallet::weight(weight_info::claim::<T>())]
         pub fn claim(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
             ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
@@ -392,7 +389,7 @@ pub mod pallet {
         /// Sets the commission: the seat's part of its nominators' pay. Signed by the seat's coldkey. A lower
         /// commission applies at once, a higher one only after every earlier nominator could leave.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::set_commission())]
+        #[pallet::weight(weight_info::set_commission::<T>())]
         pub fn set_commission(
             origin: OriginFor<T>,
             run: RunId,

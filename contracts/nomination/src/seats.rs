@@ -106,6 +106,6 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         if let Some((id, pool)) = Self::current(run, uid) {
             Self::close(id, pool, Stage::Unbonding { until, commission }, until);
         }
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }

@@ -27,7 +27,6 @@ parameter_types! {
 impl Config for Test {
     type Currency = Balances;
     type Registry = Registry;
-    type WeightInfo = ();
     type MaxNominators = ConstU32<3>;
     type MaxUnbonding = ConstU32<2>;
     type MinNomination = ConstU128<MIN>;

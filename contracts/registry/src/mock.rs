@@ -18,7 +18,6 @@ impl Config for Test {
     type OnSeats = Others;
     type Nominations = Others;
     type Payslips = Others;
-    type WeightInfo = ();
     type MaxRuns = ConstU32<3>;
     type MaxSeats = ConstU32<8>;
     type MaxChanges = ConstU32<4>;

@@ -40,7 +40,7 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
             return T::DbWeight::get().reads(1);
         };
         let changes = Changes::<T>::take(run);
-        let mut weight = T::WeightInfo::window_opens(changes.len() as u32);
+        let mut weight = weight_info::window_opens::<T>(changes.len() as u32);
         if !changes.is_empty() {
             // Before new terms: a seat leaves by the terms of the time of its request.
             weight.saturating_accrue(Self::apply(run, window, &details, changes));

@@ -26,10 +26,10 @@ impl<T: Config> Pallet<T> {
         former: &[Former<T::AccountId>],
     ) -> Weight {
         let (Some(details), Some(terms)) = (T::Registry::run(run), T::Registry::terms_of(run, epoch)) else {
-            return T::WeightInfo::pay_epoch(0);
+            return weight_info::pay_epoch::<T>(0);
         };
         if LastPaid::<T>::get(run).is_some_and(|last| epoch <= last) {
-            return T::WeightInfo::pay_epoch(0);
+            return weight_info::pay_epoch::<T>(0);
         }
         let former: Formers<'_, T> = former.iter().map(|former| (former.seat.uid, former)).collect();
         let mut slips = Self::new_slips(run, &details, epoch, consensus, &former);
@@ -53,7 +53,7 @@ impl<T: Config> Pallet<T> {
         History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, slips });
         LastPaid::<T>::insert(run, epoch);
         let validators = dividends.len().min(seats as usize) as u64;
-        T::WeightInfo::pay_epoch(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))
+        weight_info::pay_epoch::<T>(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))
     }
 
     /// A slip without pay for each seat of the consensus that was held in that epoch. A holder that came later gets
@@ -185,6 +185,6 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         PayoutOf::<T>::remove(run, uid);
         let amount = EarningsOf::<T>::take(run, uid).claimable;
         Self::set_aside(run, uid, &seat.coldkey, amount);
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }

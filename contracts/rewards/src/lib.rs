@@ -33,7 +33,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// Epochs whose records are kept.
 pub const KEPT_EPOCHS: u32 = 64;
@@ -137,8 +136,6 @@ pub mod pallet {
 
         /// Shares validators' pay with their nominators.
         type Nominations: Nominations<Self::AccountId>;
-
-        type WeightInfo: WeightInfo;
 
         /// The weight of sharing one seat's pay with its nominators.
         type SharePayWeight: Get<Weight>;
@@ -254,7 +251,7 @@ pub mod pallet {
         /// Pays `amount` into the treasury of `run`. The first funder also pays the existential deposit of the run's
         /// account.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::fund())]
+        #[pallet::weight(weight_info::fund::<T>())]
         pub fn fund(origin: OriginFor<T>, run: RunId, amount: Balance) -> DispatchResult {
             let from = ensure_signed(origin)?;
             ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
@@ -277,7 +274,7 @@ pub mod pallet {
         /// Claims a seat's pay: paid to its coldkey, or added to its stake if the seat is set so. Signed by the
         /// coldkey or the hotkey; for the hotkey, free once per epoch.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::claim())]
+        #[pallet::weight(weight_info::claim::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, uid: &Uid| -> bool {
             Pallet::<T>::claims_without_fee(origin, *run, *uid)
         })]
@@ -308,7 +305,7 @@ pub mod pallet {
 
         /// Claims the owner's share. Signed by the run's owner.
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::claim_owner())]
+        #[pallet::weight(weight_info::claim_owner::<T>())]
         pub fn claim_owner(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let signer = ensure_signed(origin)?;
             let owner = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
@@ -324,7 +321,7 @@ pub mod pallet {
 
         /// Claims the pay of the signer's former seats.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::claim_former())]
+        #[pallet::weight(weight_info::claim_former::<T>())]
         pub fn claim_former(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
             ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
@@ -340,7 +337,7 @@ pub mod pallet {
 
         /// Sets the destination of a seat's pay. Signed by the seat's coldkey.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::set_payout())]
+        #[pallet::weight(weight_info::set_payout::<T>())]
         pub fn set_payout(origin: OriginFor<T>, run: RunId, uid: Uid, payout: Payout) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
             ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);

@@ -33,7 +33,6 @@ parameter_types! {
 impl pallet_nomination::Config for Test {
     type Currency = Balances;
     type Registry = Registry;
-    type WeightInfo = ();
     type MaxNominators = ConstU32<3>;
     type MaxUnbonding = ConstU32<2>;
     type MinNomination = ConstU128<10>;
@@ -44,7 +43,6 @@ impl Config for Test {
     type Currency = Balances;
     type Registry = Registry;
     type Nominations = Nomination;
-    type WeightInfo = ();
     type SharePayWeight = SharePay;
     type MaxSeats = ConstU32<34>;
     type PalletId = TreasuryId;

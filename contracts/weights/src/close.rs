@@ -36,7 +36,7 @@ impl<T: Config> Epochs for Pallet<T> {
         let Votes { validators, revealed, miners } =
             Self::votes(run, epoch, &details.params, electorate, &departed);
         Self::clear(run, epoch);
-        let mut weight = T::WeightInfo::close(validators.len() as u32, miners);
+        let mut weight = weight_info::close::<T>(validators.len() as u32, miners);
         let next = epoch.saturating_add(1);
         let Some(consensus) = yuma(&validators) else {
             let unchanged = validators.iter().map(|row| (row.validator, row.bonds.as_slice()));
@@ -224,7 +224,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         if seat.role == Role::Validator && !awaits_pay {
             BondsOf::<T>::remove(run, uid);
         }
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }
 

@@ -44,7 +44,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// A seat whose holder held out an epoch and left before the epoch closed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
@@ -105,8 +104,6 @@ pub mod pallet {
 
         /// The electorate's record of a validator that leaves.
         type Members: Members;
-
-        type WeightInfo: WeightInfo;
 
         /// As many seats as the registry allows.
         #[pallet::constant]
@@ -215,7 +212,7 @@ pub mod pallet {
         /// Commits the signer, a validator's hotkey, to a weight vote for the current `epoch`:
         /// `blake2_256(SCALE(weights) ‖ salt ‖ hotkey)` (PROT-30).
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, epoch: &u32, _hash: &Digest| -> bool {
             Pallet::<T>::signer(origin)
                 .is_some_and(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *epoch).is_ok())
@@ -232,7 +229,7 @@ pub mod pallet {
         /// Reveals the weight vote that the signer, a validator's hotkey, committed to in `epoch`. Only proportions
         /// matter. Weights of uids without a miner do not count, as seats may have changed hands since.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::reveal(weights.len() as u32))]
+        #[pallet::weight(weight_info::reveal::<T>(weights.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>, run: &RunId, epoch: &u32, weights: &SeatWeights<T>, salt: &Salt
         | -> bool {

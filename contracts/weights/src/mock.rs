@@ -32,7 +32,6 @@ impl pallet_windows::Config for Test {
     type Nominations = ();
     type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = ();
     type MaxRuns = ConstU32<4>;
     type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
@@ -44,7 +43,6 @@ impl pallet_weights::Config for Test {
     type HotkeyOf = AccountIsHotkey;
     type Payroll = Payslips;
     type Members = Windows;
-    type WeightInfo = ();
     type MaxSeats = ConstU32<1088>;
 }
 

@@ -47,7 +47,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// The part of a slashed amount that the reporter gets (PROT-21).
 pub const REPORTER_SHARE: Permille = Permille(100);
@@ -173,8 +172,6 @@ pub mod pallet {
         type HotkeyOf: ConvertBack<Self::AccountId, Hotkey>;
 
         type Epochs: Epochs;
-
-        type WeightInfo: WeightInfo;
 
         /// As many runs as the registry allows.
         #[pallet::constant]
@@ -437,7 +434,7 @@ pub mod pallet {
         /// Commits the signer, a miner's hotkey, to the bytes with this digest (PROT-11). Until the deadline, a later
         /// commitment replaces an earlier one.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
             Pallet::<T>::signer(origin)
                 .and_then(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *window).ok())
@@ -460,7 +457,7 @@ pub mod pallet {
         ///
         /// Every validator may attest: an absent one returns to the electorate by it.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::attest(verdicts.len() as u32))]
+        #[pallet::weight(weight_info::attest::<T>(verdicts.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -488,7 +485,7 @@ pub mod pallet {
         /// Votes for the merged update that the signer, a validator's hotkey, computed (PROT-19); at checkpoint
         /// windows also for the state root after it (PROT-20).
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::vote())]
+        #[pallet::weight(weight_info::vote::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, vote: &Vote| -> bool {
             Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote(&hotkey, *run, *window, vote).is_ok())
         })]
@@ -504,7 +501,7 @@ pub mod pallet {
         /// Commits the signer, a validator's hotkey, to an attestation, in a run with commit–reveal (PROT-30). `hash`
         /// is [`protocol::reveal::commitment`] of the verdicts.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::attest_hidden())]
+        #[pallet::weight(weight_info::attest_hidden::<T>())]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -533,7 +530,7 @@ pub mod pallet {
         /// Reveals the attestation that the signer committed to. An attestation that is not revealed in time does not
         /// count.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::reveal_attestation(verdicts.len() as u32))]
+        #[pallet::weight(weight_info::reveal_attestation::<T>(verdicts.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -563,7 +560,7 @@ pub mod pallet {
         /// Commits the signer, a hotkey of the electorate, to a vote, in a run with commit–reveal (PROT-30). `hash`
         /// is [`protocol::reveal::commitment`] of the vote.
         #[pallet::call_index(5)]
-        #[pallet::weight(T::WeightInfo::vote_hidden())]
+        #[pallet::weight(weight_info::vote_hidden::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _hash: &Digest| -> bool {
             Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote_hidden(&hotkey, *run, *window).is_ok())
         })]
@@ -578,7 +575,7 @@ pub mod pallet {
 
         /// Reveals the vote that the signer committed to. A vote that is not revealed in time does not count.
         #[pallet::call_index(6)]
-        #[pallet::weight(T::WeightInfo::reveal_vote())]
+        #[pallet::weight(weight_info::reveal_vote::<T>())]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -608,7 +605,7 @@ pub mod pallet {
         /// Records the digest of the receipt that the signer, a validator's hotkey, published for a finalised window;
         /// once (PROT-27).
         #[pallet::call_index(7)]
-        #[pallet::weight(T::WeightInfo::anchor_receipts())]
+        #[pallet::weight(weight_info::anchor_receipts::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
             Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_anchor(&hotkey, *run, *window).is_ok())
         })]
@@ -629,7 +626,7 @@ pub mod pallet {
         /// Proves that a validator signed two different statements on one subject of a stored window. The validator
         /// is slashed; the signer gets a tenth of that and its fee back (PROT-21).
         #[pallet::call_index(8)]
-        #[pallet::weight(T::WeightInfo::report_equivocation())]
+        #[pallet::weight(weight_info::report_equivocation::<T>())]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
             let reporter = ensure_signed(origin)?;
             let statement = proof.check().map_err(Error::<T>::from)?;
@@ -642,7 +639,7 @@ pub mod pallet {
         /// Proves that a validator signed a statement that differs from the chain's record of it. Otherwise as
         /// [`Pallet::report_equivocation`] (PROT-21).
         #[pallet::call_index(9)]
-        #[pallet::weight(T::WeightInfo::report_contradiction())]
+        #[pallet::weight(weight_info::report_contradiction::<T>())]
         pub fn report_contradiction(
             origin: OriginFor<T>,
             hotkey: Hotkey,

@@ -32,7 +32,6 @@ impl pallet_windows::Config for Test {
     type Nominations = Nominated;
     type HotkeyOf = AccountIsHotkey;
     type Epochs = RecordedEpochs;
-    type WeightInfo = pallet_windows::weight_info::Measured<Test>;
     type MaxRuns = ConstU32<16>;
     type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;

@@ -1,10 +1,10 @@
 //! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
 
 use crate::{
-    Epochs, Member, Members, Presence, WeightInfo,
+    Epochs, Member, Members, Presence,
     electorate::{self, Bonded, Electorate},
     pallet::*,
-    tally,
+    tally, weight_info,
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
@@ -83,7 +83,7 @@ impl<T: Config> Pallet<T> {
             return T::DbWeight::get().reads(1);
         };
         let deadlines = Deadlines::of(&params);
-        let mut weight = T::WeightInfo::task();
+        let mut weight = weight_info::task::<T>();
         match deadlines.task_at(offset) {
             Some(Task::Open) => {
                 // If votes end with a window's last block, the window is finalised here.
@@ -134,7 +134,7 @@ impl<T: Config> Pallet<T> {
             roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
         };
         let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
-        let mut weight = T::WeightInfo::open(miners.len() as u32, validators.len() as u32);
+        let mut weight = weight_info::open::<T>(miners.len() as u32, validators.len() as u32);
 
         // A stopped run assigns no data, so that none is spent.
         let slots = if stopped { Vec::new() } else { miners };
@@ -247,7 +247,7 @@ impl<T: Config> Pallet<T> {
                 *place(record) = (hash != T::Hash::default()).then_some(Digest(hash.0));
             }
         });
-        T::WeightInfo::record_hash()
+        weight_info::record_hash::<T>()
     }
 
     /// Counts the attestations and selects the contributions to merge (PROT-14, 16).
@@ -303,7 +303,7 @@ impl<T: Config> Pallet<T> {
             valid: found.valid.len() as u32,
             faulty: found.faulty.len() as u32,
         });
-        let weight = T::WeightInfo::select(record.slots.len() as u32, record.electorate.len() as u32);
+        let weight = weight_info::select::<T>(record.slots.len() as u32, record.electorate.len() as u32);
         record.selection = Some(Choice {
             selected: BoundedVec::truncate_from(selected),
             valid: BoundedVec::truncate_from(found.valid),
@@ -358,7 +358,7 @@ impl<T: Config> Pallet<T> {
             Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
         }
 
-        let weight = T::WeightInfo::finalise(record.electorate.len() as u32);
+        let weight = weight_info::finalise::<T>(record.electorate.len() as u32);
         record.outcome = Some(outcome);
         Records::<T>::insert(run, window, record);
         ProgressOf::<T>::insert(run, progress);
@@ -401,7 +401,7 @@ impl<T: Config> Pallet<T> {
             Receipts::<T>::clear_prefix(key, limit, None).unique,
             Punished::<T>::clear_prefix(key, limit.saturating_mul(3), None).unique,
         ];
-        T::WeightInfo::prune(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
+        weight_info::prune::<T>(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
     }
 
     /// The window's commitments, in uid order.

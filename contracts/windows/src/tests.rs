@@ -912,7 +912,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                         Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(key), signed);
                 }
                 Op::Budget(steps) => {
-                    let step = <Test as Config>::WeightInfo::open(3, 3);
+                    let step = weight_info::open::<Test>(3, 3);
                     TaskBudget::set(steps.map_or(Weight::MAX, |steps| step * steps));
                 }
                 Op::Reweigh(weights) => {
