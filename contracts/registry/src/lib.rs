@@ -31,7 +31,6 @@ use protocol::{Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window
 mod benchmarking;
 mod changes;
 mod invariants;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod permits;

@@ -25,7 +25,6 @@ use scale_info::TypeInfo;
 mod benchmarking;
 mod epochs;
 mod invariants;
-pub mod migrations;
 mod reads;
 mod split;
 #[cfg(test)]
@@ -121,7 +120,7 @@ pub mod pallet {
     use pallet_registry::{Nominations, Run, Seats};
     use protocol::RunId;
 
-    /// Version 0 was the first layout; [`crate::migrations`] leads to this one.
+    /// Storage version, raised by each migration.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]

@@ -636,39 +636,6 @@ fn recent_pay_halves_with_each_paid_epoch() {
 }
 
 #[test]
-fn earnings_of_version_0_are_migrated() {
-    use crate::migrations::{ToVersion1, version_1};
-    use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
-
-    with_run(|| {
-        assert_ok!(fund(5000));
-        pay(0);
-        StorageVersion::new(0).put::<Rewards>();
-        let old: Vec<_> = EarningsOf::<Test>::iter()
-            .map(|(run, uid, Earnings { claimable, earned, .. })| {
-                (EarningsOf::<Test>::hashed_key_for(run, uid), version_1::Earnings { claimable, earned })
-            })
-            .collect();
-        assert_eq!(old.len(), 3);
-        for (key, earnings) in &old {
-            unhashed::put(key, earnings);
-        }
-
-        ToVersion1::<Test>::on_runtime_upgrade();
-
-        assert_eq!(StorageVersion::get::<Rewards>(), StorageVersion::new(1));
-        assert_eq!([earnings(0), earnings(1), earnings(2)], [(375, 375), (125, 125), (400, 400)]);
-        assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
-        check();
-        assert_ok!(claim(COLDKEY, 0));
-        // The second run does nothing.
-        assert_storage_noop!({
-            ToVersion1::<Test>::on_runtime_upgrade();
-        });
-    });
-}
-
-#[test]
 fn everything_can_be_claimed_to_the_last_unit() {
     with_run(|| {
         assert_ok!(fund(101));

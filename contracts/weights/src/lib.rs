@@ -86,7 +86,7 @@ pub mod pallet {
         weights::is_canonical,
     };
 
-    /// Version 0 read the same as version 1, from which [`crate::migrations`] leads to this one.
+    /// Storage version; [`crate::migrations`] leads to it from version 1.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(2);
 
     #[pallet::pallet]

@@ -34,7 +34,6 @@ use scale_info::TypeInfo;
 mod benchmarking;
 mod electorate;
 mod invariants;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod permits;
@@ -154,7 +153,7 @@ pub mod pallet {
         view::{Outcome, Verdict, Vote},
     };
 
-    /// Version 0 was the first layout; [`crate::migrations`] leads to this one.
+    /// Storage version, raised by each migration.
     pub const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]

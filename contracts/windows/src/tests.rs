@@ -15,7 +15,6 @@ mod commit_reveal;
 mod equivocation;
 mod feeless;
 mod late;
-mod layout;
 mod minority_votes;
 mod participation;
 mod scale;
