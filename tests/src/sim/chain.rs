@@ -5,7 +5,7 @@
 //! is named by the network's seed and its number instead of by its header, so that all that is drawn by hashes of blocks follows from the seed.
 
 use async_trait::async_trait;
-use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head, Included};
+use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::{Decode, Encode};
 use mettle_runtime::{
     AccountId, Header, Runtime, RuntimeCall, RuntimeOrigin, SLOT_DURATION, System, api,
@@ -47,7 +47,7 @@ pub struct SimChain {
 struct Pending {
     signer: AccountId,
     call: RuntimeCall,
-    included: oneshot::Sender<Result<Included, Refusal>>,
+    included: oneshot::Sender<Result<Head, Refusal>>,
 }
 
 impl SimChain {
@@ -121,7 +121,7 @@ impl SimChain {
             .map(|Pending { signer, call, included }| ((signer, call), included))
             .unzip();
         let results = self.block(calls);
-        let block = Included { block: self.head.block, hash: self.head.hash };
+        let block = self.head;
         for (included, result) in signers.into_iter().zip(results) {
             // A signer that has stopped hears nothing.
             let _ = included.send(result.map(|()| block));
@@ -304,7 +304,7 @@ impl Chain for SharedChain {
         Err(ChainError::NoSigner { doing: format!("{call:?}") })
     }
 
-    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         let doing = format!("{call:?}");
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
         let (pallet, call) = of_a_seat(call).ok_or_else(|| ChainError::Invalid {

@@ -36,10 +36,10 @@ const LANES_MAX: u32 = 16;
 
 /// The cost of trying one password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
-    pub memory_kib: u32,
-    pub passes: u32,
-    pub lanes: u32,
+struct Cost {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
 }
 
 /// 64 MiB and three passes, about 0.2 s: RFC 9106's recommendation for little memory.
@@ -47,11 +47,6 @@ impl Default for Cost {
     fn default() -> Cost {
         Cost { memory_kib: 64 * 1024, passes: 3, lanes: 1 }
     }
-}
-
-impl Cost {
-    /// The least that Argon2 accepts: for keys that protect nothing, such as a local network's.
-    pub const NOTHING_AT_STAKE: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
 }
 
 /// A key file that was read and checked, but not decrypted.
@@ -101,23 +96,11 @@ impl KeyFile {
         KeyFile::create_at_cost(path, key, password, Cost::default())
     }
 
-    /// [`KeyFile::create`] with another cost.
-    pub fn create_at_cost(
-        path: &Path,
-        key: &Key,
-        password: &KeyPassword,
-        cost: Cost,
-    ) -> Result<(), KeyError> {
+    fn create_at_cost(path: &Path, key: &Key, password: &KeyPassword, cost: Cost) -> Result<(), KeyError> {
         if path.exists() {
             return Err(KeyError::Exists(path.to_owned()));
         }
-        let file = KeyFile::seal(path, key, password, cost)?;
-        file.write()
-    }
-
-    /// Reads and decrypts a key file.
-    pub fn open(path: &Path, password: &KeyPassword) -> Result<Key, KeyError> {
-        KeyFile::read(path)?.unlock(password)
+        KeyFile::seal(path, key, password, cost)?.write()
     }
 
     /// Reads a key file without decrypting it.
@@ -327,8 +310,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// The least that Argon2 accepts.
+    const CHEAP: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
+
     fn password(text: &str) -> KeyPassword {
         KeyPassword::new(text).unwrap()
+    }
+
+    fn open(path: &Path, text: &str) -> Result<Key, KeyError> {
+        KeyFile::read(path)?.unlock(&password(text))
     }
 
     struct Saved {
@@ -341,7 +331,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("made on the way").join("hot.json");
         let key = Key::generate().unwrap();
-        KeyFile::create_at_cost(&path, &key, &password("right"), Cost::NOTHING_AT_STAKE).unwrap();
+        KeyFile::create_at_cost(&path, &key, &password("right"), CHEAP).unwrap();
         Saved { _directory: directory, path, key }
     }
 
@@ -352,15 +342,15 @@ mod tests {
         let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&saved.path).unwrap()).unwrap();
         change(&mut json);
         fs::write(&saved.path, serde_json::to_vec(&json).unwrap()).unwrap();
-        KeyFile::open(&saved.path, &password("right")).unwrap_err()
+        open(&saved.path, "right").unwrap_err()
     }
 
     #[test]
     fn a_key_opens_only_with_its_password() {
         let saved = saved();
-        assert_eq!(KeyFile::open(&saved.path, &password("right")).unwrap().account(), saved.key.account());
+        assert_eq!(open(&saved.path, "right").unwrap().account(), saved.key.account());
         assert_eq!(KeyFile::read(&saved.path).unwrap().public(), saved.key.hotkey());
-        let error = KeyFile::open(&saved.path, &password("wrong")).unwrap_err();
+        let error = open(&saved.path, "wrong").unwrap_err();
         assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
     }
 
@@ -370,7 +360,7 @@ mod tests {
         let path = directory.path().join("hot.json");
         let key = Key::generate().unwrap();
         KeyFile::create(&path, &key, &password("right")).unwrap();
-        assert_eq!(KeyFile::open(&path, &password("right")).unwrap().account(), key.account());
+        assert_eq!(open(&path, "right").unwrap().account(), key.account());
     }
 
     #[test]
@@ -378,12 +368,11 @@ mod tests {
         let saved = saved();
         let before = fs::read(&saved.path).unwrap();
         let other = Key::generate().unwrap();
-        let error =
-            KeyFile::create_at_cost(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        let error = KeyFile::create_at_cost(&saved.path, &other, &password("x"), CHEAP).unwrap_err();
         assert!(matches!(error, KeyError::Exists(_)), "{error}");
         assert_eq!(fs::read(&saved.path).unwrap(), before);
         // Also if the file appears between the check and the write.
-        let file = KeyFile::seal(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap();
+        let file = KeyFile::seal(&saved.path, &other, &password("x"), CHEAP).unwrap();
         assert!(matches!(file.write(), Err(KeyError::Exists(_))));
         assert_eq!(fs::read(&saved.path).unwrap(), before);
         let left = fs::read_dir(saved.path.parent().unwrap()).unwrap().count();
@@ -464,7 +453,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().join("hot.json");
         let key = Key::generate().unwrap();
-        let error = KeyFile::create_at_cost(&path, &key, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        let error = KeyFile::create_at_cost(&path, &key, &password("x"), CHEAP).unwrap_err();
         assert!(matches!(error, KeyError::Io { .. }), "{error}");
         let source = std::error::Error::source(&error);
         assert!(source.is_some(), "the reason is lost");
