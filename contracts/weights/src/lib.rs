@@ -214,13 +214,10 @@ pub mod pallet {
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, epoch: &u32, _hash: &Digest| -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *epoch).is_ok())
+            Pallet::<T>::may_commit(origin.clone(), *run, *epoch).is_ok()
         })]
         pub fn commit(origin: OriginFor<T>, run: RunId, epoch: u32, hash: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let validator = Self::may_commit(&hotkey, run, epoch)?;
-            let hotkey = T::HotkeyOf::convert(hotkey);
+            let (validator, hotkey) = Self::may_commit(origin, run, epoch)?;
             Commits::<T>::insert((run, epoch), validator, Sealed { hash, hotkey });
             Self::deposit_event(Event::Committed { run, epoch, validator, hash });
             Ok(())
@@ -233,8 +230,7 @@ pub mod pallet {
         #[pallet::feeless_if(|
             origin: &OriginFor<T>, run: &RunId, epoch: &u32, weights: &SeatWeights<T>, salt: &Salt
         | -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_reveal(&hotkey, *run, *epoch, weights, salt).is_ok())
+            Pallet::<T>::may_reveal(origin.clone(), *run, *epoch, weights, salt).is_ok()
         })]
         pub fn reveal(
             origin: OriginFor<T>,
@@ -243,8 +239,7 @@ pub mod pallet {
             weights: SeatWeights<T>,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let validator = Self::may_reveal(&hotkey, run, epoch, &weights, &salt)?;
+            let validator = Self::may_reveal(origin, run, epoch, &weights, &salt)?;
             let seats = weights.len() as u32;
             Commits::<T>::remove((run, epoch), validator);
             Ballots::<T>::insert((run, epoch), validator, weights);
@@ -255,32 +250,31 @@ pub mod pallet {
 
     /// The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
     impl<T: Config> Pallet<T> {
-        fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
-            ensure_signed(origin.clone()).ok()
-        }
-
-        fn may_commit(hotkey: &T::AccountId, run: RunId, epoch: u32) -> Result<Uid, Error<T>> {
+        /// The seat, and the hotkey that the commitment binds.
+        fn may_commit(origin: OriginFor<T>, run: RunId, epoch: u32) -> Result<(Uid, Hotkey), DispatchError> {
+            let hotkey = ensure_signed(origin)?;
             let (params, window) = Self::open_window(run)?;
             let current = window.epoch(params.epoch_windows);
             ensure!(epoch >= current, Error::<T>::EpochOver);
             ensure!(epoch <= current, Error::<T>::EpochNotBegun);
-            let validator = Self::validator(run, hotkey)?;
+            let validator = Self::validator(run, &hotkey)?;
             ensure!(!Commits::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyCommitted);
-            Ok(validator)
+            Ok((validator, T::HotkeyOf::convert(hotkey)))
         }
 
         fn may_reveal(
-            hotkey: &T::AccountId,
+            origin: OriginFor<T>,
             run: RunId,
             epoch: u32,
             weights: &SeatWeights<T>,
             salt: &Salt,
-        ) -> Result<Uid, Error<T>> {
+        ) -> Result<Uid, DispatchError> {
+            let hotkey = ensure_signed(origin)?;
             let (params, window) = Self::open_window(run)?;
             let begins = after_epoch(&params, epoch);
             ensure!(window >= begins, Error::<T>::RevealNotBegun);
             ensure!(window < closes_at(&params, epoch), Error::<T>::RevealOver);
-            let validator = Self::validator(run, hotkey)?;
+            let validator = Self::validator(run, &hotkey)?;
             let sealed = Commits::<T>::get((run, epoch), validator);
             let shown = || match Ballots::<T>::contains_key((run, epoch), validator) {
                 true => Error::<T>::AlreadyRevealed,

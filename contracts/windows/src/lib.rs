@@ -435,13 +435,10 @@ pub mod pallet {
         #[pallet::call_index(0)]
         #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
-            Pallet::<T>::signer(origin)
-                .and_then(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *window).ok())
-                .is_some_and(|permit| permit.times < FREE_COMMITMENTS)
+            Pallet::<T>::may_commit(origin.clone(), *run, *window).is_ok_and(|permit| permit.times < FREE_COMMITMENTS)
         })]
         pub fn commit(origin: OriginFor<T>, run: RunId, window: Window, digest: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let permit = Self::may_commit(&hotkey, run, window)?;
+            let permit = Self::may_commit(origin, run, window)?;
             let uid = permit.uid;
 
             TimesCommitted::<T>::mutate(run, window, |times| permit.count_in(times));
@@ -464,7 +461,7 @@ pub mod pallet {
             verdicts: &Verdicts<T>,
             _next_salt: &Digest,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest(&hotkey, *run, *window, verdicts).is_ok())
+            Pallet::<T>::may_attest(origin.clone(), *run, *window, verdicts).is_ok()
         })]
         pub fn attest(
             origin: OriginFor<T>,
@@ -473,8 +470,7 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             next_salt: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let (uid, params) = Self::may_attest(&hotkey, run, window, &verdicts)?;
+            let (uid, params) = Self::may_attest(origin, run, window, &verdicts)?;
 
             Salts::<T>::insert((run, window.next()), uid, next_salt);
             Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
@@ -486,11 +482,10 @@ pub mod pallet {
         #[pallet::call_index(2)]
         #[pallet::weight(weight_info::vote::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, vote: &Vote| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote(&hotkey, *run, *window, vote).is_ok())
+            Pallet::<T>::may_vote(origin.clone(), *run, *window, vote).is_ok()
         })]
         pub fn vote(origin: OriginFor<T>, run: RunId, window: Window, vote: Vote) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_vote(&hotkey, run, window, &vote)?;
+            let uid = Self::may_vote(origin, run, window, &vote)?;
 
             Votes::<T>::insert((run, window), uid, vote);
             Self::deposit_event(Event::Voted { run, window, uid, vote });
@@ -508,7 +503,7 @@ pub mod pallet {
             _hash: &Digest,
             _next_salt: &Digest,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest_hidden(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_attest_hidden(origin.clone(), *run, *window).is_ok()
         })]
         pub fn attest_hidden(
             origin: OriginFor<T>,
@@ -517,8 +512,7 @@ pub mod pallet {
             hash: Digest,
             next_salt: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_attest_hidden(&hotkey, run, window)?;
+            let uid = Self::may_attest_hidden(origin, run, window)?;
 
             Salts::<T>::insert((run, window.next()), uid, next_salt);
             HiddenAttestations::<T>::insert((run, window), uid, hash);
@@ -537,9 +531,7 @@ pub mod pallet {
             verdicts: &Verdicts<T>,
             salt: &Salt,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| {
-                Pallet::<T>::may_reveal_attestation(&hotkey, *run, *window, verdicts, salt).is_ok()
-            })
+            Pallet::<T>::may_reveal_attestation(origin.clone(), *run, *window, verdicts, salt).is_ok()
         })]
         pub fn reveal_attestation(
             origin: OriginFor<T>,
@@ -548,8 +540,7 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let (uid, params) = Self::may_reveal_attestation(&hotkey, run, window, &verdicts, &salt)?;
+            let (uid, params) = Self::may_reveal_attestation(origin, run, window, &verdicts, &salt)?;
 
             HiddenAttestations::<T>::remove((run, window), uid);
             Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
@@ -561,11 +552,10 @@ pub mod pallet {
         #[pallet::call_index(5)]
         #[pallet::weight(weight_info::vote_hidden::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _hash: &Digest| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote_hidden(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_vote_hidden(origin.clone(), *run, *window).is_ok()
         })]
         pub fn vote_hidden(origin: OriginFor<T>, run: RunId, window: Window, hash: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_vote_hidden(&hotkey, run, window)?;
+            let uid = Self::may_vote_hidden(origin, run, window)?;
 
             HiddenVotes::<T>::insert((run, window), uid, hash);
             Self::deposit_event(Event::VoteHidden { run, window, uid });
@@ -582,8 +572,7 @@ pub mod pallet {
             vote: &Vote,
             salt: &Salt,
         | -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_reveal_vote(&hotkey, *run, *window, vote, salt).is_ok())
+            Pallet::<T>::may_reveal_vote(origin.clone(), *run, *window, vote, salt).is_ok()
         })]
         pub fn reveal_vote(
             origin: OriginFor<T>,
@@ -592,8 +581,7 @@ pub mod pallet {
             vote: Vote,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_reveal_vote(&hotkey, run, window, &vote, &salt)?;
+            let uid = Self::may_reveal_vote(origin, run, window, &vote, &salt)?;
 
             HiddenVotes::<T>::remove((run, window), uid);
             Votes::<T>::insert((run, window), uid, vote);
@@ -606,7 +594,7 @@ pub mod pallet {
         #[pallet::call_index(7)]
         #[pallet::weight(weight_info::anchor_receipts::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_anchor(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_anchor(origin.clone(), *run, *window).is_ok()
         })]
         pub fn anchor_receipts(
             origin: OriginFor<T>,
@@ -614,8 +602,7 @@ pub mod pallet {
             window: Window,
             digest: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_anchor(&hotkey, run, window)?;
+            let uid = Self::may_anchor(origin, run, window)?;
 
             Receipts::<T>::insert((run, window), uid, digest);
             Self::deposit_event(Event::ReceiptsAnchored { run, window, uid, digest });

@@ -44,18 +44,14 @@ impl<T: Config> Pallet<T> {
         Block(frame_system::Pallet::<T>::block_number().saturated_into())
     }
 
-    pub(crate) fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
-        ensure_signed(origin.clone()).ok()
-    }
-
     pub(crate) fn may_commit(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<MayCommit, Error<T>> {
+    ) -> Result<MayCommit, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
-        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = T::Registry::seat_of(run, &ensure_signed(origin)?).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
@@ -64,102 +60,104 @@ impl<T: Config> Pallet<T> {
     }
 
     pub(crate) fn may_attest(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         verdicts: &[(Uid, Verdict)],
-    ) -> Result<(Uid, RunParams), Error<T>> {
+    ) -> Result<(Uid, RunParams), DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Self::check_verdicts(run, window, verdicts)?;
         Ok((uid, params))
     }
 
     pub(crate) fn may_attest_hidden(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         let _ = Self::record(run, window)?;
         ensure!(!HiddenAttestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Ok(uid)
     }
 
     pub(crate) fn may_reveal_attestation(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         verdicts: &[(Uid, Verdict)],
         salt: &Salt,
-    ) -> Result<(Uid, RunParams), Error<T>> {
+    ) -> Result<(Uid, RunParams), DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.attest_by, Deadlines::of(&params).attest_revealed_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &hotkey)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         let hash = HiddenAttestations::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
-        Self::check_reveal(hotkey, verdicts, salt, hash)?;
+        Self::check_reveal(&hotkey, verdicts, salt, hash)?;
         Self::check_verdicts(run, window, verdicts)?;
         Ok((uid, params))
     }
 
     pub(crate) fn may_vote(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         vote: &Vote,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.attest_by, params.schedule.vote_by)?;
-        let uid = Self::member(run, window, hotkey)?;
+        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
         Self::check_state_root(&params, window, vote)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
     }
 
     pub(crate) fn may_vote_hidden(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, Deadlines::of(&params).attest_revealed_by, params.schedule.vote_by)?;
-        let uid = Self::member(run, window, hotkey)?;
+        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
         ensure!(!HiddenVotes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
     }
 
     pub(crate) fn may_reveal_vote(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         vote: &Vote,
         salt: &Salt,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.vote_by, Deadlines::of(&params).vote_revealed_by)?;
         // A member when it committed; a window's electorate does not change.
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
-        Self::check_reveal(hotkey, vote, salt, hash)?;
+        Self::check_reveal(&hotkey, vote, salt, hash)?;
         Self::check_state_root(&params, window, vote)?;
         Ok(uid)
     }
 
-    pub(crate) fn may_anchor(hotkey: &T::AccountId, run: RunId, window: Window) -> Result<Uid, Error<T>> {
+    pub(crate) fn may_anchor(origin: OriginFor<T>, run: RunId, window: Window) -> Result<Uid, DispatchError> {
         ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
         let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
