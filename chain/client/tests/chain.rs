@@ -415,9 +415,8 @@ async fn another_chain_at_the_same_port_is_refused_until_the_first_is_back() {
     wait_for(&alice, Block(3)).await;
     chain.shutdown().await;
 
-    let funded = embedded_chain::AccountId32::new([7; 32]);
-    let endowments = vec![(funded, 1_000_000_000_000)];
-    let other = start(Config { listen, endowments, ..busy() }).await;
+    let genesis_patch = Some(serde_json::json!({ "sudo": { "key": null } }));
+    let other = start(Config { listen, genesis_patch, ..busy() }).await;
     let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
     assert!(matches!(error, ChainError::WrongChain { .. }), "{error}");
     let error = alice.runs().await.unwrap_err();
