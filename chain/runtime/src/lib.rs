@@ -552,7 +552,7 @@ impl_runtime_apis! {
             Rewards::payslips(run, uid)
         }
         fn consensus_bonds(run: RunId, validator: Uid) -> Vec<(Uid, u32)> {
-            Weights::bonds(run, validator)
+            pallet_weights::BondsOf::<Runtime>::get(run, validator).into_inner()
         }
     }
 }

@@ -2,45 +2,24 @@
 //! storage, so that only this pallet is measured.
 
 use crate::{Call, Config, FormerPools, Holdings, NominationOf, Nominations, Pallet, PoolOf};
-use alloc::vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, Ending, Nominations as _, OnSeats as _, Run, Seat};
-use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille};
+use pallet_registry::{
+    Balance, Ending, Nominations as _, OnSeats as _, Seat,
+    benchmarking::{newcomer, put_run},
+};
+use protocol::{Role, RunId, RunParams, Terms, Uid, Window, params::Permille};
 
 const RUN: RunId = RunId(0);
 const UID: Uid = Uid(0);
 const ENDING: Ending = Ending { window: Window(100), until: Window(300) };
 
 fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunParams) {
-    let params = RunParams {
-        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
-        ..RunParams::default()
-    };
-    let run = Run {
-        owner: whitelisted_caller::<T::AccountId>(),
-        params,
-        terms: Terms::default(),
-        spec: Digest([0; 32]),
-        manifest: Digest([0; 32]),
-        theta0: Digest([0; 32]),
-        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
-        deposit: 0,
-        stopped: false,
-    };
-    let seat = Seat {
-        registered_at: Block(1),
-        since: Window(0),
-        role: Role::Validator,
-        hotkey: account("hotkey", 0, 0),
-        coldkey: whitelisted_caller::<T::AccountId>(),
-        endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
-        endpoint_set_at: None,
-        stake: stake::<T>(),
-    };
-    pallet_registry::Runs::<T>::insert(RUN, run);
+    let params = put_run::<T>(RUN, whitelisted_caller(), Terms::default());
+    let (role, coldkey, stake) = (Role::Validator, whitelisted_caller(), stake::<T>());
+    let seat = Seat { role, coldkey, stake, ..newcomer::<T>(0) };
     pallet_registry::SeatsOf::<T>::insert(RUN, UID, &seat);
     at_window::<T>(&params, Window(0));
     (seat, params)

@@ -28,7 +28,7 @@ use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
 use protocol::{Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille, view};
 
 #[cfg(feature = "runtime-benchmarks")]
-mod benchmarking;
+pub mod benchmarking;
 mod changes;
 mod invariants;
 #[cfg(test)]

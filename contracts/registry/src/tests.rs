@@ -31,6 +31,15 @@ fn unbonding(who: u64) -> Vec<(u16, Balance, u32)> {
     views.map(|view| (view.uid.0, view.amount, view.until.0)).collect()
 }
 
+fn seats_of_coldkey() -> Vec<Uid> {
+    let seats = <R as Seats<u64>>::seats(RUN).into_iter();
+    seats.filter(|(_, seat)| seat.coldkey == COLDKEY).map(|(uid, _)| uid).collect()
+}
+
+fn next_uid() -> Option<Uid> {
+    crate::permits::free_uid(&Rosters::<Test>::get(RUN), <<Test as Config>::MaxSeats as Get<u32>>::get())
+}
+
 fn holder(hotkey: u64) -> Option<SeatId> {
     <R as Seats<u64>>::holder_of(RUN, &(HOTKEY + hotkey))
 }
@@ -124,13 +133,13 @@ fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
         assert_noop!(R::drop_terms(signed(OWNER), RUN), E::NoTermsWaiting);
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 2, ..new }));
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
-        assert_eq!(R::pending_terms(RUN), Some(new));
+        assert_eq!(WaitingOf::<Test>::get(RUN).terms, Some(new));
         for window in [1, 2] {
             open(window);
             assert_eq!(now(), terms());
         }
         open(3);
-        assert_eq!((now(), R::pending_terms(RUN)), (new, None));
+        assert_eq!((now(), WaitingOf::<Test>::get(RUN).terms), (new, None));
         assert_eq!((of(0), of(1)), (terms(), new));
         System::assert_last_event(Event::<Test>::TermsChanged { run: RUN, epoch: 1 }.into());
 
@@ -217,8 +226,8 @@ fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
         assert_eq!(stakes, [(0, 30), (1, 60)]);
         assert_eq!((seats[0].1.registered_at, seats[0].1.since), (Block(1), Window(0)));
         assert_eq!((R::taken(RUN, Role::Miner), R::taken(RUN, Role::Validator)), ((1, 3), (1, 2)));
-        assert_eq!(R::seats_of_coldkey(RUN, &COLDKEY), [Uid(0), Uid(1)]);
-        assert_eq!(R::next_uid(RUN), Some(Uid(2)));
+        assert_eq!(seats_of_coldkey(), [Uid(0), Uid(1)]);
+        assert_eq!(next_uid(), Some(Uid(2)));
         open(0);
         assert_ok!(mine(2));
         assert_eq!((seat(2).since, R::immune_until(RUN, Uid(2))), (Window(1), Some(Window(5))));
@@ -636,7 +645,7 @@ fn a_role_below_its_maximum_may_find_every_uid_taken() {
         open(0);
         assert_ok!(validate(6, VALIDATOR_STAKE));
         assert_ok!(validate(7, VALIDATOR_STAKE));
-        assert_eq!((R::next_uid(RUN), R::taken(RUN, Role::Validator)), (None, (2, 6)));
+        assert_eq!((next_uid(), R::taken(RUN, Role::Validator)), (None, (2, 6)));
         assert_noop!(validate(8, VALIDATOR_STAKE), E::RunFull);
         open(4);
         assert_ok!(validate(8, VALIDATOR_STAKE));
@@ -740,7 +749,7 @@ fn stake_is_removed_down_to_the_minimum_and_released_after_it_has_unbonded() {
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         open(3);
         assert_eq!(unbonding(COLDKEY), [(0, 40, 6), (0, 5, 7), (0, 55, 8)]);
-        assert_eq!((staked(COLDKEY), R::seats_of_coldkey(RUN, &COLDKEY)), (100, vec![]));
+        assert_eq!((staked(COLDKEY), seats_of_coldkey()), (100, vec![]));
 
         open(5);
         assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);

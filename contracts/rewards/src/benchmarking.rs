@@ -2,14 +2,17 @@
 //! storage, so that only this pallet is measured.
 
 use crate::{BooksOf, Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
-use alloc::{vec, vec::Vec};
+use alloc::vec::Vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, Ending, Entry, OnSeats as _, Run, Seat};
+use pallet_registry::{
+    Balance, Ending, Entry, OnSeats as _, Seat,
+    benchmarking::{newcomer, put_run},
+};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Role, RunId, Terms, Uid, Window,
     params::{PayShares, Permille},
     view::SeatConsensus,
 };
@@ -30,28 +33,14 @@ fn caller<T: Config>() -> T::AccountId {
 /// A funded run of the caller, after epoch 0.
 fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
     let owner = caller::<T>();
-    let params = RunParams {
-        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
-        ..RunParams::default()
-    };
     let shares = PayShares {
         miners: Permille(400),
         validators: Permille(400),
         owner: Permille(100),
         burn: Permille(100),
     };
-    let run = Run {
-        owner: owner.clone(),
-        params,
-        terms: Terms { emission_per_epoch: emission::<T>(), shares, ..Terms::default() },
-        spec: Digest([0; 32]),
-        manifest: Digest([0; 32]),
-        theta0: Digest([0; 32]),
-        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
-        deposit: 0,
-        stopped: false,
-    };
-    pallet_registry::Runs::<T>::insert(RUN, run);
+    let terms = Terms { emission_per_epoch: emission::<T>(), shares, ..Terms::default() };
+    let params = put_run::<T>(RUN, owner.clone(), terms);
     let opens = params.schedule.opens_at(Window(params.epoch_windows));
     System::<T>::set_block_number(opens.0.into());
     let funds = emission::<T>().saturating_mul(100);
@@ -66,16 +55,7 @@ fn seats<T: Config + pallet_registry::Config>(
 ) -> Vec<(Uid, SeatConsensus)> {
     uids.map(|index| {
         let uid = Uid(index as u16);
-        let seat = Seat {
-            registered_at: Block(1),
-            since: Window(0),
-            role,
-            hotkey: account("hotkey", index, 0),
-            coldkey: whitelisted_caller::<T::AccountId>(),
-            endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
-            endpoint_set_at: None,
-            stake: 1,
-        };
+        let seat = Seat { role, coldkey: whitelisted_caller(), stake: 1, ..newcomer::<T>(index) };
         pallet_registry::Rosters::<T>::mutate(RUN, |roster| {
             roster.bounded_resize(index as usize, None);
             let _ = roster.try_push(Some(Entry::from(&seat)));

@@ -29,11 +29,6 @@ impl<T: Config> Pallet<T> {
         TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }
     }
 
-    /// Unclaimed pay of the former seats of `coldkey`.
-    pub fn former_claimable(run: RunId, coldkey: &T::AccountId) -> Balance {
-        FormerPay::<T>::get(run, coldkey)
-    }
-
     /// Whether a seat's pay is added to its stake.
     pub fn pays_into_stake(run: RunId, uid: Uid) -> bool {
         PayoutOf::<T>::get(run, uid) == Payout::Stake

@@ -8,6 +8,7 @@ use pallet_windows::{Epochs, Member, Members};
 use protocol::{
     RunParams,
     consensus::{ValidatorWeights, yuma},
+    view::SeatConsensus,
 };
 
 /// What goes into an epoch's consensus.
@@ -59,6 +60,12 @@ impl<T: Config> Epochs for Pallet<T> {
 }
 
 impl<T: Config> Pallet<T> {
+    /// The last consensus on a seat; empty for a newer holder.
+    pub fn consensus_of(run: RunId, uid: Uid) -> SeatConsensus {
+        let mut standings = Standings::<T>::get(run).into_iter();
+        standings.find(|(seat, _)| *seat == uid).map(|(_, standing)| standing).unwrap_or_default()
+    }
+
     /// The weight votes and bonds of the electorate, and the bonds of validators outside it.
     fn votes(
         run: RunId,

@@ -5,6 +5,7 @@ use crate::{
     pallet::*,
     *,
 };
+use frame::prelude::ensure;
 use pallet_registry::Seats;
 use protocol::{consensus::ONE, view::SeatConsensus, weights::is_canonical};
 
@@ -42,9 +43,7 @@ impl<T: Config> Pallet<T> {
             Self::check_epoch(run, epoch)?;
             let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
             Self::check_validator(run, validator, |_| departed)?;
-            if weights.is_empty() || !is_canonical(&weights) {
-                return Err("a weight vote is empty or not canonical");
-            }
+            ensure!(!weights.is_empty() && is_canonical(&weights), "a weight vote is empty or not canonical");
         }
         for ((run, epoch), uid, departed) in DepartedOf::<T>::iter() {
             Self::check_departed(run, epoch, uid, &departed)?;

@@ -38,7 +38,6 @@ mod invariants;
 pub mod migrations;
 #[cfg(test)]
 mod mock;
-mod reads;
 #[cfg(test)]
 mod tests;
 pub mod weight_info;

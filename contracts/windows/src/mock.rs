@@ -157,7 +157,9 @@ pub fn create_run(params: RunParams, terms: Terms) {
 }
 
 pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
-    let uid = Registry::next_uid(run).unwrap().0;
+    // The lowest free uid.
+    let roster = pallet_registry::Rosters::<Test>::get(run);
+    let uid = roster.iter().position(Option::is_none).unwrap_or(roster.len()) as u16;
     let signed = RuntimeOrigin::signed(COLDKEY);
     assert_ok!(Registry::register(signed, run, role, hotkey(uid), url(), stake, Balance::MAX));
     uid

@@ -1,6 +1,9 @@
 //! The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
 
-use crate::{pallet::*, tasks::Deadlines};
+use crate::{
+    pallet::*,
+    tasks::{attest_revealed_by, vote_revealed_by},
+};
 use codec::Encode;
 use frame::prelude::*;
 use pallet_registry::Seats;
@@ -98,7 +101,7 @@ impl<T: Config> Pallet<T> {
         let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, params.schedule.attest_by, Deadlines::of(&params).attest_revealed_by)?;
+        Self::in_phase(offset, params.schedule.attest_by, attest_revealed_by(&params))?;
         let uid = Self::validator(run, &hotkey)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         let hash = HiddenAttestations::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
@@ -129,7 +132,7 @@ impl<T: Config> Pallet<T> {
     ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, Deadlines::of(&params).attest_revealed_by, params.schedule.vote_by)?;
+        Self::in_phase(offset, attest_revealed_by(&params), params.schedule.vote_by)?;
         let uid = Self::member(run, window, &ensure_signed(origin)?)?;
         ensure!(!HiddenVotes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
@@ -145,7 +148,7 @@ impl<T: Config> Pallet<T> {
         let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, params.schedule.vote_by, Deadlines::of(&params).vote_revealed_by)?;
+        Self::in_phase(offset, params.schedule.vote_by, vote_revealed_by(&params))?;
         // A member when it committed; a window's electorate does not change.
         let uid = Self::validator(run, &hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);

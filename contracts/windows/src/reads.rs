@@ -1,6 +1,6 @@
 //! What the runtime API reads.
 
-use crate::{Presence, Progress, pallet::*};
+use crate::pallet::*;
 use alloc::vec::Vec;
 use pallet_registry::Seats;
 use protocol::{
@@ -9,15 +9,6 @@ use protocol::{
 };
 
 impl<T: Config> Pallet<T> {
-    /// The presence of a validator; `None` if it was never bonded at an opening.
-    pub fn presence(run: RunId, uid: Uid) -> Option<Presence> {
-        PresenceOf::<T>::get(run, uid)
-    }
-
-    pub fn progress(run: RunId) -> Option<Progress> {
-        ProgressOf::<T>::get(run)
-    }
-
     /// The current block and window of `run`.
     pub fn position(run: RunId) -> Option<Position> {
         let schedule = T::Registry::run(run)?.params.schedule;

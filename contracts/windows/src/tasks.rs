@@ -15,16 +15,6 @@ use protocol::{
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
 
-/// The last offsets in a window at which calls are in time, reveals included.
-pub(crate) struct Deadlines {
-    commit_by: u32,
-    /// Equals `attest_by` in a run without commit–reveal.
-    pub attest_revealed_by: u32,
-    /// Equals `vote_by` in a run without commit–reveal.
-    pub vote_revealed_by: u32,
-    blocks_per_window: u32,
-}
-
 /// A task, scheduled at an offset of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Task {
@@ -35,39 +25,26 @@ enum Task {
     Finalise,
 }
 
-impl Deadlines {
-    pub fn of(params: &RunParams) -> Deadlines {
-        let Schedule { commit_by, attest_by, vote_by, blocks_per_window, .. } = params.schedule;
-        Deadlines {
-            commit_by,
-            attest_revealed_by: attest_by.saturating_add(params.hidden_blocks),
-            vote_revealed_by: vote_by.saturating_add(params.hidden_blocks),
-            blocks_per_window,
-        }
-    }
+/// The last offset in a window at which attestations are in time, reveals included.
+pub(crate) fn attest_revealed_by(params: &RunParams) -> u32 {
+    params.schedule.attest_by.saturating_add(params.hidden_blocks)
+}
 
-    /// The tasks after a window's opening, in order. If votes end with the window's last block, the next window's opening
-    /// does the last one.
-    fn tasks(&self) -> [(u32, Task); 4] {
-        [
-            (1, Task::RecordOpeningHash),
-            (self.commit_by.saturating_add(2), Task::RecordEvaluationHash),
-            (self.attest_revealed_by.saturating_add(1), Task::Select),
-            (self.vote_revealed_by.saturating_add(1), Task::Finalise),
-        ]
-    }
+/// The last offset in a window at which votes are in time, reveals included.
+pub(crate) fn vote_revealed_by(params: &RunParams) -> u32 {
+    params.schedule.vote_by.saturating_add(params.hidden_blocks)
+}
 
-    fn task_at(&self, offset: u32) -> Option<Task> {
-        if offset == 0 {
-            return Some(Task::Open);
-        }
-        self.tasks().into_iter().find(|(at, _)| *at == offset).map(|(_, task)| task)
-    }
-
-    /// The offset of the first task after `offset`; `None` if that is the next window's opening.
-    fn task_after(&self, offset: u32) -> Option<u32> {
-        self.tasks().into_iter().map(|(at, _)| at).find(|at| *at > offset && *at < self.blocks_per_window)
-    }
+/// The tasks of a window by offset, in order. If votes end with the window's last block, the next window's opening
+/// does the last one.
+fn tasks(params: &RunParams) -> [(u32, Task); 5] {
+    [
+        (0, Task::Open),
+        (1, Task::RecordOpeningHash),
+        (params.schedule.commit_by.saturating_add(2), Task::RecordEvaluationHash),
+        (attest_revealed_by(params).saturating_add(1), Task::Select),
+        (vote_revealed_by(params).saturating_add(1), Task::Finalise),
+    ]
 }
 
 impl<T: Config> Pallet<T> {
@@ -82,37 +59,36 @@ impl<T: Config> Pallet<T> {
             defensive!("a run's first task is at its start");
             return T::DbWeight::get().reads(1);
         };
-        let deadlines = Deadlines::of(&params);
+        let tasks = tasks(&params);
         let mut weight = weight_info::task::<T>();
-        match deadlines.task_at(offset) {
+        let mut add = |cost: Weight| weight.saturating_accrue(cost);
+        match tasks.iter().find(|(at, _)| *at == offset).map(|(_, task)| task) {
             Some(Task::Open) => {
                 // If votes end with a window's last block, the window is finalised here.
                 if let Some(previous) = window.previous() {
-                    weight.saturating_accrue(Self::finalise(run, previous, &params));
+                    add(Self::finalise(run, previous, &params));
                 }
-                weight.saturating_accrue(T::Registry::window_opens(run, window));
-                weight.saturating_accrue(Self::open(run, window));
+                add(T::Registry::window_opens(run, window));
+                add(Self::open(run, window));
             }
             Some(Task::RecordOpeningHash) => {
-                weight
-                    .saturating_accrue(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                add(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
                 if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
-                    weight.saturating_accrue(Self::prune(run, Window(oldest)));
+                    add(Self::prune(run, Window(oldest)));
                 }
             }
             Some(Task::RecordEvaluationHash) => {
-                weight.saturating_accrue(Self::record_hash(run, window, at, |record| {
-                    &mut record.evaluation_hash
-                }));
+                add(Self::record_hash(run, window, at, |record| &mut record.evaluation_hash));
             }
-            Some(Task::Select) => weight.saturating_accrue(Self::select(run, window, &params)),
-            Some(Task::Finalise) => weight.saturating_accrue(Self::finalise(run, window, &params)),
+            Some(Task::Select) => add(Self::select(run, window, &params)),
+            Some(Task::Finalise) => add(Self::finalise(run, window, &params)),
             None => {
                 defensive!("a run's scheduled block is that of a task");
             }
         }
-        let next = match deadlines.task_after(offset) {
-            Some(next) => Block(schedule.opens_at(window).0.saturating_add(next)),
+        let next = tasks.into_iter().find(|(at, _)| *at > offset && *at < schedule.blocks_per_window);
+        let next = match next {
+            Some((next, _)) => Block(schedule.opens_at(window).0.saturating_add(next)),
             None => schedule.opens_at(window.next()),
         };
         Self::schedule_next_task(run, next);

@@ -123,7 +123,9 @@ fn a_block_runs_tasks_until_its_budget_is_used() {
             create_run(params(), terms());
         }
         let opened = || {
-            (0..6).filter(|run| Windows::progress(RunId(*run)).unwrap().window.is_some()).collect::<Vec<_>>()
+            (0..6)
+                .filter(|run| ProgressOf::<Test>::get(RunId(*run)).unwrap().window.is_some())
+                .collect::<Vec<_>>()
         };
         let one_run = weight_info::task::<Test>() + weight_info::open::<Test>(0, 0);
         TaskBudget::set(one_run * 2);
