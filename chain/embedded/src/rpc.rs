@@ -342,7 +342,7 @@ async fn follow_transaction(pending: PendingSubscriptionSink, mut statuses: mpsc
             status = statuses.recv() => status,
         };
         let Some(status) = status else { return };
-        if !send(&sink, &status.to_json()).await {
+        if !send(&sink, &json!(status)).await {
             return;
         }
     }
