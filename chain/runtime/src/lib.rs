@@ -24,7 +24,6 @@ use frame::{
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
-use pallet_registry::AccountIsHotkey;
 use pallet_rewards::Former;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
 use pallet_weights::Departed;
@@ -327,36 +326,22 @@ impl pallet_registry::Config for Runtime {
 }
 
 impl pallet_windows::Config for Runtime {
-    type Registry = Registry;
-    type Nominations = Nomination;
-    type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type MaxRuns = MaxRuns;
-    type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
     type MaxTaskWeight = MaxTaskWeight;
 }
 
 impl pallet_weights::Config for Runtime {
-    type Registry = Registry;
-    type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type Members = Windows;
-    type MaxSeats = MaxSeats;
 }
 
 impl pallet_rewards::Config for Runtime {
-    type Currency = Balances;
-    type Registry = Registry;
-    type Nominations = Nomination;
     type SharePayWeight = SharePayWeight;
-    type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
 }
 
 impl pallet_nomination::Config for Runtime {
-    type Currency = Balances;
-    type Registry = Registry;
     // Nothing iterates over nominators, and a low limit would let a rival fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;

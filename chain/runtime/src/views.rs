@@ -2,7 +2,7 @@
 
 use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows};
 use alloc::{string::String, vec::Vec};
-use pallet_registry::{Nominations as _, Payslips as _, Seat, Seats as _, Url};
+use pallet_registry::{Nominations as _, Payslips as _, Seat, Url};
 use protocol::{
     Hotkey, Role, RunId, SeatId, Uid,
     view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},

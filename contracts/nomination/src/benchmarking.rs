@@ -16,7 +16,7 @@ const RUN: RunId = RunId(0);
 const UID: Uid = Uid(0);
 const ENDING: Ending = Ending { window: Window(100), until: Window(300) };
 
-fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunParams) {
+fn validator<T: Config>() -> (Seat<T::AccountId>, RunParams) {
     let params = put_run::<T>(RUN, whitelisted_caller(), Terms::default());
     let (role, coldkey, stake) = (Role::Validator, whitelisted_caller(), stake::<T>());
     let seat = Seat { role, coldkey, stake, ..newcomer::<T>(0) };
@@ -30,11 +30,11 @@ fn at_window<T: frame_system::Config>(params: &RunParams, window: Window) {
 }
 
 fn stake<T: Config>() -> Balance {
-    T::MinNomination::get().max(<T as Config>::Currency::minimum_balance()).saturating_mul(1000)
+    T::MinNomination::get().max(T::Currency::minimum_balance()).saturating_mul(1000)
 }
 
 fn rich<T: Config>(who: &T::AccountId) {
-    let _ = <T as Config>::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
+    let _ = T::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
 }
 
 /// A nominator with the maximal number of unbonding amounts less `free`, each of another window.
@@ -51,7 +51,7 @@ fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
 }
 
 /// Ends the seat, and goes to where its nominations have unbonded.
-fn vacate<T: Config + pallet_registry::Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
+fn vacate<T: Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
     Pallet::<T>::vacated(RUN, UID, seat, ENDING);
     at_window::<T>(params, ENDING.until);
 }
@@ -60,7 +60,7 @@ fn nomination<T: Config>(who: &T::AccountId) -> Option<NominationOf<T>> {
     Nominations::<T>::get((RUN, who, UID))
 }
 
-#[benchmarks(where T: Config + pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 

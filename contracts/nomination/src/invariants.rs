@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::collections::BTreeMap;
 use frame::prelude::{fungible::Inspect as _, *};
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 
 /// What the nominations of one pool add up to.
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl<T: Config> Pallet<T> {
         if counts != (pool.stage == Stage::Open) {
             return Err("a closed pool counts for its seat, or an open one does not");
         }
-        let seat = T::Registry::seat(pool.run, pool.seat.uid);
+        let seat = Registry::<T>::seat(pool.run, pool.seat.uid);
         if counts && seat.is_none_or(|seat| seat.id(pool.seat.uid) != pool.seat) {
             return Err("a pool counts for a former seat");
         }

@@ -109,7 +109,7 @@ pub mod pallet {
         fungible::{Inspect, Mutate},
         *,
     };
-    use pallet_registry::Seats;
+    use pallet_registry::Pallet as Registry;
     use protocol::{Role, RunId, SeatId, Uid};
 
     /// The first layout of this pallet is version 1; a chain without the pallet says 0.
@@ -120,11 +120,7 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Currency: Inspect<Self::AccountId, Balance = Balance> + Mutate<Self::AccountId>;
-
-        type Registry: Seats<Self::AccountId>;
-
+    pub trait Config: frame_system::Config + pallet_registry::Config {
         /// The most nominators per seat.
         #[pallet::constant]
         type MaxNominators: Get<u32>;
@@ -242,7 +238,7 @@ pub mod pallet {
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn integrity_test() {
-            assert!(T::MaxUnbonding::get() > 0, "a nominator can leave");
+            assert!(<T as Config>::MaxUnbonding::get() > 0, "a nominator can leave");
             assert!(T::MinNomination::get() > 0, "a nomination is above zero");
         }
 
@@ -260,8 +256,8 @@ pub mod pallet {
         #[pallet::weight(weight_info::nominate::<T>())]
         pub fn nominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
             let current = Self::current(run, uid);
             let (id, mut pool) =
@@ -309,7 +305,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::unnominate::<T>())]
         pub fn unnominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             ensure!(pool.stage == Stage::Open, Error::<T>::PoolClosed);
             let worth = pool.worth(nomination.shares);
@@ -341,7 +337,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::withdraw::<T>())]
         pub fn withdraw(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             Self::credit(&pool, &mut nomination);
             let now = Self::now(&details);
@@ -371,7 +367,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::claim::<T>())]
         pub fn claim(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             Self::credit(&pool, &mut nomination);
             let amount = core::mem::take(&mut nomination.claimable);
@@ -397,8 +393,8 @@ pub mod pallet {
             commission: Permille,
         ) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
             ensure!(seat.coldkey == coldkey, Error::<T>::NotTheColdkey);
             ensure!(commission.0 <= 1000, Error::<T>::BadCommission);

@@ -332,7 +332,7 @@ mod benchmarks {
 
         #[block]
         {
-            <Pallet<T> as Seats<T::AccountId>>::window_opens(RUN, Window(0));
+            Pallet::<T>::window_opens(RUN, Window(0));
         }
 
         assert_eq!(FormerHotkeys::<T>::iter().count() as u32, n);
@@ -352,7 +352,7 @@ mod benchmarks {
         #[block]
         {
             let reward = Some((&reporter, Permille(100)));
-            taken = <Pallet<T> as Seats<T::AccountId>>::slash(RUN, seat, Permille(500), reward);
+            taken = Pallet::<T>::slash(RUN, seat, Permille(500), reward);
         }
 
         assert_eq!(taken, STAKE / 2 * (1 + Balance::from(T::MaxUnbonding::get())));

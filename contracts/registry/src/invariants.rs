@@ -50,7 +50,7 @@ impl<T: Config> Pallet<T> {
     /// Roster, seats and hotkeys name each other.
     fn check_seats(run: RunId, held: &mut Held<T::AccountId>) -> Result<(), &'static str> {
         let roster = Rosters::<T>::get(run);
-        let seats = <Self as Seats<T::AccountId>>::seats(run);
+        let seats = Self::seats(run);
         let taken = roster.iter().flatten().count();
         if seats.len() != taken || SeatsOf::<T>::iter_prefix(run).count() != taken {
             return Err("the roster does not name exactly the seats that exist");

@@ -46,6 +46,7 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use price::Price;
+pub use rules::share_of;
 pub use traits::*;
 pub use types::*;
 

@@ -21,17 +21,17 @@ const RUN: RunId = RunId(0);
 
 /// The emission: enough for a payment to every seat above the existential deposit.
 fn emission<T: Config>() -> Balance {
-    <T as Config>::Currency::minimum_balance().saturating_mul(1_000_000)
+    T::Currency::minimum_balance().saturating_mul(1_000_000)
 }
 
 fn caller<T: Config>() -> T::AccountId {
     let who = whitelisted_caller::<T::AccountId>();
-    let _ = <T as Config>::Currency::mint_into(&who, emission::<T>().saturating_mul(1000));
+    let _ = T::Currency::mint_into(&who, emission::<T>().saturating_mul(1000));
     who
 }
 
 /// A funded run of the caller, after epoch 0.
-fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
+fn run<T: Config>() -> T::AccountId {
     let owner = caller::<T>();
     let shares = PayShares {
         miners: Permille(400),
@@ -49,10 +49,7 @@ fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
 }
 
 /// Registers seats of the caller, with their shares in the consensus.
-fn seats<T: Config + pallet_registry::Config>(
-    role: Role,
-    uids: core::ops::Range<u32>,
-) -> Vec<(Uid, SeatConsensus)> {
+fn seats<T: Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, SeatConsensus)> {
     uids.map(|index| {
         let uid = Uid(index as u16);
         let seat = Seat { role, coldkey: whitelisted_caller(), stake: 1, ..newcomer::<T>(index) };
@@ -69,7 +66,7 @@ fn seats<T: Config + pallet_registry::Config>(
 }
 
 /// A run that has paid the caller's one seat, uid 0.
-fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
+fn paid<T: Config>() -> T::AccountId {
     let owner = run::<T>();
     let consensus = seats::<T>(Role::Miner, 0..1);
     Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
@@ -77,13 +74,13 @@ fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
     owner
 }
 
-fn vacate<T: Config + pallet_registry::Config>() {
+fn vacate<T: Config>() {
     let seat = pallet_registry::SeatsOf::<T>::take(RUN, Uid(0)).expect("uid 0 is taken");
     let ending = Ending { window: Window(10), until: Window(20) };
     Pallet::<T>::vacated(RUN, Uid(0), &seat, ending);
 }
 
-#[benchmarks(where T: Config + pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 
@@ -142,7 +139,7 @@ mod benchmarks {
 
     /// One seat in seventeen is a validator's, as with 64 validators and 1,024 miners.
     #[benchmark]
-    fn pay_epoch(s: Linear<0, { <T as Config>::MaxSeats::get() }>) {
+    fn pay_epoch(s: Linear<0, { <T as pallet_registry::Config>::MaxSeats::get() }>) {
         run::<T>();
         let validators = s / 17;
         let mut consensus = seats::<T>(Role::Validator, 0..validators);

@@ -7,7 +7,7 @@ use crate::{
 };
 use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::{Ending, Nominations as _, OnSeats, Payslips, Run, Seat, Seats as _};
+use pallet_registry::{Ending, Nominations as _, OnSeats, Pallet as Registry, Payslips, Run, Seat};
 use protocol::{RunId, Window};
 
 /// The seats that an epoch pays and whose holders have left, by uid.
@@ -25,7 +25,8 @@ impl<T: Config> Pallet<T> {
         consensus: &[(Uid, SeatConsensus)],
         former: &[Former<T::AccountId>],
     ) -> Weight {
-        let (Some(details), Some(terms)) = (T::Registry::run(run), T::Registry::terms_of(run, epoch)) else {
+        let (Some(details), Some(terms)) = (Registry::<T>::run(run), Registry::<T>::terms_of(run, epoch))
+        else {
             return weight_info::pay_epoch::<T>(0);
         };
         if LastPaid::<T>::get(run).is_some_and(|last| epoch <= last) {
@@ -65,7 +66,7 @@ impl<T: Config> Pallet<T> {
         consensus: &[(Uid, SeatConsensus)],
         former: &Formers<'_, T>,
     ) -> BTreeMap<Uid, Slip> {
-        let roster: BTreeMap<_, _> = T::Registry::roster(run).into_iter().collect();
+        let roster: BTreeMap<_, _> = Registry::<T>::roster(run).into_iter().collect();
         let in_time = |since: Window| since.epoch(details.params.epoch_windows) <= epoch;
         let registered_at = |uid: &Uid| match former.get(uid) {
             Some(former) => Some(former.seat.registered_at),
@@ -98,7 +99,7 @@ impl<T: Config> Pallet<T> {
             let seat = SeatId { uid, registered_at: slip.registered_at };
             let own_stake = match former.get(&uid) {
                 Some(former) => former.stake,
-                None => T::Registry::seat(run, uid).map_or(0, |seat| seat.stake),
+                None => Registry::<T>::seat(run, uid).map_or(0, |seat| seat.stake),
             };
             let part = T::Nominations::share_pay(run, seat, own_stake, amount, &account).min(amount);
             slip.nominators = slip.nominators.saturating_add(part);

@@ -117,7 +117,7 @@ pub mod pallet {
             *,
         },
     };
-    use pallet_registry::{Nominations, Run, Seats};
+    use pallet_registry::{Pallet as Registry, Run};
     use protocol::RunId;
 
     /// Storage version, raised by each migration.
@@ -128,27 +128,16 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Currency: Inspect<Self::AccountId, Balance = Balance> + Mutate<Self::AccountId>;
-
-        type Registry: Seats<Self::AccountId>;
-
-        /// Shares validators' pay with their nominators.
-        type Nominations: Nominations<Self::AccountId>;
-
+    pub trait Config: frame_system::Config + pallet_registry::Config {
         /// The weight of sharing one seat's pay with its nominators.
         type SharePayWeight: Get<Weight>;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
 
         /// Source of the account ids of the runs' treasuries.
         #[pallet::constant]
         type PalletId: Get<PalletId>;
     }
 
-    pub type EpochRecordOf<T> = EpochRecord<BoundedVec<Slip, <T as Config>::MaxSeats>>;
+    pub type EpochRecordOf<T> = EpochRecord<BoundedVec<Slip, <T as pallet_registry::Config>::MaxSeats>>;
 
     /// The books of each funded run.
     #[pallet::storage]
@@ -253,7 +242,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::fund::<T>())]
         pub fn fund(origin: OriginFor<T>, run: RunId, amount: Balance) -> DispatchResult {
             let from = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             ensure!(amount > 0, Error::<T>::NothingToFund);
             let (mut books, deposit) = match BooksOf::<T>::get(run) {
                 Some(books) => (books, 0),
@@ -279,8 +268,8 @@ pub mod pallet {
         })]
         pub fn claim(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let signer = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(signer == seat.coldkey || signer == seat.hotkey, Error::<T>::NotTheSeat);
             let mut earnings = EarningsOf::<T>::get(run, uid);
             let amount = core::mem::take(&mut earnings.claimable);
@@ -291,7 +280,7 @@ pub mod pallet {
             Self::book(run, amount, |_| ())?;
             // If it cannot be added to the stake it is paid to the account: both belong to the coldkey.
             let staked = PayoutOf::<T>::get(run, uid) == Payout::Stake
-                && with_storage_layer(|| T::Registry::add_to_stake(run, uid, &Self::account(run), amount))
+                && with_storage_layer(|| Registry::<T>::add_to_stake(run, uid, &Self::account(run), amount))
                     .is_ok();
             if !staked {
                 Self::transfer(run, &seat.coldkey, amount)?;
@@ -307,7 +296,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::claim_owner::<T>())]
         pub fn claim_owner(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let signer = ensure_signed(origin)?;
-            let owner = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
+            let owner = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
             ensure!(signer == owner, Error::<T>::NotTheOwner);
             let amount = BooksOf::<T>::get(run).map_or(0, |books| books.owner_claimable);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
@@ -323,7 +312,7 @@ pub mod pallet {
         #[pallet::weight(weight_info::claim_former::<T>())]
         pub fn claim_former(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             let amount = FormerPay::<T>::get(run, &coldkey);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
             Self::book(run, amount, |_| ())?;
@@ -339,8 +328,8 @@ pub mod pallet {
         #[pallet::weight(weight_info::set_payout::<T>())]
         pub fn set_payout(origin: OriginFor<T>, run: RunId, uid: Uid, payout: Payout) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.coldkey == coldkey, Error::<T>::NotTheColdkey);
 
             match payout {
@@ -373,8 +362,8 @@ pub mod pallet {
         fn claims_without_fee(origin: &OriginFor<T>, run: RunId, uid: Uid) -> bool {
             let (Ok(signer), Some(details), Some(seat), Some(books)) = (
                 ensure_signed(origin.clone()),
-                T::Registry::run(run),
-                T::Registry::seat(run, uid),
+                Registry::<T>::run(run),
+                Registry::<T>::seat(run, uid),
                 BooksOf::<T>::get(run),
             ) else {
                 return false;
@@ -391,9 +380,7 @@ pub mod pallet {
         }
 
         fn epoch_now(details: &Run<T::AccountId>) -> Option<u32> {
-            let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-            let window = details.params.schedule.window_at(block)?;
-            Some(window.epoch(details.params.epoch_windows))
+            Some(Registry::<T>::window_now(details)?.epoch(details.params.epoch_windows))
         }
     }
 }

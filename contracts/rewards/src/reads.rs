@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::Seats as _;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     RunId,
     view::{Payslip, TreasuryView},
@@ -36,7 +36,7 @@ impl<T: Config> Pallet<T> {
 
     /// The payslips of a seat's present holder in the last epochs, the oldest first.
     pub fn payslips(run: RunId, uid: Uid) -> Vec<Payslip> {
-        let (Some(seat), Some(last)) = (T::Registry::seat(run, uid), LastPaid::<T>::get(run)) else {
+        let (Some(seat), Some(last)) = (Registry::<T>::seat(run, uid), LastPaid::<T>::get(run)) else {
             return Vec::new();
         };
         let first = last.saturating_sub(KEPT_EPOCHS - 1);

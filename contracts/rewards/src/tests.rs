@@ -5,7 +5,7 @@ use crate::{self as pallet_rewards, *};
 use frame::deps::frame_support::storage::with_storage_layer;
 use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};
 use pallet_mock::pallet_balances;
-use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Seats as _, Url};
+use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Url};
 use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
@@ -31,8 +31,6 @@ parameter_types! {
 }
 
 impl pallet_nomination::Config for Test {
-    type Currency = Balances;
-    type Registry = Registry;
     type MaxNominators = ConstU32<3>;
     type MaxUnbonding = ConstU32<2>;
     type MinNomination = ConstU128<10>;
@@ -40,11 +38,7 @@ impl pallet_nomination::Config for Test {
 }
 
 impl Config for Test {
-    type Currency = Balances;
-    type Registry = Registry;
-    type Nominations = Nomination;
     type SharePayWeight = SharePay;
-    type MaxSeats = ConstU32<34>;
     type PalletId = TreasuryId;
 }
 

@@ -6,7 +6,7 @@ use crate::{
     *,
 };
 use frame::prelude::ensure;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{consensus::ONE, view::SeatConsensus, weights::is_canonical};
 
 impl<T: Config> Pallet<T> {
@@ -17,7 +17,7 @@ impl<T: Config> Pallet<T> {
     pub fn check_invariants() -> Result<(), &'static str> {
         for (run, weights) in ConsensusWeights::<T>::iter() {
             let is_miner =
-                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
+                |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
             if !is_canonical(&weights) || !weights.iter().all(|(uid, _)| is_miner(*uid)) {
                 return Err("consensus weights are not canonical, or not of miners' seats");
             }
@@ -53,7 +53,7 @@ impl<T: Config> Pallet<T> {
 
     fn check_consensus(run: RunId, seats: &[(Uid, SeatConsensus)]) -> Result<(), &'static str> {
         let in_order = seats.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_order || seats.iter().any(|(uid, _)| T::Registry::seat(run, *uid).is_none()) {
+        if !in_order || seats.iter().any(|(uid, _)| Registry::<T>::seat(run, *uid).is_none()) {
             return Err("the consensus is out of order, or names a seat that is gone");
         }
         let sum = |part: fn(&SeatConsensus) -> u64| seats.iter().map(|(_, seat)| part(seat)).sum::<u64>();
@@ -77,7 +77,7 @@ impl<T: Config> Pallet<T> {
         if departed.seat.uid != uid || departed.since >= end || window < end {
             return Err("a departed seat did not hold out its epoch");
         }
-        if T::Registry::seat(run, uid).is_some_and(|seat| seat.id(uid) == departed.seat) {
+        if Registry::<T>::seat(run, uid).is_some_and(|seat| seat.id(uid) == departed.seat) {
             return Err("a departed seat is still present");
         }
         Ok(())
@@ -85,7 +85,7 @@ impl<T: Config> Pallet<T> {
 
     /// Checks that `uid` is a validator's seat, or was one: `allowed` says so, told whether such a seat departed.
     fn check_validator(run: RunId, uid: Uid, allowed: impl Fn(bool) -> bool) -> Result<(), &'static str> {
-        if T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
+        if Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
             return Ok(());
         }
         let departed = DepartedOf::<T>::iter()

@@ -76,10 +76,10 @@ pub mod pallet {
     use super::*;
     use crate::close::{after_epoch, closes_at};
     use frame::prelude::*;
-    use pallet_registry::Seats;
+    use pallet_registry::Pallet as Registry;
     use pallet_windows::Members;
     use protocol::{
-        Block, Digest, Hotkey, RunParams,
+        Digest, Hotkey, RunParams,
         reveal::{Salt, commitment},
         view::SeatConsensus,
         weights::is_canonical,
@@ -93,27 +93,18 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Registry: Seats<Self::AccountId>;
-
-        /// The public key of an account, which a commitment binds.
-        type HotkeyOf: Convert<Self::AccountId, Hotkey>;
-
+    pub trait Config: frame_system::Config<AccountId: Into<[u8; 32]>> + pallet_registry::Config {
         type Payroll: Payroll<Self::AccountId>;
 
         /// The electorate's record of a validator that leaves.
         type Members: Members;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
     }
 
     /// Weights of seats, in uid order, without zeros.
-    pub type SeatWeights<T> = BoundedVec<(Uid, u16), <T as Config>::MaxSeats>;
+    pub type SeatWeights<T> = BoundedVec<(Uid, u16), <T as pallet_registry::Config>::MaxSeats>;
 
     /// A validator's bonds to seats, in uid order, without zeros; see [`protocol::consensus::Bonds`].
-    pub type SeatBonds<T> = BoundedVec<(Uid, u32), <T as Config>::MaxSeats>;
+    pub type SeatBonds<T> = BoundedVec<(Uid, u32), <T as pallet_registry::Config>::MaxSeats>;
 
     /// The commitment of a weight vote, and the hotkey in its hash.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,7 +249,7 @@ pub mod pallet {
             ensure!(epoch <= current, Error::<T>::EpochNotBegun);
             let validator = Self::validator(run, &hotkey)?;
             ensure!(!Commits::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyCommitted);
-            Ok((validator, T::HotkeyOf::convert(hotkey)))
+            Ok((validator, Hotkey(hotkey.into())))
         }
 
         fn may_reveal(
@@ -288,14 +279,13 @@ pub mod pallet {
         }
 
         pub(crate) fn open_window(run: RunId) -> Result<(RunParams, Window), Error<T>> {
-            let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-            let now = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-            let window = params.schedule.window_at(now).ok_or(Error::<T>::NotStarted)?;
-            Ok((params, window))
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let window = Registry::<T>::window_now(&details).ok_or(Error::<T>::NotStarted)?;
+            Ok((details.params, window))
         }
 
         fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
-            let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+            let (uid, role) = Registry::<T>::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
             ensure!(role == Role::Validator, Error::<T>::NotAValidator);
             Ok(uid)
         }

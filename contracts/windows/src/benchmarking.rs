@@ -70,7 +70,7 @@ fn key(uid: u32) -> SigningKey {
 }
 
 fn hotkey<T: Config>(uid: u32) -> T::AccountId {
-    T::HotkeyOf::convert_back(public(uid))
+    public(uid).0.into()
 }
 
 fn uid(index: u32) -> Uid {
@@ -86,14 +86,10 @@ fn go_to<T: Config>(offset: u32) {
 }
 
 /// A run with these seats, at the block before it starts.
-fn create<T: Config + pallet_registry::Config>(
-    miners: u32,
-    validators: u32,
-    hidden_blocks: u32,
-) -> Result<(), BenchmarkError> {
+fn create<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     frame_system::Pallet::<T>::set_block_number(1u32.into());
     let owner: T::AccountId = account("owner", 0, 0);
-    <T as pallet_registry::Config>::Currency::set_balance(&owner, FUNDS);
+    T::Currency::set_balance(&owner, FUNDS);
     let url = || Url::truncate_from(b"http://10.0.0.1/seat".to_vec());
     let signed = || RawOrigin::Signed(owner.clone()).into();
     let (params, terms, digest) = (params(hidden_blocks), terms(miners), digest(1));
@@ -115,11 +111,7 @@ fn edit<T: Config>(change: impl FnOnce(&mut Record<T>)) {
 }
 
 /// Window 0 of a run with these seats, just opened, with a consensus weight for each miner.
-fn open_window<T: Config + pallet_registry::Config>(
-    miners: u32,
-    validators: u32,
-    hidden_blocks: u32,
-) -> Result<(), BenchmarkError> {
+fn open_window<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     create::<T>(miners, validators, hidden_blocks)?;
     go_to::<T>(0);
     let _ = Pallet::<T>::run_due_tasks(Block(START));
@@ -135,7 +127,7 @@ fn open_window<T: Config + pallet_registry::Config>(
 }
 
 /// Window 0 of the largest run. Returns the uid of its first validator.
-fn largest<T: Config + pallet_registry::Config>(hidden_blocks: u32) -> Result<u32, BenchmarkError> {
+fn largest<T: Config>(hidden_blocks: u32) -> Result<u32, BenchmarkError> {
     open_window::<T>(miners_max::<T>(), VALIDATORS, hidden_blocks)?;
     Ok(miners_max::<T>())
 }
@@ -182,7 +174,7 @@ fn statement(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
     Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }.sign(&key(index))
 }
 
-#[benchmarks(where T: pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 
@@ -383,7 +375,9 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn prune(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
+    fn prune(
+        e: Linear<0, { <T as pallet_registry::Config>::MaxSeats::get() }>,
+    ) -> Result<(), BenchmarkError> {
         for index in 0..e {
             Commitments::<T>::insert((RUN, NOW), uid(index), digest(1));
         }

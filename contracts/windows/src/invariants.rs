@@ -3,7 +3,7 @@
 use crate::{Progress, pallet::*};
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, Role, RunId, RunParams, Terms, Uid, Window, lineage, select::Selected, view::Outcome,
 };
@@ -15,7 +15,7 @@ impl<T: Config> Pallet<T> {
     /// Names what does not hold.
     pub fn check_invariants() -> Result<(), &'static str> {
         for (run, progress) in ProgressOf::<T>::iter() {
-            let details = T::Registry::run(run).ok_or("a run with progress does not exist")?;
+            let details = Registry::<T>::run(run).ok_or("a run with progress does not exist")?;
             Self::check_schedule(run, &details.params, &progress)?;
             let Some(open) = progress.window else {
                 continue;
@@ -34,8 +34,8 @@ impl<T: Config> Pallet<T> {
             return Err("a run has not exactly one scheduled task, at its next block");
         }
         match Backlog::<T>::get() {
-            None if progress.next_step <= Self::now() => Err("a delayed task is not in the backlog"),
-            None if progress.window != params.schedule.window_at(Self::now()) => {
+            None if progress.next_step <= Registry::<T>::now() => Err("a delayed task is not in the backlog"),
+            None if progress.window != params.schedule.window_at(Registry::<T>::now()) => {
                 Err("the last opened window is not the open one")
             }
             Some(late) if progress.next_step < late => Err("a task is scheduled before the backlog"),
@@ -55,7 +55,7 @@ impl<T: Config> Pallet<T> {
                 return Err("an epoch's participation is not in uid order");
             }
             let is_validator =
-                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
+                |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
             if !participation.iter().all(|(uid, _)| is_validator(*uid)) {
                 return Err("an epoch's participation names a seat that is not a validator's");
             }

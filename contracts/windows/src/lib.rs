@@ -144,7 +144,6 @@ impl Presence {
 pub mod pallet {
     use super::*;
     use frame::{deps::sp_core::H256, prelude::*};
-    use pallet_registry::{Nominations, Seats};
     use protocol::{
         Hotkey,
         reveal::Salt,
@@ -161,24 +160,11 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config<Hash = H256> {
-        type Registry: Seats<Self::AccountId>;
-
-        /// Nominations count as the validator's stake.
-        type Nominations: Nominations<Self::AccountId>;
-
-        /// Converts an account to its public key and back. Statements and commitments name the key.
-        type HotkeyOf: ConvertBack<Self::AccountId, Hotkey>;
-
+    pub trait Config:
+        frame_system::Config<Hash = H256, AccountId: From<[u8; 32]> + Into<[u8; 32]>>
+        + pallet_registry::Config
+    {
         type Epochs: Epochs;
-
-        /// As many runs as the registry allows.
-        #[pallet::constant]
-        type MaxRuns: Get<u32>;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
 
         /// Windows that stay readable. Each opening prunes the oldest.
         #[pallet::constant]
@@ -221,10 +207,10 @@ pub mod pallet {
     }
 
     /// A validator's verdicts on the contributions it looked at, in uid order.
-    pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as Config>::MaxSeats>;
+    pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as pallet_registry::Config>::MaxSeats>;
 
     /// Members of the electorate in uid order, and whether each voted.
-    pub type Participation<T> = BoundedVec<(Uid, bool), <T as Config>::MaxSeats>;
+    pub type Participation<T> = BoundedVec<(Uid, bool), <T as pallet_registry::Config>::MaxSeats>;
 
     /// The runs with a task scheduled at a block.
     #[pallet::storage]
@@ -412,7 +398,7 @@ pub mod pallet {
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn on_initialize(_: BlockNumberFor<T>) -> Weight {
-            Self::run_due_tasks(Self::now())
+            Self::run_due_tasks(pallet_registry::Pallet::<T>::now())
         }
 
         fn integrity_test() {

@@ -7,7 +7,7 @@ use frame::{
     testing_prelude::*,
 };
 use pallet_mock::pallet_balances;
-use pallet_registry::{AccountIsHotkey, Balance, Nominations, Url};
+use pallet_registry::{Balance, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     params::Permille,
@@ -28,12 +28,7 @@ pallet_mock::registry! {
 }
 
 impl pallet_windows::Config for Test {
-    type Registry = Registry;
-    type Nominations = Nominated;
-    type HotkeyOf = AccountIsHotkey;
     type Epochs = RecordedEpochs;
-    type MaxRuns = ConstU32<16>;
-    type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
     type MaxTaskWeight = TaskBudget;
 }
@@ -235,7 +230,7 @@ pub fn vote(uid: u16, window: u32, update: u8, state_root: Option<u8>) -> Dispat
 }
 
 pub fn public(uid: u16) -> Hotkey {
-    AccountIsHotkey::convert(hotkey(uid))
+    Hotkey(hotkey(uid).into())
 }
 
 /// The test salt of `uid`.

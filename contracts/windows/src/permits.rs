@@ -6,9 +6,9 @@ use crate::{
 };
 use codec::Encode;
 use frame::prelude::*;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
     reveal::{self, Salt},
     statement::{ProofError, SignedStatement, Statement, StatementKind},
     view::{Verdict, Vote},
@@ -43,10 +43,6 @@ impl MayCommit {
 }
 
 impl<T: Config> Pallet<T> {
-    pub(crate) fn now() -> Block {
-        Block(frame_system::Pallet::<T>::block_number().saturated_into())
-    }
-
     pub(crate) fn may_commit(
         origin: OriginFor<T>,
         run: RunId,
@@ -54,7 +50,7 @@ impl<T: Config> Pallet<T> {
     ) -> Result<MayCommit, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
-        let (uid, role) = T::Registry::seat_of(run, &ensure_signed(origin)?).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = Registry::<T>::seat_of(run, &ensure_signed(origin)?).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
@@ -159,11 +155,11 @@ impl<T: Config> Pallet<T> {
     }
 
     pub(crate) fn may_anchor(origin: OriginFor<T>, run: RunId, window: Window) -> Result<Uid, DispatchError> {
-        ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+        ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
         let uid = Self::validator(run, &ensure_signed(origin)?)?;
         let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
-        let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
+        let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
         ensure!(!Receipts::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAnchored);
         Ok(uid)
@@ -172,14 +168,14 @@ impl<T: Config> Pallet<T> {
     /// Checks that the holder of `hotkey` can be punished for `statement`. Does not check signatures.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
         let Statement { run, window, uid, kind, .. } = *statement;
-        let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+        let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
         ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
-        let account = T::HotkeyOf::convert_back(*hotkey);
-        let seat = T::Registry::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
+        let account = hotkey.0.into();
+        let seat = Registry::<T>::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
         let over_at = details.params.schedule.opens_at(window.next());
         ensure!(seat.registered_at < over_at, Error::<T>::NotInThisWindow);
-        if let Some(held) = T::Registry::seat(run, uid)
+        if let Some(held) = Registry::<T>::seat(run, uid)
             && held.id(uid) == seat
         {
             ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
@@ -193,7 +189,7 @@ impl<T: Config> Pallet<T> {
         let Statement { run, window, uid, kind, digest } = signed.statement;
         let conviction = Self::may_convict(hotkey, &signed.statement)?;
         // The chain's record of a window is by the holder of that time. A holder does not answer for its predecessor.
-        let held = T::Registry::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
+        let held = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
         let key = (run, window);
         let on_record = match kind {
@@ -215,7 +211,7 @@ impl<T: Config> Pallet<T> {
         let Conviction { seat, terms } = conviction;
         Punished::<T>::insert((run, window), (uid, kind), ());
         let reward = Some((&reporter, crate::REPORTER_SHARE));
-        let slashed = T::Registry::slash(run, seat, terms.equivocation_slash, reward);
+        let slashed = Registry::<T>::slash(run, seat, terms.equivocation_slash, reward);
         Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 
@@ -242,8 +238,8 @@ impl<T: Config> Pallet<T> {
 
     /// The run's parameters and the offset in `window`, which must be the open one.
     fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
-        let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-        let (open, offset) = params.schedule.locate(Self::now()).ok_or(Error::<T>::NotStarted)?;
+        let params = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.params;
+        let (open, offset) = params.schedule.locate(Registry::<T>::now()).ok_or(Error::<T>::NotStarted)?;
         ensure!(window >= open, Error::<T>::TooLate);
         ensure!(window <= open, Error::<T>::TooEarly);
         Ok((params, offset))
@@ -262,7 +258,7 @@ impl<T: Config> Pallet<T> {
     }
 
     fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
-        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = Registry::<T>::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Validator, Error::<T>::NotAValidator);
         Ok(uid)
     }
@@ -305,7 +301,7 @@ impl<T: Config> Pallet<T> {
         salt: &Salt,
         hash: Digest,
     ) -> Result<(), Error<T>> {
-        let hotkey = T::HotkeyOf::convert(hotkey.clone());
+        let hotkey = Hotkey(hotkey.clone().into());
         ensure!(reveal::commitment(payload, salt, &hotkey) == hash, Error::<T>::OtherThanCommitted);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use crate::pallet::*;
 use alloc::vec::Vec;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
     view::{Position, Selection, Vote, WindowView},
@@ -11,8 +11,8 @@ use protocol::{
 impl<T: Config> Pallet<T> {
     /// The current block and window of `run`.
     pub fn position(run: RunId) -> Option<Position> {
-        let schedule = T::Registry::run(run)?.params.schedule;
-        let block = Self::now();
+        let schedule = Registry::<T>::run(run)?.params.schedule;
+        let block = Registry::<T>::now();
         Some(Position { block, window: schedule.window_at(block) })
     }
 

@@ -8,7 +8,7 @@ use crate::{
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
+use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
@@ -50,7 +50,7 @@ fn tasks(params: &RunParams) -> [(u32, Task); 5] {
 impl<T: Config> Pallet<T> {
     /// Runs the task that `run` has at block `at`, now or earlier, and schedules the next one.
     pub(crate) fn run_task(run: RunId, at: Block) -> Weight {
-        let Some(Run { params, .. }) = T::Registry::run(run) else {
+        let Some(Run { params, .. }) = Registry::<T>::run(run) else {
             defensive!("a run with a scheduled task exists: none is ever removed");
             return T::DbWeight::get().reads(1);
         };
@@ -68,7 +68,7 @@ impl<T: Config> Pallet<T> {
                 if let Some(previous) = window.previous() {
                     add(Self::finalise(run, previous, &params));
                 }
-                add(T::Registry::window_opens(run, window));
+                add(Registry::<T>::window_opens(run, window));
                 add(Self::open(run, window));
             }
             Some(Task::RecordOpeningHash) => {
@@ -98,12 +98,12 @@ impl<T: Config> Pallet<T> {
     /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and closes
     /// the epoch whose weights are revealed by now.
     pub(crate) fn open(run: RunId, window: Window) -> Weight {
-        let (Some(details), Some(mut progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+        let (Some(details), Some(mut progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             defensive!("run and progress exist since the run was created");
             return T::DbWeight::get().reads(2);
         };
         let Run { params, terms, stopped, .. } = details;
-        let mut roster = T::Registry::roster(run);
+        let mut roster = Registry::<T>::roster(run);
         // A seat registered while this task was late counts from the next window.
         roster.retain(|(_, entry)| entry.since <= window);
         let of_role = |role: Role| -> Vec<Uid> {
@@ -194,7 +194,7 @@ impl<T: Config> Pallet<T> {
     fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
         validators
             .iter()
-            .filter_map(|uid| Some((uid, T::Registry::seat(run, *uid)?)))
+            .filter_map(|uid| Some((uid, Registry::<T>::seat(run, *uid)?)))
             .filter(|(_, seat)| seat.stake >= terms.validator_stake_min)
             .map(|(uid, seat)| {
                 let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
@@ -250,7 +250,7 @@ impl<T: Config> Pallet<T> {
         // validators came late could never merge again: so every seat counts as a newcomer.
         let everyone_is_new = record.weights.is_empty();
         // Seats do not change within a window, so the roster is that of the opening.
-        let roster = if everyone_is_new { Vec::new() } else { T::Registry::roster(run) };
+        let roster = if everyone_is_new { Vec::new() } else { Registry::<T>::roster(run) };
         let candidates: Vec<Candidate> = commitments
             .iter()
             .filter(|(uid, _)| found.valid.binary_search(uid).is_ok())
@@ -431,7 +431,7 @@ fn member_of<T: Config>(
 
 impl<T: Config> Members for Pallet<T> {
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member> {
-        let params = T::Registry::run(run)?.params;
+        let params = Registry::<T>::run(run)?.params;
         let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
         let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
         let (_, stake) = *electorate.get(place)?;
@@ -444,7 +444,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     /// Clears what was counted for the former holder: presence, minority votes, participation, and its salt.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
-        let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+        let (Some(details), Some(progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             return T::DbWeight::get().reads_writes(2, 1);
         };
         // Called before the next window opens, for which the salt is.

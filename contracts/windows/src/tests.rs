@@ -2,7 +2,7 @@
 
 use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
-use pallet_registry::Seats as _;
+
 use proptest::prelude::*;
 use protocol::{
     Role, RunParams, Schedule, Terms, Uid, Window, lineage,
