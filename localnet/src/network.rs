@@ -9,7 +9,7 @@ use crate::{
     store_settings::StoreSettings,
 };
 use anyhow::{Context as _, bail};
-use chain_client::{Chain, ExpectedChain, SubxtChain};
+use chain_client::{Chain, SubxtChain};
 use protocol::{Block, Role, RunId, Uid};
 use std::{
     ffi::OsString,
@@ -275,11 +275,11 @@ fn is_base(name: &str) -> bool {
 async fn finalising(plan: &Plan) -> anyhow::Result<Arc<dyn Chain>> {
     let mut first: Option<Arc<dyn Chain>> = None;
     for url in plan.chain_urls() {
-        let chain = SubxtChain::connect(&url, None, ExpectedChain::default()).await;
+        let chain = SubxtChain::connect(&url, None).await;
         let chain = chain.context("could not connect to the chain of this network")?;
-        let mut clock = chain.clock();
-        let final_at = tokio::time::timeout(NODE_UP_WITHIN, clock.wait_for(Block(1))).await;
-        final_at.with_context(|| {
+        let mut heads = chain.heads();
+        let final_at = heads.wait_for(|head| head.block >= Block(1));
+        tokio::time::timeout(NODE_UP_WITHIN, final_at).await.with_context(|| {
             format!("no block was finalised at {url} within {} s", NODE_UP_WITHIN.as_secs())
         })??;
         first.get_or_insert_with(|| Arc::new(chain));

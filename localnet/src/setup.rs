@@ -9,7 +9,7 @@ use crate::{
 };
 use anyhow::Context as _;
 use chain_client::{
-    Amount, Balance, Call, Chain, ExpectedChain, SubxtChain,
+    Amount, Balance, Call, Chain, SubxtChain,
     account::{self, SeatRequest},
     keys::{Key, KeyFile, KeyPassword, KeySource, Prompt},
 };
@@ -94,7 +94,7 @@ pub async fn establish(
     say: &mut dyn FnMut(&str),
 ) -> anyhow::Result<()> {
     let owner = Key::dev(OWNER)?;
-    let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner), ExpectedChain::default()).await?;
+    let owner_chain = SubxtChain::connect(&plan.chain_url(), Some(owner)).await?;
     plan.run = match run_of(&owner_chain, &plan.bucket_url(ORIGIN)).await? {
         Some(run) => {
             say("the run exists already");
@@ -174,7 +174,7 @@ pub async fn add_seat(
         Role::Miner => defaults::MINER_STAKE,
         Role::Validator => defaults::VALIDATOR_STAKE,
     };
-    let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey), ExpectedChain::default()).await?;
+    let chain = SubxtChain::connect(&plan.chain_url(), Some(coldkey)).await?;
     let wish = SeatRequest {
         run: RunId(plan.run),
         role: seat.role,
@@ -185,8 +185,7 @@ pub async fn add_seat(
         // All seats register at once, and each registration raises the price of the next.
         price_max: Some(Amount(u128::MAX)),
     };
-    let seated = account::register_seat(&chain, &wish).await?;
-    Ok(seated.seat.id.uid.0)
+    Ok(account::register_seat(&chain, &wish).await?.id.uid.0)
 }
 
 /// The key in a file, or a new one that is written there.

@@ -11,7 +11,7 @@
 //!
 //! The image is built from the programs of this machine by the last stage of `localnet/Dockerfile`.
 
-use chain_client::{Chain, ExpectedChain, SubxtChain};
+use chain_client::{Chain, SubxtChain};
 use localnet::{nodes, observe::Observer};
 use protocol::{Role, RunId, Uid, view::Outcome};
 use std::{
@@ -228,7 +228,7 @@ impl Seen {
         let began = Instant::now();
         let chain = loop {
             // The node's port is there before its RPC is.
-            match SubxtChain::connect(&stack.url(), None, ExpectedChain::default()).await {
+            match SubxtChain::connect(&stack.url(), None).await {
                 Ok(chain) => break chain,
                 Err(error) => assert!(began.elapsed() < AT_LAST, "{error}"),
             }

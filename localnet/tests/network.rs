@@ -6,8 +6,8 @@
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
 
+use chain_client::SubxtChain;
 use chain_client::keys::Key;
-use chain_client::{ExpectedChain, SubxtChain};
 use localnet::{observe::Observer, setup};
 use protocol::{
     Role, Uid, Window,
@@ -88,9 +88,7 @@ fn a_late_miner_joins_after_the_store_was_away() {
         net.network.start_store(&net.plan).await.expect("the store starts again, on the same port");
 
         let owner = Key::dev("//Alice").expect("a development key");
-        let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner), ExpectedChain::default())
-            .await
-            .expect("our chain answers");
+        let owner = SubxtChain::connect(&net.plan.chain_url(), Some(owner)).await.expect("our chain answers");
         let uid = setup::add_seat(&net.directory(), &net.plan, &owner, &seat).await.expect("a seat");
         seat.uid = uid;
         *net.plan.seats.last_mut().expect("just pushed") = seat.clone();

@@ -5,8 +5,8 @@
 #[allow(dead_code, reason = "shared with the other tests of whole networks")]
 mod support;
 
+use chain_client::SubxtChain;
 use chain_client::keys::Key;
-use chain_client::{ExpectedChain, SubxtChain};
 use localnet::{
     layout::ORIGIN,
     network::Network,
@@ -272,7 +272,7 @@ fn a_published_model_starts_another_run() {
             net.network.kill(&seat.name).await.expect("it ran");
         }
         let owner = Key::dev("//Alice").expect("a development key");
-        let owner = SubxtChain::connect(&url, Some(owner), ExpectedChain::default()).await.expect("our chain answers");
+        let owner = SubxtChain::connect(&url, Some(owner)).await.expect("our chain answers");
         let mut network = Network::new(&second, support::PROGRAM.into());
         let mut plan = net.plan.clone();
         plan.run = run.0;

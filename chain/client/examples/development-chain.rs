@@ -12,7 +12,7 @@
 //! `{"url":"ws://…","run":0}`.
 
 use embedded_chain::{Config, EmbeddedChain};
-use mettle_chain_client::{ExpectedChain, SubxtChain, account, keys::Key};
+use mettle_chain_client::{SubxtChain, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms};
 use std::{error::Error, io, net::Ipv4Addr, time::Duration};
 
@@ -41,7 +41,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn tell_run_at(url: &str) -> Result<(), Box<dyn Error>> {
-    let chain = SubxtChain::connect(url, Some(Key::dev("//Alice")?), ExpectedChain::default()).await?;
+    let chain = SubxtChain::connect(url, Some(Key::dev("//Alice")?)).await?;
     // Its first window is far away: it only accepts registrations.
     let schedule = Schedule { start: Block(100_000_000), ..RunParams::default().schedule };
     let wish = account::RunRequest {

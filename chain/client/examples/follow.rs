@@ -7,7 +7,7 @@
 //! Prints one line of JSON per event: `{"final":12}`, a block; `{"included":14}`, a call in that block;
 //! `{"failed":"…"}`, a failed call, after which it makes the next. Runs until it is killed.
 
-use mettle_chain_client::{Amount, Call, Chain, ExpectedChain, SubxtChain, keys::Key};
+use mettle_chain_client::{Amount, Call, Chain, SubxtChain, keys::Key};
 use std::{error::Error, time::Duration};
 
 /// The pause between a call's inclusion and the next call.
@@ -20,7 +20,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("two arguments: a ws:// URL, and a development account such as //Bob".into());
     };
     let to = Key::dev("//Alice")?.account();
-    let chain = SubxtChain::connect(url, Some(Key::dev(key)?), ExpectedChain::default()).await?;
+    let chain = SubxtChain::connect(url, Some(Key::dev(key)?)).await?;
 
     let mut heads = chain.heads();
     tokio::spawn(async move {

@@ -42,16 +42,6 @@ pub struct SeatPlan {
     pub calls: Vec<Call>,
 }
 
-/// A registered seat.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RegisteredSeat {
-    pub seat: SeatView,
-    /// The hotkey had the seat before.
-    pub already: bool,
-    /// What was transferred to the hotkey.
-    pub funded: Amount,
-}
-
 /// Plans the registration of a seat for `coldkey`.
 ///
 /// # Errors
@@ -131,34 +121,22 @@ pub async fn plan_seat(
 /// Registers a hotkey and funds it for fees. `chain` signs with the coldkey.
 ///
 /// The stake and the endpoint of a seat that exists already are not changed.
-pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<RegisteredSeat, ChainError> {
-    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: registering(request) })?;
-    let plan = plan_seat(chain, &coldkey, request).await?;
-    let mut already = plan.already.is_some();
-    for call in plan.calls {
+///
+/// # Errors
+/// As [`plan_seat`]; also if another account registered the hotkey meanwhile, or the chain has no such seat then.
+pub async fn register_seat(chain: &dyn Chain, request: &SeatRequest) -> Result<SeatView, ChainError> {
+    let doing = || registering(request);
+    let coldkey = chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?;
+    for call in plan_seat(chain, &coldkey, request).await?.calls {
         match chain.submit(call).await {
             Ok(_) => {}
             // Another holder of the coldkey was faster, or an earlier attempt of ours was included.
-            Err(error) if error.refusal() == Some(Refusal::HotkeyInUse) => already = true,
+            Err(error) if error.refusal() == Some(Refusal::HotkeyInUse) => {}
             Err(error) => return Err(error),
         }
     }
-    let seat = registered_seat(chain, &coldkey, request).await?;
-    Ok(RegisteredSeat { seat, already, funded: plan.funded })
-}
-
-/// The seat of a request that was submitted.
-///
-/// # Errors
-/// If another account registered the hotkey meanwhile, or there is no such seat.
-pub async fn registered_seat(
-    chain: &dyn Chain,
-    coldkey: &Account,
-    request: &SeatRequest,
-) -> Result<SeatView, ChainError> {
-    let doing = || registering(request);
     match seat_of(chain, request.run, &request.hotkey).await? {
-        Some(seat) if seat.coldkey == *coldkey => Ok(seat),
+        Some(seat) if seat.coldkey == coldkey => Ok(seat),
         Some(_) => Err(ChainError::Invalid {
             doing: doing(),
             reason: "another account registered the hotkey meanwhile. Use another hotkey".into(),
@@ -178,20 +156,6 @@ fn registering(request: &SeatRequest) -> String {
 pub async fn seat_of(chain: &dyn Chain, run: RunId, hotkey: &Hotkey) -> Result<Option<SeatView>, ChainError> {
     Ok(chain.seats(run).await?.into_iter().find(|seat| seat.hotkey == *hotkey))
 }
-
-/// Sets the endpoint of a seat, if it is another one now. `chain` signs with the hotkey.
-pub async fn announce_endpoint(chain: &dyn Chain, run: RunId, endpoint: &str) -> Result<(), ChainError> {
-    let doing = || format!("setting the endpoint to {endpoint} in run {run}");
-    let hotkey = Hotkey(chain.account().ok_or_else(|| ChainError::NoSigner { doing: doing() })?);
-    let seat = seat_of(chain, run, &hotkey).await?;
-    let seat = seat.ok_or_else(|| ChainError::Invalid { doing: doing(), reason: NOT_REGISTERED.into() })?;
-    if seat.endpoint != endpoint {
-        chain.submit(Call::SetEndpoint { run, endpoint: endpoint.to_owned() }).await?;
-    }
-    Ok(())
-}
-
-const NOT_REGISTERED: &str = "the hotkey has no seat in this run. Register it first";
 
 /// A run to create.
 #[derive(Clone, Debug, PartialEq)]

@@ -105,12 +105,6 @@ impl FromStr for Amount {
     }
 }
 
-impl From<u128> for Amount {
-    fn from(units: u128) -> Amount {
-        Amount(units)
-    }
-}
-
 impl Serialize for Amount {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)

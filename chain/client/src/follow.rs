@@ -4,9 +4,9 @@
 //! the chain's runtime was upgraded, and when the URL leads to another chain.
 
 use crate::{
-    ChainError, Head,
+    Head,
     connection::{ConnectionState, Timing},
-    link::{Link, LinkError, OpenError, head_of},
+    link::{Link, LinkError, OpenError, advance, head_of},
 };
 use protocol::Digest;
 use std::{
@@ -83,13 +83,7 @@ impl Follower {
             // Possible only if the chain lost finalised blocks when it was stopped. No block is broadcast twice.
             tracing::warn!(url = %self.url, block = %head.block, "the finalised chain went back by {went_back} blocks");
         }
-        self.heads.send_if_modified(|latest| {
-            let later = head.block > latest.block;
-            if later {
-                *latest = head;
-            }
-            later
-        });
+        advance(&self.heads, head);
     }
 
     async fn reconnect(&self) -> Arc<Link> {
@@ -103,8 +97,7 @@ impl Follower {
                     tracing::debug!(url = %self.url, why, "the chain is still unreachable");
                     self.state.send_replace(ConnectionState::Down { why });
                 }
-                Err(OpenError::WrongChain { expected, found }) => {
-                    let error = ChainError::WrongChain { url: self.url.to_string(), expected, found };
+                Err(OpenError::WrongChain(error)) => {
                     tracing::error!("{error}");
                     self.state.send_replace(ConnectionState::WrongChain(error));
                 }

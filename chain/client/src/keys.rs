@@ -6,7 +6,7 @@
 mod file;
 mod password;
 
-pub use file::{Cost, KeyFile};
+pub use file::KeyFile;
 pub use password::{KeyPassword, PASSWORD_VARIABLE, PasswordError, Prompt};
 
 use ed25519_dalek::{Signer as _, SigningKey};
@@ -201,10 +201,7 @@ impl KeySource {
     ) -> Result<Key, KeyError> {
         match self {
             KeySource::Dev(path) => Key::dev(path),
-            KeySource::File(path) => {
-                let file = KeyFile::read(path)?;
-                file.unlock(&password(path)?)
-            }
+            KeySource::File(path) => KeyFile::read(path)?.unlock(&password(path)?),
         }
     }
 

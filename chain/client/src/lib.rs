@@ -2,7 +2,6 @@
 
 mod amount;
 mod call;
-mod clock;
 mod connection;
 mod error;
 mod follow;
@@ -19,10 +18,9 @@ pub mod terms;
 
 pub use amount::{Amount, AmountError, DECIMALS, SYMBOL};
 pub use call::{Call, Payout, ProxyKind};
-pub use clock::WindowClock;
 pub use connection::Timing;
 pub use error::ChainError;
-pub use online::{ExpectedChain, SubxtChain};
+pub use online::SubxtChain;
 pub use refusal::Refusal;
 
 use async_trait::async_trait;
@@ -36,14 +34,6 @@ use tokio::sync::watch;
 /// A finalised block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    pub block: Block,
-    /// The block's hash.
-    pub hash: Digest,
-}
-
-/// The finalised block in which a call was included and succeeded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Included {
     pub block: Block,
     /// The block's hash.
     pub hash: Digest,
@@ -145,17 +135,12 @@ pub trait Chain: Send + Sync {
     /// `call` as `from` would sign it, and its fee. Nothing is signed.
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError>;
 
-    /// Signs `call` with the client's key and returns when a finalised block includes it and it succeeded there.
+    /// Signs `call` with the client's key, and returns the finalised block that includes it and in which it succeeded.
     ///
     /// May be called from several tasks at once. A call is included at most once per `submit`; later reads by this
     /// client see its effect.
     ///
     /// # Cancel safety
     /// Dropping the future does not recall a call that was sent.
-    async fn submit(&self, call: Call) -> Result<Included, ChainError>;
-
-    /// A clock that ticks with [`Chain::heads`].
-    fn clock(&self) -> WindowClock {
-        WindowClock::new(self.heads())
-    }
+    async fn submit(&self, call: Call) -> Result<Head, ChainError>;
 }

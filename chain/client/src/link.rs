@@ -4,7 +4,7 @@
 //! connection is retried. The two are never confused.
 
 use crate::{
-    Amount, ChainError, Draft, Head, Included,
+    Amount, ChainError, Draft, Head,
     call::{self, Call, CallPayload},
     keys::Key,
 };
@@ -40,34 +40,23 @@ type Header = <PolkadotConfig as Config>::Header;
 const SPEC_NAME: &str = "mettle";
 
 /// Why a request failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum LinkError {
     /// The connection failed, or the chain is not ready: the request may be repeated.
+    #[error("{0}")]
     Broken(String),
     /// The chain answered with an error.
-    Answer { code: i32, message: String, detail: String },
+    #[error("{message} ({code})")]
+    Answer { code: i32, message: String },
     /// The answer cannot be decoded, or the request cannot be encoded.
+    #[error("{0}")]
     Garbled(String),
 }
 
 /// Why a connection was not made.
 pub(crate) enum OpenError {
     Broken(String),
-    WrongChain { expected: String, found: String },
-}
-
-/// The outcome of an included call.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Success,
-    Refused {
-        pallet: String,
-        error: String,
-        docs: String,
-    },
-    Failed(String),
-    /// The block is there, but its events are missing or unreadable.
-    Unknown(String),
+    WrongChain(ChainError),
 }
 
 /// The runtime that bytes are signed for: no other accepts them.
@@ -95,46 +84,42 @@ impl Link {
         genesis: Option<Digest>,
         request_timeout: Duration,
     ) -> Result<Link, OpenError> {
-        let client =
-            within(request_timeout, RpcClient::from_insecure_url(url)).await.map_err(OpenError::from)?;
+        let wrong_chain = |expected: String, found: String| {
+            OpenError::WrongChain(ChainError::WrongChain { url: url.to_owned(), expected, found })
+        };
+        // A server that answers the first requests with an error is not a Substrate node.
+        let no_node = |error: LinkError| match error {
+            LinkError::Broken(why) => OpenError::Broken(why),
+            other => wrong_chain("a Substrate node".into(), format!("a server that answers: {other}")),
+        };
+        let client = within(request_timeout, RpcClient::from_insecure_url(url)).await?;
         let methods = LegacyRpcMethods::new(client.clone());
-
-        // A server without these two methods is not a Substrate node.
-        let found =
-            within(request_timeout, methods.genesis_hash()).await.map_err(OpenError::from_first_answer)?;
-        let found = digest(found);
-        if let Some(expected) = genesis
-            && expected != found
-        {
-            let (expected, found) = (format!("genesis {expected}"), format!("genesis {found}"));
-            return Err(OpenError::WrongChain { expected, found });
+        let found = digest(within(request_timeout, methods.genesis_hash()).await.map_err(no_node)?);
+        if let Some(expected) = genesis.filter(|expected| *expected != found) {
+            return Err(wrong_chain(format!("genesis {expected}"), format!("genesis {found}")));
         }
         let version = within(request_timeout, methods.state_get_runtime_version(None)).await;
-        let version = version.map_err(OpenError::from_first_answer)?;
+        let version = version.map_err(no_node)?;
         let spec_name = version.other.get("specName").and_then(|name| name.as_str()).unwrap_or("unnamed");
         if spec_name != SPEC_NAME {
-            let (expected, found) =
-                (format!("a runtime named `{SPEC_NAME}`"), format!("one named `{spec_name}`"));
-            return Err(OpenError::WrongChain { expected, found });
+            let found = format!("one named `{spec_name}`");
+            return Err(wrong_chain(format!("a runtime named `{SPEC_NAME}`"), found));
         }
 
-        let (head, _) = finalised_head(&methods, request_timeout).await?;
+        let head = finalised_head(&methods, request_timeout).await?;
         let backend = LegacyBackend::<PolkadotConfig>::builder().build(client);
         let runtime = tokio::time::timeout(request_timeout, async {
-            let api = OnlineClient::<PolkadotConfig>::from_backend(Arc::new(backend))
-                .await
-                .map_err(|error| chain_of(&error))?;
-            api.at_block_hash_and_number(hash(&head), u64::from(head.block.0))
-                .await
-                .map_err(|error| chain_of(&error))
+            let unreadable = |error: &dyn std::error::Error| {
+                LinkError::Broken(format!("its metadata cannot be read: {}", chain_of(error)))
+            };
+            let api = OnlineClient::<PolkadotConfig>::from_backend(Arc::new(backend));
+            let api = api.await.map_err(|error| unreadable(&error))?;
+            let runtime = api.at_block_hash_and_number(hash(&head), u64::from(head.block.0));
+            runtime.await.map_err(|error| unreadable(&error))
         });
-        let runtime = runtime.await.map_err(|_| LinkError::silent(request_timeout)).and_then(|runtime| {
-            runtime.map_err(|error| LinkError::Broken(format!("its metadata cannot be read: {error}")))
-        })?;
-        call::check_compatible(runtime.metadata_ref()).map_err(|found| OpenError::WrongChain {
-            expected: "the calls and reads of this release".into(),
-            found,
-        })?;
+        let runtime = runtime.await.map_err(|_| LinkError::silent(request_timeout))??;
+        call::check_compatible(runtime.metadata_ref())
+            .map_err(|found| wrong_chain("the calls and reads of this release".into(), found))?;
         let head = watch::channel(head).0;
         Ok(Link { methods, runtime, genesis: found, head, runtime_upgraded: Notify::new(), request_timeout })
     }
@@ -146,13 +131,7 @@ impl Link {
 
     /// Records a finalised block, if it is the latest.
     pub(crate) fn observe_head(&self, head: Head) {
-        self.head.send_if_modified(|latest| {
-            let later = head.block > latest.block;
-            if later {
-                *latest = head;
-            }
-            later
-        });
+        advance(&self.head, head);
     }
 
     /// Subscribes to finalised blocks. Some may be skipped.
@@ -161,7 +140,7 @@ impl Link {
     }
 
     pub(crate) async fn finalised_head(&self) -> Result<Head, LinkError> {
-        finalised_head(&self.methods, self.request_timeout).await.map(|(head, _)| head)
+        finalised_head(&self.methods, self.request_timeout).await
     }
 
     /// Calls the runtime as of `at`, and decodes the whole answer.
@@ -348,7 +327,7 @@ impl Link {
     }
 
     /// The finalised block with this number and its extrinsics; `None` if the node has pruned it.
-    pub(crate) async fn block(&self, block: Block) -> Result<Option<(Included, Vec<Vec<u8>>)>, LinkError> {
+    pub(crate) async fn block(&self, block: Block) -> Result<Option<(Head, Vec<Vec<u8>>)>, LinkError> {
         // Some nodes answer a pruned block with nothing, others with an error.
         fn unless_pruned<T>(answer: Result<Option<T>, LinkError>) -> Result<Option<T>, LinkError> {
             match answer {
@@ -367,7 +346,7 @@ impl Link {
         let details = unless_pruned(self.ask(self.methods.chain_get_block(Some(hash))).await)?;
         Ok(details.map(|details| {
             let calls = details.block.extrinsics.into_iter().map(|bytes| bytes.0).collect();
-            (Included { block, hash: digest(hash) }, calls)
+            (Head { block, hash: digest(hash) }, calls)
         }))
     }
 
@@ -378,52 +357,49 @@ impl Link {
         data.first_chunk().copied().ok_or_else(|| LinkError::Garbled("a call has no bytes".into()))
     }
 
-    /// The outcome of the call at `index` of a block.
-    pub(crate) async fn outcome(&self, block: &Included, index: usize) -> Result<Outcome, LinkError> {
-        let at = H256(block.hash.0);
-        let events = match self
-            .ask(self.methods.state_get_storage(&encode_storage_key_prefix("System", "Events"), Some(at)))
-            .await
-        {
+    /// Why the call at `index` of a block failed; `None` if it succeeded. `doing` describes the call.
+    pub(crate) async fn failure(
+        &self,
+        block: &Head,
+        index: usize,
+        doing: &str,
+    ) -> Result<Option<ChainError>, LinkError> {
+        // The block is there, but its events are missing or unreadable.
+        let unknown = |why: String| {
+            let reason = format!("block {} includes it, but {why}", block.block);
+            Ok(Some(ChainError::Uncertain { doing: doing.to_owned(), reason }))
+        };
+        let key = encode_storage_key_prefix("System", "Events");
+        let events = match self.ask(self.methods.state_get_storage(&key, Some(hash(block)))).await {
             Ok(Some(bytes)) => self.runtime.events().from_bytes(bytes),
-            Ok(None) => return Ok(Outcome::Unknown(format!("block {} has no events", block.block))),
+            Ok(None) => return unknown(format!("block {} has no events", block.block)),
             // The state of an old block is pruned.
             Err(LinkError::Answer { message, .. }) => {
-                return Ok(Outcome::Unknown(format!(
-                    "the state of block {} cannot be read: {message}",
-                    block.block
-                )));
+                return unknown(format!("the state of block {} cannot be read: {message}", block.block));
             }
             Err(error) => return Err(error),
         };
         for event in events.iter() {
             let event = match event {
                 Ok(event) => event,
-                Err(error) => return Ok(Outcome::Unknown(format!("an event cannot be decoded: {error}"))),
+                Err(error) => return unknown(format!("an event cannot be decoded: {error}")),
             };
             if event.phase() != Phase::ApplyExtrinsic(u32::try_from(index).unwrap_or(u32::MAX)) {
                 continue;
             }
-            match (event.pallet_name(), event.event_name()) {
+            let error = match (event.pallet_name(), event.event_name(), event.field_bytes()) {
                 // A proxy's call succeeds even if the inner call fails.
-                ("Proxy", "ProxyExecuted") => {
-                    if let Some((1, error)) = event.field_bytes().split_first().map(|(ok, rest)| (*ok, rest))
-                    {
-                        let error = DispatchError::decode_from(error, self.runtime.metadata());
-                        return Ok(
-                            error.map_or_else(|error| Outcome::Unknown(error.to_string()), why_it_failed)
-                        );
-                    }
-                }
-                ("System", "ExtrinsicSuccess") => return Ok(Outcome::Success),
-                ("System", "ExtrinsicFailed") => {
-                    let error = DispatchError::decode_from(event.field_bytes(), self.runtime.metadata());
-                    return Ok(error.map_or_else(|error| Outcome::Unknown(error.to_string()), why_it_failed));
-                }
-                _ => {}
-            }
+                ("Proxy", "ProxyExecuted", [1, error @ ..]) => error,
+                ("System", "ExtrinsicSuccess", _) => return Ok(None),
+                ("System", "ExtrinsicFailed", error) => error,
+                _ => continue,
+            };
+            return match DispatchError::decode_from(error, self.runtime.metadata()) {
+                Ok(error) => Ok(Some(why_it_failed(error, doing))),
+                Err(error) => unknown(error.to_string()),
+            };
         }
-        Ok(Outcome::Unknown(format!("block {} has no event of success or failure", block.block)))
+        unknown(format!("block {} has no event of success or failure", block.block))
     }
 
     async fn ask<T>(&self, answer: impl Future<Output = Result<T, RpcError>>) -> Result<T, LinkError> {
@@ -431,36 +407,35 @@ impl Link {
     }
 }
 
-fn why_it_failed(error: DispatchError) -> Outcome {
+fn why_it_failed(error: DispatchError, doing: &str) -> ChainError {
+    let doing = doing.to_owned();
     let DispatchError::Module(module) = &error else {
-        return Outcome::Failed(error.to_string());
+        return ChainError::Failed { doing, reason: error.to_string() };
     };
     match module.details() {
-        Ok(details) => Outcome::Refused {
+        Ok(details) => ChainError::Refused {
+            doing,
             pallet: details.pallet.name().to_owned(),
             error: details.variant.name.clone(),
             docs: details.variant.docs.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" "),
         },
-        Err(error) => Outcome::Failed(format!("an error that the metadata does not name: {error}")),
+        Err(error) => {
+            let reason = format!("an error that the metadata does not name: {error}");
+            ChainError::Failed { doing, reason }
+        }
     }
 }
 
-/// Why a chain rejects signed bytes.
+/// Why a chain rejects signed bytes, as far as callers tell the reasons apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Invalid {
     /// The account cannot pay the fee.
     Payment,
-    /// The nonce is too high.
-    Future,
-    /// The nonce was used.
-    Stale,
-    /// The signature is wrong for this chain.
-    BadProof,
-    /// The block it was signed at is too old, or not of this chain.
-    AncientBirthBlock,
-    /// Does not fit into a block, or not into the next.
-    ExhaustsResources,
-    Other(u8),
+    /// The nonce is too high or used, the block it was signed at is too old, or no block has room for it now: other
+    /// bytes, or the same ones later, may be accepted.
+    Transient,
+    /// The signature is wrong for this chain, or the call is not allowed.
+    Final,
 }
 
 impl Invalid {
@@ -469,14 +444,22 @@ impl Invalid {
         let [1, 0, reason, ..] = answer else { return None };
         Some(match reason {
             1 => Invalid::Payment,
-            2 => Invalid::Future,
-            3 => Invalid::Stale,
-            4 => Invalid::BadProof,
-            5 => Invalid::AncientBirthBlock,
-            6 => Invalid::ExhaustsResources,
-            other => Invalid::Other(*other),
+            // Future, stale, ancient birth block, exhausts resources.
+            2 | 3 | 5 | 6 => Invalid::Transient,
+            _ => Invalid::Final,
         })
     }
+}
+
+/// Replaces the latest head if `head` is later.
+pub(crate) fn advance(latest: &watch::Sender<Head>, head: Head) {
+    latest.send_if_modified(|latest| {
+        let later = head.block > latest.block;
+        if later {
+            *latest = head;
+        }
+        later
+    });
 }
 
 /// A request with a time limit.
@@ -493,12 +476,12 @@ async fn within<T>(
 async fn finalised_head(
     methods: &LegacyRpcMethods<RpcConfigFor<PolkadotConfig>>,
     limit: Duration,
-) -> Result<(Head, Header), LinkError> {
+) -> Result<Head, LinkError> {
     let hash = within(limit, methods.chain_get_finalized_head()).await?;
     let header = within(limit, methods.chain_get_header(Some(hash))).await?;
     let header = header
         .ok_or_else(|| LinkError::Broken(format!("it has no header for its finalised block {hash}")))?;
-    Ok((Head { block: number(&header)?, hash: digest(hash) }, header))
+    Ok(Head { block: number(&header)?, hash: digest(hash) })
 }
 
 /// The block of a header, with its hash as Substrate makes it.
@@ -545,20 +528,14 @@ fn chain_of(error: &dyn std::error::Error) -> String {
     text
 }
 
-impl LinkError {
-    fn silent(limit: Duration) -> LinkError {
-        LinkError::Broken(format!("no answer within {} s", limit.as_secs_f32()))
-    }
-}
-
 impl From<RpcError> for LinkError {
     fn from(error: RpcError) -> LinkError {
         match error {
-            RpcError::User(error) => LinkError::Answer {
-                code: error.code,
-                message: error.message,
-                detail: error.data.map(|data| data.get().trim_matches('"').to_owned()).unwrap_or_default(),
-            },
+            RpcError::User(error) => {
+                let detail = error.data.map(|data| format!(": {}", data.get().trim_matches('"')));
+                let message = error.message + &detail.unwrap_or_default();
+                LinkError::Answer { code: error.code, message }
+            }
             RpcError::Deserialization(error) => LinkError::Garbled(error.to_string()),
             RpcError::Decode(error) => LinkError::Garbled(error.to_string()),
             other => LinkError::Broken(chain_of(&other)),
@@ -572,41 +549,16 @@ impl From<LinkError> for OpenError {
     }
 }
 
-impl OpenError {
-    /// For the first requests: a server that answers them with an error is not a chain.
-    fn from_first_answer(error: LinkError) -> OpenError {
-        match error {
-            LinkError::Broken(why) => OpenError::Broken(why),
-            other => OpenError::WrongChain {
-                expected: "a Substrate node".into(),
-                found: format!("a server that answers: {other}"),
-            },
-        }
-    }
-}
-
-impl std::fmt::Display for LinkError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            LinkError::Broken(why) | LinkError::Garbled(why) => f.write_str(why),
-            LinkError::Answer { code, message, detail } if detail.is_empty() => {
-                write!(f, "{message} ({code})")
-            }
-            LinkError::Answer { code, message, detail } => write!(f, "{message}: {detail} ({code})"),
-        }
-    }
-}
-
 impl LinkError {
+    fn silent(limit: Duration) -> LinkError {
+        LinkError::Broken(format!("no answer within {} s", limit.as_secs_f32()))
+    }
+
     /// For callers outside the client.
     pub(crate) fn into_chain_error(self, doing: &str) -> ChainError {
         let doing = doing.to_owned();
         match self {
-            LinkError::Answer { code, ref message, ref detail } => {
-                let message =
-                    if detail.is_empty() { message.clone() } else { format!("{message}: {detail}") };
-                ChainError::Rpc { doing, code, message }
-            }
+            LinkError::Answer { code, message } => ChainError::Rpc { doing, code, message },
             LinkError::Broken(reason) | LinkError::Garbled(reason) => ChainError::Decode { doing, reason },
         }
     }

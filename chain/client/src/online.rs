@@ -1,7 +1,7 @@
 //! The chain over the network: [`Chain`] as a Substrate node serves it.
 
 use crate::{
-    Amount, Balance, Call, Chain, ChainError, Draft, Head, Included,
+    Amount, Balance, Call, Chain, ChainError, Draft, Head,
     connection::{Connection, ConnectionState, Timing},
     follow::Follower,
     keys::Key,
@@ -25,14 +25,6 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// Which chain a client accepts, besides the release's own kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExpectedChain {
-    /// The hash of the chain's first block. `None` accepts the chain of the first connection; later connections must
-    /// lead to the same one.
-    pub genesis: Option<Digest>,
-}
-
 /// The most requests that wait for the submitter.
 const REQUESTS_MAX: usize = 256;
 
@@ -51,34 +43,22 @@ struct Inner {
 }
 
 impl SubxtChain {
-    /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is the expected one, and follows it. `key`
-    /// signs what is submitted.
+    /// Connects to the chain at `url` (`ws://` or `wss://`), checks that it is one of this release's kind, and follows
+    /// it; later connections must lead to the same chain. `key` signs what is submitted. Boxed, so that no other crate
+    /// compiles it again.
     ///
     /// # Errors
     /// [`ChainError::Unreachable`] after [`Timing::connect`]; [`ChainError::WrongChain`] and [`ChainError::Invalid`]
     /// at once.
-    pub async fn connect(
-        url: &str,
-        key: Option<Key>,
-        expectations: ExpectedChain,
-    ) -> Result<SubxtChain, ChainError> {
-        SubxtChain::connect_timed(url, key, expectations, Timing::default()).await
+    pub fn connect(url: &str, key: Option<Key>) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
+        Box::pin(SubxtChain::connect_timed(url, key, None, Timing::default()))
     }
 
-    /// [`SubxtChain::connect`] with another [`Timing`]. Boxed, so that no other crate compiles it again.
-    pub fn connect_timed(
+    /// [`SubxtChain::connect`] with another [`Timing`], to the chain whose first block has the hash `genesis`.
+    pub async fn connect_timed(
         url: &str,
         key: Option<Key>,
-        expectations: ExpectedChain,
-        timing: Timing,
-    ) -> BoxFuture<'_, Result<SubxtChain, ChainError>> {
-        Box::pin(SubxtChain::start(url, key, expectations, timing))
-    }
-
-    async fn start(
-        url: &str,
-        key: Option<Key>,
-        expectations: ExpectedChain,
+        genesis: Option<Digest>,
         timing: Timing,
     ) -> Result<SubxtChain, ChainError> {
         let invalid = |reason: &str| {
@@ -91,7 +71,7 @@ impl SubxtChain {
             return invalid("era_blocks must be a power of two from 4 to 128");
         }
 
-        let first = Arc::new(first_link(url, expectations, timing).await?);
+        let first = Arc::new(first_link(url, genesis, timing).await?);
         let (tell_heads, heads) = watch::channel(first.head());
         let (tell_state, state) = watch::channel(ConnectionState::Up(first.clone()));
         let url: Arc<str> = url.into();
@@ -134,26 +114,18 @@ impl SubxtChain {
 }
 
 /// Tries until [`Timing::connect`] has passed, so that a chain and its clients may be started in any order.
-async fn first_link(url: &str, expectations: ExpectedChain, timing: Timing) -> Result<Link, ChainError> {
+async fn first_link(url: &str, genesis: Option<Digest>, timing: Timing) -> Result<Link, ChainError> {
     let started = Instant::now();
     loop {
-        let why = match Link::open(url, expectations.genesis, timing.request.min(timing.connect)).await {
+        let why = match Link::open(url, genesis, timing.request.min(timing.connect)).await {
             Ok(link) => return Ok(link),
-            Err(OpenError::WrongChain { expected, found }) => {
-                return Err(ChainError::WrongChain { url: url.to_owned(), expected, found });
-            }
+            Err(OpenError::WrongChain(error)) => return Err(error),
             Err(OpenError::Broken(why)) => why,
         };
         let waited = started.elapsed();
         if waited + timing.backoff_first >= timing.connect {
-            let doing = "connecting".to_owned();
-            return Err(ChainError::Unreachable {
-                doing,
-                url: url.to_owned(),
-                waited,
-                last: why,
-                sent: false,
-            });
+            let (doing, url) = ("connecting".into(), url.into());
+            return Err(ChainError::Unreachable { doing, url, waited, last: why, sent: false });
         }
         tokio::time::sleep(timing.backoff_first).await;
     }
@@ -305,7 +277,7 @@ impl Chain for SubxtChain {
         self.inner.connection.read(&doing, |link| async move { link.draft(call, from).await }).await
     }
 
-    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         let doing = call.to_string();
         let Some(requests) = &self.inner.requests else {
             return Err(ChainError::NoSigner { doing });

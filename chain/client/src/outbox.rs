@@ -67,6 +67,10 @@ impl<T> Outbox<T> {
             .insert(nonce, InFlight { task, bytes, runtime, signed_at, valid_until, searched, broadcast });
     }
 
+    pub(crate) fn get(&self, nonce: u64) -> Option<&T> {
+        self.calls.get(&nonce).map(|call| &call.task)
+    }
+
     /// Removes a call that was rejected or included.
     pub(crate) fn withdraw(&mut self, nonce: u64) -> Option<T> {
         self.calls.remove(&nonce).map(|call| call.task)

@@ -4,11 +4,11 @@
 //! `outbox`; here is what waits.
 
 use crate::{
-    ChainError, Head, Included,
+    ChainError, Head,
     call::Call,
     connection::Connection,
     keys::Key,
-    link::{Invalid, Link, LinkError, Outcome},
+    link::{Invalid, Link, LinkError},
     outbox::Outbox,
 };
 use protocol::Block;
@@ -34,7 +34,7 @@ const REJECTIONS_MAX: u32 = 60;
 /// A call to submit.
 pub(crate) struct Request {
     pub(crate) call: Call,
-    pub(crate) reply: oneshot::Sender<Result<Included, ChainError>>,
+    pub(crate) reply: oneshot::Sender<Result<Head, ChainError>>,
     pub(crate) sending: Arc<SendState>,
 }
 
@@ -77,7 +77,7 @@ struct Task {
 }
 
 impl Task {
-    fn reply(self, answer: Result<Included, ChainError>) {
+    fn reply(self, answer: Result<Head, ChainError>) {
         if let Err(error) = &answer {
             tracing::debug!(call = %self.request.call, %error, "a call failed");
         }
@@ -193,10 +193,10 @@ impl Submitter {
                 break;
             };
             for (nonce, index) in self.outbox.find(&calls) {
-                let outcome = link.outcome(&block, index).await?;
+                let Some(task) = self.outbox.get(nonce) else { continue };
+                let failure = link.failure(&block, index, &task.doing()).await?;
                 if let Some(task) = self.outbox.withdraw(nonce) {
-                    let answer = answer(task.doing(), block, outcome);
-                    task.reply(answer);
+                    task.reply(failure.map_or(Ok(block), Err));
                 }
             }
             self.outbox.searched(Block(number));
@@ -335,33 +335,13 @@ impl Submitter {
                     "the account {} cannot pay the fee. Transfer some MTL to it",
                     self.key.address()
                 )),
-                Some(Invalid::BadProof | Invalid::Other(_)) => {
-                    invalid(format!("the chain rejects it: {text}"))
-                }
-                Some(
-                    Invalid::Stale
-                    | Invalid::Future
-                    | Invalid::AncientBirthBlock
-                    | Invalid::ExhaustsResources,
-                )
-                | None => Rejection::Transient(text),
+                Some(Invalid::Final) => invalid(format!("the chain rejects it: {text}")),
+                Some(Invalid::Transient) | None => Rejection::Transient(text),
             },
             NOT_VERIFIED | UNKNOWN_VALIDITY | PRIORITY_TOO_LOW | POOL_FULL => Rejection::Transient(text),
             _ => Rejection::Final(error.clone().into_chain_error(doing)),
         }))
     }
-}
-
-/// A call's outcome as its caller gets it.
-fn answer(doing: String, block: Included, outcome: Outcome) -> Result<Included, ChainError> {
-    Err(match outcome {
-        Outcome::Success => return Ok(block),
-        Outcome::Refused { pallet, error, docs } => ChainError::Refused { doing, pallet, error, docs },
-        Outcome::Failed(reason) => ChainError::Failed { doing, reason },
-        Outcome::Unknown(why) => {
-            ChainError::Uncertain { doing, reason: format!("block {} includes it, but {why}", block.block) }
-        }
-    })
 }
 
 #[cfg(test)]

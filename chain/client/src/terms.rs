@@ -27,88 +27,66 @@ pub enum TermsError {
     Invalid(#[from] ParamsError),
 }
 
-/// The value of a term, which people read and write as text.
-trait Value {
-    fn show(&self) -> String;
-    fn read(&mut self, name: &'static str, text: &str) -> Result<(), TermsError>;
-    /// A number in JSON as the text that [`Value::read`] takes: in the smallest unit, as [`Terms`] itself is written.
-    fn number_text(&self, number: u64) -> String {
-        number.to_string()
-    }
+/// A term, which people read and write as text.
+enum Field<'a> {
+    Small(&'a mut u16),
+    Number(&'a mut u32),
+    Amount(&'a mut u128),
+    Share(&'a mut Permille),
 }
 
-macro_rules! whole_number {
-    ($type:ty) => {
-        impl Value for $type {
-            fn show(&self) -> String {
-                self.to_string()
-            }
+impl Field<'_> {
+    fn show(&self) -> String {
+        match self {
+            Field::Small(number) => number.to_string(),
+            Field::Number(number) => number.to_string(),
+            Field::Amount(amount) => Amount(**amount).to_string(),
+            Field::Share(share) => percent(**share),
+        }
+    }
 
-            fn read(&mut self, name: &'static str, text: &str) -> Result<(), TermsError> {
-                let error = |_| TermsError::Number { name, text: text.to_owned(), max: <$type>::MAX.into() };
-                *self = text.parse().map_err(error)?;
-                Ok(())
+    fn read(self, name: &'static str, text: &str) -> Result<(), TermsError> {
+        let no_number = |max: u32| TermsError::Number { name, text: text.to_owned(), max };
+        match self {
+            Field::Small(number) => *number = text.parse().map_err(|_| no_number(u16::MAX.into()))?,
+            Field::Number(number) => *number = text.parse().map_err(|_| no_number(u32::MAX))?,
+            Field::Amount(amount) => {
+                *amount = text.parse::<Amount>().map_err(|source| TermsError::Amount { name, source })?.0;
+            }
+            Field::Share(thousandths) => {
+                *thousandths = share(text).ok_or(TermsError::Share { name, text: text.to_owned() })?;
             }
         }
-    };
-}
-
-whole_number!(u16);
-whole_number!(u32);
-
-/// Amounts are the only terms of this width.
-impl Value for u128 {
-    fn show(&self) -> String {
-        Amount(*self).to_string()
-    }
-
-    fn read(&mut self, name: &'static str, text: &str) -> Result<(), TermsError> {
-        *self = text.parse::<Amount>().map_err(|source| TermsError::Amount { name, source })?.0;
-        Ok(())
-    }
-
-    fn number_text(&self, number: u64) -> String {
-        Amount(number.into()).to_string()
-    }
-}
-
-impl Value for Permille {
-    fn show(&self) -> String {
-        percent(*self)
-    }
-
-    fn read(&mut self, name: &'static str, text: &str) -> Result<(), TermsError> {
-        *self = share(text).ok_or_else(|| TermsError::Share { name, text: text.to_owned() })?;
         Ok(())
     }
 }
 
 /// Every term by name, in the order of [`Terms`].
-fn fields(terms: &mut Terms) -> [(&'static str, &mut dyn Value); 17] {
+fn fields(terms: &mut Terms) -> [(&'static str, Field<'_>); 17] {
     [
-        ("electorate_max", &mut terms.electorate_max),
-        ("absence_windows", &mut terms.absence_windows),
-        ("quorum", &mut terms.quorum),
-        ("validator_stake_min", &mut terms.validator_stake_min),
-        ("miner_stake_min", &mut terms.miner_stake_min),
-        ("miner_seats_max", &mut terms.miner_seats_max),
-        ("validator_seats_max", &mut terms.validator_seats_max),
-        ("immunity_windows", &mut terms.immunity_windows),
-        ("unbonding_windows", &mut terms.unbonding_windows),
-        ("seat_price_min", &mut terms.seat_price_min),
-        ("equivocation_slash", &mut terms.equivocation_slash),
-        ("emission_per_epoch", &mut terms.emission_per_epoch),
-        ("emission_halving_epochs", &mut terms.emission_halving_epochs),
-        ("shares.miners", &mut terms.shares.miners),
-        ("shares.validators", &mut terms.shares.validators),
-        ("shares.owner", &mut terms.shares.owner),
-        ("shares.burn", &mut terms.shares.burn),
+        ("electorate_max", Field::Small(&mut terms.electorate_max)),
+        ("absence_windows", Field::Number(&mut terms.absence_windows)),
+        ("quorum", Field::Share(&mut terms.quorum)),
+        ("validator_stake_min", Field::Amount(&mut terms.validator_stake_min)),
+        ("miner_stake_min", Field::Amount(&mut terms.miner_stake_min)),
+        ("miner_seats_max", Field::Small(&mut terms.miner_seats_max)),
+        ("validator_seats_max", Field::Small(&mut terms.validator_seats_max)),
+        ("immunity_windows", Field::Number(&mut terms.immunity_windows)),
+        ("unbonding_windows", Field::Number(&mut terms.unbonding_windows)),
+        ("seat_price_min", Field::Amount(&mut terms.seat_price_min)),
+        ("equivocation_slash", Field::Share(&mut terms.equivocation_slash)),
+        ("emission_per_epoch", Field::Amount(&mut terms.emission_per_epoch)),
+        ("emission_halving_epochs", Field::Number(&mut terms.emission_halving_epochs)),
+        ("shares.miners", Field::Share(&mut terms.shares.miners)),
+        ("shares.validators", Field::Share(&mut terms.shares.validators)),
+        ("shares.owner", Field::Share(&mut terms.shares.owner)),
+        ("shares.burn", Field::Share(&mut terms.shares.burn)),
     ]
 }
 
 /// Every term and its value, in the order of [`Terms`].
 pub fn lines(terms: &Terms) -> Vec<(&'static str, String)> {
-    fields(&mut terms.clone()).into_iter().map(|(name, value)| (name, value.show())).collect()
+    fields(&mut terms.clone()).into_iter().map(|(name, field)| (name, field.show())).collect()
 }
 
 /// The terms that differ: name, old value, new value.
@@ -124,17 +102,13 @@ pub fn changes(from: &Terms, to: &Terms) -> Vec<(&'static str, String, String)> 
 pub fn set(terms: &mut Terms, assignment: &str) -> Result<(), TermsError> {
     let (name, text) =
         assignment.split_once('=').ok_or_else(|| TermsError::NoValue(assignment.to_owned()))?;
-    with_field(terms, name.trim(), |name, value| value.read(name, text.trim()))
+    let (name, field) = field(terms, name.trim())?;
+    field.read(name, text.trim())
 }
 
-fn with_field(
-    terms: &mut Terms,
-    wanted: &str,
-    act: impl FnOnce(&'static str, &mut dyn Value) -> Result<(), TermsError>,
-) -> Result<(), TermsError> {
+fn field<'a>(terms: &'a mut Terms, wanted: &str) -> Result<(&'static str, Field<'a>), TermsError> {
     let found = fields(terms).into_iter().find(|(name, _)| *name == wanted);
-    let (name, value) = found.ok_or_else(|| TermsError::Unknown { name: wanted.to_owned() })?;
-    act(name, value)
+    found.ok_or_else(|| TermsError::Unknown { name: wanted.to_owned() })
 }
 
 fn names() -> String {
@@ -188,14 +162,17 @@ pub fn overwrite(terms: &mut Terms, json: &Json) -> Result<(), TermsError> {
 
 fn set_json(terms: &mut Terms, name: &str, json: &Json) -> Result<(), TermsError> {
     let refused = || TermsError::Value(name.to_owned());
-    with_field(terms, name, |name, value| match json {
-        Json::String(text) => value.read(name, text),
-        Json::Number(number) => {
-            let text = value.number_text(number.as_u64().ok_or_else(refused)?);
-            value.read(name, &text)
+    let (name, field) = field(terms, name)?;
+    match (field, json) {
+        (field, Json::String(text)) => field.read(name, text),
+        // The text of an amount is in MTL.
+        (Field::Amount(amount), Json::Number(number)) => {
+            *amount = number.as_u64().ok_or_else(refused)?.into();
+            Ok(())
         }
+        (field, Json::Number(number)) => field.read(name, &number.as_u64().ok_or_else(refused)?.to_string()),
         _ => Err(refused()),
-    })
+    }
 }
 
 #[cfg(test)]

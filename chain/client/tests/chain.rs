@@ -4,17 +4,17 @@ mod support;
 
 use embedded_chain::{Config, EmbeddedChain, Sealing};
 use mettle_chain_client::{
-    Amount, Call, Chain, ChainError, ExpectedChain, SubxtChain,
+    Amount, Call, Chain, ChainError, SubxtChain,
     account::{self, SeatRequest},
     keys::Key,
 };
-use protocol::{Block, Digest, Role, RunId, Uid, Window};
+use protocol::{Block, Digest, Role, RunId, Uid, Window, view::SeatView};
 use std::{sync::Arc, time::Duration};
 use support::{
-    at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, idle_chain,
-    patient, patient_for,
+    at_home, busy, busy_chain, catch_up, chain_without_a_clock, client, create_run, dev, free, head,
+    idle_chain, patient, patient_for,
     proxy::{Proxy, Wire},
-    start, until_pooled,
+    start, until_pooled, wait_for,
 };
 
 const ONE: Amount = Amount::mtl(1);
@@ -54,22 +54,22 @@ async fn a_repeated_registration_takes_one_seat() {
     let hotkey = Key::generate().unwrap();
     let request = seat_request(run.id, &hotkey);
     catch_up(&bob, &owner).await;
+    let plan = account::plan_seat(&bob, &dev("//Bob").account(), &request).await.unwrap();
+    assert_eq!((plan.already, plan.funded), (None, ONE));
     let first = account::register_seat(&bob, &request).await.unwrap();
     catch_up(&owner, &bob).await;
-    assert!(!first.already);
-    assert_eq!(first.funded, ONE);
-    assert_eq!((first.seat.hotkey, first.seat.coldkey), (hotkey.hotkey(), dev("//Bob").account()));
-    assert_eq!((first.seat.id.uid, first.seat.stake), (Uid(0), request.stake.0));
+    assert_eq!((first.hotkey, first.coldkey), (hotkey.hotkey(), dev("//Bob").account()));
+    assert_eq!((first.id.uid, first.stake), (Uid(0), request.stake.0));
     assert_eq!(free(&bob, &hotkey).await, ONE);
     assert_eq!(bob.balance(&dev("//Bob").account()).await.unwrap().held, request.stake);
 
     let before = free(&bob, &dev("//Bob")).await;
-    let second = account::register_seat(&bob, &request).await.unwrap();
-    assert!(second.already);
-    assert_eq!((second.seat.id, second.funded), (first.seat.id, Amount::ZERO));
+    let plan = account::plan_seat(&bob, &dev("//Bob").account(), &request).await.unwrap();
+    assert_eq!((plan.already, plan.funded), (Some(first.clone()), Amount::ZERO));
+    assert_eq!(account::register_seat(&bob, &request).await.unwrap(), first);
     assert_eq!(free(&bob, &dev("//Bob")).await, before, "asking again cost something");
 
-    let invalid = |result: Result<account::RegisteredSeat, ChainError>, reason: &str| match result {
+    let invalid = |result: Result<SeatView, ChainError>, reason: &str| match result {
         Err(error @ ChainError::Invalid { .. }) => assert!(error.to_string().contains(reason), "{error}"),
         other => panic!("{other:?}"),
     };
@@ -90,23 +90,23 @@ async fn a_repeated_registration_takes_one_seat() {
 async fn a_commitment_is_made_and_read_back() {
     let chain = chain_without_a_clock().await;
     let owner = client(&chain.url(), "//Alice").await;
-    let start = owner.clock().current().block.0 + 60;
+    let start = head(&owner).block.0 + 60;
     let run = create_run(&owner, start).await;
     let hotkey = dev("//Charlie");
     let mut request = seat_request(run.id, &hotkey);
-    let seat = account::register_seat(&owner, &request).await.unwrap().seat;
+    let seat = account::register_seat(&owner, &request).await.unwrap();
     assert_eq!(owner.window(run.id, Window(0)).await.unwrap(), None);
 
     let miner = client(&chain.url(), "//Charlie").await;
     request.endpoint = "http://127.0.0.1:9001/moved".into();
-    account::announce_endpoint(&miner, run.id, &request.endpoint).await.unwrap();
-    account::announce_endpoint(&miner, run.id, &request.endpoint).await.unwrap();
+    let moved = Call::SetEndpoint { run: run.id, endpoint: request.endpoint.clone() };
+    miner.submit(moved).await.unwrap();
     assert_eq!(miner.seats(run.id).await.unwrap()[0].endpoint, request.endpoint);
 
     while chain.best().number < start {
         chain.seal_now().await.unwrap();
     }
-    let head = miner.clock().wait_for_window(&run.params.schedule, Window(0)).await.unwrap();
+    let head = wait_for(&miner, run.params.schedule.opens_at(Window(0))).await;
     assert!(head.block >= Block(start));
     let digest = Digest::of(b"work");
     let commit = Call::Commit { run: run.id, window: Window(0), digest };
@@ -153,14 +153,13 @@ async fn a_pallet_s_refusal_has_its_name_and_documentation() {
     // A call that the pool rejects.
     let url = chain.url();
     let poor = Some(Key::generate().unwrap());
-    let poor = SubxtChain::connect_timed(&url, poor, ExpectedChain::default(), patient()).await.unwrap();
+    let poor = SubxtChain::connect_timed(&url, poor, None, patient()).await.unwrap();
     let error = poor.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
     assert!(
         matches!(&error, ChainError::Invalid { reason, .. } if reason.contains("cannot pay the fee")),
         "{error}"
     );
-    let reader =
-        SubxtChain::connect_timed(&chain.url(), None, ExpectedChain::default(), patient()).await.unwrap();
+    let reader = SubxtChain::connect_timed(&chain.url(), None, None, patient()).await.unwrap();
     let error = reader.submit(Call::Fund { run: run.id, amount: ONE }).await.unwrap_err();
     assert!(matches!(error, ChainError::NoSigner { .. }), "{error}");
     chain.shutdown().await;
@@ -177,7 +176,7 @@ async fn transfer_at_once(senders: &[SubxtChain], to: &Key, calls: usize) -> Amo
         last = last.max(transfer.await.unwrap().unwrap().block);
     }
     // One client may have seen a block that another has not.
-    senders[0].clock().wait_for(last).await.unwrap();
+    wait_for(&senders[0], last).await;
     free(&senders[0], to).await
 }
 
@@ -239,11 +238,8 @@ async fn a_restarted_chain_is_found_and_forgotten_calls_are_sent_again() {
     let alice = client(&chain.url(), "//Alice").await;
     let hasty_timing = patient_for(Duration::from_millis(400));
     let hasty =
-        SubxtChain::connect_timed(&chain.url(), Some(dev("//Bob")), ExpectedChain::default(), hasty_timing)
-            .await
-            .unwrap();
-    let mut clock = alice.clock();
-    let before = clock.current();
+        SubxtChain::connect_timed(&chain.url(), Some(dev("//Bob")), None, hasty_timing).await.unwrap();
+    let before = head(&alice);
     let to = Key::generate().unwrap();
     let sender = alice.clone();
     let call = Call::Transfer { to: to.account(), amount: ONE };
@@ -269,7 +265,7 @@ async fn a_restarted_chain_is_found_and_forgotten_calls_are_sent_again() {
     let included = seal_until(&chain, submitted).await.unwrap().unwrap();
     assert!(included.block > before.block);
     assert_eq!(free(&alice, &to).await, ONE);
-    let later = seal_until(&chain, clock.wait_for(Block(included.block.0 + 1))).await.unwrap();
+    let later = seal_until(&chain, wait_for(&alice, Block(included.block.0 + 1))).await;
     assert!(later.block > included.block);
     // Bob gave up before his call was signed, so that it was never sent.
     assert_eq!(free(&alice, &dev("//Bob")).await, Amount::mtl(1_000_000));
@@ -282,7 +278,7 @@ async fn a_connection_that_is_cut_or_falls_silent_is_replaced() {
     let proxy = Proxy::to(chain.address().port()).await;
     let timing = mettle_chain_client::Timing { request: Duration::from_secs(2), ..patient() };
     let key = Some(dev("//Alice"));
-    let alice = SubxtChain::connect_timed(&proxy.url(), key, ExpectedChain::default(), timing).await.unwrap();
+    let alice = SubxtChain::connect_timed(&proxy.url(), key, None, timing).await.unwrap();
     let receiver = Key::generate().unwrap().account();
     for (count, fault) in [(1, Wire::Cut), (2, Wire::Blocked)] {
         let connections = proxy.connections();
@@ -292,14 +288,14 @@ async fn a_connection_that_is_cut_or_falls_silent_is_replaced() {
         let submitted = tokio::spawn(async move { sender.submit(call).await });
         // Nothing passes through a dead connection, so the chain is ahead of the client.
         proxy.another_connection(connections).await;
-        while chain.finalised().number < alice.clock().current().block.0 + 10 {
+        while chain.finalised().number < head(&alice).block.0 + 10 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let best = chain.best().number;
         proxy.set(Wire::Sound);
         submitted.await.unwrap().unwrap();
         assert_eq!(alice.balance(&receiver).await.unwrap().free, Amount::mtl(count));
-        alice.clock().wait_for(Block(best)).await.unwrap();
+        wait_for(&alice, Block(best)).await;
     }
     chain.shutdown().await;
 }
@@ -321,7 +317,7 @@ async fn nothing_is_signed_for_an_old_runtime_and_the_client_reconnects() {
     assert!(!submitted.is_finished());
     proxy.set(Wire::Sound);
     let included = submitted.await.unwrap().unwrap();
-    alice.clock().wait_for(included.block).await.unwrap();
+    wait_for(&alice, included.block).await;
     assert_eq!(alice.balance(&receiver).await.unwrap().free, ONE);
     chain.shutdown().await;
 }
@@ -356,7 +352,7 @@ async fn a_call_signed_for_an_old_runtime_is_signed_again_and_included_once() {
     assert_eq!((old.len(), new.len()), (1, 1));
     assert_ne!(old, new, "the old bytes were offered again");
     let included = seal_until(&chain, submitted).await.unwrap().unwrap();
-    alice.clock().wait_for(included.block).await.unwrap();
+    wait_for(&alice, included.block).await;
     assert_eq!(free(&alice, &to).await, ONE);
     chain.shutdown().await;
 }
@@ -366,7 +362,7 @@ async fn a_submission_times_out_if_nothing_is_finalised() {
     let chain = idle_chain(2).await;
     let timing = patient_for(Duration::from_millis(500));
     let key = Some(dev("//Alice"));
-    let alice = SubxtChain::connect_timed(&chain.url(), key, ExpectedChain::default(), timing).await.unwrap();
+    let alice = SubxtChain::connect_timed(&chain.url(), key, None, timing).await.unwrap();
     let error = loop {
         let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
         // On a busy machine the patience may pass before the call is signed. Then it is never sent, and is submitted
@@ -380,7 +376,7 @@ async fn a_submission_times_out_if_nothing_is_finalised() {
     for _ in 0..4 {
         chain.seal_now().await.unwrap();
     }
-    alice.clock().wait_for(Block(2)).await.unwrap();
+    wait_for(&alice, Block(2)).await;
     assert_eq!(alice.balance(&[1; 32]).await.unwrap().free, ONE);
     chain.shutdown().await;
 }
@@ -388,9 +384,8 @@ async fn a_submission_times_out_if_nothing_is_finalised() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_chain_is_refused_with_what_was_found() {
     let chain = busy_chain().await;
-    let connect = async |url: &str, genesis| {
-        SubxtChain::connect_timed(url, None, ExpectedChain { genesis }, patient()).await.map(|_| ())
-    };
+    let connect =
+        async |url: &str, genesis| SubxtChain::connect_timed(url, None, genesis, patient()).await.map(|_| ());
     let not_ours = |result: Result<(), ChainError>, expected: &str| match result {
         Err(ChainError::WrongChain { found, .. }) => assert!(found.contains(expected), "{found}"),
         other => panic!("{other:?}"),
@@ -405,7 +400,7 @@ async fn another_chain_is_refused_with_what_was_found() {
     // A JSON-RPC server that is no chain.
     proxy.set(Wire::Tampered { from: "\"result\":\"", to: "\"rezult\":\"" });
     let hasty = mettle_chain_client::Timing { connect: Duration::from_secs(1), ..patient() };
-    let other = SubxtChain::connect_timed(&proxy.url(), None, ExpectedChain::default(), hasty).await;
+    let other = SubxtChain::connect_timed(&proxy.url(), None, None, hasty).await;
     assert!(other.is_err());
     chain.shutdown().await;
 }
@@ -417,12 +412,11 @@ async fn another_chain_at_the_same_port_is_refused_until_the_first_is_back() {
     let chain = start(config.clone()).await;
     let listen = chain.address();
     let alice = client(&chain.url(), "//Alice").await;
-    alice.clock().wait_for(Block(3)).await.unwrap();
+    wait_for(&alice, Block(3)).await;
     chain.shutdown().await;
 
-    let funded = embedded_chain::AccountId32::new([7; 32]);
-    let endowments = vec![(funded, 1_000_000_000_000)];
-    let other = start(Config { listen, endowments, ..busy() }).await;
+    let genesis_patch = Some(serde_json::json!({ "sudo": { "key": null } }));
+    let other = start(Config { listen, genesis_patch, ..busy() }).await;
     let error = alice.submit(Call::Transfer { to: [1; 32], amount: ONE }).await.unwrap_err();
     assert!(matches!(error, ChainError::WrongChain { .. }), "{error}");
     let error = alice.runs().await.unwrap_err();
@@ -430,8 +424,8 @@ async fn another_chain_at_the_same_port_is_refused_until_the_first_is_back() {
     other.shutdown().await;
 
     let chain = start(Config { listen, ..config }).await;
-    let head = alice.clock().current();
-    alice.clock().wait_for(Block(head.block.0 + 5)).await.unwrap();
+    let head = head(&alice);
+    wait_for(&alice, Block(head.block.0 + 5)).await;
     assert_eq!(alice.runs().await.unwrap(), []);
     assert_eq!(
         alice.balance(&[1; 32]).await.unwrap().free,
@@ -444,9 +438,8 @@ async fn another_chain_at_the_same_port_is_refused_until_the_first_is_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_chain_is_an_error_with_its_url() {
     let timing = mettle_chain_client::Timing { connect: Duration::from_millis(300), ..patient() };
-    let connect = async |url: &str| {
-        SubxtChain::connect_timed(url, None, ExpectedChain::default(), timing).await.map(|_| ()).unwrap_err()
-    };
+    let connect =
+        async |url: &str| SubxtChain::connect_timed(url, None, None, timing).await.map(|_| ()).unwrap_err();
     // A bound port without a listener, which no other test's chain can take.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -463,7 +456,6 @@ async fn a_missing_chain_is_an_error_with_its_url() {
         assert!(matches!(error, ChainError::Invalid { .. }), "{error}");
     }
     let bad = mettle_chain_client::Timing { era_blocks: 65, ..timing };
-    let error =
-        SubxtChain::connect_timed("ws://127.0.0.1:1", None, ExpectedChain::default(), bad).await.map(|_| ());
+    let error = SubxtChain::connect_timed("ws://127.0.0.1:1", None, None, bad).await.map(|_| ());
     assert!(matches!(error, Err(ChainError::Invalid { .. })));
 }

@@ -5,7 +5,9 @@
 //! follow it, and is on disk before any client is told.
 
 use crate::{
-    execute::{BuildError, Built, CallError, Candidate, Extrinsic, Genesis, Header, Runtime, slot_of},
+    execute::{
+        BuildError, Built, CallError, Candidate, Extrinsic, Genesis, Header, LeftOut, Runtime, slot_of,
+    },
     pool::{Pool, PoolLimits, Rejection, Status, Watcher},
     state::{Changes, State},
     store::{Body as StoredBody, Keep, Resumed, Store, StoreError},
@@ -119,14 +121,6 @@ struct Body {
     unsaved: Changes,
 }
 
-/// A block that becomes final, as it is stored.
-struct Finalising {
-    head: Head,
-    header: Header,
-    body: StoredBody,
-    changes: Changes,
-}
-
 impl Chain {
     /// Starts a chain at `genesis`, or resumes a saved one.
     pub(crate) fn new(
@@ -179,11 +173,7 @@ impl Chain {
 
     /// The stored headers of the canonical chain from `first` to `last`.
     pub(crate) fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
-        if first > last {
-            return Vec::new();
-        }
-        let inner = self.inner();
-        inner.blocks.range(first..=last).map(|(_, block)| (block.hash, block.header.clone())).collect()
+        self.inner().headers(first, last)
     }
 
     /// The stored headers after `last` up to `best`. If `last` was dropped, those after `sure`, the last finalised
@@ -192,10 +182,7 @@ impl Chain {
         let inner = self.inner();
         let stands = inner.blocks.get(&last.number).is_some_and(|block| block.hash == last.hash);
         let first = if stands { last.number } else { sure.min(last.number) } + 1;
-        if first > best.number {
-            return Vec::new();
-        }
-        inner.blocks.range(first..=best.number).map(|(_, block)| (block.hash, block.header.clone())).collect()
+        inner.headers(first, best.number)
     }
 
     /// A block with its extrinsics; `None` if it is unknown.
@@ -277,15 +264,16 @@ impl Chain {
         for (hash, reason) in &built.left_out {
             tracing::debug!(?hash, ?reason, "a transaction is not in block {number}");
         }
-        let finalising = self.finalising(&built, finalised);
+        let head = Head { number, hash: built.hash };
+        let (block, left_out) = Block::made(built);
+        let becomes_final = number.checked_sub(self.finality_lag).filter(|number| *number > finalised.number);
 
         // Act. A block is on disk before it is announced as final.
-        if let (Some(store), Some(block)) = (&writer.store, &finalising) {
-            store.append(&block.header, &block.body, &block.changes)?;
+        if let (Some(store), Some(number)) = (&writer.store, becomes_final) {
+            self.store(store, number, &block)?;
         }
         writer.slot = slot;
-        let head = Head { number, hash: built.hash };
-        self.append(built, finalising.map(|block| block.head));
+        self.append(block, left_out, becomes_final);
         self.revalidate(head);
         Ok(head)
     }
@@ -329,61 +317,37 @@ impl Chain {
         writer.store = None;
     }
 
-    /// The block that a new block makes final: the one `finality_lag` blocks before it.
-    fn finalising(&self, built: &Built, finalised: Head) -> Option<Finalising> {
-        let number = built.header.number.checked_sub(self.finality_lag)?;
-        if number <= finalised.number {
-            return None;
-        }
+    /// Stores block `number`, which the new block `made` makes final.
+    fn store(&self, store: &Store, number: u32, made: &Block) -> Result<(), StoreError> {
         let inner = self.inner();
         let before = inner.blocks.get(&(number - 1)).expect("the parent of an unfinalised block is stored");
-        let before = inner.state(before);
-        let whole = |header: &Header, hash, inherents: usize, extrinsics: &[Extrinsic], changes: &Changes| {
-            Finalising {
-                head: Head { number, hash },
-                header: header.clone(),
-                body: StoredBody {
-                    inherents: inherents as u32,
-                    extrinsics: extrinsics.iter().map(|bytes| bytes.to_vec()).collect(),
-                    undo: before.undo(changes),
-                },
-                changes: changes.clone(),
-            }
-        };
-        if number == built.header.number {
-            return Some(whole(
-                &built.header,
-                built.hash,
-                built.inherents,
-                &built.extrinsics,
-                &built.changes,
-            ));
-        }
-        let block = inner.blocks.get(&number).expect("unfinalised blocks are stored");
+        let block = inner.blocks.get(&number).unwrap_or(made);
         let body = block.body.as_ref().expect("unfinalised blocks have their body");
-        Some(whole(&block.header, block.hash, body.inherents, &body.extrinsics, &body.unsaved))
+        let stored = StoredBody {
+            inherents: body.inherents as u32,
+            extrinsics: body.extrinsics.iter().map(|bytes| bytes.to_vec()).collect(),
+            undo: inner.state(before).undo(&body.unsaved),
+        };
+        let (header, changes) = (block.header.clone(), body.unsaved.clone());
+        // The disk must not hold up the readers.
+        drop(inner);
+        store.append(&header, &stored, &changes)
     }
 
-    /// Appends a block and moves the finalised head. Announces the heads before the transactions' statuses: a client
-    /// told that its transaction is final finds it in the finalised state.
-    fn append(&self, built: Built, finalised: Option<Head>) {
+    /// Appends a block and moves the finalised head to `becomes_final`. Announces the heads before the transactions'
+    /// statuses: a client told that its transaction is final finds it in the finalised state.
+    fn append(&self, block: Block, left_out: Vec<(H256, LeftOut)>, becomes_final: Option<u32>) {
         let mut inner = self.inner();
-        let number = built.header.number;
-        let body = Body {
-            extrinsics: built.extrinsics,
-            inherents: built.inherents,
-            included: built.included,
-            state: built.state,
-            unsaved: built.changes,
-        };
-        let included = body.included.clone();
-        inner.blocks.insert(number, Block { header: built.header, hash: built.hash, body: Some(body) });
-        inner.numbers.insert(built.hash, number);
-        inner.heads.best = Head { number, hash: built.hash };
+        let (number, hash) = (block.header.number, block.hash);
+        let included = block.body.as_ref().map(|body| body.included.clone()).unwrap_or_default();
+        inner.blocks.insert(number, block);
+        inner.numbers.insert(hash, number);
+        inner.heads.best = Head { number, hash };
+        let finalised = becomes_final.map(|number| Head { number, hash: inner.blocks[&number].hash });
         inner.heads.finalised = finalised.unwrap_or(inner.heads.finalised);
         self.heads.send_replace(inner.heads);
 
-        inner.pool.block(number, built.hash, &included, built.left_out);
+        inner.pool.block(number, hash, &included, left_out);
         if let Some(head) = finalised {
             let Inner { blocks, pool, .. } = &mut *inner;
             let block = blocks.get_mut(&head.number).and_then(|block| block.body.as_mut());
@@ -445,6 +409,11 @@ impl Inner {
         self.blocks.get(self.numbers.get(&hash)?)
     }
 
+    fn headers(&self, first: u32, last: u32) -> Vec<(H256, Header)> {
+        let blocks = self.blocks.range(first..=last.max(first)).filter(|(number, _)| **number <= last);
+        blocks.map(|(_, block)| (block.hash, block.header.clone())).collect()
+    }
+
     fn best(&self) -> &Block {
         self.blocks.get(&self.heads.best.number).expect("the best block is stored")
     }
@@ -468,6 +437,15 @@ impl Inner {
                 self.numbers.remove(&block.hash);
             }
         }
+    }
+}
+
+impl Block {
+    /// A new block, and the candidates that it left out.
+    fn made(built: Built) -> (Block, Vec<(H256, LeftOut)>) {
+        let Built { header, hash, extrinsics, inherents, included, left_out, state, changes } = built;
+        let body = Body { extrinsics, inherents, included, state, unsaved: changes };
+        (Block { header, hash, body: Some(body) }, left_out)
     }
 }
 

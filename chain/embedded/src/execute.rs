@@ -164,7 +164,10 @@ impl Runtime {
     }
 
     /// Builds the genesis state.
-    pub(crate) fn genesis(&self, config: &[u8]) -> Result<Result<Genesis, String>, CallError> {
+    ///
+    /// # Errors
+    /// Why the runtime refuses the configuration.
+    pub(crate) fn genesis(&self, config: &[u8]) -> Result<Genesis, String> {
         const METHOD: &str = "GenesisBuilder_build_state";
         let empty = State::empty();
         let (result, overlay) = over(&empty, || {
@@ -173,13 +176,9 @@ impl Runtime {
                 .expect("externalities are set");
             decode::<Result<(), String>>(METHOD, &result)
         });
-        if let Err(reason) = result? {
-            return Ok(Err(reason));
-        }
-        match apply_overlay(&empty, overlay) {
-            Ok((state, changes)) => Ok(Ok(Genesis { header: genesis_header(&state), state, changes })),
-            Err(error) => Ok(Err(error.to_string())),
-        }
+        result.map_err(|error: CallError| error.to_string())??;
+        let (state, changes) = apply_overlay(&empty, overlay).map_err(|error| error.to_string())?;
+        Ok(Genesis { header: genesis_header(&state), state, changes })
     }
 
     /// Makes the block after `parent`, of as many candidates as fit, in order.
@@ -256,7 +255,8 @@ impl Runtime {
                 if panicking.contains_key(hash) {
                     continue;
                 }
-                match self.apply(bytes).map_err(|error| error.of(*hash))? {
+                let applied = self.apply(bytes);
+                match applied.map_err(|error| Stop::Extrinsic { hash: *hash, message: error.to_string() })? {
                     Ok(_) => {
                         extrinsics.push(bytes.clone());
                         included.push(*hash);
@@ -352,12 +352,6 @@ impl From<CallError> for Stop {
     }
 }
 
-impl CallError {
-    fn of(self, hash: H256) -> Stop {
-        Stop::Extrinsic { hash, message: self.to_string() }
-    }
-}
-
 /// Runs `f` over a state, and returns its changes as an overlay.
 fn over<R>(state: &State, f: impl FnOnce() -> R) -> (R, OverlayedChanges<BlakeTwo256>) {
     let backend = state.backend();
@@ -445,7 +439,7 @@ mod tests {
         let preset =
             runtime.call(&State::empty(), "GenesisBuilder_get_preset", &None::<String>.encode()).unwrap();
         let config = Option::<Vec<u8>>::decode(&mut preset.as_slice()).unwrap().unwrap();
-        let genesis = runtime.genesis(&config).unwrap().unwrap();
+        let genesis = runtime.genesis(&config).unwrap();
         let candidates: Vec<Candidate> = words
             .iter()
             .map(|word| Candidate { hash: BlakeTwo256::hash(word.as_bytes()), bytes: word.as_bytes().into() })

@@ -11,7 +11,7 @@ mod store;
 pub use chain::{Head, Heads, SealError};
 pub use execute::{BuildError, CallError};
 pub use pool::PoolLimits;
-pub use sp_core::{H256, crypto::AccountId32};
+pub use sp_core::H256;
 pub use store::StoreError;
 
 use chain::Chain;
@@ -51,19 +51,13 @@ pub struct Config {
     pub block_interval: Duration,
     /// How many blocks the finalised head is behind the best one.
     pub finality_lag: u32,
-    /// Genesis preset of the runtime: `development` or `local_testnet`.
-    pub preset: String,
-    /// Changes to the preset: objects are merged, other values replaced.
+    /// Changes to the genesis of the runtime's development preset: objects are merged, other values replaced.
     pub genesis_patch: Option<serde_json::Value>,
-    /// Further genesis balances, in units of 10⁻¹² MTL, below 2⁶⁴.
-    pub endowments: Vec<(AccountId32, u128)>,
     /// How many of the last finalised blocks keep state and extrinsics; at least one.
     pub keep_states: u32,
     /// How many of them keep their header.
     pub keep_headers: u32,
     pub pool: PoolLimits,
-    /// Whether clients may make and drop blocks (`engine_createBlock`, `engine_dropUnfinalized`).
-    pub engine_rpc: bool,
 }
 
 /// When a block is made.
@@ -85,13 +79,10 @@ impl Default for Config {
             sealing: Sealing::Interval,
             block_interval: Duration::from_millis(500),
             finality_lag: 0,
-            preset: "development".into(),
             genesis_patch: None,
-            endowments: Vec::new(),
             keep_states: 256,
             keep_headers: 16_384,
             pool: PoolLimits::default(),
-            engine_rpc: true,
         }
     }
 }
@@ -103,8 +94,6 @@ pub enum StartError {
     PortTaken { listen: SocketAddr },
     #[error("cannot listen at {listen}")]
     Listen { listen: SocketAddr, source: io::Error },
-    #[error("the runtime has no genesis preset `{preset}`")]
-    UnknownPreset { preset: String },
     #[error("cannot build the genesis: {reason}")]
     Genesis { reason: String },
     #[error(transparent)]
@@ -145,7 +134,7 @@ impl EmbeddedChain {
             .set_config(limits)
             .build_from_tcp(listener)
             .map_err(|source| cannot_listen(config.listen, source))?;
-        let server = server.start(rpc::module(chain.clone(), config.engine_rpc));
+        let server = server.start(rpc::module(chain.clone()));
 
         let (stop, stopping) = watch::channel(false);
         let (failed, fault) = watch::channel(None);
@@ -253,7 +242,8 @@ impl Drop for EmbeddedChain {
 fn open(config: &Config) -> Result<Chain, StartError> {
     let runtime = Runtime::native();
     let keep = Keep { states: config.keep_states.max(1), headers: config.keep_headers };
-    let genesis = genesis::build(&runtime, config)?;
+    let genesis = genesis::build(&runtime, config.genesis_patch.clone())
+        .map_err(|reason| StartError::Genesis { reason })?;
     let saved = match &config.dir {
         Some(dir) => Some(Store::open(dir, keep, &genesis, &runtime.version)?),
         None => None,

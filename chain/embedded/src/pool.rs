@@ -8,7 +8,7 @@
 //! newest; a newcomer that would be dropped is refused.
 
 use crate::execute::{Candidate, Extrinsic, LeftOut};
-use serde_json::{Value, json};
+use serde::Serialize;
 use sp_core::H256;
 use sp_runtime::transaction_validity::{TransactionTag as Tag, ValidTransaction};
 use std::{
@@ -40,7 +40,8 @@ impl Default for PoolLimits {
 }
 
 /// Status of a watched transaction, as in `author_submitAndWatchExtrinsic`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) enum Status {
     Future,
     Ready,
@@ -103,19 +104,6 @@ impl Status {
     /// Whether no status can follow.
     fn is_last(&self) -> bool {
         matches!(self, Status::Finalized(_) | Status::Usurped(_) | Status::Dropped | Status::Invalid)
-    }
-
-    pub(crate) fn to_json(&self) -> Value {
-        match self {
-            Status::Future => json!("future"),
-            Status::Ready => json!("ready"),
-            Status::InBlock(block) => json!({ "inBlock": block }),
-            Status::Retracted(block) => json!({ "retracted": block }),
-            Status::Finalized(block) => json!({ "finalized": block }),
-            Status::Usurped(by) => json!({ "usurped": by }),
-            Status::Dropped => json!("dropped"),
-            Status::Invalid => json!("invalid"),
-        }
     }
 }
 

@@ -39,15 +39,13 @@ const STATUSES_MAX: usize = 64;
 type Answer = Result<Value, ErrorObjectOwned>;
 
 /// All methods.
-pub(crate) fn module(chain: Arc<Chain>, engine: bool) -> RpcModule<Chain> {
+pub(crate) fn module(chain: Arc<Chain>) -> RpcModule<Chain> {
     let mut module = RpcModule::from_arc(chain);
     blocks(&mut module);
     state(&mut module);
     transactions(&mut module);
     system(&mut module);
-    if engine {
-        making_blocks(&mut module);
-    }
+    making_blocks(&mut module);
     for (alias, name) in [
         ("chain_getHead", "chain_getBlockHash"),
         ("chain_getFinalisedHead", "chain_getFinalizedHead"),
@@ -344,7 +342,7 @@ async fn follow_transaction(pending: PendingSubscriptionSink, mut statuses: mpsc
             status = statuses.recv() => status,
         };
         let Some(status) = status else { return };
-        if !send(&sink, &status.to_json()).await {
+        if !send(&sink, &json!(status)).await {
             return;
         }
     }

@@ -24,7 +24,6 @@ use frame::{
     },
     runtime::{apis, prelude::*, types_common::Signature},
 };
-use pallet_registry::AccountIsHotkey;
 use pallet_rewards::Former;
 use pallet_transaction_payment::{FeeDetails, FungibleAdapter, RuntimeDispatchInfo};
 use pallet_weights::Departed;
@@ -180,7 +179,7 @@ parameter_types! {
     pub const NominationsId: PalletId = PalletId(*b"mettle/n");
     pub const MinNomination: Balance = UNIT / 10;
     pub SharePayWeight: Weight =
-        <pallet_nomination::weight_info::Measured<Runtime> as pallet_nomination::WeightInfo>::share_pay();
+        pallet_nomination::weight_info::share_pay::<Runtime>();
     /// Half of a block: one more task still leaves room for calls.
     pub MaxTaskWeight: Weight = block_weights().max_block.saturating_div(2);
 }
@@ -320,7 +319,6 @@ impl pallet_registry::Config for Runtime {
     type Payslips = Rewards;
     type MaxChanges = ConstU32<64>;
     type MaxUnbonding = ConstU32<8>;
-    type WeightInfo = pallet_registry::weight_info::Measured<Runtime>;
     type MaxRuns = MaxRuns;
     type MaxSeats = MaxSeats;
     type MaxCheckpointWindows = ConstU32<64>;
@@ -328,40 +326,22 @@ impl pallet_registry::Config for Runtime {
 }
 
 impl pallet_windows::Config for Runtime {
-    type Registry = Registry;
-    type Nominations = Nomination;
-    type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = pallet_windows::weight_info::Measured<Runtime>;
-    type MaxRuns = MaxRuns;
-    type MaxSeats = MaxSeats;
     type KeptWindows = ConstU32<128>;
     type MaxTaskWeight = MaxTaskWeight;
 }
 
 impl pallet_weights::Config for Runtime {
-    type Registry = Registry;
-    type HotkeyOf = AccountIsHotkey;
     type Payroll = PayFromTreasury;
     type Members = Windows;
-    type WeightInfo = pallet_weights::weight_info::Measured<Runtime>;
-    type MaxSeats = MaxSeats;
 }
 
 impl pallet_rewards::Config for Runtime {
-    type Currency = Balances;
-    type Registry = Registry;
-    type Nominations = Nomination;
-    type WeightInfo = pallet_rewards::weight_info::Measured<Runtime>;
     type SharePayWeight = SharePayWeight;
-    type MaxSeats = MaxSeats;
     type PalletId = TreasuryId;
 }
 
 impl pallet_nomination::Config for Runtime {
-    type Currency = Balances;
-    type Registry = Registry;
-    type WeightInfo = pallet_nomination::weight_info::Measured<Runtime>;
     // Nothing iterates over nominators, and a low limit would let a rival fill a pool.
     type MaxNominators = ConstU32<16_384>;
     type MaxUnbonding = ConstU32<8>;
@@ -557,7 +537,7 @@ impl_runtime_apis! {
             Rewards::payslips(run, uid)
         }
         fn consensus_bonds(run: RunId, validator: Uid) -> Vec<(Uid, u32)> {
-            Weights::bonds(run, validator)
+            pallet_weights::BondsOf::<Runtime>::get(run, validator).into_inner()
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::{AccountId, Nomination, Registry, Rewards, Runtime, Weights, Windows};
 use alloc::{string::String, vec::Vec};
-use pallet_registry::{Nominations as _, Payslips as _, Seat, Seats as _, Url};
+use pallet_registry::{Nominations as _, Payslips as _, Seat, Url};
 use protocol::{
     Hotkey, Role, RunId, SeatId, Uid,
     view::{Account, AccountStatus, RunStatus, RunView, SeatOccupancy, SeatStatus, SeatView},
@@ -13,7 +13,7 @@ const PAGE_MAX: u32 = 256;
 
 pub fn run(id: RunId) -> Option<RunView> {
     let run = Registry::run(id)?;
-    let progress = Windows::progress(id)?;
+    let progress = pallet_windows::ProgressOf::<Runtime>::get(id)?;
     Some(RunView {
         id,
         owner: account(&run.owner),
@@ -42,7 +42,7 @@ pub fn run_status(id: RunId) -> Option<RunStatus> {
         epoch: position.window.map(|window| window.epoch(run.params.epoch_windows)),
         miners: seats(Role::Miner),
         validators: seats(Role::Validator),
-        pending_terms: Registry::pending_terms(id),
+        pending_terms: pallet_registry::WaitingOf::<Runtime>::get(id).terms,
         stopped_by_owner: Registry::is_stopped(id),
         treasury: Rewards::treasury_view(id),
         run,
@@ -65,7 +65,7 @@ pub fn account_status(run: RunId, account: Account) -> AccountStatus {
     let earned = own.iter().map(|(uid, _)| pallet_rewards::EarningsOf::<Runtime>::get(run, uid).claimable);
     AccountStatus {
         staked: own.iter().fold(0, |sum: u128, (_, seat)| sum.saturating_add(seat.stake)),
-        claimable: earned.fold(Rewards::former_claimable(run, &who), u128::saturating_add),
+        claimable: earned.fold(pallet_rewards::FormerPay::<Runtime>::get(run, &who), u128::saturating_add),
         unbonding: Registry::unbonding(run, &who),
         nominations: Nomination::nominations_of(run, &who),
         seats: own.into_iter().map(|(uid, _)| uid).collect(),
@@ -82,7 +82,8 @@ fn status_of(run: RunId, uid: Uid, seat: Seat<AccountId>) -> SeatStatus {
         commission_raise: Nomination::commission_raise(run, uid),
         consensus: Weights::consensus_of(run, uid),
         recent_pay: Rewards::recent_pay(run, uid),
-        last_attested: Windows::presence(run, uid).and_then(|presence| presence.last_attested),
+        last_attested: pallet_windows::PresenceOf::<Runtime>::get(run, uid)
+            .and_then(|presence| presence.last_attested),
         seat: view_of(run, uid, seat),
     }
 }

@@ -6,7 +6,7 @@
 use crate::output::Output;
 use anyhow::{Context as _, bail, ensure};
 use chain_client::{
-    Amount, Call, Chain, ChainError, Included,
+    Amount, Call, Chain, ChainError, Head,
     keys::{Key, KeyPassword, KeySource, Prompt, address, parse_address},
 };
 use node::open;
@@ -251,7 +251,7 @@ impl SigningSession {
         output: &mut Output<'_>,
         plan: &TransactionPlan,
         confirm: &ConfirmArgs,
-    ) -> anyhow::Result<Option<Vec<Included>>> {
+    ) -> anyhow::Result<Option<Vec<Head>>> {
         let Some(confirmed) = self.confirm(output, plan, confirm).await? else {
             return Ok(None);
         };
@@ -283,7 +283,7 @@ pub struct Confirmed {
 }
 
 impl Confirmed {
-    pub async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    pub async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         self.chain.submit(on_behalf_of(self.proxy_of, call)).await
     }
 }

@@ -1,7 +1,7 @@
 //! The commands as users enter them, against an embedded chain.
 
 use chain_client::{
-    Amount, Call, Chain as _, ExpectedChain, SubxtChain,
+    Amount, Call, Chain as _, SubxtChain,
     account::{self, RunRequest},
     keys::{Key, address},
 };
@@ -80,10 +80,9 @@ impl Net {
     async fn new() -> Net {
         let config = Config { sealing: Sealing::Instant, ..Config::default() };
         let chain = EmbeddedChain::start(config).await.unwrap();
-        let alice =
-            SubxtChain::connect(&chain.url(), Some(dev("//Alice")), ExpectedChain::default()).await.unwrap();
+        let alice = SubxtChain::connect(&chain.url(), Some(dev("//Alice"))).await.unwrap();
         let schedule = Schedule {
-            start: Block(alice.clock().current().block.0 + 150),
+            start: Block(alice.heads().borrow().block.0 + 150),
             blocks_per_window: 20,
             commit_by: 10,
             reveal_by: 12,
@@ -187,8 +186,7 @@ impl Net {
     async fn play_epoch(&self, validator: &str, miner: Uid) {
         let key = dev(validator);
         let hotkey = key.hotkey();
-        let chain =
-            SubxtChain::connect(&self.chain.url(), Some(key), ExpectedChain::default()).await.unwrap();
+        let chain = SubxtChain::connect(&self.chain.url(), Some(key)).await.unwrap();
         let (run, salt, weights) = (self.run, [5; 32], vec![(miner, u16::MAX)]);
         self.go_to(0, self.schedule.commit_by + 1).await;
         let attest =
@@ -203,7 +201,8 @@ impl Net {
 
     /// Waits until Alice's client has seen the latest final block.
     async fn catch_up(&self) {
-        self.alice.clock().wait_for(Block(self.chain.finalised().number)).await.unwrap();
+        let last = Block(self.chain.finalised().number);
+        self.alice.heads().wait_for(|head| head.block >= last).await.unwrap();
     }
 }
 

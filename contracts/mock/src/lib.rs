@@ -86,7 +86,6 @@ macro_rules! registry {
             type OnSeats = $on_seats;
             type Nominations = $nominations;
             type Payslips = $payslips;
-            type WeightInfo = ();
             type MaxRuns = ConstU32<16>;
             type MaxSeats = ConstU32<1088>;
             type MaxChanges = ConstU32<64>;

@@ -2,45 +2,24 @@
 //! storage, so that only this pallet is measured.
 
 use crate::{Call, Config, FormerPools, Holdings, NominationOf, Nominations, Pallet, PoolOf};
-use alloc::vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, Ending, Nominations as _, OnSeats as _, Run, Seat};
-use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, params::Permille};
+use pallet_registry::{
+    Balance, Ending, Nominations as _, OnSeats as _, Seat,
+    benchmarking::{newcomer, put_run},
+};
+use protocol::{Role, RunId, RunParams, Terms, Uid, Window, params::Permille};
 
 const RUN: RunId = RunId(0);
 const UID: Uid = Uid(0);
 const ENDING: Ending = Ending { window: Window(100), until: Window(300) };
 
-fn validator<T: Config + pallet_registry::Config>() -> (Seat<T::AccountId>, RunParams) {
-    let params = RunParams {
-        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
-        ..RunParams::default()
-    };
-    let run = Run {
-        owner: whitelisted_caller::<T::AccountId>(),
-        params,
-        terms: Terms::default(),
-        spec: Digest([0; 32]),
-        manifest: Digest([0; 32]),
-        theta0: Digest([0; 32]),
-        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
-        deposit: 0,
-        stopped: false,
-    };
-    let seat = Seat {
-        registered_at: Block(1),
-        since: Window(0),
-        role: Role::Validator,
-        hotkey: account("hotkey", 0, 0),
-        coldkey: whitelisted_caller::<T::AccountId>(),
-        endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
-        endpoint_set_at: None,
-        stake: stake::<T>(),
-    };
-    pallet_registry::Runs::<T>::insert(RUN, run);
+fn validator<T: Config>() -> (Seat<T::AccountId>, RunParams) {
+    let params = put_run::<T>(RUN, whitelisted_caller(), Terms::default());
+    let (role, coldkey, stake) = (Role::Validator, whitelisted_caller(), stake::<T>());
+    let seat = Seat { role, coldkey, stake, ..newcomer::<T>(0) };
     pallet_registry::SeatsOf::<T>::insert(RUN, UID, &seat);
     at_window::<T>(&params, Window(0));
     (seat, params)
@@ -51,11 +30,11 @@ fn at_window<T: frame_system::Config>(params: &RunParams, window: Window) {
 }
 
 fn stake<T: Config>() -> Balance {
-    T::MinNomination::get().max(<T as Config>::Currency::minimum_balance()).saturating_mul(1000)
+    T::MinNomination::get().max(T::Currency::minimum_balance()).saturating_mul(1000)
 }
 
 fn rich<T: Config>(who: &T::AccountId) {
-    let _ = <T as Config>::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
+    let _ = T::Currency::mint_into(who, stake::<T>().saturating_mul(1000));
 }
 
 /// A nominator with the maximal number of unbonding amounts less `free`, each of another window.
@@ -72,7 +51,7 @@ fn nominated<T: Config>(params: &RunParams, free: u32) -> T::AccountId {
 }
 
 /// Ends the seat, and goes to where its nominations have unbonded.
-fn vacate<T: Config + pallet_registry::Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
+fn vacate<T: Config>(params: &RunParams, seat: &Seat<T::AccountId>) {
     Pallet::<T>::vacated(RUN, UID, seat, ENDING);
     at_window::<T>(params, ENDING.until);
 }
@@ -81,7 +60,7 @@ fn nomination<T: Config>(who: &T::AccountId) -> Option<NominationOf<T>> {
     Nominations::<T>::get((RUN, who, UID))
 }
 
-#[benchmarks(where T: Config + pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 

@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::collections::BTreeMap;
 use frame::prelude::{fungible::Inspect as _, *};
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 
 /// What the nominations of one pool add up to.
 #[derive(Default)]
@@ -42,9 +42,7 @@ impl<T: Config> Pallet<T> {
         let mut sums = BTreeMap::<PoolId, Sums>::new();
         for ((run, _, uid), mut nomination) in Nominations::<T>::iter() {
             let pool = Pools::<T>::get(nomination.pool).ok_or("a nomination names no pool")?;
-            if (pool.run, pool.seat.uid) != (run, uid) {
-                return Err("a nomination names the pool of another seat");
-            }
+            ensure!((pool.run, pool.seat.uid) == (run, uid), "a nomination names the pool of another seat");
             Self::credit(&pool, &mut nomination);
             let sum = sums.entry(nomination.pool).or_default();
             let leaving = nomination
@@ -65,20 +63,14 @@ impl<T: Config> Pallet<T> {
         if (sum.shares, sum.leaving, sum.nominators) != (pool.shares, pool.leaving, pool.nominators) {
             return Err("a pool's shares are not the sum of its nominators' shares");
         }
-        if sum.nominators > T::MaxNominators::get() {
-            return Err("a pool has too many nominators");
-        }
-        if sum.claimable > pool.unclaimed {
-            return Err("nominators may claim more than their pool holds");
-        }
-        if pool.shares == 0 && pool.value > 0 {
-            return Err("a pool without shares has a value");
-        }
+        ensure!(sum.nominators <= T::MaxNominators::get(), "a pool has too many nominators");
+        ensure!(sum.claimable <= pool.unclaimed, "nominators may claim more than their pool holds");
+        ensure!(pool.shares != 0 || pool.value == 0, "a pool without shares has a value");
         let counts = PoolOf::<T>::get(pool.run, pool.seat.uid) == Some(id);
         if counts != (pool.stage == Stage::Open) {
             return Err("a closed pool counts for its seat, or an open one does not");
         }
-        let seat = T::Registry::seat(pool.run, pool.seat.uid);
+        let seat = Registry::<T>::seat(pool.run, pool.seat.uid);
         if counts && seat.is_none_or(|seat| seat.id(pool.seat.uid) != pool.seat) {
             return Err("a pool counts for a former seat");
         }
@@ -86,9 +78,7 @@ impl<T: Config> Pallet<T> {
         if answers != matches!(pool.stage, Stage::Unbonding { .. }) {
             return Err("an unbonding pool is not listed as a former seat's, or another one is");
         }
-        if id >= PoolCount::<T>::get() {
-            return Err("a pool's number is above the count of pools");
-        }
+        ensure!(id < PoolCount::<T>::get(), "a pool's number is above the count of pools");
         Ok(())
     }
 

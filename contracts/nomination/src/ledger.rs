@@ -2,22 +2,19 @@
 
 use crate::{pallet::*, *};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::Run;
-use protocol::{Block, RunId, SeatId, Uid};
+use pallet_registry::{Pallet as Registry, Run};
+use protocol::{RunId, SeatId, Uid};
 
 impl<T: Config> Pallet<T> {
     /// The window that is open; window 0 before the run starts.
     pub(crate) fn now(details: &Run<T::AccountId>) -> Window {
-        let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-        details.params.schedule.window_at(block).unwrap_or(Window(0))
+        Registry::<T>::window_now(details).unwrap_or_default()
     }
 
     /// The window in which a nomination withdrawn now is free. It still counts in the open window, so the unbonding time
     /// begins with the next one.
     pub(crate) fn unbonded(details: &Run<T::AccountId>) -> Window {
-        let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-        let next = details.params.schedule.window_at(block).map_or(Window(0), Window::next);
-        Window(next.0.saturating_add(details.terms.unbonding_windows))
+        Window(Registry::<T>::opens_next(details).0.saturating_add(details.terms.unbonding_windows))
     }
 
     /// The pool that counts for a seat.

@@ -38,7 +38,6 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use pool::{Pool, Stage};
-pub use weight_info::WeightInfo;
 
 /// Pools are numbered in the order of their creation, over all runs.
 pub type PoolId = u64;
@@ -110,7 +109,7 @@ pub mod pallet {
         fungible::{Inspect, Mutate},
         *,
     };
-    use pallet_registry::Seats;
+    use pallet_registry::Pallet as Registry;
     use protocol::{Role, RunId, SeatId, Uid};
 
     /// The first layout of this pallet is version 1; a chain without the pallet says 0.
@@ -121,13 +120,7 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Currency: Inspect<Self::AccountId, Balance = Balance> + Mutate<Self::AccountId>;
-
-        type Registry: Seats<Self::AccountId>;
-
-        type WeightInfo: WeightInfo;
-
+    pub trait Config: frame_system::Config + pallet_registry::Config {
         /// The most nominators per seat.
         #[pallet::constant]
         type MaxNominators: Get<u32>;
@@ -245,7 +238,7 @@ pub mod pallet {
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn integrity_test() {
-            assert!(T::MaxUnbonding::get() > 0, "a nominator can leave");
+            assert!(<T as Config>::MaxUnbonding::get() > 0, "a nominator can leave");
             assert!(T::MinNomination::get() > 0, "a nomination is above zero");
         }
 
@@ -260,11 +253,11 @@ pub mod pallet {
         /// Nominates a validator with `amount`. It counts as the validator's stake from the next opening, earns a
         /// part of its pay, and is slashed with it.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::nominate())]
+        #[pallet::weight(weight_info::nominate::<T>())]
         pub fn nominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
             let current = Self::current(run, uid);
             let (id, mut pool) =
@@ -309,10 +302,10 @@ pub mod pallet {
 
         /// Starts to unbond `amount` of a nomination. Until it can be withdrawn it can be slashed, and earns nothing.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::unnominate())]
+        #[pallet::weight(weight_info::unnominate::<T>())]
         pub fn unnominate(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             ensure!(pool.stage == Stage::Open, Error::<T>::PoolClosed);
             let worth = pool.worth(nomination.shares);
@@ -341,10 +334,10 @@ pub mod pallet {
         /// Pays out the signer's unbonded shares at their present value; all shares, if the seat's holder has left
         /// and they have unbonded.
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::withdraw())]
+        #[pallet::weight(weight_info::withdraw::<T>())]
         pub fn withdraw(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             Self::credit(&pool, &mut nomination);
             let now = Self::now(&details);
@@ -371,10 +364,10 @@ pub mod pallet {
 
         /// Pays out the signer's pay as a nominator of a seat, or of its former holder.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::claim())]
+        #[pallet::weight(weight_info::claim::<T>())]
         pub fn claim(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let who = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             let (mut nomination, mut pool) = Self::nomination(run, &who, uid)?;
             Self::credit(&pool, &mut nomination);
             let amount = core::mem::take(&mut nomination.claimable);
@@ -392,7 +385,7 @@ pub mod pallet {
         /// Sets the commission: the seat's part of its nominators' pay. Signed by the seat's coldkey. A lower
         /// commission applies at once, a higher one only after every earlier nominator could leave.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::set_commission())]
+        #[pallet::weight(weight_info::set_commission::<T>())]
         pub fn set_commission(
             origin: OriginFor<T>,
             run: RunId,
@@ -400,8 +393,8 @@ pub mod pallet {
             commission: Permille,
         ) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.role == Role::Validator, Error::<T>::NotAValidator);
             ensure!(seat.coldkey == coldkey, Error::<T>::NotTheColdkey);
             ensure!(commission.0 <= 1000, Error::<T>::BadCommission);

@@ -9,7 +9,7 @@ use frame::{
     arithmetic::{Rounding, helpers_128bit::multiply_by_rational_with_rounding},
     deps::sp_core::U256,
 };
-use pallet_registry::Balance;
+use pallet_registry::{Balance, share_of};
 use protocol::{RunId, SeatId, Window, params::Permille};
 use scale_info::TypeInfo;
 
@@ -137,7 +137,7 @@ impl Pool {
 
     /// Takes `share` of the pool's value, and returns it.
     pub(crate) fn slash(&mut self, share: Permille) -> Balance {
-        let taken = thousandths(self.value, share);
+        let taken = share_of(self.value, share);
         self.value = self.value.saturating_sub(taken);
         taken
     }
@@ -171,12 +171,7 @@ pub(crate) fn nominators_part(
 ) -> Balance {
     // The sum is below the token's issuance, so it does not overflow.
     let gross = mul_div(amount, behind, own.saturating_add(behind), Rounding::Down).unwrap_or(0).min(amount);
-    thousandths(gross, Permille(1000u16.saturating_sub(commission.0)))
-}
-
-/// `⌊amount · share / 1000⌋`, at most `amount`.
-pub(crate) fn thousandths(amount: Balance, share: Permille) -> Balance {
-    mul_div(amount, u128::from(share.0.min(1000)), 1000, Rounding::Down).unwrap_or(0)
+    share_of(gross, Permille(1000u16.saturating_sub(commission.0)))
 }
 
 /// `a · b / c`; `None` if `c` is zero or on overflow.

@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::*;
-use pallet_registry::Seats as _;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     RunId, Uid,
     view::{NominationView, UnbondingView},
@@ -22,19 +22,19 @@ impl<T: Config> Pallet<T> {
 
     /// The present commission of a seat.
     pub fn commission(run: RunId, uid: Uid) -> Permille {
-        let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+        let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         Commissions::<T>::get(run, uid).at(now)
     }
 
     /// A higher commission that waits, and the window from which it applies.
     pub fn commission_raise(run: RunId, uid: Uid) -> Option<(Permille, Window)> {
-        let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+        let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         Commissions::<T>::get(run, uid).raise.filter(|(_, from)| now < *from)
     }
 
     /// The nominations of an account in a run, in uid order. Those of a former holder are all unbonding.
     pub fn nominations_of(run: RunId, who: &T::AccountId) -> Vec<NominationView> {
-        let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+        let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         let mut views: Vec<_> = Nominations::<T>::iter_prefix((run, who))
             .filter_map(|(uid, mut nomination)| {
                 let pool = Pools::<T>::get(nomination.pool)?;

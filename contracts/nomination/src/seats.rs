@@ -1,12 +1,8 @@
 //! Pay, slashes and the end of a seat, for its nominators.
 
-use crate::{
-    pallet::*,
-    pool::{nominators_part, thousandths},
-    *,
-};
+use crate::{pallet::*, pool::nominators_part, *};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::{Ending, OnSeats, Seat, Seats as _};
+use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat, share_of};
 use protocol::{RunId, SeatId, Uid};
 
 impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
@@ -57,7 +53,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         else {
             return 0;
         };
-        let now = T::Registry::run(run).map_or(Window(0), |details| Self::now(&details));
+        let now = Registry::<T>::run(run).map_or(Window(0), |details| Self::now(&details));
         if pool.is_free(now) {
             return 0;
         }
@@ -70,7 +66,7 @@ impl<T: Config> pallet_registry::Nominations<T::AccountId> for Pallet<T> {
         let account = Self::account();
         let rewarded = match reporter {
             Some((to, part)) => {
-                let reward = thousandths(amount, part);
+                let reward = share_of(amount, part);
                 // A reward that cannot reach the reporter is burnt.
                 match T::Currency::transfer(&account, to, reward, Preservation::Preserve) {
                     Ok(_) => reward,
@@ -106,6 +102,6 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         if let Some((id, pool)) = Self::current(run, uid) {
             Self::close(id, pool, Stage::Unbonding { until, commission }, until);
         }
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }

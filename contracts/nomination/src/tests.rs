@@ -25,9 +25,6 @@ parameter_types! {
 }
 
 impl Config for Test {
-    type Currency = Balances;
-    type Registry = Registry;
-    type WeightInfo = ();
     type MaxNominators = ConstU32<3>;
     type MaxUnbonding = ConstU32<2>;
     type MinNomination = ConstU128<MIN>;
@@ -127,7 +124,7 @@ fn set_commission(share: u16) -> DispatchResult {
 
 /// The seat with its present holder.
 fn seat() -> SeatId {
-    <Registry as pallet_registry::Seats<u128>>::seat(RUN, UID).unwrap().id(UID)
+    Registry::seat(RUN, UID).unwrap().id(UID)
 }
 
 fn pay_to(seat: SeatId, own: Balance, amount: Balance) -> Balance {
@@ -148,7 +145,7 @@ fn slash(share: u16) -> Balance {
 
 /// Gives the seat a new holder. The old holder's nominations unbond in `UNBONDING` windows.
 fn vacate() {
-    let gone = <Registry as pallet_registry::Seats<u128>>::seat(RUN, UID).unwrap();
+    let gone = Registry::seat(RUN, UID).unwrap();
     let block = Block(System::block_number() as u32);
     let window = params().schedule.window_at(block).unwrap_or_default();
     let ending = Ending { window, until: Window(window.0 + UNBONDING) };

@@ -80,8 +80,19 @@ fn create<T: Config>(miners: u32) -> Result<T::AccountId, BenchmarkError> {
     Ok(owner)
 }
 
+/// Writes a run into the storage, as benchmarks of other pallets need it: it starts at block 1.
+pub fn put_run<T: Config>(run: RunId, owner: T::AccountId, terms: Terms) -> RunParams {
+    let schedule = Schedule { start: Block(1), ..RunParams::default().schedule };
+    let params = RunParams { schedule, ..RunParams::default() };
+    let (spec, manifest, theta0) = Default::default();
+    let (origin, deposit, stopped) = (url(), 0, false);
+    let details = Run { owner, params, terms, spec, manifest, theta0, origin, deposit, stopped };
+    Runs::<T>::insert(run, details);
+    params
+}
+
 /// A present or waiting miner's seat.
-fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
+pub fn newcomer<T: Config>(index: u32) -> Seat<T::AccountId> {
     Seat {
         registered_at: Block(1),
         since: Window(0),
@@ -158,18 +169,10 @@ mod benchmarks {
     fn replace(n: Linear<1, { T::MaxSeats::get() - 1 }>) -> Result<(), BenchmarkError> {
         let coldkey = full_run::<T>(n)?;
         Changes::<T>::insert(RUN, almost_full_queue::<T>());
-        let endpoint = url();
+        let signer = RawOrigin::Signed(coldkey);
 
         #[extrinsic_call]
-        Pallet::<T>::register(
-            RawOrigin::Signed(coldkey),
-            RUN,
-            Role::Miner,
-            hotkey::<T>(n),
-            endpoint,
-            STAKE,
-            Balance::MAX,
-        );
+        Pallet::<T>::register(signer, RUN, Role::Miner, hotkey::<T>(n), url(), STAKE, Balance::MAX);
 
         assert_eq!(Changes::<T>::get(RUN).len() as u32, T::MaxChanges::get());
         Ok(())
@@ -258,7 +261,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN, terms(1));
 
-        assert_eq!(Pallet::<T>::pending_terms(RUN), Some(terms(1)));
+        assert_eq!(WaitingOf::<T>::get(RUN).terms, Some(terms(1)));
         Ok(())
     }
 
@@ -270,7 +273,7 @@ mod benchmarks {
         #[extrinsic_call]
         _(RawOrigin::Signed(owner), RUN);
 
-        assert_eq!(Pallet::<T>::pending_terms(RUN), None);
+        assert_eq!(WaitingOf::<T>::get(RUN).terms, None);
         Ok(())
     }
 
@@ -329,7 +332,7 @@ mod benchmarks {
 
         #[block]
         {
-            <Pallet<T> as Seats<T::AccountId>>::window_opens(RUN, Window(0));
+            Pallet::<T>::window_opens(RUN, Window(0));
         }
 
         assert_eq!(FormerHotkeys::<T>::iter().count() as u32, n);
@@ -349,7 +352,7 @@ mod benchmarks {
         #[block]
         {
             let reward = Some((&reporter, Permille(100)));
-            taken = <Pallet<T> as Seats<T::AccountId>>::slash(RUN, seat, Permille(500), reward);
+            taken = Pallet::<T>::slash(RUN, seat, Permille(500), reward);
         }
 
         assert_eq!(taken, STAKE / 2 * (1 + Balance::from(T::MaxUnbonding::get())));

@@ -50,14 +50,12 @@ impl<T: Config> Pallet<T> {
     /// Roster, seats and hotkeys name each other.
     fn check_seats(run: RunId, held: &mut Held<T::AccountId>) -> Result<(), &'static str> {
         let roster = Rosters::<T>::get(run);
-        let seats = <Self as Seats<T::AccountId>>::seats(run);
+        let seats = Self::seats(run);
         let taken = roster.iter().flatten().count();
         if seats.len() != taken || SeatsOf::<T>::iter_prefix(run).count() != taken {
             return Err("the roster does not name exactly the seats that exist");
         }
-        if Hotkeys::<T>::iter_prefix(run).count() != taken {
-            return Err("there are not as many hotkeys as seats");
-        }
+        ensure!(Hotkeys::<T>::iter_prefix(run).count() == taken, "there are not as many hotkeys as seats");
         for (uid, seat) in &seats {
             if roster.get(usize::from(uid.0)) != Some(&Some(Entry::from(seat))) {
                 return Err("a roster entry differs from its seat");
@@ -79,9 +77,7 @@ impl<T: Config> Pallet<T> {
         let mut changing = BTreeSet::new();
         let mut coming = BTreeSet::new();
         for (uid, change) in Changes::<T>::get(run) {
-            if !changing.insert(uid) {
-                return Err("two changes wait for one seat");
-            }
+            ensure!(changing.insert(uid), "two changes wait for one seat");
             let seat = SeatsOf::<T>::get(run, uid).ok_or("a change waits for a seat that does not exist")?;
             if let Some(hotkey) = incoming(&change) {
                 if Self::is_used(run, hotkey, &[]) || !coming.insert(hotkey.clone()) {
@@ -90,9 +86,7 @@ impl<T: Config> Pallet<T> {
                 count(&mut held.hotkeys, hotkey.clone());
             }
             if let Change::Replaced(newcomer) = change {
-                if newcomer.role != seat.role {
-                    return Err("a newcomer has another role than the seat");
-                }
+                ensure!(newcomer.role == seat.role, "a newcomer has another role than the seat");
                 add(&mut held.staked, newcomer.coldkey, newcomer.stake)?;
             }
         }
@@ -107,9 +101,7 @@ impl<T: Config> Pallet<T> {
             if holder.as_ref() != Some(&coldkey) {
                 return Err("unbonding stake does not belong to its seat's coldkey");
             }
-            if chunks.is_empty() {
-                return Err("an empty list of unbonding stake is stored");
-            }
+            ensure!(!chunks.is_empty(), "an empty list of unbonding stake is stored");
             for chunk in chunks {
                 add(&mut held.staked, coldkey.clone(), chunk.amount)?;
             }

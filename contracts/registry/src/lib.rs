@@ -28,10 +28,9 @@ use frame::prelude::{BoundedVec, ConstU32, DispatchResult, Weight};
 use protocol::{Block, Digest, Role, RunId, RunParams, SeatId, Terms, Uid, Window, params::Permille, view};
 
 #[cfg(feature = "runtime-benchmarks")]
-mod benchmarking;
+pub mod benchmarking;
 mod changes;
 mod invariants;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod permits;
@@ -47,9 +46,9 @@ pub mod weight_info;
 
 pub use pallet::*;
 pub use price::Price;
+pub use rules::share_of;
 pub use traits::*;
 pub use types::*;
-pub use weight_info::WeightInfo;
 
 /// An amount of the chain's token, in its smallest unit.
 pub type Balance = u128;
@@ -95,8 +94,6 @@ pub mod pallet {
 
         /// Recent pay decides which seat a newcomer replaces in a full run.
         type Payslips: Payslips;
-
-        type WeightInfo: WeightInfo;
 
         /// The most runs.
         #[pallet::constant]
@@ -354,7 +351,7 @@ pub mod pallet {
         /// Creates a run owned by the signer, and holds its deposit. Runs are numbered from 0. Specification, dataset
         /// and `θ_0` are published at the base URL `published_at`.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::create_run())]
+        #[pallet::weight(weight_info::create_run::<T>())]
         pub fn create_run(
             origin: OriginFor<T>,
             params: RunParams,
@@ -404,7 +401,7 @@ pub mod pallet {
         /// The lowest free uid is taken at once. If the role has none, the newcomer replaces a seat at the next
         /// opening: one that is given up, or else the lowest paid one that is past its immunity.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::replace(T::MaxSeats::get()).max(T::WeightInfo::register()))]
+        #[pallet::weight(weight_info::replace::<T>(T::MaxSeats::get()).max(weight_info::register::<T>()))]
         pub fn register(
             origin: OriginFor<T>,
             run: RunId,
@@ -456,13 +453,13 @@ pub mod pallet {
                 Place::Free(uid) => {
                     Self::take_seat(run, uid, seat, &mut roster)?;
                     Rosters::<T>::insert(run, roster);
-                    T::WeightInfo::register()
+                    weight_info::register::<T>()
                 }
                 Place::Replacing(uid) => {
                     Self::queue(&mut changes, uid, Change::Replaced(seat))?;
                     Self::put_changes(run, changes);
                     Self::deposit_event(Event::TakingOver { run, uid, hotkey, coldkey, stake });
-                    T::WeightInfo::replace(roster.len() as u32)
+                    weight_info::replace::<T>(roster.len() as u32)
                 }
             };
             Ok(Some(weight).into())
@@ -470,7 +467,7 @@ pub mod pallet {
 
         /// Sets the endpoint of the signer's seat. Signed by the hotkey; free of charge, and allowed once per window.
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::set_endpoint())]
+        #[pallet::weight(weight_info::set_endpoint::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, endpoint: &Url| -> bool {
             Pallet::<T>::may_set_endpoint(origin.clone(), *run, endpoint).is_ok()
         })]
@@ -486,7 +483,7 @@ pub mod pallet {
 
         /// Adds `amount` to a seat's stake, held from the signer, its coldkey.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::add_stake())]
+        #[pallet::weight(weight_info::add_stake::<T>())]
         pub fn add_stake(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let (_, mut seat) = Self::seat_of_coldkey(origin, run, uid)?;
             ensure!(amount > 0, Error::<T>::NothingToAdd);
@@ -503,7 +500,7 @@ pub mod pallet {
         /// Removes `amount` from a seat's stake, down to the role's minimum. Signed by the coldkey. The amount stays
         /// held and can be slashed until it has unbonded.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::unstake())]
+        #[pallet::weight(weight_info::unstake::<T>())]
         pub fn unstake(origin: OriginFor<T>, run: RunId, uid: Uid, amount: Balance) -> DispatchResult {
             let (details, mut seat) = Self::seat_of_coldkey(origin, run, uid)?;
             let terms = &details.terms;
@@ -525,7 +522,7 @@ pub mod pallet {
 
         /// Gives up a seat at the next opening. Signed by the coldkey. All its stake unbonds.
         #[pallet::call_index(5)]
-        #[pallet::weight(T::WeightInfo::leave())]
+        #[pallet::weight(weight_info::leave::<T>())]
         pub fn leave(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             Self::seat_of_coldkey(origin, run, uid)?;
             let mut changes = Changes::<T>::get(run);
@@ -541,7 +538,7 @@ pub mod pallet {
         /// Releases the unbonded stake of the signer's present and former seats in `run`. Visits at most `MaxChanges`
         /// seats; with more, call again.
         #[pallet::call_index(6)]
-        #[pallet::weight(T::WeightInfo::withdraw(T::MaxChanges::get()))]
+        #[pallet::weight(weight_info::withdraw::<T>(T::MaxChanges::get()))]
         pub fn withdraw(origin: OriginFor<T>, run: RunId) -> DispatchResultWithPostInfo {
             let coldkey = ensure_signed(origin)?;
             let details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;
@@ -563,13 +560,13 @@ pub mod pallet {
             T::Currency::release(&HoldReason::Stake.into(), &coldkey, amount, Precision::Exact)?;
 
             Self::deposit_event(Event::Withdrawn { run, coldkey, amount });
-            Ok(Some(T::WeightInfo::withdraw(looked_at)).into())
+            Ok(Some(weight_info::withdraw::<T>(looked_at)).into())
         }
 
         /// Gives a seat a new hotkey at the next opening, one never used in this run. Signed by the coldkey. The old
         /// hotkey is never used again.
         #[pallet::call_index(7)]
-        #[pallet::weight(T::WeightInfo::rotate_hotkey())]
+        #[pallet::weight(weight_info::rotate_hotkey::<T>())]
         pub fn rotate_hotkey(
             origin: OriginFor<T>,
             run: RunId,
@@ -592,7 +589,7 @@ pub mod pallet {
 
         /// Sets the terms that take effect with the next epoch. Signed by the owner, who may replace them until then.
         #[pallet::call_index(8)]
-        #[pallet::weight(T::WeightInfo::set_terms())]
+        #[pallet::weight(weight_info::set_terms::<T>())]
         pub fn set_terms(origin: OriginFor<T>, run: RunId, terms: Terms) -> DispatchResult {
             Self::run_of_owner(origin, run)?;
             Self::check_terms(&terms)?;
@@ -604,7 +601,7 @@ pub mod pallet {
 
         /// Withdraws the waiting terms. Signed by the owner.
         #[pallet::call_index(9)]
-        #[pallet::weight(T::WeightInfo::drop_terms())]
+        #[pallet::weight(weight_info::drop_terms::<T>())]
         pub fn drop_terms(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             Self::run_of_owner(origin, run)?;
             let mut waiting = WaitingOf::<T>::get(run);
@@ -617,7 +614,7 @@ pub mod pallet {
 
         /// Stops or restarts a run at the next opening (PROT-3). Signed by the owner.
         #[pallet::call_index(10)]
-        #[pallet::weight(T::WeightInfo::set_stopped())]
+        #[pallet::weight(weight_info::set_stopped::<T>())]
         pub fn set_stopped(origin: OriginFor<T>, run: RunId, stopped: bool) -> DispatchResult {
             let details = Self::run_of_owner(origin, run)?;
 
@@ -630,7 +627,7 @@ pub mod pallet {
 
         /// Offers a run to another account; replaces an earlier offer. Signed by the owner.
         #[pallet::call_index(11)]
-        #[pallet::weight(T::WeightInfo::offer_run())]
+        #[pallet::weight(weight_info::offer_run::<T>())]
         pub fn offer_run(origin: OriginFor<T>, run: RunId, to: T::AccountId) -> DispatchResult {
             Self::run_of_owner(origin, run)?;
 
@@ -642,7 +639,7 @@ pub mod pallet {
         /// Makes the signer, to whom the run was offered, its owner. The deposit is released from the old owner and
         /// held from the new one.
         #[pallet::call_index(12)]
-        #[pallet::weight(T::WeightInfo::accept_run())]
+        #[pallet::weight(weight_info::accept_run::<T>())]
         pub fn accept_run(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let owner = ensure_signed(origin)?;
             let mut details = Runs::<T>::get(run).ok_or(Error::<T>::UnknownRun)?;

@@ -18,7 +18,6 @@ impl Config for Test {
     type OnSeats = Others;
     type Nominations = Others;
     type Payslips = Others;
-    type WeightInfo = ();
     type MaxRuns = ConstU32<3>;
     type MaxSeats = ConstU32<8>;
     type MaxChanges = ConstU32<4>;
@@ -134,15 +133,15 @@ pub fn validate(hotkey: u64, stake: Balance) -> DispatchResult {
 /// Goes to the first block of `window` and opens it.
 pub fn open(window: u32) {
     System::set_block_number(params().schedule.opens_at(Window(window)).0.into());
-    <Registry as Seats<u64>>::window_opens(RUN, Window(window));
+    Registry::window_opens(RUN, Window(window));
 }
 
 pub fn seat(uid: u16) -> Seat<u64> {
-    <Registry as Seats<u64>>::seat(RUN, Uid(uid)).unwrap()
+    Registry::seat(RUN, Uid(uid)).unwrap()
 }
 
 pub fn hotkeys() -> Vec<(u16, u64)> {
-    let seats = <Registry as Seats<u64>>::seats(RUN).into_iter();
+    let seats = Registry::seats(RUN).into_iter();
     seats.map(|(uid, seat)| (uid.0, seat.hotkey - HOTKEY)).collect()
 }
 

@@ -15,17 +15,18 @@ pub(crate) enum Place {
 }
 
 impl<T: Config> Pallet<T> {
-    pub(crate) fn now() -> Block {
+    /// The present block.
+    pub fn now() -> Block {
         Block(frame_system::Pallet::<T>::block_number().saturated_into())
     }
 
     /// The open window; `None` before the run starts.
-    pub(crate) fn window_now(details: &Run<T::AccountId>) -> Option<Window> {
+    pub fn window_now(details: &Run<T::AccountId>) -> Option<Window> {
         details.params.schedule.window_at(Self::now())
     }
 
     /// The next window to open.
-    pub(crate) fn opens_next(details: &Run<T::AccountId>) -> Window {
+    pub fn opens_next(details: &Run<T::AccountId>) -> Window {
         Self::window_now(details).map_or(Window(0), Window::next)
     }
 

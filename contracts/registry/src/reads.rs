@@ -1,17 +1,11 @@
 //! What the runtime API reads.
 
-use crate::{pallet::*, permits::free_uid, *};
-use frame::prelude::Get;
+use crate::{pallet::*, *};
 
 impl<T: Config> Pallet<T> {
     /// The ids of all runs, ascending.
     pub fn run_ids() -> Vec<RunId> {
         (0..RunCount::<T>::get()).map(RunId).collect()
-    }
-
-    /// The lowest free uid of a run; `None` if all are taken.
-    pub fn next_uid(run: RunId) -> Option<Uid> {
-        free_uid(&Rosters::<T>::get(run), T::MaxSeats::get())
     }
 
     /// The taken seats of `role`, and their maximum. More may be taken than newer terms allow.
@@ -28,11 +22,6 @@ impl<T: Config> Pallet<T> {
             let now = Self::window_now(&details).unwrap_or_default();
             Prices::<T>::get(run, role).in_window(now, &details.terms)
         })
-    }
-
-    /// Terms that wait for the next epoch.
-    pub fn pending_terms(run: RunId) -> Option<Terms> {
-        WaitingOf::<T>::get(run).terms
     }
 
     /// Whether the run is stopped, or will be at the next opening.
@@ -73,11 +62,5 @@ impl<T: Config> Pallet<T> {
             .collect();
         views.sort_unstable_by_key(|view| (view.until, view.uid, view.amount));
         views
-    }
-
-    /// The seats whose coldkey is `account`, in uid order.
-    pub fn seats_of_coldkey(run: RunId, account: &T::AccountId) -> Vec<Uid> {
-        let seats = <Self as Seats<T::AccountId>>::seats(run).into_iter();
-        seats.filter(|(_, seat)| seat.coldkey == *account).map(|(uid, _)| uid).collect()
     }
 }

@@ -31,7 +31,7 @@ impl<T: Config> From<ParamsError> for Error<T> {
 }
 
 /// `share` of `amount`, rounded down; at most all of it.
-pub(crate) fn share_of(amount: Balance, share: Permille) -> Balance {
+pub fn share_of(amount: Balance, share: Permille) -> Balance {
     let share = Balance::from(share.0.min(1000));
     // `amount · share / 1000` without overflow.
     (amount / 1000) * share + (amount % 1000) * share / 1000

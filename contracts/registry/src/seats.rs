@@ -3,12 +3,14 @@
 use crate::{pallet::*, rules::share_of, *};
 use frame::prelude::{fungible::MutateHold as _, *};
 
-impl<T: Config> Seats<T::AccountId> for Pallet<T> {
-    fn run(run: RunId) -> Option<Run<T::AccountId>> {
+impl<T: Config> Pallet<T> {
+    pub fn run(run: RunId) -> Option<Run<T::AccountId>> {
         Runs::<T>::get(run)
     }
 
-    fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
+    /// The terms of `epoch`: the present or the previous one. Pay follows the terms of the time of the work, also
+    /// when it is shared later.
+    pub fn terms_of(run: RunId, epoch: u32) -> Option<Terms> {
         let details = Runs::<T>::get(run)?;
         match FormerTerms::<T>::get(run) {
             Some((since, former)) if epoch < since => Some(former),
@@ -16,31 +18,36 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         }
     }
 
-    fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
+    /// The seat that `hotkey` holds in `run`, and its role.
+    pub fn seat_of(run: RunId, hotkey: &T::AccountId) -> Option<(Uid, Role)> {
         let uid = Hotkeys::<T>::get(run, hotkey)?;
         Some((uid, SeatsOf::<T>::get(run, uid)?.role))
     }
 
-    fn seat(run: RunId, uid: Uid) -> Option<Seat<T::AccountId>> {
+    pub fn seat(run: RunId, uid: Uid) -> Option<Seat<T::AccountId>> {
         SeatsOf::<T>::get(run, uid)
     }
 
-    fn roster(run: RunId) -> Vec<(Uid, Entry)> {
+    /// The roster of `run`, in uid order, with gaps. One storage read.
+    pub fn roster(run: RunId) -> Vec<(Uid, Entry)> {
         let roster = Rosters::<T>::get(run).into_iter().zip(0u32..);
         roster.filter_map(|(taken, index)| Some((Uid(u16::try_from(index).ok()?), taken?))).collect()
     }
 
-    fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
-        let roster = <Self as Seats<T::AccountId>>::roster(run).into_iter();
+    /// Every seat of `run`, in uid order. One storage read per seat.
+    pub fn seats(run: RunId) -> Vec<(Uid, Seat<T::AccountId>)> {
+        let roster = Self::roster(run).into_iter();
         roster.filter_map(|(uid, _)| Some((uid, SeatsOf::<T>::get(run, uid)?))).collect()
     }
 
-    fn window_opens(run: RunId, window: Window) -> Weight {
+    /// Applies the changes that wait for `window` to open: terms, hotkeys, seats given up or replaced, the owner's
+    /// stop. Called once, before anything is read for the window.
+    pub fn window_opens(run: RunId, window: Window) -> Weight {
         let Some(mut details) = Runs::<T>::get(run) else {
             return T::DbWeight::get().reads(1);
         };
         let changes = Changes::<T>::take(run);
-        let mut weight = T::WeightInfo::window_opens(changes.len() as u32);
+        let mut weight = weight_info::window_opens::<T>(changes.len() as u32);
         if !changes.is_empty() {
             // Before new terms: a seat leaves by the terms of the time of its request.
             weight.saturating_accrue(Self::apply(run, window, &details, changes));
@@ -68,14 +75,17 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         weight
     }
 
-    fn holder_of(run: RunId, hotkey: &T::AccountId) -> Option<SeatId> {
+    /// The present or former seat of a hotkey. No hotkey is used twice in a run.
+    pub fn holder_of(run: RunId, hotkey: &T::AccountId) -> Option<SeatId> {
         match Hotkeys::<T>::get(run, hotkey) {
             Some(uid) => Some(SeatsOf::<T>::get(run, uid)?.id(uid)),
             None => FormerHotkeys::<T>::get(run, hotkey),
         }
     }
 
-    fn slash(
+    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets its part, the rest is
+    /// burnt. Returns the amount slashed.
+    pub fn slash(
         run: RunId,
         id: SeatId,
         share: Permille,
@@ -114,7 +124,8 @@ impl<T: Config> Seats<T::AccountId> for Pallet<T> {
         stake.saturating_add(nominated)
     }
 
-    fn add_to_stake(run: RunId, uid: Uid, from: &T::AccountId, amount: Balance) -> DispatchResult {
+    /// Moves `amount` from `from`'s account into a seat's stake.
+    pub fn add_to_stake(run: RunId, uid: Uid, from: &T::AccountId, amount: Balance) -> DispatchResult {
         let mut seat = SeatsOf::<T>::get(run, uid).ok_or(Error::<T>::UnknownSeat)?;
         ensure!(amount > 0, Error::<T>::NothingToAdd);
         seat.stake = seat.stake.checked_add(amount).ok_or(Error::<T>::StakeTooLarge)?;

@@ -31,13 +31,22 @@ fn unbonding(who: u64) -> Vec<(u16, Balance, u32)> {
     views.map(|view| (view.uid.0, view.amount, view.until.0)).collect()
 }
 
+fn seats_of_coldkey() -> Vec<Uid> {
+    let seats = R::seats(RUN).into_iter();
+    seats.filter(|(_, seat)| seat.coldkey == COLDKEY).map(|(uid, _)| uid).collect()
+}
+
+fn next_uid() -> Option<Uid> {
+    crate::permits::free_uid(&Rosters::<Test>::get(RUN), <<Test as Config>::MaxSeats as Get<u32>>::get())
+}
+
 fn holder(hotkey: u64) -> Option<SeatId> {
-    <R as Seats<u64>>::holder_of(RUN, &(HOTKEY + hotkey))
+    R::holder_of(RUN, &(HOTKEY + hotkey))
 }
 
 fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
     let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-    <R as Seats<u64>>::slash(RUN, seat, Permille(share), reporter)
+    R::slash(RUN, seat, Permille(share), reporter)
 }
 
 // Runs.
@@ -45,7 +54,7 @@ fn slash(seat: SeatId, share: u16, reporter: Option<u64>) -> Balance {
 #[test]
 fn a_run_is_created_with_its_deposit_held() {
     with_a_run(|| {
-        let run = <R as Seats<u64>>::run(RUN).unwrap();
+        let run = R::run(RUN).unwrap();
         assert_eq!((run.owner, run.params, run.terms, run.deposit), (OWNER, params(), terms(), 100));
         assert!(!run.stopped);
         assert_eq!(deposited(OWNER), 100);
@@ -116,21 +125,21 @@ fn the_number_of_runs_is_bounded() {
 #[test]
 fn terms_change_with_an_epoch_and_pay_follows_the_terms_of_its_epoch() {
     with_a_run(|| {
-        let of = |epoch| <R as Seats<u64>>::terms_of(RUN, epoch).unwrap();
-        let now = || <R as Seats<u64>>::run(RUN).unwrap().terms;
+        let of = |epoch| R::terms_of(RUN, epoch).unwrap();
+        let now = || R::run(RUN).unwrap().terms;
         let new = Terms { miner_seats_max: 1, unbonding_windows: 1, ..terms() };
         open(0);
         assert_noop!(R::set_terms(signed(COLDKEY), RUN, new), E::NotTheOwner);
         assert_noop!(R::drop_terms(signed(OWNER), RUN), E::NoTermsWaiting);
         assert_ok!(R::set_terms(signed(OWNER), RUN, Terms { miner_seats_max: 2, ..new }));
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
-        assert_eq!(R::pending_terms(RUN), Some(new));
+        assert_eq!(WaitingOf::<Test>::get(RUN).terms, Some(new));
         for window in [1, 2] {
             open(window);
             assert_eq!(now(), terms());
         }
         open(3);
-        assert_eq!((now(), R::pending_terms(RUN)), (new, None));
+        assert_eq!((now(), WaitingOf::<Test>::get(RUN).terms), (new, None));
         assert_eq!((of(0), of(1)), (terms(), new));
         System::assert_last_event(Event::<Test>::TermsChanged { run: RUN, epoch: 1 }.into());
 
@@ -150,15 +159,15 @@ fn terms_set_before_the_first_window_hold_from_the_first_window() {
         let new = Terms { immunity_windows: 1, ..terms() };
         assert_ok!(R::set_terms(signed(OWNER), RUN, new));
         open(0);
-        assert_eq!(<R as Seats<u64>>::run(RUN).unwrap().terms, new);
-        assert_eq!(<R as Seats<u64>>::terms_of(RUN, 0), Some(new));
+        assert_eq!(R::run(RUN).unwrap().terms, new);
+        assert_eq!(R::terms_of(RUN, 0), Some(new));
     });
 }
 
 #[test]
 fn the_owner_stops_and_restarts_a_run_at_the_next_opening() {
     with_a_run(|| {
-        let stopped = || <R as Seats<u64>>::run(RUN).unwrap().stopped;
+        let stopped = || R::run(RUN).unwrap().stopped;
         open(0);
         assert_noop!(R::set_stopped(signed(OTHER), RUN, true), E::NotTheOwner);
         assert_ok!(R::set_stopped(signed(OWNER), RUN, true));
@@ -209,16 +218,16 @@ fn a_seat_is_taken_with_its_stake_held_from_the_coldkey() {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 30));
         assert_ok!(register(COLDKEY, Role::Validator, HOTKEY + 1, 60));
         assert_eq!(staked(COLDKEY), 90);
-        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &HOTKEY), Some((Uid(0), Role::Miner)));
-        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &(HOTKEY + 1)), Some((Uid(1), Role::Validator)));
+        assert_eq!(R::seat_of(RUN, &HOTKEY), Some((Uid(0), Role::Miner)));
+        assert_eq!(R::seat_of(RUN, &(HOTKEY + 1)), Some((Uid(1), Role::Validator)));
         assert_eq!(holder(1), Some(SeatId { uid: Uid(1), registered_at: Block(1) }));
-        let seats = <R as Seats<u64>>::seats(RUN);
+        let seats = R::seats(RUN);
         let stakes: Vec<_> = seats.iter().map(|(uid, seat)| (uid.0, seat.stake)).collect();
         assert_eq!(stakes, [(0, 30), (1, 60)]);
         assert_eq!((seats[0].1.registered_at, seats[0].1.since), (Block(1), Window(0)));
         assert_eq!((R::taken(RUN, Role::Miner), R::taken(RUN, Role::Validator)), ((1, 3), (1, 2)));
-        assert_eq!(R::seats_of_coldkey(RUN, &COLDKEY), [Uid(0), Uid(1)]);
-        assert_eq!(R::next_uid(RUN), Some(Uid(2)));
+        assert_eq!(seats_of_coldkey(), [Uid(0), Uid(1)]);
+        assert_eq!(next_uid(), Some(Uid(2)));
         open(0);
         assert_ok!(mine(2));
         assert_eq!((seat(2).since, R::immune_until(RUN, Uid(2))), (Window(1), Some(Window(5))));
@@ -341,16 +350,16 @@ fn unknown_runs_and_seats_are_refused() {
         assert_noop!(R::unstake(cold(), RUN, Uid(0), 1), E::UnknownSeat);
         assert_noop!(R::leave(cold(), RUN, Uid(0)), E::UnknownSeat);
         assert_noop!(R::rotate_hotkey(cold(), RUN, Uid(0), 7), E::UnknownSeat);
-        assert_noop!(<R as Seats<u64>>::add_to_stake(RUN, Uid(0), &OWNER, 1), E::UnknownSeat);
+        assert_noop!(R::add_to_stake(RUN, Uid(0), &OWNER, 1), E::UnknownSeat);
 
         let nobody = SeatId { uid: Uid(0), registered_at: Block(1) };
         assert_storage_noop!(assert_eq!(slash(nobody, 1000, Some(OTHER)), 0));
-        assert_storage_noop!(assert_eq!(<R as Seats<u64>>::slash(nowhere, nobody, Permille(1000), None), 0));
+        assert_storage_noop!(assert_eq!(R::slash(nowhere, nobody, Permille(1000), None), 0));
         assert_storage_noop!({
-            <R as Seats<u64>>::window_opens(nowhere, Window(0));
+            R::window_opens(nowhere, Window(0));
         });
         assert_eq!((R::price(nowhere, Role::Miner), R::taken(nowhere, Role::Miner)), (0, (0, 0)));
-        assert_eq!((R::immune_until(RUN, Uid(0)), <R as Seats<u64>>::terms_of(nowhere, 0)), (None, None));
+        assert_eq!((R::immune_until(RUN, Uid(0)), R::terms_of(nowhere, 0)), (None, None));
         assert_eq!((holder(0), R::is_stopped(nowhere)), (None, false));
     });
 }
@@ -636,7 +645,7 @@ fn a_role_below_its_maximum_may_find_every_uid_taken() {
         open(0);
         assert_ok!(validate(6, VALIDATOR_STAKE));
         assert_ok!(validate(7, VALIDATOR_STAKE));
-        assert_eq!((R::next_uid(RUN), R::taken(RUN, Role::Validator)), (None, (2, 6)));
+        assert_eq!((next_uid(), R::taken(RUN, Role::Validator)), (None, (2, 6)));
         assert_noop!(validate(8, VALIDATOR_STAKE), E::RunFull);
         open(4);
         assert_ok!(validate(8, VALIDATOR_STAKE));
@@ -687,8 +696,8 @@ fn a_seat_gets_a_new_hotkey_at_the_opening_and_the_old_one_is_never_used_again()
         open(1);
         // The same holder.
         assert_eq!((holder(0), holder(7), seat(0).registered_at), (Some(id), Some(id), Block(1)));
-        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &HOTKEY), None);
-        assert_eq!(<R as Seats<u64>>::seat_of(RUN, &(HOTKEY + 7)), Some((Uid(0), Role::Miner)));
+        assert_eq!(R::seat_of(RUN, &HOTKEY), None);
+        assert_eq!(R::seat_of(RUN, &(HOTKEY + 7)), Some((Uid(0), Role::Miner)));
         assert_eq!(Gone::get(), []);
         assert_noop!(R::set_endpoint(signed(HOTKEY), RUN, url("http://a")), E::NotASeat);
         assert_noop!(rotate(1, 0), E::HotkeyInUse);
@@ -740,7 +749,7 @@ fn stake_is_removed_down_to_the_minimum_and_released_after_it_has_unbonded() {
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
         open(3);
         assert_eq!(unbonding(COLDKEY), [(0, 40, 6), (0, 5, 7), (0, 55, 8)]);
-        assert_eq!((staked(COLDKEY), R::seats_of_coldkey(RUN, &COLDKEY)), (100, vec![]));
+        assert_eq!((staked(COLDKEY), seats_of_coldkey()), (100, vec![]));
 
         open(5);
         assert_noop!(R::withdraw(signed(COLDKEY), RUN), E::NothingToWithdraw);
@@ -791,7 +800,7 @@ fn a_withdrawal_visits_a_bounded_number_of_seats_and_can_be_repeated() {
 fn pay_becomes_stake_out_of_the_payers_account() {
     with_a_run(|| {
         assert_ok!(mine(0));
-        let add = |amount| <R as Seats<u64>>::add_to_stake(RUN, Uid(0), &OTHER, amount);
+        let add = |amount| R::add_to_stake(RUN, Uid(0), &OTHER, amount);
         assert_ok!(add(40));
         assert_eq!((seat(0).stake, staked(COLDKEY), free(COLDKEY), free(OTHER)), (50, 50, 990, 960));
         assert_noop!(add(0), E::NothingToAdd);
@@ -896,13 +905,13 @@ fn nothing_overflows_in_the_last_possible_window() {
         assert_ok!(register(COLDKEY, Role::Miner, HOTKEY, 900));
         let last = params().schedule.window_at(Block(u32::MAX)).unwrap();
         System::set_block_number(u32::MAX.into());
-        <R as Seats<u64>>::window_opens(RUN, Window(u32::MAX));
+        R::window_opens(RUN, Window(u32::MAX));
         assert_ok!(mine(1));
         assert_eq!(seat(1).since, last.next());
         assert_eq!(R::immune_until(RUN, Uid(1)), Some(Window(u32::MAX)));
         assert_ok!(R::unstake(signed(COLDKEY), RUN, Uid(0), 100));
         assert_ok!(R::leave(signed(COLDKEY), RUN, Uid(0)));
-        <R as Seats<u64>>::window_opens(RUN, Window(u32::MAX));
+        R::window_opens(RUN, Window(u32::MAX));
         assert_eq!(unbonding(COLDKEY).len(), 2);
     });
 }
@@ -999,13 +1008,11 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
         Op::Stop { run, stopped } => R::set_stopped(signed(OWNER), RunId(run), stopped),
         Op::Offer { who, run, to } => R::offer_run(signed(who), RunId(run), to),
         Op::Accept { who, run } => R::accept_run(signed(who), RunId(run)),
-        Op::AddToStake { run, uid, amount } => {
-            <R as Seats<u64>>::add_to_stake(RunId(run), Uid(uid), &OWNER, amount)
-        }
+        Op::AddToStake { run, uid, amount } => R::add_to_stake(RunId(run), Uid(uid), &OWNER, amount),
         Op::Slash { hotkey, run, share, reporter } => {
-            if let Some(seat) = <R as Seats<u64>>::holder_of(RunId(run), &hotkey) {
+            if let Some(seat) = R::holder_of(RunId(run), &hotkey) {
                 let reporter = reporter.as_ref().map(|who| (who, Permille(100)));
-                <R as Seats<u64>>::slash(RunId(run), seat, Permille(share), reporter);
+                R::slash(RunId(run), seat, Permille(share), reporter);
             }
             Ok(())
         }
@@ -1016,7 +1023,7 @@ fn call(op: Op, window: &mut u32) -> DispatchResult {
         Op::Open => {
             System::set_block_number(params().schedule.opens_at(Window(*window)).0.into());
             for run in R::run_ids() {
-                <R as Seats<u64>>::window_opens(run, Window(*window));
+                R::window_opens(run, Window(*window));
             }
             *window += 1;
             Ok(())
@@ -1053,7 +1060,7 @@ proptest! {
             // In the end, every account can withdraw everything.
             let _ = call(Op::Open, &mut window);
             for run in R::run_ids() {
-                for (uid, seat) in <R as Seats<u64>>::seats(run) {
+                for (uid, seat) in R::seats(run) {
                     assert_ok!(R::leave(signed(seat.coldkey), run, uid));
                     let _ = call(Op::Open, &mut window);
                 }
@@ -1066,7 +1073,7 @@ proptest! {
                 }
             }
             R::check_invariants().unwrap();
-            let seats: usize = R::run_ids().into_iter().map(|run| <R as Seats<u64>>::seats(run).len()).sum();
+            let seats: usize = R::run_ids().into_iter().map(|run| R::seats(run).len()).sum();
             assert_eq!(seats, 0, "every seat could be given up");
             assert!((1..7).all(|who| staked(who) == 0), "all stake could be withdrawn");
         });

@@ -1,43 +1,8 @@
-//! What the registry offers to other pallets, and what it asks of them.
+//! What the registry asks of other pallets.
 
-use crate::{Balance, Entry, Run, Seat};
-use alloc::vec::Vec;
-use frame::prelude::{Convert, ConvertBack, DispatchResult, Weight};
-use protocol::{Hotkey, Role, RunId, SeatId, Terms, Uid, Window, params::Permille};
-
-/// Runs and seats, for other pallets.
-pub trait Seats<AccountId> {
-    fn run(run: RunId) -> Option<Run<AccountId>>;
-
-    /// The terms of `epoch`: the present or the previous one. Pay follows the terms of the time of the work, also
-    /// when it is shared later.
-    fn terms_of(run: RunId, epoch: u32) -> Option<Terms>;
-
-    /// The seat that `hotkey` holds in `run`, and its role.
-    fn seat_of(run: RunId, hotkey: &AccountId) -> Option<(Uid, Role)>;
-
-    fn seat(run: RunId, uid: Uid) -> Option<Seat<AccountId>>;
-
-    /// The roster of `run`, in uid order, with gaps. One storage read.
-    fn roster(run: RunId) -> Vec<(Uid, Entry)>;
-
-    /// Every seat of `run`, in uid order. One storage read per seat.
-    fn seats(run: RunId) -> Vec<(Uid, Seat<AccountId>)>;
-
-    /// Applies the changes that wait for `window` to open: terms, hotkeys, seats given up or replaced, the owner's
-    /// stop. Called once, before anything is read for the window.
-    fn window_opens(run: RunId, window: Window) -> Weight;
-
-    /// The present or former seat of a hotkey. No hotkey is used twice in a run.
-    fn holder_of(run: RunId, hotkey: &AccountId) -> Option<SeatId>;
-
-    /// Slashes `share` of a seat's stake, unbonding stake and nominations. The reporter gets its part, the rest is
-    /// burnt. Returns the amount slashed.
-    fn slash(run: RunId, seat: SeatId, share: Permille, reporter: Option<(&AccountId, Permille)>) -> Balance;
-
-    /// Moves `amount` from `from`'s account into a seat's stake.
-    fn add_to_stake(run: RunId, uid: Uid, from: &AccountId, amount: Balance) -> DispatchResult;
-}
+use crate::{Balance, Run, Seat};
+use frame::prelude::{DispatchResult, Weight};
+use protocol::{RunId, SeatId, Uid, Window, params::Permille};
 
 /// The end of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,20 +78,5 @@ pub trait OnRunCreated<AccountId> {
 impl<AccountId> OnRunCreated<AccountId> for () {
     fn run_created(_: RunId, _: &Run<AccountId>) -> DispatchResult {
         Ok(())
-    }
-}
-
-/// A hotkey is an account: the 32 bytes of its account id are its public key.
-pub struct AccountIsHotkey;
-
-impl<AccountId: Into<[u8; 32]>> Convert<AccountId, Hotkey> for AccountIsHotkey {
-    fn convert(account: AccountId) -> Hotkey {
-        Hotkey(account.into())
-    }
-}
-
-impl<AccountId: Into<[u8; 32]> + From<[u8; 32]>> ConvertBack<AccountId, Hotkey> for AccountIsHotkey {
-    fn convert_back(hotkey: Hotkey) -> AccountId {
-        hotkey.0.into()
     }
 }

@@ -2,14 +2,17 @@
 //! storage, so that only this pallet is measured.
 
 use crate::{BooksOf, Call, Config, EarningsOf, FormerPay, History, Pallet, Payout, PayoutOf};
-use alloc::{vec, vec::Vec};
+use alloc::vec::Vec;
 use frame::benchmarking::prelude::{
     fungible::{Inspect as _, Mutate as _},
     *,
 };
-use pallet_registry::{Balance, Ending, Entry, OnSeats as _, Run, Seat};
+use pallet_registry::{
+    Balance, Ending, Entry, OnSeats as _, Seat,
+    benchmarking::{newcomer, put_run},
+};
 use protocol::{
-    Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
+    Role, RunId, Terms, Uid, Window,
     params::{PayShares, Permille},
     view::SeatConsensus,
 };
@@ -18,40 +21,26 @@ const RUN: RunId = RunId(0);
 
 /// The emission: enough for a payment to every seat above the existential deposit.
 fn emission<T: Config>() -> Balance {
-    <T as Config>::Currency::minimum_balance().saturating_mul(1_000_000)
+    T::Currency::minimum_balance().saturating_mul(1_000_000)
 }
 
 fn caller<T: Config>() -> T::AccountId {
     let who = whitelisted_caller::<T::AccountId>();
-    let _ = <T as Config>::Currency::mint_into(&who, emission::<T>().saturating_mul(1000));
+    let _ = T::Currency::mint_into(&who, emission::<T>().saturating_mul(1000));
     who
 }
 
 /// A funded run of the caller, after epoch 0.
-fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
+fn run<T: Config>() -> T::AccountId {
     let owner = caller::<T>();
-    let params = RunParams {
-        schedule: Schedule { start: Block(1), ..RunParams::default().schedule },
-        ..RunParams::default()
-    };
     let shares = PayShares {
         miners: Permille(400),
         validators: Permille(400),
         owner: Permille(100),
         burn: Permille(100),
     };
-    let run = Run {
-        owner: owner.clone(),
-        params,
-        terms: Terms { emission_per_epoch: emission::<T>(), shares, ..Terms::default() },
-        spec: Digest([0; 32]),
-        manifest: Digest([0; 32]),
-        theta0: Digest([0; 32]),
-        origin: BoundedVec::truncate_from(vec![b'a'; 256]),
-        deposit: 0,
-        stopped: false,
-    };
-    pallet_registry::Runs::<T>::insert(RUN, run);
+    let terms = Terms { emission_per_epoch: emission::<T>(), shares, ..Terms::default() };
+    let params = put_run::<T>(RUN, owner.clone(), terms);
     let opens = params.schedule.opens_at(Window(params.epoch_windows));
     System::<T>::set_block_number(opens.0.into());
     let funds = emission::<T>().saturating_mul(100);
@@ -60,22 +49,10 @@ fn run<T: Config + pallet_registry::Config>() -> T::AccountId {
 }
 
 /// Registers seats of the caller, with their shares in the consensus.
-fn seats<T: Config + pallet_registry::Config>(
-    role: Role,
-    uids: core::ops::Range<u32>,
-) -> Vec<(Uid, SeatConsensus)> {
+fn seats<T: Config>(role: Role, uids: core::ops::Range<u32>) -> Vec<(Uid, SeatConsensus)> {
     uids.map(|index| {
         let uid = Uid(index as u16);
-        let seat = Seat {
-            registered_at: Block(1),
-            since: Window(0),
-            role,
-            hotkey: account("hotkey", index, 0),
-            coldkey: whitelisted_caller::<T::AccountId>(),
-            endpoint: BoundedVec::truncate_from(vec![b'a'; 256]),
-            endpoint_set_at: None,
-            stake: 1,
-        };
+        let seat = Seat { role, coldkey: whitelisted_caller(), stake: 1, ..newcomer::<T>(index) };
         pallet_registry::Rosters::<T>::mutate(RUN, |roster| {
             roster.bounded_resize(index as usize, None);
             let _ = roster.try_push(Some(Entry::from(&seat)));
@@ -89,7 +66,7 @@ fn seats<T: Config + pallet_registry::Config>(
 }
 
 /// A run that has paid the caller's one seat, uid 0.
-fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
+fn paid<T: Config>() -> T::AccountId {
     let owner = run::<T>();
     let consensus = seats::<T>(Role::Miner, 0..1);
     Pallet::<T>::pay_epoch(RUN, 0, &consensus, &[]);
@@ -97,13 +74,13 @@ fn paid<T: Config + pallet_registry::Config>() -> T::AccountId {
     owner
 }
 
-fn vacate<T: Config + pallet_registry::Config>() {
+fn vacate<T: Config>() {
     let seat = pallet_registry::SeatsOf::<T>::take(RUN, Uid(0)).expect("uid 0 is taken");
     let ending = Ending { window: Window(10), until: Window(20) };
     Pallet::<T>::vacated(RUN, Uid(0), &seat, ending);
 }
 
-#[benchmarks(where T: Config + pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 
@@ -162,7 +139,7 @@ mod benchmarks {
 
     /// One seat in seventeen is a validator's, as with 64 validators and 1,024 miners.
     #[benchmark]
-    fn pay_epoch(s: Linear<0, { <T as Config>::MaxSeats::get() }>) {
+    fn pay_epoch(s: Linear<0, { <T as pallet_registry::Config>::MaxSeats::get() }>) {
         run::<T>();
         let validators = s / 17;
         let mut consensus = seats::<T>(Role::Validator, 0..validators);

@@ -7,7 +7,7 @@ use crate::{
 };
 use alloc::{collections::BTreeMap, vec::Vec};
 use frame::prelude::{fungible::Mutate as _, *};
-use pallet_registry::{Ending, Nominations as _, OnSeats, Payslips, Run, Seat, Seats as _};
+use pallet_registry::{Ending, Nominations as _, OnSeats, Pallet as Registry, Payslips, Run, Seat};
 use protocol::{RunId, Window};
 
 /// The seats that an epoch pays and whose holders have left, by uid.
@@ -25,11 +25,12 @@ impl<T: Config> Pallet<T> {
         consensus: &[(Uid, SeatConsensus)],
         former: &[Former<T::AccountId>],
     ) -> Weight {
-        let (Some(details), Some(terms)) = (T::Registry::run(run), T::Registry::terms_of(run, epoch)) else {
-            return T::WeightInfo::pay_epoch(0);
+        let (Some(details), Some(terms)) = (Registry::<T>::run(run), Registry::<T>::terms_of(run, epoch))
+        else {
+            return weight_info::pay_epoch::<T>(0);
         };
         if LastPaid::<T>::get(run).is_some_and(|last| epoch <= last) {
-            return T::WeightInfo::pay_epoch(0);
+            return weight_info::pay_epoch::<T>(0);
         }
         let former: Formers<'_, T> = former.iter().map(|former| (former.seat.uid, former)).collect();
         let mut slips = Self::new_slips(run, &details, epoch, consensus, &former);
@@ -53,7 +54,7 @@ impl<T: Config> Pallet<T> {
         History::<T>::insert(run, epoch % KEPT_EPOCHS, EpochRecord { epoch, pot, slips });
         LastPaid::<T>::insert(run, epoch);
         let validators = dividends.len().min(seats as usize) as u64;
-        T::WeightInfo::pay_epoch(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))
+        weight_info::pay_epoch::<T>(seats).saturating_add(T::SharePayWeight::get().saturating_mul(validators))
     }
 
     /// A slip without pay for each seat of the consensus that was held in that epoch. A holder that came later gets
@@ -65,7 +66,7 @@ impl<T: Config> Pallet<T> {
         consensus: &[(Uid, SeatConsensus)],
         former: &Formers<'_, T>,
     ) -> BTreeMap<Uid, Slip> {
-        let roster: BTreeMap<_, _> = T::Registry::roster(run).into_iter().collect();
+        let roster: BTreeMap<_, _> = Registry::<T>::roster(run).into_iter().collect();
         let in_time = |since: Window| since.epoch(details.params.epoch_windows) <= epoch;
         let registered_at = |uid: &Uid| match former.get(uid) {
             Some(former) => Some(former.seat.registered_at),
@@ -98,7 +99,7 @@ impl<T: Config> Pallet<T> {
             let seat = SeatId { uid, registered_at: slip.registered_at };
             let own_stake = match former.get(&uid) {
                 Some(former) => former.stake,
-                None => T::Registry::seat(run, uid).map_or(0, |seat| seat.stake),
+                None => Registry::<T>::seat(run, uid).map_or(0, |seat| seat.stake),
             };
             let part = T::Nominations::share_pay(run, seat, own_stake, amount, &account).min(amount);
             slip.nominators = slip.nominators.saturating_add(part);
@@ -185,6 +186,6 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         PayoutOf::<T>::remove(run, uid);
         let amount = EarningsOf::<T>::take(run, uid).claimable;
         Self::set_aside(run, uid, &seat.coldkey, amount);
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }

@@ -1,7 +1,7 @@
 //! What must hold at every block.
 
 use crate::{pallet::*, *};
-use frame::prelude::fungible::Inspect;
+use frame::prelude::{ensure, fungible::Inspect};
 use protocol::RunId;
 
 impl<T: Config> Pallet<T> {
@@ -33,9 +33,7 @@ impl<T: Config> Pallet<T> {
                 return Err("an epoch's record is not in uid order");
             }
             let paid = record.slips.iter().flat_map(|slip| [slip.amount, slip.nominators]);
-            if paid.fold(0, Balance::saturating_add) > record.pot {
-                return Err("an epoch paid more than its pot");
-            }
+            ensure!(paid.fold(0, Balance::saturating_add) <= record.pot, "an epoch paid more than its pot");
         }
         for (run, books) in BooksOf::<T>::iter() {
             Self::check_books(run, &books)?;

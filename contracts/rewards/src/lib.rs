@@ -25,7 +25,6 @@ use scale_info::TypeInfo;
 mod benchmarking;
 mod epochs;
 mod invariants;
-pub mod migrations;
 mod reads;
 mod split;
 #[cfg(test)]
@@ -33,7 +32,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// Epochs whose records are kept.
 pub const KEPT_EPOCHS: u32 = 64;
@@ -119,10 +117,10 @@ pub mod pallet {
             *,
         },
     };
-    use pallet_registry::{Nominations, Run, Seats};
+    use pallet_registry::{Pallet as Registry, Run};
     use protocol::RunId;
 
-    /// Version 0 was the first layout; [`crate::migrations`] leads to this one.
+    /// Storage version, raised by each migration.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]
@@ -130,29 +128,16 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Currency: Inspect<Self::AccountId, Balance = Balance> + Mutate<Self::AccountId>;
-
-        type Registry: Seats<Self::AccountId>;
-
-        /// Shares validators' pay with their nominators.
-        type Nominations: Nominations<Self::AccountId>;
-
-        type WeightInfo: WeightInfo;
-
+    pub trait Config: frame_system::Config + pallet_registry::Config {
         /// The weight of sharing one seat's pay with its nominators.
         type SharePayWeight: Get<Weight>;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
 
         /// Source of the account ids of the runs' treasuries.
         #[pallet::constant]
         type PalletId: Get<PalletId>;
     }
 
-    pub type EpochRecordOf<T> = EpochRecord<BoundedVec<Slip, <T as Config>::MaxSeats>>;
+    pub type EpochRecordOf<T> = EpochRecord<BoundedVec<Slip, <T as pallet_registry::Config>::MaxSeats>>;
 
     /// The books of each funded run.
     #[pallet::storage]
@@ -254,10 +239,10 @@ pub mod pallet {
         /// Pays `amount` into the treasury of `run`. The first funder also pays the existential deposit of the run's
         /// account.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::fund())]
+        #[pallet::weight(weight_info::fund::<T>())]
         pub fn fund(origin: OriginFor<T>, run: RunId, amount: Balance) -> DispatchResult {
             let from = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             ensure!(amount > 0, Error::<T>::NothingToFund);
             let (mut books, deposit) = match BooksOf::<T>::get(run) {
                 Some(books) => (books, 0),
@@ -277,14 +262,14 @@ pub mod pallet {
         /// Claims a seat's pay: paid to its coldkey, or added to its stake if the seat is set so. Signed by the
         /// coldkey or the hotkey; for the hotkey, free once per epoch.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::claim())]
+        #[pallet::weight(weight_info::claim::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, uid: &Uid| -> bool {
             Pallet::<T>::claims_without_fee(origin, *run, *uid)
         })]
         pub fn claim(origin: OriginFor<T>, run: RunId, uid: Uid) -> DispatchResult {
             let signer = ensure_signed(origin)?;
-            let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(signer == seat.coldkey || signer == seat.hotkey, Error::<T>::NotTheSeat);
             let mut earnings = EarningsOf::<T>::get(run, uid);
             let amount = core::mem::take(&mut earnings.claimable);
@@ -295,7 +280,7 @@ pub mod pallet {
             Self::book(run, amount, |_| ())?;
             // If it cannot be added to the stake it is paid to the account: both belong to the coldkey.
             let staked = PayoutOf::<T>::get(run, uid) == Payout::Stake
-                && with_storage_layer(|| T::Registry::add_to_stake(run, uid, &Self::account(run), amount))
+                && with_storage_layer(|| Registry::<T>::add_to_stake(run, uid, &Self::account(run), amount))
                     .is_ok();
             if !staked {
                 Self::transfer(run, &seat.coldkey, amount)?;
@@ -308,10 +293,10 @@ pub mod pallet {
 
         /// Claims the owner's share. Signed by the run's owner.
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::claim_owner())]
+        #[pallet::weight(weight_info::claim_owner::<T>())]
         pub fn claim_owner(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let signer = ensure_signed(origin)?;
-            let owner = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
+            let owner = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.owner;
             ensure!(signer == owner, Error::<T>::NotTheOwner);
             let amount = BooksOf::<T>::get(run).map_or(0, |books| books.owner_claimable);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
@@ -324,10 +309,10 @@ pub mod pallet {
 
         /// Claims the pay of the signer's former seats.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::claim_former())]
+        #[pallet::weight(weight_info::claim_former::<T>())]
         pub fn claim_former(origin: OriginFor<T>, run: RunId) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
             let amount = FormerPay::<T>::get(run, &coldkey);
             ensure!(amount > 0, Error::<T>::NothingToClaim);
             Self::book(run, amount, |_| ())?;
@@ -340,11 +325,11 @@ pub mod pallet {
 
         /// Sets the destination of a seat's pay. Signed by the seat's coldkey.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::set_payout())]
+        #[pallet::weight(weight_info::set_payout::<T>())]
         pub fn set_payout(origin: OriginFor<T>, run: RunId, uid: Uid, payout: Payout) -> DispatchResult {
             let coldkey = ensure_signed(origin)?;
-            ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-            let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
+            ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+            let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::UnknownSeat)?;
             ensure!(seat.coldkey == coldkey, Error::<T>::NotTheColdkey);
 
             match payout {
@@ -377,8 +362,8 @@ pub mod pallet {
         fn claims_without_fee(origin: &OriginFor<T>, run: RunId, uid: Uid) -> bool {
             let (Ok(signer), Some(details), Some(seat), Some(books)) = (
                 ensure_signed(origin.clone()),
-                T::Registry::run(run),
-                T::Registry::seat(run, uid),
+                Registry::<T>::run(run),
+                Registry::<T>::seat(run, uid),
                 BooksOf::<T>::get(run),
             ) else {
                 return false;
@@ -395,9 +380,7 @@ pub mod pallet {
         }
 
         fn epoch_now(details: &Run<T::AccountId>) -> Option<u32> {
-            let block = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-            let window = details.params.schedule.window_at(block)?;
-            Some(window.epoch(details.params.epoch_windows))
+            Some(Registry::<T>::window_now(details)?.epoch(details.params.epoch_windows))
         }
     }
 }

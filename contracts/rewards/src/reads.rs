@@ -3,7 +3,7 @@
 use crate::{pallet::*, *};
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::Seats as _;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     RunId,
     view::{Payslip, TreasuryView},
@@ -29,11 +29,6 @@ impl<T: Config> Pallet<T> {
         TreasuryView { funded, treasury, claimable, owner_claimable, paid, burnt }
     }
 
-    /// Unclaimed pay of the former seats of `coldkey`.
-    pub fn former_claimable(run: RunId, coldkey: &T::AccountId) -> Balance {
-        FormerPay::<T>::get(run, coldkey)
-    }
-
     /// Whether a seat's pay is added to its stake.
     pub fn pays_into_stake(run: RunId, uid: Uid) -> bool {
         PayoutOf::<T>::get(run, uid) == Payout::Stake
@@ -41,7 +36,7 @@ impl<T: Config> Pallet<T> {
 
     /// The payslips of a seat's present holder in the last epochs, the oldest first.
     pub fn payslips(run: RunId, uid: Uid) -> Vec<Payslip> {
-        let (Some(seat), Some(last)) = (T::Registry::seat(run, uid), LastPaid::<T>::get(run)) else {
+        let (Some(seat), Some(last)) = (Registry::<T>::seat(run, uid), LastPaid::<T>::get(run)) else {
             return Vec::new();
         };
         let first = last.saturating_sub(KEPT_EPOCHS - 1);

@@ -2,11 +2,8 @@
 
 use alloc::vec::Vec;
 use frame::{arithmetic::Rounding, arithmetic::helpers_128bit::multiply_by_rational_with_rounding};
-use pallet_registry::Balance;
-use protocol::{
-    Uid,
-    params::{PayShares, Permille},
-};
+use pallet_registry::{Balance, share_of};
+use protocol::{Uid, params::PayShares};
 
 /// The parts of a pot. The remainder stays in the treasury.
 #[derive(Debug, PartialEq, Eq)]
@@ -28,10 +25,10 @@ pub(crate) fn split(
     dividends: &[(Uid, u64)],
 ) -> Split {
     Split {
-        miners: parts(thousandths(pot, shares.miners), incentive),
-        validators: parts(thousandths(pot, shares.validators), dividends),
-        owner: thousandths(pot, shares.owner),
-        burn: thousandths(pot, shares.burn),
+        miners: parts(share_of(pot, shares.miners), incentive),
+        validators: parts(share_of(pot, shares.validators), dividends),
+        owner: share_of(pot, shares.owner),
+        burn: share_of(pot, shares.burn),
     }
 }
 
@@ -39,10 +36,6 @@ fn parts(amount: Balance, parts: &[(Uid, u64)]) -> Vec<(Uid, Balance)> {
     let total: u128 = parts.iter().map(|(_, part)| u128::from(*part)).sum();
     let paid = |(uid, part): &(Uid, u64)| (*uid, fraction(amount, u128::from(*part), total));
     parts.iter().map(paid).filter(|(_, amount)| *amount > 0).collect()
-}
-
-fn thousandths(amount: Balance, share: Permille) -> Balance {
-    fraction(amount, u128::from(share.0), 1000)
 }
 
 /// `⌊amount · part / total⌋`; 0 if `total` is 0.
@@ -58,6 +51,7 @@ fn fraction(amount: Balance, part: u128, total: u128) -> Balance {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use protocol::params::Permille;
 
     const SHARES: PayShares = PayShares {
         miners: Permille(500),

@@ -5,7 +5,7 @@ use crate::{self as pallet_rewards, *};
 use frame::deps::frame_support::storage::with_storage_layer;
 use frame::{prelude::fungible::InspectHold as _, testing_prelude::*};
 use pallet_mock::pallet_balances;
-use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Seats as _, Url};
+use pallet_registry::{Ending, HoldReason, OnSeats as _, Payslips as _, Url};
 use proptest::prelude::*;
 use protocol::{
     Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window,
@@ -31,9 +31,6 @@ parameter_types! {
 }
 
 impl pallet_nomination::Config for Test {
-    type Currency = Balances;
-    type Registry = Registry;
-    type WeightInfo = ();
     type MaxNominators = ConstU32<3>;
     type MaxUnbonding = ConstU32<2>;
     type MinNomination = ConstU128<10>;
@@ -41,12 +38,7 @@ impl pallet_nomination::Config for Test {
 }
 
 impl Config for Test {
-    type Currency = Balances;
-    type Registry = Registry;
-    type Nominations = Nomination;
-    type WeightInfo = ();
     type SharePayWeight = SharePay;
-    type MaxSeats = ConstU32<34>;
     type PalletId = TreasuryId;
 }
 
@@ -348,7 +340,7 @@ fn the_holder_at_the_end_of_an_epoch_is_paid_even_if_it_has_left() {
         Rewards::pay_epoch(RUN, 0, &earned, &former);
         check();
         assert_eq!([earnings(0), earnings(1), earnings(2)], [(0, 0), (125, 125), (0, 0)]);
-        assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 375 + 100);
+        assert_eq!(FormerPay::<Test>::get(RUN, &COLDKEY), 375 + 100);
         assert_eq!(Nomination::nominations_of(RUN, &NOMINATOR)[0].claimable, 300);
         assert_eq!(books().treasury, 0);
         // The record names the former holder: the present one sees none of it.
@@ -482,7 +474,7 @@ fn a_seat_that_is_given_up_frees_its_pay_and_later_its_nominations() {
         window(1);
         Registry::window_opens(RUN, Window(1));
         assert_eq!(Registry::seat(RUN, Uid(2)), None);
-        assert_eq!((Rewards::former_claimable(RUN, &COLDKEY), earnings(2)), (200, (0, 0)));
+        assert_eq!((FormerPay::<Test>::get(RUN, &COLDKEY), earnings(2)), (200, (0, 0)));
         let before = Balances::free_balance(NOMINATOR);
         window(1 + UNBONDING);
         assert_ok!(Nomination::withdraw(RuntimeOrigin::signed(NOMINATOR), RUN, Uid(2)));
@@ -550,7 +542,7 @@ fn a_former_seat_s_pay_waits_for_its_coldkey_and_the_next_holder_has_none() {
         check();
         assert_eq!((earnings(0), Rewards::recent_pay(RUN, Uid(0))), ((0, 0), 0));
         assert!(!Rewards::pays_into_stake(RUN, Uid(0)));
-        assert_eq!(Rewards::former_claimable(RUN, &COLDKEY), 500);
+        assert_eq!(FormerPay::<Test>::get(RUN, &COLDKEY), 500);
         assert_eq!(Rewards::treasury_view(RUN).claimable, claimable);
         assert_noop!(claim(COLDKEY, 0), Error::<Test>::NothingToClaim);
 
@@ -634,39 +626,6 @@ fn recent_pay_halves_with_each_paid_epoch() {
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
         pay(201);
         assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 375);
-    });
-}
-
-#[test]
-fn earnings_of_version_0_are_migrated() {
-    use crate::migrations::{ToVersion1, version_1};
-    use frame::{deps::frame_support::storage::unhashed, traits::OnRuntimeUpgrade as _};
-
-    with_run(|| {
-        assert_ok!(fund(5000));
-        pay(0);
-        StorageVersion::new(0).put::<Rewards>();
-        let old: Vec<_> = EarningsOf::<Test>::iter()
-            .map(|(run, uid, Earnings { claimable, earned, .. })| {
-                (EarningsOf::<Test>::hashed_key_for(run, uid), version_1::Earnings { claimable, earned })
-            })
-            .collect();
-        assert_eq!(old.len(), 3);
-        for (key, earnings) in &old {
-            unhashed::put(key, earnings);
-        }
-
-        ToVersion1::<Test>::on_runtime_upgrade();
-
-        assert_eq!(StorageVersion::get::<Rewards>(), StorageVersion::new(1));
-        assert_eq!([earnings(0), earnings(1), earnings(2)], [(375, 375), (125, 125), (400, 400)]);
-        assert_eq!(Rewards::recent_pay(RUN, Uid(0)), 0);
-        check();
-        assert_ok!(claim(COLDKEY, 0));
-        // The second run does nothing.
-        assert_storage_noop!({
-            ToVersion1::<Test>::on_runtime_upgrade();
-        });
     });
 }
 

@@ -7,7 +7,7 @@ use pallet_registry::{Ending, OnSeats as _};
 use pallet_windows::Epochs as _;
 use protocol::{Digest, Window, reveal::commitment};
 
-#[benchmarks(where T: pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 
@@ -26,7 +26,7 @@ mod benchmarks {
     fn reveal(s: Linear<1, 1024>) {
         full::run_with::<T>(s, 1, 4);
         let signer = full::hotkey::<T>(uid(s));
-        let hotkey = T::HotkeyOf::convert(signer.clone());
+        let hotkey = Hotkey(signer.clone().into());
         let weights = full::vote::<T>(s, uid(s));
         let sealed = Sealed { hash: commitment(&weights, &[3; 32], &hotkey), hotkey };
         Commits::<T>::insert((RUN, 3), uid(s), sealed);

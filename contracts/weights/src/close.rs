@@ -3,21 +3,13 @@
 use crate::{pallet::*, *};
 use alloc::collections::{BTreeMap, BTreeSet};
 use frame::prelude::*;
-use pallet_registry::{Ending, OnSeats, Seat, Seats};
+use pallet_registry::{Ending, OnSeats, Pallet as Registry, Seat};
 use pallet_windows::{Epochs, Member, Members};
 use protocol::{
     RunParams,
     consensus::{ValidatorWeights, yuma},
+    view::SeatConsensus,
 };
-
-/// What goes into an epoch's consensus.
-struct Votes {
-    validators: Vec<ValidatorWeights>,
-    /// How many members of the electorate revealed a weight vote.
-    revealed: u32,
-    /// How many miners' seats there were as the epoch ended.
-    miners: u32,
-}
 
 /// Rows of bonds by validator.
 type BondRows = BTreeMap<Uid, Vec<(Uid, u32)>>;
@@ -28,15 +20,15 @@ impl<T: Config> Epochs for Pallet<T> {
     }
 
     fn close(run: RunId, epoch: u32, electorate: &[Member]) -> Weight {
-        let Some(details) = T::Registry::run(run) else {
+        let Some(details) = Registry::<T>::run(run) else {
             defensive!("an epoch closes in a run that exists");
             return T::DbWeight::get().reads(1);
         };
         let departed = Self::take_departed(run, epoch);
-        let Votes { validators, revealed, miners } =
-            Self::votes(run, epoch, &details.params, electorate, &departed);
+        let miners = Self::miners_of(run, epoch, &details.params, &departed);
+        let (validators, revealed) = Self::votes(run, epoch, &details.params, electorate, &departed, &miners);
         Self::clear(run, epoch);
-        let mut weight = T::WeightInfo::close(validators.len() as u32, miners);
+        let mut weight = weight_info::close::<T>(validators.len() as u32, miners.len() as u32);
         let next = epoch.saturating_add(1);
         let Some(consensus) = yuma(&validators) else {
             let unchanged = validators.iter().map(|row| (row.validator, row.bonds.as_slice()));
@@ -59,16 +51,23 @@ impl<T: Config> Epochs for Pallet<T> {
 }
 
 impl<T: Config> Pallet<T> {
-    /// The weight votes and bonds of the electorate, and the bonds of validators outside it.
+    /// The last consensus on a seat; empty for a newer holder.
+    pub fn consensus_of(run: RunId, uid: Uid) -> SeatConsensus {
+        let mut standings = Standings::<T>::get(run).into_iter();
+        standings.find(|(seat, _)| *seat == uid).map(|(_, standing)| standing).unwrap_or_default()
+    }
+
+    /// The weight votes and bonds of the electorate, and the bonds of validators outside it; and how many members of the
+    /// electorate revealed a vote.
     fn votes(
         run: RunId,
         epoch: u32,
         params: &RunParams,
         electorate: &[Member],
         departed: &[Departed<T::AccountId>],
-    ) -> Votes {
-        let miners = Self::miners_of(run, epoch, params, departed);
-        let mut bonds = Self::bonds_before(run, epoch, params, &miners);
+        miners: &BTreeMap<Uid, Window>,
+    ) -> (Vec<ValidatorWeights>, u32) {
+        let mut bonds = Self::bonds_before(run, epoch, params, miners);
 
         // A seat's new holder has no vote on an epoch before its time. A former holder has the vote that it revealed.
         let stayed = electorate.iter().filter(|member| departed_of(departed, member.uid).is_none()).copied();
@@ -100,7 +99,7 @@ impl<T: Config> Pallet<T> {
             bonds,
             earns: false,
         }));
-        Votes { validators, revealed, miners: miners.len() as u32 }
+        (validators, revealed)
     }
 
     /// The miners' seats as `epoch` ended, with their first window. A later holder did none of the epoch's work.
@@ -111,7 +110,8 @@ impl<T: Config> Pallet<T> {
         departed: &[Departed<T::AccountId>],
     ) -> BTreeMap<Uid, Window> {
         let end = after_epoch(params, epoch);
-        let present = T::Registry::roster(run).into_iter().map(|(uid, entry)| (uid, entry.role, entry.since));
+        let present =
+            Registry::<T>::roster(run).into_iter().map(|(uid, entry)| (uid, entry.role, entry.since));
         present
             .filter(|(_, _, since)| *since < end)
             .chain(departed.iter().map(|departed| (departed.seat.uid, departed.role, departed.since)))
@@ -190,7 +190,7 @@ impl<T: Config> Pallet<T> {
 impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     /// Remembers the seat for the epochs that it held out and that are not closed, and clears the rest.
     fn vacated(run: RunId, uid: Uid, seat: &Seat<T::AccountId>, ending: Ending) -> Weight {
-        let Some(details) = T::Registry::run(run) else {
+        let Some(details) = Registry::<T>::run(run) else {
             defensive!("a seat belongs to a run that exists");
             return T::DbWeight::get().reads(1);
         };
@@ -224,7 +224,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
         if seat.role == Role::Validator && !awaits_pay {
             BondsOf::<T>::remove(run, uid);
         }
-        T::WeightInfo::vacated()
+        weight_info::vacated::<T>()
     }
 }
 

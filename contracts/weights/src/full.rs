@@ -37,7 +37,7 @@ pub(crate) fn uid(number: u32) -> Uid {
 }
 
 /// Creates the run with these seats, at the first block of `epoch`.
-pub(crate) fn run_with<T: Config + pallet_registry::Config>(miners: u32, validators: u32, epoch: u32) {
+pub(crate) fn run_with<T: Config>(miners: u32, validators: u32, epoch: u32) {
     let params = RunParams::default();
     let account = hotkey::<T>(Uid(u16::MAX));
     let url = Url::truncate_from(b"http://example.org/".to_vec());

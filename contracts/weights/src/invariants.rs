@@ -5,7 +5,8 @@ use crate::{
     pallet::*,
     *,
 };
-use pallet_registry::Seats;
+use frame::prelude::ensure;
+use pallet_registry::Pallet as Registry;
 use protocol::{consensus::ONE, view::SeatConsensus, weights::is_canonical};
 
 impl<T: Config> Pallet<T> {
@@ -16,7 +17,7 @@ impl<T: Config> Pallet<T> {
     pub fn check_invariants() -> Result<(), &'static str> {
         for (run, weights) in ConsensusWeights::<T>::iter() {
             let is_miner =
-                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
+                |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Miner);
             if !is_canonical(&weights) || !weights.iter().all(|(uid, _)| is_miner(*uid)) {
                 return Err("consensus weights are not canonical, or not of miners' seats");
             }
@@ -42,9 +43,7 @@ impl<T: Config> Pallet<T> {
             Self::check_epoch(run, epoch)?;
             let departed = DepartedOf::<T>::contains_key((run, epoch), validator);
             Self::check_validator(run, validator, |_| departed)?;
-            if weights.is_empty() || !is_canonical(&weights) {
-                return Err("a weight vote is empty or not canonical");
-            }
+            ensure!(!weights.is_empty() && is_canonical(&weights), "a weight vote is empty or not canonical");
         }
         for ((run, epoch), uid, departed) in DepartedOf::<T>::iter() {
             Self::check_departed(run, epoch, uid, &departed)?;
@@ -54,7 +53,7 @@ impl<T: Config> Pallet<T> {
 
     fn check_consensus(run: RunId, seats: &[(Uid, SeatConsensus)]) -> Result<(), &'static str> {
         let in_order = seats.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_order || seats.iter().any(|(uid, _)| T::Registry::seat(run, *uid).is_none()) {
+        if !in_order || seats.iter().any(|(uid, _)| Registry::<T>::seat(run, *uid).is_none()) {
             return Err("the consensus is out of order, or names a seat that is gone");
         }
         let sum = |part: fn(&SeatConsensus) -> u64| seats.iter().map(|(_, seat)| part(seat)).sum::<u64>();
@@ -78,7 +77,7 @@ impl<T: Config> Pallet<T> {
         if departed.seat.uid != uid || departed.since >= end || window < end {
             return Err("a departed seat did not hold out its epoch");
         }
-        if T::Registry::seat(run, uid).is_some_and(|seat| seat.id(uid) == departed.seat) {
+        if Registry::<T>::seat(run, uid).is_some_and(|seat| seat.id(uid) == departed.seat) {
             return Err("a departed seat is still present");
         }
         Ok(())
@@ -86,7 +85,7 @@ impl<T: Config> Pallet<T> {
 
     /// Checks that `uid` is a validator's seat, or was one: `allowed` says so, told whether such a seat departed.
     fn check_validator(run: RunId, uid: Uid, allowed: impl Fn(bool) -> bool) -> Result<(), &'static str> {
-        if T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
+        if Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator) {
             return Ok(());
         }
         let departed = DepartedOf::<T>::iter()

@@ -38,13 +38,11 @@ mod invariants;
 pub mod migrations;
 #[cfg(test)]
 mod mock;
-mod reads;
 #[cfg(test)]
 mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// A seat whose holder held out an epoch and left before the epoch closed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode, DecodeWithMemTracking, MaxEncodedLen, TypeInfo)]
@@ -78,16 +76,16 @@ pub mod pallet {
     use super::*;
     use crate::close::{after_epoch, closes_at};
     use frame::prelude::*;
-    use pallet_registry::Seats;
+    use pallet_registry::Pallet as Registry;
     use pallet_windows::Members;
     use protocol::{
-        Block, Digest, Hotkey, RunParams,
+        Digest, Hotkey, RunParams,
         reveal::{Salt, commitment},
         view::SeatConsensus,
         weights::is_canonical,
     };
 
-    /// Version 0 read the same as version 1, from which [`crate::migrations`] leads to this one.
+    /// Storage version; [`crate::migrations`] leads to it from version 1.
     const STORAGE_VERSION: StorageVersion = StorageVersion::new(2);
 
     #[pallet::pallet]
@@ -95,29 +93,18 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config {
-        type Registry: Seats<Self::AccountId>;
-
-        /// The public key of an account, which a commitment binds.
-        type HotkeyOf: Convert<Self::AccountId, Hotkey>;
-
+    pub trait Config: frame_system::Config<AccountId: Into<[u8; 32]>> + pallet_registry::Config {
         type Payroll: Payroll<Self::AccountId>;
 
         /// The electorate's record of a validator that leaves.
         type Members: Members;
-
-        type WeightInfo: WeightInfo;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
     }
 
     /// Weights of seats, in uid order, without zeros.
-    pub type SeatWeights<T> = BoundedVec<(Uid, u16), <T as Config>::MaxSeats>;
+    pub type SeatWeights<T> = BoundedVec<(Uid, u16), <T as pallet_registry::Config>::MaxSeats>;
 
     /// A validator's bonds to seats, in uid order, without zeros; see [`protocol::consensus::Bonds`].
-    pub type SeatBonds<T> = BoundedVec<(Uid, u32), <T as Config>::MaxSeats>;
+    pub type SeatBonds<T> = BoundedVec<(Uid, u32), <T as pallet_registry::Config>::MaxSeats>;
 
     /// The commitment of a weight vote, and the hotkey in its hash.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,15 +202,12 @@ pub mod pallet {
         /// Commits the signer, a validator's hotkey, to a weight vote for the current `epoch`:
         /// `blake2_256(SCALE(weights) ‖ salt ‖ hotkey)` (PROT-30).
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, epoch: &u32, _hash: &Digest| -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *epoch).is_ok())
+            Pallet::<T>::may_commit(origin.clone(), *run, *epoch).is_ok()
         })]
         pub fn commit(origin: OriginFor<T>, run: RunId, epoch: u32, hash: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let validator = Self::may_commit(&hotkey, run, epoch)?;
-            let hotkey = T::HotkeyOf::convert(hotkey);
+            let (validator, hotkey) = Self::may_commit(origin, run, epoch)?;
             Commits::<T>::insert((run, epoch), validator, Sealed { hash, hotkey });
             Self::deposit_event(Event::Committed { run, epoch, validator, hash });
             Ok(())
@@ -232,12 +216,11 @@ pub mod pallet {
         /// Reveals the weight vote that the signer, a validator's hotkey, committed to in `epoch`. Only proportions
         /// matter. Weights of uids without a miner do not count, as seats may have changed hands since.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::reveal(weights.len() as u32))]
+        #[pallet::weight(weight_info::reveal::<T>(weights.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>, run: &RunId, epoch: &u32, weights: &SeatWeights<T>, salt: &Salt
         | -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_reveal(&hotkey, *run, *epoch, weights, salt).is_ok())
+            Pallet::<T>::may_reveal(origin.clone(), *run, *epoch, weights, salt).is_ok()
         })]
         pub fn reveal(
             origin: OriginFor<T>,
@@ -246,8 +229,7 @@ pub mod pallet {
             weights: SeatWeights<T>,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let validator = Self::may_reveal(&hotkey, run, epoch, &weights, &salt)?;
+            let validator = Self::may_reveal(origin, run, epoch, &weights, &salt)?;
             let seats = weights.len() as u32;
             Commits::<T>::remove((run, epoch), validator);
             Ballots::<T>::insert((run, epoch), validator, weights);
@@ -258,32 +240,31 @@ pub mod pallet {
 
     /// The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
     impl<T: Config> Pallet<T> {
-        fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
-            ensure_signed(origin.clone()).ok()
-        }
-
-        fn may_commit(hotkey: &T::AccountId, run: RunId, epoch: u32) -> Result<Uid, Error<T>> {
+        /// The seat, and the hotkey that the commitment binds.
+        fn may_commit(origin: OriginFor<T>, run: RunId, epoch: u32) -> Result<(Uid, Hotkey), DispatchError> {
+            let hotkey = ensure_signed(origin)?;
             let (params, window) = Self::open_window(run)?;
             let current = window.epoch(params.epoch_windows);
             ensure!(epoch >= current, Error::<T>::EpochOver);
             ensure!(epoch <= current, Error::<T>::EpochNotBegun);
-            let validator = Self::validator(run, hotkey)?;
+            let validator = Self::validator(run, &hotkey)?;
             ensure!(!Commits::<T>::contains_key((run, epoch), validator), Error::<T>::AlreadyCommitted);
-            Ok(validator)
+            Ok((validator, Hotkey(hotkey.into())))
         }
 
         fn may_reveal(
-            hotkey: &T::AccountId,
+            origin: OriginFor<T>,
             run: RunId,
             epoch: u32,
             weights: &SeatWeights<T>,
             salt: &Salt,
-        ) -> Result<Uid, Error<T>> {
+        ) -> Result<Uid, DispatchError> {
+            let hotkey = ensure_signed(origin)?;
             let (params, window) = Self::open_window(run)?;
             let begins = after_epoch(&params, epoch);
             ensure!(window >= begins, Error::<T>::RevealNotBegun);
             ensure!(window < closes_at(&params, epoch), Error::<T>::RevealOver);
-            let validator = Self::validator(run, hotkey)?;
+            let validator = Self::validator(run, &hotkey)?;
             let sealed = Commits::<T>::get((run, epoch), validator);
             let shown = || match Ballots::<T>::contains_key((run, epoch), validator) {
                 true => Error::<T>::AlreadyRevealed,
@@ -298,14 +279,13 @@ pub mod pallet {
         }
 
         pub(crate) fn open_window(run: RunId) -> Result<(RunParams, Window), Error<T>> {
-            let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-            let now = Block(frame_system::Pallet::<T>::block_number().saturated_into());
-            let window = params.schedule.window_at(now).ok_or(Error::<T>::NotStarted)?;
-            Ok((params, window))
+            let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
+            let window = Registry::<T>::window_now(&details).ok_or(Error::<T>::NotStarted)?;
+            Ok((details.params, window))
         }
 
         fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
-            let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+            let (uid, role) = Registry::<T>::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
             ensure!(role == Role::Validator, Error::<T>::NotAValidator);
             Ok(uid)
         }

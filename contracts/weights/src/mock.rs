@@ -6,7 +6,7 @@ use frame::{
     testing_prelude::*,
 };
 use pallet_mock::pallet_balances;
-use pallet_registry::{AccountIsHotkey, Balance, Url};
+use pallet_registry::{Balance, Url};
 use protocol::{Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, consensus::Consensus, reveal};
 
 pallet_mock::runtime! {
@@ -28,24 +28,14 @@ parameter_types! {
 }
 
 impl pallet_windows::Config for Test {
-    type Registry = Registry;
-    type Nominations = ();
-    type HotkeyOf = AccountIsHotkey;
     type Epochs = Weights;
-    type WeightInfo = ();
-    type MaxRuns = ConstU32<4>;
-    type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
     type MaxTaskWeight = TaskBudget;
 }
 
 impl pallet_weights::Config for Test {
-    type Registry = Registry;
-    type HotkeyOf = AccountIsHotkey;
     type Payroll = Payslips;
     type Members = Windows;
-    type WeightInfo = ();
-    type MaxSeats = ConstU32<1088>;
 }
 
 /// A payroll that records its calls.
@@ -150,7 +140,7 @@ pub fn weights(of: &[(u16, u16)]) -> SeatWeights<Test> {
 }
 
 pub fn hash(uid: u16, of: &[(u16, u16)]) -> Digest {
-    reveal::commitment(&weights(of), &salt(uid), &AccountIsHotkey::convert(hotkey(uid)))
+    reveal::commitment(&weights(of), &salt(uid), &protocol::Hotkey(hotkey(uid).into()))
 }
 
 pub fn commit(uid: u16, epoch: u32, of: &[(u16, u16)]) -> DispatchResult {

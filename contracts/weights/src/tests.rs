@@ -48,7 +48,7 @@ fn earners(consensus: &Consensus) -> Vec<u16> {
 }
 
 fn bonds(validator: u16) -> Vec<u16> {
-    Weights::bonds(RUN, Uid(validator)).into_iter().map(|(uid, _)| uid.0).collect()
+    BondsOf::<Test>::get(RUN, Uid(validator)).into_iter().map(|(uid, _)| uid.0).collect()
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn the_consensus_on_a_seat_can_be_read() {
         // Seat 2 has one validator behind it, and seat 9 does not exist: neither has a consensus.
         assert_eq!(Weights::consensus_of(RUN, Uid(2)), SeatConsensus::default());
         assert_eq!(Weights::consensus_of(RUN, Uid(99)), SeatConsensus::default());
-        assert_eq!(Weights::consensus(RUN).len(), 5);
+        assert_eq!(Standings::<Test>::get(RUN).len(), 5);
         assert_eq!((bonds(3), bonds(5)), (vec![0, 1], vec![0]));
     });
 }
@@ -118,10 +118,13 @@ fn the_consensus_on_a_seat_can_be_read() {
 fn without_a_consensus_the_last_weights_and_bonds_stay_and_nothing_is_paid() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 65535)]));
-        let before = (standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN));
+        let before = (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), Standings::<Test>::get(RUN));
         // One of three equal stakes is no majority, even without others.
         epoch_of(1, &[(3, &[(1, 65535)])]);
-        assert_eq!((standing_weights(), Weights::bonds(RUN, Uid(3)), Weights::consensus(RUN)), before);
+        assert_eq!(
+            (standing_weights(), BondsOf::<Test>::get(RUN, Uid(3)), Standings::<Test>::get(RUN)),
+            before
+        );
         assert_eq!(Paid::get().len(), 1);
         System::assert_has_event(Event::<Test>::NoConsensus { run: RUN, epoch: 1, ballots: 1 }.into());
         // Without any revealed vote there is no consensus.
@@ -506,7 +509,7 @@ fn a_miner_that_leaves_after_the_epoch_is_paid_for_it_and_its_successor_inherits
 fn a_miner_that_leaves_within_the_epoch_leaves_no_bonds_and_its_successor_can_be_weighted() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1), (1, 1)]));
-        let old = Weights::bonds(RUN, Uid(3));
+        let old = BondsOf::<Test>::get(RUN, Uid(3));
         assert_ok!(Registry::leave(coldkey(), RUN, Uid(1)));
         // Epoch 2 begins at block 30 without it.
         go_to_block(30);
@@ -514,11 +517,12 @@ fn a_miner_that_leaves_within_the_epoch_leaves_no_bonds_and_its_successor_can_be
         go_to_block(40);
         // Epoch 1 closed without a consensus: bonds are unchanged, except those to the seat that left.
         let kept: Vec<_> = old.into_iter().filter(|(uid, _)| *uid != Uid(1)).collect();
-        assert_eq!(Weights::bonds(RUN, Uid(3)), kept);
+        assert_eq!(BondsOf::<Test>::get(RUN, Uid(3)), kept);
         epoch_of(3, &all(&[(0, 1), (1, 1)]));
         assert_eq!(standing_weights(), [(0, 65535), (1, 65535)]);
-        let of =
-            |seat: u16| Weights::bonds(RUN, Uid(3)).into_iter().find(|(uid, _)| uid.0 == seat).unwrap().1;
+        let of = |seat: u16| {
+            BondsOf::<Test>::get(RUN, Uid(3)).into_iter().find(|(uid, _)| uid.0 == seat).unwrap().1
+        };
         assert!(of(1) < of(0) * 6 / 10, "{} of a new seat, {} of an old one", of(1), of(0));
     });
 }
@@ -625,7 +629,7 @@ fn the_reveal_phase_may_take_a_whole_epoch() {
 fn the_bonds_of_a_validator_outside_the_electorate_decay() {
     with_run(|| {
         epoch_of(0, &all(&[(0, 1)]));
-        let before = Weights::bonds(RUN, Uid(5))[0].1;
+        let before = BondsOf::<Test>::get(RUN, Uid(5))[0].1;
         go_to_block(committing(1));
         for uid in VALIDATORS {
             assert_ok!(commit(uid, 1, &[(0, 1)]));
@@ -636,7 +640,7 @@ fn the_bonds_of_a_validator_outside_the_electorate_decay() {
         }
         let member = |uid| Member { uid: Uid(uid), stake: STAKE, attested: true, dissents: 0, silent: false };
         Weights::close(RUN, 1, &[member(3), member(4)]);
-        assert_eq!(Weights::bonds(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
+        assert_eq!(BondsOf::<Test>::get(RUN, Uid(5))[0].1, before / 10 * 9 + before % 10 * 9 / 10);
         assert_eq!(earners(&Paid::get()[1].2), [3, 4]);
     });
 }

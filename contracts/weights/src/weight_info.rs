@@ -1,68 +1,40 @@
 //! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
-//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! Written by `scripts/benchmark-pallets`, except for signatures and documentation: 10 steps per size, 5 repetitions,
+//! on 2026-11-21, on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
 //! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
 //! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
-pub trait WeightInfo {
-    fn commit() -> Weight;
-    /// By the number of seats with a weight.
-    fn reveal(seats: u32) -> Weight;
-    /// By the validators with votes or bonds, and the miners' seats; without the payroll's part.
-    fn close(validators: u32, seats: u32) -> Weight;
-    /// For one seat.
-    fn vacated() -> Weight;
+pub fn commit<T: frame_system::Config>() -> Weight {
+    // 25.0 to 26.7 µs.
+    Weight::from_parts(25_868_000, 0).saturating_add(T::DbWeight::get().reads_writes(4, 1))
 }
 
-/// The measured weights.
-pub struct Measured<T>(PhantomData<T>);
-
-impl<T: frame_system::Config> WeightInfo for Measured<T> {
-    fn commit() -> Weight {
-        // 25.0 to 26.7 µs.
-        Weight::from_parts(25_868_000, 0).saturating_add(T::DbWeight::get().reads_writes(4, 1))
-    }
-
-    fn reveal(seats: u32) -> Weight {
-        // 227 to 242 µs with 1024 seats.
-        Weight::from_parts(185_457_540, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(4, 2))
-            .saturating_add(Weight::from_parts(103_695, 0).saturating_mul(u64::from(seats)))
-    }
-
-    fn close(validators: u32, seats: u32) -> Weight {
-        // 33878 to 35925 µs with 64 validators and 1024 seats.
-        Weight::from_parts(892_168_385, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(8, 4))
-            .saturating_add(Weight::from_parts(10_024_182, 0).saturating_mul(u64::from(validators)))
-            .saturating_add(T::DbWeight::get().reads_writes(3, 3).saturating_mul(u64::from(validators)))
-            .saturating_add(Weight::from_parts(1_978_447, 0).saturating_mul(u64::from(seats)))
-            .saturating_add(
-                Weight::from_parts(488_680, 0).saturating_mul(u64::from(validators) * u64::from(seats)),
-            )
-    }
-
-    fn vacated() -> Weight {
-        // 100 to 197 µs. Two reads are added by hand, for the participation of two epochs.
-        Weight::from_parts(148_731_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))
-    }
+/// By the number of seats with a weight.
+pub fn reveal<T: frame_system::Config>(seats: u32) -> Weight {
+    // 227 to 242 µs with 1024 seats.
+    Weight::from_parts(185_457_540, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(4, 2))
+        .saturating_add(Weight::from_parts(103_695, 0).saturating_mul(u64::from(seats)))
 }
 
-/// For tests: every weight is zero.
-impl WeightInfo for () {
-    fn commit() -> Weight {
-        Weight::zero()
-    }
-    fn reveal(_: u32) -> Weight {
-        Weight::zero()
-    }
-    fn close(_: u32, _: u32) -> Weight {
-        Weight::zero()
-    }
-    fn vacated() -> Weight {
-        Weight::zero()
-    }
+/// By the validators with votes or bonds, and the miners' seats; without the payroll's part.
+pub fn close<T: frame_system::Config>(validators: u32, seats: u32) -> Weight {
+    // 33878 to 35925 µs with 64 validators and 1024 seats.
+    Weight::from_parts(892_168_385, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(8, 4))
+        .saturating_add(Weight::from_parts(10_024_182, 0).saturating_mul(u64::from(validators)))
+        .saturating_add(T::DbWeight::get().reads_writes(3, 3).saturating_mul(u64::from(validators)))
+        .saturating_add(Weight::from_parts(1_978_447, 0).saturating_mul(u64::from(seats)))
+        .saturating_add(
+            Weight::from_parts(488_680, 0).saturating_mul(u64::from(validators) * u64::from(seats)),
+        )
+}
+
+/// For one seat.
+pub fn vacated<T: frame_system::Config>() -> Weight {
+    // 100 to 197 µs. Two reads are added by hand, for the participation of two epochs.
+    Weight::from_parts(148_731_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 6))
 }

@@ -3,7 +3,7 @@
 use crate::*;
 use ed25519_dalek::SigningKey;
 use frame::{benchmarking::prelude::*, prelude::fungible::Mutate as _};
-use pallet_registry::{Balance, Url};
+use pallet_registry::{Balance, Pallet as Registry, Url};
 use protocol::{
     Hotkey, Role, RunParams, Schedule, Terms, reveal,
     select::Selected,
@@ -60,9 +60,7 @@ fn ballot(update: u8) -> Vote {
 
 /// Miners come first, then validators.
 fn public(uid: u32) -> Hotkey {
-    let mut secret = [7; 32];
-    secret[..4].copy_from_slice(&uid.to_le_bytes());
-    Hotkey(SigningKey::from_bytes(&secret).verifying_key().to_bytes())
+    Hotkey(key(uid).verifying_key().to_bytes())
 }
 
 fn key(uid: u32) -> SigningKey {
@@ -72,7 +70,7 @@ fn key(uid: u32) -> SigningKey {
 }
 
 fn hotkey<T: Config>(uid: u32) -> T::AccountId {
-    T::HotkeyOf::convert_back(public(uid))
+    public(uid).0.into()
 }
 
 fn uid(index: u32) -> Uid {
@@ -88,66 +86,50 @@ fn go_to<T: Config>(offset: u32) {
 }
 
 /// A run with these seats, at the block before it starts.
-fn create<T: Config + pallet_registry::Config>(
-    miners: u32,
-    validators: u32,
-    hidden_blocks: u32,
-) -> Result<(), BenchmarkError> {
+fn create<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     frame_system::Pallet::<T>::set_block_number(1u32.into());
     let owner: T::AccountId = account("owner", 0, 0);
-    <T as pallet_registry::Config>::Currency::set_balance(&owner, FUNDS);
+    T::Currency::set_balance(&owner, FUNDS);
     let url = || Url::truncate_from(b"http://10.0.0.1/seat".to_vec());
     let signed = || RawOrigin::Signed(owner.clone()).into();
-    let (params, terms) = (params(hidden_blocks), terms(miners));
-    pallet_registry::Pallet::<T>::create_run(
-        signed(),
-        params,
-        terms,
-        digest(1),
-        digest(2),
-        digest(3),
-        url(),
-    )?;
+    let (params, terms, digest) = (params(hidden_blocks), terms(miners), digest(1));
+    Registry::<T>::create_run(signed(), params, terms, digest, digest, digest, url())?;
     for index in 0..miners + validators {
         // The price of a seat is not measured here.
         let _ = pallet_registry::Prices::<T>::clear(u32::MAX, None);
         let role = if index < miners { Role::Miner } else { Role::Validator };
         let hotkey = hotkey::<T>(index);
-        pallet_registry::Pallet::<T>::register(signed(), RUN, role, hotkey, url(), STAKE, Balance::MAX)
+        Registry::<T>::register(signed(), RUN, role, hotkey, url(), STAKE, Balance::MAX)
             .map_err(|error| error.error)?;
     }
     Ok(())
 }
 
+/// Changes the record of window 0.
+fn edit<T: Config>(change: impl FnOnce(&mut Record<T>)) {
+    Records::<T>::mutate(RUN, NOW, |record| record.as_mut().map(change));
+}
+
 /// Window 0 of a run with these seats, just opened, with a consensus weight for each miner.
-fn open_window<T: Config + pallet_registry::Config>(
-    miners: u32,
-    validators: u32,
-    hidden_blocks: u32,
-) -> Result<(), BenchmarkError> {
+fn open_window<T: Config>(miners: u32, validators: u32, hidden_blocks: u32) -> Result<(), BenchmarkError> {
     create::<T>(miners, validators, hidden_blocks)?;
     go_to::<T>(0);
     let _ = Pallet::<T>::run_due_tasks(Block(START));
     go_to::<T>(1);
     frame_system::BlockHash::<T>::insert(BlockNumberFor::<T>::from(START), T::Hash::repeat_byte(7));
     let _ = Pallet::<T>::run_due_tasks(Block(START + 1));
-    Records::<T>::mutate(RUN, NOW, |record| {
-        if let Some(record) = record {
-            let weights = (0..miners).map(|index| (uid(index), index as u16 + 1)).collect();
-            record.weights = BoundedVec::truncate_from(weights);
-        }
+    edit::<T>(|record| {
+        let weights = (0..miners).map(|index| (uid(index), index as u16 + 1)).collect();
+        record.weights = BoundedVec::truncate_from(weights);
     });
     assert_eq!(Records::<T>::get(RUN, NOW).map(|record| record.slots.len() as u32), Some(miners));
     Ok(())
 }
 
-fn largest<T: Config + pallet_registry::Config>(hidden_blocks: u32) -> Result<(), BenchmarkError> {
-    open_window::<T>(miners_max::<T>(), VALIDATORS, hidden_blocks)
-}
-
-/// The uid of the first validator of the largest run.
-fn a_validator<T: Config>() -> u32 {
-    miners_max::<T>()
+/// Window 0 of the largest run. Returns the uid of its first validator.
+fn largest<T: Config>(hidden_blocks: u32) -> Result<u32, BenchmarkError> {
+    open_window::<T>(miners_max::<T>(), VALIDATORS, hidden_blocks)?;
+    Ok(miners_max::<T>())
 }
 
 /// Every miner commits.
@@ -172,23 +154,19 @@ fn attest_all<T: Config>(miners: u32, validators: u32) {
 
 /// Stores a selection.
 fn select_one<T: Config>() {
-    Records::<T>::mutate(RUN, NOW, |record| {
-        if let Some(record) = record {
-            let selected = Selected { uid: uid(0), digest: digest(0) };
-            record.selection = Some(Choice {
-                selected: BoundedVec::truncate_from([selected].to_vec()),
-                valid: BoundedVec::truncate_from((0..record.slots.len() as u32).map(uid).collect()),
-                faulty: BoundedVec::new(),
-            });
-        }
+    edit::<T>(|record| {
+        let selected = Selected { uid: uid(0), digest: digest(0) };
+        record.selection = Some(Choice {
+            selected: BoundedVec::truncate_from([selected].to_vec()),
+            valid: BoundedVec::truncate_from((0..record.slots.len() as u32).map(uid).collect()),
+            faulty: BoundedVec::new(),
+        });
     });
 }
 
 fn end_window<T: Config>() {
-    Records::<T>::mutate(RUN, NOW, |record| {
-        if let Some(record) = record {
-            record.outcome = Some(Outcome::Merged(ballot(50)));
-        }
+    edit::<T>(|record| {
+        record.outcome = Some(Outcome::Merged(ballot(50)));
     });
 }
 
@@ -196,7 +174,7 @@ fn statement(index: u32, kind: StatementKind, of: u8) -> SignedStatement {
     Statement { run: RUN, window: NOW, uid: uid(index), kind, digest: digest(of) }.sign(&key(index))
 }
 
-#[benchmarks(where T: pallet_registry::Config)]
+#[benchmarks]
 mod benchmarks {
     use super::*;
 
@@ -213,10 +191,9 @@ mod benchmarks {
 
     #[benchmark]
     fn attest(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
-        largest::<T>(0)?;
+        let validator = largest::<T>(0)?;
         commit_all::<T>(miners_max::<T>());
         go_to::<T>(ATTEST);
-        let validator = a_validator::<T>();
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, verdicts::<T>(v), digest(99));
         assert!(Attestations::<T>::contains_key((RUN, NOW), uid(validator)));
@@ -225,10 +202,9 @@ mod benchmarks {
 
     #[benchmark]
     fn vote() -> Result<(), BenchmarkError> {
-        largest::<T>(0)?;
+        let validator = largest::<T>(0)?;
         select_one::<T>();
         go_to::<T>(VOTE);
-        let validator = a_validator::<T>();
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, ballot(50));
         assert!(Votes::<T>::contains_key((RUN, NOW), uid(validator)));
@@ -237,9 +213,8 @@ mod benchmarks {
 
     #[benchmark]
     fn attest_hidden() -> Result<(), BenchmarkError> {
-        largest::<T>(5)?;
+        let validator = largest::<T>(5)?;
         go_to::<T>(ATTEST);
-        let validator = a_validator::<T>();
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(1), digest(2));
         assert!(HiddenAttestations::<T>::contains_key((RUN, NOW), uid(validator)));
@@ -248,10 +223,9 @@ mod benchmarks {
 
     #[benchmark]
     fn reveal_attestation(v: Linear<0, { miners_max::<T>() }>) -> Result<(), BenchmarkError> {
-        largest::<T>(5)?;
+        let validator = largest::<T>(5)?;
         commit_all::<T>(miners_max::<T>());
         go_to::<T>(REVEAL_ATTESTATION);
-        let validator = a_validator::<T>();
         let hash = reveal::commitment(&verdicts::<T>(v), &SALT, &public(validator));
         HiddenAttestations::<T>::insert((RUN, NOW), uid(validator), hash);
         #[extrinsic_call]
@@ -262,10 +236,9 @@ mod benchmarks {
 
     #[benchmark]
     fn vote_hidden() -> Result<(), BenchmarkError> {
-        largest::<T>(5)?;
+        let validator = largest::<T>(5)?;
         select_one::<T>();
         go_to::<T>(VOTE);
-        let validator = a_validator::<T>();
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(1));
         assert!(HiddenVotes::<T>::contains_key((RUN, NOW), uid(validator)));
@@ -274,9 +247,8 @@ mod benchmarks {
 
     #[benchmark]
     fn reveal_vote() -> Result<(), BenchmarkError> {
-        largest::<T>(5)?;
+        let validator = largest::<T>(5)?;
         go_to::<T>(REVEAL_VOTE);
-        let validator = a_validator::<T>();
         let hash = reveal::commitment(&ballot(50), &SALT, &public(validator));
         HiddenVotes::<T>::insert((RUN, NOW), uid(validator), hash);
         #[extrinsic_call]
@@ -287,9 +259,8 @@ mod benchmarks {
 
     #[benchmark]
     fn anchor_receipts() -> Result<(), BenchmarkError> {
-        largest::<T>(0)?;
+        let validator = largest::<T>(0)?;
         end_window::<T>();
-        let validator = a_validator::<T>();
         #[extrinsic_call]
         _(RawOrigin::Signed(hotkey::<T>(validator)), RUN, NOW, digest(9));
         assert!(Receipts::<T>::contains_key((RUN, NOW), uid(validator)));
@@ -298,8 +269,7 @@ mod benchmarks {
 
     #[benchmark]
     fn report_equivocation() -> Result<(), BenchmarkError> {
-        largest::<T>(0)?;
-        let validator = a_validator::<T>();
+        let validator = largest::<T>(0)?;
         let (one, other) =
             (statement(validator, StatementKind::Vote, 1), statement(validator, StatementKind::Vote, 2));
         let proof = Equivocation { hotkey: public(validator), one, other };
@@ -312,8 +282,7 @@ mod benchmarks {
 
     #[benchmark]
     fn report_contradiction() -> Result<(), BenchmarkError> {
-        largest::<T>(0)?;
-        let validator = a_validator::<T>();
+        let validator = largest::<T>(0)?;
         // The attestation is the largest record that can be contradicted.
         attest_all::<T>(miners_max::<T>(), 1);
         let signed = statement(validator, StatementKind::Attestation, 2);
@@ -406,7 +375,9 @@ mod benchmarks {
     }
 
     #[benchmark]
-    fn prune(e: Linear<0, { <T as Config>::MaxSeats::get() }>) -> Result<(), BenchmarkError> {
+    fn prune(
+        e: Linear<0, { <T as pallet_registry::Config>::MaxSeats::get() }>,
+    ) -> Result<(), BenchmarkError> {
         for index in 0..e {
             Commitments::<T>::insert((RUN, NOW), uid(index), digest(1));
         }

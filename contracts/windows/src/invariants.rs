@@ -3,7 +3,7 @@
 use crate::{Progress, pallet::*};
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, Role, RunId, RunParams, Terms, Uid, Window, lineage, select::Selected, view::Outcome,
 };
@@ -15,7 +15,7 @@ impl<T: Config> Pallet<T> {
     /// Names what does not hold.
     pub fn check_invariants() -> Result<(), &'static str> {
         for (run, progress) in ProgressOf::<T>::iter() {
-            let details = T::Registry::run(run).ok_or("a run with progress does not exist")?;
+            let details = Registry::<T>::run(run).ok_or("a run with progress does not exist")?;
             Self::check_schedule(run, &details.params, &progress)?;
             let Some(open) = progress.window else {
                 continue;
@@ -34,8 +34,8 @@ impl<T: Config> Pallet<T> {
             return Err("a run has not exactly one scheduled task, at its next block");
         }
         match Backlog::<T>::get() {
-            None if progress.next_step <= Self::now() => Err("a delayed task is not in the backlog"),
-            None if progress.window != params.schedule.window_at(Self::now()) => {
+            None if progress.next_step <= Registry::<T>::now() => Err("a delayed task is not in the backlog"),
+            None if progress.window != params.schedule.window_at(Registry::<T>::now()) => {
                 Err("the last opened window is not the open one")
             }
             Some(late) if progress.next_step < late => Err("a task is scheduled before the backlog"),
@@ -50,14 +50,12 @@ impl<T: Config> Pallet<T> {
             return Err("minority votes of a closed epoch are stored");
         }
         for (epoch, participation) in Turnouts::<T>::iter_prefix(run) {
-            if is_closed(epoch) {
-                return Err("the participation of a closed epoch is stored");
-            }
+            ensure!(!is_closed(epoch), "the participation of a closed epoch is stored");
             if !participation.windows(2).all(|pair| pair[0].0 < pair[1].0) {
                 return Err("an epoch's participation is not in uid order");
             }
             let is_validator =
-                |uid: Uid| T::Registry::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
+                |uid: Uid| Registry::<T>::seat(run, uid).is_some_and(|seat| seat.role == Role::Validator);
             if !participation.iter().all(|(uid, _)| is_validator(*uid)) {
                 return Err("an epoch's participation names a seat that is not a validator's");
             }
@@ -89,9 +87,7 @@ impl<T: Config> Pallet<T> {
             if expected.is_some_and(|expected| expected != (record.cursor, record.lineage)) {
                 return Err("a window does not begin where the one before it ended");
             }
-            if window < open && record.outcome.is_none() {
-                return Err("a window is over and not finalised");
-            }
+            ensure!(window >= open || record.outcome.is_some(), "a window is over and not finalised");
             let assigned = (record.slots.len() as u64).saturating_mul(u64::from(params.sequences_per_seat));
             let after = match record.outcome {
                 Some(Outcome::Merged(vote)) => lineage::next(&record.lineage, &vote.update),
@@ -110,17 +106,13 @@ impl<T: Config> Pallet<T> {
         let in_uid_order = record.slots.windows(2).all(|pair| pair[0] < pair[1])
             && record.electorate.windows(2).all(|pair| pair[0].0 < pair[1].0)
             && record.weights.windows(2).all(|pair| pair[0].0 < pair[1].0);
-        if !in_uid_order {
-            return Err("a window's seats are not in uid order");
-        }
+        ensure!(in_uid_order, "a window's seats are not in uid order");
         let times = TimesCommitted::<T>::get(run, window);
         let counted: Vec<Uid> =
             (record.slots.iter().zip(&times)).filter(|(_, times)| **times > 0).map(|(uid, _)| *uid).collect();
         let mut committed: Vec<Uid> = Commitments::<T>::iter_key_prefix(key).collect();
         committed.sort_unstable();
-        if committed != counted {
-            return Err("the commitments are not those counted by slot");
-        }
+        ensure!(committed == counted, "the commitments are not those counted by slot");
         Self::check_votes(key, record)?;
         if record.outcome.is_none() && Receipts::<T>::iter_key_prefix(key).next().is_some() {
             return Err("a window has receipts before it is finalised");
@@ -150,9 +142,7 @@ impl<T: Config> Pallet<T> {
             .any(|uid| Votes::<T>::contains_key(key, uid))
             || HiddenAttestations::<T>::iter_key_prefix(key)
                 .any(|uid| Attestations::<T>::contains_key(key, uid));
-        if revealed_too {
-            return Err("a revealed attestation or vote still has its commitment");
-        }
+        ensure!(!revealed_too, "a revealed attestation or vote still has its commitment");
         Ok(())
     }
 }

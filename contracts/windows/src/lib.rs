@@ -34,7 +34,6 @@ use scale_info::TypeInfo;
 mod benchmarking;
 mod electorate;
 mod invariants;
-pub mod migrations;
 #[cfg(test)]
 mod mock;
 mod permits;
@@ -47,7 +46,6 @@ mod tests;
 pub mod weight_info;
 
 pub use pallet::*;
-pub use weight_info::WeightInfo;
 
 /// The part of a slashed amount that the reporter gets (PROT-21).
 pub const REPORTER_SHARE: Permille = Permille(100);
@@ -146,7 +144,6 @@ impl Presence {
 pub mod pallet {
     use super::*;
     use frame::{deps::sp_core::H256, prelude::*};
-    use pallet_registry::{Nominations, Seats};
     use protocol::{
         Hotkey,
         reveal::Salt,
@@ -155,7 +152,7 @@ pub mod pallet {
         view::{Outcome, Verdict, Vote},
     };
 
-    /// Version 0 was the first layout; [`crate::migrations`] leads to this one.
+    /// Storage version, raised by each migration.
     pub const STORAGE_VERSION: StorageVersion = StorageVersion::new(1);
 
     #[pallet::pallet]
@@ -163,26 +160,11 @@ pub mod pallet {
     pub struct Pallet<T>(_);
 
     #[pallet::config]
-    pub trait Config: frame_system::Config<Hash = H256> {
-        type Registry: Seats<Self::AccountId>;
-
-        /// Nominations count as the validator's stake.
-        type Nominations: Nominations<Self::AccountId>;
-
-        /// Converts an account to its public key and back. Statements and commitments name the key.
-        type HotkeyOf: ConvertBack<Self::AccountId, Hotkey>;
-
+    pub trait Config:
+        frame_system::Config<Hash = H256, AccountId: From<[u8; 32]> + Into<[u8; 32]>>
+        + pallet_registry::Config
+    {
         type Epochs: Epochs;
-
-        type WeightInfo: WeightInfo;
-
-        /// As many runs as the registry allows.
-        #[pallet::constant]
-        type MaxRuns: Get<u32>;
-
-        /// As many seats as the registry allows.
-        #[pallet::constant]
-        type MaxSeats: Get<u32>;
 
         /// Windows that stay readable. Each opening prunes the oldest.
         #[pallet::constant]
@@ -225,10 +207,10 @@ pub mod pallet {
     }
 
     /// A validator's verdicts on the contributions it looked at, in uid order.
-    pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as Config>::MaxSeats>;
+    pub type Verdicts<T> = BoundedVec<(Uid, Verdict), <T as pallet_registry::Config>::MaxSeats>;
 
     /// Members of the electorate in uid order, and whether each voted.
-    pub type Participation<T> = BoundedVec<(Uid, bool), <T as Config>::MaxSeats>;
+    pub type Participation<T> = BoundedVec<(Uid, bool), <T as pallet_registry::Config>::MaxSeats>;
 
     /// The runs with a task scheduled at a block.
     #[pallet::storage]
@@ -416,7 +398,7 @@ pub mod pallet {
     #[pallet::hooks]
     impl<T: Config> Hooks<BlockNumberFor<T>> for Pallet<T> {
         fn on_initialize(_: BlockNumberFor<T>) -> Weight {
-            Self::run_due_tasks(Self::now())
+            Self::run_due_tasks(pallet_registry::Pallet::<T>::now())
         }
 
         fn integrity_test() {
@@ -437,15 +419,12 @@ pub mod pallet {
         /// Commits the signer, a miner's hotkey, to the bytes with this digest (PROT-11). Until the deadline, a later
         /// commitment replaces an earlier one.
         #[pallet::call_index(0)]
-        #[pallet::weight(T::WeightInfo::commit())]
+        #[pallet::weight(weight_info::commit::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
-            Pallet::<T>::signer(origin)
-                .and_then(|hotkey| Pallet::<T>::may_commit(&hotkey, *run, *window).ok())
-                .is_some_and(|permit| permit.times < FREE_COMMITMENTS)
+            Pallet::<T>::may_commit(origin.clone(), *run, *window).is_ok_and(|permit| permit.times < FREE_COMMITMENTS)
         })]
         pub fn commit(origin: OriginFor<T>, run: RunId, window: Window, digest: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let permit = Self::may_commit(&hotkey, run, window)?;
+            let permit = Self::may_commit(origin, run, window)?;
             let uid = permit.uid;
 
             TimesCommitted::<T>::mutate(run, window, |times| permit.count_in(times));
@@ -460,7 +439,7 @@ pub mod pallet {
         ///
         /// Every validator may attest: an absent one returns to the electorate by it.
         #[pallet::call_index(1)]
-        #[pallet::weight(T::WeightInfo::attest(verdicts.len() as u32))]
+        #[pallet::weight(weight_info::attest::<T>(verdicts.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -468,7 +447,7 @@ pub mod pallet {
             verdicts: &Verdicts<T>,
             _next_salt: &Digest,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest(&hotkey, *run, *window, verdicts).is_ok())
+            Pallet::<T>::may_attest(origin.clone(), *run, *window, verdicts).is_ok()
         })]
         pub fn attest(
             origin: OriginFor<T>,
@@ -477,8 +456,7 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             next_salt: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let (uid, params) = Self::may_attest(&hotkey, run, window, &verdicts)?;
+            let (uid, params) = Self::may_attest(origin, run, window, &verdicts)?;
 
             Salts::<T>::insert((run, window.next()), uid, next_salt);
             Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
@@ -488,13 +466,12 @@ pub mod pallet {
         /// Votes for the merged update that the signer, a validator's hotkey, computed (PROT-19); at checkpoint
         /// windows also for the state root after it (PROT-20).
         #[pallet::call_index(2)]
-        #[pallet::weight(T::WeightInfo::vote())]
+        #[pallet::weight(weight_info::vote::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, vote: &Vote| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote(&hotkey, *run, *window, vote).is_ok())
+            Pallet::<T>::may_vote(origin.clone(), *run, *window, vote).is_ok()
         })]
         pub fn vote(origin: OriginFor<T>, run: RunId, window: Window, vote: Vote) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_vote(&hotkey, run, window, &vote)?;
+            let uid = Self::may_vote(origin, run, window, &vote)?;
 
             Votes::<T>::insert((run, window), uid, vote);
             Self::deposit_event(Event::Voted { run, window, uid, vote });
@@ -504,7 +481,7 @@ pub mod pallet {
         /// Commits the signer, a validator's hotkey, to an attestation, in a run with commit–reveal (PROT-30). `hash`
         /// is [`protocol::reveal::commitment`] of the verdicts.
         #[pallet::call_index(3)]
-        #[pallet::weight(T::WeightInfo::attest_hidden())]
+        #[pallet::weight(weight_info::attest_hidden::<T>())]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -512,7 +489,7 @@ pub mod pallet {
             _hash: &Digest,
             _next_salt: &Digest,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_attest_hidden(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_attest_hidden(origin.clone(), *run, *window).is_ok()
         })]
         pub fn attest_hidden(
             origin: OriginFor<T>,
@@ -521,8 +498,7 @@ pub mod pallet {
             hash: Digest,
             next_salt: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_attest_hidden(&hotkey, run, window)?;
+            let uid = Self::may_attest_hidden(origin, run, window)?;
 
             Salts::<T>::insert((run, window.next()), uid, next_salt);
             HiddenAttestations::<T>::insert((run, window), uid, hash);
@@ -533,7 +509,7 @@ pub mod pallet {
         /// Reveals the attestation that the signer committed to. An attestation that is not revealed in time does not
         /// count.
         #[pallet::call_index(4)]
-        #[pallet::weight(T::WeightInfo::reveal_attestation(verdicts.len() as u32))]
+        #[pallet::weight(weight_info::reveal_attestation::<T>(verdicts.len() as u32))]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -541,9 +517,7 @@ pub mod pallet {
             verdicts: &Verdicts<T>,
             salt: &Salt,
         | -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| {
-                Pallet::<T>::may_reveal_attestation(&hotkey, *run, *window, verdicts, salt).is_ok()
-            })
+            Pallet::<T>::may_reveal_attestation(origin.clone(), *run, *window, verdicts, salt).is_ok()
         })]
         pub fn reveal_attestation(
             origin: OriginFor<T>,
@@ -552,8 +526,7 @@ pub mod pallet {
             verdicts: Verdicts<T>,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let (uid, params) = Self::may_reveal_attestation(&hotkey, run, window, &verdicts, &salt)?;
+            let (uid, params) = Self::may_reveal_attestation(origin, run, window, &verdicts, &salt)?;
 
             HiddenAttestations::<T>::remove((run, window), uid);
             Self::record_attestation(run, window, uid, params.epoch_windows, verdicts);
@@ -563,13 +536,12 @@ pub mod pallet {
         /// Commits the signer, a hotkey of the electorate, to a vote, in a run with commit–reveal (PROT-30). `hash`
         /// is [`protocol::reveal::commitment`] of the vote.
         #[pallet::call_index(5)]
-        #[pallet::weight(T::WeightInfo::vote_hidden())]
+        #[pallet::weight(weight_info::vote_hidden::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _hash: &Digest| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_vote_hidden(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_vote_hidden(origin.clone(), *run, *window).is_ok()
         })]
         pub fn vote_hidden(origin: OriginFor<T>, run: RunId, window: Window, hash: Digest) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_vote_hidden(&hotkey, run, window)?;
+            let uid = Self::may_vote_hidden(origin, run, window)?;
 
             HiddenVotes::<T>::insert((run, window), uid, hash);
             Self::deposit_event(Event::VoteHidden { run, window, uid });
@@ -578,7 +550,7 @@ pub mod pallet {
 
         /// Reveals the vote that the signer committed to. A vote that is not revealed in time does not count.
         #[pallet::call_index(6)]
-        #[pallet::weight(T::WeightInfo::reveal_vote())]
+        #[pallet::weight(weight_info::reveal_vote::<T>())]
         #[pallet::feeless_if(|
             origin: &OriginFor<T>,
             run: &RunId,
@@ -586,8 +558,7 @@ pub mod pallet {
             vote: &Vote,
             salt: &Salt,
         | -> bool {
-            Pallet::<T>::signer(origin)
-                .is_some_and(|hotkey| Pallet::<T>::may_reveal_vote(&hotkey, *run, *window, vote, salt).is_ok())
+            Pallet::<T>::may_reveal_vote(origin.clone(), *run, *window, vote, salt).is_ok()
         })]
         pub fn reveal_vote(
             origin: OriginFor<T>,
@@ -596,8 +567,7 @@ pub mod pallet {
             vote: Vote,
             salt: Salt,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_reveal_vote(&hotkey, run, window, &vote, &salt)?;
+            let uid = Self::may_reveal_vote(origin, run, window, &vote, &salt)?;
 
             HiddenVotes::<T>::remove((run, window), uid);
             Votes::<T>::insert((run, window), uid, vote);
@@ -608,9 +578,9 @@ pub mod pallet {
         /// Records the digest of the receipt that the signer, a validator's hotkey, published for a finalised window;
         /// once (PROT-27).
         #[pallet::call_index(7)]
-        #[pallet::weight(T::WeightInfo::anchor_receipts())]
+        #[pallet::weight(weight_info::anchor_receipts::<T>())]
         #[pallet::feeless_if(|origin: &OriginFor<T>, run: &RunId, window: &Window, _digest: &Digest| -> bool {
-            Pallet::<T>::signer(origin).is_some_and(|hotkey| Pallet::<T>::may_anchor(&hotkey, *run, *window).is_ok())
+            Pallet::<T>::may_anchor(origin.clone(), *run, *window).is_ok()
         })]
         pub fn anchor_receipts(
             origin: OriginFor<T>,
@@ -618,8 +588,7 @@ pub mod pallet {
             window: Window,
             digest: Digest,
         ) -> DispatchResult {
-            let hotkey = ensure_signed(origin)?;
-            let uid = Self::may_anchor(&hotkey, run, window)?;
+            let uid = Self::may_anchor(origin, run, window)?;
 
             Receipts::<T>::insert((run, window), uid, digest);
             Self::deposit_event(Event::ReceiptsAnchored { run, window, uid, digest });
@@ -629,7 +598,7 @@ pub mod pallet {
         /// Proves that a validator signed two different statements on one subject of a stored window. The validator
         /// is slashed; the signer gets a tenth of that and its fee back (PROT-21).
         #[pallet::call_index(8)]
-        #[pallet::weight(T::WeightInfo::report_equivocation())]
+        #[pallet::weight(weight_info::report_equivocation::<T>())]
         pub fn report_equivocation(origin: OriginFor<T>, proof: Equivocation) -> DispatchResultWithPostInfo {
             let reporter = ensure_signed(origin)?;
             let statement = proof.check().map_err(Error::<T>::from)?;
@@ -642,7 +611,7 @@ pub mod pallet {
         /// Proves that a validator signed a statement that differs from the chain's record of it. Otherwise as
         /// [`Pallet::report_equivocation`] (PROT-21).
         #[pallet::call_index(9)]
-        #[pallet::weight(T::WeightInfo::report_contradiction())]
+        #[pallet::weight(weight_info::report_contradiction::<T>())]
         pub fn report_contradiction(
             origin: OriginFor<T>,
             hotkey: Hotkey,

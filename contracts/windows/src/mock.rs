@@ -7,7 +7,7 @@ use frame::{
     testing_prelude::*,
 };
 use pallet_mock::pallet_balances;
-use pallet_registry::{AccountIsHotkey, Balance, Nominations, Url};
+use pallet_registry::{Balance, Nominations, Url};
 use protocol::{
     Block as Height, Digest, Hotkey, Role, RunId, RunParams, Schedule, SeatId, Terms, Uid, Window,
     params::Permille,
@@ -28,13 +28,7 @@ pallet_mock::registry! {
 }
 
 impl pallet_windows::Config for Test {
-    type Registry = Registry;
-    type Nominations = Nominated;
-    type HotkeyOf = AccountIsHotkey;
     type Epochs = RecordedEpochs;
-    type WeightInfo = pallet_windows::weight_info::Measured<Test>;
-    type MaxRuns = ConstU32<16>;
-    type MaxSeats = ConstU32<1088>;
     type KeptWindows = ConstU32<64>;
     type MaxTaskWeight = TaskBudget;
 }
@@ -158,7 +152,9 @@ pub fn create_run(params: RunParams, terms: Terms) {
 }
 
 pub fn register(run: RunId, role: Role, stake: Balance) -> u16 {
-    let uid = Registry::next_uid(run).unwrap().0;
+    // The lowest free uid.
+    let roster = pallet_registry::Rosters::<Test>::get(run);
+    let uid = roster.iter().position(Option::is_none).unwrap_or(roster.len()) as u16;
     let signed = RuntimeOrigin::signed(COLDKEY);
     assert_ok!(Registry::register(signed, run, role, hotkey(uid), url(), stake, Balance::MAX));
     uid
@@ -234,7 +230,7 @@ pub fn vote(uid: u16, window: u32, update: u8, state_root: Option<u8>) -> Dispat
 }
 
 pub fn public(uid: u16) -> Hotkey {
-    AccountIsHotkey::convert(hotkey(uid))
+    Hotkey(hotkey(uid).into())
 }
 
 /// The test salt of `uid`.

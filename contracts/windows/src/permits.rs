@@ -1,11 +1,14 @@
 //! The checks of each call, without writes. A call runs them first, and is free of charge if they pass.
 
-use crate::{pallet::*, tasks::Deadlines};
+use crate::{
+    pallet::*,
+    tasks::{attest_revealed_by, vote_revealed_by},
+};
 use codec::Encode;
 use frame::prelude::*;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
-    Block, Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
+    Digest, Hotkey, Role, RunId, RunParams, SeatId, Terms, Uid, Window,
     reveal::{self, Salt},
     statement::{ProofError, SignedStatement, Statement, StatementKind},
     view::{Verdict, Vote},
@@ -40,22 +43,14 @@ impl MayCommit {
 }
 
 impl<T: Config> Pallet<T> {
-    pub(crate) fn now() -> Block {
-        Block(frame_system::Pallet::<T>::block_number().saturated_into())
-    }
-
-    pub(crate) fn signer(origin: &OriginFor<T>) -> Option<T::AccountId> {
-        ensure_signed(origin.clone()).ok()
-    }
-
     pub(crate) fn may_commit(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<MayCommit, Error<T>> {
+    ) -> Result<MayCommit, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(offset <= params.schedule.commit_by, Error::<T>::TooLate);
-        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = Registry::<T>::seat_of(run, &ensure_signed(origin)?).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Miner, Error::<T>::NotAMiner);
         let record = Self::record(run, window)?;
         let slot = record.slots.binary_search(&uid).map_err(|_| Error::<T>::NotInThisWindow)?;
@@ -64,105 +59,107 @@ impl<T: Config> Pallet<T> {
     }
 
     pub(crate) fn may_attest(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         verdicts: &[(Uid, Verdict)],
-    ) -> Result<(Uid, RunParams), Error<T>> {
+    ) -> Result<(Uid, RunParams), DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Self::check_verdicts(run, window, verdicts)?;
         Ok((uid, params))
     }
 
     pub(crate) fn may_attest_hidden(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
         Self::in_phase(offset, params.schedule.commit_by, params.schedule.attest_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         let _ = Self::record(run, window)?;
         ensure!(!HiddenAttestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         Ok(uid)
     }
 
     pub(crate) fn may_reveal_attestation(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         verdicts: &[(Uid, Verdict)],
         salt: &Salt,
-    ) -> Result<(Uid, RunParams), Error<T>> {
+    ) -> Result<(Uid, RunParams), DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, params.schedule.attest_by, Deadlines::of(&params).attest_revealed_by)?;
-        let uid = Self::validator(run, hotkey)?;
+        Self::in_phase(offset, params.schedule.attest_by, attest_revealed_by(&params))?;
+        let uid = Self::validator(run, &hotkey)?;
         ensure!(!Attestations::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAttested);
         let hash = HiddenAttestations::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
-        Self::check_reveal(hotkey, verdicts, salt, hash)?;
+        Self::check_reveal(&hotkey, verdicts, salt, hash)?;
         Self::check_verdicts(run, window, verdicts)?;
         Ok((uid, params))
     }
 
     pub(crate) fn may_vote(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         vote: &Vote,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks == 0, Error::<T>::MustBeHidden);
         Self::in_phase(offset, params.schedule.attest_by, params.schedule.vote_by)?;
-        let uid = Self::member(run, window, hotkey)?;
+        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
         Self::check_state_root(&params, window, vote)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
     }
 
     pub(crate) fn may_vote_hidden(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, Deadlines::of(&params).attest_revealed_by, params.schedule.vote_by)?;
-        let uid = Self::member(run, window, hotkey)?;
+        Self::in_phase(offset, attest_revealed_by(&params), params.schedule.vote_by)?;
+        let uid = Self::member(run, window, &ensure_signed(origin)?)?;
         ensure!(!HiddenVotes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         Ok(uid)
     }
 
     pub(crate) fn may_reveal_vote(
-        hotkey: &T::AccountId,
+        origin: OriginFor<T>,
         run: RunId,
         window: Window,
         vote: &Vote,
         salt: &Salt,
-    ) -> Result<Uid, Error<T>> {
+    ) -> Result<Uid, DispatchError> {
+        let hotkey = ensure_signed(origin)?;
         let (params, offset) = Self::open_window(run, window)?;
         ensure!(params.hidden_blocks > 0, Error::<T>::NotHidden);
-        Self::in_phase(offset, params.schedule.vote_by, Deadlines::of(&params).vote_revealed_by)?;
+        Self::in_phase(offset, params.schedule.vote_by, vote_revealed_by(&params))?;
         // A member when it committed; a window's electorate does not change.
-        let uid = Self::validator(run, hotkey)?;
+        let uid = Self::validator(run, &hotkey)?;
         ensure!(!Votes::<T>::contains_key((run, window), uid), Error::<T>::AlreadyVoted);
         let hash = HiddenVotes::<T>::get((run, window), uid).ok_or(Error::<T>::NothingHidden)?;
-        Self::check_reveal(hotkey, vote, salt, hash)?;
+        Self::check_reveal(&hotkey, vote, salt, hash)?;
         Self::check_state_root(&params, window, vote)?;
         Ok(uid)
     }
 
-    pub(crate) fn may_anchor(hotkey: &T::AccountId, run: RunId, window: Window) -> Result<Uid, Error<T>> {
-        ensure!(T::Registry::run(run).is_some(), Error::<T>::UnknownRun);
-        let uid = Self::validator(run, hotkey)?;
+    pub(crate) fn may_anchor(origin: OriginFor<T>, run: RunId, window: Window) -> Result<Uid, DispatchError> {
+        ensure!(Registry::<T>::run(run).is_some(), Error::<T>::UnknownRun);
+        let uid = Self::validator(run, &ensure_signed(origin)?)?;
         let record = Records::<T>::get(run, window).ok_or(Error::<T>::WindowNotKept)?;
         ensure!(record.outcome.is_some(), Error::<T>::TooEarly);
-        let seat = T::Registry::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
+        let seat = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.since <= window, Error::<T>::NotInThisWindow);
         ensure!(!Receipts::<T>::contains_key((run, window), uid), Error::<T>::AlreadyAnchored);
         Ok(uid)
@@ -171,14 +168,14 @@ impl<T: Config> Pallet<T> {
     /// Checks that the holder of `hotkey` can be punished for `statement`. Does not check signatures.
     pub(crate) fn may_convict(hotkey: &Hotkey, statement: &Statement) -> Result<Conviction, Error<T>> {
         let Statement { run, window, uid, kind, .. } = *statement;
-        let details = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?;
+        let details = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?;
         ensure!(Records::<T>::contains_key(run, window), Error::<T>::WindowNotKept);
-        let account = T::HotkeyOf::convert_back(*hotkey);
-        let seat = T::Registry::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
+        let account = hotkey.0.into();
+        let seat = Registry::<T>::holder_of(run, &account).ok_or(Error::<T>::NotASeat)?;
         ensure!(seat.uid == uid, Error::<T>::NotItsSeat);
         let over_at = details.params.schedule.opens_at(window.next());
         ensure!(seat.registered_at < over_at, Error::<T>::NotInThisWindow);
-        if let Some(held) = T::Registry::seat(run, uid)
+        if let Some(held) = Registry::<T>::seat(run, uid)
             && held.id(uid) == seat
         {
             ensure!(held.role == Role::Validator, Error::<T>::NotAValidator);
@@ -192,7 +189,7 @@ impl<T: Config> Pallet<T> {
         let Statement { run, window, uid, kind, digest } = signed.statement;
         let conviction = Self::may_convict(hotkey, &signed.statement)?;
         // The chain's record of a window is by the holder of that time. A holder does not answer for its predecessor.
-        let held = T::Registry::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
+        let held = Registry::<T>::seat(run, uid).ok_or(Error::<T>::NothingOnRecord)?;
         ensure!(held.id(uid) == conviction.seat && held.since <= window, Error::<T>::NothingOnRecord);
         let key = (run, window);
         let on_record = match kind {
@@ -214,7 +211,7 @@ impl<T: Config> Pallet<T> {
         let Conviction { seat, terms } = conviction;
         Punished::<T>::insert((run, window), (uid, kind), ());
         let reward = Some((&reporter, crate::REPORTER_SHARE));
-        let slashed = T::Registry::slash(run, seat, terms.equivocation_slash, reward);
+        let slashed = Registry::<T>::slash(run, seat, terms.equivocation_slash, reward);
         Self::deposit_event(Event::EquivocationPunished { run, window, uid, kind, reporter, slashed });
     }
 
@@ -241,8 +238,8 @@ impl<T: Config> Pallet<T> {
 
     /// The run's parameters and the offset in `window`, which must be the open one.
     fn open_window(run: RunId, window: Window) -> Result<(RunParams, u32), Error<T>> {
-        let params = T::Registry::run(run).ok_or(Error::<T>::UnknownRun)?.params;
-        let (open, offset) = params.schedule.locate(Self::now()).ok_or(Error::<T>::NotStarted)?;
+        let params = Registry::<T>::run(run).ok_or(Error::<T>::UnknownRun)?.params;
+        let (open, offset) = params.schedule.locate(Registry::<T>::now()).ok_or(Error::<T>::NotStarted)?;
         ensure!(window >= open, Error::<T>::TooLate);
         ensure!(window <= open, Error::<T>::TooEarly);
         Ok((params, offset))
@@ -261,7 +258,7 @@ impl<T: Config> Pallet<T> {
     }
 
     fn validator(run: RunId, hotkey: &T::AccountId) -> Result<Uid, Error<T>> {
-        let (uid, role) = T::Registry::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
+        let (uid, role) = Registry::<T>::seat_of(run, hotkey).ok_or(Error::<T>::NotASeat)?;
         ensure!(role == Role::Validator, Error::<T>::NotAValidator);
         Ok(uid)
     }
@@ -304,7 +301,7 @@ impl<T: Config> Pallet<T> {
         salt: &Salt,
         hash: Digest,
     ) -> Result<(), Error<T>> {
-        let hotkey = T::HotkeyOf::convert(hotkey.clone());
+        let hotkey = Hotkey(hotkey.clone().into());
         ensure!(reveal::commitment(payload, salt, &hotkey) == hash, Error::<T>::OtherThanCommitted);
         Ok(())
     }

@@ -1,27 +1,18 @@
 //! What the runtime API reads.
 
-use crate::{Presence, Progress, pallet::*};
+use crate::pallet::*;
 use alloc::vec::Vec;
-use pallet_registry::Seats;
+use pallet_registry::Pallet as Registry;
 use protocol::{
     Digest, RunId, Uid, Window,
     view::{Position, Selection, Vote, WindowView},
 };
 
 impl<T: Config> Pallet<T> {
-    /// The presence of a validator; `None` if it was never bonded at an opening.
-    pub fn presence(run: RunId, uid: Uid) -> Option<Presence> {
-        PresenceOf::<T>::get(run, uid)
-    }
-
-    pub fn progress(run: RunId) -> Option<Progress> {
-        ProgressOf::<T>::get(run)
-    }
-
     /// The current block and window of `run`.
     pub fn position(run: RunId) -> Option<Position> {
-        let schedule = T::Registry::run(run)?.params.schedule;
-        let block = Self::now();
+        let schedule = Registry::<T>::run(run)?.params.schedule;
+        let block = Registry::<T>::now();
         Some(Position { block, window: schedule.window_at(block) })
     }
 

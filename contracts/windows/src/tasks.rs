@@ -1,29 +1,19 @@
 //! The scheduled tasks of a window: open it, record its hashes, select what is merged, finalise it, prune it.
 
 use crate::{
-    Epochs, Member, Members, Presence, WeightInfo,
+    Epochs, Member, Members, Presence,
     electorate::{self, Bonded, Electorate},
     pallet::*,
-    tally,
+    tally, weight_info,
 };
 use alloc::vec::Vec;
 use frame::prelude::*;
-use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Run, Seat, Seats};
+use pallet_registry::{Ending, Entry, Nominations, OnRunCreated, OnSeats, Pallet as Registry, Run, Seat};
 use protocol::{
     Block, Digest, Role, RunId, RunParams, Schedule, Terms, Uid, Window, assign, lineage,
     select::{self, Candidate},
     view::{Checkpoint, Outcome, VoidReason, Vote},
 };
-
-/// The last offsets in a window at which calls are in time, reveals included.
-pub(crate) struct Deadlines {
-    commit_by: u32,
-    /// Equals `attest_by` in a run without commit–reveal.
-    pub attest_revealed_by: u32,
-    /// Equals `vote_by` in a run without commit–reveal.
-    pub vote_revealed_by: u32,
-    blocks_per_window: u32,
-}
 
 /// A task, scheduled at an offset of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,45 +25,32 @@ enum Task {
     Finalise,
 }
 
-impl Deadlines {
-    pub fn of(params: &RunParams) -> Deadlines {
-        let Schedule { commit_by, attest_by, vote_by, blocks_per_window, .. } = params.schedule;
-        Deadlines {
-            commit_by,
-            attest_revealed_by: attest_by.saturating_add(params.hidden_blocks),
-            vote_revealed_by: vote_by.saturating_add(params.hidden_blocks),
-            blocks_per_window,
-        }
-    }
+/// The last offset in a window at which attestations are in time, reveals included.
+pub(crate) fn attest_revealed_by(params: &RunParams) -> u32 {
+    params.schedule.attest_by.saturating_add(params.hidden_blocks)
+}
 
-    /// The tasks after a window's opening, in order. If votes end with the window's last block, the next window's opening
-    /// does the last one.
-    fn tasks(&self) -> [(u32, Task); 4] {
-        [
-            (1, Task::RecordOpeningHash),
-            (self.commit_by.saturating_add(2), Task::RecordEvaluationHash),
-            (self.attest_revealed_by.saturating_add(1), Task::Select),
-            (self.vote_revealed_by.saturating_add(1), Task::Finalise),
-        ]
-    }
+/// The last offset in a window at which votes are in time, reveals included.
+pub(crate) fn vote_revealed_by(params: &RunParams) -> u32 {
+    params.schedule.vote_by.saturating_add(params.hidden_blocks)
+}
 
-    fn task_at(&self, offset: u32) -> Option<Task> {
-        if offset == 0 {
-            return Some(Task::Open);
-        }
-        self.tasks().into_iter().find(|(at, _)| *at == offset).map(|(_, task)| task)
-    }
-
-    /// The offset of the first task after `offset`; `None` if that is the next window's opening.
-    fn task_after(&self, offset: u32) -> Option<u32> {
-        self.tasks().into_iter().map(|(at, _)| at).find(|at| *at > offset && *at < self.blocks_per_window)
-    }
+/// The tasks of a window by offset, in order. If votes end with the window's last block, the next window's opening
+/// does the last one.
+fn tasks(params: &RunParams) -> [(u32, Task); 5] {
+    [
+        (0, Task::Open),
+        (1, Task::RecordOpeningHash),
+        (params.schedule.commit_by.saturating_add(2), Task::RecordEvaluationHash),
+        (attest_revealed_by(params).saturating_add(1), Task::Select),
+        (vote_revealed_by(params).saturating_add(1), Task::Finalise),
+    ]
 }
 
 impl<T: Config> Pallet<T> {
     /// Runs the task that `run` has at block `at`, now or earlier, and schedules the next one.
     pub(crate) fn run_task(run: RunId, at: Block) -> Weight {
-        let Some(Run { params, .. }) = T::Registry::run(run) else {
+        let Some(Run { params, .. }) = Registry::<T>::run(run) else {
             defensive!("a run with a scheduled task exists: none is ever removed");
             return T::DbWeight::get().reads(1);
         };
@@ -82,37 +59,36 @@ impl<T: Config> Pallet<T> {
             defensive!("a run's first task is at its start");
             return T::DbWeight::get().reads(1);
         };
-        let deadlines = Deadlines::of(&params);
-        let mut weight = T::WeightInfo::task();
-        match deadlines.task_at(offset) {
+        let tasks = tasks(&params);
+        let mut weight = weight_info::task::<T>();
+        let mut add = |cost: Weight| weight.saturating_accrue(cost);
+        match tasks.iter().find(|(at, _)| *at == offset).map(|(_, task)| task) {
             Some(Task::Open) => {
                 // If votes end with a window's last block, the window is finalised here.
                 if let Some(previous) = window.previous() {
-                    weight.saturating_accrue(Self::finalise(run, previous, &params));
+                    add(Self::finalise(run, previous, &params));
                 }
-                weight.saturating_accrue(T::Registry::window_opens(run, window));
-                weight.saturating_accrue(Self::open(run, window));
+                add(Registry::<T>::window_opens(run, window));
+                add(Self::open(run, window));
             }
             Some(Task::RecordOpeningHash) => {
-                weight
-                    .saturating_accrue(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
+                add(Self::record_hash(run, window, at, |record| &mut record.opening_hash));
                 if let Some(oldest) = window.0.checked_sub(T::KeptWindows::get()) {
-                    weight.saturating_accrue(Self::prune(run, Window(oldest)));
+                    add(Self::prune(run, Window(oldest)));
                 }
             }
             Some(Task::RecordEvaluationHash) => {
-                weight.saturating_accrue(Self::record_hash(run, window, at, |record| {
-                    &mut record.evaluation_hash
-                }));
+                add(Self::record_hash(run, window, at, |record| &mut record.evaluation_hash));
             }
-            Some(Task::Select) => weight.saturating_accrue(Self::select(run, window, &params)),
-            Some(Task::Finalise) => weight.saturating_accrue(Self::finalise(run, window, &params)),
+            Some(Task::Select) => add(Self::select(run, window, &params)),
+            Some(Task::Finalise) => add(Self::finalise(run, window, &params)),
             None => {
                 defensive!("a run's scheduled block is that of a task");
             }
         }
-        let next = match deadlines.task_after(offset) {
-            Some(next) => Block(schedule.opens_at(window).0.saturating_add(next)),
+        let next = tasks.into_iter().find(|(at, _)| *at > offset && *at < schedule.blocks_per_window);
+        let next = match next {
+            Some((next, _)) => Block(schedule.opens_at(window).0.saturating_add(next)),
             None => schedule.opens_at(window.next()),
         };
         Self::schedule_next_task(run, next);
@@ -122,19 +98,19 @@ impl<T: Config> Pallet<T> {
     /// Opens a window: records a snapshot of everything that its participants must agree on (PROT-3, 5, 16, 19), and closes
     /// the epoch whose weights are revealed by now.
     pub(crate) fn open(run: RunId, window: Window) -> Weight {
-        let (Some(details), Some(mut progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+        let (Some(details), Some(mut progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             defensive!("run and progress exist since the run was created");
             return T::DbWeight::get().reads(2);
         };
         let Run { params, terms, stopped, .. } = details;
-        let mut roster = T::Registry::roster(run);
+        let mut roster = Registry::<T>::roster(run);
         // A seat registered while this task was late counts from the next window.
         roster.retain(|(_, entry)| entry.since <= window);
         let of_role = |role: Role| -> Vec<Uid> {
             roster.iter().filter(|(_, entry)| entry.role == role).map(|(uid, _)| *uid).collect()
         };
         let (miners, validators) = (of_role(Role::Miner), of_role(Role::Validator));
-        let mut weight = T::WeightInfo::open(miners.len() as u32, validators.len() as u32);
+        let mut weight = weight_info::open::<T>(miners.len() as u32, validators.len() as u32);
 
         // A stopped run assigns no data, so that none is spent.
         let slots = if stopped { Vec::new() } else { miners };
@@ -218,7 +194,7 @@ impl<T: Config> Pallet<T> {
     fn bonded(run: RunId, window: Window, terms: &Terms, validators: &[Uid]) -> Vec<Bonded> {
         validators
             .iter()
-            .filter_map(|uid| Some((uid, T::Registry::seat(run, *uid)?)))
+            .filter_map(|uid| Some((uid, Registry::<T>::seat(run, *uid)?)))
             .filter(|(_, seat)| seat.stake >= terms.validator_stake_min)
             .map(|(uid, seat)| {
                 let presence = PresenceOf::<T>::get(run, uid).unwrap_or_else(|| {
@@ -247,7 +223,7 @@ impl<T: Config> Pallet<T> {
                 *place(record) = (hash != T::Hash::default()).then_some(Digest(hash.0));
             }
         });
-        T::WeightInfo::record_hash()
+        weight_info::record_hash::<T>()
     }
 
     /// Counts the attestations and selects the contributions to merge (PROT-14, 16).
@@ -274,7 +250,7 @@ impl<T: Config> Pallet<T> {
         // validators came late could never merge again: so every seat counts as a newcomer.
         let everyone_is_new = record.weights.is_empty();
         // Seats do not change within a window, so the roster is that of the opening.
-        let roster = if everyone_is_new { Vec::new() } else { T::Registry::roster(run) };
+        let roster = if everyone_is_new { Vec::new() } else { Registry::<T>::roster(run) };
         let candidates: Vec<Candidate> = commitments
             .iter()
             .filter(|(uid, _)| found.valid.binary_search(uid).is_ok())
@@ -303,7 +279,7 @@ impl<T: Config> Pallet<T> {
             valid: found.valid.len() as u32,
             faulty: found.faulty.len() as u32,
         });
-        let weight = T::WeightInfo::select(record.slots.len() as u32, record.electorate.len() as u32);
+        let weight = weight_info::select::<T>(record.slots.len() as u32, record.electorate.len() as u32);
         record.selection = Some(Choice {
             selected: BoundedVec::truncate_from(selected),
             valid: BoundedVec::truncate_from(found.valid),
@@ -358,7 +334,7 @@ impl<T: Config> Pallet<T> {
             Self::deposit_event(Event::CheckpointFixed { run, checkpoint });
         }
 
-        let weight = T::WeightInfo::finalise(record.electorate.len() as u32);
+        let weight = weight_info::finalise::<T>(record.electorate.len() as u32);
         record.outcome = Some(outcome);
         Records::<T>::insert(run, window, record);
         ProgressOf::<T>::insert(run, progress);
@@ -401,7 +377,7 @@ impl<T: Config> Pallet<T> {
             Receipts::<T>::clear_prefix(key, limit, None).unique,
             Punished::<T>::clear_prefix(key, limit.saturating_mul(3), None).unique,
         ];
-        T::WeightInfo::prune(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
+        weight_info::prune::<T>(removed.iter().fold(0, |sum: u32, count| sum.saturating_add(*count)))
     }
 
     /// The window's commitments, in uid order.
@@ -455,7 +431,7 @@ fn member_of<T: Config>(
 
 impl<T: Config> Members for Pallet<T> {
     fn member(run: RunId, uid: Uid, epoch: u32) -> Option<Member> {
-        let params = T::Registry::run(run)?.params;
+        let params = Registry::<T>::run(run)?.params;
         let electorate = Records::<T>::get(run, ProgressOf::<T>::get(run)?.window?)?.electorate;
         let place = electorate.binary_search_by_key(&uid, |(member, _)| *member).ok()?;
         let (_, stake) = *electorate.get(place)?;
@@ -468,7 +444,7 @@ impl<T: Config> OnSeats<T::AccountId> for Pallet<T> {
     /// Clears what was counted for the former holder: presence, minority votes, participation, and its salt.
     fn vacated(run: RunId, uid: Uid, _: &Seat<T::AccountId>, _: Ending) -> Weight {
         PresenceOf::<T>::remove(run, uid);
-        let (Some(details), Some(progress)) = (T::Registry::run(run), ProgressOf::<T>::get(run)) else {
+        let (Some(details), Some(progress)) = (Registry::<T>::run(run), ProgressOf::<T>::get(run)) else {
             return T::DbWeight::get().reads_writes(2, 1);
         };
         // Called before the next window opens, for which the salt is.

@@ -2,7 +2,7 @@
 
 use crate::{Member, mock::*, *};
 use frame::testing_prelude::*;
-use pallet_registry::Seats as _;
+
 use proptest::prelude::*;
 use protocol::{
     Role, RunParams, Schedule, Terms, Uid, Window, lineage,
@@ -15,7 +15,6 @@ mod commit_reveal;
 mod equivocation;
 mod feeless;
 mod late;
-mod layout;
 mod minority_votes;
 mod participation;
 mod scale;
@@ -363,7 +362,7 @@ fn windows_are_merged_with_one_of_three_validators_absent_and_void_with_two() {
 #[test]
 fn a_window_without_enough_contributions_is_void_and_leaves_the_lineage() {
     with_run(RunParams { min_contributions: 2, ..params() }, || {
-        let before = Windows::progress(RUN).unwrap().lineage;
+        let before = ProgressOf::<Test>::get(RUN).unwrap().lineage;
         go_to(0, 0);
         assert_ok!(commit(0, 0, 1));
         go_to(0, 9);
@@ -442,7 +441,7 @@ fn a_run_is_paused_while_its_electorate_is_below_quorum() {
         go_to(3, 0);
         // 100 of 300 bonded.
         assert_eq!(view(3).electorate, [(Uid(3), STAKE)]);
-        assert!(Windows::progress(RUN).unwrap().paused);
+        assert!(ProgressOf::<Test>::get(RUN).unwrap().paused);
         assert!(events().contains(&Event::Paused {
             run: RUN,
             window: Window(3),
@@ -454,7 +453,7 @@ fn a_run_is_paused_while_its_electorate_is_below_quorum() {
         assert!(selected(3).is_empty());
         assert_eq!(outcome(3), Some(Outcome::Void(VoidReason::Paused)));
         go_to(4, 0);
-        assert!(!Windows::progress(RUN).unwrap().paused);
+        assert!(!ProgressOf::<Test>::get(RUN).unwrap().paused);
         assert!(events().contains(&Event::Resumed { run: RUN, window: Window(4) }));
         play(4, &VALIDATORS);
         assert!(matches!(outcome(4), Some(Outcome::Merged(_))));
@@ -468,7 +467,7 @@ fn a_run_without_validators_is_paused() {
         register(RUN, Role::Miner, 1);
         go_to(0, 18);
         assert_eq!(outcome(0), Some(Outcome::Void(VoidReason::Paused)));
-        assert!(Windows::progress(RUN).unwrap().paused);
+        assert!(ProgressOf::<Test>::get(RUN).unwrap().paused);
     });
 }
 
@@ -492,11 +491,11 @@ fn a_checkpoint_is_the_state_that_two_thirds_voted() {
     with_run(params(), || {
         play(0, &VALIDATORS);
         play(1, &VALIDATORS);
-        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, None);
+        assert_eq!(ProgressOf::<Test>::get(RUN).unwrap().checkpoint, None);
         play(2, &VALIDATORS);
         let lineage = (50..53).fold(genesis(), |lineage, update| lineage::next(&lineage, &digest(update)));
         let checkpoint = Checkpoint { window: Window(3), state_root: digest(77), lineage };
-        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, Some(checkpoint));
+        assert_eq!(ProgressOf::<Test>::get(RUN).unwrap().checkpoint, Some(checkpoint));
         assert!(events().contains(&Event::CheckpointFixed { run: RUN, checkpoint }));
         go_to(3, 0);
         assert_eq!(view(3).lineage, lineage);
@@ -518,7 +517,7 @@ fn an_update_is_merged_if_only_the_state_roots_differ() {
         }
         go_to(0, 18);
         assert_eq!(outcome(0), Some(Outcome::Merged(Vote { update: digest(50), state_root: None })));
-        assert_eq!(Windows::progress(RUN).unwrap().checkpoint, None);
+        assert_eq!(ProgressOf::<Test>::get(RUN).unwrap().checkpoint, None);
     });
 }
 
@@ -624,7 +623,7 @@ fn a_window_whose_votes_end_with_its_last_block_is_finalised_at_the_next_opening
         assert_eq!(outcome(0), None);
         go_to_block(28);
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
-        assert_eq!(view(1).lineage, Windows::progress(RUN).unwrap().lineage);
+        assert_eq!(view(1).lineage, ProgressOf::<Test>::get(RUN).unwrap().lineage);
         assert_ne!(view(1).lineage, view(0).lineage);
     });
 }
@@ -673,7 +672,7 @@ fn each_run_follows_its_own_schedule() {
         };
         create_run(RunParams { schedule, ..params() }, terms());
         go_to_block(60);
-        let window = |run| Windows::progress(RunId(run)).unwrap().window;
+        let window = |run| ProgressOf::<Test>::get(RunId(run)).unwrap().window;
         assert_eq!((window(0), window(1)), (Some(Window(2)), Some(Window(6))));
         assert_eq!(
             Windows::window_view(RunId(1), Window(5)).unwrap().outcome,
@@ -912,7 +911,7 @@ fn run_ops(ops: Vec<Op>, hidden_blocks: u32) -> usize {
                         Windows::report_contradiction(RuntimeOrigin::signed(REPORTER), public(key), signed);
                 }
                 Op::Budget(steps) => {
-                    let step = <Test as Config>::WeightInfo::open(3, 3);
+                    let step = weight_info::open::<Test>(3, 3);
                     TaskBudget::set(steps.map_or(Weight::MAX, |steps| step * steps));
                 }
                 Op::Reweigh(weights) => {

@@ -1,196 +1,120 @@
 //! Weights of calls and tasks, measured in the Wasm runtime (PROT-33).
 //!
-//! Written by `scripts/benchmark-pallets`, except for the trait: 10 steps per size, 5 repetitions, on 2026-11-21,
-//! on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
+//! Written by `scripts/benchmark-pallets`, except for signatures and documentation: 10 steps per size, 5 repetitions,
+//! on 2026-11-21, on 2 × AMD EPYC, in the Wasm runtime with BLAKE2b-256
 //! 66e054fd61c940074f8d6d44926a99e57f8b698b34e5ef34fc60f9cd67226543.
 //! Time is processor time. Storage accesses are counted, at the prices of `T::DbWeight`; proof sizes are not used.
 
 use frame::weights_prelude::*;
 
-pub trait WeightInfo {
-    fn commit() -> Weight;
-    /// By the number of verdicts.
-    fn attest(verdicts: u32) -> Weight;
-    fn vote() -> Weight;
-    fn attest_hidden() -> Weight;
-    /// By the number of verdicts.
-    fn reveal_attestation(verdicts: u32) -> Weight;
-    fn vote_hidden() -> Weight;
-    fn reveal_vote() -> Weight;
-    fn anchor_receipts() -> Weight;
-    /// With two statements.
-    fn report_equivocation() -> Weight;
-    /// With one statement and the chain's record.
-    fn report_contradiction() -> Weight;
-    /// The overhead of any scheduled task.
-    fn task() -> Weight;
-    /// By the run's miners and validators, without the part of registry and epochs.
-    fn open(miners: u32, validators: u32) -> Weight;
-    fn record_hash() -> Weight;
-    /// By the window's slots and its electorate.
-    fn select(slots: u32, electorate: u32) -> Weight;
-    /// By the window's electorate.
-    fn finalise(electorate: u32) -> Weight;
-    /// By the entries removed with the window.
-    fn prune(entries: u32) -> Weight;
+pub fn commit<T: frame_system::Config>() -> Weight {
+    // 255 to 362 µs.
+    Weight::from_parts(340_752_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
 }
 
-/// The measured weights.
-pub struct Measured<T>(PhantomData<T>);
-
-impl<T: frame_system::Config> WeightInfo for Measured<T> {
-    fn commit() -> Weight {
-        // 255 to 362 µs.
-        Weight::from_parts(340_752_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
-    }
-
-    fn attest(_verdicts: u32) -> Weight {
-        // 266 to 270 µs with 1024 verdicts.
-        Weight::from_parts(417_538_044, 0).saturating_add(T::DbWeight::get().reads_writes(7, 3))
-    }
-
-    fn vote() -> Weight {
-        // 222 to 320 µs.
-        Weight::from_parts(271_013_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
-    }
-
-    fn attest_hidden() -> Weight {
-        // 253 to 371 µs.
-        Weight::from_parts(334_547_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
-    }
-
-    fn reveal_attestation(verdicts: u32) -> Weight {
-        // 268 to 328 µs with 1024 verdicts.
-        Weight::from_parts(281_003_000, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(8, 3))
-            .saturating_add(Weight::from_parts(42_691, 0).saturating_mul(u64::from(verdicts)))
-    }
-
-    fn vote_hidden() -> Weight {
-        // 226 to 350 µs.
-        Weight::from_parts(295_800_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
-    }
-
-    fn reveal_vote() -> Weight {
-        // 203 to 269 µs.
-        Weight::from_parts(235_870_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
-    }
-
-    fn anchor_receipts() -> Weight {
-        // 210 to 358 µs.
-        Weight::from_parts(284_207_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
-    }
-
-    fn report_equivocation() -> Weight {
-        // 579 to 639 µs.
-        Weight::from_parts(630_958_000, 0).saturating_add(T::DbWeight::get().reads_writes(11, 6))
-    }
-
-    fn report_contradiction() -> Weight {
-        // 485 to 598 µs.
-        Weight::from_parts(562_036_000, 0).saturating_add(T::DbWeight::get().reads_writes(12, 6))
-    }
-
-    fn task() -> Weight {
-        // 182 to 208 µs.
-        Weight::from_parts(196_673_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 3))
-    }
-
-    fn open(miners: u32, validators: u32) -> Weight {
-        // 981 to 994 µs with 1024 miners and 64 validators.
-        Weight::from_parts(170_241_656, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(4, 2))
-            .saturating_add(Weight::from_parts(84_759, 0).saturating_mul(u64::from(miners)))
-            .saturating_add(Weight::from_parts(11_481_612, 0).saturating_mul(u64::from(validators)))
-            .saturating_add(T::DbWeight::get().reads_writes(3, 1).saturating_mul(u64::from(validators)))
-            .saturating_add(
-                Weight::from_parts(2_851, 0).saturating_mul(u64::from(miners) * u64::from(validators)),
-            )
-    }
-
-    fn record_hash() -> Weight {
-        // 44.4 to 46.6 µs.
-        Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
-    }
-
-    fn select(slots: u32, electorate: u32) -> Weight {
-        // 6156 to 6715 µs with 1024 slots and 64 electorate.
-        Weight::from_parts(392_870_270, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(3, 1))
-            .saturating_add(Weight::from_parts(5_258_920, 0).saturating_mul(u64::from(slots)))
-            .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(slots)))
-            .saturating_add(Weight::from_parts(2_606_177, 0).saturating_mul(u64::from(electorate)))
-            .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
-            .saturating_add(
-                Weight::from_parts(13_044, 0).saturating_mul(u64::from(slots) * u64::from(electorate)),
-            )
-    }
-
-    fn finalise(electorate: u32) -> Weight {
-        // 551 to 659 µs with 64 electorate. A read, a write and 1 µs per member are added by hand, for the participation.
-        Weight::from_parts(269_905_814, 0)
-            .saturating_add(T::DbWeight::get().reads_writes(24, 24))
-            .saturating_add(Weight::from_parts(8_042_963, 0).saturating_mul(u64::from(electorate)))
-            .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
-    }
-
-    fn prune(entries: u32) -> Weight {
-        // 1387 to 1483 µs with 1088 entries.
-        Weight::from_parts(29_599_000, 0)
-            .saturating_add(T::DbWeight::get().writes(2))
-            .saturating_add(Weight::from_parts(1_293_130, 0).saturating_mul(u64::from(entries)))
-            .saturating_add(T::DbWeight::get().reads_writes(1, 1).saturating_mul(u64::from(entries)))
-    }
+/// By the number of verdicts.
+pub fn attest<T: frame_system::Config>(_verdicts: u32) -> Weight {
+    // 266 to 270 µs with 1024 verdicts.
+    Weight::from_parts(417_538_044, 0).saturating_add(T::DbWeight::get().reads_writes(7, 3))
 }
 
-/// For tests: every weight is zero.
-impl WeightInfo for () {
-    fn commit() -> Weight {
-        Weight::zero()
-    }
-    fn attest(_: u32) -> Weight {
-        Weight::zero()
-    }
-    fn vote() -> Weight {
-        Weight::zero()
-    }
-    fn attest_hidden() -> Weight {
-        Weight::zero()
-    }
-    fn reveal_attestation(_: u32) -> Weight {
-        Weight::zero()
-    }
-    fn vote_hidden() -> Weight {
-        Weight::zero()
-    }
-    fn reveal_vote() -> Weight {
-        Weight::zero()
-    }
-    fn anchor_receipts() -> Weight {
-        Weight::zero()
-    }
-    fn report_equivocation() -> Weight {
-        Weight::zero()
-    }
-    fn report_contradiction() -> Weight {
-        Weight::zero()
-    }
-    fn task() -> Weight {
-        Weight::zero()
-    }
-    fn open(_: u32, _: u32) -> Weight {
-        Weight::zero()
-    }
-    fn record_hash() -> Weight {
-        Weight::zero()
-    }
-    fn select(_: u32, _: u32) -> Weight {
-        Weight::zero()
-    }
-    fn finalise(_: u32) -> Weight {
-        Weight::zero()
-    }
-    fn prune(_: u32) -> Weight {
-        Weight::zero()
-    }
+pub fn vote<T: frame_system::Config>() -> Weight {
+    // 222 to 320 µs.
+    Weight::from_parts(271_013_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
+}
+
+pub fn attest_hidden<T: frame_system::Config>() -> Weight {
+    // 253 to 371 µs.
+    Weight::from_parts(334_547_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
+}
+
+/// By the number of verdicts.
+pub fn reveal_attestation<T: frame_system::Config>(verdicts: u32) -> Weight {
+    // 268 to 328 µs with 1024 verdicts.
+    Weight::from_parts(281_003_000, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(8, 3))
+        .saturating_add(Weight::from_parts(42_691, 0).saturating_mul(u64::from(verdicts)))
+}
+
+pub fn vote_hidden<T: frame_system::Config>() -> Weight {
+    // 226 to 350 µs.
+    Weight::from_parts(295_800_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
+}
+
+pub fn reveal_vote<T: frame_system::Config>() -> Weight {
+    // 203 to 269 µs.
+    Weight::from_parts(235_870_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 2))
+}
+
+pub fn anchor_receipts<T: frame_system::Config>() -> Weight {
+    // 210 to 358 µs.
+    Weight::from_parts(284_207_000, 0).saturating_add(T::DbWeight::get().reads_writes(5, 1))
+}
+
+/// With two statements.
+pub fn report_equivocation<T: frame_system::Config>() -> Weight {
+    // 579 to 639 µs.
+    Weight::from_parts(630_958_000, 0).saturating_add(T::DbWeight::get().reads_writes(11, 6))
+}
+
+/// With one statement and the chain's record.
+pub fn report_contradiction<T: frame_system::Config>() -> Weight {
+    // 485 to 598 µs.
+    Weight::from_parts(562_036_000, 0).saturating_add(T::DbWeight::get().reads_writes(12, 6))
+}
+
+/// The overhead of any scheduled task.
+pub fn task<T: frame_system::Config>() -> Weight {
+    // 182 to 208 µs.
+    Weight::from_parts(196_673_000, 0).saturating_add(T::DbWeight::get().reads_writes(6, 3))
+}
+
+/// By the run's miners and validators, without the part of registry and epochs.
+pub fn open<T: frame_system::Config>(miners: u32, validators: u32) -> Weight {
+    // 981 to 994 µs with 1024 miners and 64 validators.
+    Weight::from_parts(170_241_656, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(4, 2))
+        .saturating_add(Weight::from_parts(84_759, 0).saturating_mul(u64::from(miners)))
+        .saturating_add(Weight::from_parts(11_481_612, 0).saturating_mul(u64::from(validators)))
+        .saturating_add(T::DbWeight::get().reads_writes(3, 1).saturating_mul(u64::from(validators)))
+        .saturating_add(
+            Weight::from_parts(2_851, 0).saturating_mul(u64::from(miners) * u64::from(validators)),
+        )
+}
+
+pub fn record_hash<T: frame_system::Config>() -> Weight {
+    // 44.4 to 46.6 µs.
+    Weight::from_parts(45_467_000, 0).saturating_add(T::DbWeight::get().reads_writes(2, 1))
+}
+
+/// By the window's slots and its electorate.
+pub fn select<T: frame_system::Config>(slots: u32, electorate: u32) -> Weight {
+    // 6156 to 6715 µs with 1024 slots and 64 electorate.
+    Weight::from_parts(392_870_270, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(3, 1))
+        .saturating_add(Weight::from_parts(5_258_920, 0).saturating_mul(u64::from(slots)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(slots)))
+        .saturating_add(Weight::from_parts(2_606_177, 0).saturating_mul(u64::from(electorate)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
+        .saturating_add(
+            Weight::from_parts(13_044, 0).saturating_mul(u64::from(slots) * u64::from(electorate)),
+        )
+}
+
+/// By the window's electorate.
+pub fn finalise<T: frame_system::Config>(electorate: u32) -> Weight {
+    // 551 to 659 µs with 64 electorate. A read, a write and 1 µs per member are added by hand, for the participation.
+    Weight::from_parts(269_905_814, 0)
+        .saturating_add(T::DbWeight::get().reads_writes(24, 24))
+        .saturating_add(Weight::from_parts(8_042_963, 0).saturating_mul(u64::from(electorate)))
+        .saturating_add(T::DbWeight::get().reads(1).saturating_mul(u64::from(electorate)))
+}
+
+/// By the entries removed with the window.
+pub fn prune<T: frame_system::Config>(entries: u32) -> Weight {
+    // 1387 to 1483 µs with 1088 entries.
+    Weight::from_parts(29_599_000, 0)
+        .saturating_add(T::DbWeight::get().writes(2))
+        .saturating_add(Weight::from_parts(1_293_130, 0).saturating_mul(u64::from(entries)))
+        .saturating_add(T::DbWeight::get().reads_writes(1, 1).saturating_mul(u64::from(entries)))
 }

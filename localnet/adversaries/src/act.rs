@@ -8,7 +8,7 @@
 use crate::adversary::{Adversary, Content, MinerContext, OwnContribution, Presentation, Timing};
 use async_trait::async_trait;
 use bytes::Bytes;
-use chain_client::{Balance, Call, Chain, ChainError, Draft, Head, Included};
+use chain_client::{Balance, Call, Chain, ChainError, Draft, Head};
 use ed25519_dalek::SigningKey;
 use miner::{contribution_store::ContributionFiles, strategy::Strategy};
 use node::{Contribution, Follower, wait_past};
@@ -245,7 +245,7 @@ struct ActingChain {
 }
 
 impl ActingChain {
-    async fn commit(&self, run: RunId, window: Window, digest: Digest) -> Result<Included, ChainError> {
+    async fn commit(&self, run: RunId, window: Window, digest: Digest) -> Result<Head, ChainError> {
         let commit_by = self.act.follower.run.params.schedule.commit_deadline(window);
         if self.act.adversary().waits_for_commitments() {
             // The next block is the last one that counts.
@@ -253,7 +253,7 @@ impl ActingChain {
         }
         let presentation = self.act.presentation(window, &digest).await;
         let head = *self.inner.heads().borrow();
-        let mut included = Included { block: head.block, hash: head.hash };
+        let mut included = head;
         for commit in presentation.commits {
             if commit.when == Timing::Late {
                 self.act.wait_past(commit_by).await;
@@ -322,7 +322,7 @@ impl Chain for ActingChain {
     async fn draft(&self, call: &Call, from: &Account) -> Result<Draft, ChainError> {
         self.inner.draft(call, from).await
     }
-    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         match call {
             Call::Commit { run, window, digest } => self.commit(run, window, digest).await,
             other => self.inner.submit(other).await,

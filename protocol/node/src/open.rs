@@ -8,7 +8,7 @@ use crate::{
 };
 use anyhow::{Context as _, bail};
 use chain_client::{
-    Chain, ExpectedChain, SubxtChain,
+    Chain, SubxtChain,
     keys::{Key, KeyPassword, Prompt},
 };
 use dataset::Dataset;
@@ -85,7 +85,7 @@ pub fn key(settings: &Settings) -> anyhow::Result<Key> {
 
 /// Connects to the chain; with a key, calls are signed.
 pub async fn chain(url: &str, key: Option<Key>) -> anyhow::Result<Arc<dyn Chain>> {
-    let chain = SubxtChain::connect(url, key, ExpectedChain::default()).await?;
+    let chain = SubxtChain::connect(url, key).await?;
     Ok(Arc::new(chain))
 }
 

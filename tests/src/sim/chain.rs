@@ -6,7 +6,7 @@
 //! of its header, so that every random number drawn from a block hash derives from the seed.
 
 use async_trait::async_trait;
-use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head, Included};
+use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::{Decode, Encode};
 use mettle_runtime::{
     AccountId, Header, Runtime, RuntimeCall, RuntimeOrigin, SLOT_DURATION, System, api,
@@ -48,7 +48,7 @@ pub struct SimChain {
 struct Pending {
     signer: AccountId,
     call: RuntimeCall,
-    included: oneshot::Sender<Result<Included, Refusal>>,
+    included: oneshot::Sender<Result<Head, Refusal>>,
 }
 
 impl SimChain {
@@ -122,7 +122,7 @@ impl SimChain {
             .map(|Pending { signer, call, included }| ((signer, call), included))
             .unzip();
         let results = self.block(calls);
-        let block = Included { block: self.head.block, hash: self.head.hash };
+        let block = self.head;
         for (included, result) in signers.into_iter().zip(results) {
             // The signer may have stopped.
             let _ = included.send(result.map(|()| block));
@@ -305,7 +305,7 @@ impl Chain for SharedChain {
         Err(ChainError::NoSigner { doing: format!("{call:?}") })
     }
 
-    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         let doing = format!("{call:?}");
         let Some(signer) = self.signer.clone() else { return Err(ChainError::NoSigner { doing }) };
         let (pallet, call) = runtime_call(call).ok_or_else(|| ChainError::Invalid {

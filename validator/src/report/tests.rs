@@ -4,7 +4,7 @@ use crate::{
     signed_db::SignedDb,
 };
 use async_trait::async_trait;
-use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head, Included};
+use chain_client::{Amount, Balance, Call, Chain, ChainError, Draft, Head};
 use codec::Encode as _;
 use ed25519_dalek::SigningKey;
 use protocol::{
@@ -202,7 +202,7 @@ impl Chain for Anchors {
     async fn draft(&self, _: &Call, _: &Account) -> Result<Draft, ChainError> {
         unasked()
     }
-    async fn submit(&self, call: Call) -> Result<Included, ChainError> {
+    async fn submit(&self, call: Call) -> Result<Head, ChainError> {
         let Call::AnchorReceipts { window, digest, .. } = call else { return unasked() };
         if let Some(error) = self.refusals.lock().unwrap().pop() {
             return Err(error);
@@ -212,7 +212,7 @@ impl Chain for Anchors {
             return Err(refused("AlreadyAnchored"));
         }
         taken.push((window, digest));
-        Ok(Included { block: Block(1), hash: Digest::default() })
+        Ok(Head { block: Block(1), hash: Digest::default() })
     }
 }
 

@@ -36,10 +36,10 @@ const LANES_MAX: u32 = 16;
 
 /// The cost of trying one password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cost {
-    pub memory_kib: u32,
-    pub passes: u32,
-    pub lanes: u32,
+struct Cost {
+    memory_kib: u32,
+    passes: u32,
+    lanes: u32,
 }
 
 /// 64 MiB and three passes, about 0.2 s: RFC 9106's recommendation for little memory.
@@ -49,49 +49,61 @@ impl Default for Cost {
     }
 }
 
-impl Cost {
-    /// The least that Argon2 accepts: for keys that protect nothing, such as a local network's.
-    pub const NOTHING_AT_STAKE: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
-}
-
 /// A key file that was read and checked, but not decrypted.
 #[derive(Debug)]
 pub struct KeyFile {
     path: PathBuf,
-    public: Hotkey,
-    cost: Cost,
-    salt: [u8; SALT_BYTES],
-    nonce: [u8; NONCE_BYTES],
-    sealed: [u8; SEALED_BYTES],
+    contents: Contents,
 }
 
-/// The file as JSON. Bytes are hex.
-#[derive(Serialize, Deserialize)]
+/// The file, as JSON.
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Json {
+struct Contents {
     format: String,
-    public: String,
+    public: Hotkey,
     address: String,
-    kdf: JsonKdf,
-    cipher: JsonCipher,
+    kdf: Kdf,
+    cipher: Cipher,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JsonKdf {
+struct Kdf {
     name: String,
     memory_kib: u32,
     passes: u32,
     lanes: u32,
-    salt: String,
+    salt: Hex<SALT_BYTES>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct JsonCipher {
+struct Cipher {
     name: String,
-    nonce: String,
-    sealed: String,
+    nonce: Hex<NONCE_BYTES>,
+    sealed: Hex<SEALED_BYTES>,
+}
+
+/// Bytes, as hex digits in JSON.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+struct Hex<const N: usize>([u8; N]);
+
+impl<const N: usize> TryFrom<String> for Hex<N> {
+    type Error = String;
+
+    fn try_from(digits: String) -> Result<Hex<N>, String> {
+        let mut bytes = [0; N];
+        hex::decode_to_slice(digits, &mut bytes).map_err(|_| format!("not {N} bytes in hex"))?;
+        Ok(Hex(bytes))
+    }
+}
+
+impl<const N: usize> From<Hex<N>> for String {
+    fn from(bytes: Hex<N>) -> String {
+        hex::encode(bytes.0)
+    }
 }
 
 impl KeyFile {
@@ -101,23 +113,11 @@ impl KeyFile {
         KeyFile::create_at_cost(path, key, password, Cost::default())
     }
 
-    /// [`KeyFile::create`] with another cost.
-    pub fn create_at_cost(
-        path: &Path,
-        key: &Key,
-        password: &KeyPassword,
-        cost: Cost,
-    ) -> Result<(), KeyError> {
+    fn create_at_cost(path: &Path, key: &Key, password: &KeyPassword, cost: Cost) -> Result<(), KeyError> {
         if path.exists() {
             return Err(KeyError::Exists(path.to_owned()));
         }
-        let file = KeyFile::seal(path, key, password, cost)?;
-        file.write()
-    }
-
-    /// Reads and decrypts a key file.
-    pub fn open(path: &Path, password: &KeyPassword) -> Result<Key, KeyError> {
-        KeyFile::read(path)?.unlock(password)
+        KeyFile::seal(path, key, password, cost)?.write()
     }
 
     /// Reads a key file without decrypting it.
@@ -137,19 +137,15 @@ impl KeyFile {
 
     /// The public key that the file claims; [`KeyFile::unlock`] verifies it.
     pub fn public(&self) -> Hotkey {
-        self.public
-    }
-
-    /// The SS58 address that the file claims.
-    pub fn address(&self) -> String {
-        address(&self.public.0)
+        self.contents.public
     }
 
     /// Decrypts the file.
     pub fn unlock(&self, password: &KeyPassword) -> Result<Key, KeyError> {
         let cipher = self.cipher(password)?;
-        let payload = Payload { msg: &self.sealed, aad: &self.bound() };
-        let opened = cipher.decrypt((&self.nonce).into(), payload);
+        let Cipher { nonce, sealed, .. } = &self.contents.cipher;
+        let payload = Payload { msg: &sealed.0, aad: &self.bound() };
+        let opened = cipher.decrypt((&nonce.0).into(), payload);
         let opened = Zeroizing::new(opened.map_err(|_| KeyError::WrongPassword(self.path.clone()))?);
         let mut seed = Zeroizing::new([0; 32]);
         if opened.len() != seed.len() {
@@ -157,30 +153,32 @@ impl KeyFile {
         }
         seed.copy_from_slice(&opened);
         let key = Key::from_seed(&seed);
-        if key.hotkey() != self.public {
+        if key.hotkey() != self.public() {
             return Err(self.not_a_key_file("the key inside is not the one the file names"));
         }
         Ok(key)
     }
 
     fn seal(path: &Path, key: &Key, password: &KeyPassword, cost: Cost) -> Result<KeyFile, KeyError> {
-        let mut file = KeyFile {
-            path: path.to_owned(),
+        let Cost { memory_kib, passes, lanes } = cost;
+        let (mut salt, mut nonce) = (Hex([0; SALT_BYTES]), Hex([0; NONCE_BYTES]));
+        getrandom::fill(&mut salt.0).map_err(KeyError::Randomness)?;
+        getrandom::fill(&mut nonce.0).map_err(KeyError::Randomness)?;
+        let contents = Contents {
+            format: FORMAT.into(),
             public: key.hotkey(),
-            cost,
-            salt: [0; SALT_BYTES],
-            nonce: [0; NONCE_BYTES],
-            sealed: [0; SEALED_BYTES],
+            address: key.address(),
+            kdf: Kdf { name: KDF.into(), memory_kib, passes, lanes, salt },
+            cipher: Cipher { name: CIPHER.into(), nonce, sealed: Hex([0; SEALED_BYTES]) },
         };
+        let mut file = KeyFile { path: path.to_owned(), contents };
         file.check_cost()?;
-        getrandom::fill(&mut file.salt).map_err(KeyError::Randomness)?;
-        getrandom::fill(&mut file.nonce).map_err(KeyError::Randomness)?;
 
         let cipher = file.cipher(password)?;
         let seed = Zeroizing::new(key.signing_key().to_bytes());
         let payload = Payload { msg: seed.as_slice(), aad: &file.bound() };
-        let sealed = cipher.encrypt((&file.nonce).into(), payload).expect("32 bytes can be sealed");
-        file.sealed.copy_from_slice(&sealed);
+        let sealed = cipher.encrypt((&file.contents.cipher.nonce.0).into(), payload);
+        file.contents.cipher.sealed.0.copy_from_slice(&sealed.expect("32 bytes can be sealed"));
         Ok(file)
     }
 
@@ -189,11 +187,11 @@ impl KeyFile {
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(refused(format!("it is longer than {FILE_BYTES_MAX} bytes")));
         }
-        let json: Json = serde_json::from_slice(bytes).map_err(|error| refused(error.to_string()))?;
+        let contents: Contents = serde_json::from_slice(bytes).map_err(|error| refused(error.to_string()))?;
         for (what, found, ours) in [
-            ("format", &json.format, FORMAT),
-            ("kdf", &json.kdf.name, KDF),
-            ("cipher", &json.cipher.name, CIPHER),
+            ("format", &contents.format, FORMAT),
+            ("kdf", &contents.kdf.name, KDF),
+            ("cipher", &contents.cipher.name, CIPHER),
         ] {
             if found != ours {
                 return Err(refused(format!(
@@ -201,30 +199,16 @@ impl KeyFile {
                 )));
             }
         }
-        fn bytes_of<const N: usize>(what: &str, digits: &str) -> Result<[u8; N], String> {
-            let mut bytes = [0; N];
-            hex::decode_to_slice(digits, &mut bytes)
-                .map_err(|_| format!("its {what} is not {N} bytes in hex"))?;
-            Ok(bytes)
-        }
-        let JsonKdf { memory_kib, passes, lanes, .. } = json.kdf;
-        let file = KeyFile {
-            path: path.to_owned(),
-            public: Hotkey(bytes_of("public key", &json.public).map_err(refused)?),
-            cost: Cost { memory_kib, passes, lanes },
-            salt: bytes_of("salt", &json.kdf.salt).map_err(refused)?,
-            nonce: bytes_of("nonce", &json.cipher.nonce).map_err(refused)?,
-            sealed: bytes_of("sealed seed", &json.cipher.sealed).map_err(refused)?,
-        };
-        if json.address != file.address() {
+        if contents.address != address(&contents.public.0) {
             return Err(refused("its address does not belong to its public key".into()));
         }
+        let file = KeyFile { path: path.to_owned(), contents };
         file.check_cost()?;
         Ok(file)
     }
 
     fn check_cost(&self) -> Result<(), KeyError> {
-        let Cost { memory_kib, passes, lanes } = self.cost;
+        let Kdf { memory_kib, passes, lanes, .. } = self.contents.kdf;
         for (what, asked, max) in [
             ("memory (KiB)", memory_kib, MEMORY_KIB_MAX),
             ("passes", passes, PASSES_MAX),
@@ -238,7 +222,7 @@ impl KeyFile {
     }
 
     fn params(&self) -> Result<Params, KeyError> {
-        let Cost { memory_kib, passes, lanes } = self.cost;
+        let Kdf { memory_kib, passes, lanes, .. } = self.contents.kdf;
         Params::new(memory_kib, passes, lanes, Some(32))
             .map_err(|error| self.not_a_key_file(&format!("its kdf parameters are impossible: {error}")))
     }
@@ -248,38 +232,21 @@ impl KeyFile {
         let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, self.params()?);
         let mut stretched = Zeroizing::new([0; 32]);
         argon2
-            .hash_password_into(password.as_bytes(), &self.salt, stretched.as_mut_slice())
+            .hash_password_into(password.as_bytes(), &self.contents.kdf.salt.0, stretched.as_mut_slice())
             .map_err(|error| self.not_a_key_file(&format!("its password cannot be stretched: {error}")))?;
         Ok(XChaCha20Poly1305::new((&*stretched).into()))
     }
 
     /// The associated data.
     fn bound(&self) -> Vec<u8> {
-        let Cost { memory_kib, passes, lanes } = self.cost;
+        let Kdf { memory_kib, passes, lanes, .. } = self.contents.kdf;
         let mut bound = format!("{FORMAT} {KDF} {memory_kib} {passes} {lanes} {CIPHER} ").into_bytes();
-        bound.extend_from_slice(&self.public.0);
+        bound.extend_from_slice(&self.public().0);
         bound
     }
 
     fn write(&self) -> Result<(), KeyError> {
-        let json = Json {
-            format: FORMAT.into(),
-            public: self.public.to_string(),
-            address: self.address(),
-            kdf: JsonKdf {
-                name: KDF.into(),
-                memory_kib: self.cost.memory_kib,
-                passes: self.cost.passes,
-                lanes: self.cost.lanes,
-                salt: hex::encode(self.salt),
-            },
-            cipher: JsonCipher {
-                name: CIPHER.into(),
-                nonce: hex::encode(self.nonce),
-                sealed: hex::encode(self.sealed),
-            },
-        };
-        let mut text = serde_json::to_string_pretty(&json).expect("strings and numbers make JSON");
+        let mut text = serde_json::to_string_pretty(&self.contents).expect("strings and numbers make JSON");
         text.push('\n');
 
         let failed = |source| KeyError::Io { doing: "write", path: self.path.clone(), source };
@@ -327,8 +294,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// The least that Argon2 accepts.
+    const CHEAP: Cost = Cost { memory_kib: 8, passes: 1, lanes: 1 };
+
     fn password(text: &str) -> KeyPassword {
         KeyPassword::new(text).unwrap()
+    }
+
+    fn open(path: &Path, text: &str) -> Result<Key, KeyError> {
+        KeyFile::read(path)?.unlock(&password(text))
     }
 
     struct Saved {
@@ -341,7 +315,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("made on the way").join("hot.json");
         let key = Key::generate().unwrap();
-        KeyFile::create_at_cost(&path, &key, &password("right"), Cost::NOTHING_AT_STAKE).unwrap();
+        KeyFile::create_at_cost(&path, &key, &password("right"), CHEAP).unwrap();
         Saved { _directory: directory, path, key }
     }
 
@@ -352,15 +326,15 @@ mod tests {
         let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&saved.path).unwrap()).unwrap();
         change(&mut json);
         fs::write(&saved.path, serde_json::to_vec(&json).unwrap()).unwrap();
-        KeyFile::open(&saved.path, &password("right")).unwrap_err()
+        open(&saved.path, "right").unwrap_err()
     }
 
     #[test]
     fn a_key_opens_only_with_its_password() {
         let saved = saved();
-        assert_eq!(KeyFile::open(&saved.path, &password("right")).unwrap().account(), saved.key.account());
+        assert_eq!(open(&saved.path, "right").unwrap().account(), saved.key.account());
         assert_eq!(KeyFile::read(&saved.path).unwrap().public(), saved.key.hotkey());
-        let error = KeyFile::open(&saved.path, &password("wrong")).unwrap_err();
+        let error = open(&saved.path, "wrong").unwrap_err();
         assert!(matches!(error, KeyError::WrongPassword(_)), "{error}");
     }
 
@@ -370,7 +344,7 @@ mod tests {
         let path = directory.path().join("hot.json");
         let key = Key::generate().unwrap();
         KeyFile::create(&path, &key, &password("right")).unwrap();
-        assert_eq!(KeyFile::open(&path, &password("right")).unwrap().account(), key.account());
+        assert_eq!(open(&path, "right").unwrap().account(), key.account());
     }
 
     #[test]
@@ -378,12 +352,11 @@ mod tests {
         let saved = saved();
         let before = fs::read(&saved.path).unwrap();
         let other = Key::generate().unwrap();
-        let error =
-            KeyFile::create_at_cost(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        let error = KeyFile::create_at_cost(&saved.path, &other, &password("x"), CHEAP).unwrap_err();
         assert!(matches!(error, KeyError::Exists(_)), "{error}");
         assert_eq!(fs::read(&saved.path).unwrap(), before);
         // Also if the file appears between the check and the write.
-        let file = KeyFile::seal(&saved.path, &other, &password("x"), Cost::NOTHING_AT_STAKE).unwrap();
+        let file = KeyFile::seal(&saved.path, &other, &password("x"), CHEAP).unwrap();
         assert!(matches!(file.write(), Err(KeyError::Exists(_))));
         assert_eq!(fs::read(&saved.path).unwrap(), before);
         let left = fs::read_dir(saved.path.parent().unwrap()).unwrap().count();
@@ -464,7 +437,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let path = file.path().join("hot.json");
         let key = Key::generate().unwrap();
-        let error = KeyFile::create_at_cost(&path, &key, &password("x"), Cost::NOTHING_AT_STAKE).unwrap_err();
+        let error = KeyFile::create_at_cost(&path, &key, &password("x"), CHEAP).unwrap_err();
         assert!(matches!(error, KeyError::Io { .. }), "{error}");
         let source = std::error::Error::source(&error);
         assert!(source.is_some(), "the reason is lost");

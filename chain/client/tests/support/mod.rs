@@ -3,7 +3,7 @@
 pub mod proxy;
 
 use embedded_chain::{Config, EmbeddedChain, Sealing};
-use mettle_chain_client::{Amount, Chain as _, ExpectedChain, SubxtChain, Timing, account, keys::Key};
+use mettle_chain_client::{Amount, Chain as _, Head, SubxtChain, Timing, account, keys::Key};
 use protocol::{Block, Digest, RunParams, Schedule, Terms, view::RunView};
 use std::{
     net::Ipv4Addr,
@@ -57,7 +57,7 @@ pub async fn until_pooled(chain: &EmbeddedChain) -> Vec<String> {
 
 /// Waits until `late` has seen the latest block of `early`.
 pub async fn catch_up(late: &SubxtChain, early: &SubxtChain) {
-    late.clock().wait_for(early.clock().current().block).await.unwrap();
+    wait_for(late, head(early).block).await;
 }
 
 pub fn dev(path: &str) -> Key {
@@ -84,7 +84,7 @@ pub fn patient() -> Timing {
 }
 
 pub async fn client(url: &str, key: &str) -> SubxtChain {
-    SubxtChain::connect_timed(url, Some(dev(key)), ExpectedChain::default(), patient()).await.unwrap()
+    SubxtChain::connect_timed(url, Some(dev(key)), None, patient()).await.unwrap()
 }
 
 pub async fn free(chain: &SubxtChain, key: &Key) -> Amount {
@@ -110,4 +110,14 @@ pub async fn create_run(chain: &SubxtChain, start: u32) -> RunView {
         origin: "http://127.0.0.1:9000/origin".into(),
     };
     account::create_run(chain, &wish).await.unwrap()
+}
+
+/// The latest finalised block that a client has seen.
+pub fn head(client: &SubxtChain) -> Head {
+    *client.heads().borrow()
+}
+
+/// Waits until a client has seen `block` as final, and returns the latest finalised block.
+pub async fn wait_for(client: &SubxtChain, block: Block) -> Head {
+    *client.heads().wait_for(|head| head.block >= block).await.unwrap()
 }

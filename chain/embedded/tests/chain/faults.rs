@@ -157,15 +157,6 @@ async fn blocks_are_made_at_an_interval_or_for_a_transaction() {
 }
 
 #[tokio::test]
-async fn the_engine_methods_can_be_disabled() {
-    let chain = start(Config { engine_rpc: false, ..manual() }).await;
-    let wire = Wire::to(&chain).await;
-    assert_eq!(wire.refusal("engine_dropUnfinalized", rpc_params![]).await.0, -32601);
-    assert_eq!(wire.refusal("engine_createBlock", rpc_params![]).await.0, -32601);
-    chain.shutdown().await;
-}
-
-#[tokio::test]
 async fn a_port_in_use_is_an_error_that_names_it() {
     let chain = start(on_own_address(manual())).await;
     let taken = Config { listen: chain.address(), ..manual() };
@@ -203,9 +194,6 @@ async fn start_again_at(address: SocketAddr) -> EmbeddedChain {
 
 #[tokio::test]
 async fn a_genesis_that_cannot_be_built_is_refused() {
-    let unknown = Config { preset: "production".into(), ..manual() };
-    let error = EmbeddedChain::start(unknown).await.err().expect("there is no such preset");
-    assert!(matches!(error, StartError::UnknownPreset { .. }), "{error}");
     let wrong = Config { genesis_patch: Some(json!({ "balances": { "balances": "plenty" } })), ..manual() };
     let error = EmbeddedChain::start(wrong).await.err().expect("the patch is wrong");
     assert!(matches!(error, StartError::Genesis { .. }), "{error}");

@@ -1,7 +1,7 @@
 //! The store: the chain resumes after a clean shutdown and after any other end.
 
 use crate::{Wire, alice, hex, manual, manual_in, remark, seal, signed, start, transfer};
-use mettle_embedded_chain::{AccountId32, Config, EmbeddedChain, H256, SealError, StartError, StoreError};
+use mettle_embedded_chain::{Config, EmbeddedChain, H256, SealError, StartError, StoreError};
 use redb::{Database, TableDefinition};
 use serde_json::{Value, json};
 use std::{
@@ -130,7 +130,7 @@ async fn process_that_makes_blocks_until_it_is_killed() {
     let genesis = chain.genesis_hash();
     let mut told = chain.finalised().number;
     let mut heads = chain.heads();
-    let address = AccountId32::from(alice_public()).to_string();
+    let address = sp_core::crypto::AccountId32::from(alice_public()).to_string();
     loop {
         heads.changed().await.expect("the chain goes on");
         let finalised = heads.borrow_and_update().finalised;
@@ -304,8 +304,8 @@ async fn a_chain_is_used_by_one_process_at_a_time() {
 async fn a_chain_with_another_genesis_is_refused() {
     let dir = dir();
     start(manual_in(dir.path())).await.shutdown().await;
-    let endowments = vec![(AccountId32::new([7; 32]), 1 << 50)];
-    let error = refusal(Config { endowments, ..manual_in(dir.path()) }).await;
+    let genesis_patch = Some(json!({ "sudo": { "key": null } }));
+    let error = refusal(Config { genesis_patch, ..manual_in(dir.path()) }).await;
     assert!(matches!(error, StoreError::OtherGenesis { .. }), "{error}");
 }
 

@@ -1,8 +1,9 @@
 //! The JSON-RPC: methods, texts and error codes, as any client sees them.
 
 use crate::{Wire, alice, hex, hex_bytes, manual, remark, seal, signed, start, sudo, tipped, transfer};
-use mettle_embedded_chain::{AccountId32, Config, H256, PoolLimits};
+use mettle_embedded_chain::{Config, H256, PoolLimits};
 use serde_json::{Value, json};
+use sp_core::crypto::AccountId32;
 use sp_keyring::Sr25519Keyring;
 use subxt::rpcs::rpc_params;
 
@@ -265,17 +266,18 @@ async fn transactions_that_do_not_fit_are_in_the_next_block() {
 }
 
 #[tokio::test]
-async fn accounts_can_be_endowed_at_genesis_and_the_preset_patched() {
+async fn the_genesis_preset_can_be_patched() {
     let config = Config {
-        endowments: vec![(AccountId32::new([7; 32]), 123 << 40), (AccountId32::new([7; 32]), 125 << 40)],
-        genesis_patch: Some(json!({ "sudo": { "key": null } })),
+        genesis_patch: Some(
+            json!({ "balances": { "balances": [[AccountId32::new([7; 32]), 125u64 << 40]] } }),
+        ),
         ..manual()
     };
     let chain = start(config).await;
     let wire = Wire::to(&chain).await;
     assert_eq!(wire.free(&[7; 32], None).await, 125 << 40);
-    assert!(wire.free(&Sr25519Keyring::Alice.to_raw_public(), None).await > 0);
     let plain = start(manual()).await;
+    assert!(Wire::to(&plain).await.free(&Sr25519Keyring::Alice.to_raw_public(), None).await > 0);
     assert_ne!(plain.genesis_hash(), chain.genesis_hash());
     plain.shutdown().await;
     chain.shutdown().await;

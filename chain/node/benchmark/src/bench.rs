@@ -154,8 +154,9 @@ impl Bench {
     pub fn measure(&self, benchmark: &Benchmark, steps: u32, repeat: u32) -> Result<Results, Failure> {
         let mut results =
             Results { components: benchmark.components.clone(), times: Vec::new(), storage: Vec::new() };
-        for (sizes, verify) in choices(&benchmark.components, steps).into_iter().zip(verified()) {
-            if verify {
+        for (index, sizes) in choices(&benchmark.components, steps).into_iter().enumerate() {
+            // Verifying takes time.
+            if index == 0 {
                 self.dispatch(&self.timing, benchmark, &sizes, true, 1)?;
             }
             results.storage.extend(self.dispatch(&self.counting, benchmark, &sizes, false, 1)?);
@@ -183,11 +184,6 @@ impl Bench {
     }
 }
 
-/// Whether a choice is verified: the first one, as verifying takes time.
-fn verified() -> impl Iterator<Item = bool> {
-    std::iter::once(true).chain(std::iter::repeat(false))
-}
-
 /// The measured sizes: each component in steps from its smallest to its largest value, with the others at their largest,
 /// smallest and middle values. The smallest is needed for costs that grow with a product.
 fn choices(components: &[(BenchmarkParameter, u32, u32)], steps: u32) -> Vec<Sizes> {
@@ -206,17 +202,13 @@ fn choices(components: &[(BenchmarkParameter, u32, u32)], steps: u32) -> Vec<Siz
                         (*name, if other == index { value } else { low + (high - low) * half / 2 })
                     })
                     .collect();
-                if !choices.iter().any(|known| same(known, &sizes)) {
+                if !choices.contains(&sizes) {
                     choices.push(sizes);
                 }
             }
         }
     }
     choices
-}
-
-fn same(one: &Sizes, other: &Sizes) -> bool {
-    one.iter().map(|(_, value)| value).eq(other.iter().map(|(_, value)| value))
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ fn attestations_and_votes_that_are_not_revealed_do_not_count() {
         assert_noop!(reveal_attestation(5, 0, &seen()), Error::<Test>::TooLate);
         // Two thirds of the stake revealed. A validator that did not reveal may still vote.
         assert_eq!(selected(0), [0, 1]);
-        assert_eq!(Windows::presence(RUN, Uid(5)).unwrap().last_attested, None);
+        assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)).unwrap().last_attested, None);
         for uid in VALIDATORS {
             assert_ok!(vote_hidden(uid, 0, 50));
         }

@@ -171,7 +171,7 @@ fn a_former_holder_answers_with_its_unbonding_stake_and_not_for_its_successor() 
         let total = Balances::total_balance(&COLDKEY);
         assert_ok!(Registry::leave(RuntimeOrigin::signed(COLDKEY), RUN, Uid(5)));
         go_to(1, 0);
-        assert_eq!(Windows::presence(RUN, Uid(5)), None);
+        assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)), None);
         let signed = RuntimeOrigin::signed(COLDKEY);
         assert_ok!(Registry::register(signed, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
         assert_eq!(Registry::seat_of(RUN, &hotkey(60)).unwrap().0, Uid(5));

@@ -123,9 +123,11 @@ fn a_block_runs_tasks_until_its_budget_is_used() {
             create_run(params(), terms());
         }
         let opened = || {
-            (0..6).filter(|run| Windows::progress(RunId(*run)).unwrap().window.is_some()).collect::<Vec<_>>()
+            (0..6)
+                .filter(|run| ProgressOf::<Test>::get(RunId(*run)).unwrap().window.is_some())
+                .collect::<Vec<_>>()
         };
-        let one_run = <Test as Config>::WeightInfo::task() + <Test as Config>::WeightInfo::open(0, 0);
+        let one_run = weight_info::task::<Test>() + weight_info::open::<Test>(0, 0);
         TaskBudget::set(one_run * 2);
         go_to_block(10);
         assert_eq!((opened(), Backlog::<Test>::get()), (vec![0, 1], Some(Block(10))));
@@ -188,7 +190,7 @@ proptest! {
     fn whatever_is_late_the_state_is_the_same_in_the_end(
         runs in 1u32..8, apart in 0u32..2, steps in 0u64..4, choices in 1u64..
     ) {
-        let a_step = <Test as Config>::WeightInfo::open(3, 3) + <Test as Config>::WeightInfo::task();
+        let a_step = weight_info::open::<Test>(3, 3) + weight_info::task::<Test>();
         let (timely, late) =
             (tell(Weight::MAX, runs, apart, 4, choices), tell(a_step * steps, runs, apart, 4, choices));
         prop_assert_eq!(timely.state, late.state);

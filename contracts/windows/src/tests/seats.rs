@@ -70,7 +70,7 @@ fn a_stopped_run_spends_no_data_and_continues_where_it_was() {
         assert!(matches!(outcome(0), Some(Outcome::Merged(_))));
         go_to(1, 0);
         assert_eq!((view(1).slots, view(1).cursor), (vec![], 21));
-        assert!(Windows::progress(RUN).unwrap().paused);
+        assert!(ProgressOf::<Test>::get(RUN).unwrap().paused);
         assert!(events().contains(&Event::Stopped { run: RUN, window: Window(1) }));
         assert_noop!(commit(0, 1, 1), Error::<Test>::NotInThisWindow);
         // Validators may still attest.
@@ -97,7 +97,7 @@ fn a_stopped_run_spends_no_data_and_continues_where_it_was() {
         assert!(events().contains(&Event::Resumed { run: RUN, window: Window(5) }));
         go_to(6, 0);
         assert_eq!(view(6).cursor, 42);
-        assert_eq!(view(6).lineage, Windows::progress(RUN).unwrap().lineage);
+        assert_eq!(view(6).lineage, ProgressOf::<Test>::get(RUN).unwrap().lineage);
     });
 }
 
@@ -111,14 +111,14 @@ fn a_new_holder_inherits_nothing_of_a_seat() {
         assert_ok!(Registry::leave(owner(), RUN, Uid(5)));
         go_to(2, 0);
         assert_eq!(electorate(2), [(3, STAKE), (4, STAKE)]);
-        assert_eq!(Windows::presence(RUN, Uid(5)), None);
+        assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)), None);
         assert_eq!(view(2).salts, [(Uid(3), digest(3)), (Uid(4), digest(4))]);
         assert_eq!(Dissents::<Test>::iter().count(), 0);
         let origin = RuntimeOrigin::signed(COLDKEY);
         assert_ok!(Registry::register(origin, RUN, Role::Validator, hotkey(60), url(), STAKE, u128::MAX));
         go_to(3, 0);
         assert_eq!(electorate(3), [(3, STAKE), (4, STAKE), (5, STAKE)]);
-        assert_eq!(Windows::presence(RUN, Uid(5)).unwrap().since, Window(3));
+        assert_eq!(PresenceOf::<Test>::get(RUN, Uid(5)).unwrap().since, Window(3));
     });
 }
 
