@@ -50,13 +50,13 @@ pub enum SourceError {
          run `cargo fetch` in the project, or name a text of your own",
         listed(homes)
     )]
-    CrateMissing { wanted: Box<PinnedCrate>, homes: Vec<PathBuf> },
+    CrateMissing { wanted: PinnedCrate, homes: Vec<PathBuf> },
     #[error(
         "{} differs from what was published as {wanted} (its digest is {found}, not {}); \
          remove that directory and run `cargo fetch` in the project",
         path.display(), wanted.digest
     )]
-    CrateDiffers { wanted: Box<PinnedCrate>, path: PathBuf, found: Digest },
+    CrateDiffers { wanted: PinnedCrate, path: PathBuf, found: Digest },
 }
 
 impl SourceError {

@@ -2,7 +2,7 @@
 
 use crate::{
     cargo_text,
-    default_text::{DEFAULT_TEXT, PinnedCrate},
+    default_text::DEFAULT_TEXT,
     documents::{self, Documents, Format, Opening},
     error::SourceError,
     files::read_bounded,
@@ -45,7 +45,10 @@ pub(crate) struct SourcePart {
 #[derive(Clone, Debug)]
 enum Kind {
     Path(PathBuf),
-    CargoSources { crates: Vec<PinnedCrate>, homes: Vec<PathBuf> },
+    /// Where cargo may keep the source of the default text.
+    DefaultText {
+        homes: Vec<PathBuf>,
+    },
 }
 
 /// A mixture file.
@@ -126,16 +129,12 @@ impl Source {
         Source::mixture(file.source.into_iter().map(part).collect(), file.epochs.unwrap_or(1))
     }
 
-    /// The `.rs` files of published crates, found where cargo keeps its sources: below `homes` (see
-    /// [`crate::cargo_homes`]) in `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION`
-    /// or `NAME`. Their contents must have the digests in the list.
-    pub fn cargo_sources(crates: &[PinnedCrate], homes: Vec<PathBuf>) -> Source {
-        Source::of("crates", Kind::CargoSources { crates: crates.to_vec(), homes })
-    }
-
     /// The default text: Rust source that the build needs anyway, so it is the same everywhere and needs no download.
+    ///
+    /// It is found where cargo keeps its sources: below `homes` (see [`crate::cargo_homes`]) in
+    /// `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION` or `NAME`. Its digests are checked.
     pub fn default_text(homes: Vec<PathBuf>) -> Source {
-        Source::cargo_sources(&DEFAULT_TEXT, homes)
+        Source::of("crates", Kind::DefaultText { homes })
     }
 
     /// The files of each part.
@@ -161,7 +160,7 @@ impl SourcePart {
                 vec![FoundFile { name: String::new(), path: path.clone(), bytes }]
             }
             Kind::Path(path) => files_below(path, |_| true)?,
-            Kind::CargoSources { crates, homes } => cargo_text::files(crates, homes)?,
+            Kind::DefaultText { homes } => cargo_text::files(&DEFAULT_TEXT, homes)?,
         };
         let is_text = |file: &&FoundFile| matches!(documents::format(&file.path).0, Format::Text { .. });
         let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();

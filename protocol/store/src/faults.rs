@@ -6,9 +6,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -34,7 +33,7 @@ pub enum Rate {
     AfterFirst(u32),
 }
 
-/// What goes wrong with a bucket. Reads are `get`, `get_range` and `head`.
+/// What goes wrong with a bucket. Reads are of a whole object or of a range.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Only objects whose name begins with it. Empty: every operation.
@@ -129,11 +128,9 @@ impl FaultInjector {
         }
         let object = object.unwrap_or_default();
         let longest = state.faults.delay_max;
-        let delay = if longest.is_zero() {
-            longest
-        } else {
-            longest.mul_f64(state.uniform(self.seed, Fault::Delayed, action, object))
-        };
+        let share =
+            if longest.is_zero() { 0.0 } else { state.uniform(self.seed, Fault::Delayed, action, object) };
+        let delay = longest.mul_f64(share);
         (state.hits(self.seed, Fault::Unavailable, action, object), delay)
     }
 
@@ -200,28 +197,16 @@ impl State {
             Fault::Dripped => &mut faults.dripped,
             Fault::Delayed => return false,
         };
-        match rate {
+        match *rate {
             Rate::Never => false,
             Rate::Always => true,
-            Rate::Next(0) => {
-                *rate = Rate::Never;
-                false
-            }
             Rate::Next(left) => {
-                *left -= 1;
-                if *left == 0 {
-                    *rate = Rate::Never;
-                }
-                true
+                let hits = left > 0;
+                *rate = if left > 1 { Rate::Next(left - 1) } else { Rate::Never };
+                hits
             }
-            Rate::Share(share) => {
-                let share = *share;
-                self.uniform(seed, fault, action, object) < share
-            }
-            Rate::AfterFirst(first) => {
-                let first = u64::from(*first);
-                first <= self.count(fault, action, object)
-            }
+            Rate::Share(share) => self.uniform(seed, fault, action, object) < share,
+            Rate::AfterFirst(first) => u64::from(first) <= self.count(fault, action, object),
         }
     }
 
@@ -303,13 +288,13 @@ pub fn flip_bit(bytes: &Bytes, at: usize) -> Bytes {
 }
 
 /// Any [`Store`], with [`Faults`].
-pub struct FaultyStore<S> {
-    inner: S,
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
     injector: FaultInjector,
 }
 
-impl<S: Store> FaultyStore<S> {
-    pub fn new(inner: S, seed: u64, faults: Faults) -> FaultyStore<S> {
+impl FaultyStore {
+    pub fn new(inner: Arc<dyn Store>, seed: u64, faults: Faults) -> FaultyStore {
         let injector = FaultInjector::new(seed);
         injector.inject(faults);
         FaultyStore { inner, injector }
@@ -320,8 +305,8 @@ impl<S: Store> FaultyStore<S> {
         self.injector.inject(faults);
     }
 
-    pub fn inner(&self) -> &S {
-        &self.inner
+    pub fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
 
     async fn begin(&self, action: Action, name: &str) -> Result<(), StoreError> {
@@ -345,21 +330,6 @@ impl<S: Store> FaultyStore<S> {
         Ok(())
     }
 
-    /// Drawn for objects that are there: a reader that asks too early is not the first reader.
-    async fn read_faults(&self, action: Action, key: &ObjectKey) -> Result<ReadFaults, StoreError> {
-        let faults = self.injector.draw_read(action, key.as_str());
-        if faults.missing {
-            return Err(StoreError::NotFound { key: key.to_string() });
-        }
-        if let Some(to) = &faults.redirect_to {
-            return Err(self.failed(action, key.as_str(), &format!("injected: redirected to {to:?}")));
-        }
-        if !faults.stall.is_zero() {
-            tokio::time::sleep(faults.stall).await;
-        }
-        Ok(faults)
-    }
-
     fn failed(&self, action: Action, name: &str, why: &str) -> StoreError {
         StoreError::Unavailable { store: self.describe(), action, name: name.to_owned(), source: why.into() }
     }
@@ -371,23 +341,10 @@ impl<S: Store> FaultyStore<S> {
             Ok(answer)
         }
     }
-
-    async fn deliver(&self, key: &ObjectKey, faults: ReadFaults, bytes: Bytes) -> Result<Bytes, StoreError> {
-        let expected = bytes.len() as u64;
-        if 0 < faults.drip_bytes_per_second {
-            let seconds = expected as f64 / f64::from(faults.drip_bytes_per_second);
-            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        }
-        if faults.truncated && 0 < expected {
-            let (store, got) = (self.describe(), expected / 2);
-            return Err(StoreError::CutShort { store, key: key.to_string(), got, expected });
-        }
-        Ok(if faults.flipped { flip_bit(&bytes, bytes.len() / 2) } else { bytes })
-    }
 }
 
 #[async_trait]
-impl<S: Store> Store for FaultyStore<S> {
+impl Store for FaultyStore {
     fn describe(&self) -> String {
         format!("{} with faults", self.inner.describe())
     }
@@ -407,22 +364,27 @@ impl<S: Store> Store for FaultyStore<S> {
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         self.begin(Action::Read, key.as_str()).await?;
         let bytes = self.inner.get(key, max_bytes).await?;
-        let faults = self.read_faults(Action::Read, key).await?;
-        self.deliver(key, faults, bytes).await
-    }
-
-    async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.begin(Action::Read, key.as_str()).await?;
-        let bytes = self.inner.get_range(key, range).await?;
-        let faults = self.read_faults(Action::Read, key).await?;
-        self.deliver(key, faults, bytes).await
-    }
-
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.begin(Action::LookUp, key.as_str()).await?;
-        let bytes = self.inner.head(key).await?;
-        self.read_faults(Action::LookUp, key).await?;
-        Ok(bytes)
+        // Drawn for objects that are there: a reader that asks too early is not the first reader.
+        let faults = self.injector.draw_read(Action::Read, key.as_str());
+        if faults.missing {
+            return Err(StoreError::NotFound { key: key.to_string() });
+        }
+        if let Some(to) = &faults.redirect_to {
+            return Err(self.failed(Action::Read, key.as_str(), &format!("injected: redirected to {to:?}")));
+        }
+        if !faults.stall.is_zero() {
+            tokio::time::sleep(faults.stall).await;
+        }
+        let expected = bytes.len() as u64;
+        if 0 < faults.drip_bytes_per_second {
+            let seconds = expected as f64 / f64::from(faults.drip_bytes_per_second);
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        }
+        if faults.truncated && 0 < expected {
+            let (store, got) = (self.describe(), expected / 2);
+            return Err(StoreError::CutShort { store, key: key.to_string(), got, expected });
+        }
+        Ok(if faults.flipped { flip_bit(&bytes, bytes.len() / 2) } else { bytes })
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
