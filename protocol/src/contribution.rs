@@ -27,7 +27,10 @@ mod schema;
 pub use level::{LEVEL_MAX, level_of, value_of};
 pub use schema::{Schema, SchemaError, Section, TensorSpec};
 
-use crate::params::{CHUNK_VALUES, Density};
+use crate::{
+    ensure,
+    params::{CHUNK_VALUES, Density},
+};
 use alloc::{string::String, vec::Vec};
 use bits::{BitReader, BitWriter};
 use core::ops::Range;
@@ -105,14 +108,7 @@ pub enum DecodeError {
 
 /// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
 pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
-    check_encodable(schema, density, values)?;
-    let mut body = Body::default();
-    let mut section = SectionEncoder::default();
-    for place in schema.sections() {
-        section.choose(density, &values[place.values]);
-        body.push(|out| section.write(out));
-    }
-    Ok(body.finish())
+    encode_with_feedback(schema, density, &mut values.to_vec())
 }
 
 /// Encodes the largest of `residual` and takes what was sent out of it: `e ← fl(e − decode(encode(e)))` (PROT-10).
@@ -124,22 +120,24 @@ pub fn encode_with_feedback(
     residual: &mut [f32],
 ) -> Result<Vec<u8>, EncodeError> {
     check_encodable(schema, density, residual)?;
-    let mut body = Body::default();
+    let mut body = Vec::new();
     let mut section = SectionEncoder::default();
     for place in schema.sections() {
         let values = &mut residual[place.values];
         section.choose(density, values);
-        body.push(|out| section.write(out));
+        let start = body.len() + LENGTH_BYTES;
+        body.extend_from_slice(&[0; LENGTH_BYTES]);
+        section.write(&mut body);
+        let length = u32::try_from(body.len() - start).expect("a section is under 1 MiB");
+        body[start - LENGTH_BYTES..start].copy_from_slice(&length.to_le_bytes());
         section.subtract_from(density, values);
     }
-    Ok(body.finish())
+    Ok(body)
 }
 
 /// Decodes what [`encode`] wrote for the same schema and density, and refuses every other bytes (PROT-8).
 pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, DecodeError> {
-    if !is_density(density) {
-        return Err(DecodeError::BadDensity(density.0));
-    }
+    ensure!(is_density(density), DecodeError::BadDensity(density.0));
     // Lengths first: nothing is allocated for a section whose bytes cannot hold its entries.
     let sections = split_sections(schema, density, body)?;
     let mut tensors = Vec::with_capacity(schema.tensors().len());
@@ -169,26 +167,6 @@ impl Schema {
     /// Entries in a contribution: the values that are sent.
     pub fn entries(&self, density: Density) -> usize {
         self.ranges().map(|range| entries_of(density, range.len())).sum()
-    }
-}
-
-/// A body while it is written.
-#[derive(Default)]
-struct Body {
-    bytes: Vec<u8>,
-}
-
-impl Body {
-    fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.bytes.len() + LENGTH_BYTES;
-        self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
-        write(&mut self.bytes);
-        let length = u32::try_from(self.bytes.len() - start).expect("a section is under 1 MiB");
-        self.bytes[start - LENGTH_BYTES..start].copy_from_slice(&length.to_le_bytes());
-    }
-
-    fn finish(self) -> Vec<u8> {
-        self.bytes
     }
 }
 
@@ -317,95 +295,108 @@ impl SectionEncoder {
     }
 }
 
+/// Decodes one section after the `entries` of its tensor. `gaps` is room that the next section uses again.
 fn decode_section(
     bytes: &[u8],
     place: &Section,
     density: Density,
     gaps: &mut Vec<u16>,
-    tensor: &mut SparseTensor,
+    entries: &mut SparseTensor,
 ) -> Result<(), DecodeError> {
-    let (at_tensor, at_chunk) = (place.tensor, place.first_chunk());
-    let chunks = place.values.len().div_ceil(CHUNK_VALUES);
+    let (tensor, chunk) = (place.tensor, place.first_chunk());
     let (rice, rest) = (bytes[0], &bytes[1..]);
-    let (levels, stream) = rest.split_at(2 * chunks);
-    if rice > RICE_MAX {
-        return Err(DecodeError::RiceTooLarge { tensor: at_tensor, chunk: at_chunk, got: rice });
-    }
-
-    gaps.clear();
+    let (levels, stream) = rest.split_at(2 * place.values.len().div_ceil(CHUNK_VALUES));
+    ensure!(rice <= RICE_MAX, DecodeError::RiceTooLarge { tensor, chunk, got: rice });
     let mut bits = BitReader::new(stream);
-    let mut base = place.start;
-    for (chunk, length) in (at_chunk..).zip(chunk_lengths(place.values.len())) {
+    decode_positions(&mut bits, rice, place, density, gaps, &mut entries.positions)?;
+    let expected = rice_parameter(gaps);
+    ensure!(rice == expected, DecodeError::RiceParameter { tensor, chunk, expected, got: rice });
+
+    let mut signs = bits.clone();
+    bits.skip(gaps.len());
+    for ((chunk, length), codes) in numbered_chunks(place).zip(levels.as_chunks().0) {
+        decode_values((tensor, chunk), density.kept(length), *codes, &mut signs, &mut bits, entries)?;
+    }
+    ensure!(!bits.is_past_end(), DecodeError::Truncated { tensor, chunk });
+    match bits.rest() {
+        (_, true) => Err(DecodeError::TrailingBytes { tensor, chunk }),
+        (0, false) => Ok(()),
+        (_, false) => Err(DecodeError::PaddingSet { tensor, chunk }),
+    }
+}
+
+/// Decodes where a section's entries are, and leaves `bits` at their signs.
+fn decode_positions(
+    bits: &mut BitReader<'_>,
+    rice: u8,
+    place: &Section,
+    density: Density,
+    gaps: &mut Vec<u16>,
+    positions: &mut Vec<u32>,
+) -> Result<(), DecodeError> {
+    let (tensor, mut base) = (place.tensor, place.start);
+    gaps.clear();
+    for (chunk, length) in numbered_chunks(place) {
         let mut next = 0;
         for _ in 0..density.kept(length) {
             let index = bits
                 .take_rice(u32::from(rice), CHUNK_VALUES as u32)
                 .map(|gap| next + gap)
                 .filter(|index| (*index as usize) < length)
-                .ok_or(DecodeError::IndexOutOfRange { tensor: at_tensor, chunk })?;
+                .ok_or(DecodeError::IndexOutOfRange { tensor, chunk })?;
             gaps.push((index - next) as u16);
-            tensor.positions.push(base + index);
+            positions.push(base + index);
             next = index + 1;
         }
-        if bits.is_past_end() {
-            return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
-        }
+        ensure!(!bits.is_past_end(), DecodeError::Truncated { tensor, chunk: place.first_chunk() });
         base += length as u32;
     }
-    let expected = rice_parameter(gaps);
-    if rice != expected {
-        return Err(DecodeError::RiceParameter { tensor: at_tensor, chunk: at_chunk, expected, got: rice });
-    }
+    Ok(())
+}
 
-    let mut signs = bits.clone();
-    bits.skip(gaps.len());
-    for ((chunk, length), codes) in
-        (at_chunk..).zip(chunk_lengths(place.values.len())).zip(levels.chunks_exact(2))
-    {
-        let kept = density.kept(length);
-        if codes[0] > codes[1] {
-            return Err(DecodeError::LevelsOutOfOrder { tensor: at_tensor, chunk });
-        }
-        let levels = [value_of(codes[0]), value_of(codes[1])];
-        let mut high_count = 0u32;
-        let mut left = kept;
-        while left > 0 {
-            let count = left.min(32);
-            let (negative, high) = (signs.take(count as u32), bits.take(count as u32));
-            // A zero has no sign: not at the lower level if that is zero, at neither if both are.
-            let zeros = match codes {
-                [0, 0] => u32::MAX,
-                [0, _] => !high,
-                _ => 0,
-            };
-            if negative & zeros != 0 {
-                return Err(DecodeError::SignedZero { tensor: at_tensor, chunk });
-            }
-            high_count += high.count_ones();
-            tensor.values.extend((0..count).map(|entry| {
-                let level = levels[(high >> entry & 1) as usize];
-                f32::from_bits(level.to_bits() | (negative >> entry & 1) << 31)
-            }));
-            left -= count;
-        }
-        if codes[0] == codes[1] && high_count != 0 {
-            return Err(DecodeError::MagnitudeWithoutLevel { tensor: at_tensor, chunk });
-        }
-        if codes[0] != codes[1] && (high_count == 0 || high_count as usize == kept) {
-            return Err(DecodeError::UnusedLevel { tensor: at_tensor, chunk });
-        }
-        let low_count = kept as u32 - high_count;
-        tensor.square_norm += square_sum(low_count, levels[0]) + square_sum(high_count, levels[1]);
+/// Decodes what a chunk's entries, `kept` of them, are worth. `codes` are those of its two levels.
+fn decode_values(
+    (tensor, chunk): (u32, u32),
+    kept: usize,
+    codes: [u8; 2],
+    signs: &mut BitReader<'_>,
+    magnitudes: &mut BitReader<'_>,
+    entries: &mut SparseTensor,
+) -> Result<(), DecodeError> {
+    ensure!(codes[0] <= codes[1], DecodeError::LevelsOutOfOrder { tensor, chunk });
+    let levels = codes.map(value_of);
+    let mut high_count = 0u32;
+    let mut left = kept;
+    while left > 0 {
+        let count = left.min(32);
+        let (negative, high) = (signs.take(count as u32), magnitudes.take(count as u32));
+        // A zero has no sign: not at the lower level if that is zero, at neither if both are.
+        let zeros = match codes {
+            [0, 0] => u32::MAX,
+            [0, _] => !high,
+            _ => 0,
+        };
+        ensure!(negative & zeros == 0, DecodeError::SignedZero { tensor, chunk });
+        high_count += high.count_ones();
+        entries.values.extend((0..count).map(|entry| {
+            let level = levels[(high >> entry & 1) as usize];
+            f32::from_bits(level.to_bits() | (negative >> entry & 1) << 31)
+        }));
+        left -= count;
     }
+    if codes[0] == codes[1] {
+        ensure!(high_count == 0, DecodeError::MagnitudeWithoutLevel { tensor, chunk });
+    } else {
+        ensure!(0 < high_count && (high_count as usize) < kept, DecodeError::UnusedLevel { tensor, chunk });
+    }
+    let low_count = kept as u32 - high_count;
+    entries.square_norm += square_sum(low_count, levels[0]) + square_sum(high_count, levels[1]);
+    Ok(())
+}
 
-    if bits.is_past_end() {
-        return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
-    }
-    match bits.rest() {
-        (_, true) => Err(DecodeError::TrailingBytes { tensor: at_tensor, chunk: at_chunk }),
-        (0, false) => Ok(()),
-        (_, false) => Err(DecodeError::PaddingSet { tensor: at_tensor, chunk: at_chunk }),
-    }
+/// The number in its tensor, and the length, of each chunk of a section.
+fn numbered_chunks(place: &Section) -> impl Iterator<Item = (u32, usize)> {
+    (place.first_chunk()..).zip(chunk_lengths(place.values.len()))
 }
 
 /// The bytes of each section. All are there, long enough for their entries, and nothing follows the last.
@@ -422,18 +413,17 @@ fn split_sections<'a>(
         let (length, after) =
             rest.split_first_chunk().ok_or(DecodeError::WrongLength { expected: read, got })?;
         let length = u32::from_le_bytes(*length);
-        if (length as usize) < smallest_section(density, place.values.len()) {
-            return Err(DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() });
-        }
+        ensure!(
+            (length as usize) >= smallest_section(density, place.values.len()),
+            DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() }
+        );
         let expected = read + u64::from(length);
         let (section, after) =
             after.split_at_checked(length as usize).ok_or(DecodeError::WrongLength { expected, got })?;
         sections.push(section);
         rest = after;
     }
-    if !rest.is_empty() {
-        return Err(DecodeError::WrongLength { expected: got - rest.len() as u64, got });
-    }
+    ensure!(rest.is_empty(), DecodeError::WrongLength { expected: got - rest.len() as u64, got });
     Ok(sections)
 }
 
@@ -497,12 +487,11 @@ fn is_density(density: Density) -> bool {
 }
 
 pub(crate) fn check_encodable(schema: &Schema, density: Density, values: &[f32]) -> Result<(), EncodeError> {
-    if !is_density(density) {
-        return Err(EncodeError::BadDensity(density.0));
-    }
-    if values.len() != schema.values() {
-        return Err(EncodeError::WrongLength { expected: schema.values(), got: values.len() });
-    }
+    ensure!(is_density(density), EncodeError::BadDensity(density.0));
+    ensure!(
+        values.len() == schema.values(),
+        EncodeError::WrongLength { expected: schema.values(), got: values.len() }
+    );
     check_finite(schema, values)
 }
 

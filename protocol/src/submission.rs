@@ -14,6 +14,7 @@
 use crate::{
     Digest, Hotkey, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, LEVEL_MAX, Schema, Sparse},
+    ensure,
     identity::{self, Domain, Signature},
     params::Density,
 };
@@ -179,9 +180,7 @@ impl<'a> Submission<'a> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or(ends.clone())?;
         let (body, signature) = rest.split_last_chunk::<SIGNATURE_BYTES>().ok_or(ends)?;
         let (magic, mut fields) = prefix.split_at(MAGIC.len());
-        if magic != MAGIC {
-            return Err(Fault::Malformed("it does not begin as a contribution does"));
-        }
+        ensure!(magic == MAGIC, Fault::Malformed("it does not begin as a contribution does"));
         let header = Header::decode(&mut fields).map_err(|_| Fault::Malformed("its header is broken"))?;
         let signature = Signature(*signature);
         Ok(Submission { header, signature, body, bytes })
@@ -202,37 +201,20 @@ impl<'a> Submission<'a> {
     pub fn check(&self, expected: &Expected<'_>) -> Result<&'a [u8], Fault> {
         let header = self.header;
         let largest = largest_bytes(expected.schema, expected.density);
-        if self.bytes.len() > largest {
-            return Err(Fault::TooLarge { bytes: self.bytes.len() as u64, largest: largest as u64 });
-        }
-        if Digest::of(self.bytes) != expected.digest {
-            return Err(Fault::WrongDigest);
-        }
+        ensure!(
+            self.bytes.len() <= largest,
+            Fault::TooLarge { bytes: self.bytes.len() as u64, largest: largest as u64 }
+        );
+        ensure!(Digest::of(self.bytes) == expected.digest, Fault::WrongDigest);
 
-        if header.codec != CODEC {
-            return Err(Fault::WrongCodec { got: header.codec });
-        }
-        if header.run != expected.run {
-            return Err(Fault::WrongRun { got: header.run });
-        }
-        if header.window != expected.window {
-            return Err(Fault::WrongWindow { got: header.window });
-        }
-        if header.uid != expected.uid {
-            return Err(Fault::WrongSeat { got: header.uid });
-        }
-        if header.hotkey != expected.hotkey {
-            return Err(Fault::WrongHotkey);
-        }
-        if header.base != expected.base {
-            return Err(Fault::WrongBase);
-        }
-        if header.schema != expected.schema.digest() {
-            return Err(Fault::WrongSchema);
-        }
-        if header.density != expected.density {
-            return Err(Fault::WrongDensity { got: header.density });
-        }
+        ensure!(header.codec == CODEC, Fault::WrongCodec { got: header.codec });
+        ensure!(header.run == expected.run, Fault::WrongRun { got: header.run });
+        ensure!(header.window == expected.window, Fault::WrongWindow { got: header.window });
+        ensure!(header.uid == expected.uid, Fault::WrongSeat { got: header.uid });
+        ensure!(header.hotkey == expected.hotkey, Fault::WrongHotkey);
+        ensure!(header.base == expected.base, Fault::WrongBase);
+        ensure!(header.schema == expected.schema.digest(), Fault::WrongSchema);
+        ensure!(header.density == expected.density, Fault::WrongDensity { got: header.density });
         if !(1..=expected.sequences_per_seat).contains(&header.trained) {
             let assigned = expected.sequences_per_seat;
             return Err(Fault::WrongTrained { trained: header.trained, assigned });

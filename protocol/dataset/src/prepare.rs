@@ -21,7 +21,7 @@ use crate::{
     source::TextFile,
     tokenizer::TextTokenizer,
 };
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -184,9 +184,10 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
         },
     )?;
     let bytes = selection.bytes.iter().sum();
-    if bytes < needed || scan.documents() - selection.duplicates < 2 {
-        return Err(PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len });
-    }
+    ensure!(
+        bytes >= needed && scan.documents() - selection.duplicates >= 2,
+        PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len }
+    );
     let sources = options.source.parts.iter().zip(&selection.bytes);
     match sources.filter(|(part, _)| part.weight.is_some()).find(|(_, bytes)| **bytes == 0) {
         Some((part, _)) => Err(PrepareError::EmptySource { name: part.name.clone() }),
@@ -381,9 +382,7 @@ fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
 /// The dataset in `directory`, if it is that of `inputs`; an error if there are other files.
 fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
-    if description.inputs != *inputs {
-        return Err(PrepareError::OtherInputs { directory: directory.to_owned() });
-    }
+    ensure!(description.inputs == *inputs, PrepareError::OtherInputs { directory: directory.to_owned() });
     let dataset = Dataset::open(directory, Some(description.manifest))
         .map_err(|source| PrepareError::Damaged { directory: directory.to_owned(), source })?;
     let unigram_loss = dataset

@@ -10,7 +10,7 @@ use crate::{
     tokenizer::{TextTokenizer, TokenizerError},
 };
 use memmap2::Mmap;
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use std::{
     fmt,
     fs::{self, File},
@@ -149,9 +149,7 @@ impl Dataset {
             let metadata = fs::metadata(path);
             let found =
                 metadata.map_err(|source| OpenError::Unreadable { path: path.clone(), source })?.len();
-            if found != expected {
-                return Err(OpenError::ShardLength { path: path.clone(), expected, found });
-            }
+            ensure!(found == expected, OpenError::ShardLength { path: path.clone(), expected, found });
         }
         Ok(dataset)
     }
@@ -165,9 +163,10 @@ impl Dataset {
         pieces: Arc<dyn PieceSource>,
     ) -> Result<Dataset, OpenError> {
         manifest.check().map_err(|source| OpenError::Manifest { path: manifest_path(&directory), source })?;
-        if Digest::of(&tokenizer) != manifest.tokenizer {
-            return Err(OpenError::OtherTokenizer { path: tokenizer_path(&directory) });
-        }
+        ensure!(
+            Digest::of(&tokenizer) == manifest.tokenizer,
+            OpenError::OtherTokenizer { path: tokenizer_path(&directory) }
+        );
         Ok(Dataset::new(directory, manifest, tokenizer, Some(pieces), None))
     }
 
@@ -345,9 +344,7 @@ impl Split {
 
     /// The shard of a sequence.
     fn shard_of(&self, index: u64) -> Result<&Shard, ReadError> {
-        if index >= self.sequences {
-            return Err(ReadError::OutOfRange { index, sequences: self.sequences });
-        }
+        ensure!(index < self.sequences, ReadError::OutOfRange { index, sequences: self.sequences });
         // The first shard starts at 0, so at least one starts at or before any index.
         Ok(&self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1])
     }

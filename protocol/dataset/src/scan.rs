@@ -126,11 +126,7 @@ impl Scan {
 
         // The other files.
         let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
-            let documents = file.documents(&source.parts[*part].field);
-            let batches: Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send> = match documents {
-                Ok(documents) => Box::new(documents),
-                Err(error) => Box::new(std::iter::once(Err(error))),
-            };
+            let batches = file.batches(&source.parts[*part].field);
             batches.map(move |batch| Ok((done + at, batch?)))
         });
         let record = |(at, batch): (usize, Batch)| {
@@ -253,9 +249,8 @@ impl FileLog {
     }
 
     fn is_of(&self, before: &FileLog) -> bool {
-        let FileLog { source, path, bytes, modified, part_bytes, .. } = before;
-        let told = (&self.source, &self.path, &self.bytes, &self.modified, &self.part_bytes);
-        told == (source, path, bytes, modified, part_bytes)
+        let FileLog { text, items, documents, digest, .. } = *before;
+        FileLog { text, items, documents, digest, ..self.clone() } == *before
     }
 }
 
@@ -372,18 +367,14 @@ pub(crate) fn read_again(
     field: &str,
 ) -> impl Iterator<Item = Result<Batch, SourceError>> + use<> {
     let (items, path) = (file.log.items, file.file.path.clone());
-    let (documents, failed) = match file.file.documents(field) {
-        // Most files without any item are no text.
-        Ok(documents) => (Some(documents).filter(|_| items > 0), None),
-        Err(error) => (None, Some(Err(error))),
-    };
-    let checked = documents.into_iter().flatten().map(move |batch| {
+    // Most files without any item are no text.
+    let batches = (items > 0).then(|| file.file.batches(field));
+    batches.into_iter().flatten().map(move |batch| {
         let batch = batch?;
         let end = batch.first + batch.items.len() as u64;
         if batch.not_text || end > items || (batch.last && end != items) {
             return Err(SourceError::Changed { path: path.clone() });
         }
         Ok(batch)
-    });
-    failed.into_iter().chain(checked)
+    })
 }

@@ -3,12 +3,13 @@
 use crate::{
     cargo_text,
     default_text::DEFAULT_TEXT,
-    documents::{self, Documents, Format, Opening},
+    documents::{self, Batch, Documents, Format},
     error::SourceError,
     files::read_bounded,
     formats::Formats,
     walk::{FoundFile, files_below},
 };
+use protocol::ensure;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -93,9 +94,10 @@ impl Source {
     pub fn mixture(parts: Vec<(String, f64, Source)>, epochs: u32) -> Result<Source, SourceError> {
         let weighed = |(name, weight, source): (String, f64, Source)| {
             let units = weight * WEIGHT_UNITS;
-            if !(1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units) {
-                return Err(SourceError::Weight { name, weight });
-            }
+            ensure!(
+                (1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units),
+                SourceError::Weight { name, weight }
+            );
             // Below 2^40, so the conversion is exact.
             let units = units.round() as u64;
             let several = source.parts.len() > 1;
@@ -117,9 +119,7 @@ impl Source {
             .ok_or_else(|| wrong(format!("it has more than {MAX_MIXTURE_BYTES} bytes")))?;
         let text = String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?;
         let file: MixtureFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        if file.source.is_empty() {
-            return Err(wrong("it names no [[source]]".to_owned()));
-        }
+        ensure!(!file.source.is_empty(), wrong("it names no [[source]]".to_owned()));
         let below = path.parent().unwrap_or(Path::new(""));
         let part = |source: MixtureSource| {
             let name = source.name.unwrap_or_else(|| source.path.display().to_string());
@@ -176,15 +176,19 @@ pub(crate) struct TextFile {
     pub path: PathBuf,
     /// Of the file, as it is compressed.
     pub bytes: u64,
+    /// A text file is cut into documents of at most so many bytes.
     pub part_bytes: usize,
-    formats: &'static dyn Formats,
+    pub formats: &'static dyn Formats,
 }
 
 impl TextFile {
-    /// Reads it, from its beginning.
-    pub fn documents(&self, field: &str) -> Result<Documents, SourceError> {
-        let TextFile { path, part_bytes, formats, .. } = self;
-        Documents::open(&Opening { path, field, part_bytes: *part_bytes, formats: *formats })
+    /// Its batches, from the beginning. Of a file that cannot be opened, the error alone.
+    pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
+        let (documents, failed) = match Documents::open(self, field) {
+            Ok(documents) => (Some(documents), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        failed.into_iter().chain(documents.into_iter().flatten())
     }
 }
 

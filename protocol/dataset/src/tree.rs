@@ -6,7 +6,7 @@
 //! can make its tree.
 
 use blake3::hazmat::{self, HasherExt as _, Mode};
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use std::ops::Range;
 
 /// Bytes of a piece; the last piece of a shard may be shorter.
@@ -38,9 +38,7 @@ impl ShardTree {
 
     /// Reads the tree of the shard with this digest and length from untrusted bytes.
     pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, TreeMismatch> {
-        if tree.len() as u64 != ShardTree::length(bytes) {
-            return Err(TreeMismatch { shard });
-        }
+        ensure!(tree.len() as u64 == ShardTree::length(bytes), TreeMismatch { shard });
         let hashes = tree.chunks_exact(32).map(|hash| hash.try_into().expect("32 bytes")).collect();
         ShardTree { shard, bytes, hashes }.checked()
     }
@@ -122,14 +120,13 @@ impl TreeBuilder {
             self.end_piece();
         }
         if self.hashes.len() == 1 {
-            if self.first != shard {
-                return Err(TreeMismatch { shard });
-            }
+            ensure!(self.first == shard, TreeMismatch { shard });
             self.hashes.clear();
         }
-        if self.hashes.len() as u64 * HASH_BYTES != ShardTree::length(self.bytes) {
-            return Err(TreeMismatch { shard });
-        }
+        ensure!(
+            self.hashes.len() as u64 * HASH_BYTES == ShardTree::length(self.bytes),
+            TreeMismatch { shard }
+        );
         ShardTree { shard, bytes: self.bytes, hashes: self.hashes }.checked()
     }
 }

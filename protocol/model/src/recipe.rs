@@ -2,6 +2,7 @@
 //!
 //! It is part of a run's specification, as a recommendation: no rule of the protocol can check how a miner trains.
 
+use protocol::ensure;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -104,9 +105,7 @@ impl Default for Recipe {
 impl Recipe {
     pub fn validate(&self) -> Result<(), RecipeError> {
         for (name, value) in [("batch", self.batch), ("micro_batch", self.micro_batch)] {
-            if value == 0 {
-                return Err(RecipeError::Zero { name });
-            }
+            ensure!(value != 0, RecipeError::Zero { name });
         }
         let above_zero = |x: f64| x.is_finite() && x > 0.0;
         for (name, value, holds, bounds) in [
@@ -123,9 +122,7 @@ impl Recipe {
             ("weight_decay", self.weight_decay, (0.0..=1.0).contains(&self.weight_decay), "from 0 to 1"),
             ("clip_norm", self.clip_norm, above_zero(self.clip_norm), "above 0"),
         ] {
-            if !holds {
-                return Err(RecipeError::OutOfBounds { name, value, bounds });
-            }
+            ensure!(holds, RecipeError::OutOfBounds { name, value, bounds });
         }
         if self.stable_steps > 0 && self.schedule != RateSchedule::Wsd {
             return Err(RecipeError::NoStablePart { value: self.stable_steps });

@@ -1,7 +1,7 @@
 //! The tensors of a model, in the order in which everyone lays them out flat.
 
 use super::SECTION_CHUNKS;
-use crate::{Digest, params::CHUNK_VALUES};
+use crate::{Digest, ensure, params::CHUNK_VALUES};
 use alloc::{collections::BTreeSet, string::String, vec::Vec};
 use codec::{Decode, Encode};
 use core::ops::Range;
@@ -63,19 +63,16 @@ impl Schema {
     pub const RANK_MAX: usize = 8;
 
     pub fn new(tensors: Vec<TensorSpec>) -> Result<Schema, SchemaError> {
-        if !(1..=Schema::TENSORS_MAX).contains(&tensors.len()) {
-            return Err(SchemaError::TensorCount);
-        }
+        ensure!((1..=Schema::TENSORS_MAX).contains(&tensors.len()), SchemaError::TensorCount);
         let mut names = BTreeSet::new();
         let mut ends = Vec::with_capacity(tensors.len());
         let mut end = 0usize;
         for (index, tensor) in tensors.iter().enumerate() {
-            if !(1..=Schema::NAME_BYTES_MAX).contains(&tensor.name.len()) {
-                return Err(SchemaError::Name { tensor: index });
-            }
-            if !names.insert(&tensor.name[..]) {
-                return Err(SchemaError::SameName { name: tensor.name.clone() });
-            }
+            ensure!(
+                (1..=Schema::NAME_BYTES_MAX).contains(&tensor.name.len()),
+                SchemaError::Name { tensor: index }
+            );
+            ensure!(names.insert(&tensor.name[..]), SchemaError::SameName { name: tensor.name.clone() });
             let values = tensor.values().ok_or_else(|| SchemaError::Shape { name: tensor.name.clone() })?;
             end = usize::try_from(values)
                 .ok()
@@ -117,10 +114,6 @@ impl Schema {
                 values: start..range.end.min(start + SECTION_VALUES),
             })
         })
-    }
-
-    pub fn section_count(&self) -> usize {
-        self.ranges().map(|range| range.len().div_ceil(SECTION_VALUES)).sum()
     }
 }
 
@@ -187,7 +180,7 @@ mod tests {
         assert_eq!(schema.ranges().collect::<Vec<_>>(), [0..15, 15..16, 16..600_016]);
 
         let sections: Vec<_> = schema.sections().collect();
-        assert_eq!(sections.len(), schema.section_count());
+        assert_eq!(sections.len(), 1 + 1 + 3);
         assert_eq!(sections[0], Section { tensor: 0, start: 0, values: 0..15 });
         assert_eq!(
             sections[3],

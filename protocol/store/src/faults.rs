@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 
 use crate::{Action, Listing, Store, StoreError, TrafficTotals};
@@ -319,14 +320,15 @@ impl FaultyStore {
 
     async fn begin_write(&self, key: &ObjectKey) -> Result<(), StoreError> {
         self.begin(Action::Write, key.as_str()).await?;
-        if self.injector.is_full(key.as_str()) {
-            return Err(StoreError::Full {
+        ensure!(
+            !self.injector.is_full(key.as_str()),
+            StoreError::Full {
                 store: self.describe(),
                 action: Action::Write,
                 name: key.to_string(),
                 source: "injected: full".into(),
-            });
-        }
+            }
+        );
         Ok(())
     }
 
@@ -366,9 +368,7 @@ impl Store for FaultyStore {
         let bytes = self.inner.get(key, max_bytes).await?;
         // Drawn for objects that are there: a reader that asks too early is not the first reader.
         let faults = self.injector.draw_read(Action::Read, key.as_str());
-        if faults.missing {
-            return Err(StoreError::NotFound { key: key.to_string() });
-        }
+        ensure!(!faults.missing, StoreError::NotFound { key: key.to_string() });
         if let Some(to) = &faults.redirect_to {
             return Err(self.failed(Action::Read, key.as_str(), &format!("injected: redirected to {to:?}")));
         }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 
 use crate::fetch::{Fetch, FetchError, Limits, cut};
@@ -56,9 +57,7 @@ impl Store for MemoryStore {
         let found = self.objects().get(key.as_str()).cloned();
         let found = found.ok_or_else(|| StoreError::NotFound { key: key.to_string() })?;
         let bytes = found.len() as u64;
-        if bytes > max_bytes {
-            return Err(StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
-        }
+        ensure!(bytes <= max_bytes, StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
         self.traffic.add_down(bytes);
         Ok(found)
     }

@@ -9,6 +9,7 @@ use futures::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
 use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -50,18 +51,14 @@ impl Store for S3Store {
         self.within(Action::Read, key.as_str(), async {
             let found = self.backend.get(&at).await?;
             let expected = found.meta.size;
-            if expected > max_bytes {
-                return Err(too_large(expected).into());
-            }
+            ensure!(expected <= max_bytes, too_large(expected));
             // The length that the node's own store announces is trusted, up to the limit.
             let mut whole = BytesMut::with_capacity(usize::try_from(expected).unwrap_or(0));
             let mut chunks = found.into_stream();
             while let Some(chunk) = chunks.try_next().await? {
                 self.traffic.add_down(chunk.len() as u64);
                 whole.extend_from_slice(&chunk);
-                if whole.len() as u64 > max_bytes {
-                    return Err(too_large(whole.len() as u64).into());
-                }
+                ensure!(whole.len() as u64 <= max_bytes, too_large(whole.len() as u64));
             }
             let got = whole.len() as u64;
             if got != expected {

@@ -3,6 +3,7 @@
 //! A miner whose upload retries for three minutes in silence has missed its window long before it learns of it. So the
 //! number of retries is small, and one deadline covers them all.
 
+use protocol::ensure;
 use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
@@ -70,15 +71,18 @@ impl S3Store {
             "https" => false,
             other => return Err(wrong(format!("the endpoint is {other}, not http or https"))),
         };
-        if !endpoint.username().is_empty() || endpoint.password().is_some() {
-            return Err(wrong("the endpoint must not hold a credential".into()));
-        }
-        if settings.bucket.is_empty() || settings.bucket.contains('/') {
-            return Err(wrong(format!("{:?} cannot be the name of a bucket", settings.bucket)));
-        }
-        if settings.credentials.access_key.is_empty() || settings.credentials.secret_key.is_empty() {
-            return Err(wrong("the access key and its secret are both needed".into()));
-        }
+        ensure!(
+            endpoint.username().is_empty() && endpoint.password().is_none(),
+            wrong("the endpoint must not hold a credential".into())
+        );
+        ensure!(
+            !settings.bucket.is_empty() && !settings.bucket.contains('/'),
+            wrong(format!("{:?} cannot be the name of a bucket", settings.bucket))
+        );
+        ensure!(
+            !settings.credentials.access_key.is_empty() && !settings.credentials.secret_key.is_empty(),
+            wrong("the access key and its secret are both needed".into())
+        );
 
         tls::install_provider();
         let client = ClientOptions::new()

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 use reqwest::header;
 use tokio::sync::Semaphore;
@@ -187,9 +188,7 @@ impl HttpFetcher {
         }
         let max_bytes = limits.max_bytes;
         let expected = response.content_length().ok_or(FetchError::NoLength)?;
-        if expected > max_bytes {
-            return Err(FetchError::TooLarge { bytes: expected, max_bytes });
-        }
+        ensure!(expected <= max_bytes, FetchError::TooLarge { bytes: expected, max_bytes });
         if let Some(range) = range.filter(|range| expected < range.end - range.start) {
             return Err(FetchError::CutShort { got: expected, expected: range.end - range.start });
         }
@@ -205,9 +204,7 @@ impl HttpFetcher {
                     self.traffic.add_down(chunk.len() as u64);
                     window.bytes += chunk.len() as u64;
                     got += chunk.len() as u64;
-                    if got > expected {
-                        return Err(FetchError::TooLarge { bytes: got, max_bytes: expected });
-                    }
+                    ensure!(got <= expected, FetchError::TooLarge { bytes: got, max_bytes: expected });
                     let handed = Instant::now();
                     to.piece(&chunk);
                     window.pause(handed.elapsed());
@@ -219,9 +216,7 @@ impl HttpFetcher {
                 window = window.next(limits)?;
             }
         }
-        if got < expected {
-            return Err(FetchError::CutShort { got, expected });
-        }
+        ensure!(got >= expected, FetchError::CutShort { got, expected });
         Ok(())
     }
 }
@@ -327,9 +322,7 @@ fn late(since: Instant, asked: Duration) -> bool {
 /// The URL of an object, if the base URL may be used.
 fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
     let bad = |why: String| FetchError::BadUrl { why };
-    if base_url.len() > 256 {
-        return Err(bad(format!("it has {} characters, more than 256", base_url.len())));
-    }
+    ensure!(base_url.len() <= 256, bad(format!("it has {} characters, more than 256", base_url.len())));
     let mut url = Url::parse(base_url).map_err(|error| bad(error.to_string()))?;
     match url.scheme() {
         "https" => {}
@@ -337,12 +330,8 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
         "http" => return Err(bad("it must be https".into())),
         other => return Err(bad(format!("{other:?} is neither https nor http"))),
     }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(bad("it holds a credential".into()));
-    }
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err(bad("it has a query or a fragment".into()));
-    }
+    ensure!(url.username().is_empty() && url.password().is_none(), bad("it holds a credential".into()));
+    ensure!(url.query().is_none() && url.fragment().is_none(), bad("it has a query or a fragment".into()));
     // A literal address is never resolved, so it is judged here.
     let literal = match url.host() {
         None => return Err(bad("it names no host".into())),
