@@ -1,7 +1,7 @@
 //! The wire format of a contribution, and of the merged update: which values are sent, and in which bytes
 //! (PROT-7, PROT-8).
 //!
-//! The encoder here is the slow truth that every fast one must equal, and it is normative: equal values give equal
+//! The encoder here is the slow reference that every fast one must equal, and it is normative: equal values give equal
 //! bytes on every machine. The decoder accepts exactly what the encoder could have written and nothing else, so that
 //! there is one spelling of a contribution and a digest names it. What a stranger sends can cost no more memory than
 //! a small multiple of its own length, and no more than the schema says.
@@ -33,7 +33,6 @@ use crate::{
 };
 use alloc::{string::String, vec::Vec};
 use bits::{BitReader, BitWriter};
-use core::ops::Range;
 
 /// The version of this format, named in every header.
 pub const CODEC: u16 = 1;
@@ -121,10 +120,9 @@ pub fn encode_with_feedback(
 ) -> Result<Vec<u8>, EncodeError> {
     check_encodable(schema, density, residual)?;
     let mut body = Vec::new();
-    let mut section = SectionEncoder::default();
     for place in schema.sections() {
         let values = &mut residual[place.values];
-        section.choose(density, values);
+        let section = SectionEncoder::choose(density, values);
         let start = body.len() + LENGTH_BYTES;
         body.extend_from_slice(&[0; LENGTH_BYTES]);
         section.write(&mut body);
@@ -170,7 +168,7 @@ impl Schema {
     }
 }
 
-/// One section while it is encoded, and room that the next one uses again.
+/// One section while it is encoded.
 #[derive(Default)]
 struct SectionEncoder {
     /// Codes of `lo` and `hi`, a pair per chunk.
@@ -179,8 +177,6 @@ struct SectionEncoder {
     gaps: Vec<u16>,
     /// Bit 0: the sign of an entry. Bit 1: its magnitude.
     marks: Vec<u8>,
-    magnitudes: Vec<u32>,
-    kept: Vec<f32>,
 }
 
 const SIGN: u8 = 1;
@@ -188,57 +184,46 @@ const HIGH: u8 = 2;
 
 impl SectionEncoder {
     /// Chooses entries and levels of every chunk. `values` are finite, and at most a section's.
-    fn choose(&mut self, density: Density, values: &[f32]) {
-        self.levels.clear();
-        self.gaps.clear();
-        self.marks.clear();
+    fn choose(density: Density, values: &[f32]) -> SectionEncoder {
+        let mut section = SectionEncoder::default();
         for chunk in values.chunks(CHUNK_VALUES) {
-            self.keep_largest(density.kept(chunk.len()), chunk);
-            self.quantise();
+            let kept = section.keep_largest(density.kept(chunk.len()), chunk);
+            section.quantise(&kept);
         }
+        section
     }
 
-    /// Puts the `count` values of `chunk` largest in magnitude in `kept`, and the gaps between them in `gaps`.
-    fn keep_largest(&mut self, count: usize, chunk: &[f32]) {
+    /// The `count` values of `chunk` largest in magnitude. Puts the gaps between them in `gaps`.
+    fn keep_largest(&mut self, count: usize, chunk: &[f32]) -> Vec<f32> {
         // The magnitudes of finite floats are in the order of their bits.
-        self.magnitudes.clear();
-        self.magnitudes.extend(chunk.iter().map(|value| magnitude(*value)));
-        let (_, smallest, larger) = self.magnitudes.select_nth_unstable(chunk.len() - count);
+        let mut magnitudes: Vec<u32> = chunk.iter().map(|value| magnitude(*value)).collect();
+        let (_, smallest, larger) = magnitudes.select_nth_unstable(chunk.len() - count);
         let smallest = *smallest;
         let mut ties = count - larger.iter().filter(|magnitude| **magnitude > smallest).count();
 
-        self.kept.clear();
+        let mut kept = Vec::with_capacity(count);
         let mut next = 0;
-        for (first, block) in (0..).step_by(64).zip(chunk.chunks(64)) {
-            let mut reaching = 0u64;
-            for (bit, value) in block.iter().enumerate() {
-                reaching |= u64::from(magnitude(*value) >= smallest) << bit;
+        for (index, value) in chunk.iter().enumerate() {
+            let is_tie = magnitude(*value) == smallest;
+            if magnitude(*value) < smallest || (is_tie && ties == 0) {
+                continue;
             }
-            while reaching != 0 {
-                let index = first + reaching.trailing_zeros() as usize;
-                reaching &= reaching - 1;
-                let value = chunk[index];
-                if magnitude(value) == smallest {
-                    if ties == 0 {
-                        continue;
-                    }
-                    ties -= 1;
-                }
-                self.gaps.push(u16::try_from(index - next).expect("a gap is shorter than a chunk"));
-                self.kept.push(value);
-                next = index + 1;
-            }
+            ties -= usize::from(is_tie);
+            self.gaps.push(u16::try_from(index - next).expect("a gap is shorter than a chunk"));
+            kept.push(*value);
+            next = index + 1;
         }
+        kept
     }
 
     /// Cuts the kept values at their mean magnitude, and finds the level of each half.
-    fn quantise(&mut self) {
-        let total: f64 = self.kept.iter().map(|value| f64::from(value.abs())).sum();
-        let threshold = total / self.kept.len() as f64;
+    fn quantise(&mut self, kept: &[f32]) {
+        let total: f64 = kept.iter().map(|value| f64::from(value.abs())).sum();
+        let threshold = total / kept.len() as f64;
         let is_high = |value: f32| f64::from(value.abs()) > threshold;
 
         let (mut sums, mut counts) = ([0.0f64; 2], [0u32; 2]);
-        for value in &self.kept {
+        for value in kept {
             let class = usize::from(is_high(*value));
             sums[class] += f64::from(value.abs());
             counts[class] += 1;
@@ -251,7 +236,7 @@ impl SectionEncoder {
         };
 
         let two = levels[0] != levels[1];
-        self.marks.extend(self.kept.iter().map(|value| {
+        self.marks.extend(kept.iter().map(|value| {
             let high = two && is_high(*value);
             let negative = *value < 0.0 && levels[usize::from(high)] != 0;
             (u8::from(negative) * SIGN) | (u8::from(high) * HIGH)
@@ -268,13 +253,8 @@ impl SectionEncoder {
             bits.put_rice(u32::from(*gap), u32::from(rice));
         }
         for which in [SIGN, HIGH] {
-            for marks in self.marks.chunks(32) {
-                let word =
-                    marks.iter().rev().fold(0u32, |word, mark| word << 1 | u32::from(mark & which != 0));
-                bits.put(word, marks.len() as u32);
-            }
+            self.marks.iter().for_each(|mark| bits.put(u32::from(mark & which != 0), 1));
         }
-        bits.finish();
     }
 
     /// Takes what [`SectionEncoder::choose`] chose out of the values that it chose from.
@@ -365,32 +345,19 @@ fn decode_values(
 ) -> Result<(), DecodeError> {
     ensure!(codes[0] <= codes[1], DecodeError::LevelsOutOfOrder { tensor, chunk });
     let levels = codes.map(value_of);
-    let mut high_count = 0u32;
-    let mut left = kept;
-    while left > 0 {
-        let count = left.min(32);
-        let (negative, high) = (signs.take(count as u32), magnitudes.take(count as u32));
-        // A zero has no sign: not at the lower level if that is zero, at neither if both are.
-        let zeros = match codes {
-            [0, 0] => u32::MAX,
-            [0, _] => !high,
-            _ => 0,
-        };
-        ensure!(negative & zeros == 0, DecodeError::SignedZero { tensor, chunk });
-        high_count += high.count_ones();
-        entries.values.extend((0..count).map(|entry| {
-            let level = levels[(high >> entry & 1) as usize];
-            f32::from_bits(level.to_bits() | (negative >> entry & 1) << 31)
-        }));
-        left -= count;
+    let mut high_count = 0;
+    for _ in 0..kept {
+        let (negative, high) = (signs.bit(), usize::from(magnitudes.bit()));
+        ensure!(!(negative && codes[high] == 0), DecodeError::SignedZero { tensor, chunk });
+        entries.values.push(if negative { -levels[high] } else { levels[high] });
+        high_count += high;
     }
     if codes[0] == codes[1] {
         ensure!(high_count == 0, DecodeError::MagnitudeWithoutLevel { tensor, chunk });
     } else {
-        ensure!(0 < high_count && (high_count as usize) < kept, DecodeError::UnusedLevel { tensor, chunk });
+        ensure!(0 < high_count && high_count < kept, DecodeError::UnusedLevel { tensor, chunk });
     }
-    let low_count = kept as u32 - high_count;
-    entries.square_norm += square_sum(low_count, levels[0]) + square_sum(high_count, levels[1]);
+    entries.square_norm += square_sum(kept - high_count, levels[0]) + square_sum(high_count, levels[1]);
     Ok(())
 }
 
@@ -474,8 +441,8 @@ fn chunk_lengths(values: usize) -> impl Iterator<Item = usize> {
     (0..values).step_by(CHUNK_VALUES).map(move |start| CHUNK_VALUES.min(values - start))
 }
 
-fn square_sum(count: u32, level: f32) -> f64 {
-    f64::from(count) * (f64::from(level) * f64::from(level))
+fn square_sum(count: usize, level: f32) -> f64 {
+    count as f64 * (f64::from(level) * f64::from(level))
 }
 
 fn magnitude(value: f32) -> u32 {
@@ -492,20 +459,9 @@ pub(crate) fn check_encodable(schema: &Schema, density: Density, values: &[f32])
         values.len() == schema.values(),
         EncodeError::WrongLength { expected: schema.values(), got: values.len() }
     );
-    check_finite(schema, values)
-}
-
-/// Refuses the first value that is not finite, by its tensor and position. `values` are all the schema's.
-fn check_finite(schema: &Schema, values: &[f32]) -> Result<(), EncodeError> {
     for (tensor, range) in schema.tensors().iter().zip(schema.ranges()) {
-        let Range { start, end } = range;
-        // Whole blocks first, without a branch per value.
-        for (first, block) in (0..).step_by(CHUNK_VALUES).zip(values[start..end].chunks(CHUNK_VALUES)) {
-            if block.iter().fold(true, |finite, value| finite & value.is_finite()) {
-                continue;
-            }
-            let at = block.iter().position(|value| !value.is_finite()).unwrap_or(0);
-            let position = u32::try_from(first + at).unwrap_or(u32::MAX);
+        if let Some(at) = values[range].iter().position(|value| !value.is_finite()) {
+            let position = u32::try_from(at).unwrap_or(u32::MAX);
             return Err(EncodeError::NotFinite { tensor: tensor.name.clone(), position });
         }
     }

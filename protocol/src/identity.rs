@@ -108,12 +108,7 @@ pub fn verify(
 }
 
 fn framed(domain: Domain, message: &[u8]) -> Vec<u8> {
-    let label = domain.label();
-    let mut framed = Vec::with_capacity(label.len() + 1 + message.len());
-    framed.extend_from_slice(label);
-    framed.push(0);
-    framed.extend_from_slice(message);
-    framed
+    [domain.label(), &[0], message].concat()
 }
 
 fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,9 +137,7 @@ macro_rules! hex_bytes {
         }
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}(", stringify!($name))?;
-                write_hex(&self.0[..4], f)?;
-                write!(f, "…)")
+                write!(f, "{}({:.8}…)", stringify!($name), alloc::string::ToString::to_string(self))
             }
         }
         impl core::str::FromStr for $name {

@@ -11,12 +11,10 @@ use alloc::{
     vec::Vec,
 };
 use core::{convert::identity, fmt, str::FromStr};
-use serde::{Deserialize, Serialize};
 
 /// The name of an object, relative to a bucket. Lower-case letters, digits, `/` and `-` only, so that it needs no
 /// escaping in a URL or a path and cannot lead out of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(String);
 
 /// A name that none of this module's functions gives.
@@ -107,12 +105,6 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-impl AsRef<str> for ObjectKey {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
 impl FromStr for ObjectKey {
     type Err = InvalidKey;
 
@@ -141,20 +133,6 @@ fn is_key(text: &str) -> bool {
 /// are not.
 fn is_written<N: FromStr, V: ToString>(part: &str, value: impl Fn(N) -> V) -> bool {
     part.parse().is_ok_and(|number| value(number).to_string() == part)
-}
-
-impl TryFrom<String> for ObjectKey {
-    type Error = InvalidKey;
-
-    fn try_from(text: String) -> Result<ObjectKey, InvalidKey> {
-        text.parse()
-    }
-}
-
-impl From<ObjectKey> for String {
-    fn from(key: ObjectKey) -> String {
-        key.0
-    }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::{
     Digest, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, EncodeError, Schema, Sparse, SparseTensor},
     ensure,
-    params::{CHUNK_VALUES, Density, MergeRule},
+    params::{Density, MergeRule},
     select::Selected,
 };
 use alloc::{vec, vec::Vec};
@@ -107,36 +107,22 @@ pub fn apply(schema: &Schema, theta: &mut [f32], update: &Sparse, rate: f32) {
     }
 }
 
-/// Adds the mean of one tensor's parts to its part of the buffer, a chunk at a time.
+/// Adds the mean of one tensor's parts to its part of the buffer.
 fn add_mean(rule: MergeRule, parts: &[(&SparseTensor, f32)], buffer: &mut [f32]) {
-    let mut sums = vec![0.0f32; CHUNK_VALUES];
-    let mut hits = vec![0u32; CHUNK_VALUES];
-    let mut read = vec![0usize; parts.len()];
-    for (start, chunk) in (0..).step_by(CHUNK_VALUES).zip(buffer.chunks_mut(CHUNK_VALUES)) {
-        let (sums, hits) = (&mut sums[..chunk.len()], &mut hits[..chunk.len()]);
-        sums.fill(0.0);
-        hits.fill(0);
-        for ((tensor, scale), read) in parts.iter().zip(&mut read) {
-            let positions = &tensor.positions[*read..];
-            let here = positions.iter().take_while(|position| (**position as usize) < start + chunk.len());
-            let mut count = 0;
-            for (position, value) in here.zip(&tensor.values[*read..]) {
-                let at = *position as usize - start;
-                sums[at] += scale * value;
-                hits[at] += 1;
-                count += 1;
-            }
-            *read += count;
+    let mut sums = vec![(0.0f32, 0u32); buffer.len()];
+    for (tensor, scale) in parts {
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            let (sum, hits) = &mut sums[*position as usize];
+            *sum += scale * value;
+            *hits += 1;
         }
-        for ((value, sum), hits) in chunk.iter_mut().zip(sums).zip(hits) {
-            if *hits > 0 {
-                *value += *sum
-                    / match rule {
-                        MergeRule::MeanOverHits => *hits as f32,
-                        MergeRule::MeanOverAll => parts.len() as f32,
-                    };
-            }
-        }
+    }
+    for (value, (sum, hits)) in buffer.iter_mut().zip(sums).filter(|(_, (_, hits))| *hits > 0) {
+        let divisor = match rule {
+            MergeRule::MeanOverHits => hits as f32,
+            MergeRule::MeanOverAll => parts.len() as f32,
+        };
+        *value += sum / divisor;
     }
 }
 

@@ -181,15 +181,13 @@ impl RunParams {
             ("evaluation_fraction", self.evaluation_fraction, 1),
         ] {
             let value = bits.get();
-            if !(value.is_finite() && 0.0 < value && value <= f32::from(max)) {
-                return Err(ParamsError::Rate { name, max });
-            }
+            ensure!(
+                value.is_finite() && 0.0 < value && value <= f32::from(max),
+                ParamsError::Rate { name, max }
+            );
         }
-        if self.min_contributions > self.reserve_places
-            || self.places.checked_add(self.reserve_places).is_none()
-        {
-            return Err(ParamsError::Places);
-        }
+        let places = self.places.checked_add(self.reserve_places);
+        ensure!(self.min_contributions <= self.reserve_places && places.is_some(), ParamsError::Places);
         ensure!(self.reveal_windows <= self.epoch_windows, ParamsError::Reveal);
         let fits =
             |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);

@@ -365,10 +365,7 @@ impl Receipt {
     pub fn sign(&self, key: &ed25519_dalek::SigningKey) -> SignedReceipt {
         let body = self.encode();
         let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
-        let mut bytes = Vec::with_capacity(MAGIC.len() + body.len() + SIGNATURE_BYTES);
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&body);
-        bytes.extend_from_slice(&signature.0);
+        let bytes = [&MAGIC[..], &body, &signature.0].concat();
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
@@ -464,9 +461,8 @@ impl Receipt {
         if let Some(merged) = &self.merged {
             ordered(&merged.inputs, |input| input.uid, "what was merged is not in order")?;
         }
-        if self.merged.is_none() && self.statements.vote.is_some() {
-            return Err(ReceiptError::Disordered("a vote is signed that is not there"));
-        }
+        let vote_is_there = self.merged.is_some() || self.statements.vote.is_none();
+        ensure!(vote_is_there, ReceiptError::Disordered("a vote is signed that is not there"));
         self.before.check(epoch)?;
         let Some(judgement) = &self.judgement else { return Ok(()) };
         let Judgement { held, budget: _, order, common, seats, after, weights } = judgement;
@@ -483,15 +479,10 @@ impl Receipt {
                     within(detail.len(), TEXT_BYTES_MAX, "a text is too long")?;
                 }
                 Observed::Valid { measured: Some(measured), .. } => {
-                    within(
-                        measured.own.len(),
-                        sequences,
-                        "there are more own sequences than the run allows",
-                    )?;
-                    ensure!(
-                        measured.common_after.len() == common.len(),
-                        ReceiptError::Disordered("a seat was not measured on each of the common sequences",)
-                    );
+                    let Measured { own, common_after } = measured;
+                    within(own.len(), sequences, "there are more own sequences than the run allows")?;
+                    let missed = "a seat was not measured on each of the common sequences";
+                    ensure!(common_after.len() == common.len(), ReceiptError::Disordered(missed));
                 }
                 _ => {}
             }

@@ -68,13 +68,8 @@ pub enum ProofError {
 impl Statement {
     /// Of an attestation: verdicts in uid order, as the chain takes them.
     pub fn of_attestation(run: RunId, window: Window, uid: Uid, verdicts: &Vec<(Uid, Verdict)>) -> Statement {
-        Statement {
-            run,
-            window,
-            uid,
-            kind: StatementKind::Attestation,
-            digest: Digest::of(&verdicts.encode()),
-        }
+        let digest = Digest::of(&verdicts.encode());
+        Statement { run, window, uid, kind: StatementKind::Attestation, digest }
     }
 
     pub fn of_vote(run: RunId, window: Window, uid: Uid, vote: &Vote) -> Statement {

@@ -51,19 +51,14 @@ pub struct Header {
 /// The exact bytes to commit to and upload, signed.
 pub fn seal(header: &Header, body: &[u8], key: &ed25519_dalek::SigningKey) -> Vec<u8> {
     let (mut sealer, prefix) = Sealer::new(header);
-    let mut bytes = Vec::with_capacity(FRAME_BYTES + body.len());
-    bytes.extend_from_slice(&prefix);
-    bytes.extend_from_slice(body);
     sealer.push(body);
-    let (signature, _) = sealer.finish(key);
-    bytes.extend_from_slice(&signature.0);
-    bytes
+    [&prefix[..], body, &sealer.finish(key).0.0].concat()
 }
 
 /// Seals a body that is still being written: it hashes what goes by, and signs at the end (PROT-9).
 #[derive(Clone, Debug)]
 pub struct Sealer {
-    header: [u8; HEADER_BYTES],
+    header: Vec<u8>,
     /// Of the body alone: what is signed.
     body: blake3::Hasher,
     /// Of the whole object: what is committed.
@@ -73,14 +68,12 @@ pub struct Sealer {
 impl Sealer {
     /// Also returns the bytes that the object begins with.
     pub fn new(header: &Header) -> (Sealer, [u8; PREFIX_BYTES]) {
-        let mut fields = [0; HEADER_BYTES];
-        fields.copy_from_slice(&header.encode());
+        let header = header.encode();
         let mut prefix = [0; PREFIX_BYTES];
-        prefix[..MAGIC.len()].copy_from_slice(&MAGIC);
-        prefix[MAGIC.len()..].copy_from_slice(&fields);
+        prefix.copy_from_slice(&[&MAGIC[..], &header].concat());
         let mut object = blake3::Hasher::new();
         object.update(&prefix);
-        (Sealer { header: fields, body: blake3::Hasher::new(), object }, prefix)
+        (Sealer { header, body: blake3::Hasher::new(), object }, prefix)
     }
 
     /// The next bytes of the body.
@@ -215,10 +208,8 @@ impl<'a> Submission<'a> {
         ensure!(header.base == expected.base, Fault::WrongBase);
         ensure!(header.schema == expected.schema.digest(), Fault::WrongSchema);
         ensure!(header.density == expected.density, Fault::WrongDensity { got: header.density });
-        if !(1..=expected.sequences_per_seat).contains(&header.trained) {
-            let assigned = expected.sequences_per_seat;
-            return Err(Fault::WrongTrained { trained: header.trained, assigned });
-        }
+        let (trained, assigned) = (header.trained, expected.sequences_per_seat);
+        ensure!((1..=assigned).contains(&trained), Fault::WrongTrained { trained, assigned });
 
         let message = signed_message(&header.encode(), &Digest::of(self.body));
         identity::verify(&header.hotkey, Domain::Contribution, &message, &self.signature)
@@ -268,10 +259,7 @@ impl Fault {
 
 /// The header and the body's digest: short, so that signing copies no body.
 fn signed_message(header: &[u8], body: &Digest) -> Vec<u8> {
-    let mut message = Vec::with_capacity(header.len() + 32);
-    message.extend_from_slice(header);
-    message.extend_from_slice(&body.0);
-    message
+    [header, &body.0].concat()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::{
     default_text::PinnedCrate,
     error::SourceError,
-    walk::{FoundFile, files_below, read_file},
+    walk::{FoundFile, files_below},
 };
 use protocol::Digest;
 use std::{
@@ -74,7 +74,8 @@ fn registries(home: &Path) -> Vec<PathBuf> {
 fn digest(files: &[FoundFile]) -> Result<Digest, SourceError> {
     let mut hasher = blake3::Hasher::new();
     for file in files {
-        let contents = read_file(&file.path)?;
+        let contents = fs::read(&file.path)
+            .map_err(|source| SourceError::Unreadable { path: file.path.clone(), source })?;
         for part in [file.name.as_bytes(), &contents] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);

@@ -160,7 +160,10 @@ impl Documents {
                 Kind::Text(Parts { reader, buffer: Vec::new(), before: 0, part_bytes, promised })
             }
             Format::JsonLines => Kind::Lines(reader()?),
-            Format::Parquet => Kind::Rows(formats.rows(path, field)?),
+            Format::Parquet => {
+                let formats = formats.ok_or_else(|| unsupported(path, "Parquet"))?;
+                Kind::Rows(formats.rows(path, field)?)
+            }
         };
         Ok(Documents { path: path.clone(), kind, items: 0, ended: false, read })
     }
@@ -227,7 +230,7 @@ impl Read for Counted {
 fn reader(
     path: &Path,
     compression: Option<Compression>,
-    formats: &dyn Formats,
+    formats: Option<&'static dyn Formats>,
     read: &Arc<AtomicU64>,
 ) -> Result<Box<dyn BufRead + Send>, SourceError> {
     let unreadable = |source| SourceError::Unreadable { path: path.to_owned(), source };
@@ -235,8 +238,19 @@ fn reader(
     let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
     match compression {
         None => Ok(Box::new(file)),
-        Some(compression) => formats.decompress(path, compression, Box::new(file)),
+        Some(compression) => {
+            let format = match compression {
+                Compression::Gzip => "compressed by gzip",
+                Compression::Zstandard => "compressed by Zstandard",
+            };
+            let formats = formats.ok_or_else(|| unsupported(path, format))?;
+            formats.decompress(path, compression, Box::new(file))
+        }
     }
+}
+
+fn unsupported(path: &Path, format: &'static str) -> SourceError {
+    SourceError::Unsupported { path: path.to_owned(), format }
 }
 
 /// The text of the next row; an empty one where the row has none.
@@ -337,7 +351,6 @@ pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PlainFormats;
     use proptest::prelude::*;
 
     fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
@@ -345,7 +358,7 @@ mod tests {
         let path = root.path().join(name);
         std::fs::write(&path, bytes).expect("writable");
         let mut texts = Vec::new();
-        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: &PlainFormats };
+        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: None };
         for batch in Documents::open(&file, "text")? {
             let batch = batch?;
             if batch.not_text {
@@ -428,10 +441,10 @@ mod tests {
         fn decompress(
             &self,
             path: &Path,
-            compression: Compression,
-            file: Box<dyn BufRead + Send>,
+            _: Compression,
+            _: Box<dyn BufRead + Send>,
         ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-            PlainFormats.decompress(path, compression, file)
+            Err(unsupported(path, "compressed"))
         }
 
         fn rows(&self, _: &Path, _: &str) -> Result<Box<dyn Rows>, SourceError> {
@@ -451,7 +464,8 @@ mod tests {
 
     #[test]
     fn a_row_is_a_document_and_one_that_is_not_utf8_is_named() {
-        let file = TextFile { path: "a.parquet".into(), bytes: 100, part_bytes: 100, formats: &GivenRows };
+        let file =
+            TextFile { path: "a.parquet".into(), bytes: 100, part_bytes: 100, formats: Some(&GivenRows) };
         let mut rows = GivenRows.rows(&file.path, "text").expect("given");
         let mut next = |number| row(&mut *rows, &file.path, number);
         assert_eq!(next(1).expect("text").as_deref(), Some("one"));

@@ -83,10 +83,6 @@ struct Encoded {
     then: Cursor,
 }
 
-fn state_path(partial: &Path) -> PathBuf {
-    partial.join("encoded")
-}
-
 /// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the
 /// totals of each source.
 pub(crate) fn encode(
@@ -104,7 +100,8 @@ pub(crate) fn encode(
         let token_bytes = token_bytes_for(tokenizer.vocab());
         SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes)
     };
-    let found = read_bounded(&state_path(partial), MAX_STATE_BYTES).ok().flatten();
+    let state_path = partial.join("encoded");
+    let found = read_bounded(&state_path, MAX_STATE_BYTES).ok().flatten();
     let found = found.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
     let found = found.filter(|state| state.inputs == inputs && state.tokenizer == tokenizer.digest());
     let mut output = Output::open(&shards, writer, found, scan.sources.len()).map_err(failed)?;
@@ -125,7 +122,7 @@ pub(crate) fn encode(
             let state = output.state(inputs, tokenizer.digest()).map_err(failed)?;
             sync_directory(&shards).map_err(failed)?;
             let state = serde_json::to_vec(&state).expect("numbers and strings are always JSON");
-            write_atomic(&state_path(partial), &state)?;
+            write_atomic(&state_path, &state)?;
         }
         progress(Progress::Encoding { bytes, of, resumed });
         Ok::<_, PrepareError>(())

@@ -29,7 +29,7 @@ pub use cargo_text::cargo_homes;
 pub use default_text::PinnedCrate;
 pub use error::{PrepareError, SourceError};
 pub use files::{manifest_path, shard_path, tokenizer_path};
-pub use formats::{Compression, Formats, PlainFormats, Rows};
+pub use formats::{Compression, Formats, Rows};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
 pub use options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice};
 pub use prepare::{PrepareStats, Prepared, SourceStats, prepare};

@@ -12,11 +12,11 @@ use serde::{Deserialize, Serialize};
 pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 const VERSION: u16 = 1;
-const MAX_VOCAB: u32 = 1 << 24;
-const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
+pub(crate) const MAX_VOCAB: u32 = 1 << 24;
+pub(crate) const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
 /// As many files as a process may comfortably keep mapped.
 const MAX_SHARDS: usize = 1 << 14;
-const MAX_SHARD_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -163,11 +163,6 @@ impl Manifest {
 
 pub(crate) fn token_bytes_for(vocab: u32) -> u8 {
     if vocab <= 1 << 16 { 2 } else { 4 }
-}
-
-/// The largest options that a checked manifest can hold.
-pub(crate) fn limits() -> (u32, u32, u64) {
-    (MAX_VOCAB, MAX_SEQUENCE_TOKENS - 1, MAX_SHARD_BYTES)
 }
 
 fn total(shards: &[ShardInfo]) -> u64 {

@@ -17,7 +17,7 @@ use crate::{
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
-    select::{Amounts, ONE, Selection},
+    select::{Amounts, KEYS_AT_ONCE, ONE, Selection},
     source::TextFile,
     tokenizer::TextTokenizer,
 };
@@ -151,7 +151,7 @@ fn make(
 
     // Read back and rename.
     progress(Progress::Checking);
-    check(partial, manifest.digest())?;
+    read_back(partial, manifest.digest())?;
     lock.remove_notes()?;
     lock.publish(&directory)?;
     let prepared = existing(&directory, &inputs)?
@@ -180,7 +180,7 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
             held_out_bytes: least,
             held_out_share: HELD_OUT_SHARE,
             sample_bytes,
-            ..Amounts::default()
+            keys_at_once: KEYS_AT_ONCE,
         },
     )?;
     let bytes = selection.bytes.iter().sum();
@@ -245,7 +245,7 @@ fn trained_tokenizer(
     };
     let path = partial.join(format!("tokenizer-{inputs}.json"));
     if let Ok(Some(json)) = read_bounded(&path, MAX_TOKENIZER_BYTES) {
-        return Ok(TextTokenizer::trained(json)?);
+        return Ok(TextTokenizer::from_json(json, None)?);
     }
     progress(Progress::Tokenizer { tokens: 0, of: vocab });
     let sample = sample(scan, selection)?;
@@ -383,11 +383,7 @@ fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
 fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
     ensure!(description.inputs == *inputs, PrepareError::OtherInputs { directory: directory.to_owned() });
-    let dataset = Dataset::open(directory, Some(description.manifest))
-        .map_err(|source| PrepareError::Damaged { directory: directory.to_owned(), source })?;
-    let unigram_loss = dataset
-        .unigram_loss()
-        .map_err(|source| PrepareError::NotReadBack { directory: directory.to_owned(), source })?;
+    let (dataset, unigram_loss) = read_back(directory, description.manifest)?;
     Ok(Some(Prepared {
         directory: directory.to_owned(),
         digest: dataset.digest(),
@@ -398,13 +394,12 @@ fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, Prepa
     }))
 }
 
-/// Reads everything back as a later reader does.
-fn check(partial: &Path, digest: Digest) -> Result<(), PrepareError> {
-    let dataset = Dataset::open(partial, Some(digest))
-        .map_err(|source| PrepareError::Damaged { directory: partial.to_owned(), source })?;
-    // This verifies each shard.
-    dataset
-        .unigram_loss()
-        .map(drop)
-        .map_err(|source| PrepareError::NotReadBack { directory: partial.to_owned(), source })
+/// Reads everything back as a later reader does: the unigram loss verifies each shard, if it is not there already.
+fn read_back(directory: &Path, manifest: Digest) -> Result<(Dataset, f64), PrepareError> {
+    let at = || directory.to_owned();
+    let dataset = Dataset::open(directory, Some(manifest))
+        .map_err(|source| PrepareError::Damaged { directory: at(), source })?;
+    let unigram_loss =
+        dataset.unigram_loss().map_err(|source| PrepareError::NotReadBack { directory: at(), source })?;
+    Ok((dataset, unigram_loss))
 }

@@ -5,6 +5,7 @@
 //! verified at its first use, once per process; after that, reading a sequence is a copy.
 
 use crate::{
+    durable::{self, Readers},
     files::{manifest_path, read_bounded, shard_path, tokenizer_path, unigram_path},
     manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo},
     tokenizer::{TextTokenizer, TokenizerError},
@@ -14,7 +15,7 @@ use protocol::{Digest, ensure};
 use std::{
     fmt,
     fs::{self, File},
-    io::{self, BufReader, Read as _, Write as _},
+    io::{self, BufReader, Read as _},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -83,13 +84,7 @@ pub enum OpenError {
 impl OpenError {
     /// Whether a file is missing or damaged, so that fetching it again would help.
     pub fn is_damage(&self) -> bool {
-        match self {
-            OpenError::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            OpenError::Manifest { .. }
-            | OpenError::OtherDataset { .. }
-            | OpenError::OtherTokenizer { .. }
-            | OpenError::ShardLength { .. } => true,
-        }
+        !matches!(self, OpenError::Unreadable { source, .. } if source.kind() != io::ErrorKind::NotFound)
     }
 }
 
@@ -260,7 +255,9 @@ impl Dataset {
             return Ok(*self.0.unigram_loss.get_or_init(|| loss));
         }
         let loss = self.compute_unigram_loss()?;
-        if let Err(error) = self.keep_unigram_loss(loss) {
+        let line = format!("{} {loss}\n", self.0.digest);
+        let path = unigram_path(&self.0.directory);
+        if let Err(error) = durable::write_atomic(&path, line.as_bytes(), Readers::Umask) {
             // The directory may be read-only; then the number is computed each time.
             tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
         }
@@ -289,13 +286,6 @@ impl Dataset {
         let (manifest, loss) = std::str::from_utf8(&bytes).ok()?.trim_end().split_once(' ')?;
         let loss = loss.parse().ok().filter(|loss: &f64| loss.is_finite() && *loss >= 0.0)?;
         (manifest.parse() == Ok(self.0.digest)).then_some(loss)
-    }
-
-    fn keep_unigram_loss(&self, loss: f64) -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(&self.0.directory)?;
-        writeln!(file, "{} {loss}", self.0.digest)?;
-        file.persist(unigram_path(&self.0.directory)).map_err(|error| error.error)?;
-        Ok(())
     }
 }
 
@@ -475,8 +465,8 @@ impl Shard {
     }
 
     fn in_vocabulary(&self, manifest: &Manifest, outside: Option<u32>) -> Result<(), ReadError> {
-        let (path, vocab) = (&self.path, manifest.vocab);
-        outside.map_or(Ok(()), |token| Err(ReadError::OutsideVocabulary { path: path.clone(), token, vocab }))
+        let (path, vocab) = (self.path.clone(), manifest.vocab);
+        outside.map_or(Ok(()), |token| Err(ReadError::OutsideVocabulary { path, token, vocab }))
     }
 
     fn map_file(&self) -> io::Result<Mmap> {

@@ -100,11 +100,8 @@ impl Source {
             );
             // Below 2^40, so the conversion is exact.
             let units = units.round() as u64;
-            let several = source.parts.len() > 1;
-            Ok(source.parts.into_iter().map(move |part| {
-                let name = if several { format!("{name}/{}", part.name) } else { name.clone() };
-                SourcePart { name, weight: Some(units), ..part }
-            }))
+            let weighed = move |part| SourcePart { name: name.clone(), weight: Some(units), ..part };
+            Ok(source.parts.into_iter().map(weighed))
         };
         let parts: Result<Vec<_>, _> = parts.into_iter().map(weighed).collect();
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
@@ -138,7 +135,10 @@ impl Source {
     }
 
     /// The files of each part.
-    pub(crate) fn files(&self, formats: &'static dyn Formats) -> Result<Vec<Vec<TextFile>>, SourceError> {
+    pub(crate) fn files(
+        &self,
+        formats: Option<&'static dyn Formats>,
+    ) -> Result<Vec<Vec<TextFile>>, SourceError> {
         self.parts.iter().map(|part| part.files(formats)).collect()
     }
 
@@ -150,7 +150,7 @@ impl Source {
 
 impl SourcePart {
     /// Its files, in order.
-    pub fn files(&self, formats: &'static dyn Formats) -> Result<Vec<TextFile>, SourceError> {
+    pub fn files(&self, formats: Option<&'static dyn Formats>) -> Result<Vec<TextFile>, SourceError> {
         let found = match &self.kind {
             Kind::Path(path) if path.is_file() => {
                 let bytes = path
@@ -178,7 +178,7 @@ pub(crate) struct TextFile {
     pub bytes: u64,
     /// A text file is cut into documents of at most so many bytes.
     pub part_bytes: usize,
-    pub formats: &'static dyn Formats,
+    pub formats: Option<&'static dyn Formats>,
 }
 
 impl TextFile {
@@ -195,7 +195,6 @@ impl TextFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PlainFormats;
     use std::{ffi::OsStr, fs};
 
     fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
@@ -209,7 +208,7 @@ mod tests {
     }
 
     fn names(root: &Path) -> Result<Vec<String>, SourceError> {
-        let files = Source::directory(root).parts[0].files(&PlainFormats)?;
+        let files = Source::directory(root).parts[0].files(None)?;
         let below = |file: &TextFile| {
             file.path.strip_prefix(root).expect("below").to_str().expect("UTF-8").to_owned()
         };
@@ -227,8 +226,7 @@ mod tests {
             (".hidden.txt", b"hidden"),
         ]);
         assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        let one =
-            Source::directory(root.path().join("b.txt")).parts[0].files(&PlainFormats).expect("readable");
+        let one = Source::directory(root.path().join("b.txt")).parts[0].files(None).expect("readable");
         assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 

@@ -44,9 +44,8 @@ impl ShardTree {
     }
 
     fn checked(self) -> Result<ShardTree, TreeMismatch> {
-        if !self.hashes.is_empty() && root(&self.hashes, self.bytes) != self.shard {
-            return Err(TreeMismatch { shard: self.shard });
-        }
+        let is_right = self.hashes.is_empty() || root(&self.hashes, self.bytes) == self.shard;
+        ensure!(is_right, TreeMismatch { shard: self.shard });
         Ok(self)
     }
 
@@ -84,44 +83,37 @@ pub struct TreeBuilder {
     bytes: u64,
     piece: Vec<u8>,
     hashes: Vec<[u8; 32]>,
-    /// The hash of the first piece as a root, for a shard of one piece.
-    first: Digest,
 }
 
 impl TreeBuilder {
     /// For a shard of `bytes` bytes.
     pub fn new(bytes: u64) -> TreeBuilder {
-        TreeBuilder { bytes, piece: Vec::new(), hashes: Vec::new(), first: Digest::default() }
+        TreeBuilder { bytes, piece: Vec::new(), hashes: Vec::new() }
     }
 
     pub fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
+            if self.piece.len() == PIECE_BYTES as usize {
+                self.end_piece();
+            }
             let room = PIECE_BYTES as usize - self.piece.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             self.piece.extend_from_slice(now);
             bytes = later;
-            if self.piece.len() == PIECE_BYTES as usize {
-                self.end_piece();
-            }
         }
     }
 
     fn end_piece(&mut self) {
-        if self.hashes.is_empty() {
-            self.first = Digest::of(&self.piece);
-        }
         self.hashes.push(hash_of(self.hashes.len() as u64, &self.piece));
         self.piece.clear();
     }
 
     /// The tree, if the bytes were those of `shard`.
     pub fn finish(mut self, shard: Digest) -> Result<ShardTree, TreeMismatch> {
-        if !self.piece.is_empty() {
+        if self.hashes.is_empty() {
+            ensure!(Digest::of(&self.piece) == shard, TreeMismatch { shard });
+        } else {
             self.end_piece();
-        }
-        if self.hashes.len() == 1 {
-            ensure!(self.first == shard, TreeMismatch { shard });
-            self.hashes.clear();
         }
         ensure!(
             self.hashes.len() as u64 * HASH_BYTES == ShardTree::length(self.bytes),

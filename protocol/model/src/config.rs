@@ -120,9 +120,8 @@ impl ModelConfig {
         );
         ensure!(self.head_width().is_multiple_of(2), ConfigError::OddHeadWidth { width: self.head_width() });
         ensure!((1.0..=1e9).contains(&self.rope_theta), ConfigError::RopeTheta { value: self.rope_theta });
-        if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 0.1) {
-            return Err(ConfigError::NormEpsilon { value: self.norm_epsilon });
-        }
+        let value = self.norm_epsilon;
+        ensure!(value > 0.0 && value <= 0.1, ConfigError::NormEpsilon { value });
         let mut all = 0;
         for (tensor, [rows, columns]) in self.shapes() {
             let values = rows as u128 * columns as u128;

@@ -124,9 +124,8 @@ impl Recipe {
         ] {
             ensure!(holds, RecipeError::OutOfBounds { name, value, bounds });
         }
-        if self.stable_steps > 0 && self.schedule != RateSchedule::Wsd {
-            return Err(RecipeError::NoStablePart { value: self.stable_steps });
-        }
+        let value = self.stable_steps;
+        ensure!(value == 0 || self.schedule == RateSchedule::Wsd, RecipeError::NoStablePart { value });
         Ok(())
     }
 
@@ -135,23 +134,17 @@ impl Recipe {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
         }
-        let lowest = match self.schedule {
-            RateSchedule::Constant => return self.learning_rate,
-            RateSchedule::Cosine | RateSchedule::Wsd => self.learning_rate * self.final_fraction,
-        };
-        let Some(falling) = (step - self.warmup_steps).checked_sub(self.stable_steps) else {
+        let falling = (step - self.warmup_steps).checked_sub(self.stable_steps);
+        let Some(falling) = falling.filter(|_| self.schedule != RateSchedule::Constant) else {
             return self.learning_rate;
         };
+        let lowest = self.learning_rate * self.final_fraction;
         if falling >= self.decay_steps {
             return lowest;
         }
         let done = falling as f64 / self.decay_steps as f64;
-        let left = match self.schedule {
-            RateSchedule::Wsd => 1.0 - done,
-            RateSchedule::Cosine | RateSchedule::Constant => {
-                (1.0 + (std::f64::consts::PI * done).cos()) / 2.0
-            }
-        };
+        let half_cosine = (1.0 + (std::f64::consts::PI * done).cos()) / 2.0;
+        let left = if self.schedule == RateSchedule::Wsd { 1.0 - done } else { half_cosine };
         lowest + (self.learning_rate - lowest) * left
     }
 }

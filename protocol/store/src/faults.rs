@@ -141,23 +141,19 @@ impl FaultInjector {
         if !state.faults.concern(Some(object)) {
             return ReadFaults::default();
         }
-        let seed = self.seed;
-        if state.hits(seed, Fault::Missing, action, object) {
+        let faults = state.faults.clone();
+        let mut hits = |fault| state.hits(self.seed, fault, action, object);
+        if hits(Fault::Missing) {
             return ReadFaults { missing: true, ..ReadFaults::default() };
         }
-        if state.hits(seed, Fault::Redirected, action, object) {
-            let redirect_to = Some(state.faults.redirect_to.clone());
-            return ReadFaults { redirect_to, ..ReadFaults::default() };
+        if hits(Fault::Redirected) {
+            return ReadFaults { redirect_to: Some(faults.redirect_to), ..ReadFaults::default() };
         }
-        let truncated = state.hits(seed, Fault::Truncated, action, object);
-        let flipped = state.hits(seed, Fault::Flipped, action, object);
-        let stalled = state.hits(seed, Fault::Stalled, action, object);
-        let dripped = state.hits(seed, Fault::Dripped, action, object);
         ReadFaults {
-            truncated,
-            flipped,
-            stall: if stalled { state.faults.stall } else { Duration::ZERO },
-            drip_bytes_per_second: if dripped { state.faults.drip_bytes_per_second.max(1) } else { 0 },
+            truncated: hits(Fault::Truncated),
+            flipped: hits(Fault::Flipped),
+            stall: if hits(Fault::Stalled) { faults.stall } else { Duration::ZERO },
+            drip_bytes_per_second: if hits(Fault::Dripped) { faults.drip_bytes_per_second.max(1) } else { 0 },
             ..ReadFaults::default()
         }
     }
@@ -262,20 +258,17 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Rate, InvalidRate> {
         let invalid = || InvalidRate(text.to_owned());
         let count = |text: &str| text.parse::<u32>().map_err(|_| invalid());
-        if text == "always" {
-            return Ok(Rate::Always);
+        match text.split_once(':') {
+            None if text == "always" => Ok(Rate::Always),
+            None if text == "0" => Ok(Rate::Never),
+            None => count(text).map(Rate::Next),
+            Some(("after", first)) => count(first).map(Rate::AfterFirst),
+            Some(("share", share)) => {
+                let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                share.map(Rate::Share).ok_or_else(invalid)
+            }
+            Some(_) => Err(invalid()),
         }
-        if let Some(share) = text.strip_prefix("share:") {
-            let share: f64 = share.parse().map_err(|_| invalid())?;
-            return if (0.0..=1.0).contains(&share) { Ok(Rate::Share(share)) } else { Err(invalid()) };
-        }
-        if let Some(first) = text.strip_prefix("after:") {
-            return Ok(Rate::AfterFirst(count(first)?));
-        }
-        Ok(match count(text)? {
-            0 => Rate::Never,
-            next => Rate::Next(next),
-        })
     }
 }
 

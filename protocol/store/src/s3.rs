@@ -93,11 +93,7 @@ impl S3Store {
             .with_timeout_disabled()
             .with_read_timeout(SILENCE_MAX);
         let retry = RetryConfig {
-            backoff: BackoffConfig {
-                init_backoff: Duration::from_millis(100),
-                max_backoff: Duration::from_secs(2),
-                base: 2.0,
-            },
+            backoff: BackoffConfig { max_backoff: Duration::from_secs(2), ..BackoffConfig::default() },
             max_retries: settings.retries,
             retry_timeout: settings.deadline,
         };

@@ -19,6 +19,9 @@ use url::{Host, Url};
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
 use crate::{Traffic, TrafficTotals, tls};
 
+/// Concurrent fetches of one fetcher: with their limits this bounds the memory.
+const FETCHES_AT_ONCE: usize = 64;
+
 /// The policy of all fetches of one fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchPolicy {
@@ -26,14 +29,12 @@ pub struct FetchPolicy {
     pub allow_private: bool,
     /// For DNS, TCP and TLS together. A failure here is never the endpoint's.
     pub connect_timeout: Duration,
-    /// Concurrent fetches: with their limits this bounds the memory.
-    pub at_once: usize,
 }
 
 impl FetchPolicy {
     /// For a public network.
     pub fn public() -> FetchPolicy {
-        FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10), at_once: 64 }
+        FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10) }
     }
 
     /// For a network on one machine.
@@ -124,7 +125,7 @@ impl HttpFetcher {
         let client = client.map_err(|error| FetchError::Ours {
             what: format!("cannot use TLS: {}", source_chain(&error)),
         })?;
-        let at_once = Semaphore::new(policy.at_once.max(1));
+        let at_once = Semaphore::new(FETCHES_AT_ONCE);
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
 
@@ -333,14 +334,11 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
     ensure!(url.username().is_empty() && url.password().is_none(), bad("it holds a credential".into()));
     ensure!(url.query().is_none() && url.fragment().is_none(), bad("it has a query or a fragment".into()));
     // A literal address is never resolved, so it is judged here.
-    let literal = match url.host() {
+    match url.host() {
         None => return Err(bad("it names no host".into())),
-        Some(Host::Domain(_)) => None,
-        Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
-        Some(Host::Ipv6(address)) => Some(IpAddr::V6(address)),
-    };
-    if let Some(address) = literal {
-        judge(address, allow_private)?;
+        Some(Host::Domain(_)) => {}
+        Some(Host::Ipv4(address)) => judge(address.into(), allow_private)?,
+        Some(Host::Ipv6(address)) => judge(address.into(), allow_private)?,
     }
     url.path_segments_mut()
         .map_err(|()| bad("it cannot have a path".into()))?
@@ -349,22 +347,10 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
     Ok(url)
 }
 
-fn judge(address: IpAddr, allow_private: bool) -> Result<(), ForbiddenAddress> {
+fn judge(address: IpAddr, allow_private: bool) -> Result<(), FetchError> {
     let class = AddressClass::of(address);
-    if class.allowed(allow_private) { Ok(()) } else { Err(ForbiddenAddress { address, class }) }
-}
-
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{address} is {class}")]
-struct ForbiddenAddress {
-    address: IpAddr,
-    class: AddressClass,
-}
-
-impl From<ForbiddenAddress> for FetchError {
-    fn from(ForbiddenAddress { address, class }: ForbiddenAddress) -> FetchError {
-        FetchError::ForbiddenAddress { address, class }
-    }
+    ensure!(class.allowed(allow_private), FetchError::ForbiddenAddress { address, class });
+    Ok(())
 }
 
 /// Gives the client only judged addresses. The client connects to exactly these: there is no second lookup, in which a
@@ -398,8 +384,8 @@ impl reqwest::dns::Resolve for JudgedResolver {
 
 /// Why there was no answer: as a rule the network in between, which may be ours.
 fn not_answered(error: &reqwest::Error) -> FetchError {
-    if let Some(forbidden) = cause::<ForbiddenAddress>(error) {
-        return (*forbidden).into();
+    if let Some(forbidden) = cause::<FetchError>(error) {
+        return forbidden.clone();
     }
     let what = source_chain(error);
     match error {
