@@ -160,19 +160,10 @@ fn is_below(name: &str, prefix: &str) -> bool {
 
 /// An error and its sources on one line. Leaves out a source that repeats the text before it.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let next = error.to_string();
-        if next != last {
-            text.push_str(": ");
-            text.push_str(&next);
-            last = next;
-        }
-        source = error.source();
-    }
-    text
+    let errors = std::iter::successors(Some(error), |error| (**error).source());
+    let mut texts: Vec<String> = errors.map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
 }
 
 #[cfg(test)]

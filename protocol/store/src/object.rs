@@ -13,7 +13,9 @@ use protocol::ensure;
 use protocol::keys::ObjectKey;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
+use crate::{
+    Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, error_chain, is_below, trimmed,
+};
 
 /// Larger objects are uploaded in parts of this size. S3 wants at least 5 MiB, and some stores want all parts equal but
 /// the last.
@@ -215,48 +217,28 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
         }
         E::InvalidPath { source } => StoreError::BadName { name, why: source.to_string() },
         // Some requests, lists among them, fail without a kind: the text of the answer has it.
-        E::Generic { source, .. } => match Hint::of(source.as_ref()) {
-            Hint::Full => StoreError::Full { store, action, name, source },
-            Hint::Denied => StoreError::Denied { store, action, name, source },
-            Hint::NoBucket => StoreError::NoBucket { store },
-            Hint::None => StoreError::Unavailable { store, action, name, source },
-        },
+        E::Generic { source, .. } => {
+            let text = error_chain(source.as_ref());
+            let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+            if is_full(source.as_ref()) || says(&["InsufficientStorage", "XMinioStorageFull"]) {
+                StoreError::Full { store, action, name, source }
+            } else if says(&["status code: 401", "status code: 403"]) {
+                StoreError::Denied { store, action, name, source }
+            } else if says(&["NoSuchBucket"]) {
+                StoreError::NoBucket { store }
+            } else {
+                StoreError::Unavailable { store, action, name, source }
+            }
+        }
         other => StoreError::Unavailable { store, action, name, source: Box::new(other) },
     }
 }
 
-/// The kind of an error, from its sources.
-enum Hint {
-    Full,
-    Denied,
-    NoBucket,
-    None,
-}
-
-impl Hint {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Hint {
-        let mut next = Some(error);
-        while let Some(error) = next {
-            if let Some(io) = error.downcast_ref::<std::io::Error>()
-                && matches!(io.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-            {
-                return Hint::Full;
-            }
-            let text = error.to_string();
-            let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-            if says(&["InsufficientStorage", "XMinioStorageFull"]) {
-                return Hint::Full;
-            }
-            if says(&["status code: 401", "status code: 403"]) {
-                return Hint::Denied;
-            }
-            if says(&["NoSuchBucket"]) {
-                return Hint::NoBucket;
-            }
-            next = error.source();
-        }
-        Hint::None
-    }
+fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::{Error, ErrorKind};
+    std::iter::successors(Some(error), |error| (**error).source())
+        .filter_map(|error| error.downcast_ref::<Error>())
+        .any(|error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
 }
 
 fn location(key: &ObjectKey) -> Result<Location, StoreError> {

@@ -404,14 +404,8 @@ fn broke_off(error: &reqwest::Error, got: u64, expected: u64) -> FetchError {
 }
 
 fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
+    let mut errors = std::iter::successors(Some(error), |error| (**error).source());
+    errors.find_map(|error| error.downcast_ref())
 }
 
 /// The sources of an error, without its own text: that names the URL.
