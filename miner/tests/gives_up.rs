@@ -72,7 +72,7 @@ fn a_loss_that_explodes_twice_gives_up_the_window_and_changes_nothing() {
     let store =
         ContributionStore { directory: scene.directory.path().to_owned(), run: RunId(1), seat, key, codec };
     // A window was trained well before.
-    trainer.step(&[scene.dataset.sequence(1).unwrap()]).unwrap();
+    trainer.step(&scene.dataset.sequences(&[1]).unwrap()).unwrap();
     let before = state(&trainer);
     let kept =
         Snapshot { residual: vec![0.25; schema.values()], ..Snapshot::fresh(Window(3), schema.values()) };
@@ -216,7 +216,7 @@ impl AsRef<[u32]> for Unsound {
 #[test]
 fn a_step_that_fails_once_leaves_no_trace() {
     let scene = Scene::new();
-    let known = scene.dataset.sequence(5).unwrap();
+    let known = scene.dataset.sequences(&[5]).unwrap().remove(0);
     // Of what it was trained on it knows how it goes on, and not at all of the same backwards.
     let trained = || {
         let mut trainer = scene.trainer(1e-2);

@@ -7,7 +7,7 @@ use mettle_protocol::{
     Digest, Hotkey, RunId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode},
     identity::{self, Domain},
-    merge::{UpdateHeader, largest_update, read_update, seal_update},
+    merge::{UpdateHeader, largest_update, open_update, seal_update},
     params::{Density, RunParams},
     receipt::{self, MAGIC, Receipt, ReceiptError},
     submission::{Expected, Fault, Header, Submission, largest_bytes, seal},
@@ -76,7 +76,9 @@ pub fn update(bytes: &[u8]) {
         inputs: Vec::new(),
     };
     let check = |bytes: &[u8]| {
-        if let Ok((header, update)) = read_update(bytes, &schema, DENSITY, RunId(1), Window(2), base) {
+        if let Ok((header, body)) = open_update(bytes, &schema, DENSITY, RunId(1), Window(2), base)
+            && let Ok(update) = decode(&schema, DENSITY, body)
+        {
             let body = encode(&schema, DENSITY, &witness(&schema, &update)).expect("levels are finite");
             assert_eq!(seal_update(&header, &body), bytes, "two spellings of one update");
             assert!(bytes.len() <= largest_update(&schema, DENSITY, header.inputs.len()));

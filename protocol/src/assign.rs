@@ -58,15 +58,6 @@ impl Permutation {
         Permutation { key: key.0, len, lefts, rights: len.div_ceil(lefts).max(1) }
     }
 
-    /// How many positions there are.
-    pub fn len(&self) -> u64 {
-        self.len
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// What stands at `position`. A position past the end wraps around; in an empty permutation everything is 0.
     pub fn at(&self, position: u64) -> u64 {
         self.walk(position, |permutation, value| permutation.forward(value))
@@ -156,9 +147,10 @@ impl Assignment<'_> {
             &seed(domain::ASSIGN, self.run, self.window, &self.opening_hash),
             self.positions(),
         );
-        let mut order = Order::new(self.run, self.training_sequences);
         let first = slot * each;
-        Some((first..first + each).map(|place| order.at(self.line_position(deal.at(place)))).collect())
+        Some(
+            (first..first + each).map(|place| self.sequence_at(self.line_position(deal.at(place)))).collect(),
+        )
     }
 
     /// How many positions the window takes: the chain's cursor goes on by as many, also where the window ends void.
@@ -167,26 +159,15 @@ impl Assignment<'_> {
         (self.slots.len() as u64).saturating_mul(u64::from(self.sequences_per_seat))
     }
 
-    /// Every sequence handed out in this window, ascending, each once. As long as the window is: to ask for one
-    /// sequence, use [`Assignment::is_handed_out`].
-    pub fn handed_out(&self) -> Vec<u64> {
-        if self.training_sequences == 0 {
-            return Vec::new();
-        }
-        let mut order = Order::new(self.run, self.training_sequences);
-        let taken: BTreeSet<u64> =
-            (0..self.positions()).map(|place| order.at(self.line_position(place))).collect();
-        taken.into_iter().collect()
-    }
-
-    /// Whether some seat was given `sequence` in this window. In constant memory.
-    pub fn is_handed_out(&self, sequence: u64) -> bool {
-        sequence < self.training_sequences && self.coverage().contains(sequence)
-    }
-
     /// The place in the endless line of positions. Wide enough that no cursor of the chain can overflow it.
     fn line_position(&self, place: u64) -> u128 {
         u128::from(self.cursor) + u128::from(place)
+    }
+
+    /// What stands at a place of that line, where there are any training sequences.
+    fn sequence_at(&self, line_position: u128) -> u64 {
+        let len = u128::from(self.training_sequences);
+        epoch_order(self.run, line_position / len, self.training_sequences).at((line_position % len) as u64)
     }
 
     fn coverage(&self) -> Coverage {
@@ -219,30 +200,6 @@ impl Coverage {
             positions.contains(&order.position_of(sequence))
         };
         self.everything || self.parts.iter().any(taken)
-    }
-}
-
-/// The endless line of positions. Remembers the epoch it was last asked about.
-struct Order {
-    run: RunId,
-    training_sequences: u64,
-    epoch: u128,
-    permutation: Permutation,
-}
-
-impl Order {
-    fn new(run: RunId, training_sequences: u64) -> Order {
-        Order { run, training_sequences, epoch: 0, permutation: epoch_order(run, 0, training_sequences) }
-    }
-
-    /// `training_sequences` is above zero.
-    fn at(&mut self, line_position: u128) -> u64 {
-        let len = u128::from(self.training_sequences);
-        let epoch = line_position / len;
-        if epoch != self.epoch {
-            (self.epoch, self.permutation) = (epoch, epoch_order(self.run, epoch, self.training_sequences));
-        }
-        self.permutation.at((line_position % len) as u64)
     }
 }
 
@@ -308,6 +265,13 @@ mod tests {
         }
     }
 
+    /// Every sequence handed out in the window, ascending, each once.
+    fn handed_out(assignment: &Assignment<'_>) -> Vec<u64> {
+        let line =
+            (0..assignment.positions()).map(|place| assignment.sequence_at(assignment.line_position(place)));
+        line.collect::<BTreeSet<u64>>().into_iter().collect()
+    }
+
     fn distinct(values: &[u64]) -> usize {
         values.iter().collect::<BTreeSet<_>>().len()
     }
@@ -349,7 +313,6 @@ mod tests {
     fn tiny_permutations_are_bijections_too() {
         assert_eq!(Permutation::new(&key(0), 0).iter().count(), 0);
         assert_eq!(Permutation::new(&key(0), 0).at(5), 0);
-        assert!(Permutation::new(&key(0), 0).is_empty());
         assert_eq!(Permutation::new(&key(0), 1).iter().collect::<Vec<_>>(), [0]);
         let pairs: BTreeSet<Vec<u64>> =
             (0..40).map(|n| Permutation::new(&key(n), 2).iter().collect()).collect();
@@ -373,13 +336,13 @@ mod tests {
         let assignment = window(&slots, 3, 40, 7, 1000);
         let mut all: Vec<u64> = slots.iter().flat_map(|uid| assignment.of(*uid).unwrap()).collect();
         all.sort_unstable();
-        assert_eq!(all, assignment.handed_out());
+        assert_eq!(all, handed_out(&assignment));
         assert_eq!(all.len(), 35);
         assert_eq!(assignment.of(Uid(2)), None);
 
         let elsewhere = Assignment { opening_hash: key(99), ..assignment };
         assert_ne!(elsewhere.of(slots[0]), assignment.of(slots[0]));
-        assert_eq!(elsewhere.handed_out(), assignment.handed_out());
+        assert_eq!(handed_out(&elsewhere), handed_out(&assignment));
     }
 
     #[test]
@@ -387,8 +350,6 @@ mod tests {
         let slots = seats(2);
         let assignment = window(&slots, 0, 5, 3, 0);
         assert_eq!(assignment.of(slots[0]), Some(Vec::new()));
-        assert_eq!(assignment.handed_out(), []);
-        assert!(!assignment.is_handed_out(0));
         assert_eq!(common_sequences(&key(0), &assignment, 4), []);
         assert_eq!(own_sequences(&key(0), slots[0], &[], 4), []);
     }
@@ -399,7 +360,7 @@ mod tests {
         let assignment =
             Assignment { run: RunId(u32::MAX), ..window(&slots, u32::MAX, u64::MAX, 8, u64::MAX) };
         assert_eq!(distinct(&assignment.of(slots[1]).unwrap()), 8);
-        assert_eq!(assignment.handed_out().len(), 16);
+        assert_eq!(handed_out(&assignment).len(), 16);
         assert_eq!(common_sequences(&key(1), &assignment, 5).len(), 5);
         let vast = Assignment { sequences_per_seat: u32::MAX, ..assignment };
         assert_eq!(vast.positions(), 2 * u64::from(u32::MAX));
@@ -465,9 +426,8 @@ mod tests {
                 prop_assert_eq!(taken.len() as u64, assignment.positions());
 
                 // What the seats got together is what stands at the window's positions, whoever got which.
-                let mut order = Order::new(RunId(1), sequences);
                 let mut positions: Vec<u64> =
-                    (cursor..cursor + assignment.positions()).map(|at| order.at(at.into())).collect();
+                    (cursor..cursor + assignment.positions()).map(|at| assignment.sequence_at(at.into())).collect();
                 line.extend_from_slice(&positions);
                 taken.sort_unstable();
                 positions.sort_unstable();
@@ -488,9 +448,9 @@ mod tests {
         ) {
             let slots = seats(count);
             let assignment = window(&slots, 4, cursor, each, sequences);
-            let handed_out: BTreeSet<u64> = assignment.handed_out().into_iter().collect();
-            for sequence in 0..sequences + 2 {
-                prop_assert_eq!(assignment.is_handed_out(sequence), handed_out.contains(&sequence));
+            let handed_out: BTreeSet<u64> = handed_out(&assignment).into_iter().collect();
+            for sequence in 0..sequences {
+                prop_assert_eq!(assignment.coverage().contains(sequence), handed_out.contains(&sequence));
             }
             let common = common_sequences(&key(number), &assignment, wanted);
             prop_assert_eq!(distinct(&common), common.len());

@@ -101,7 +101,9 @@ pub fn yuma(ballots: &[ValidatorWeights]) -> Option<Consensus> {
             rank += stake * u128::from(stands);
             given += stake * u128::from(weight);
             stood[voter] += stands;
-            let bond = moved(bond, stake * u128::from(stands) / total.max(1));
+            let share = stake * u128::from(stands) / total.max(1);
+            // Nine parts of what it was, and one of the clipped weight by the part of the stake: below 2^32, as before.
+            let bond = ((u128::from(bond) * (BOND_EPOCHS - 1) + share) / BOND_EPOCHS) as u32;
             if bond > 0 {
                 bonds[voter].push((seat, bond));
                 held += u128::from(bond);
@@ -247,14 +249,6 @@ fn majority_weight(column: &[Entry], voters: &[Voter], total: u128) -> u64 {
         }
     }
     0
-}
-
-/// A bond after this epoch: nine parts of what it was, and one of the clipped weight by the part of the stake, which is at
-/// most [`ONE`].
-fn moved(bond: u32, stands: u128) -> u32 {
-    let mean = (u128::from(bond) * (BOND_EPOCHS - 1) + stands) / BOND_EPOCHS;
-    // Below 2^32, as the old bond was.
-    mean as u32
 }
 
 /// What a validator's bonds earn: of each seat's incentive the part that it holds of what is `bonded` to the seat.

@@ -1,7 +1,7 @@
 //! The wire format of a contribution, and of the merged update: which values are sent, and in which bytes
 //! (PROT-7, PROT-8).
 //!
-//! The encoder here is the slow truth that every fast one must equal, and it is normative: equal values give equal
+//! The encoder here is the slow reference that every fast one must equal, and it is normative: equal values give equal
 //! bytes on every machine. The decoder accepts exactly what the encoder could have written and nothing else, so that
 //! there is one spelling of a contribution and a digest names it. What a stranger sends can cost no more memory than
 //! a small multiple of its own length, and no more than the schema says.
@@ -27,10 +27,12 @@ mod schema;
 pub use level::{LEVEL_MAX, level_of, value_of};
 pub use schema::{Schema, SchemaError, Section, TensorSpec};
 
-use crate::params::{CHUNK_VALUES, Density};
+use crate::{
+    ensure,
+    params::{CHUNK_VALUES, Density},
+};
 use alloc::{string::String, vec::Vec};
 use bits::{BitReader, BitWriter};
-use core::ops::Range;
 
 /// The version of this format, named in every header.
 pub const CODEC: u16 = 1;
@@ -105,14 +107,7 @@ pub enum DecodeError {
 
 /// Encodes the largest of `values`, which are all the schema's, in its order (PROT-7).
 pub fn encode(schema: &Schema, density: Density, values: &[f32]) -> Result<Vec<u8>, EncodeError> {
-    check_encodable(schema, density, values)?;
-    let mut body = Body::default();
-    let mut section = SectionEncoder::default();
-    for place in schema.sections() {
-        section.choose(density, &values[place.values]);
-        body.push(|out| section.write(out));
-    }
-    Ok(body.finish())
+    encode_with_feedback(schema, density, &mut values.to_vec())
 }
 
 /// Encodes the largest of `residual` and takes what was sent out of it: `e ← fl(e − decode(encode(e)))` (PROT-10).
@@ -124,22 +119,23 @@ pub fn encode_with_feedback(
     residual: &mut [f32],
 ) -> Result<Vec<u8>, EncodeError> {
     check_encodable(schema, density, residual)?;
-    let mut body = Body::default();
-    let mut section = SectionEncoder::default();
+    let mut body = Vec::new();
     for place in schema.sections() {
         let values = &mut residual[place.values];
-        section.choose(density, values);
-        body.push(|out| section.write(out));
+        let section = SectionEncoder::choose(density, values);
+        let start = body.len() + LENGTH_BYTES;
+        body.extend_from_slice(&[0; LENGTH_BYTES]);
+        section.write(&mut body);
+        let length = u32::try_from(body.len() - start).expect("a section is under 1 MiB");
+        body[start - LENGTH_BYTES..start].copy_from_slice(&length.to_le_bytes());
         section.subtract_from(density, values);
     }
-    Ok(body.finish())
+    Ok(body)
 }
 
 /// Decodes what [`encode`] wrote for the same schema and density, and refuses every other bytes (PROT-8).
 pub fn decode(schema: &Schema, density: Density, body: &[u8]) -> Result<Sparse, DecodeError> {
-    if !is_density(density) {
-        return Err(DecodeError::BadDensity(density.0));
-    }
+    ensure!(is_density(density), DecodeError::BadDensity(density.0));
     // Lengths first: nothing is allocated for a section whose bytes cannot hold its entries.
     let sections = split_sections(schema, density, body)?;
     let mut tensors = Vec::with_capacity(schema.tensors().len());
@@ -172,27 +168,7 @@ impl Schema {
     }
 }
 
-/// A body while it is written.
-#[derive(Default)]
-struct Body {
-    bytes: Vec<u8>,
-}
-
-impl Body {
-    fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let start = self.bytes.len() + LENGTH_BYTES;
-        self.bytes.extend_from_slice(&[0; LENGTH_BYTES]);
-        write(&mut self.bytes);
-        let length = u32::try_from(self.bytes.len() - start).expect("a section is under 1 MiB");
-        self.bytes[start - LENGTH_BYTES..start].copy_from_slice(&length.to_le_bytes());
-    }
-
-    fn finish(self) -> Vec<u8> {
-        self.bytes
-    }
-}
-
-/// One section while it is encoded, and room that the next one uses again.
+/// One section while it is encoded.
 #[derive(Default)]
 struct SectionEncoder {
     /// Codes of `lo` and `hi`, a pair per chunk.
@@ -201,8 +177,6 @@ struct SectionEncoder {
     gaps: Vec<u16>,
     /// Bit 0: the sign of an entry. Bit 1: its magnitude.
     marks: Vec<u8>,
-    magnitudes: Vec<u32>,
-    kept: Vec<f32>,
 }
 
 const SIGN: u8 = 1;
@@ -210,57 +184,46 @@ const HIGH: u8 = 2;
 
 impl SectionEncoder {
     /// Chooses entries and levels of every chunk. `values` are finite, and at most a section's.
-    fn choose(&mut self, density: Density, values: &[f32]) {
-        self.levels.clear();
-        self.gaps.clear();
-        self.marks.clear();
+    fn choose(density: Density, values: &[f32]) -> SectionEncoder {
+        let mut section = SectionEncoder::default();
         for chunk in values.chunks(CHUNK_VALUES) {
-            self.keep_largest(density.kept(chunk.len()), chunk);
-            self.quantise();
+            let kept = section.keep_largest(density.kept(chunk.len()), chunk);
+            section.quantise(&kept);
         }
+        section
     }
 
-    /// Puts the `count` values of `chunk` largest in magnitude in `kept`, and the gaps between them in `gaps`.
-    fn keep_largest(&mut self, count: usize, chunk: &[f32]) {
+    /// The `count` values of `chunk` largest in magnitude. Puts the gaps between them in `gaps`.
+    fn keep_largest(&mut self, count: usize, chunk: &[f32]) -> Vec<f32> {
         // The magnitudes of finite floats are in the order of their bits.
-        self.magnitudes.clear();
-        self.magnitudes.extend(chunk.iter().map(|value| magnitude(*value)));
-        let (_, smallest, larger) = self.magnitudes.select_nth_unstable(chunk.len() - count);
+        let mut magnitudes: Vec<u32> = chunk.iter().map(|value| magnitude(*value)).collect();
+        let (_, smallest, larger) = magnitudes.select_nth_unstable(chunk.len() - count);
         let smallest = *smallest;
         let mut ties = count - larger.iter().filter(|magnitude| **magnitude > smallest).count();
 
-        self.kept.clear();
+        let mut kept = Vec::with_capacity(count);
         let mut next = 0;
-        for (first, block) in (0..).step_by(64).zip(chunk.chunks(64)) {
-            let mut reaching = 0u64;
-            for (bit, value) in block.iter().enumerate() {
-                reaching |= u64::from(magnitude(*value) >= smallest) << bit;
+        for (index, value) in chunk.iter().enumerate() {
+            let is_tie = magnitude(*value) == smallest;
+            if magnitude(*value) < smallest || (is_tie && ties == 0) {
+                continue;
             }
-            while reaching != 0 {
-                let index = first + reaching.trailing_zeros() as usize;
-                reaching &= reaching - 1;
-                let value = chunk[index];
-                if magnitude(value) == smallest {
-                    if ties == 0 {
-                        continue;
-                    }
-                    ties -= 1;
-                }
-                self.gaps.push(u16::try_from(index - next).expect("a gap is shorter than a chunk"));
-                self.kept.push(value);
-                next = index + 1;
-            }
+            ties -= usize::from(is_tie);
+            self.gaps.push(u16::try_from(index - next).expect("a gap is shorter than a chunk"));
+            kept.push(*value);
+            next = index + 1;
         }
+        kept
     }
 
     /// Cuts the kept values at their mean magnitude, and finds the level of each half.
-    fn quantise(&mut self) {
-        let total: f64 = self.kept.iter().map(|value| f64::from(value.abs())).sum();
-        let threshold = total / self.kept.len() as f64;
+    fn quantise(&mut self, kept: &[f32]) {
+        let total: f64 = kept.iter().map(|value| f64::from(value.abs())).sum();
+        let threshold = total / kept.len() as f64;
         let is_high = |value: f32| f64::from(value.abs()) > threshold;
 
         let (mut sums, mut counts) = ([0.0f64; 2], [0u32; 2]);
-        for value in &self.kept {
+        for value in kept {
             let class = usize::from(is_high(*value));
             sums[class] += f64::from(value.abs());
             counts[class] += 1;
@@ -273,7 +236,7 @@ impl SectionEncoder {
         };
 
         let two = levels[0] != levels[1];
-        self.marks.extend(self.kept.iter().map(|value| {
+        self.marks.extend(kept.iter().map(|value| {
             let high = two && is_high(*value);
             let negative = *value < 0.0 && levels[usize::from(high)] != 0;
             (u8::from(negative) * SIGN) | (u8::from(high) * HIGH)
@@ -290,13 +253,8 @@ impl SectionEncoder {
             bits.put_rice(u32::from(*gap), u32::from(rice));
         }
         for which in [SIGN, HIGH] {
-            for marks in self.marks.chunks(32) {
-                let word =
-                    marks.iter().rev().fold(0u32, |word, mark| word << 1 | u32::from(mark & which != 0));
-                bits.put(word, marks.len() as u32);
-            }
+            self.marks.iter().for_each(|mark| bits.put(u32::from(mark & which != 0), 1));
         }
-        bits.finish();
     }
 
     /// Takes what [`SectionEncoder::choose`] chose out of the values that it chose from.
@@ -317,95 +275,95 @@ impl SectionEncoder {
     }
 }
 
+/// Decodes one section after the `entries` of its tensor. `gaps` is room that the next section uses again.
 fn decode_section(
     bytes: &[u8],
     place: &Section,
     density: Density,
     gaps: &mut Vec<u16>,
-    tensor: &mut SparseTensor,
+    entries: &mut SparseTensor,
 ) -> Result<(), DecodeError> {
-    let (at_tensor, at_chunk) = (place.tensor, place.first_chunk());
-    let chunks = place.values.len().div_ceil(CHUNK_VALUES);
+    let (tensor, chunk) = (place.tensor, place.first_chunk());
     let (rice, rest) = (bytes[0], &bytes[1..]);
-    let (levels, stream) = rest.split_at(2 * chunks);
-    if rice > RICE_MAX {
-        return Err(DecodeError::RiceTooLarge { tensor: at_tensor, chunk: at_chunk, got: rice });
-    }
-
-    gaps.clear();
+    let (levels, stream) = rest.split_at(2 * place.values.len().div_ceil(CHUNK_VALUES));
+    ensure!(rice <= RICE_MAX, DecodeError::RiceTooLarge { tensor, chunk, got: rice });
     let mut bits = BitReader::new(stream);
-    let mut base = place.start;
-    for (chunk, length) in (at_chunk..).zip(chunk_lengths(place.values.len())) {
+    decode_positions(&mut bits, rice, place, density, gaps, &mut entries.positions)?;
+    let expected = rice_parameter(gaps);
+    ensure!(rice == expected, DecodeError::RiceParameter { tensor, chunk, expected, got: rice });
+
+    let mut signs = bits.clone();
+    bits.skip(gaps.len());
+    for ((chunk, length), codes) in numbered_chunks(place).zip(levels.as_chunks().0) {
+        decode_values((tensor, chunk), density.kept(length), *codes, &mut signs, &mut bits, entries)?;
+    }
+    ensure!(!bits.is_past_end(), DecodeError::Truncated { tensor, chunk });
+    match bits.rest() {
+        (_, true) => Err(DecodeError::TrailingBytes { tensor, chunk }),
+        (0, false) => Ok(()),
+        (_, false) => Err(DecodeError::PaddingSet { tensor, chunk }),
+    }
+}
+
+/// Decodes where a section's entries are, and leaves `bits` at their signs.
+fn decode_positions(
+    bits: &mut BitReader<'_>,
+    rice: u8,
+    place: &Section,
+    density: Density,
+    gaps: &mut Vec<u16>,
+    positions: &mut Vec<u32>,
+) -> Result<(), DecodeError> {
+    let (tensor, mut base) = (place.tensor, place.start);
+    gaps.clear();
+    for (chunk, length) in numbered_chunks(place) {
         let mut next = 0;
         for _ in 0..density.kept(length) {
             let index = bits
                 .take_rice(u32::from(rice), CHUNK_VALUES as u32)
                 .map(|gap| next + gap)
                 .filter(|index| (*index as usize) < length)
-                .ok_or(DecodeError::IndexOutOfRange { tensor: at_tensor, chunk })?;
+                .ok_or(DecodeError::IndexOutOfRange { tensor, chunk })?;
             gaps.push((index - next) as u16);
-            tensor.positions.push(base + index);
+            positions.push(base + index);
             next = index + 1;
         }
-        if bits.is_past_end() {
-            return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
-        }
+        ensure!(!bits.is_past_end(), DecodeError::Truncated { tensor, chunk: place.first_chunk() });
         base += length as u32;
     }
-    let expected = rice_parameter(gaps);
-    if rice != expected {
-        return Err(DecodeError::RiceParameter { tensor: at_tensor, chunk: at_chunk, expected, got: rice });
-    }
+    Ok(())
+}
 
-    let mut signs = bits.clone();
-    bits.skip(gaps.len());
-    for ((chunk, length), codes) in
-        (at_chunk..).zip(chunk_lengths(place.values.len())).zip(levels.chunks_exact(2))
-    {
-        let kept = density.kept(length);
-        if codes[0] > codes[1] {
-            return Err(DecodeError::LevelsOutOfOrder { tensor: at_tensor, chunk });
-        }
-        let levels = [value_of(codes[0]), value_of(codes[1])];
-        let mut high_count = 0u32;
-        let mut left = kept;
-        while left > 0 {
-            let count = left.min(32);
-            let (negative, high) = (signs.take(count as u32), bits.take(count as u32));
-            // A zero has no sign: not at the lower level if that is zero, at neither if both are.
-            let zeros = match codes {
-                [0, 0] => u32::MAX,
-                [0, _] => !high,
-                _ => 0,
-            };
-            if negative & zeros != 0 {
-                return Err(DecodeError::SignedZero { tensor: at_tensor, chunk });
-            }
-            high_count += high.count_ones();
-            tensor.values.extend((0..count).map(|entry| {
-                let level = levels[(high >> entry & 1) as usize];
-                f32::from_bits(level.to_bits() | (negative >> entry & 1) << 31)
-            }));
-            left -= count;
-        }
-        if codes[0] == codes[1] && high_count != 0 {
-            return Err(DecodeError::MagnitudeWithoutLevel { tensor: at_tensor, chunk });
-        }
-        if codes[0] != codes[1] && (high_count == 0 || high_count as usize == kept) {
-            return Err(DecodeError::UnusedLevel { tensor: at_tensor, chunk });
-        }
-        let low_count = kept as u32 - high_count;
-        tensor.square_norm += square_sum(low_count, levels[0]) + square_sum(high_count, levels[1]);
+/// Decodes what a chunk's entries, `kept` of them, are worth. `codes` are those of its two levels.
+fn decode_values(
+    (tensor, chunk): (u32, u32),
+    kept: usize,
+    codes: [u8; 2],
+    signs: &mut BitReader<'_>,
+    magnitudes: &mut BitReader<'_>,
+    entries: &mut SparseTensor,
+) -> Result<(), DecodeError> {
+    ensure!(codes[0] <= codes[1], DecodeError::LevelsOutOfOrder { tensor, chunk });
+    let levels = codes.map(value_of);
+    let mut high_count = 0;
+    for _ in 0..kept {
+        let (negative, high) = (signs.bit(), usize::from(magnitudes.bit()));
+        ensure!(!(negative && codes[high] == 0), DecodeError::SignedZero { tensor, chunk });
+        entries.values.push(if negative { -levels[high] } else { levels[high] });
+        high_count += high;
     }
+    if codes[0] == codes[1] {
+        ensure!(high_count == 0, DecodeError::MagnitudeWithoutLevel { tensor, chunk });
+    } else {
+        ensure!(0 < high_count && high_count < kept, DecodeError::UnusedLevel { tensor, chunk });
+    }
+    entries.square_norm += square_sum(kept - high_count, levels[0]) + square_sum(high_count, levels[1]);
+    Ok(())
+}
 
-    if bits.is_past_end() {
-        return Err(DecodeError::Truncated { tensor: at_tensor, chunk: at_chunk });
-    }
-    match bits.rest() {
-        (_, true) => Err(DecodeError::TrailingBytes { tensor: at_tensor, chunk: at_chunk }),
-        (0, false) => Ok(()),
-        (_, false) => Err(DecodeError::PaddingSet { tensor: at_tensor, chunk: at_chunk }),
-    }
+/// The number in its tensor, and the length, of each chunk of a section.
+fn numbered_chunks(place: &Section) -> impl Iterator<Item = (u32, usize)> {
+    (place.first_chunk()..).zip(chunk_lengths(place.values.len()))
 }
 
 /// The bytes of each section. All are there, long enough for their entries, and nothing follows the last.
@@ -422,18 +380,17 @@ fn split_sections<'a>(
         let (length, after) =
             rest.split_first_chunk().ok_or(DecodeError::WrongLength { expected: read, got })?;
         let length = u32::from_le_bytes(*length);
-        if (length as usize) < smallest_section(density, place.values.len()) {
-            return Err(DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() });
-        }
+        ensure!(
+            (length as usize) >= smallest_section(density, place.values.len()),
+            DecodeError::Truncated { tensor: place.tensor, chunk: place.first_chunk() }
+        );
         let expected = read + u64::from(length);
         let (section, after) =
             after.split_at_checked(length as usize).ok_or(DecodeError::WrongLength { expected, got })?;
         sections.push(section);
         rest = after;
     }
-    if !rest.is_empty() {
-        return Err(DecodeError::WrongLength { expected: got - rest.len() as u64, got });
-    }
+    ensure!(rest.is_empty(), DecodeError::WrongLength { expected: got - rest.len() as u64, got });
     Ok(sections)
 }
 
@@ -484,8 +441,8 @@ fn chunk_lengths(values: usize) -> impl Iterator<Item = usize> {
     (0..values).step_by(CHUNK_VALUES).map(move |start| CHUNK_VALUES.min(values - start))
 }
 
-fn square_sum(count: u32, level: f32) -> f64 {
-    f64::from(count) * (f64::from(level) * f64::from(level))
+fn square_sum(count: usize, level: f32) -> f64 {
+    count as f64 * (f64::from(level) * f64::from(level))
 }
 
 fn magnitude(value: f32) -> u32 {
@@ -497,26 +454,14 @@ fn is_density(density: Density) -> bool {
 }
 
 pub(crate) fn check_encodable(schema: &Schema, density: Density, values: &[f32]) -> Result<(), EncodeError> {
-    if !is_density(density) {
-        return Err(EncodeError::BadDensity(density.0));
-    }
-    if values.len() != schema.values() {
-        return Err(EncodeError::WrongLength { expected: schema.values(), got: values.len() });
-    }
-    check_finite(schema, values)
-}
-
-/// Refuses the first value that is not finite, by its tensor and position. `values` are all the schema's.
-fn check_finite(schema: &Schema, values: &[f32]) -> Result<(), EncodeError> {
+    ensure!(is_density(density), EncodeError::BadDensity(density.0));
+    ensure!(
+        values.len() == schema.values(),
+        EncodeError::WrongLength { expected: schema.values(), got: values.len() }
+    );
     for (tensor, range) in schema.tensors().iter().zip(schema.ranges()) {
-        let Range { start, end } = range;
-        // Whole blocks first, without a branch per value.
-        for (first, block) in (0..).step_by(CHUNK_VALUES).zip(values[start..end].chunks(CHUNK_VALUES)) {
-            if block.iter().fold(true, |finite, value| finite & value.is_finite()) {
-                continue;
-            }
-            let at = block.iter().position(|value| !value.is_finite()).unwrap_or(0);
-            let position = u32::try_from(first + at).unwrap_or(u32::MAX);
+        if let Some(at) = values[range].iter().position(|value| !value.is_finite()) {
+            let position = u32::try_from(at).unwrap_or(u32::MAX);
             return Err(EncodeError::NotFinite { tensor: tensor.name.clone(), position });
         }
     }

@@ -108,12 +108,7 @@ pub fn verify(
 }
 
 fn framed(domain: Domain, message: &[u8]) -> Vec<u8> {
-    let label = domain.label();
-    let mut framed = Vec::with_capacity(label.len() + 1 + message.len());
-    framed.extend_from_slice(label);
-    framed.push(0);
-    framed.extend_from_slice(message);
-    framed
+    [domain.label(), &[0], message].concat()
 }
 
 fn write_hex(bytes: &[u8], f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -142,15 +137,13 @@ macro_rules! hex_bytes {
         }
         impl fmt::Debug for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}(", stringify!($name))?;
-                write_hex(&self.0[..4], f)?;
-                write!(f, "…)")
+                write!(f, "{}({:.8}…)", stringify!($name), alloc::string::ToString::to_string(self))
             }
         }
         impl core::str::FromStr for $name {
             type Err = BadHex;
             fn from_str(text: &str) -> Result<$name, BadHex> {
-                parse_hex(text).map($name).ok_or(BadHex { what: $what })
+                parse_hex(text).map($name).ok_or(BadHex { what: $what, digits: 2 * size_of::<$name>() })
             }
         }
         impl Serialize for $name {
@@ -168,33 +161,15 @@ macro_rules! hex_bytes {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} is 64 hex digits")]
+#[error("{what} is {digits} hex digits")]
 pub struct BadHex {
     what: &'static str,
+    digits: usize,
 }
 
 hex_bytes!(Digest, "a digest");
 hex_bytes!(Hotkey, "a hotkey");
-
-impl Serialize for Signature {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl fmt::Display for Signature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_hex(&self.0, f)
-    }
-}
-
-impl fmt::Debug for Signature {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Signature(")?;
-        write_hex(&self.0[..4], f)?;
-        write!(f, "…)")
-    }
-}
+hex_bytes!(Signature, "a signature");
 
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

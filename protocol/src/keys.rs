@@ -8,14 +8,13 @@ use crate::{Digest, RunId, Uid, Window};
 use alloc::{
     format,
     string::{String, ToString},
+    vec::Vec,
 };
-use core::{fmt, str::FromStr};
-use serde::{Deserialize, Serialize};
+use core::{convert::identity, fmt, str::FromStr};
 
 /// The name of an object, relative to a bucket. Lower-case letters, digits, `/` and `-` only, so that it needs no
 /// escaping in a URL or a path and cannot lead out of a directory.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(String);
 
 /// A name that none of this module's functions gives.
@@ -106,62 +105,34 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-impl AsRef<str> for ObjectKey {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
 impl FromStr for ObjectKey {
     type Err = InvalidKey;
 
     fn from_str(text: &str) -> Result<ObjectKey, InvalidKey> {
-        // Parsed, made anew and compared: numbers with a sign or more zeros, and upper-case digits, are no names.
-        parse(text).filter(|key| key.0 == text).ok_or_else(|| InvalidKey(text.to_string()))
+        if is_key(text) { Ok(ObjectKey(text.to_string())) } else { Err(InvalidKey(text.to_string())) }
     }
 }
 
-fn parse(text: &str) -> Option<ObjectKey> {
-    let mut parts = text.split('/');
-    let key = match parts.next()? {
-        "pieces" => piece(&parts.next()?.parse().ok()?),
-        "specs" => spec(&parts.next()?.parse().ok()?),
-        "manifests" => manifest(&parts.next()?.parse().ok()?),
-        "shards" => shard(&parts.next()?.parse().ok()?),
-        "trees" => shard_tree(&parts.next()?.parse().ok()?),
-        "tokenizers" => tokenizer(&parts.next()?.parse().ok()?),
-        "runs" => {
-            let run = RunId(parts.next()?.parse().ok()?);
-            let window = parts.next().filter(|part| *part == "windows").and_then(|_| parts.next())?;
-            let window = Window(window.parse().ok()?);
-            match parts.next()? {
-                "contributions" => contribution(run, window, &parts.next()?.parse().ok()?),
-                "updates" => update(run, window, &parts.next()?.parse().ok()?),
-                "checkpoints" => checkpoint(run, window, &parts.next()?.parse().ok()?),
-                "receipts" => {
-                    let uid = Uid(parts.next()?.parse().ok()?);
-                    receipt(run, window, uid, &parts.next()?.parse().ok()?)
-                }
-                _ => return None,
-            }
+fn is_key(text: &str) -> bool {
+    let parts: Vec<&str> = text.split('/').collect();
+    let is_digest = |part| is_written(part, identity::<Digest>);
+    let is_window = |run, window| is_written(run, RunId) && is_written(window, Window);
+    match parts[..] {
+        ["pieces" | "specs" | "manifests" | "shards" | "trees" | "tokenizers", digest] => is_digest(digest),
+        ["runs", run, "windows", window, "contributions" | "updates" | "checkpoints", digest] => {
+            is_window(run, window) && is_digest(digest)
         }
-        _ => return None,
-    };
-    Some(key)
-}
-
-impl TryFrom<String> for ObjectKey {
-    type Error = InvalidKey;
-
-    fn try_from(text: String) -> Result<ObjectKey, InvalidKey> {
-        text.parse()
+        ["runs", run, "windows", window, "receipts", uid, digest] => {
+            is_window(run, window) && is_written(uid, Uid) && is_digest(digest)
+        }
+        _ => false,
     }
 }
 
-impl From<ObjectKey> for String {
-    fn from(key: ObjectKey) -> String {
-        key.0
-    }
+/// Whether a part of a name is a value as it is written there: numbers with a sign or more zeros, and upper-case digits,
+/// are not.
+fn is_written<N: FromStr, V: ToString>(part: &str, value: impl Fn(N) -> V) -> bool {
+    part.parse().is_ok_and(|number| value(number).to_string() == part)
 }
 
 #[cfg(test)]

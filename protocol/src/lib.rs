@@ -24,5 +24,15 @@ pub use identity::{Digest, Hotkey, Role, RunId, SeatId, Uid};
 pub use params::{RunParams, Terms};
 pub use window::{Block, Phase, Schedule, Window};
 
+/// Returns the error unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $error:expr $(,)?) => {
+        if !$condition {
+            return Err($error.into());
+        }
+    };
+}
+
 /// The version of the rules themselves. Releases change; this changes only when a rule does.
 pub const PROTOCOL_VERSION: u16 = 1;

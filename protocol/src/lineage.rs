@@ -26,22 +26,12 @@ pub fn next(lineage: &Digest, update: &Digest) -> Digest {
 
 /// The digest of each piece of a flat row of values, as their little-endian bytes.
 pub fn piece_digests(values: &[f32]) -> Vec<Digest> {
-    // Some pages at a time: enough for the hash's widest lanes, and no second copy of the piece.
-    let mut bytes = Vec::with_capacity(4 * HASHED_AT_ONCE);
-    values
-        .chunks(PIECE_VALUES)
-        .map(|piece| {
-            let mut hasher = blake3::Hasher::new();
-            for block in piece.chunks(HASHED_AT_ONCE) {
-                bytes.clear();
-                bytes.extend(block.iter().flat_map(|value| value.to_le_bytes()));
-                hasher.update(&bytes);
-            }
-            Digest(*hasher.finalize().as_bytes())
-        })
-        .collect()
+    let mut blocks = RootOfBlocks::default();
+    blocks.update(values);
+    blocks.into_pieces()
 }
 
+/// Some pages at a time: enough for the hash's widest lanes, and no second copy of a piece.
 const HASHED_AT_ONCE: usize = 16 * 1024;
 
 /// The root of a row of values, from the digests of its pieces.
@@ -96,11 +86,15 @@ impl RootOfBlocks {
         }
     }
 
-    pub fn finish(mut self) -> Digest {
+    pub fn finish(self) -> Digest {
+        root_of_pieces(&self.into_pieces())
+    }
+
+    fn into_pieces(mut self) -> Vec<Digest> {
         if self.values_in_piece > 0 {
             self.end_piece();
         }
-        root_of_pieces(&self.pieces)
+        self.pieces
     }
 
     fn end_piece(&mut self) {

@@ -14,7 +14,8 @@
 use crate::{
     Digest, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, EncodeError, Schema, Sparse, SparseTensor},
-    params::{CHUNK_VALUES, Density, MergeRule},
+    ensure,
+    params::{Density, MergeRule},
     select::Selected,
 };
 use alloc::{vec, vec::Vec};
@@ -55,9 +56,7 @@ pub fn merge(
     inputs: &[Input<'_>],
     buffer: &mut [f32],
 ) -> Result<Vec<u8>, MergeError> {
-    if inputs.is_empty() {
-        return Err(MergeError::NoInputs);
-    }
+    ensure!(!inputs.is_empty(), MergeError::NoInputs);
     if let Some(pair) = inputs.windows(2).find(|pair| pair[0].uid >= pair[1].uid) {
         return Err(MergeError::OutOfOrder { uid: pair[1].uid });
     }
@@ -108,36 +107,22 @@ pub fn apply(schema: &Schema, theta: &mut [f32], update: &Sparse, rate: f32) {
     }
 }
 
-/// Adds the mean of one tensor's parts to its part of the buffer, a chunk at a time.
+/// Adds the mean of one tensor's parts to its part of the buffer.
 fn add_mean(rule: MergeRule, parts: &[(&SparseTensor, f32)], buffer: &mut [f32]) {
-    let mut sums = vec![0.0f32; CHUNK_VALUES];
-    let mut hits = vec![0u32; CHUNK_VALUES];
-    let mut read = vec![0usize; parts.len()];
-    for (start, chunk) in (0..).step_by(CHUNK_VALUES).zip(buffer.chunks_mut(CHUNK_VALUES)) {
-        let (sums, hits) = (&mut sums[..chunk.len()], &mut hits[..chunk.len()]);
-        sums.fill(0.0);
-        hits.fill(0);
-        for ((tensor, scale), read) in parts.iter().zip(&mut read) {
-            let positions = &tensor.positions[*read..];
-            let here = positions.iter().take_while(|position| (**position as usize) < start + chunk.len());
-            let mut count = 0;
-            for (position, value) in here.zip(&tensor.values[*read..]) {
-                let at = *position as usize - start;
-                sums[at] += scale * value;
-                hits[at] += 1;
-                count += 1;
-            }
-            *read += count;
+    let mut sums = vec![(0.0f32, 0u32); buffer.len()];
+    for (tensor, scale) in parts {
+        for (position, value) in tensor.positions.iter().zip(&tensor.values) {
+            let (sum, hits) = &mut sums[*position as usize];
+            *sum += scale * value;
+            *hits += 1;
         }
-        for ((value, sum), hits) in chunk.iter_mut().zip(sums).zip(hits) {
-            if *hits > 0 {
-                *value += *sum
-                    / match rule {
-                        MergeRule::MeanOverHits => *hits as f32,
-                        MergeRule::MeanOverAll => parts.len() as f32,
-                    };
-            }
-        }
+    }
+    for (value, (sum, hits)) in buffer.iter_mut().zip(sums).filter(|(_, (_, hits))| *hits > 0) {
+        let divisor = match rule {
+            MergeRule::MeanOverHits => hits as f32,
+            MergeRule::MeanOverAll => parts.len() as f32,
+        };
+        *value += sum / divisor;
     }
 }
 
@@ -193,17 +178,8 @@ pub enum UpdateError {
     Undecodable(#[from] DecodeError),
 }
 
-/// The part of the header that has a fixed length.
-#[derive(Encode, Decode)]
-struct FixedHeader {
-    codec: u16,
-    run: RunId,
-    window: Window,
-    base: Digest,
-    schema: Digest,
-    density: Density,
-    inputs: u32,
-}
+/// The part of the header that has a fixed length: its fields, and the number of inputs.
+type FixedHeader = (u16, RunId, Window, Digest, Digest, Density, u32);
 
 const FIXED_BYTES: usize = MAGIC.len() + 80;
 const SELECTED_BYTES: usize = 34;
@@ -211,38 +187,17 @@ const SELECTED_BYTES: usize = 34;
 /// The exact bytes whose digest validators vote. `header.inputs` are in uid order, as the chain gives them.
 pub fn seal_update(header: &UpdateHeader, body: &[u8]) -> Vec<u8> {
     let UpdateHeader { codec, run, window, base, schema, density, inputs } = header;
-    let fixed = FixedHeader {
-        codec: *codec,
-        run: *run,
-        window: *window,
-        base: *base,
-        schema: *schema,
-        density: *density,
-        inputs: u32::try_from(inputs.len()).expect("there are fewer seats than uids"),
-    };
+    let count = u32::try_from(inputs.len()).expect("there are fewer seats than uids");
     let mut bytes = Vec::with_capacity(FIXED_BYTES + SELECTED_BYTES * inputs.len() + body.len());
     bytes.extend_from_slice(&MAGIC);
-    fixed.encode_to(&mut bytes);
+    (*codec, *run, *window, *base, *schema, *density, count).encode_to(&mut bytes);
     inputs.iter().for_each(|selected| selected.encode_to(&mut bytes));
     bytes.extend_from_slice(body);
     bytes
 }
 
-/// Reads an update of this window and model. That its digest is the one voted, its caller has checked.
-pub fn read_update(
-    bytes: &[u8],
-    schema: &Schema,
-    density: Density,
-    run: RunId,
-    window: Window,
-    base: Digest,
-) -> Result<(UpdateHeader, Sparse), UpdateError> {
-    let (header, body) = open_update(bytes, schema, density, run, window, base)?;
-    let update = contribution::decode(schema, density, body)?;
-    Ok((header, update))
-}
-
-/// As [`read_update`], but leaves the body as it is, for a faster decoder.
+/// Reads the header of an update of this window and model, and returns it with the body, which is not decoded. That the
+/// digest of `bytes` is the one voted, its caller has checked.
 pub fn open_update<'a>(
     bytes: &'a [u8],
     schema: &Schema,
@@ -254,43 +209,26 @@ pub fn open_update<'a>(
     let (fixed, rest) =
         bytes.split_at_checked(FIXED_BYTES).ok_or(UpdateError::Malformed("it ends inside its header"))?;
     let (magic, mut fixed) = fixed.split_at(MAGIC.len());
-    if magic != MAGIC {
-        return Err(UpdateError::Malformed("it does not begin as an update does"));
-    }
-    let fixed =
+    ensure!(magic == MAGIC, UpdateError::Malformed("it does not begin as an update does"));
+    let (codec, of_run, of_window, of_base, of_schema, of_density, count) =
         FixedHeader::decode(&mut fixed).map_err(|_| UpdateError::Malformed("its header is broken"))?;
-    if fixed.codec != CODEC {
-        return Err(UpdateError::WrongCodec { got: fixed.codec });
-    }
-    if fixed.run != run {
-        return Err(UpdateError::WrongRun { got: fixed.run });
-    }
-    if fixed.window != window {
-        return Err(UpdateError::WrongWindow { got: fixed.window });
-    }
-    if fixed.base != base {
-        return Err(UpdateError::WrongBase);
-    }
-    if fixed.schema != schema.digest() {
-        return Err(UpdateError::WrongSchema);
-    }
-    if fixed.density != density {
-        return Err(UpdateError::WrongDensity { got: fixed.density });
-    }
+    ensure!(codec == CODEC, UpdateError::WrongCodec { got: codec });
+    ensure!(of_run == run, UpdateError::WrongRun { got: of_run });
+    ensure!(of_window == window, UpdateError::WrongWindow { got: of_window });
+    ensure!(of_base == base, UpdateError::WrongBase);
+    ensure!(of_schema == schema.digest(), UpdateError::WrongSchema);
+    ensure!(of_density == density, UpdateError::WrongDensity { got: of_density });
 
-    let (mut list, body) = (fixed.inputs as usize)
+    let (mut list, body) = (count as usize)
         .checked_mul(SELECTED_BYTES)
         .and_then(|length| rest.split_at_checked(length))
         .ok_or(UpdateError::Malformed("it ends inside the list of its inputs"))?;
-    let inputs = (0..fixed.inputs)
+    let inputs = (0..count)
         .map(|_| Selected::decode(&mut list))
         .collect::<Result<Vec<_>, _>>()
         .map_err(|_| UpdateError::Malformed("its list of inputs is broken"))?;
-    if inputs.is_empty() || !inputs.is_sorted_by(|a, b| a.uid < b.uid) {
-        return Err(UpdateError::InputsOutOfOrder);
-    }
-    let FixedHeader { codec, run, window, base, schema, density, .. } = fixed;
-    Ok((UpdateHeader { codec, run, window, base, schema, density, inputs }, body))
+    ensure!(!inputs.is_empty() && inputs.is_sorted_by(|a, b| a.uid < b.uid), UpdateError::InputsOutOfOrder);
+    Ok((UpdateHeader { codec, run, window, base, schema: of_schema, density, inputs }, body))
 }
 
 /// The most bytes that the update of a merge with so many places can have: a fetcher's cap.
@@ -527,7 +465,9 @@ mod tests {
     }
 
     fn read(bytes: &[u8]) -> Result<(UpdateHeader, Sparse), UpdateError> {
-        read_update(bytes, &rows(&[4096]), MERGED, RunId(1), Window(2), BASE)
+        let schema = rows(&[4096]);
+        let (header, body) = open_update(bytes, &schema, MERGED, RunId(1), Window(2), BASE)?;
+        Ok((header, contribution::decode(&schema, MERGED, body)?))
     }
 
     #[test]

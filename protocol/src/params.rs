@@ -1,10 +1,7 @@
 //! The numbers that a run shares. They are read from the chain, never from a local file: two parties that differ in one
 //! of them take part in two different runs.
 
-use crate::{
-    identity::Role,
-    window::{Schedule, ScheduleError},
-};
+use crate::{ensure, identity::Role, window::Schedule};
 use codec::{Decode, DecodeWithMemTracking, Encode, MaxEncodedLen};
 use scale_info::TypeInfo;
 use serde::{Deserialize, Serialize};
@@ -135,8 +132,8 @@ pub struct PayShares {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamsError {
-    #[error(transparent)]
-    Schedule(#[from] ScheduleError),
+    #[error("deadlines must rise: 0 < commit_by < reveal_by < attest_by < vote_by < blocks_per_window")]
+    Schedule,
     #[error("{name} must be above zero")]
     Zero { name: &'static str },
     #[error("a density is from 1 to 4096 values in 4096")]
@@ -162,7 +159,7 @@ pub enum ParamsError {
 impl RunParams {
     /// Checks every bound that no later rule checks again.
     pub fn validate(&self) -> Result<(), ParamsError> {
-        self.schedule.validate()?;
+        ensure!(self.schedule.is_valid(), ParamsError::Schedule);
         for (name, value) in [
             ("epoch_windows", self.epoch_windows),
             ("reveal_windows", self.reveal_windows),
@@ -173,14 +170,10 @@ impl RunParams {
             ("min_contributions", self.min_contributions.into()),
             ("checkpoint_windows", self.checkpoint_windows),
         ] {
-            if value == 0 {
-                return Err(ParamsError::Zero { name });
-            }
+            ensure!(value != 0, ParamsError::Zero { name });
         }
         for density in [self.density, self.merge_density] {
-            if density.0 == 0 || usize::from(density.0) > CHUNK_VALUES {
-                return Err(ParamsError::Density);
-            }
+            ensure!((1..=CHUNK_VALUES).contains(&usize::from(density.0)), ParamsError::Density);
         }
         for (name, bits, max) in [
             ("error_feedback_decay", self.error_feedback_decay, 1),
@@ -188,24 +181,18 @@ impl RunParams {
             ("evaluation_fraction", self.evaluation_fraction, 1),
         ] {
             let value = bits.get();
-            if !(value.is_finite() && 0.0 < value && value <= f32::from(max)) {
-                return Err(ParamsError::Rate { name, max });
-            }
+            ensure!(
+                value.is_finite() && 0.0 < value && value <= f32::from(max),
+                ParamsError::Rate { name, max }
+            );
         }
-        if self.min_contributions > self.reserve_places
-            || self.places.checked_add(self.reserve_places).is_none()
-        {
-            return Err(ParamsError::Places);
-        }
-        if self.reveal_windows > self.epoch_windows {
-            return Err(ParamsError::Reveal);
-        }
+        let places = self.places.checked_add(self.reserve_places);
+        ensure!(self.min_contributions <= self.reserve_places && places.is_some(), ParamsError::Places);
+        ensure!(self.reveal_windows <= self.epoch_windows, ParamsError::Reveal);
         let fits =
             |deadline: u32, end: u32| deadline.checked_add(self.hidden_blocks).is_some_and(|last| last < end);
         let Schedule { attest_by, vote_by, blocks_per_window, .. } = self.schedule;
-        if !fits(attest_by, vote_by) || !fits(vote_by, blocks_per_window) {
-            return Err(ParamsError::Hidden);
-        }
+        ensure!(fits(attest_by, vote_by) && fits(vote_by, blocks_per_window), ParamsError::Hidden);
         Ok(())
     }
 
@@ -229,24 +216,14 @@ impl Terms {
             ("miner_seats_max", self.miner_seats_max.into()),
             ("validator_seats_max", self.validator_seats_max.into()),
         ] {
-            if value == 0 {
-                return Err(ParamsError::Zero { name });
-            }
+            ensure!(value != 0, ParamsError::Zero { name });
         }
-        if self.quorum.0 == 0 || self.quorum.0 > 1000 {
-            return Err(ParamsError::Quorum);
-        }
-        if self.equivocation_slash.0 > 1000 {
-            return Err(ParamsError::Slash);
-        }
-        if self.unbonding_windows > UNBONDING_WINDOWS_MAX {
-            return Err(ParamsError::Unbonding);
-        }
+        ensure!((1..=1000).contains(&self.quorum.0), ParamsError::Quorum);
+        ensure!(self.equivocation_slash.0 <= 1000, ParamsError::Slash);
+        ensure!(self.unbonding_windows <= UNBONDING_WINDOWS_MAX, ParamsError::Unbonding);
         let PayShares { miners, validators, owner, burn } = self.shares;
         let total = [miners, validators, owner, burn].iter().map(|share| u32::from(share.0)).sum::<u32>();
-        if total != 1000 {
-            return Err(ParamsError::Shares);
-        }
+        ensure!(total == 1000, ParamsError::Shares);
         Ok(())
     }
 

@@ -16,14 +16,14 @@
 //! spelling of each: what is read is written again and compared.
 
 use crate::{
-    Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window,
+    Digest, Hotkey, RunId, RunParams, SeatId, Uid, Window, ensure,
     identity::{self, Domain, Signature, SignatureError},
     select::Selected,
     statement::{SignedStatement, Statement},
     view::{Verdict, Vote},
 };
-use alloc::{string::String, vec::Vec};
-use codec::{Decode, DecodeAll as _, Encode, Error as CodecError, Input, Output};
+use alloc::{collections::BTreeSet, string::String, vec::Vec};
+use codec::{Decode, DecodeAll as _, Encode, Error as CodecError, Input};
 use core::fmt;
 use serde::{Deserialize, Serialize};
 
@@ -45,7 +45,7 @@ pub const SEATS_MAX: usize = 2048;
 const SIGNATURE_BYTES: usize = 64;
 
 /// A finite number, to the last bit.
-#[derive(Clone, Copy, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, PartialEq, PartialOrd, Encode, Serialize)]
 #[serde(transparent)]
 pub struct ExactF64(f64);
 
@@ -365,10 +365,7 @@ impl Receipt {
     pub fn sign(&self, key: &ed25519_dalek::SigningKey) -> SignedReceipt {
         let body = self.encode();
         let signature = identity::sign(key, Domain::Receipt, &Digest::of(&body).0);
-        let mut bytes = Vec::with_capacity(MAGIC.len() + body.len() + SIGNATURE_BYTES);
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&body);
-        bytes.extend_from_slice(&signature.0);
+        let bytes = [&MAGIC[..], &body, &signature.0].concat();
         SignedReceipt { digest: Digest::of(&bytes), bytes }
     }
 
@@ -376,20 +373,14 @@ impl Receipt {
     /// key holds the seat, and whether anything in it is true, is another question.
     pub fn open(bytes: &[u8], params: &RunParams) -> Result<Receipt, ReceiptError> {
         let largest = largest_bytes(params);
-        if largest < bytes.len() {
-            return Err(ReceiptError::TooLarge { bytes: bytes.len(), largest });
-        }
+        ensure!(bytes.len() <= largest, ReceiptError::TooLarge { bytes: bytes.len(), largest });
         let rest = bytes.strip_prefix(&MAGIC[..]).ok_or(ReceiptError::NotAReceipt)?;
         let (body, signature) =
             rest.split_last_chunk::<SIGNATURE_BYTES>().ok_or(ReceiptError::NotAReceipt)?;
         let got = u16::decode(&mut &body[..]).map_err(|_| ReceiptError::NotAReceipt)?;
-        if got != FORMAT {
-            return Err(ReceiptError::WrongFormat { got });
-        }
+        ensure!(got == FORMAT, ReceiptError::WrongFormat { got });
         let receipt = Receipt::decode_all(&mut &body[..]).map_err(|_| ReceiptError::Undecodable)?;
-        if receipt.encode() != body {
-            return Err(ReceiptError::NotCanonical);
-        }
+        ensure!(receipt.encode() == body, ReceiptError::NotCanonical);
         receipt.check(params)?;
         identity::verify(&receipt.hotkey, Domain::Receipt, &Digest::of(body).0, &Signature(*signature))?;
         for signed in receipt.signed_statements() {
@@ -461,22 +452,17 @@ impl Receipt {
         for text in texts {
             within(text.len(), TEXT_BYTES_MAX, "a text is too long")?;
         }
-        let clash = |uid: &Uid| {
-            usize::from(valid.contains(uid))
-                + usize::from(faulty.iter().any(|said| said.uid == *uid))
-                + usize::from(not_observed.iter().any(|said| said.uid == *uid))
-                > 1
-        };
-        let mut all = valid.iter().copied().chain(faulty.iter().map(|said| said.uid));
-        if all.any(|uid| clash(&uid)) {
-            return Err(ReceiptError::Disordered("a seat was attested as two things"));
-        }
+        let attested = valid.iter().copied().chain(faulty.iter().map(|said| said.uid));
+        let attested: BTreeSet<Uid> = attested.chain(not_observed.iter().map(|said| said.uid)).collect();
+        ensure!(
+            attested.len() == valid.len() + faulty.len() + not_observed.len(),
+            ReceiptError::Disordered("a seat was attested as two things")
+        );
         if let Some(merged) = &self.merged {
             ordered(&merged.inputs, |input| input.uid, "what was merged is not in order")?;
         }
-        if self.merged.is_none() && self.statements.vote.is_some() {
-            return Err(ReceiptError::Disordered("a vote is signed that is not there"));
-        }
+        let vote_is_there = self.merged.is_some() || self.statements.vote.is_none();
+        ensure!(vote_is_there, ReceiptError::Disordered("a vote is signed that is not there"));
         self.before.check(epoch)?;
         let Some(judgement) = &self.judgement else { return Ok(()) };
         let Judgement { held, budget: _, order, common, seats, after, weights } = judgement;
@@ -493,16 +479,10 @@ impl Receipt {
                     within(detail.len(), TEXT_BYTES_MAX, "a text is too long")?;
                 }
                 Observed::Valid { measured: Some(measured), .. } => {
-                    within(
-                        measured.own.len(),
-                        sequences,
-                        "there are more own sequences than the run allows",
-                    )?;
-                    if measured.common_after.len() != common.len() {
-                        return Err(ReceiptError::Disordered(
-                            "a seat was not measured on each of the common sequences",
-                        ));
-                    }
+                    let Measured { own, common_after } = measured;
+                    within(own.len(), sequences, "there are more own sequences than the run allows")?;
+                    let missed = "a seat was not measured on each of the common sequences";
+                    ensure!(common_after.len() == common.len(), ReceiptError::Disordered(missed));
                 }
                 _ => {}
             }
@@ -544,41 +524,28 @@ fn within(length: usize, most: usize, otherwise: &'static str) -> Result<(), Rec
 
 /// The most bytes that a receipt of a run can have: a fetcher's cap, known before a byte is fetched (PROT-13).
 pub fn largest_bytes(params: &RunParams) -> usize {
-    let sequences = usize::try_from(params.evaluation_sequences).unwrap_or(usize::MAX);
-    let epoch = usize::try_from(params.epoch_windows).unwrap_or(usize::MAX);
+    // Two numbers of 32 bits at most, so that nothing overflows 64.
+    let [sequences, epoch] = [params.evaluation_sequences, params.epoch_windows].map(u64::from);
+    let [seats, penalties, text] = [SEATS_MAX, PENALTIES_MAX, TEXT_BYTES_MAX].map(|most| most as u64);
     // A compact length takes four bytes at most where what it counts takes memory at all.
-    let list = |entries: usize, bytes: usize| entries.saturating_mul(bytes).saturating_add(5);
-    let text = list(TEXT_BYTES_MAX, 1);
-    let reputation = list(epoch, 16).saturating_add(list(PENALTIES_MAX, 9)).saturating_add(3 * 8 + 8 + 17);
-    let reputations = list(SEATS_MAX, reputation.saturating_add(6)).saturating_add(5);
-    let seat = list(sequences, 24)
-        .saturating_add(list(sequences, 8))
-        .saturating_add(text.saturating_mul(2))
-        .saturating_add(6 + 7 + 47 + 3 * 9 + 33 + 5 + 4 * 8 + 2);
+    let list = |entries: u64, bytes: u64| entries * bytes + 5;
+    let text = list(text, 1);
+    let reputation = list(epoch, 16) + list(penalties, 9) + 3 * 8 + 8 + 17;
+    let reputations = list(seats, reputation + 6) + 5;
+    let seat = list(sequences, 24) + list(sequences, 8) + 2 * text + 6 + 7 + 47 + 3 * 9 + 33 + 5 + 4 * 8 + 2;
     // An attested seat is in one list; a text of a fault is two.
-    let attested = list(SEATS_MAX, 2 * text + 2).saturating_add(10);
-    MAGIC
-        .len()
-        .saturating_add(SIGNATURE_BYTES)
-        .saturating_add(2 + 4 + 4 + 6 + 32 + 32 + 37 + 32)
-        .saturating_add(attested)
-        .saturating_add(list(SEATS_MAX, 34).saturating_add(1 + 32 + 33))
-        .saturating_add(2 * (1 + SIGNATURE_BYTES))
-        .saturating_add(reputations.saturating_mul(2))
-        .saturating_add(1 + 4)
-        .saturating_add(list(SEATS_MAX, 2).saturating_mul(2))
-        .saturating_add(list(sequences, 16))
-        .saturating_add(list(SEATS_MAX, seat))
-        .saturating_add(list(SEATS_MAX, 4))
+    let attested = list(seats, 2 * text + 2) + 10;
+    let head = 2 + 4 + 4 + 6 + 32 + 32 + 37 + 32;
+    let merged = list(seats, 34) + 1 + 32 + 33;
+    let judged = 1 + 4 + 2 * list(seats, 2) + list(sequences, 16) + list(seats, seat) + list(seats, 4);
+    let signatures = 3 * SIGNATURE_BYTES as u64 + 2;
+    let bytes = MAGIC.len() as u64 + head + attested + merged + signatures + 2 * reputations + judged;
+    usize::try_from(bytes).unwrap_or(usize::MAX)
 }
 
 /// `text` as a receipt may hold it: cut after [`TEXT_BYTES_MAX`] bytes, between two characters.
 pub fn text(text: &str) -> String {
-    let mut end = text.len().min(TEXT_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    text.get(..end).unwrap_or_default().into()
+    text[..text.floor_char_boundary(TEXT_BYTES_MAX)].into()
 }
 
 impl ExactF64 {
@@ -609,19 +576,9 @@ impl fmt::Display for ExactF64 {
     }
 }
 
-impl Encode for ExactF64 {
-    fn size_hint(&self) -> usize {
-        8
-    }
-
-    fn encode_to<O: Output + ?Sized>(&self, to: &mut O) {
-        self.0.to_bits().encode_to(to);
-    }
-}
-
 impl Decode for ExactF64 {
     fn decode<I: Input>(from: &mut I) -> Result<ExactF64, CodecError> {
-        let number = f64::from_bits(u64::decode(from)?);
+        let number = f64::decode(from)?;
         if number.is_finite() { Ok(ExactF64(number)) } else { Err("not a finite number".into()) }
     }
 }

@@ -6,7 +6,7 @@
 //! different digests are a proof that needs no judge; so is one that differs from what the chain holds.
 
 use crate::{
-    Digest, Hotkey, RunId, Uid, Window,
+    Digest, Hotkey, RunId, Uid, Window, ensure,
     identity::{self, Domain, Signature, SignatureError},
     view::{Verdict, Vote},
 };
@@ -68,13 +68,8 @@ pub enum ProofError {
 impl Statement {
     /// Of an attestation: verdicts in uid order, as the chain takes them.
     pub fn of_attestation(run: RunId, window: Window, uid: Uid, verdicts: &Vec<(Uid, Verdict)>) -> Statement {
-        Statement {
-            run,
-            window,
-            uid,
-            kind: StatementKind::Attestation,
-            digest: Digest::of(&verdicts.encode()),
-        }
+        let digest = Digest::of(&verdicts.encode());
+        Statement { run, window, uid, kind: StatementKind::Attestation, digest }
     }
 
     pub fn of_vote(run: RunId, window: Window, uid: Uid, vote: &Vote) -> Statement {
@@ -103,12 +98,8 @@ impl Equivocation {
     /// Checks that the proof proves what it claims. Whose hotkey it was, the chain must say.
     pub fn check(&self) -> Result<Statement, ProofError> {
         let (one, other) = (self.one.statement, self.other.statement);
-        if !one.same_subject(&other) {
-            return Err(ProofError::DifferentSubject);
-        }
-        if one.digest == other.digest {
-            return Err(ProofError::SameDigest);
-        }
+        ensure!(one.same_subject(&other), ProofError::DifferentSubject);
+        ensure!(one.digest != other.digest, ProofError::SameDigest);
         self.one.verify(&self.hotkey)?;
         self.other.verify(&self.hotkey)?;
         Ok(one)

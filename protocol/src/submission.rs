@@ -14,6 +14,7 @@
 use crate::{
     Digest, Hotkey, RunId, Uid, Window,
     contribution::{self, CODEC, DecodeError, LEVEL_MAX, Schema, Sparse},
+    ensure,
     identity::{self, Domain, Signature},
     params::Density,
 };
@@ -50,19 +51,14 @@ pub struct Header {
 /// The exact bytes to commit to and upload, signed.
 pub fn seal(header: &Header, body: &[u8], key: &ed25519_dalek::SigningKey) -> Vec<u8> {
     let (mut sealer, prefix) = Sealer::new(header);
-    let mut bytes = Vec::with_capacity(FRAME_BYTES + body.len());
-    bytes.extend_from_slice(&prefix);
-    bytes.extend_from_slice(body);
     sealer.push(body);
-    let (signature, _) = sealer.finish(key);
-    bytes.extend_from_slice(&signature.0);
-    bytes
+    [&prefix[..], body, &sealer.finish(key).0.0].concat()
 }
 
 /// Seals a body that is still being written: it hashes what goes by, and signs at the end (PROT-9).
 #[derive(Clone, Debug)]
 pub struct Sealer {
-    header: [u8; HEADER_BYTES],
+    header: Vec<u8>,
     /// Of the body alone: what is signed.
     body: blake3::Hasher,
     /// Of the whole object: what is committed.
@@ -72,14 +68,12 @@ pub struct Sealer {
 impl Sealer {
     /// Also returns the bytes that the object begins with.
     pub fn new(header: &Header) -> (Sealer, [u8; PREFIX_BYTES]) {
-        let mut fields = [0; HEADER_BYTES];
-        fields.copy_from_slice(&header.encode());
+        let header = header.encode();
         let mut prefix = [0; PREFIX_BYTES];
-        prefix[..MAGIC.len()].copy_from_slice(&MAGIC);
-        prefix[MAGIC.len()..].copy_from_slice(&fields);
+        prefix.copy_from_slice(&[&MAGIC[..], &header].concat());
         let mut object = blake3::Hasher::new();
         object.update(&prefix);
-        (Sealer { header: fields, body: blake3::Hasher::new(), object }, prefix)
+        (Sealer { header, body: blake3::Hasher::new(), object }, prefix)
     }
 
     /// The next bytes of the body.
@@ -179,9 +173,7 @@ impl<'a> Submission<'a> {
         let (prefix, rest) = bytes.split_at_checked(PREFIX_BYTES).ok_or(ends.clone())?;
         let (body, signature) = rest.split_last_chunk::<SIGNATURE_BYTES>().ok_or(ends)?;
         let (magic, mut fields) = prefix.split_at(MAGIC.len());
-        if magic != MAGIC {
-            return Err(Fault::Malformed("it does not begin as a contribution does"));
-        }
+        ensure!(magic == MAGIC, Fault::Malformed("it does not begin as a contribution does"));
         let header = Header::decode(&mut fields).map_err(|_| Fault::Malformed("its header is broken"))?;
         let signature = Signature(*signature);
         Ok(Submission { header, signature, body, bytes })
@@ -202,41 +194,22 @@ impl<'a> Submission<'a> {
     pub fn check(&self, expected: &Expected<'_>) -> Result<&'a [u8], Fault> {
         let header = self.header;
         let largest = largest_bytes(expected.schema, expected.density);
-        if self.bytes.len() > largest {
-            return Err(Fault::TooLarge { bytes: self.bytes.len() as u64, largest: largest as u64 });
-        }
-        if Digest::of(self.bytes) != expected.digest {
-            return Err(Fault::WrongDigest);
-        }
+        ensure!(
+            self.bytes.len() <= largest,
+            Fault::TooLarge { bytes: self.bytes.len() as u64, largest: largest as u64 }
+        );
+        ensure!(Digest::of(self.bytes) == expected.digest, Fault::WrongDigest);
 
-        if header.codec != CODEC {
-            return Err(Fault::WrongCodec { got: header.codec });
-        }
-        if header.run != expected.run {
-            return Err(Fault::WrongRun { got: header.run });
-        }
-        if header.window != expected.window {
-            return Err(Fault::WrongWindow { got: header.window });
-        }
-        if header.uid != expected.uid {
-            return Err(Fault::WrongSeat { got: header.uid });
-        }
-        if header.hotkey != expected.hotkey {
-            return Err(Fault::WrongHotkey);
-        }
-        if header.base != expected.base {
-            return Err(Fault::WrongBase);
-        }
-        if header.schema != expected.schema.digest() {
-            return Err(Fault::WrongSchema);
-        }
-        if header.density != expected.density {
-            return Err(Fault::WrongDensity { got: header.density });
-        }
-        if !(1..=expected.sequences_per_seat).contains(&header.trained) {
-            let assigned = expected.sequences_per_seat;
-            return Err(Fault::WrongTrained { trained: header.trained, assigned });
-        }
+        ensure!(header.codec == CODEC, Fault::WrongCodec { got: header.codec });
+        ensure!(header.run == expected.run, Fault::WrongRun { got: header.run });
+        ensure!(header.window == expected.window, Fault::WrongWindow { got: header.window });
+        ensure!(header.uid == expected.uid, Fault::WrongSeat { got: header.uid });
+        ensure!(header.hotkey == expected.hotkey, Fault::WrongHotkey);
+        ensure!(header.base == expected.base, Fault::WrongBase);
+        ensure!(header.schema == expected.schema.digest(), Fault::WrongSchema);
+        ensure!(header.density == expected.density, Fault::WrongDensity { got: header.density });
+        let (trained, assigned) = (header.trained, expected.sequences_per_seat);
+        ensure!((1..=assigned).contains(&trained), Fault::WrongTrained { trained, assigned });
 
         let message = signed_message(&header.encode(), &Digest::of(self.body));
         identity::verify(&header.hotkey, Domain::Contribution, &message, &self.signature)
@@ -286,10 +259,7 @@ impl Fault {
 
 /// The header and the body's digest: short, so that signing copies no body.
 fn signed_message(header: &[u8], body: &Digest) -> Vec<u8> {
-    let mut message = Vec::with_capacity(header.len() + 32);
-    message.extend_from_slice(header);
-    message.extend_from_slice(&body.0);
-    message
+    [header, &body.0].concat()
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use mettle_protocol::{
     Block, Digest, Hotkey, RunId, RunParams, Schedule, SeatId, Uid, Window,
     contribution::{CODEC, Schema, Sparse, TensorSpec, decode, encode, encode_with_feedback},
     lineage,
-    merge::{Input, UpdateHeader, apply, merge, read_update, seal_update},
+    merge::{Input, UpdateHeader, apply, merge, open_update, seal_update},
     params::{Density, F32Bits, MergeRule},
     receipt::{
         Attestation, Baseline, ExactF64, Judgement, LossPair, Measured, MergeRecord, NearDuplicate,
@@ -319,8 +319,9 @@ fn every_release_reads_and_writes_the_golden_bytes() {
         let update = merged(rule, &updates, &mut buffer);
         let golden = vectors.bytes(&format!("{name}.update"));
         assert!(update == golden, "a merge over {name} comes out differently");
-        let (header, update) = read_update(&golden, &schema, MERGED, run, window, base).unwrap();
+        let (header, body) = open_update(&golden, &schema, MERGED, run, window, base).unwrap();
         assert_eq!(header, update_header());
+        let update = decode(&schema, MERGED, body).unwrap();
 
         let mut theta = vectors.values("normal.values");
         apply(&schema, &mut theta, &update, 0.7);
@@ -380,7 +381,8 @@ fn write_missing_vectors() {
         merged(rule, &updates, &mut buffer);
         let bytes = merged(rule, &updates, &mut buffer);
         write(&format!("{name}.update"), &bytes);
-        let (_, update) = read_update(&bytes, &schema, MERGED, RunId(3), Window(1000), base()).unwrap();
+        let (_, body) = open_update(&bytes, &schema, MERGED, RunId(3), Window(1000), base()).unwrap();
+        let update = decode(&schema, MERGED, body).unwrap();
         let mut theta = normal.clone();
         apply(&schema, &mut theta, &update, 0.7);
         let state = lineage::state_root(&lineage::weights_root(&theta), &lineage::weights_root(&buffer));

@@ -146,10 +146,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     }
                     let miner = &mut miners[place];
                     miner.trainer.load(&theta)?;
-                    let data = own[..done]
-                        .iter()
-                        .map(|index| dataset.sequence(*index))
-                        .collect::<Result<Vec<_>, _>>()?;
+                    let data = dataset.sequences(&own[..done])?;
                     for batch in data.chunks(recipe.batch) {
                         miner.trainer.step(batch)?;
                     }

@@ -94,7 +94,7 @@ fn options(prepare: Prepare) -> anyhow::Result<PrepareOptions> {
         None => TokenizerChoice::Train { vocab: prepare.vocabulary },
     };
     Ok(PrepareOptions {
-        formats: &AllFormats,
+        formats: Some(&AllFormats),
         tokenizer,
         seq_len: prepare.sequence,
         shard_bytes: prepare.shard_bytes,

@@ -254,7 +254,7 @@ mod tests {
         fs::write(text.join(name), bytes).expect("writable");
         let place = OutputDirectory::Directory(root.join(format!("dataset-{name}")));
         let options = PrepareOptions {
-            formats: &AllFormats,
+            formats: Some(&AllFormats),
             tokenizer: TokenizerChoice::Train { vocab: 400 },
             seq_len: 16,
             held_out_sequences_min: 20,

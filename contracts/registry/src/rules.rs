@@ -15,7 +15,7 @@ pub(crate) fn is_base_url(url: &[u8]) -> bool {
 impl<T: Config> From<ParamsError> for Error<T> {
     fn from(error: ParamsError) -> Error<T> {
         match error {
-            ParamsError::Schedule(_) => Error::BadSchedule,
+            ParamsError::Schedule => Error::BadSchedule,
             ParamsError::Zero { .. } => Error::ZeroParameter,
             ParamsError::Density => Error::BadDensity,
             ParamsError::Rate { .. } => Error::BadRate,

@@ -388,12 +388,6 @@ impl Store for ActingStore {
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         self.inner.get(key, max_bytes).await
     }
-    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        self.inner.get_range(key, range).await
-    }
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.inner.head(key).await
-    }
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
         self.inner.delete(key).await
     }

@@ -3,7 +3,7 @@
 use crate::{
     default_text::PinnedCrate,
     error::SourceError,
-    walk::{FoundFile, files_below, read_file},
+    walk::{FoundFile, files_below},
 };
 use protocol::Digest;
 use std::{
@@ -27,11 +27,8 @@ pub fn cargo_homes(variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> 
 
 /// The files of all crates, in the order of the list. The digest of each crate is checked.
 pub(crate) fn files(crates: &[PinnedCrate], homes: &[PathBuf]) -> Result<Vec<FoundFile>, SourceError> {
-    let mut files = Vec::new();
-    for wanted in crates {
-        files.extend(find(wanted, homes)?);
-    }
-    Ok(files)
+    let files: Result<Vec<_>, _> = crates.iter().map(|wanted| find(wanted, homes)).collect();
+    Ok(files?.into_iter().flatten().collect())
 }
 
 /// The first copy with the right digest. If there are only others, the error names the first of them.
@@ -41,16 +38,12 @@ fn find(wanted: &PinnedCrate, homes: &[PathBuf]) -> Result<Vec<FoundFile>, Sourc
         let files = files_below(&path, |file| file.extension() == Some(OsStr::new("rs")))?;
         let files: Vec<FoundFile> = files.into_iter().filter(|file| file.bytes <= MAX_SOURCE_BYTES).collect();
         let found = digest(&files)?;
-        if found == wanted.digest {
-            let prefix = format!("{}-{}", wanted.name, wanted.version);
-            return Ok(files
-                .into_iter()
-                .map(|file| FoundFile { name: format!("{prefix}/{}", file.name), ..file })
-                .collect());
+        if found.to_string() == wanted.digest {
+            return Ok(files);
         }
         differing.get_or_insert((path, found));
     }
-    let wanted = Box::new(wanted.clone());
+    let wanted = *wanted;
     Err(match differing {
         Some((path, found)) => SourceError::CrateDiffers { wanted, path, found },
         None => SourceError::CrateMissing { wanted, homes: homes.to_vec() },
@@ -64,7 +57,7 @@ fn directories(wanted: &PinnedCrate, homes: &[PathBuf]) -> Vec<PathBuf> {
     for home in homes {
         directories.extend(registries(home).into_iter().map(|registry| registry.join(&full_name)));
         directories.push(home.join(&full_name));
-        directories.push(home.join(&*wanted.name));
+        directories.push(home.join(wanted.name));
     }
     directories.retain(|directory| directory.is_dir());
     directories
@@ -81,7 +74,8 @@ fn registries(home: &Path) -> Vec<PathBuf> {
 fn digest(files: &[FoundFile]) -> Result<Digest, SourceError> {
     let mut hasher = blake3::Hasher::new();
     for file in files {
-        let contents = read_file(&file.path)?;
+        let contents = fs::read(&file.path)
+            .map_err(|source| SourceError::Unreadable { path: file.path.clone(), source })?;
         for part in [file.name.as_bytes(), &contents] {
             hasher.update(&(part.len() as u64).to_le_bytes());
             hasher.update(part);
@@ -111,10 +105,9 @@ mod tests {
     }
 
     fn words(home: &Path) -> PinnedCrate {
-        let mut words =
-            PinnedCrate { name: "words".into(), version: "1.2.3".into(), digest: Digest::default() };
+        let mut words = PinnedCrate { name: "words", version: "1.2.3", digest: "" };
         match find(&words, &[home.to_owned()]) {
-            Err(SourceError::CrateDiffers { found, .. }) => words.digest = found,
+            Err(SourceError::CrateDiffers { found, .. }) => words.digest = found.to_string().leak(),
             other => panic!("no crate has digest 0: {:?}", other.map(|files| files.len())),
         }
         words
@@ -128,7 +121,7 @@ mod tests {
             let files = files(std::slice::from_ref(&words), homes).expect("the crate is there");
             files.into_iter().map(|file| file.name).collect()
         };
-        let expected = ["words-1.2.3/build.rs", "words-1.2.3/src/lib.rs"];
+        let expected = ["build.rs", "src/lib.rs"];
         assert_eq!(names(&[home.path().to_owned()]), expected);
 
         // Another copy that differs does not matter where one is right.
@@ -152,7 +145,7 @@ mod tests {
 
         let changed = home_with("index.crates.io-1", "pub fn word() { }");
         let differs = find(&words, &[changed.path().to_owned()]).err().expect("one byte is different");
-        assert!(matches!(differs, SourceError::CrateDiffers { ref wanted, .. } if **wanted == words));
+        assert!(matches!(differs, SourceError::CrateDiffers { wanted, .. } if wanted == words));
         assert!(differs.to_string().contains("words-1.2.3 differs from what was published"));
     }
 
@@ -180,7 +173,7 @@ mod tests {
             match find(pinned, &homes) {
                 Ok(files) => bytes += files.iter().map(|file| file.bytes).sum::<u64>(),
                 Err(SourceError::CrateDiffers { wanted, found, .. }) => {
-                    let PinnedCrate { name, version, .. } = *wanted;
+                    let PinnedCrate { name, version, .. } = wanted;
                     wrong.push(format!("    pinned(\"{name}\", \"{version}\", \"{found}\"),"));
                 }
                 Err(SourceError::CrateMissing { .. }) => return,

@@ -8,7 +8,9 @@
 use crate::{
     error::{MAX_DOCUMENT_BYTES, SourceError},
     formats::{Compression, Formats, Rows},
+    source::TextFile,
 };
+use protocol::ensure;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use std::{
     fmt,
@@ -130,16 +132,6 @@ impl<'de> Visitor<'de> for Field<'_> {
     }
 }
 
-/// How to read one file.
-pub(crate) struct Opening<'a> {
-    pub path: &'a Path,
-    /// The column of a Parquet file.
-    pub field: &'a str,
-    /// A text file is cut into documents of at most so many bytes.
-    pub part_bytes: usize,
-    pub formats: &'static dyn Formats,
-}
-
 /// The batches of one file, in order. After an error there are no more.
 pub(crate) struct Documents {
     path: PathBuf,
@@ -156,20 +148,24 @@ enum Kind {
 }
 
 impl Documents {
-    pub fn open(opening: &Opening<'_>) -> Result<Documents, SourceError> {
-        let Opening { path, formats, .. } = *opening;
+    /// Opens a file; `field` is the column of a Parquet file.
+    pub fn open(file: &TextFile, field: &str) -> Result<Documents, SourceError> {
+        let TextFile { path, part_bytes, formats, .. } = file;
         let (format, compression) = format(path);
         let read = Arc::new(AtomicU64::new(0));
-        let reader = || reader(path, compression, formats, &read);
+        let reader = || reader(path, compression, *formats, &read);
         let kind = match format {
             Format::Text { promised } => {
-                let part_bytes = opening.part_bytes;
-                Kind::Text(Parts { reader: reader()?, buffer: Vec::new(), before: 0, part_bytes, promised })
+                let (reader, part_bytes) = (reader()?, *part_bytes);
+                Kind::Text(Parts { reader, buffer: Vec::new(), before: 0, part_bytes, promised })
             }
             Format::JsonLines => Kind::Lines(reader()?),
-            Format::Parquet => Kind::Rows(formats.rows(path, opening.field)?),
+            Format::Parquet => {
+                let formats = formats.ok_or_else(|| unsupported(path, "Parquet"))?;
+                Kind::Rows(formats.rows(path, field)?)
+            }
         };
-        Ok(Documents { path: path.to_owned(), kind, items: 0, ended: false, read })
+        Ok(Documents { path: path.clone(), kind, items: 0, ended: false, read })
     }
 
     fn batch(&mut self) -> Result<Batch, SourceError> {
@@ -234,7 +230,7 @@ impl Read for Counted {
 fn reader(
     path: &Path,
     compression: Option<Compression>,
-    formats: &dyn Formats,
+    formats: Option<&'static dyn Formats>,
     read: &Arc<AtomicU64>,
 ) -> Result<Box<dyn BufRead + Send>, SourceError> {
     let unreadable = |source| SourceError::Unreadable { path: path.to_owned(), source };
@@ -242,16 +238,25 @@ fn reader(
     let file = BufReader::with_capacity(BUFFER_BYTES, Counted { file, read: read.clone() });
     match compression {
         None => Ok(Box::new(file)),
-        Some(compression) => formats.decompress(path, compression, Box::new(file)),
+        Some(compression) => {
+            let format = match compression {
+                Compression::Gzip => "compressed by gzip",
+                Compression::Zstandard => "compressed by Zstandard",
+            };
+            let formats = formats.ok_or_else(|| unsupported(path, format))?;
+            formats.decompress(path, compression, Box::new(file))
+        }
     }
+}
+
+fn unsupported(path: &Path, format: &'static str) -> SourceError {
+    SourceError::Unsupported { path: path.to_owned(), format }
 }
 
 /// The text of the next row; an empty one where the row has none.
 fn row(rows: &mut dyn Rows, path: &Path, number: u64) -> Result<Option<String>, SourceError> {
     let Some(bytes) = rows.next()? else { return Ok(None) };
-    if bytes.len() > MAX_DOCUMENT_BYTES {
-        return Err(SourceError::TooLong { path: path.to_owned(), number });
-    }
+    ensure!(bytes.len() <= MAX_DOCUMENT_BYTES, SourceError::TooLong { path: path.to_owned(), number });
     let text = String::from_utf8(bytes).map_err(|error| SourceError::Item {
         path: path.to_owned(),
         number,
@@ -266,9 +271,7 @@ fn line(reader: &mut dyn BufRead, path: &Path, number: u64) -> Result<Option<Vec
         .take(MAX_DOCUMENT_BYTES as u64 + 1)
         .read_until(b'\n', &mut line)
         .map_err(|source| SourceError::Unreadable { path: path.to_owned(), source })?;
-    if line.len() > MAX_DOCUMENT_BYTES {
-        return Err(SourceError::TooLong { path: path.to_owned(), number });
-    }
+    ensure!(line.len() <= MAX_DOCUMENT_BYTES, SourceError::TooLong { path: path.to_owned(), number });
     Ok((!line.is_empty()).then_some(line))
 }
 
@@ -348,7 +351,6 @@ pub(crate) fn pieces(text: &str, part_bytes: usize) -> impl Iterator<Item = &str
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PlainFormats;
     use proptest::prelude::*;
 
     fn documents(name: &str, bytes: &[u8], part_bytes: usize) -> Result<Vec<String>, SourceError> {
@@ -356,8 +358,8 @@ mod tests {
         let path = root.path().join(name);
         std::fs::write(&path, bytes).expect("writable");
         let mut texts = Vec::new();
-        let opening = Opening { path: &path, field: "text", part_bytes, formats: &PlainFormats };
-        for batch in Documents::open(&opening)? {
+        let file = TextFile { path, bytes: bytes.len() as u64, part_bytes, formats: None };
+        for batch in Documents::open(&file, "text")? {
             let batch = batch?;
             if batch.not_text {
                 return Ok(vec!["no text".to_owned()]);
@@ -439,10 +441,10 @@ mod tests {
         fn decompress(
             &self,
             path: &Path,
-            compression: Compression,
-            file: Box<dyn BufRead + Send>,
+            _: Compression,
+            _: Box<dyn BufRead + Send>,
         ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-            PlainFormats.decompress(path, compression, file)
+            Err(unsupported(path, "compressed"))
         }
 
         fn rows(&self, _: &Path, _: &str) -> Result<Box<dyn Rows>, SourceError> {
@@ -462,14 +464,15 @@ mod tests {
 
     #[test]
     fn a_row_is_a_document_and_one_that_is_not_utf8_is_named() {
-        let opening =
-            Opening { path: Path::new("a.parquet"), field: "text", part_bytes: 100, formats: &GivenRows };
-        let mut rows = GivenRows.rows(opening.path, opening.field).expect("given");
-        let mut next = |number| row(&mut *rows, opening.path, number);
+        let file =
+            TextFile { path: "a.parquet".into(), bytes: 100, part_bytes: 100, formats: Some(&GivenRows) };
+        let mut rows = GivenRows.rows(&file.path, "text").expect("given");
+        let mut next = |number| row(&mut *rows, &file.path, number);
         assert_eq!(next(1).expect("text").as_deref(), Some("one"));
         assert_eq!(next(2).expect("empty").as_deref(), Some(""));
         assert!(matches!(next(3), Err(SourceError::Item { number: 3, .. })));
-        let error = Documents::open(&opening).expect("rows").next().expect("a batch").expect_err("row 3");
+        let error =
+            Documents::open(&file, "text").expect("rows").next().expect("a batch").expect_err("row 3");
         assert!(matches!(error, SourceError::Item { number: 3, .. }));
     }
 

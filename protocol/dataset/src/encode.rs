@@ -17,7 +17,7 @@ use crate::{
 use protocol::Digest;
 use serde::{Deserialize, Serialize};
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
 };
@@ -76,8 +76,11 @@ struct Work {
     then: Cursor,
 }
 
-fn state_path(partial: &Path) -> PathBuf {
-    partial.join("encoded")
+/// The split, the bytes of text and the tokens of each document of a [`Work`], and the cursor after them.
+struct Encoded {
+    source: usize,
+    documents: Vec<(Split, u32, Vec<u32>)>,
+    then: Cursor,
 }
 
 /// Writes the shards of both splits, resuming from an earlier attempt in `partial`. Returns the manifest and the
@@ -93,99 +96,40 @@ pub(crate) fn encode(
     let shards = shards_path(partial);
     let failed = |source| unwritable(&shards, source);
     let sequence_tokens = options.seq_len + 1;
-    let token_bytes = token_bytes_for(tokenizer.vocab());
-    let writer =
-        |name| SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes);
-
-    // Resume, or begin.
-    let (mut training, mut held_out) = (writer("training"), writer("held-out"));
-    let mut start = Cursor::default();
-    let mut sources = vec![Taken::default(); scan.sources.len()];
-    let found = read_bounded(&state_path(partial), MAX_STATE_BYTES).ok().flatten();
+    let writer = |name: &str| {
+        let token_bytes = token_bytes_for(tokenizer.vocab());
+        SplitWriter::new(partial, name, sequence_tokens as usize, token_bytes, options.shard_bytes)
+    };
+    let state_path = partial.join("encoded");
+    let found = read_bounded(&state_path, MAX_STATE_BYTES).ok().flatten();
     let found = found.and_then(|bytes| serde_json::from_slice::<State>(&bytes).ok());
     let found = found.filter(|state| state.inputs == inputs && state.tokenizer == tokenizer.digest());
-    let mut resumed = false;
-    if let Some(state) = found {
-        let splits = (
-            training.resume(state.training).map_err(failed)?,
-            held_out.resume(state.held_out).map_err(failed)?,
-        );
-        (training, held_out) = match splits {
-            (Some(training), Some(held_out)) => {
-                (start, sources, resumed) = (state.at, state.sources, true);
-                (training, held_out)
-            }
-            _ => (writer("training"), writer("held-out")),
-        };
-    }
-    if !resumed {
-        if shards.exists() {
-            fs::remove_dir_all(&shards).map_err(failed)?;
-        }
-        fs::create_dir(&shards).map_err(failed)?;
-    }
+    let mut output = Output::open(&shards, writer, found, scan.sources.len()).map_err(failed)?;
 
     let of: u64 = selection.bytes.iter().sum();
-    let done = |sources: &[Taken]| sources.iter().map(|taken| taken.bytes).sum::<u64>();
-    let resumed = done(&sources);
+    let resumed = output.bytes();
     progress(Progress::Encoding { bytes: resumed, of, resumed });
     let mut noted = resumed;
     // One for each working thread.
-    let encoders: Mutex<Vec<TextEncoder<'_>>> = Mutex::default();
-    let pool = || encoders.lock().unwrap_or_else(PoisonError::into_inner);
-    let encode = |work: Work| {
-        let idle = pool().pop();
-        let mut encoder = idle.unwrap_or_else(|| tokenizer.encoder());
-        let field = &scan.sources[work.source].field;
-        let mut encoded = Vec::with_capacity(work.documents.len());
-        for Document { item, record, split, number } in work.documents {
-            let text = item.text(field).ok().filter(|text| Record::of(text) == record);
-            let text = text.ok_or_else(|| SourceError::Changed { path: work.path.clone() })?;
-            let mut tokens = Vec::with_capacity(text.len() / 3);
-            for piece in pieces(&text, PIECE_BYTES) {
-                encoder.encode_into(piece, &mut tokens).map_err(|source| PrepareError::NotEncoded {
-                    path: work.path.clone(),
-                    number,
-                    source,
-                })?;
-            }
-            tokens.push(tokenizer.end_of_document());
-            encoded.push((split, record.bytes, tokens));
-        }
-        pool().push(encoder);
-        Ok((work.source, encoded, work.then))
-    };
-    let readings = selection.readings();
-    let works = Works { scan, selection, readings, next: start, open: None };
-    pipeline::ordered(options.threads(), works, encode, |(source, encoded, then)| {
-        let taken = &mut sources[source];
-        for (split, bytes, tokens) in encoded {
-            match split {
-                Split::Training => training.push(&tokens),
-                Split::HeldOut => held_out.push(&tokens),
-            }
-            .map_err(failed)?;
-            taken.documents += 1;
-            taken.held_out_documents += u64::from(split == Split::HeldOut);
-            taken.bytes += u64::from(bytes);
-            taken.tokens += tokens.len() as u64;
-        }
-        let bytes = done(&sources);
+    let encoders = Mutex::default();
+    let works = Works { scan, selection, readings: selection.readings(), next: output.at, open: None };
+    let encode = |work: Work| encode_work(work, scan, tokenizer, &encoders);
+    pipeline::ordered(options.threads(), works, encode, |encoded| {
+        output.push(encoded).map_err(failed)?;
+        let bytes = output.bytes();
         if options.note_every_bytes <= bytes - noted {
             noted = bytes;
-            let (training, held_out) = (training.state().map_err(failed)?, held_out.state().map_err(failed)?);
+            let state = output.state(inputs, tokenizer.digest()).map_err(failed)?;
             sync_directory(&shards).map_err(failed)?;
-            let tokenizer = tokenizer.digest();
-            let state = State { inputs, tokenizer, at: then, training, held_out, sources: sources.clone() };
             let state = serde_json::to_vec(&state).expect("numbers and strings are always JSON");
-            write_atomic(&state_path(partial), &state)?;
+            write_atomic(&state_path, &state)?;
         }
         progress(Progress::Encoding { bytes, of, resumed });
         Ok::<_, PrepareError>(())
     })?;
 
-    let training = training.finish().map_err(failed)?;
-    let held_out = held_out.finish().map_err(failed)?;
+    let training = output.training.finish().map_err(failed)?;
+    let held_out = output.held_out.finish().map_err(failed)?;
     if training.is_empty() || held_out.is_empty() {
         // The text has more bytes per token than assumed, and is too short. Twice as much text is enough.
         let (bytes, needed) = (of, of.saturating_mul(2));
@@ -193,7 +137,91 @@ pub(crate) fn encode(
     }
     let manifest = Manifest::new(tokenizer.digest(), tokenizer.vocab(), sequence_tokens, training, held_out);
     manifest.check()?;
-    Ok((manifest, sources))
+    Ok((manifest, output.sources))
+}
+
+/// The tokens of each document, with an encoder from the pool.
+fn encode_work<'a>(
+    work: Work,
+    scan: &Scan,
+    tokenizer: &'a TextTokenizer,
+    encoders: &Mutex<Vec<TextEncoder<'a>>>,
+) -> Result<Encoded, PrepareError> {
+    let Work { source, path, documents, then } = work;
+    let pool = || encoders.lock().unwrap_or_else(PoisonError::into_inner);
+    let idle = pool().pop();
+    let mut encoder = idle.unwrap_or_else(|| tokenizer.encoder());
+    let mut encoded = Vec::with_capacity(documents.len());
+    for Document { item, record, split, number } in documents {
+        let text = item.text(&scan.sources[source].field).ok().filter(|text| Record::of(text) == record);
+        let text = text.ok_or_else(|| SourceError::Changed { path: path.clone() })?;
+        let mut tokens = Vec::with_capacity(text.len() / 3);
+        pieces(&text, PIECE_BYTES)
+            .try_for_each(|piece| encoder.encode_into(piece, &mut tokens))
+            .map_err(|source| PrepareError::NotEncoded { path: path.clone(), number, source })?;
+        tokens.push(tokenizer.end_of_document());
+        encoded.push((split, record.bytes, tokens));
+    }
+    pool().push(encoder);
+    Ok(Encoded { source, documents: encoded, then })
+}
+
+/// The shards of both splits, the totals of each source, and the cursor after them.
+struct Output {
+    training: SplitWriter,
+    held_out: SplitWriter,
+    sources: Vec<Taken>,
+    at: Cursor,
+}
+
+impl Output {
+    /// Resumes from `state`, or begins anew where its files are not there.
+    fn open(
+        shards: &Path,
+        writer: impl Fn(&str) -> SplitWriter,
+        state: Option<State>,
+        sources: usize,
+    ) -> io::Result<Output> {
+        if let Some(State { training, held_out, sources, at, .. }) = state
+            && let Some(training) = writer("training").resume(training)?
+            && let Some(held_out) = writer("held-out").resume(held_out)?
+        {
+            return Ok(Output { training, held_out, sources, at });
+        }
+        if shards.exists() {
+            fs::remove_dir_all(shards)?;
+        }
+        fs::create_dir(shards)?;
+        let (training, held_out) = (writer("training"), writer("held-out"));
+        Ok(Output { training, held_out, sources: vec![Taken::default(); sources], at: Cursor::default() })
+    }
+
+    fn push(&mut self, encoded: Encoded) -> io::Result<()> {
+        let taken = &mut self.sources[encoded.source];
+        for (split, bytes, tokens) in encoded.documents {
+            match split {
+                Split::Training => self.training.push(&tokens)?,
+                Split::HeldOut => self.held_out.push(&tokens)?,
+            }
+            taken.documents += 1;
+            taken.held_out_documents += u64::from(split == Split::HeldOut);
+            taken.bytes += u64::from(bytes);
+            taken.tokens += tokens.len() as u64;
+        }
+        self.at = encoded.then;
+        Ok(())
+    }
+
+    /// Bytes of text so far.
+    fn bytes(&self) -> u64 {
+        self.sources.iter().map(|taken| taken.bytes).sum()
+    }
+
+    /// Syncs the shards, and returns the state to resume from.
+    fn state(&mut self, inputs: Digest, tokenizer: Digest) -> io::Result<State> {
+        let (training, held_out) = (self.training.state()?, self.held_out.state()?);
+        Ok(State { inputs, tokenizer, at: self.at, training, held_out, sources: self.sources.clone() })
+    }
 }
 
 /// The documents to encode, in order, a batch at a time.
@@ -203,10 +231,8 @@ struct Works<'a> {
     readings: Vec<(usize, u32)>,
     next: Cursor,
     /// The file of `next`.
-    open: Option<(Batches, Records)>,
+    open: Option<(Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>, Records)>,
 }
-
-type Batches = Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send>;
 
 impl Works<'_> {
     fn batch(&mut self) -> Result<Option<Work>, PrepareError> {

@@ -13,8 +13,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The limit of a file of source. In bytes.
-pub(crate) const MAX_FILE_BYTES: u64 = 1 << 30;
 /// The limit of a document, of which one must fit into memory. In bytes.
 pub(crate) const MAX_DOCUMENT_BYTES: usize = 64 << 20;
 
@@ -27,8 +25,6 @@ pub enum SourceError {
     NotText { path: PathBuf, valid_bytes: usize },
     #[error("the name of {} is not UTF-8", path.display())]
     NameNotText { path: PathBuf },
-    #[error("{} has more than {MAX_FILE_BYTES} bytes; cut it into smaller files", path.display())]
-    TooLarge { path: PathBuf },
     #[error("document {number} of {} has more than {MAX_DOCUMENT_BYTES} bytes; cut it into several", path.display())]
     TooLong { path: PathBuf, number: u64 },
     #[error("line or row {number} of {} cannot be used: {reason}", path.display())]
@@ -50,20 +46,13 @@ pub enum SourceError {
          run `cargo fetch` in the project, or name a text of your own",
         listed(homes)
     )]
-    CrateMissing { wanted: Box<PinnedCrate>, homes: Vec<PathBuf> },
+    CrateMissing { wanted: PinnedCrate, homes: Vec<PathBuf> },
     #[error(
         "{} differs from what was published as {wanted} (its digest is {found}, not {}); \
          remove that directory and run `cargo fetch` in the project",
         path.display(), wanted.digest
     )]
-    CrateDiffers { wanted: Box<PinnedCrate>, path: PathBuf, found: Digest },
-}
-
-impl SourceError {
-    /// Whether the same command may succeed later without another text.
-    pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, SourceError::Unreadable { .. })
-    }
+    CrateDiffers { wanted: PinnedCrate, path: PathBuf, found: Digest },
 }
 
 /// Why a dataset could not be prepared.
@@ -114,11 +103,12 @@ pub enum PrepareError {
 impl PrepareError {
     /// Whether the same may succeed later, so that the attempt is worth keeping.
     pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            PrepareError::DiskFull { .. } | PrepareError::Unwritable { .. } => true,
-            PrepareError::Source(error) => error.may_pass(),
-            _ => false,
-        }
+        matches!(
+            self,
+            PrepareError::DiskFull { .. }
+                | PrepareError::Unwritable { .. }
+                | PrepareError::Source(SourceError::Unreadable { .. })
+        )
     }
 }
 

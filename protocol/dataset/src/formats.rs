@@ -32,26 +32,3 @@ pub trait Rows: Send {
     /// About how much of the file is read, in bytes.
     fn file_bytes(&self) -> u64;
 }
-
-/// Refuses compressed files and Parquet.
-#[derive(Debug)]
-pub struct PlainFormats;
-
-impl Formats for PlainFormats {
-    fn decompress(
-        &self,
-        path: &Path,
-        compression: Compression,
-        _: Box<dyn BufRead + Send>,
-    ) -> Result<Box<dyn BufRead + Send>, SourceError> {
-        let format = match compression {
-            Compression::Gzip => "compressed by gzip",
-            Compression::Zstandard => "compressed by Zstandard",
-        };
-        Err(SourceError::Unsupported { path: path.to_owned(), format })
-    }
-
-    fn rows(&self, path: &Path, _: &str) -> Result<Box<dyn Rows>, SourceError> {
-        Err(SourceError::Unsupported { path: path.to_owned(), format: "Parquet" })
-    }
-}

@@ -26,15 +26,15 @@ mod walk;
 mod words;
 
 pub use cargo_text::cargo_homes;
-pub use default_text::{DEFAULT_TEXT, PinnedCrate};
+pub use default_text::PinnedCrate;
 pub use error::{PrepareError, SourceError};
 pub use files::{manifest_path, shard_path, tokenizer_path};
-pub use formats::{Compression, Formats, PlainFormats, Rows};
+pub use formats::{Compression, Formats, Rows};
 pub use manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo};
 pub use options::{OutputDirectory, PrepareOptions, Progress, TokenizerChoice};
 pub use prepare::{PrepareStats, Prepared, SourceStats, prepare};
 pub use reader::{Dataset, OpenError, PieceSource, PieceSourceError, ReadError, ShardRange, ShardRepair};
 pub use source::{Source, TEXT_FIELD};
-pub use stream::{BatchStream, Position, Prefetch, StreamError};
+pub use stream::Prefetch;
 pub use tokenizer::{TextEncoder, TextTokenizer, TokenizerError};
 pub use tree::{PIECE_BYTES, ShardTree, TreeBuilder, TreeMismatch};

@@ -5,18 +5,18 @@
 //! the manifest in a store. Bytes may come from anyone: [`Manifest::from_bytes`] checks every bound that
 //! later arithmetic leans on.
 
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 
 /// No manifest is longer; to be checked before one is fetched. In bytes.
 pub const MAX_MANIFEST_BYTES: u64 = 4 << 20;
 
 const VERSION: u16 = 1;
-const MAX_VOCAB: u32 = 1 << 24;
-const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
+pub(crate) const MAX_VOCAB: u32 = 1 << 24;
+pub(crate) const MAX_SEQUENCE_TOKENS: u32 = (1 << 20) + 1;
 /// As many files as a process may comfortably keep mapped.
 const MAX_SHARDS: usize = 1 << 14;
-const MAX_SHARD_BYTES: u64 = 1 << 30;
+pub(crate) const MAX_SHARD_BYTES: u64 = 1 << 30;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -77,15 +77,11 @@ pub enum ManifestError {
 impl Manifest {
     /// Decodes and checks untrusted bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<Manifest, ManifestError> {
-        if bytes.len() as u64 > MAX_MANIFEST_BYTES {
-            return Err(ManifestError::TooLong);
-        }
+        ensure!(bytes.len() as u64 <= MAX_MANIFEST_BYTES, ManifestError::TooLong);
         let manifest: Manifest = serde_json::from_slice(bytes)
             .map_err(|error| ManifestError::Undecodable { reason: error.to_string() })?;
         manifest.check()?;
-        if manifest.to_bytes() != bytes {
-            return Err(ManifestError::NotCanonical);
-        }
+        ensure!(manifest.to_bytes() == bytes, ManifestError::NotCanonical);
         Ok(manifest)
     }
 
@@ -126,30 +122,22 @@ impl Manifest {
     /// Every bound. After this, no sum or product of the manifest's numbers overflows.
     pub(crate) fn check(&self) -> Result<(), ManifestError> {
         let Manifest { version, vocab, sequence_tokens, token_bytes, .. } = *self;
-        if version != VERSION {
-            return Err(ManifestError::UnknownVersion { found: version });
-        }
-        if !(2..=MAX_VOCAB).contains(&vocab) {
-            return Err(ManifestError::Vocabulary { vocab });
-        }
-        if !(2..=MAX_SEQUENCE_TOKENS).contains(&sequence_tokens) {
-            return Err(ManifestError::SequenceTokens { sequence_tokens });
-        }
-        if token_bytes != token_bytes_for(vocab) {
-            return Err(ManifestError::TokenBytes { vocab, token_bytes });
-        }
+        ensure!(version == VERSION, ManifestError::UnknownVersion { found: version });
+        ensure!((2..=MAX_VOCAB).contains(&vocab), ManifestError::Vocabulary { vocab });
+        ensure!(
+            (2..=MAX_SEQUENCE_TOKENS).contains(&sequence_tokens),
+            ManifestError::SequenceTokens { sequence_tokens }
+        );
+        ensure!(token_bytes == token_bytes_for(vocab), ManifestError::TokenBytes { vocab, token_bytes });
         let shards = self.training.len() + self.held_out.len();
-        if shards > MAX_SHARDS {
-            return Err(ManifestError::TooManyShards { shards });
-        }
+        ensure!(shards <= MAX_SHARDS, ManifestError::TooManyShards { shards });
         for (split, shards) in [("training", &self.training), ("held-out", &self.held_out)] {
-            if shards.is_empty() {
-                return Err(ManifestError::EmptySplit { split });
-            }
+            ensure!(!shards.is_empty(), ManifestError::EmptySplit { split });
             for &ShardInfo { digest, sequences } in shards {
-                if !(1..=MAX_SHARD_BYTES / self.sequence_bytes()).contains(&sequences) {
-                    return Err(ManifestError::ShardSize { digest, sequences });
-                }
+                ensure!(
+                    (1..=MAX_SHARD_BYTES / self.sequence_bytes()).contains(&sequences),
+                    ManifestError::ShardSize { digest, sequences }
+                );
             }
         }
         let training: std::collections::BTreeSet<&Digest> =
@@ -175,11 +163,6 @@ impl Manifest {
 
 pub(crate) fn token_bytes_for(vocab: u32) -> u8 {
     if vocab <= 1 << 16 { 2 } else { 4 }
-}
-
-/// The largest options that a checked manifest can hold.
-pub(crate) fn limits() -> (u32, u32, u64) {
-    (MAX_VOCAB, MAX_SEQUENCE_TOKENS - 1, MAX_SHARD_BYTES)
 }
 
 fn total(shards: &[ShardInfo]) -> u64 {

@@ -2,8 +2,8 @@
 
 use crate::{
     error::PrepareError,
-    formats::{Formats, PlainFormats},
-    manifest,
+    formats::Formats,
+    manifest::{MAX_SEQUENCE_TOKENS, MAX_SHARD_BYTES, MAX_VOCAB},
     source::Source,
     tokenizer::MIN_VOCAB,
 };
@@ -23,8 +23,8 @@ const MAX_THREADS: u64 = 4096;
 #[derive(Clone, Debug)]
 pub struct PrepareOptions {
     pub source: Source,
-    /// How compressed files and Parquet are read. [`PlainFormats`] refuses them.
-    pub formats: &'static dyn Formats,
+    /// How compressed files and Parquet are read; without it they are refused.
+    pub formats: Option<&'static dyn Formats>,
     pub place: OutputDirectory,
     pub tokenizer: TokenizerChoice,
     /// Tokens of a sequence that the model sees. A stored sequence has one more.
@@ -82,7 +82,7 @@ impl PrepareOptions {
     pub fn new(source: Source, place: OutputDirectory) -> PrepareOptions {
         PrepareOptions {
             source,
-            formats: &PlainFormats,
+            formats: None,
             place,
             tokenizer: TokenizerChoice::Train { vocab: 2048 },
             seq_len: 128,
@@ -94,17 +94,16 @@ impl PrepareOptions {
     }
 
     pub(crate) fn check(&self) -> Result<(), PrepareError> {
-        let (vocab_max, seq_len_max, shard_bytes_max) = manifest::limits();
         let mut bounds = vec![
-            ("seq_len", u64::from(self.seq_len), 1, u64::from(seq_len_max)),
+            ("seq_len", u64::from(self.seq_len), 1, u64::from(MAX_SEQUENCE_TOKENS) - 1),
             // A shard with one of the longest sequences is always allowed.
-            ("shard_bytes", self.shard_bytes, 1, shard_bytes_max),
+            ("shard_bytes", self.shard_bytes, 1, MAX_SHARD_BYTES),
             ("held_out_sequences_min", self.held_out_sequences_min, 1, 1 << 32),
             ("epochs", u64::from(self.source.epochs), 1, MAX_EPOCHS),
         ];
         bounds.extend(self.threads.map(|threads| ("threads", threads as u64, 1, MAX_THREADS)));
         if let TokenizerChoice::Train { vocab } = self.tokenizer {
-            bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(vocab_max)));
+            bounds.push(("vocab", u64::from(vocab), u64::from(MIN_VOCAB), u64::from(MAX_VOCAB)));
         }
         match bounds.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value)) {
             Some((option, value, least, most)) => Err(PrepareError::BadOption { option, value, least, most }),

@@ -17,11 +17,11 @@ use crate::{
     output_lock::OutputLock,
     reader::{Dataset, MAX_TOKENIZER_BYTES},
     scan::{Scan, read_again},
-    select::{Amounts, ONE, Selection},
+    select::{Amounts, KEYS_AT_ONCE, ONE, Selection},
     source::TextFile,
     tokenizer::TextTokenizer,
 };
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
     fs, io,
@@ -151,7 +151,7 @@ fn make(
 
     // Read back and rename.
     progress(Progress::Checking);
-    check(partial, manifest.digest())?;
+    read_back(partial, manifest.digest())?;
     lock.remove_notes()?;
     lock.publish(&directory)?;
     let prepared = existing(&directory, &inputs)?
@@ -180,13 +180,14 @@ fn select(scan: &Scan, options: &PrepareOptions) -> Result<Selection, PrepareErr
             held_out_bytes: least,
             held_out_share: HELD_OUT_SHARE,
             sample_bytes,
-            ..Amounts::default()
+            keys_at_once: KEYS_AT_ONCE,
         },
     )?;
     let bytes = selection.bytes.iter().sum();
-    if bytes < needed || scan.documents() - selection.duplicates < 2 {
-        return Err(PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len });
-    }
+    ensure!(
+        bytes >= needed && scan.documents() - selection.duplicates >= 2,
+        PrepareError::TooLittleText { bytes, needed, seq_len: options.seq_len }
+    );
     let sources = options.source.parts.iter().zip(&selection.bytes);
     match sources.filter(|(part, _)| part.weight.is_some()).find(|(_, bytes)| **bytes == 0) {
         Some((part, _)) => Err(PrepareError::EmptySource { name: part.name.clone() }),
@@ -244,7 +245,7 @@ fn trained_tokenizer(
     };
     let path = partial.join(format!("tokenizer-{inputs}.json"));
     if let Ok(Some(json)) = read_bounded(&path, MAX_TOKENIZER_BYTES) {
-        return Ok(TextTokenizer::trained(json)?);
+        return Ok(TextTokenizer::from_json(json, None)?);
     }
     progress(Progress::Tokenizer { tokens: 0, of: vocab });
     let sample = sample(scan, selection)?;
@@ -381,14 +382,8 @@ fn description(directory: &Path) -> Result<Option<Description>, PrepareError> {
 /// The dataset in `directory`, if it is that of `inputs`; an error if there are other files.
 fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, PrepareError> {
     let Some(description) = description(directory)? else { return Ok(None) };
-    if description.inputs != *inputs {
-        return Err(PrepareError::OtherInputs { directory: directory.to_owned() });
-    }
-    let dataset = Dataset::open(directory, Some(description.manifest))
-        .map_err(|source| PrepareError::Damaged { directory: directory.to_owned(), source })?;
-    let unigram_loss = dataset
-        .unigram_loss()
-        .map_err(|source| PrepareError::NotReadBack { directory: directory.to_owned(), source })?;
+    ensure!(description.inputs == *inputs, PrepareError::OtherInputs { directory: directory.to_owned() });
+    let (dataset, unigram_loss) = read_back(directory, description.manifest)?;
     Ok(Some(Prepared {
         directory: directory.to_owned(),
         digest: dataset.digest(),
@@ -399,13 +394,12 @@ fn existing(directory: &Path, inputs: &Digest) -> Result<Option<Prepared>, Prepa
     }))
 }
 
-/// Reads everything back as a later reader does.
-fn check(partial: &Path, digest: Digest) -> Result<(), PrepareError> {
-    let dataset = Dataset::open(partial, Some(digest))
-        .map_err(|source| PrepareError::Damaged { directory: partial.to_owned(), source })?;
-    // This verifies each shard.
-    dataset
-        .unigram_loss()
-        .map(drop)
-        .map_err(|source| PrepareError::NotReadBack { directory: partial.to_owned(), source })
+/// Reads everything back as a later reader does: the unigram loss verifies each shard, if it is not there already.
+fn read_back(directory: &Path, manifest: Digest) -> Result<(Dataset, f64), PrepareError> {
+    let at = || directory.to_owned();
+    let dataset = Dataset::open(directory, Some(manifest))
+        .map_err(|source| PrepareError::Damaged { directory: at(), source })?;
+    let unigram_loss =
+        dataset.unigram_loss().map_err(|source| PrepareError::NotReadBack { directory: at(), source })?;
+    Ok((dataset, unigram_loss))
 }

@@ -5,16 +5,17 @@
 //! verified at its first use, once per process; after that, reading a sequence is a copy.
 
 use crate::{
+    durable::{self, Readers},
     files::{manifest_path, read_bounded, shard_path, tokenizer_path, unigram_path},
     manifest::{MAX_MANIFEST_BYTES, Manifest, ManifestError, ShardInfo},
     tokenizer::{TextTokenizer, TokenizerError},
 };
 use memmap2::Mmap;
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use std::{
     fmt,
     fs::{self, File},
-    io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufReader, Read as _},
     ops::Range,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -83,13 +84,7 @@ pub enum OpenError {
 impl OpenError {
     /// Whether a file is missing or damaged, so that fetching it again would help.
     pub fn is_damage(&self) -> bool {
-        match self {
-            OpenError::Unreadable { source, .. } => source.kind() == io::ErrorKind::NotFound,
-            OpenError::Manifest { .. }
-            | OpenError::OtherDataset { .. }
-            | OpenError::OtherTokenizer { .. }
-            | OpenError::ShardLength { .. } => true,
-        }
+        !matches!(self, OpenError::Unreadable { source, .. } if source.kind() != io::ErrorKind::NotFound)
     }
 }
 
@@ -142,22 +137,16 @@ impl Dataset {
             .filter(|bytes| Digest::of(bytes) == manifest.tokenizer)
             .ok_or(OpenError::OtherTokenizer { path })?;
 
-        let training = Split::open(&directory, &manifest, &manifest.training)?;
-        let held_out = Split::open(&directory, &manifest, &manifest.held_out)?;
-        let unigram_loss = OnceLock::new();
-        let pieces = None;
-        let inner = Inner {
-            directory,
-            manifest,
-            digest,
-            tokenizer,
-            training,
-            held_out,
-            unigram_loss,
-            pieces,
-            repair,
-        };
-        Ok(Dataset(Arc::new(inner)))
+        let dataset = Dataset::new(directory, manifest, tokenizer, None, repair);
+        let manifest = &dataset.0.manifest;
+        for Shard { info, path, .. } in dataset.0.training.shards.iter().chain(&dataset.0.held_out.shards) {
+            let expected = manifest.shard_bytes(info);
+            let metadata = fs::metadata(path);
+            let found =
+                metadata.map_err(|source| OpenError::Unreadable { path: path.clone(), source })?.len();
+            ensure!(found == expected, OpenError::ShardLength { path: path.clone(), expected, found });
+        }
+        Ok(dataset)
     }
 
     /// A dataset whose shards are elsewhere: `pieces` gives their parts. `tokenizer` are the bytes of the manifest's
@@ -169,25 +158,31 @@ impl Dataset {
         pieces: Arc<dyn PieceSource>,
     ) -> Result<Dataset, OpenError> {
         manifest.check().map_err(|source| OpenError::Manifest { path: manifest_path(&directory), source })?;
-        if Digest::of(&tokenizer) != manifest.tokenizer {
-            return Err(OpenError::OtherTokenizer { path: tokenizer_path(&directory) });
-        }
-        let [training, held_out] =
-            [&manifest.training, &manifest.held_out].map(|shards| Split::of(&directory, shards));
-        let digest = manifest.digest();
-        let (unigram_loss, pieces, repair) = (OnceLock::new(), Some(pieces), None);
-        let inner = Inner {
+        ensure!(
+            Digest::of(&tokenizer) == manifest.tokenizer,
+            OpenError::OtherTokenizer { path: tokenizer_path(&directory) }
+        );
+        Ok(Dataset::new(directory, manifest, tokenizer, Some(pieces), None))
+    }
+
+    fn new(
+        directory: PathBuf,
+        manifest: Manifest,
+        tokenizer: Vec<u8>,
+        pieces: Option<Arc<dyn PieceSource>>,
+        repair: Option<Arc<dyn ShardRepair>>,
+    ) -> Dataset {
+        Dataset(Arc::new(Inner {
+            digest: manifest.digest(),
+            training: Split::of(&directory, &manifest.training),
+            held_out: Split::of(&directory, &manifest.held_out),
             directory,
             manifest,
-            digest,
             tokenizer,
-            training,
-            held_out,
-            unigram_loss,
+            unigram_loss: OnceLock::new(),
             pieces,
             repair,
-        };
-        Ok(Dataset(Arc::new(inner)))
+        }))
     }
 
     pub fn manifest(&self) -> &Manifest {
@@ -221,54 +216,23 @@ impl Dataset {
         self.0.held_out.sequences
     }
 
-    /// Training sequence `index`, counted from 0: `seq_len + 1` tokens. The inputs are all but the last, the
-    /// targets all but the first.
-    pub fn sequence(&self, index: u64) -> Result<Vec<u32>, ReadError> {
-        self.one(&self.0.training, index)
-    }
-
-    /// Training sequences, in the order of `indices`. With shards elsewhere, much faster than one by one.
+    /// Training sequences, in the order of `indices`, which count from 0: `seq_len + 1` tokens each. The inputs are all
+    /// but the last, the targets all but the first.
     pub fn sequences(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
-        self.many(&self.0.training, indices)
+        self.read(&self.0.training, indices)
     }
 
-    /// Held-out sequence `index`, counted from 0, in the shape of [`Dataset::sequence`].
-    pub fn held_out(&self, index: u64) -> Result<Vec<u32>, ReadError> {
-        self.one(&self.0.held_out, index)
-    }
-
-    /// Held-out sequences, in the order of `indices`.
+    /// Held-out sequences, in the order of `indices` and the shape of [`Dataset::sequences`].
     pub fn held_out_sequences_at(&self, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
-        self.many(&self.0.held_out, indices)
+        self.read(&self.0.held_out, indices)
     }
 
-    fn one(&self, split: &Split, index: u64) -> Result<Vec<u32>, ReadError> {
-        match &self.0.pieces {
-            None => split.sequence(&self.0.manifest, self.0.repair.as_deref(), index),
-            Some(pieces) => {
-                let mut found = split.fetched(&self.0.manifest, &**pieces, &[index])?;
-                Ok(found.pop().expect("one was asked for"))
-            }
+    fn read(&self, split: &Split, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
+        let Inner { manifest, pieces, repair, .. } = &*self.0;
+        match pieces {
+            Some(pieces) => split.fetched(manifest, &**pieces, indices),
+            None => indices.iter().map(|&index| split.sequence(manifest, repair.as_deref(), index)).collect(),
         }
-    }
-
-    fn many(&self, split: &Split, indices: &[u64]) -> Result<Vec<Vec<u32>>, ReadError> {
-        match &self.0.pieces {
-            None => {
-                let repair = self.0.repair.as_deref();
-                indices.iter().map(|&index| split.sequence(&self.0.manifest, repair, index)).collect()
-            }
-            Some(pieces) => split.fetched(&self.0.manifest, &**pieces, indices),
-        }
-    }
-
-    /// Verifies every shard now, piece by piece. Shards elsewhere are verified at each read.
-    pub fn verify(&self) -> Result<(), ReadError> {
-        if self.0.pieces.is_some() {
-            return Ok(());
-        }
-        let shards = || self.0.training.shards.iter().chain(&self.0.held_out.shards);
-        shards().try_for_each(|shard| shard.read_through(&self.0.manifest, &mut |_| {}))
     }
 
     /// The tokenizer, to turn text into tokens and back. `end_of_document` as for
@@ -287,17 +251,16 @@ impl Dataset {
         if let Some(loss) = self.0.unigram_loss.get() {
             return Ok(*loss);
         }
-        let loss = match self.kept_unigram_loss() {
-            Some(loss) => loss,
-            None => {
-                let loss = self.compute_unigram_loss()?;
-                if let Err(error) = self.keep_unigram_loss(loss) {
-                    // The directory may be read-only; then the number is computed each time.
-                    tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
-                }
-                loss
-            }
-        };
+        if let Some(loss) = self.kept_unigram_loss() {
+            return Ok(*self.0.unigram_loss.get_or_init(|| loss));
+        }
+        let loss = self.compute_unigram_loss()?;
+        let line = format!("{} {loss}\n", self.0.digest);
+        let path = unigram_path(&self.0.directory);
+        if let Err(error) = durable::write_atomic(&path, line.as_bytes(), Readers::Umask) {
+            // The directory may be read-only; then the number is computed each time.
+            tracing::debug!(directory = %self.0.directory.display(), %error, "the unigram loss is not kept");
+        }
         Ok(*self.0.unigram_loss.get_or_init(|| loss))
     }
 
@@ -323,13 +286,6 @@ impl Dataset {
         let (manifest, loss) = std::str::from_utf8(&bytes).ok()?.trim_end().split_once(' ')?;
         let loss = loss.parse().ok().filter(|loss: &f64| loss.is_finite() && *loss >= 0.0)?;
         (manifest.parse() == Ok(self.0.digest)).then_some(loss)
-    }
-
-    fn keep_unigram_loss(&self, loss: f64) -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(&self.0.directory)?;
-        writeln!(file, "{} {loss}", self.0.digest)?;
-        file.persist(unigram_path(&self.0.directory)).map_err(|error| error.error)?;
-        Ok(())
     }
 }
 
@@ -376,26 +332,9 @@ impl Split {
         split
     }
 
-    fn open(directory: &Path, manifest: &Manifest, shards: &[ShardInfo]) -> Result<Split, OpenError> {
-        let split = Split::of(directory, shards);
-        for Shard { info, path, .. } in &split.shards {
-            let expected = manifest.shard_bytes(info);
-            let found = match fs::metadata(path) {
-                Ok(metadata) => metadata.len(),
-                Err(source) => return Err(OpenError::Unreadable { path: path.clone(), source }),
-            };
-            if found != expected {
-                return Err(OpenError::ShardLength { path: path.clone(), expected, found });
-            }
-        }
-        Ok(split)
-    }
-
     /// The shard of a sequence.
     fn shard_of(&self, index: u64) -> Result<&Shard, ReadError> {
-        if index >= self.sequences {
-            return Err(ReadError::OutOfRange { index, sequences: self.sequences });
-        }
+        ensure!(index < self.sequences, ReadError::OutOfRange { index, sequences: self.sequences });
         // The first shard starts at 0, so at least one starts at or before any index.
         Ok(&self.shards[self.shards.partition_point(|shard| shard.first <= index) - 1])
     }
@@ -417,14 +356,8 @@ impl Split {
         let found = pieces.read(&wanted).map_err(ReadError::NotFetched)?;
         let sequence = |(bytes, index): (Vec<u8>, &u64)| {
             let sequence: Vec<u32> = tokens(&bytes, manifest.token_bytes).collect();
-            let vocab = manifest.vocab;
-            match sequence.iter().find(|&&token| token >= vocab) {
-                Some(&token) => {
-                    let path = self.shard_of(*index)?.path.clone();
-                    Err(ReadError::OutsideVocabulary { path, token, vocab })
-                }
-                None => Ok(sequence),
-            }
+            let outside = sequence.iter().find(|&&token| token >= manifest.vocab);
+            self.shard_of(*index)?.in_vocabulary(manifest, outside.copied()).map(|()| sequence)
         };
         found.into_iter().zip(indices).map(sequence).collect()
     }
@@ -453,21 +386,15 @@ impl Split {
         pieces: Option<&dyn PieceSource>,
     ) -> Result<Vec<u64>, ReadError> {
         let mut counts = vec![0; manifest.vocab as usize];
-        if let Some(pieces) = pieces {
-            let indices: Vec<u64> = (0..self.sequences).collect();
-            for indices in indices.chunks(256) {
-                let targets = self.fetched(manifest, pieces, indices)?;
-                targets
-                    .iter()
-                    .flat_map(|sequence| &sequence[1..])
-                    .for_each(|&token| counts[token as usize] += 1);
-            }
+        let Some(pieces) = pieces else {
+            self.shards.iter().try_for_each(|shard| shard.count_targets(manifest, &mut counts))?;
             return Ok(counts);
-        }
-        for shard in &self.shards {
-            shard.read_through(manifest, &mut |sequence| {
-                tokens(sequence, manifest.token_bytes).skip(1).for_each(|token| counts[token as usize] += 1);
-            })?;
+        };
+        let indices: Vec<u64> = (0..self.sequences).collect();
+        for indices in indices.chunks(256) {
+            for sequence in self.fetched(manifest, pieces, indices)? {
+                sequence[1..].iter().for_each(|&token| counts[token as usize] += 1);
+            }
         }
         Ok(counts)
     }
@@ -480,15 +407,10 @@ impl Shard {
             return Ok(map);
         }
         // Two threads may verify at once, with the same result; one map is kept.
-        let map =
-            self.map_file().map_err(|source| ReadError::Unreadable { path: self.path.clone(), source })?;
-        if map.len() as u64 != manifest.shard_bytes(&self.info) || Digest::of(&map) != self.info.digest {
-            return Err(ReadError::Damaged { path: self.path.clone() });
-        }
-        let vocab = manifest.vocab;
-        if let Some(token) = tokens(&map, manifest.token_bytes).find(|&token| token >= vocab) {
-            return Err(ReadError::OutsideVocabulary { path: self.path.clone(), token, vocab });
-        }
+        let map = self.map_file().map_err(|source| self.unreadable(source))?;
+        self.is(map.len() as u64 == manifest.shard_bytes(&self.info) && Digest::of(&map) == self.info.digest)?;
+        let outside = tokens(&map, manifest.token_bytes).find(|&token| token >= manifest.vocab);
+        self.in_vocabulary(manifest, outside)?;
         Ok(self.map.get_or_init(|| map))
     }
 
@@ -509,38 +431,42 @@ impl Shard {
         self.verified(manifest)
     }
 
-    /// Passes every sequence of the shard on, with all tokens in the vocabulary. They are verified once this succeeds.
-    /// None of the shard stays in memory, as a mapped one would.
-    fn read_through(&self, manifest: &Manifest, each: &mut dyn FnMut(&[u8])) -> Result<(), ReadError> {
-        let unreadable = |source| ReadError::Unreadable { path: self.path.clone(), source };
-        let mut file = BufReader::with_capacity(1 << 20, File::open(&self.path).map_err(unreadable)?);
+    /// Adds the count of each token as a target, and verifies the shard. None of it stays in memory, as a mapped one
+    /// would.
+    fn count_targets(&self, manifest: &Manifest, counts: &mut [u64]) -> Result<(), ReadError> {
+        let unreadable = |source| self.unreadable(source);
+        let file = File::open(&self.path).map_err(unreadable)?;
+        self.is(file.metadata().map_err(unreadable)?.len() == manifest.shard_bytes(&self.info))?;
+        let mut file = BufReader::with_capacity(1 << 20, file);
         let mut hasher = blake3::Hasher::new();
         let mut sequence = vec![0; manifest.sequence_bytes() as usize];
         let mut outside = None;
         for _ in 0..self.info.sequences {
-            match file.read_exact(&mut sequence) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                    return Err(ReadError::Damaged { path: self.path.clone() });
-                }
-                Err(source) => return Err(unreadable(source)),
-            }
+            file.read_exact(&mut sequence).map_err(unreadable)?;
             hasher.update(&sequence);
-            let vocab = manifest.vocab;
-            outside = outside.or(tokens(&sequence, manifest.token_bytes).find(|&token| token >= vocab));
-            if outside.is_none() {
-                each(&sequence);
+            for (at, token) in tokens(&sequence, manifest.token_bytes).enumerate() {
+                match counts.get_mut(token as usize) {
+                    Some(count) => *count += u64::from(at > 0),
+                    None => outside = Some(token),
+                }
             }
         }
-        let ended = file.fill_buf().map_err(unreadable)?.is_empty();
-        if !ended || Digest(*hasher.finalize().as_bytes()) != self.info.digest {
-            return Err(ReadError::Damaged { path: self.path.clone() });
-        }
-        let vocab = manifest.vocab;
-        match outside {
-            Some(token) => Err(ReadError::OutsideVocabulary { path: self.path.clone(), token, vocab }),
-            None => Ok(()),
-        }
+        self.is(Digest(*hasher.finalize().as_bytes()) == self.info.digest)?;
+        self.in_vocabulary(manifest, outside)
+    }
+
+    fn unreadable(&self, source: io::Error) -> ReadError {
+        ReadError::Unreadable { path: self.path.clone(), source }
+    }
+
+    /// An error unless the file `is_this` shard's.
+    fn is(&self, is_this: bool) -> Result<(), ReadError> {
+        if is_this { Ok(()) } else { Err(ReadError::Damaged { path: self.path.clone() }) }
+    }
+
+    fn in_vocabulary(&self, manifest: &Manifest, outside: Option<u32>) -> Result<(), ReadError> {
+        let (path, vocab) = (self.path.clone(), manifest.vocab);
+        outside.map_or(Ok(()), |token| Err(ReadError::OutsideVocabulary { path, token, vocab }))
     }
 
     fn map_file(&self) -> io::Result<Mmap> {

@@ -14,7 +14,7 @@ use crate::{
     pipeline,
     source::{Source, TextFile},
 };
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, OpenOptions},
@@ -126,11 +126,7 @@ impl Scan {
 
         // The other files.
         let batches = all[done..].iter().enumerate().flat_map(|(at, (part, file))| {
-            let documents = file.documents(&source.parts[*part].field);
-            let batches: Box<dyn Iterator<Item = Result<Batch, SourceError>> + Send> = match documents {
-                Ok(documents) => Box::new(documents),
-                Err(error) => Box::new(std::iter::once(Err(error))),
-            };
+            let batches = file.batches(&source.parts[*part].field);
             batches.map(move |batch| Ok((done + at, batch?)))
         });
         let record = |(at, batch): (usize, Batch)| {
@@ -172,7 +168,7 @@ impl Scan {
             ScannedSource { field: part.field.clone(), files }
         });
         let sources = sources.collect();
-        Ok(Scan { sources, records: records_path(partial) })
+        Ok(Scan { sources, records: partial.join("documents") })
     }
 
     /// Items, documents or not, of all sources.
@@ -253,9 +249,8 @@ impl FileLog {
     }
 
     fn is_of(&self, before: &FileLog) -> bool {
-        let FileLog { source, path, bytes, modified, part_bytes, .. } = before;
-        let told = (&self.source, &self.path, &self.bytes, &self.modified, &self.part_bytes);
-        told == (source, path, bytes, modified, part_bytes)
+        let FileLog { text, items, documents, digest, .. } = *before;
+        FileLog { text, items, documents, digest, ..self.clone() } == *before
     }
 }
 
@@ -271,14 +266,10 @@ struct Log {
     hasher: blake3::Hasher,
 }
 
-fn records_path(partial: &Path) -> PathBuf {
-    partial.join("documents")
-}
-
 impl Log {
     /// Opens records and log. Keeps of an earlier attempt the leading files that are still as `expected`.
     fn open(partial: &Path, expected: &[FileLog]) -> Result<Log, PrepareError> {
-        let path = records_path(partial);
+        let path = partial.join("documents");
         let log_path = partial.join("documents.log");
         let open = || -> io::Result<Log> {
             let options = || OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
@@ -338,21 +329,18 @@ impl Log {
             }
             let file = FileLog {
                 text: !not_text,
-                items: self.items,
-                documents: self.documents,
+                items: std::mem::take(&mut self.items),
+                documents: std::mem::take(&mut self.documents),
                 digest: Digest(*self.hasher.finalize().as_bytes()),
                 ..before.clone()
             };
-            let mut line = serde_json::to_vec(&file).expect("numbers and strings are always JSON");
-            line.push(b'\n');
-            self.log.write_all(&line)?;
+            self.hasher.reset();
+            let line = serde_json::to_string(&file).expect("numbers and strings are always JSON");
+            writeln!(self.log, "{line}")?;
             self.files.push(file);
             Ok(())
         };
-        write().map_err(|source| unwritable(&self.path, source))?;
-        (self.items, self.documents) = (0, 0);
-        self.hasher.reset();
-        Ok(())
+        write().map_err(|source| unwritable(&self.path, source))
     }
 
     fn finish(mut self) -> Result<Vec<FileLog>, PrepareError> {
@@ -372,18 +360,13 @@ pub(crate) fn read_again(
     field: &str,
 ) -> impl Iterator<Item = Result<Batch, SourceError>> + use<> {
     let (items, path) = (file.log.items, file.file.path.clone());
-    let (documents, failed) = match file.file.documents(field) {
-        // Most files without any item are no text.
-        Ok(documents) => (Some(documents).filter(|_| items > 0), None),
-        Err(error) => (None, Some(Err(error))),
-    };
-    let checked = documents.into_iter().flatten().map(move |batch| {
+    // Most files without any item are no text.
+    let batches = (items > 0).then(|| file.file.batches(field));
+    batches.into_iter().flatten().map(move |batch| {
         let batch = batch?;
         let end = batch.first + batch.items.len() as u64;
-        if batch.not_text || end > items || (batch.last && end != items) {
-            return Err(SourceError::Changed { path: path.clone() });
-        }
+        let is_same = !batch.not_text && end <= items && (!batch.last || end == items);
+        ensure!(is_same, SourceError::Changed { path: path.clone() });
         Ok(batch)
-    });
-    failed.into_iter().chain(checked)
+    })
 }

@@ -20,7 +20,7 @@ use crate::{
 use std::collections::HashSet;
 
 /// Keys in memory at once; about 40 bytes each.
-const KEYS_AT_ONCE: u64 = 1 << 19;
+pub(crate) const KEYS_AT_ONCE: u64 = 1 << 19;
 /// One reading of a source.
 pub(crate) const ONE: u64 = 1 << 32;
 
@@ -53,19 +53,6 @@ pub(crate) struct Amounts<'a> {
     pub keys_at_once: u64,
 }
 
-impl Default for Amounts<'_> {
-    fn default() -> Self {
-        Amounts {
-            weights: &[],
-            epochs: 1,
-            held_out_bytes: 0,
-            held_out_share: 40,
-            sample_bytes: 0,
-            keys_at_once: KEYS_AT_ONCE,
-        }
-    }
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Split {
     Training,
@@ -92,13 +79,13 @@ impl Selection {
             sample_to: None,
             bytes: vec![0; scan.sources.len()],
         };
-        let ranges = Ranges(scan.documents().div_ceil(amounts.keys_at_once).max(1));
+        let ranges = scan.documents().div_ceil(amounts.keys_at_once).max(1);
 
         // Each document once.
-        for range in 0..ranges.0 {
+        for range in 0..ranges {
             let mut seen: HashSet<Key> = HashSet::new();
             scan.for_each(|item, source, record| {
-                if record.bytes > 0 && ranges.of(&record.key) == range {
+                if record.bytes > 0 && range_of(&record.key, ranges) == range {
                     if seen.insert(record.key) {
                         selection.bytes[source] += u64::from(record.bytes);
                     } else {
@@ -119,10 +106,10 @@ impl Selection {
         let held_out_bytes = amounts.held_out_bytes.max(total / amounts.held_out_share);
         let (mut held_out, mut sample) = (0, 0);
         let mut held_out_of = vec![0; scan.sources.len()];
-        for range in 0..ranges.0 {
+        for range in 0..ranges {
             let mut keys: Vec<(Key, u32, usize)> = Vec::new();
             scan.for_each(|item, source, record| {
-                let wanted = record.bytes > 0 && ranges.of(&record.key) == range;
+                let wanted = record.bytes > 0 && range_of(&record.key, ranges) == range;
                 if wanted && !selection.duplicate.get(item) && selection.rates[source] > 0 {
                     keys.push((record.key, record.bytes, source));
                 }
@@ -231,14 +218,10 @@ fn times(bytes: u64, rate: u64) -> u64 {
     u64::try_from((u128::from(bytes) * u128::from(rate)) >> 32).unwrap_or(u64::MAX)
 }
 
-/// The keys, cut into this many ranges.
-struct Ranges(u64);
-
-impl Ranges {
-    fn of(&self, key: &Key) -> u64 {
-        let first = u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes"));
-        ((u128::from(first) * u128::from(self.0)) >> 64) as u64
-    }
+/// Which of so many ranges of keys has this one.
+fn range_of(key: &Key, ranges: u64) -> u64 {
+    let first = u64::from_be_bytes(key[..8].try_into().expect("a key has 32 bytes"));
+    ((u128::from(first) * u128::from(ranges)) >> 64) as u64
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -265,6 +248,15 @@ mod tests {
     use proptest::prelude::*;
     use std::path::Path;
 
+    const AMOUNTS: Amounts<'static> = Amounts {
+        weights: &[],
+        epochs: 1,
+        held_out_bytes: 0,
+        held_out_share: 40,
+        sample_bytes: 0,
+        keys_at_once: KEYS_AT_ONCE,
+    };
+
     fn scan(root: &Path, texts: &[&[String]]) -> Scan {
         let mut parts = Vec::new();
         for (at, texts) in texts.iter().enumerate() {
@@ -275,8 +267,7 @@ mod tests {
             parts.push((at.to_string(), 1.0, Source::directory(path)));
         }
         let source = Source::mixture(parts, 1).expect("weights of one");
-        Scan::make(&source, source.files(&crate::PlainFormats).expect("readable"), root, 2, &mut |_| {})
-            .expect("readable")
+        Scan::make(&source, source.files(None).expect("readable"), root, 2, &mut |_| {}).expect("readable")
     }
 
     fn texts(from: usize, to: usize) -> Vec<String> {
@@ -309,7 +300,7 @@ mod tests {
         second.push(String::new());
         second.extend(texts(70, 75));
         let scan = scan(root.path(), &[&first, &second]);
-        let wanted = |keys_at_once| Amounts { keys_at_once, sample_bytes: 200, ..Amounts::default() };
+        let wanted = |keys_at_once| Amounts { keys_at_once, sample_bytes: 200, ..AMOUNTS };
         let selection = Selection::of(&scan, &wanted(1000)).expect("readable");
         assert_eq!(selection.duplicates, 20 + 5);
         let bytes = |texts: &[String]| texts.iter().map(|text| text.len() as u64).sum::<u64>();
@@ -330,7 +321,7 @@ mod tests {
                 epochs,
                 held_out_share: 10,
                 sample_bytes: 100,
-                ..Amounts::default()
+                ..AMOUNTS
             };
             let selection = Selection::of(&scan, &amounts).expect("readable");
             assert_eq!(

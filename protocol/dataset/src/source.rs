@@ -2,13 +2,14 @@
 
 use crate::{
     cargo_text,
-    default_text::{DEFAULT_TEXT, PinnedCrate},
-    documents::{self, Documents, Format, Opening},
+    default_text::DEFAULT_TEXT,
+    documents::{self, Batch, Documents, Format},
     error::SourceError,
     files::read_bounded,
     formats::Formats,
     walk::{FoundFile, files_below},
 };
+use protocol::ensure;
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
 
@@ -45,7 +46,10 @@ pub(crate) struct SourcePart {
 #[derive(Clone, Debug)]
 enum Kind {
     Path(PathBuf),
-    CargoSources { crates: Vec<PinnedCrate>, homes: Vec<PathBuf> },
+    /// Where cargo may keep the source of the default text.
+    DefaultText {
+        homes: Vec<PathBuf>,
+    },
 }
 
 /// A mixture file.
@@ -90,16 +94,14 @@ impl Source {
     pub fn mixture(parts: Vec<(String, f64, Source)>, epochs: u32) -> Result<Source, SourceError> {
         let weighed = |(name, weight, source): (String, f64, Source)| {
             let units = weight * WEIGHT_UNITS;
-            if !(1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units) {
-                return Err(SourceError::Weight { name, weight });
-            }
+            ensure!(
+                (1.0..=WEIGHT_UNITS * WEIGHT_UNITS).contains(&units),
+                SourceError::Weight { name, weight }
+            );
             // Below 2^40, so the conversion is exact.
             let units = units.round() as u64;
-            let several = source.parts.len() > 1;
-            Ok(source.parts.into_iter().map(move |part| {
-                let name = if several { format!("{name}/{}", part.name) } else { name.clone() };
-                SourcePart { name, weight: Some(units), ..part }
-            }))
+            let weighed = move |part| SourcePart { name: name.clone(), weight: Some(units), ..part };
+            Ok(source.parts.into_iter().map(weighed))
         };
         let parts: Result<Vec<_>, _> = parts.into_iter().map(weighed).collect();
         Ok(Source { parts: parts?.into_iter().flatten().collect(), epochs: epochs.max(1) })
@@ -114,9 +116,7 @@ impl Source {
             .ok_or_else(|| wrong(format!("it has more than {MAX_MIXTURE_BYTES} bytes")))?;
         let text = String::from_utf8(bytes).map_err(|error| wrong(error.to_string()))?;
         let file: MixtureFile = toml::from_str(&text).map_err(|error| wrong(error.to_string()))?;
-        if file.source.is_empty() {
-            return Err(wrong("it names no [[source]]".to_owned()));
-        }
+        ensure!(!file.source.is_empty(), wrong("it names no [[source]]".to_owned()));
         let below = path.parent().unwrap_or(Path::new(""));
         let part = |source: MixtureSource| {
             let name = source.name.unwrap_or_else(|| source.path.display().to_string());
@@ -126,20 +126,19 @@ impl Source {
         Source::mixture(file.source.into_iter().map(part).collect(), file.epochs.unwrap_or(1))
     }
 
-    /// The `.rs` files of published crates, found where cargo keeps its sources: below `homes` (see
-    /// [`crate::cargo_homes`]) in `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION`
-    /// or `NAME`. Their contents must have the digests in the list.
-    pub fn cargo_sources(crates: &[PinnedCrate], homes: Vec<PathBuf>) -> Source {
-        Source::of("crates", Kind::CargoSources { crates: crates.to_vec(), homes })
-    }
-
     /// The default text: Rust source that the build needs anyway, so it is the same everywhere and needs no download.
+    ///
+    /// It is found where cargo keeps its sources: below `homes` (see [`crate::cargo_homes`]) in
+    /// `registry/src/*/NAME-VERSION`, or, for vendored sources, in `NAME-VERSION` or `NAME`. Its digests are checked.
     pub fn default_text(homes: Vec<PathBuf>) -> Source {
-        Source::cargo_sources(&DEFAULT_TEXT, homes)
+        Source::of("crates", Kind::DefaultText { homes })
     }
 
     /// The files of each part.
-    pub(crate) fn files(&self, formats: &'static dyn Formats) -> Result<Vec<Vec<TextFile>>, SourceError> {
+    pub(crate) fn files(
+        &self,
+        formats: Option<&'static dyn Formats>,
+    ) -> Result<Vec<Vec<TextFile>>, SourceError> {
         self.parts.iter().map(|part| part.files(formats)).collect()
     }
 
@@ -151,7 +150,7 @@ impl Source {
 
 impl SourcePart {
     /// Its files, in order.
-    pub fn files(&self, formats: &'static dyn Formats) -> Result<Vec<TextFile>, SourceError> {
+    pub fn files(&self, formats: Option<&'static dyn Formats>) -> Result<Vec<TextFile>, SourceError> {
         let found = match &self.kind {
             Kind::Path(path) if path.is_file() => {
                 let bytes = path
@@ -161,7 +160,7 @@ impl SourcePart {
                 vec![FoundFile { name: String::new(), path: path.clone(), bytes }]
             }
             Kind::Path(path) => files_below(path, |_| true)?,
-            Kind::CargoSources { crates, homes } => cargo_text::files(crates, homes)?,
+            Kind::DefaultText { homes } => cargo_text::files(&DEFAULT_TEXT, homes)?,
         };
         let is_text = |file: &&FoundFile| matches!(documents::format(&file.path).0, Format::Text { .. });
         let text_bytes: u64 = found.iter().filter(is_text).map(|file| file.bytes).sum();
@@ -177,22 +176,25 @@ pub(crate) struct TextFile {
     pub path: PathBuf,
     /// Of the file, as it is compressed.
     pub bytes: u64,
+    /// A text file is cut into documents of at most so many bytes.
     pub part_bytes: usize,
-    formats: &'static dyn Formats,
+    pub formats: Option<&'static dyn Formats>,
 }
 
 impl TextFile {
-    /// Reads it, from its beginning.
-    pub fn documents(&self, field: &str) -> Result<Documents, SourceError> {
-        let TextFile { path, part_bytes, formats, .. } = self;
-        Documents::open(&Opening { path, field, part_bytes: *part_bytes, formats: *formats })
+    /// Its batches, from the beginning. Of a file that cannot be opened, the error alone.
+    pub fn batches(&self, field: &str) -> impl Iterator<Item = Result<Batch, SourceError>> + Send + use<> {
+        let (documents, failed) = match Documents::open(self, field) {
+            Ok(documents) => (Some(documents), None),
+            Err(error) => (None, Some(Err(error))),
+        };
+        failed.into_iter().chain(documents.into_iter().flatten())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PlainFormats;
     use std::{ffi::OsStr, fs};
 
     fn directory(files: &[(&str, &[u8])]) -> tempfile::TempDir {
@@ -206,7 +208,7 @@ mod tests {
     }
 
     fn names(root: &Path) -> Result<Vec<String>, SourceError> {
-        let files = Source::directory(root).parts[0].files(&PlainFormats)?;
+        let files = Source::directory(root).parts[0].files(None)?;
         let below = |file: &TextFile| {
             file.path.strip_prefix(root).expect("below").to_str().expect("UTF-8").to_owned()
         };
@@ -224,8 +226,7 @@ mod tests {
             (".hidden.txt", b"hidden"),
         ]);
         assert_eq!(names(root.path()).expect("readable"), ["a.rs", "a/z.md", "b.txt", "plain"]);
-        let one =
-            Source::directory(root.path().join("b.txt")).parts[0].files(&PlainFormats).expect("readable");
+        let one = Source::directory(root.path().join("b.txt")).parts[0].files(None).expect("readable");
         assert_eq!((one.len(), one[0].bytes), (1, 3));
     }
 

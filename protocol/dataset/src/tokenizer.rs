@@ -8,8 +8,7 @@ use protocol::Digest;
 use rayon::prelude::*;
 use std::{collections::BTreeMap, fmt};
 use tokenizers::{
-    AddedToken, DecoderWrapper, ModelWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
-    PostProcessorWrapper, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, TokenizerBuilder,
+    AddedToken, ModelWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _,
     models::bpe::{BPE, Vocab},
     pre_tokenizers::byte_level::ByteLevel,
 };
@@ -108,11 +107,6 @@ impl TextTokenizer {
         TextTokenizer::from_json(to_json(learned)?, Some(EOS))
     }
 
-    /// A tokenizer that [`TextTokenizer::train`] made before.
-    pub(crate) fn trained(json: Vec<u8>) -> Result<TextTokenizer, TokenizerError> {
-        TextTokenizer::from_json(json, Some(EOS))
-    }
-
     /// The tokens of a text, without any that stand for its beginning or end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         let mut tokens = Vec::new();
@@ -203,12 +197,7 @@ fn count_words(sample: &[String]) -> Result<BTreeMap<String, u64>, TokenizerErro
         byte_level.pre_tokenize(&mut split).map_err(failed)?;
         let mut words: BTreeMap<String, u64> = BTreeMap::new();
         for (word, _, _) in split.get_splits(OffsetReferential::Normalized, OffsetType::Byte) {
-            match words.get_mut(word) {
-                Some(count) => *count += 1,
-                None => {
-                    words.insert(word.to_owned(), 1);
-                }
-            }
+            *words.entry(word.to_owned()).or_default() += 1;
         }
         Ok(words)
     };
@@ -225,20 +214,8 @@ fn to_json(learned: bpe::Learned) -> Result<Vec<u8>, TokenizerError> {
     let merges = learned.merges.iter().map(|&(left, right)| (text(left), text(right))).collect();
     let vocab: Vocab = learned.tokens.iter().cloned().zip(0u32..).collect();
     let model = BPE::builder().vocab_and_merges(vocab, merges).build().map_err(failed)?;
-    let mut tokenizer = TokenizerBuilder::<
-        BPE,
-        NormalizerWrapper,
-        PreTokenizerWrapper,
-        PostProcessorWrapper,
-        DecoderWrapper,
-    >::new()
-    .with_model(model)
-    .with_normalizer(None)
-    .with_pre_tokenizer(Some(byte_level().into()))
-    .with_post_processor(None)
-    .with_decoder(Some(byte_level().into()))
-    .build()
-    .map_err(failed)?;
+    let mut tokenizer = tokenizers::Tokenizer::new(model);
+    tokenizer.with_pre_tokenizer(Some(byte_level())).with_decoder(Some(byte_level()));
     tokenizer.add_special_tokens(&[AddedToken::from(EOS, true)]);
     Ok(tokenizer.to_string(true).map_err(failed)?.into_bytes())
 }

@@ -6,7 +6,7 @@
 //! can make its tree.
 
 use blake3::hazmat::{self, HasherExt as _, Mode};
-use protocol::Digest;
+use protocol::{Digest, ensure};
 use std::ops::Range;
 
 /// Bytes of a piece; the last piece of a shard may be shorter.
@@ -38,17 +38,14 @@ impl ShardTree {
 
     /// Reads the tree of the shard with this digest and length from untrusted bytes.
     pub fn from_bytes(shard: Digest, bytes: u64, tree: &[u8]) -> Result<ShardTree, TreeMismatch> {
-        if tree.len() as u64 != ShardTree::length(bytes) {
-            return Err(TreeMismatch { shard });
-        }
+        ensure!(tree.len() as u64 == ShardTree::length(bytes), TreeMismatch { shard });
         let hashes = tree.chunks_exact(32).map(|hash| hash.try_into().expect("32 bytes")).collect();
         ShardTree { shard, bytes, hashes }.checked()
     }
 
     fn checked(self) -> Result<ShardTree, TreeMismatch> {
-        if !self.hashes.is_empty() && root(&self.hashes, self.bytes) != self.shard {
-            return Err(TreeMismatch { shard: self.shard });
-        }
+        let is_right = self.hashes.is_empty() || root(&self.hashes, self.bytes) == self.shard;
+        ensure!(is_right, TreeMismatch { shard: self.shard });
         Ok(self)
     }
 
@@ -86,50 +83,42 @@ pub struct TreeBuilder {
     bytes: u64,
     piece: Vec<u8>,
     hashes: Vec<[u8; 32]>,
-    /// The hash of the first piece as a root, for a shard of one piece.
-    first: Digest,
 }
 
 impl TreeBuilder {
     /// For a shard of `bytes` bytes.
     pub fn new(bytes: u64) -> TreeBuilder {
-        TreeBuilder { bytes, piece: Vec::new(), hashes: Vec::new(), first: Digest::default() }
+        TreeBuilder { bytes, piece: Vec::new(), hashes: Vec::new() }
     }
 
     pub fn push(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
+            if self.piece.len() == PIECE_BYTES as usize {
+                self.end_piece();
+            }
             let room = PIECE_BYTES as usize - self.piece.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             self.piece.extend_from_slice(now);
             bytes = later;
-            if self.piece.len() == PIECE_BYTES as usize {
-                self.end_piece();
-            }
         }
     }
 
     fn end_piece(&mut self) {
-        if self.hashes.is_empty() {
-            self.first = Digest::of(&self.piece);
-        }
         self.hashes.push(hash_of(self.hashes.len() as u64, &self.piece));
         self.piece.clear();
     }
 
     /// The tree, if the bytes were those of `shard`.
     pub fn finish(mut self, shard: Digest) -> Result<ShardTree, TreeMismatch> {
-        if !self.piece.is_empty() {
+        if self.hashes.is_empty() {
+            ensure!(Digest::of(&self.piece) == shard, TreeMismatch { shard });
+        } else {
             self.end_piece();
         }
-        if self.hashes.len() == 1 {
-            if self.first != shard {
-                return Err(TreeMismatch { shard });
-            }
-            self.hashes.clear();
-        }
-        if self.hashes.len() as u64 * HASH_BYTES != ShardTree::length(self.bytes) {
-            return Err(TreeMismatch { shard });
-        }
+        ensure!(
+            self.hashes.len() as u64 * HASH_BYTES == ShardTree::length(self.bytes),
+            TreeMismatch { shard }
+        );
         ShardTree { shard, bytes: self.bytes, hashes: self.hashes }.checked()
     }
 }

@@ -1,9 +1,6 @@
 //! The files below a directory, in the same order on every machine.
 
-use crate::{
-    error::{MAX_FILE_BYTES, SourceError},
-    files::read_bounded,
-};
+use crate::error::SourceError;
 use std::{
     ffi::OsStr,
     fs,
@@ -49,13 +46,4 @@ pub(crate) fn files_below(
     }
     found.sort_by(|a, b| a.name.cmp(&b.name));
     Ok(found)
-}
-
-/// The whole file, if it is not too large.
-pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, SourceError> {
-    match read_bounded(path, MAX_FILE_BYTES) {
-        Ok(Some(bytes)) => Ok(bytes),
-        Ok(None) => Err(SourceError::TooLarge { path: path.to_owned() }),
-        Err(source) => Err(SourceError::Unreadable { path: path.to_owned(), source }),
-    }
 }

@@ -1,9 +1,9 @@
 //! A dataset from text to batches, and all that may go wrong with the text, the disk and the files.
 
 use mettle_dataset::{
-    BatchStream, Dataset, OpenError, OutputDirectory, PrepareError, PrepareOptions, Prepared, Progress,
-    ReadError, Source, SourceError, StreamError, TokenizerChoice, TokenizerError, manifest_path, prepare,
-    shard_path, tokenizer_path,
+    Dataset, OpenError, OutputDirectory, Prefetch, PrepareError, PrepareOptions, Prepared, Progress,
+    ReadError, Source, SourceError, TokenizerChoice, TokenizerError, manifest_path, prepare, shard_path,
+    tokenizer_path,
 };
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -103,9 +103,10 @@ fn files(directory: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
 }
 
 fn all_sequences(dataset: &Dataset) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
-    let training = (0..dataset.training_sequences()).map(|index| dataset.sequence(index).expect("verified"));
-    let held_out = (0..dataset.held_out_sequences()).map(|index| dataset.held_out(index).expect("verified"));
-    (training.collect(), held_out.collect())
+    let [training, held_out] = [dataset.training_sequences(), dataset.held_out_sequences()]
+        .map(|sequences| (0..sequences).collect::<Vec<_>>());
+    let held_out = dataset.held_out_sequences_at(&held_out).expect("verified");
+    (dataset.sequences(&training).expect("verified"), held_out)
 }
 
 /// The stream of tokens that sequences were cut from.
@@ -124,7 +125,6 @@ fn text_becomes_sequences_that_decode_to_it() {
     let mut seen = Vec::new();
     let prepared = prepare(scene.options(), &mut |progress| seen.push(progress)).expect("the text is fine");
     let dataset = Dataset::open(scene.data(), Some(prepared.digest)).expect("it was prepared");
-    dataset.verify().expect("it was just written");
     let tokenizer = dataset.tokenizer(None).expect("ours");
 
     let (training, held_out) = all_sequences(&dataset);
@@ -459,14 +459,15 @@ fn a_flipped_byte_is_refused_before_any_token_is_used() {
 
     let dataset = scene.open();
     let first = prepared.manifest.training[0].sequences;
-    assert!(dataset.sequence(first - 1).is_ok(), "the other shards are as good as before");
+    assert!(dataset.sequences(&[first - 1]).is_ok(), "the other shards are as good as before");
     for index in [first, first + 7] {
         assert!(
-            matches!(dataset.sequence(index), Err(ReadError::Damaged { path: damaged }) if damaged == path)
+            matches!(dataset.sequences(&[index]), Err(ReadError::Damaged { path: damaged }) if damaged == path)
         );
     }
-    assert!(matches!(dataset.verify(), Err(ReadError::Damaged { .. })));
-    assert!(dataset.held_out(0).is_ok());
+    fs::remove_file(scene.data().join("unigram-loss.txt")).expect("it was kept");
+    assert!(matches!(scene.open().unigram_loss(), Err(ReadError::Damaged { .. })));
+    assert!(dataset.held_out_sequences_at(&[0]).is_ok());
 }
 
 #[test]
@@ -485,7 +486,7 @@ fn a_wrong_missing_or_short_file_is_refused() {
     fs::copy(&first, &second).expect("writable");
     let opened = Dataset::open(&data, expected).expect("the length is right");
     assert!(matches!(
-        opened.sequence(prepared.manifest.training[0].sequences),
+        opened.sequences(&[prepared.manifest.training[0].sequences]),
         Err(ReadError::Damaged { .. })
     ));
     fs::write(&second, &bytes[1..]).expect("writable");
@@ -520,7 +521,7 @@ fn a_token_outside_the_vocabulary_is_refused() {
     fs::write(shard_path(&scene.data(), &manifest.training[0].digest), bytes).expect("writable");
     fs::write(manifest_path(&scene.data()), manifest.to_bytes()).expect("writable");
     assert!(matches!(
-        scene.open().sequence(0),
+        scene.open().sequences(&[0]),
         Err(ReadError::OutsideVocabulary { token: 400, vocab: 400, .. })
     ));
 }
@@ -564,57 +565,37 @@ fn no_sequence_lies_behind_the_last() {
     scene.prepare();
     let dataset = scene.open();
     let (training, held_out) = (dataset.training_sequences(), dataset.held_out_sequences());
-    assert!(dataset.sequence(training - 1).is_ok() && dataset.held_out(held_out - 1).is_ok());
+    assert!(
+        dataset.sequences(&[training - 1]).is_ok() && dataset.held_out_sequences_at(&[held_out - 1]).is_ok()
+    );
     for index in [training, u64::MAX] {
-        assert!(matches!(dataset.sequence(index), Err(ReadError::OutOfRange { .. })));
+        assert!(matches!(dataset.sequences(&[index]), Err(ReadError::OutOfRange { .. })));
     }
-    assert!(matches!(dataset.held_out(held_out), Err(ReadError::OutOfRange { .. })));
+    assert!(matches!(dataset.held_out_sequences_at(&[held_out]), Err(ReadError::OutOfRange { .. })));
 }
 
 #[test]
-fn a_stream_goes_on_where_it_stopped() {
+fn batches_are_read_ahead_in_the_order_of_their_sequences() {
     let scene = Scene::new();
     scene.prepare();
     let dataset = scene.open();
     let indices: Vec<u64> = (0..10).map(|position| (position * 37) % dataset.training_sequences()).collect();
-    let mut whole = BatchStream::new(&dataset, indices.clone(), 4).expect("in range");
+    let mut ahead = Prefetch::new(&dataset, &indices, 4, 2).expect("a thread");
     let mut batches = Vec::new();
-    while let Some(batch) = whole.next_batch().expect("verified") {
-        batches.push(batch);
+    while let Some(batch) = ahead.next_unless(|| false) {
+        batches.push(batch.expect("verified"));
     }
     assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2]);
-    for (sequence, &index) in batches.iter().flatten().zip(&indices) {
-        assert_eq!(*sequence, dataset.sequence(index).expect("verified"));
-    }
-    assert_eq!(whole.handed_out(), 10);
+    assert_eq!(batches.concat(), dataset.sequences(&indices).expect("verified"));
 
-    let mut first = BatchStream::new(&dataset, indices.clone(), 4).expect("in range");
-    assert_eq!(first.next_batch().expect("verified").as_ref(), Some(&batches[0]));
-    let position = first.position();
-    drop(first);
-    let mut second = BatchStream::resume(&dataset, indices.clone(), 4, &position).expect("the same list");
-    assert_eq!(second.next_batch().expect("verified").as_ref(), Some(&batches[1]));
-    assert_eq!(second.next_batch().expect("verified").as_ref(), Some(&batches[2]));
-    assert_eq!(second.next_batch().expect("verified"), None);
-
-    let mut others = indices.clone();
-    others.swap(0, 1);
-    assert!(matches!(BatchStream::resume(&dataset, others, 4, &position), Err(StreamError::OtherStream)));
-    let behind = mettle_dataset::Position { sequences: 11, ..position };
-    assert!(matches!(
-        BatchStream::resume(&dataset, indices.clone(), 4, &behind),
-        Err(StreamError::BehindTheEnd { at: 11, sequences: 10 })
-    ));
-    assert!(matches!(BatchStream::new(&dataset, indices, 0), Err(StreamError::EmptyBatch)));
-    let beyond = dataset.training_sequences();
-    assert!(matches!(
-        BatchStream::new(&dataset, vec![0, beyond], 4),
-        Err(StreamError::OutOfRange { index, .. }) if index == beyond
-    ));
+    let beyond = vec![0, dataset.training_sequences()];
+    let mut ahead = Prefetch::new(&dataset, &beyond, 4, 2).expect("a thread");
+    assert!(matches!(ahead.next_unless(|| false), Some(Err(ReadError::OutOfRange { .. }))));
+    assert!(ahead.next_unless(|| false).is_none(), "an error ends the batches");
 }
 
 #[test]
-fn after_an_error_a_stream_is_where_it_was() {
+fn a_repaired_shard_is_read_after_an_error() {
     let scene = Scene::new();
     let prepared = scene.prepare();
     let path = shard_path(&scene.data(), &prepared.manifest.training[1].digest);
@@ -622,11 +603,10 @@ fn after_an_error_a_stream_is_where_it_was() {
     bytes[0] ^= 1;
     fs::write(&path, &bytes).expect("writable");
     let damaged = prepared.manifest.training[0].sequences;
-    let mut stream = BatchStream::new(&scene.open(), vec![0, damaged], 2).expect("in range");
-    assert!(stream.next_batch().is_err());
-    assert_eq!(stream.handed_out(), 0);
-    // Repaired, as by fetching it again: the same stream goes on.
+    let dataset = scene.open();
+    assert!(matches!(dataset.sequences(&[0, damaged]), Err(ReadError::Damaged { .. })));
+    // Repaired, as by fetching it again: the same dataset reads it.
     bytes[0] ^= 1;
     fs::write(&path, &bytes).expect("writable");
-    assert_eq!(stream.next_batch().expect("verified").map(|batch| batch.len()), Some(2));
+    assert_eq!(dataset.sequences(&[0, damaged]).expect("verified").len(), 2);
 }

@@ -1,6 +1,7 @@
 //! The shape of a model, part of a run's specification: two parties that differ in one number train different models.
 
 use protocol::contribution::{Schema, TensorSpec};
+use protocol::ensure;
 use serde::{Deserialize, Serialize};
 
 /// A Llama-style decoder: RMSNorm before each half of a layer, rotary positions, grouped-query attention, SwiGLU, and
@@ -107,36 +108,27 @@ impl ModelConfig {
             ("d_ff", self.d_ff, 2, 1 << 18),
             ("seq_len", self.seq_len, 1, 1 << 20),
         ] {
-            if !(min..=max).contains(&value) {
-                return Err(ConfigError::OutOfBounds { name, value, min, max });
-            }
+            ensure!((min..=max).contains(&value), ConfigError::OutOfBounds { name, value, min, max });
         }
-        if !self.d_model.is_multiple_of(self.heads) {
-            return Err(ConfigError::HeadsDoNotDivide { heads: self.heads, d_model: self.d_model });
-        }
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(ConfigError::KvHeadsDoNotDivide { kv_heads: self.kv_heads, heads: self.heads });
-        }
-        if !self.head_width().is_multiple_of(2) {
-            return Err(ConfigError::OddHeadWidth { width: self.head_width() });
-        }
-        if !(1.0..=1e9).contains(&self.rope_theta) {
-            return Err(ConfigError::RopeTheta { value: self.rope_theta });
-        }
-        if !(self.norm_epsilon > 0.0 && self.norm_epsilon <= 0.1) {
-            return Err(ConfigError::NormEpsilon { value: self.norm_epsilon });
-        }
+        ensure!(
+            self.d_model.is_multiple_of(self.heads),
+            ConfigError::HeadsDoNotDivide { heads: self.heads, d_model: self.d_model }
+        );
+        ensure!(
+            self.heads.is_multiple_of(self.kv_heads),
+            ConfigError::KvHeadsDoNotDivide { kv_heads: self.kv_heads, heads: self.heads }
+        );
+        ensure!(self.head_width().is_multiple_of(2), ConfigError::OddHeadWidth { width: self.head_width() });
+        ensure!((1.0..=1e9).contains(&self.rope_theta), ConfigError::RopeTheta { value: self.rope_theta });
+        let value = self.norm_epsilon;
+        ensure!(value > 0.0 && value <= 0.1, ConfigError::NormEpsilon { value });
         let mut all = 0;
         for (tensor, [rows, columns]) in self.shapes() {
             let values = rows as u128 * columns as u128;
-            if values > u128::from(u32::MAX) {
-                return Err(ConfigError::TensorTooLarge { tensor, values });
-            }
+            ensure!(values <= u128::from(u32::MAX), ConfigError::TensorTooLarge { tensor, values });
             all += values;
         }
-        if all > u128::from(ModelConfig::VALUES_MAX) {
-            return Err(ConfigError::TooLarge { values: all });
-        }
+        ensure!(all <= u128::from(ModelConfig::VALUES_MAX), ConfigError::TooLarge { values: all });
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //!
 //! It is part of a run's specification, as a recommendation: no rule of the protocol can check how a miner trains.
 
+use protocol::ensure;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -104,9 +105,7 @@ impl Default for Recipe {
 impl Recipe {
     pub fn validate(&self) -> Result<(), RecipeError> {
         for (name, value) in [("batch", self.batch), ("micro_batch", self.micro_batch)] {
-            if value == 0 {
-                return Err(RecipeError::Zero { name });
-            }
+            ensure!(value != 0, RecipeError::Zero { name });
         }
         let above_zero = |x: f64| x.is_finite() && x > 0.0;
         for (name, value, holds, bounds) in [
@@ -123,13 +122,10 @@ impl Recipe {
             ("weight_decay", self.weight_decay, (0.0..=1.0).contains(&self.weight_decay), "from 0 to 1"),
             ("clip_norm", self.clip_norm, above_zero(self.clip_norm), "above 0"),
         ] {
-            if !holds {
-                return Err(RecipeError::OutOfBounds { name, value, bounds });
-            }
+            ensure!(holds, RecipeError::OutOfBounds { name, value, bounds });
         }
-        if self.stable_steps > 0 && self.schedule != RateSchedule::Wsd {
-            return Err(RecipeError::NoStablePart { value: self.stable_steps });
-        }
+        let value = self.stable_steps;
+        ensure!(value == 0 || self.schedule == RateSchedule::Wsd, RecipeError::NoStablePart { value });
         Ok(())
     }
 
@@ -138,23 +134,17 @@ impl Recipe {
         if step < self.warmup_steps {
             return self.learning_rate * (step + 1) as f64 / self.warmup_steps as f64;
         }
-        let lowest = match self.schedule {
-            RateSchedule::Constant => return self.learning_rate,
-            RateSchedule::Cosine | RateSchedule::Wsd => self.learning_rate * self.final_fraction,
-        };
-        let Some(falling) = (step - self.warmup_steps).checked_sub(self.stable_steps) else {
+        let falling = (step - self.warmup_steps).checked_sub(self.stable_steps);
+        let Some(falling) = falling.filter(|_| self.schedule != RateSchedule::Constant) else {
             return self.learning_rate;
         };
+        let lowest = self.learning_rate * self.final_fraction;
         if falling >= self.decay_steps {
             return lowest;
         }
         let done = falling as f64 / self.decay_steps as f64;
-        let left = match self.schedule {
-            RateSchedule::Wsd => 1.0 - done,
-            RateSchedule::Cosine | RateSchedule::Constant => {
-                (1.0 + (std::f64::consts::PI * done).cos()) / 2.0
-            }
-        };
+        let half_cosine = (1.0 + (std::f64::consts::PI * done).cos()) / 2.0;
+        let left = if self.schedule == RateSchedule::Wsd { 1.0 - done } else { half_cosine };
         lowest + (self.learning_rate - lowest) * left
     }
 }

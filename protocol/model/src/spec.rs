@@ -4,7 +4,7 @@
 //! recommendation.
 
 use crate::{ConfigError, ModelConfig, Recipe};
-use protocol::{Digest, contribution::Schema};
+use protocol::{Digest, contribution::Schema, ensure};
 use serde::{Deserialize, Serialize};
 
 /// Bytes of a specification at most.
@@ -51,16 +51,13 @@ impl RunSpec {
     /// Reads and checks a published specification.
     pub fn from_bytes(bytes: &[u8]) -> Result<RunSpec, SpecError> {
         let spec: RunSpec = serde_json::from_slice(bytes)?;
-        if spec.version != 1 {
-            return Err(SpecError::Version { found: spec.version });
-        }
+        ensure!(spec.version == 1, SpecError::Version { found: spec.version });
         let bounds = |reason: String| SpecError::Bounds { reason };
-        if spec.name.len() > 64 {
-            return Err(bounds("the name is longer than 64 bytes".into()));
-        }
-        if spec.weights.as_ref().is_some_and(|weights| weights.len() > 256) {
-            return Err(bounds("the description of the first weights has more than 256 bytes".into()));
-        }
+        ensure!(spec.name.len() <= 64, bounds("the name is longer than 64 bytes".into()));
+        ensure!(
+            spec.weights.as_ref().is_none_or(|weights| weights.len() <= 256),
+            bounds("the description of the first weights has more than 256 bytes".into())
+        );
         spec.model.validate().map_err(|error| bounds(error.to_string()))?;
         spec.recipe.validate().map_err(|error| bounds(error.to_string()))?;
         Ok(spec)

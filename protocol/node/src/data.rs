@@ -27,7 +27,7 @@ use std::{
 };
 use store::{
     Fetch, FetchError, FetchPlan, Limits, Store, StoreError,
-    fetch::{AllMirrorsFailed, Failure, Mirror},
+    fetch::{AllMirrorsFailed, Failure},
 };
 
 /// Larger than any tokenizer in use, in bytes.
@@ -187,18 +187,18 @@ async fn get(
 ) -> Result<Bytes, AllMirrorsFailed> {
     let got = plan.fetch(fetch, key, digest, limits).await;
     let failures = match &got {
-        Ok(fetched) => &fetched.failures,
+        Ok((_, failures)) => failures,
         Err(nobody) => &nobody.failures,
     };
-    for Failure { mirror: Mirror { base_url, .. }, error } in failures {
+    for Failure { mirror, error } in failures {
         match error {
             FetchError::WrongDigest { .. } => {
-                tracing::warn!(mirror = base_url, object = %key, "this mirror gave wrong data: {error}");
+                tracing::warn!(mirror, object = %key, "this mirror gave wrong data: {error}");
             }
-            error => tracing::warn!(mirror = base_url, object = %key, %error, "a mirror did not give data"),
+            error => tracing::warn!(mirror, object = %key, %error, "a mirror did not give data"),
         }
     }
-    Ok(got?.bytes)
+    Ok(got?.0)
 }
 
 /// Fetches a shard again that is damaged on disk.

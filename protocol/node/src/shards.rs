@@ -450,8 +450,9 @@ mod tests {
         let scene = Scene::new().await;
         let (data, _) = scene.elsewhere(1 << 20);
         let one = data.clone();
-        let held_out = tokio::task::spawn_blocking(move || one.held_out(2)).await.unwrap().unwrap();
-        assert_eq!(held_out, scene.whole.held_out(2).unwrap());
+        let held_out =
+            tokio::task::spawn_blocking(move || one.held_out_sequences_at(&[2])).await.unwrap().unwrap();
+        assert_eq!(held_out, scene.whole.held_out_sequences_at(&[2]).unwrap());
         let before = scene.downloaded();
         assert!(before < 3 * PIECE_BYTES, "{before} bytes for one sequence");
         scene.check(&data).await;

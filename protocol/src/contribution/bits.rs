@@ -1,46 +1,38 @@
-//! A row of bits, filled from the least significant bit of each byte.
+//! A row of bits, filled from the least significant bit of each byte: one bit at a time, as the format is defined.
 
 use alloc::vec::Vec;
 
-/// Appends bits to bytes, a word at a time.
+/// Appends bits to bytes. The last byte is filled up with zeros.
 pub(super) struct BitWriter<'a> {
     out: &'a mut Vec<u8>,
-    pending: u64,
-    /// Bits in `pending`: under 32 between two calls.
-    held: u32,
+    written: usize,
 }
 
 impl<'a> BitWriter<'a> {
     pub fn new(out: &'a mut Vec<u8>) -> BitWriter<'a> {
-        BitWriter { out, pending: 0, held: 0 }
+        BitWriter { out, written: 0 }
     }
 
-    /// The `count` low bits of `bits`, whose others are zero; at most 32.
+    /// The `count` low bits of `bits`, at most 32.
     pub fn put(&mut self, bits: u32, count: u32) {
-        self.pending |= u64::from(bits) << self.held;
-        self.held += count;
-        if self.held >= 32 {
-            self.out.extend_from_slice(&(self.pending as u32).to_le_bytes());
-            self.pending >>= 32;
-            self.held -= 32;
+        for at in 0..count {
+            if self.written.is_multiple_of(8) {
+                self.out.push(0);
+            }
+            if let Some(last) = self.out.last_mut() {
+                *last |= ((bits >> at & 1) as u8) << (self.written % 8);
+            }
+            self.written += 1;
         }
     }
 
     /// `gap >> rice` ones, a zero, and the `rice` low bits of `gap`.
     pub fn put_rice(&mut self, gap: u32, rice: u32) {
-        let mut ones = gap >> rice;
-        while ones >= 32 {
-            self.put(u32::MAX, 32);
-            ones -= 32;
+        for _ in 0..gap >> rice {
+            self.put(1, 1);
         }
-        self.put((1 << ones) - 1, ones + 1);
-        self.put(gap & ((1 << rice) - 1), rice);
-    }
-
-    /// Zero bits up to a whole byte.
-    pub fn finish(self) {
-        let bytes = self.held.div_ceil(8) as usize;
-        self.out.extend_from_slice(&self.pending.to_le_bytes()[..bytes]);
+        self.put(0, 1);
+        self.put(gap, rice);
     }
 }
 
@@ -52,19 +44,21 @@ pub(super) struct BitReader<'a> {
     at: usize,
 }
 
-/// As many bits as [`BitReader::ahead`] shows, wherever it stands in a byte.
-const AHEAD: u32 = 57;
-
 impl<'a> BitReader<'a> {
     pub fn new(bytes: &'a [u8]) -> BitReader<'a> {
         BitReader { bytes, at: 0 }
     }
 
+    /// The next bit.
+    pub fn bit(&mut self) -> bool {
+        let byte = self.bytes.get(self.at / 8).copied().unwrap_or(0);
+        self.at += 1;
+        byte >> ((self.at - 1) % 8) & 1 == 1
+    }
+
     /// The next `count` bits, at most 32.
     pub fn take(&mut self, count: u32) -> u32 {
-        let bits = self.ahead() & ((1 << count) - 1);
-        self.at += count as usize;
-        bits as u32
+        (0..count).fold(0, |bits, at| bits | u32::from(self.bit()) << at)
     }
 
     pub fn skip(&mut self, count: usize) {
@@ -73,31 +67,14 @@ impl<'a> BitReader<'a> {
 
     /// A gap as [`BitWriter::put_rice`] writes it; `None` if it is `limit` or more, however long its row of ones is.
     pub fn take_rice(&mut self, rice: u32, limit: u32) -> Option<u32> {
-        let low = (1 << rice) - 1;
-        let ahead = self.ahead();
-        let ones = ahead.trailing_ones();
-        if ones + 1 + rice <= AHEAD {
-            self.at += (ones + 1 + rice) as usize;
-            let gap = ones << rice | (ahead >> (ones + 1)) as u32 & low;
-            return (gap < limit).then_some(gap);
-        }
-
         let mut quotient = 0;
-        loop {
-            let ones = self.ahead().trailing_ones();
-            if ones < AHEAD {
-                quotient += ones;
-                self.skip(ones as usize + 1);
-                break;
-            }
-            quotient += AHEAD;
-            self.skip(AHEAD as usize);
+        while self.bit() {
+            quotient += 1;
             if quotient >= limit {
                 return None;
             }
         }
-        let gap = quotient << rice | self.take(rice);
-        (gap < limit).then_some(gap)
+        Some(quotient << rice | self.take(rice)).filter(|gap| *gap < limit)
     }
 
     pub fn is_past_end(&self) -> bool {
@@ -112,20 +89,6 @@ impl<'a> BitReader<'a> {
             self.bytes.get(self.at / 8).map_or(0, |byte| byte >> (self.at % 8))
         };
         (begun, self.at.div_ceil(8) < self.bytes.len())
-    }
-
-    /// The next bits, [`AHEAD`] of them or a few more.
-    fn ahead(&self) -> u64 {
-        let rest = self.bytes.get(self.at / 8..).unwrap_or(&[]);
-        let word = match rest.first_chunk::<8>() {
-            Some(word) => u64::from_le_bytes(*word),
-            None => {
-                let mut word = [0; 8];
-                word[..rest.len()].copy_from_slice(rest);
-                u64::from_le_bytes(word)
-            }
-        };
-        word >> (self.at % 8)
     }
 }
 
@@ -146,7 +109,6 @@ mod tests {
             let mut writer = BitWriter::new(&mut bytes);
             gaps.iter().for_each(|gap| writer.put_rice(*gap, rice));
             words.clone().for_each(|(word, count)| writer.put(word, count));
-            writer.finish();
 
             let mut reader = BitReader::new(&bytes);
             for gap in gaps {

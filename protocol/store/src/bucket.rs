@@ -69,7 +69,7 @@ mod tests {
     use std::sync::Arc;
 
     async fn check(faults: Faults, readers_at: &str) -> (Result<(), BucketError>, usize) {
-        let store = Arc::new(FaultyStore::new(MemoryStore::new(), 1, faults));
+        let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), 1, faults));
         let network = MemoryFetcher::new();
         network.serve(readers_at, store.clone());
         let checked = check_bucket(&*store, &network, "public").await;

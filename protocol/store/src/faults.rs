@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::str::FromStr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 
 use crate::{Action, Listing, Store, StoreError, TrafficTotals};
@@ -34,7 +34,7 @@ pub enum Rate {
     AfterFirst(u32),
 }
 
-/// What goes wrong with a bucket. Reads are `get`, `get_range` and `head`.
+/// What goes wrong with a bucket. Reads are of a whole object or of a range.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Faults {
     /// Only objects whose name begins with it. Empty: every operation.
@@ -129,11 +129,9 @@ impl FaultInjector {
         }
         let object = object.unwrap_or_default();
         let longest = state.faults.delay_max;
-        let delay = if longest.is_zero() {
-            longest
-        } else {
-            longest.mul_f64(state.uniform(self.seed, Fault::Delayed, action, object))
-        };
+        let share =
+            if longest.is_zero() { 0.0 } else { state.uniform(self.seed, Fault::Delayed, action, object) };
+        let delay = longest.mul_f64(share);
         (state.hits(self.seed, Fault::Unavailable, action, object), delay)
     }
 
@@ -143,23 +141,19 @@ impl FaultInjector {
         if !state.faults.concern(Some(object)) {
             return ReadFaults::default();
         }
-        let seed = self.seed;
-        if state.hits(seed, Fault::Missing, action, object) {
+        let faults = state.faults.clone();
+        let mut hits = |fault| state.hits(self.seed, fault, action, object);
+        if hits(Fault::Missing) {
             return ReadFaults { missing: true, ..ReadFaults::default() };
         }
-        if state.hits(seed, Fault::Redirected, action, object) {
-            let redirect_to = Some(state.faults.redirect_to.clone());
-            return ReadFaults { redirect_to, ..ReadFaults::default() };
+        if hits(Fault::Redirected) {
+            return ReadFaults { redirect_to: Some(faults.redirect_to), ..ReadFaults::default() };
         }
-        let truncated = state.hits(seed, Fault::Truncated, action, object);
-        let flipped = state.hits(seed, Fault::Flipped, action, object);
-        let stalled = state.hits(seed, Fault::Stalled, action, object);
-        let dripped = state.hits(seed, Fault::Dripped, action, object);
         ReadFaults {
-            truncated,
-            flipped,
-            stall: if stalled { state.faults.stall } else { Duration::ZERO },
-            drip_bytes_per_second: if dripped { state.faults.drip_bytes_per_second.max(1) } else { 0 },
+            truncated: hits(Fault::Truncated),
+            flipped: hits(Fault::Flipped),
+            stall: if hits(Fault::Stalled) { faults.stall } else { Duration::ZERO },
+            drip_bytes_per_second: if hits(Fault::Dripped) { faults.drip_bytes_per_second.max(1) } else { 0 },
             ..ReadFaults::default()
         }
     }
@@ -200,28 +194,16 @@ impl State {
             Fault::Dripped => &mut faults.dripped,
             Fault::Delayed => return false,
         };
-        match rate {
+        match *rate {
             Rate::Never => false,
             Rate::Always => true,
-            Rate::Next(0) => {
-                *rate = Rate::Never;
-                false
-            }
             Rate::Next(left) => {
-                *left -= 1;
-                if *left == 0 {
-                    *rate = Rate::Never;
-                }
-                true
+                let hits = left > 0;
+                *rate = if left > 1 { Rate::Next(left - 1) } else { Rate::Never };
+                hits
             }
-            Rate::Share(share) => {
-                let share = *share;
-                self.uniform(seed, fault, action, object) < share
-            }
-            Rate::AfterFirst(first) => {
-                let first = u64::from(*first);
-                first <= self.count(fault, action, object)
-            }
+            Rate::Share(share) => self.uniform(seed, fault, action, object) < share,
+            Rate::AfterFirst(first) => u64::from(first) <= self.count(fault, action, object),
         }
     }
 
@@ -276,20 +258,17 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Rate, InvalidRate> {
         let invalid = || InvalidRate(text.to_owned());
         let count = |text: &str| text.parse::<u32>().map_err(|_| invalid());
-        if text == "always" {
-            return Ok(Rate::Always);
+        match text.split_once(':') {
+            None if text == "always" => Ok(Rate::Always),
+            None if text == "0" => Ok(Rate::Never),
+            None => count(text).map(Rate::Next),
+            Some(("after", first)) => count(first).map(Rate::AfterFirst),
+            Some(("share", share)) => {
+                let share = share.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+                share.map(Rate::Share).ok_or_else(invalid)
+            }
+            Some(_) => Err(invalid()),
         }
-        if let Some(share) = text.strip_prefix("share:") {
-            let share: f64 = share.parse().map_err(|_| invalid())?;
-            return if (0.0..=1.0).contains(&share) { Ok(Rate::Share(share)) } else { Err(invalid()) };
-        }
-        if let Some(first) = text.strip_prefix("after:") {
-            return Ok(Rate::AfterFirst(count(first)?));
-        }
-        Ok(match count(text)? {
-            0 => Rate::Never,
-            next => Rate::Next(next),
-        })
     }
 }
 
@@ -303,13 +282,13 @@ pub fn flip_bit(bytes: &Bytes, at: usize) -> Bytes {
 }
 
 /// Any [`Store`], with [`Faults`].
-pub struct FaultyStore<S> {
-    inner: S,
+pub struct FaultyStore {
+    inner: Arc<dyn Store>,
     injector: FaultInjector,
 }
 
-impl<S: Store> FaultyStore<S> {
-    pub fn new(inner: S, seed: u64, faults: Faults) -> FaultyStore<S> {
+impl FaultyStore {
+    pub fn new(inner: Arc<dyn Store>, seed: u64, faults: Faults) -> FaultyStore {
         let injector = FaultInjector::new(seed);
         injector.inject(faults);
         FaultyStore { inner, injector }
@@ -320,8 +299,8 @@ impl<S: Store> FaultyStore<S> {
         self.injector.inject(faults);
     }
 
-    pub fn inner(&self) -> &S {
-        &self.inner
+    pub fn inner(&self) -> &dyn Store {
+        &*self.inner
     }
 
     async fn begin(&self, action: Action, name: &str) -> Result<(), StoreError> {
@@ -334,30 +313,16 @@ impl<S: Store> FaultyStore<S> {
 
     async fn begin_write(&self, key: &ObjectKey) -> Result<(), StoreError> {
         self.begin(Action::Write, key.as_str()).await?;
-        if self.injector.is_full(key.as_str()) {
-            return Err(StoreError::Full {
+        ensure!(
+            !self.injector.is_full(key.as_str()),
+            StoreError::Full {
                 store: self.describe(),
                 action: Action::Write,
                 name: key.to_string(),
                 source: "injected: full".into(),
-            });
-        }
+            }
+        );
         Ok(())
-    }
-
-    /// Drawn for objects that are there: a reader that asks too early is not the first reader.
-    async fn read_faults(&self, action: Action, key: &ObjectKey) -> Result<ReadFaults, StoreError> {
-        let faults = self.injector.draw_read(action, key.as_str());
-        if faults.missing {
-            return Err(StoreError::NotFound { key: key.to_string() });
-        }
-        if let Some(to) = &faults.redirect_to {
-            return Err(self.failed(action, key.as_str(), &format!("injected: redirected to {to:?}")));
-        }
-        if !faults.stall.is_zero() {
-            tokio::time::sleep(faults.stall).await;
-        }
-        Ok(faults)
     }
 
     fn failed(&self, action: Action, name: &str, why: &str) -> StoreError {
@@ -371,23 +336,10 @@ impl<S: Store> FaultyStore<S> {
             Ok(answer)
         }
     }
-
-    async fn deliver(&self, key: &ObjectKey, faults: ReadFaults, bytes: Bytes) -> Result<Bytes, StoreError> {
-        let expected = bytes.len() as u64;
-        if 0 < faults.drip_bytes_per_second {
-            let seconds = expected as f64 / f64::from(faults.drip_bytes_per_second);
-            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
-        }
-        if faults.truncated && 0 < expected {
-            let (store, got) = (self.describe(), expected / 2);
-            return Err(StoreError::CutShort { store, key: key.to_string(), got, expected });
-        }
-        Ok(if faults.flipped { flip_bit(&bytes, bytes.len() / 2) } else { bytes })
-    }
 }
 
 #[async_trait]
-impl<S: Store> Store for FaultyStore<S> {
+impl Store for FaultyStore {
     fn describe(&self) -> String {
         format!("{} with faults", self.inner.describe())
     }
@@ -407,22 +359,25 @@ impl<S: Store> Store for FaultyStore<S> {
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         self.begin(Action::Read, key.as_str()).await?;
         let bytes = self.inner.get(key, max_bytes).await?;
-        let faults = self.read_faults(Action::Read, key).await?;
-        self.deliver(key, faults, bytes).await
-    }
-
-    async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.begin(Action::Read, key.as_str()).await?;
-        let bytes = self.inner.get_range(key, range).await?;
-        let faults = self.read_faults(Action::Read, key).await?;
-        self.deliver(key, faults, bytes).await
-    }
-
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        self.begin(Action::LookUp, key.as_str()).await?;
-        let bytes = self.inner.head(key).await?;
-        self.read_faults(Action::LookUp, key).await?;
-        Ok(bytes)
+        // Drawn for objects that are there: a reader that asks too early is not the first reader.
+        let faults = self.injector.draw_read(Action::Read, key.as_str());
+        ensure!(!faults.missing, StoreError::NotFound { key: key.to_string() });
+        if let Some(to) = &faults.redirect_to {
+            return Err(self.failed(Action::Read, key.as_str(), &format!("injected: redirected to {to:?}")));
+        }
+        if !faults.stall.is_zero() {
+            tokio::time::sleep(faults.stall).await;
+        }
+        let expected = bytes.len() as u64;
+        if 0 < faults.drip_bytes_per_second {
+            let seconds = expected as f64 / f64::from(faults.drip_bytes_per_second);
+            tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
+        }
+        if faults.truncated && 0 < expected {
+            let (store, got) = (self.describe(), expected / 2);
+            return Err(StoreError::CutShort { store, key: key.to_string(), got, expected });
+        }
+        Ok(if faults.flipped { flip_bit(&bytes, bytes.len() / 2) } else { bytes })
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {

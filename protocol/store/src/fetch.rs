@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use protocol::Digest;
 use protocol::keys::ObjectKey;
-use protocol::{Digest, Uid};
 
 use crate::TrafficTotals;
 pub use address::AddressClass;
@@ -60,39 +60,11 @@ pub trait Fetch: Send + Sync {
 }
 
 /// Bytes of a whole object.
-fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError> {
+pub(crate) fn cut(whole: &Bytes, range: &Range<u64>) -> Result<Bytes, FetchError> {
     let at = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let cut = (at(range.end) <= whole.len() && range.start <= range.end)
         .then(|| whole.slice(at(range.start)..at(range.end)));
     cut.ok_or(FetchError::CutShort { got: whole.len() as u64, expected: range.end })
-}
-
-#[async_trait]
-impl<F: Fetch + ?Sized> Fetch for std::sync::Arc<F> {
-    async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
-        (**self).fetch(base_url, key, limits).await
-    }
-    async fn fetch_into(
-        &self,
-        base_url: &str,
-        key: &ObjectKey,
-        limits: &Limits,
-        to: &mut dyn Sink,
-    ) -> Result<(), FetchError> {
-        (**self).fetch_into(base_url, key, limits, to).await
-    }
-    async fn fetch_range(
-        &self,
-        base_url: &str,
-        key: &ObjectKey,
-        range: Range<u64>,
-        limits: &Limits,
-    ) -> Result<Bytes, FetchError> {
-        (**self).fetch_range(base_url, key, range, limits).await
-    }
-    fn traffic(&self) -> TrafficTotals {
-        (**self).traffic()
-    }
 }
 
 /// Receives an object while it arrives. None of it is verified before the fetch has succeeded.
@@ -227,27 +199,15 @@ impl FetchError {
     /// Whether the owner of the endpoint is to blame, so that a validator may attest a fault. Otherwise it is no
     /// observation.
     pub fn is_theirs(&self) -> bool {
-        match self {
-            FetchError::BadUrl { .. }
-            | FetchError::ForbiddenAddress { .. }
-            | FetchError::Missing
-            | FetchError::Refused { .. }
-            | FetchError::Redirected { .. }
-            | FetchError::NoLength
-            | FetchError::Encoded { .. }
-            | FetchError::TooLarge { .. }
-            | FetchError::Stalled { .. }
-            | FetchError::Crawled { .. }
-            | FetchError::CutShort { .. }
-            | FetchError::OtherRange { .. }
-            | FetchError::WrongDigest { .. } => true,
+        !matches!(
+            self,
             FetchError::Unresolved { .. }
-            | FetchError::Unreachable { .. }
-            | FetchError::Broken { .. }
-            | FetchError::Unavailable { .. }
-            | FetchError::Deadline { .. }
-            | FetchError::Ours { .. } => false,
-        }
+                | FetchError::Unreachable { .. }
+                | FetchError::Broken { .. }
+                | FetchError::Unavailable { .. }
+                | FetchError::Deadline { .. }
+                | FetchError::Ours { .. }
+        )
     }
 
     /// Whether the same fetch may succeed soon.
@@ -263,31 +223,6 @@ impl FetchError {
                 | FetchError::Broken { .. }
                 | FetchError::Unavailable { .. }
         )
-    }
-
-    /// A stable short name for logs, tables and metrics.
-    pub fn label(&self) -> &'static str {
-        match self {
-            FetchError::BadUrl { .. } => "bad-url",
-            FetchError::ForbiddenAddress { .. } => "forbidden-address",
-            FetchError::Missing => "missing",
-            FetchError::Refused { .. } => "refused",
-            FetchError::Redirected { .. } => "redirected",
-            FetchError::NoLength => "no-length",
-            FetchError::Encoded { .. } => "encoded",
-            FetchError::TooLarge { .. } => "too-large",
-            FetchError::Stalled { .. } => "stalled",
-            FetchError::Crawled { .. } => "crawled",
-            FetchError::CutShort { .. } => "cut-short",
-            FetchError::OtherRange { .. } => "other-range",
-            FetchError::WrongDigest { .. } => "wrong-digest",
-            FetchError::Unresolved { .. } => "unresolved",
-            FetchError::Unreachable { .. } => "unreachable",
-            FetchError::Broken { .. } => "broken",
-            FetchError::Unavailable { .. } => "unavailable",
-            FetchError::Deadline { .. } => "deadline",
-            FetchError::Ours { .. } => "ours",
-        }
     }
 }
 
@@ -337,44 +272,19 @@ impl Sink for Hashed<'_> {
     }
 }
 
-/// An endpoint that may have the object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mirror {
-    /// The seat, if it is a seat's endpoint.
-    pub uid: Option<Uid>,
-    pub base_url: String,
-}
-
-/// The mirrors to ask for an object, their order, and the number of rounds.
+/// The base URLs to ask for an object, in order, and the number of rounds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FetchPlan {
-    mirrors: Vec<Mirror>,
+    mirrors: Vec<String>,
     rounds: u32,
     pause: Duration,
-    total: Option<Duration>,
-}
-
-/// The mirror that had an object, and those that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FetchedFrom {
-    pub from: Mirror,
-    /// In the order of the requests.
-    pub failures: Vec<Failure>,
-}
-
-/// An object, the mirror that had it, and those that failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fetched {
-    pub bytes: Bytes,
-    pub from: Mirror,
-    /// In the order of the requests.
-    pub failures: Vec<Failure>,
 }
 
 /// The failure of one mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    pub mirror: Mirror,
+    /// Its base URL.
+    pub mirror: String,
     pub error: FetchError,
 }
 
@@ -396,60 +306,29 @@ impl AllMirrorsFailed {
 }
 
 impl FetchPlan {
-    /// No mirror, one round.
-    pub fn new() -> FetchPlan {
-        FetchPlan { mirrors: Vec::new(), rounds: 1, pause: Duration::from_millis(500), total: None }
-    }
-
-    /// Adds a mirror.
-    pub fn then(mut self, uid: Option<Uid>, base_url: impl Into<String>) -> FetchPlan {
-        self.mirrors.push(Mirror { uid, base_url: base_url.into() });
-        self
-    }
-
-    /// Adds mirrors in an order that `seed` decides, so that different nodes begin with different mirrors.
-    pub fn then_shuffled(mut self, mirrors: impl IntoIterator<Item = Mirror>, seed: &[u8]) -> FetchPlan {
-        let mut keyed: Vec<_> = mirrors
-            .into_iter()
-            .map(|mirror| {
-                let uid =
-                    mirror.uid.map_or([0; 3], |uid| [1, uid.0.to_le_bytes()[0], uid.0.to_le_bytes()[1]]);
-                (Digest::of_parts(&[seed, &[0], &uid, mirror.base_url.as_bytes()]), mirror)
-            })
-            .collect();
-        keyed.sort_by_key(|(digest, _)| *digest);
-        self.mirrors.extend(keyed.into_iter().map(|(_, mirror)| mirror));
-        self
+    /// Asks each mirror once.
+    pub fn new<M: Into<String>>(mirrors: impl IntoIterator<Item = M>) -> FetchPlan {
+        let mirrors = mirrors.into_iter().map(Into::into).collect();
+        FetchPlan { mirrors, rounds: 1, pause: Duration::ZERO }
     }
 
     /// Asks all mirrors up to `rounds` times, with a pause between. A mirror that failed for good is asked only once.
-    pub fn rounds(mut self, rounds: u32, pause: Duration) -> FetchPlan {
-        self.rounds = rounds.max(1);
-        self.pause = pause;
-        self
+    pub fn rounds(self, rounds: u32, pause: Duration) -> FetchPlan {
+        FetchPlan { rounds, pause, ..self }
     }
 
-    /// Ends all rounds together after `total`.
-    pub fn within(mut self, total: Duration) -> FetchPlan {
-        self.total = Some(total);
-        self
-    }
-
-    pub fn mirrors(&self) -> &[Mirror] {
-        &self.mirrors
-    }
-
-    /// Asks one mirror after the other until one gives bytes with the right digest.
+    /// Asks one mirror after the other until one gives bytes with the right digest. Also returns the failures of those
+    /// before it, in the order of the requests.
     pub async fn fetch(
         &self,
         fetch: &dyn Fetch,
         key: &ObjectKey,
         digest: &Digest,
         limits: &Limits,
-    ) -> Result<Fetched, AllMirrorsFailed> {
+    ) -> Result<(Bytes, Vec<Failure>), AllMirrorsFailed> {
         let mut whole = BufferSink::default();
-        let FetchedFrom { from, failures } = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
-        Ok(Fetched { bytes: whole.into_bytes(), from, failures })
+        let failures = self.fetch_into(fetch, key, digest, limits, &mut whole).await?;
+        Ok((whole.into_bytes(), failures))
     }
 
     /// As [`FetchPlan::fetch`], but passes the object to `to` while it arrives, from the beginning for each mirror.
@@ -461,70 +340,33 @@ impl FetchPlan {
         digest: &Digest,
         limits: &Limits,
         to: &mut dyn Sink,
-    ) -> Result<FetchedFrom, AllMirrorsFailed> {
-        let end = self.total.map(|total| tokio::time::Instant::now() + total);
-        let mut failures: Vec<Failure> = Vec::new();
-        let mut left: Vec<&Mirror> = self.mirrors.iter().collect();
-        'rounds: for round in 0..self.rounds {
-            if round > 0 {
+    ) -> Result<Vec<Failure>, AllMirrorsFailed> {
+        let mut failures = Vec::new();
+        let mut left: Vec<&String> = self.mirrors.iter().collect();
+        for round in 0..self.rounds {
+            if round > 0 && !left.is_empty() {
                 tokio::time::sleep(self.pause).await;
             }
             let mut again = Vec::new();
             for mirror in left {
-                let limits = match end {
-                    None => *limits,
-                    Some(end) => {
-                        let left = end.saturating_duration_since(tokio::time::Instant::now());
-                        if left.is_zero() {
-                            break 'rounds;
-                        }
-                        limits.within(limits.deadline.min(left))
-                    }
+                let Err(error) = fetch_verified_into(fetch, mirror, key, digest, limits, to).await else {
+                    return Ok(failures);
                 };
-                match fetch_verified_into(fetch, &mirror.base_url, key, digest, &limits, to).await {
-                    Ok(()) => return Ok(FetchedFrom { from: mirror.clone(), failures }),
-                    Err(error) => {
-                        tracing::debug!(object = %key, mirror = mirror.base_url, %error, "a mirror failed");
-                        if error.may_pass() {
-                            again.push(mirror);
-                        }
-                        failures.push(Failure { mirror: mirror.clone(), error });
-                    }
+                tracing::debug!(object = %key, mirror, %error, "a mirror failed");
+                if error.may_pass() {
+                    again.push(mirror);
                 }
+                failures.push(Failure { mirror: mirror.clone(), error });
             }
             left = again;
-            if left.is_empty() {
-                break;
-            }
         }
         Err(AllMirrorsFailed { key: key.to_string(), asked: self.mirrors.len(), failures })
-    }
-}
-
-impl Default for FetchPlan {
-    fn default() -> FetchPlan {
-        FetchPlan::new()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn mirror(uid: u16) -> Mirror {
-        Mirror { uid: Some(Uid(uid)), base_url: format!("http://host-{uid}/bucket") }
-    }
-
-    #[test]
-    fn a_seed_alone_decides_the_order_of_mirrors() {
-        let plan = |seed: &[u8], order: &[u16]| {
-            FetchPlan::new().then_shuffled(order.iter().map(|&uid| mirror(uid)), seed)
-        };
-        let first = plan(b"one", &[0, 1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(first, plan(b"one", &[7, 6, 5, 4, 3, 2, 1, 0]));
-        assert_ne!(first, plan(b"two", &[0, 1, 2, 3, 4, 5, 6, 7]));
-        assert_eq!(first.mirrors().len(), 8);
-    }
 
     #[test]
     fn a_whole_object_takes_no_more_memory_than_came_of_it_or_was_promised() {

@@ -10,7 +10,6 @@ pub mod tls;
 mod traffic;
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -40,21 +39,10 @@ pub trait Store: Send + Sync {
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError>;
 
     /// Writes the contents of a file, in parts where the store takes parts. Returns the bytes written.
-    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
-        let bytes = read_file(path).await?;
-        let length = bytes.len() as u64;
-        self.put(key, bytes).await?;
-        Ok(length)
-    }
+    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError>;
 
     /// Reads a whole object of at most `max_bytes`. A larger one is refused before its contents are read.
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError>;
-
-    /// Reads the bytes `range` of an object, cut at the object's end.
-    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError>;
-
-    /// The length of an object in bytes.
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError>;
 
     /// Removes an object. Removing a missing object succeeds.
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError>;
@@ -160,43 +148,6 @@ impl StoreError {
     }
 }
 
-/// A shared store is a store.
-#[async_trait]
-impl<S: Store + ?Sized> Store for Arc<S> {
-    fn describe(&self) -> String {
-        (**self).describe()
-    }
-    async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        (**self).put(key, bytes).await
-    }
-    async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
-        (**self).put_file(key, path).await
-    }
-    async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
-        (**self).get(key, max_bytes).await
-    }
-    async fn get_range(&self, key: &ObjectKey, range: std::ops::Range<u64>) -> Result<Bytes, StoreError> {
-        (**self).get_range(key, range).await
-    }
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        (**self).head(key).await
-    }
-    async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
-        (**self).delete(key).await
-    }
-    async fn list(&self, prefix: &str, max_entries: usize) -> Result<Listing, StoreError> {
-        (**self).list(prefix, max_entries).await
-    }
-    fn traffic(&self) -> TrafficTotals {
-        (**self).traffic()
-    }
-}
-
-async fn read_file(path: &Path) -> Result<Bytes, StoreError> {
-    let source = |source| StoreError::File { path: path.display().to_string(), source };
-    tokio::fs::read(path).await.map(Bytes::from).map_err(source)
-}
-
 /// A caller's prefix without slashes at its ends.
 fn trimmed(prefix: &str) -> &str {
     prefix.trim_matches('/')
@@ -209,19 +160,10 @@ fn is_below(name: &str, prefix: &str) -> bool {
 
 /// An error and its sources on one line. Leaves out a source that repeats the text before it.
 pub fn error_chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut last = text.clone();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let next = error.to_string();
-        if next != last {
-            text.push_str(": ");
-            text.push_str(&next);
-            last = next;
-        }
-        source = error.source();
-    }
-    text
+    let errors = std::iter::successors(Some(error), |error| (**error).source());
+    let mut texts: Vec<String> = errors.map(ToString::to_string).collect();
+    texts.dedup();
+    texts.join(": ")
 }
 
 #[cfg(test)]

@@ -3,20 +3,20 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 
-use crate::fetch::{Fetch, FetchError, Limits};
-use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
+use crate::fetch::{Fetch, FetchError, Limits, cut};
+use crate::{Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
 
 /// A [`Store`] that keeps everything in memory.
 #[derive(Debug, Default)]
 pub struct MemoryStore {
     objects: Mutex<BTreeMap<String, Bytes>>,
-    capacity_bytes: Option<u64>,
     traffic: Traffic,
 }
 
@@ -25,40 +25,9 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// A store that is full when its objects together have `capacity_bytes`.
-    pub fn with_capacity(capacity_bytes: u64) -> MemoryStore {
-        MemoryStore { capacity_bytes: Some(capacity_bytes), ..MemoryStore::default() }
-    }
-
-    fn objects(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, Bytes>> {
+    fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Bytes>> {
         // No change to the map has two steps, so a panic elsewhere leaves it whole.
         self.objects.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn found(&self, key: &ObjectKey) -> Result<Bytes, StoreError> {
-        let found = self.objects().get(key.as_str()).cloned();
-        found.ok_or_else(|| StoreError::NotFound { key: key.to_string() })
-    }
-
-    fn insert(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        let mut objects = self.objects();
-        let others: u64 = objects
-            .iter()
-            .filter(|(name, _)| *name != key.as_str())
-            .map(|(_, bytes)| bytes.len() as u64)
-            .sum();
-        if self.capacity_bytes.is_some_and(|capacity| others + bytes.len() as u64 > capacity) {
-            return Err(StoreError::Full {
-                store: self.describe(),
-                action: Action::Write,
-                name: key.to_string(),
-                source: format!("{others} bytes are taken").into(),
-            });
-        }
-        self.traffic.add_up(bytes.len() as u64);
-        // A slice of something large would keep all of it alive.
-        objects.insert(key.to_string(), Bytes::copy_from_slice(&bytes));
-        Ok(())
     }
 }
 
@@ -69,37 +38,28 @@ impl Store for MemoryStore {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        self.insert(key, bytes)
+        self.traffic.add_up(bytes.len() as u64);
+        // A slice of something large would keep all of it alive.
+        self.objects().insert(key.to_string(), Bytes::copy_from_slice(&bytes));
+        Ok(())
     }
 
     /// Reads the file on the calling thread: a simulation has no other.
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
         let bytes = std::fs::read(path)
             .map_err(|source| StoreError::File { path: path.display().to_string(), source })?;
-        self.insert(key, bytes.into())?;
-        self.head(key).await
+        let length = bytes.len() as u64;
+        self.put(key, bytes.into()).await?;
+        Ok(length)
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
-        let found = self.found(key)?;
+        let found = self.objects().get(key.as_str()).cloned();
+        let found = found.ok_or_else(|| StoreError::NotFound { key: key.to_string() })?;
         let bytes = found.len() as u64;
-        if bytes > max_bytes {
-            return Err(StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
-        }
+        ensure!(bytes <= max_bytes, StoreError::TooLarge { key: key.to_string(), bytes, max_bytes });
         self.traffic.add_down(bytes);
         Ok(found)
-    }
-
-    async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let found = self.found(key)?;
-        let clamp = |at: u64| usize::try_from(at).unwrap_or(usize::MAX).min(found.len());
-        let slice = found.slice(clamp(range.start)..clamp(range.end).max(clamp(range.start)));
-        self.traffic.add_down(slice.len() as u64);
-        Ok(slice)
-    }
-
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        Ok(self.found(key)?.len() as u64)
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
@@ -136,55 +96,56 @@ impl MemoryFetcher {
 
     /// Serves `store` at `base_url`.
     pub fn serve(&self, base_url: impl Into<String>, store: Arc<dyn Store>) {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner).insert(base_url.into(), store);
-    }
-
-    fn at(&self, base_url: &str) -> Result<Arc<dyn Store>, FetchError> {
-        let store = self.stores.lock().unwrap_or_else(PoisonError::into_inner).get(base_url).cloned();
-        store.ok_or_else(|| FetchError::Unreachable { what: format!("there is no server at {base_url}") })
-    }
-
-    async fn answer(
-        &self,
-        limits: &Limits,
-        read: impl Future<Output = Result<Bytes, StoreError>> + Send,
-    ) -> Result<Bytes, FetchError> {
-        let started = tokio::time::Instant::now();
-        let bytes = match tokio::time::timeout(limits.deadline, read).await {
-            Err(_) => Err(FetchError::Deadline { after: limits.deadline }),
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(StoreError::NotFound { .. })) => Err(FetchError::Missing),
-            Ok(Err(StoreError::TooLarge { bytes, max_bytes, .. })) => {
-                Err(FetchError::TooLarge { bytes, max_bytes })
-            }
-            Ok(Err(StoreError::CutShort { got, expected, .. })) => {
-                Err(FetchError::CutShort { got, expected })
-            }
-            Ok(Err(StoreError::Unavailable { .. } | StoreError::Full { .. })) => {
-                Err(FetchError::Unavailable { status: 503 })
-            }
-            Ok(Err(other)) => Err(FetchError::Unreachable { what: other.to_string() }),
-        }?;
-        self.traffic.add_down(bytes.len() as u64);
-        // The whole object comes at once, so a slow one is refused at its end.
-        let (length, took) = (bytes.len() as u64, started.elapsed());
-        if limits.rate_window <= took && length < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
-            return Err(FetchError::Crawled { bytes: length, window: limits.rate_window });
-        }
-        Ok(bytes)
+        self.stores().insert(base_url.into(), store);
     }
 
     /// Serves nothing at `base_url` any more.
     pub fn vanish(&self, base_url: &str) {
-        self.stores.lock().unwrap_or_else(PoisonError::into_inner).remove(base_url);
+        self.stores().remove(base_url);
+    }
+
+    fn stores(&self) -> MutexGuard<'_, BTreeMap<String, Arc<dyn Store>>> {
+        self.stores.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The object, or a range of it.
+    async fn get(
+        &self,
+        base_url: &str,
+        key: &ObjectKey,
+        range: Option<Range<u64>>,
+        limits: &Limits,
+    ) -> Result<Bytes, FetchError> {
+        let store = self.stores().get(base_url).cloned();
+        let store = store
+            .ok_or_else(|| FetchError::Unreachable { what: format!("there is no server at {base_url}") })?;
+        let started = tokio::time::Instant::now();
+        let max_bytes = if range.is_some() { u64::MAX } else { limits.max_bytes };
+        let answer = tokio::time::timeout(limits.deadline, store.get(key, max_bytes)).await;
+        let whole = answer.map_err(|_| FetchError::Deadline { after: limits.deadline })?.map_err(
+            |error| match error {
+                StoreError::NotFound { .. } => FetchError::Missing,
+                StoreError::TooLarge { bytes, max_bytes, .. } => FetchError::TooLarge { bytes, max_bytes },
+                StoreError::CutShort { got, expected, .. } => FetchError::CutShort { got, expected },
+                StoreError::Unavailable { .. } => FetchError::Unavailable { status: 503 },
+                other => FetchError::Unreachable { what: other.to_string() },
+            },
+        )?;
+        let bytes = range.map_or(Ok(whole.clone()), |range| cut(&whole, &range))?;
+        let (length, took) = (bytes.len() as u64, started.elapsed());
+        self.traffic.add_down(length);
+        // The whole object comes at once, so a slow one is refused at its end.
+        if limits.rate_window <= took && length < limits.min_bytes_per_second.saturating_mul(took.as_secs()) {
+            return Err(FetchError::Crawled { bytes: length, window: limits.rate_window });
+        }
+        Ok(bytes)
     }
 }
 
 #[async_trait]
 impl Fetch for MemoryFetcher {
     async fn fetch(&self, base_url: &str, key: &ObjectKey, limits: &Limits) -> Result<Bytes, FetchError> {
-        let store = self.at(base_url)?;
-        self.answer(limits, store.get(key, limits.max_bytes)).await
+        self.get(base_url, key, None, limits).await
     }
 
     async fn fetch_range(
@@ -194,11 +155,7 @@ impl Fetch for MemoryFetcher {
         range: Range<u64>,
         limits: &Limits,
     ) -> Result<Bytes, FetchError> {
-        let expected = range.end.saturating_sub(range.start);
-        let store = self.at(base_url)?;
-        let bytes = self.answer(limits, store.get_range(key, range)).await?;
-        let got = bytes.len() as u64;
-        if got == expected { Ok(bytes) } else { Err(FetchError::CutShort { got, expected }) }
+        self.get(base_url, key, Some(range), limits).await
     }
 
     fn traffic(&self) -> TrafficTotals {

@@ -1,41 +1,35 @@
 //! The operations of an [`S3Store`]: limits, deadlines, counting and typed errors around `object_store`.
 
-use std::ops::Range;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::{BufMut, Bytes, BytesMut};
-use futures::stream::FuturesUnordered;
-use futures::{Stream, TryStreamExt};
+use bytes::{Bytes, BytesMut};
+use futures::TryStreamExt;
 use object_store::aws::AmazonS3;
 use object_store::path::Path as Location;
-use object_store::{GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt};
+use object_store::{ObjectStore, ObjectStoreExt, WriteMultipart};
+use protocol::ensure;
 use protocol::keys::ObjectKey;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt};
 
-use crate::{Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, is_below, trimmed};
+use crate::{
+    Action, Entry, Listing, Store, StoreError, Traffic, TrafficTotals, error_chain, is_below, trimmed,
+};
 
-/// The limits of transfers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Transfer {
-    /// For a whole operation with all its retries.
-    pub deadline: Duration,
-    /// Larger objects are uploaded in parts.
-    pub single_put_bytes_max: usize,
-    /// The size of a part, the last one excepted. S3 wants at least 5 MiB, and some stores want all parts equal.
-    pub part_bytes: usize,
-    /// Parts on their way at once: with `part_bytes` it bounds the memory of a streamed upload.
-    pub parts_at_once: usize,
-}
+/// Larger objects are uploaded in parts of this size. S3 wants at least 5 MiB, and some stores want all parts equal but
+/// the last.
+const PART_BYTES: usize = 8 << 20;
+/// Parts on their way at once: with [`PART_BYTES`] it bounds the memory of an upload.
+const PARTS_AT_ONCE: usize = 4;
 
 /// A node's own bucket at an S3-compatible provider. Opened with [`S3Store::open`].
 pub struct S3Store {
     pub(crate) backend: AmazonS3,
     pub(crate) describe: String,
-    pub(crate) transfer: Transfer,
-    pub(crate) traffic: Arc<Traffic>,
+    /// For a whole operation with all its retries.
+    pub(crate) deadline: Duration,
+    pub(crate) traffic: Traffic,
 }
 
 #[async_trait]
@@ -45,99 +39,43 @@ impl Store for S3Store {
     }
 
     async fn put(&self, key: &ObjectKey, bytes: Bytes) -> Result<(), StoreError> {
-        let at = location(key)?;
-        let length = bytes.len();
-        self.within(Action::Write, key.as_str(), async {
-            if length <= self.transfer.single_put_bytes_max {
-                self.backend.put(&at, bytes.into()).await.map_err(Failure::Backend)?;
-            } else {
-                let size = self.transfer.part_bytes;
-                let parts =
-                    (0..length).step_by(size).map(|start| bytes.slice(start..length.min(start + size)));
-                self.put_parts(&at, futures::stream::iter(parts.map(Ok))).await?;
-            }
-            Ok(())
-        })
-        .await?;
-        self.traffic.add_up(length as u64);
-        Ok(())
+        self.upload(key, Path::new("memory"), &bytes[..]).await.map(drop)
     }
 
     async fn put_file(&self, key: &ObjectKey, path: &Path) -> Result<u64, StoreError> {
-        let at = location(key)?;
-        let unreadable = |source| StoreError::File { path: path.display().to_string(), source };
-        let mut file = tokio::fs::File::open(path).await.map_err(unreadable)?;
-        let length = file.metadata().await.map_err(unreadable)?.len();
-        if length <= self.transfer.single_put_bytes_max as u64 {
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes).await.map_err(unreadable)?;
-            let length = bytes.len() as u64;
-            self.put(key, bytes.into()).await?;
-            return Ok(length);
-        }
-        let size = self.transfer.part_bytes;
-        let parts = futures::stream::try_unfold(file, |mut file| async move {
-            let mut part = BytesMut::with_capacity(size);
-            while part.len() < size {
-                let room = size - part.len();
-                if file.read_buf(&mut (&mut part).limit(room)).await? == 0 {
-                    break;
-                }
-            }
-            Ok((!part.is_empty()).then(|| (part.freeze(), file)))
-        });
-        let written = self.within(Action::Write, key.as_str(), self.put_parts(&at, parts)).await?;
-        self.traffic.add_up(written);
-        Ok(written)
+        let file = tokio::fs::File::open(path).await.map_err(|source| unreadable(path, source))?;
+        self.upload(key, path, file).await
     }
 
     async fn get(&self, key: &ObjectKey, max_bytes: u64) -> Result<Bytes, StoreError> {
         let at = location(key)?;
         let too_large = |bytes| StoreError::TooLarge { key: key.to_string(), bytes, max_bytes };
         self.within(Action::Read, key.as_str(), async {
-            let found = self.backend.get(&at).await.map_err(Failure::Backend)?;
+            let found = self.backend.get(&at).await?;
             let expected = found.meta.size;
-            if expected > max_bytes {
-                return Err(Failure::Typed(too_large(expected)));
+            ensure!(expected <= max_bytes, too_large(expected));
+            // The length that the node's own store announces is trusted, up to the limit.
+            let mut whole = BytesMut::with_capacity(usize::try_from(expected).unwrap_or(0));
+            let mut chunks = found.into_stream();
+            while let Some(chunk) = chunks.try_next().await? {
+                self.traffic.add_down(chunk.len() as u64);
+                whole.extend_from_slice(&chunk);
+                ensure!(whole.len() as u64 <= max_bytes, too_large(whole.len() as u64));
             }
-            let bytes = self.read(found.into_stream(), expected, max_bytes, too_large).await?;
-            self.whole(key, bytes, expected)
-        })
-        .await
-    }
-
-    async fn get_range(&self, key: &ObjectKey, range: Range<u64>) -> Result<Bytes, StoreError> {
-        let at = location(key)?;
-        if range.is_empty() {
-            return Ok(Bytes::new());
-        }
-        let max_bytes = range.end - range.start;
-        let too_large = |bytes| StoreError::TooLarge { key: key.to_string(), bytes, max_bytes };
-        self.within(Action::Read, key.as_str(), async {
-            let options = GetOptions { range: Some(GetRange::Bounded(range)), ..GetOptions::default() };
-            let found = self.backend.get_opts(&at, options).await.map_err(Failure::Backend)?;
-            let expected = found.range.end - found.range.start;
-            let bytes = self.read(found.into_stream(), expected, max_bytes, too_large).await?;
-            self.whole(key, bytes, expected)
-        })
-        .await
-    }
-
-    async fn head(&self, key: &ObjectKey) -> Result<u64, StoreError> {
-        let at = location(key)?;
-        self.within(Action::LookUp, key.as_str(), async {
-            Ok(self.backend.head(&at).await.map_err(Failure::Backend)?.size)
+            let got = whole.len() as u64;
+            if got != expected {
+                let (store, key) = (self.describe(), key.to_string());
+                return Err(StoreError::CutShort { store, key, got, expected }.into());
+            }
+            Ok(whole.freeze())
         })
         .await
     }
 
     async fn delete(&self, key: &ObjectKey) -> Result<(), StoreError> {
         let at = location(key)?;
-        let deleted = self
-            .within(Action::Delete, key.as_str(), async {
-                self.backend.delete(&at).await.map_err(Failure::Backend)
-            })
-            .await;
+        let deleted =
+            self.within(Action::Delete, key.as_str(), async { Ok(self.backend.delete(&at).await?) }).await;
         match deleted {
             Err(StoreError::NotFound { .. }) => Ok(()),
             other => other,
@@ -154,7 +92,7 @@ impl Store for S3Store {
             let mut found = self.backend.list(below.as_ref());
             let mut entries = std::collections::BTreeSet::new();
             let mut complete = true;
-            while let Some(object) = found.try_next().await.map_err(Failure::Backend)? {
+            while let Some(object) = found.try_next().await? {
                 if is_below(object.location.as_ref(), prefix) {
                     entries.insert(Entry { name: object.location.to_string(), bytes: object.size });
                     if entries.len() > max_entries {
@@ -173,69 +111,49 @@ impl Store for S3Store {
     }
 }
 
-/// The failure of an operation, before it becomes a [`StoreError`].
+/// The failure of an operation, before the backend's errors become [`StoreError`]s.
+#[derive(Debug, thiserror::Error)]
 enum Failure {
-    Backend(object_store::Error),
-    Local(std::io::Error),
-    Typed(StoreError),
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Failure {
-        Failure::Local(error)
-    }
+    #[error(transparent)]
+    Backend(#[from] object_store::Error),
+    #[error(transparent)]
+    Typed(#[from] StoreError),
 }
 
 impl S3Store {
-    /// Uploads the parts in order, a few at a time. Leaves nothing behind if one of them fails.
-    async fn put_parts(
+    /// Writes what `from` reads: in parts, a few at a time, if it is longer than one part. `path` is for error texts.
+    async fn upload(
         &self,
-        at: &Location,
-        parts: impl Stream<Item = Result<Bytes, std::io::Error>>,
-    ) -> Result<u64, Failure> {
-        let mut upload = self.backend.put_multipart(at).await.map_err(Failure::Backend)?;
-        match send_parts(upload.as_mut(), parts, self.transfer.parts_at_once).await {
-            Ok(bytes) => Ok(bytes),
-            Err(failure) => {
-                if let Err(error) = upload.abort().await {
-                    tracing::warn!(object = %at, %error, "could not abort a failed upload");
+        key: &ObjectKey,
+        path: &Path,
+        mut from: impl AsyncRead + Send + Unpin,
+    ) -> Result<u64, StoreError> {
+        let at = location(key)?;
+        let operation = async {
+            let first = next_part(path, &mut from).await?;
+            if first.len() < PART_BYTES {
+                let length = first.len() as u64;
+                self.backend.put(&at, first.into()).await?;
+                return Ok(length);
+            }
+            let mut upload =
+                WriteMultipart::new_with_chunk_size(self.backend.put_multipart(&at).await?, PART_BYTES);
+            match send_parts(&mut upload, path, first, from).await {
+                Ok(length) => {
+                    upload.finish().await?;
+                    Ok(length)
                 }
-                Err(failure)
+                Err(failure) => {
+                    if let Err(error) = upload.abort().await {
+                        tracing::warn!(object = %at, %error, "could not abort a failed upload");
+                    }
+                    Err(failure)
+                }
             }
-        }
-    }
-
-    async fn read(
-        &self,
-        mut chunks: impl Stream<Item = object_store::Result<Bytes>> + Unpin,
-        expected: u64,
-        max_bytes: u64,
-        too_large: impl Fn(u64) -> StoreError,
-    ) -> Result<Bytes, Failure> {
-        // The length that the node's own store announces is trusted, up to the limit.
-        let mut whole = BytesMut::with_capacity(usize::try_from(expected.min(max_bytes)).unwrap_or(0));
-        while let Some(chunk) = chunks.try_next().await.map_err(Failure::Backend)? {
-            self.traffic.add_down(chunk.len() as u64);
-            let length = whole.len() as u64 + chunk.len() as u64;
-            if length > max_bytes {
-                return Err(Failure::Typed(too_large(length)));
-            }
-            whole.extend_from_slice(&chunk);
-        }
-        Ok(whole.freeze())
-    }
-
-    fn whole(&self, key: &ObjectKey, bytes: Bytes, expected: u64) -> Result<Bytes, Failure> {
-        let got = bytes.len() as u64;
-        if got == expected {
-            return Ok(bytes);
-        }
-        Err(Failure::Typed(StoreError::CutShort {
-            store: self.describe(),
-            key: key.to_string(),
-            got,
-            expected,
-        }))
+        };
+        let length = self.within(Action::Write, key.as_str(), operation).await?;
+        self.traffic.add_up(length);
+        Ok(length)
     }
 
     /// Runs one operation within the deadline, and names its failure.
@@ -245,14 +163,10 @@ impl S3Store {
         name: &str,
         operation: impl Future<Output = Result<T, Failure>>,
     ) -> Result<T, StoreError> {
-        let (store, name) = (self.describe(), name.to_owned());
-        let after = self.transfer.deadline;
+        let (store, name, after) = (self.describe(), name.to_owned(), self.deadline);
         match tokio::time::timeout(after, operation).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(Failure::Typed(error))) => Err(error),
-            Ok(Err(Failure::Local(source))) => {
-                Err(StoreError::Unavailable { store, action, name, source: Box::new(source) })
-            }
             Ok(Err(Failure::Backend(error))) => Err(named(error, store, action, name)),
             Err(_) => Err(StoreError::Deadline { store, action, name, after }),
         }
@@ -260,23 +174,30 @@ impl S3Store {
 }
 
 async fn send_parts(
-    upload: &mut dyn MultipartUpload,
-    parts: impl Stream<Item = Result<Bytes, std::io::Error>>,
-    at_once: usize,
+    upload: &mut WriteMultipart,
+    path: &Path,
+    first: Bytes,
+    mut from: impl AsyncRead + Unpin,
 ) -> Result<u64, Failure> {
-    let mut parts = std::pin::pin!(parts);
-    let mut on_their_way = FuturesUnordered::new();
-    let mut bytes = 0u64;
-    while let Some(part) = parts.try_next().await? {
-        bytes += part.len() as u64;
-        on_their_way.push(upload.put_part(part.into()));
-        while on_their_way.len() >= at_once.max(1) {
-            on_their_way.try_next().await.map_err(Failure::Backend)?;
-        }
+    let (mut part, mut length) = (first, 0);
+    while !part.is_empty() {
+        length += part.len() as u64;
+        upload.put(part);
+        upload.wait_for_capacity(PARTS_AT_ONCE - 1).await?;
+        part = next_part(path, &mut from).await?;
     }
-    while on_their_way.try_next().await.map_err(Failure::Backend)?.is_some() {}
-    upload.complete().await.map_err(Failure::Backend)?;
-    Ok(bytes)
+    Ok(length)
+}
+
+/// The next [`PART_BYTES`], or what is left.
+async fn next_part(path: &Path, from: &mut (impl AsyncRead + Unpin)) -> Result<Bytes, StoreError> {
+    let mut part = Vec::new();
+    let read = from.take(PART_BYTES as u64).read_to_end(&mut part).await;
+    read.map(|_| part.into()).map_err(|source| unreadable(path, source))
+}
+
+fn unreadable(path: &Path, source: std::io::Error) -> StoreError {
+    StoreError::File { path: path.display().to_string(), source }
 }
 
 fn named(error: object_store::Error, store: String, action: Action, name: String) -> StoreError {
@@ -296,48 +217,28 @@ fn named(error: object_store::Error, store: String, action: Action, name: String
         }
         E::InvalidPath { source } => StoreError::BadName { name, why: source.to_string() },
         // Some requests, lists among them, fail without a kind: the text of the answer has it.
-        E::Generic { source, .. } => match Hint::of(source.as_ref()) {
-            Hint::Full => StoreError::Full { store, action, name, source },
-            Hint::Denied => StoreError::Denied { store, action, name, source },
-            Hint::NoBucket => StoreError::NoBucket { store },
-            Hint::None => StoreError::Unavailable { store, action, name, source },
-        },
+        E::Generic { source, .. } => {
+            let text = error_chain(source.as_ref());
+            let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
+            if is_full(source.as_ref()) || says(&["InsufficientStorage", "XMinioStorageFull"]) {
+                StoreError::Full { store, action, name, source }
+            } else if says(&["status code: 401", "status code: 403"]) {
+                StoreError::Denied { store, action, name, source }
+            } else if says(&["NoSuchBucket"]) {
+                StoreError::NoBucket { store }
+            } else {
+                StoreError::Unavailable { store, action, name, source }
+            }
+        }
         other => StoreError::Unavailable { store, action, name, source: Box::new(other) },
     }
 }
 
-/// The kind of an error, from its sources.
-enum Hint {
-    Full,
-    Denied,
-    NoBucket,
-    None,
-}
-
-impl Hint {
-    fn of(error: &(dyn std::error::Error + 'static)) -> Hint {
-        let mut next = Some(error);
-        while let Some(error) = next {
-            if let Some(io) = error.downcast_ref::<std::io::Error>()
-                && matches!(io.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-            {
-                return Hint::Full;
-            }
-            let text = error.to_string();
-            let says = |words: &[&str]| words.iter().any(|word| text.contains(word));
-            if says(&["InsufficientStorage", "XMinioStorageFull"]) {
-                return Hint::Full;
-            }
-            if says(&["status code: 401", "status code: 403"]) {
-                return Hint::Denied;
-            }
-            if says(&["NoSuchBucket"]) {
-                return Hint::NoBucket;
-            }
-            next = error.source();
-        }
-        Hint::None
-    }
+fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    use std::io::{Error, ErrorKind};
+    std::iter::successors(Some(error), |error| (**error).source())
+        .filter_map(|error| error.downcast_ref::<Error>())
+        .any(|error| matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded))
 }
 
 fn location(key: &ObjectKey) -> Result<Location, StoreError> {

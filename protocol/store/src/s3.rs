@@ -3,7 +3,7 @@
 //! A miner whose upload retries for three minutes in silence has missed its window long before it learns of it. So the
 //! number of retries is small, and one deadline covers them all.
 
-use std::sync::Arc;
+use protocol::ensure;
 use std::time::Duration;
 
 use object_store::aws::AmazonS3Builder;
@@ -12,8 +12,10 @@ use serde::Deserialize;
 use url::Url;
 
 pub use crate::object::S3Store;
-use crate::object::Transfer;
 use crate::{StoreError, Traffic, tls};
+
+/// The longest silence of the server during one request.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 /// The key pair of a bucket. `Debug` leaves out the secret.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
@@ -29,25 +31,15 @@ pub struct S3Settings {
     /// `https://host[:port]`, without the bucket. Over `http` the secret never travels, but the contents do.
     pub endpoint: String,
     pub bucket: String,
-    pub region: String,
     pub credentials: Credentials,
     /// For a whole operation with all its retries.
     pub deadline: Duration,
     /// Retries after the first request.
     pub retries: usize,
-    /// For one request: the longest silence of the server.
-    pub try_timeout: Duration,
-    /// Larger objects are uploaded in parts of this size: at least 5 MiB.
-    pub part_bytes: usize,
-    /// Parts uploaded at once.
-    pub parts_at_once: usize,
 }
 
-/// The smallest part of an S3 upload, except the last one.
-pub const PART_BYTES_MIN: usize = 5 << 20;
-
 impl S3Settings {
-    /// Default limits: region `us-east-1`, 4 retries, 2 minutes in total, parts of 8 MiB.
+    /// Default limits: 4 retries, 2 minutes in total.
     pub fn new(
         endpoint: impl Into<String>,
         bucket: impl Into<String>,
@@ -56,13 +48,9 @@ impl S3Settings {
         S3Settings {
             endpoint: endpoint.into(),
             bucket: bucket.into(),
-            region: "us-east-1".into(),
             credentials,
             deadline: Duration::from_secs(120),
             retries: 4,
-            try_timeout: Duration::from_secs(30),
-            part_bytes: 8 << 20,
-            parts_at_once: 4,
         }
     }
 
@@ -83,36 +71,29 @@ impl S3Store {
             "https" => false,
             other => return Err(wrong(format!("the endpoint is {other}, not http or https"))),
         };
-        if !endpoint.username().is_empty() || endpoint.password().is_some() {
-            return Err(wrong("the endpoint must not hold a credential".into()));
-        }
-        if settings.bucket.is_empty() || settings.bucket.contains('/') {
-            return Err(wrong(format!("{:?} cannot be the name of a bucket", settings.bucket)));
-        }
-        if settings.credentials.access_key.is_empty() || settings.credentials.secret_key.is_empty() {
-            return Err(wrong("the access key and its secret are both needed".into()));
-        }
-        if settings.part_bytes < PART_BYTES_MIN {
-            return Err(wrong(format!(
-                "parts of {} bytes: S3 takes no less than 5 MiB",
-                settings.part_bytes
-            )));
-        }
+        ensure!(
+            endpoint.username().is_empty() && endpoint.password().is_none(),
+            wrong("the endpoint must not hold a credential".into())
+        );
+        ensure!(
+            !settings.bucket.is_empty() && !settings.bucket.contains('/'),
+            wrong(format!("{:?} cannot be the name of a bucket", settings.bucket))
+        );
+        ensure!(
+            !settings.credentials.access_key.is_empty() && !settings.credentials.secret_key.is_empty(),
+            wrong("the access key and its secret are both needed".into())
+        );
 
         tls::install_provider();
         let client = ClientOptions::new()
             .with_allow_http(plain)
             // A machine on its own network need not have certificates.
             .with_no_system_certificates(plain)
-            .with_connect_timeout(settings.try_timeout.min(Duration::from_secs(5)))
+            .with_connect_timeout(Duration::from_secs(5))
             .with_timeout_disabled()
-            .with_read_timeout(settings.try_timeout);
+            .with_read_timeout(SILENCE_MAX);
         let retry = RetryConfig {
-            backoff: BackoffConfig {
-                init_backoff: Duration::from_millis(100),
-                max_backoff: Duration::from_secs(2),
-                base: 2.0,
-            },
+            backoff: BackoffConfig { max_backoff: Duration::from_secs(2), ..BackoffConfig::default() },
             max_retries: settings.retries,
             retry_timeout: settings.deadline,
         };
@@ -121,7 +102,7 @@ impl S3Store {
             .with_allow_http(plain)
             .with_virtual_hosted_style_request(false)
             .with_bucket_name(&settings.bucket)
-            .with_region(&settings.region)
+            .with_region("us-east-1")
             .with_access_key_id(&settings.credentials.access_key)
             .with_secret_access_key(&settings.credentials.secret_key)
             .with_client_options(client)
@@ -132,13 +113,8 @@ impl S3Store {
         Ok(S3Store {
             backend,
             describe: settings.base_url(),
-            transfer: Transfer {
-                deadline: settings.deadline,
-                single_put_bytes_max: settings.part_bytes,
-                part_bytes: settings.part_bytes,
-                parts_at_once: settings.parts_at_once,
-            },
-            traffic: Arc::new(Traffic::default()),
+            deadline: settings.deadline,
+            traffic: Traffic::default(),
         })
     }
 }
@@ -176,7 +152,6 @@ mod tests {
         assert!(refused(|s| s.endpoint = "https://a:b@host".into()).contains("credential"));
         assert!(refused(|s| s.bucket = "a/b".into()).contains("bucket"));
         assert!(refused(|s| s.credentials.secret_key.clear()).contains("secret"));
-        assert!(refused(|s| s.part_bytes = 1 << 20).contains("5 MiB"));
     }
 
     #[test]

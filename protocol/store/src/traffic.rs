@@ -34,14 +34,3 @@ impl Traffic {
         }
     }
 }
-
-impl std::ops::Add for TrafficTotals {
-    type Output = TrafficTotals;
-
-    fn add(self, other: TrafficTotals) -> TrafficTotals {
-        TrafficTotals {
-            up_bytes: self.up_bytes.saturating_add(other.up_bytes),
-            down_bytes: self.down_bytes.saturating_add(other.down_bytes),
-        }
-    }
-}

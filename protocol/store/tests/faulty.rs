@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use mettle_store::fetch::{FetchPlan, Mirror};
+use mettle_store::fetch::FetchPlan;
 use mettle_store::memory::MemoryFetcher;
 use mettle_store::{
     Faults, FaultyStore, Fetch, FetchError, Limits, MemoryStore, Rate, Store, StoreError, fetch_verified,
 };
+use protocol::Digest;
 use protocol::keys::{self, ObjectKey};
-use protocol::{Digest, Uid};
 
 fn object(text: &str) -> (ObjectKey, Digest, Bytes) {
     let bytes = Bytes::from(text.to_owned());
@@ -20,7 +20,7 @@ fn object(text: &str) -> (ObjectKey, Digest, Bytes) {
 
 /// The results of a fixed list of operations, as letters.
 async fn story(seed: u64, faults: Faults, reversed: bool) -> Vec<String> {
-    let store = FaultyStore::new(MemoryStore::new(), seed, faults);
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), seed, faults);
     let mut objects: Vec<_> = (0..20).map(|number| object(&format!("object {number}"))).collect();
     if reversed {
         objects.reverse();
@@ -70,8 +70,11 @@ async fn a_seed_replays_every_fault_in_any_order_of_objects() {
 
 #[tokio::test]
 async fn a_lost_answer_has_done_the_work() {
-    let store =
-        FaultyStore::new(MemoryStore::new(), 1, Faults { answer_lost: Rate::Always, ..Faults::default() });
+    let store = FaultyStore::new(
+        Arc::new(MemoryStore::new()),
+        1,
+        Faults { answer_lost: Rate::Always, ..Faults::default() },
+    );
     let (key, _, bytes) = object("kept");
     assert!(matches!(store.put(&key, bytes.clone()).await, Err(error) if error.may_pass()));
     assert_eq!(store.inner().get(&key, 10).await.expect("there"), bytes);
@@ -80,14 +83,12 @@ async fn a_lost_answer_has_done_the_work() {
 }
 
 #[tokio::test]
-async fn a_store_in_memory_can_be_full() {
-    let store = MemoryStore::with_capacity(10);
+async fn a_full_store_takes_nothing() {
+    let faults = Faults { full: true, ..Faults::default() };
+    let store = FaultyStore::new(Arc::new(MemoryStore::new()), 1, faults);
     let (key, _, bytes) = object("12345678");
-    store.put(&key, bytes.clone()).await.expect("room");
-    store.put(&key, bytes).await.expect("it replaces itself");
-    let (second, _, bytes) = object("abcdefgh");
-    assert!(matches!(store.put(&second, bytes).await, Err(StoreError::Full { .. })));
-    assert!(matches!(store.head(&second).await, Err(StoreError::NotFound { .. })));
+    assert!(matches!(store.put(&key, bytes).await, Err(StoreError::Full { .. })));
+    assert!(matches!(store.get(&key, 10).await, Err(StoreError::NotFound { .. })));
 }
 
 /// Five mirrors: away, empty, flipping bits, too large, honest.
@@ -102,8 +103,11 @@ async fn market() -> Market {
     let (key, digest, bytes) = object("what everybody wants");
     let network = MemoryFetcher::new();
     network.serve("empty", Arc::new(MemoryStore::new()));
-    let spoiling =
-        FaultyStore::new(MemoryStore::new(), 3, Faults { flipped: Rate::Always, ..Faults::default() });
+    let spoiling = FaultyStore::new(
+        Arc::new(MemoryStore::new()),
+        3,
+        Faults { flipped: Rate::Always, ..Faults::default() },
+    );
     spoiling.put(&key, bytes.clone()).await.expect("put");
     network.serve("spoiling", Arc::new(spoiling));
     let large = MemoryStore::new();
@@ -118,44 +122,32 @@ async fn market() -> Market {
 #[tokio::test]
 async fn the_failure_of_each_mirror_is_reported_and_the_next_one_is_asked() {
     let Market { network, key, digest, bytes } = market().await;
-    let plan = FetchPlan::new()
-        .then(Some(Uid(1)), "away")
-        .then(Some(Uid(2)), "empty")
-        .then(Some(Uid(3)), "spoiling")
-        .then(Some(Uid(4)), "large")
-        .then(None, "honest");
-    let fetched = plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect("one is honest");
-    assert_eq!((fetched.bytes, fetched.from.base_url.as_str()), (bytes, "honest"));
-    let labels: Vec<_> = fetched
-        .failures
-        .iter()
-        .map(|failure| {
-            (failure.mirror.uid.map(|uid| uid.0), failure.error.label(), failure.error.is_theirs())
-        })
-        .collect();
-    assert_eq!(
-        labels,
+    let plan = FetchPlan::new(["away", "empty", "spoiling", "large", "honest"]);
+    let fetched = plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await;
+    let (got, failures) = fetched.expect("one is honest");
+    assert_eq!(got, bytes);
+    let mirrors: Vec<_> =
+        failures.iter().map(|failure| (failure.mirror.as_str(), failure.error.is_theirs())).collect();
+    assert_eq!(mirrors, [("away", false), ("empty", true), ("spoiling", true), ("large", true)]);
+    assert!(matches!(
+        failures.into_iter().map(|failure| failure.error).collect::<Vec<_>>()[..],
         [
-            (Some(1), "unreachable", false),
-            (Some(2), "missing", true),
-            (Some(3), "wrong-digest", true),
-            (Some(4), "too-large", true),
+            FetchError::Unreachable { .. },
+            FetchError::Missing,
+            FetchError::WrongDigest { .. },
+            FetchError::TooLarge { .. }
         ]
-    );
+    ));
     assert!(network.traffic().down_bytes > 0);
 }
 
 #[tokio::test]
 async fn a_mirror_that_failed_for_good_is_not_asked_again() {
     let Market { network, key, digest, .. } = market().await;
-    let plan = FetchPlan::new()
-        .then(None, "away")
-        .then(None, "spoiling")
-        .then(None, "large")
-        .rounds(3, Duration::from_millis(1));
+    let plan = FetchPlan::new(["away", "spoiling", "large"]).rounds(3, Duration::from_millis(1));
     let error =
         plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("no mirror is honest");
-    let asked: Vec<_> = error.failures.iter().map(|failure| failure.mirror.base_url.as_str()).collect();
+    let asked: Vec<_> = error.failures.iter().map(|failure| failure.mirror.as_str()).collect();
     assert_eq!(asked, ["away", "spoiling", "large", "away", "away"]);
     assert!(error.to_string().contains("3 mirrors"), "{error}");
 }
@@ -166,32 +158,34 @@ async fn a_mirror_that_comes_back_is_found_in_a_later_round() {
     let back = MemoryStore::new();
     back.put(&key, bytes).await.expect("put");
     let network = Arc::new(network);
-    let plan = FetchPlan::new().then(None, "late").rounds(1000, Duration::from_millis(1));
+    let plan = FetchPlan::new(["late"]).rounds(1000, Duration::from_millis(1));
     let fetching = tokio::spawn({
         let network = network.clone();
         async move { plan.fetch(&*network, &key, &digest, &Limits::for_bytes(100)).await }
     });
     tokio::time::sleep(Duration::from_millis(5)).await;
     network.serve("late", Arc::new(back));
-    let fetched = fetching.await.expect("no panic").expect("it came back");
-    assert!(!fetched.failures.is_empty());
+    let (_, failures) = fetching.await.expect("no panic").expect("it came back");
+    assert!(!failures.is_empty());
 }
 
 #[tokio::test]
-async fn a_plan_ends_at_its_deadline() {
+async fn a_plan_without_mirrors_fails_without_failures() {
+    let Market { network, key, digest, .. } = market().await;
+    let none = FetchPlan::new([""; 0]).fetch(&network, &key, &digest, &Limits::for_bytes(1)).await;
+    assert!(matches!(none, Err(error) if error.failures.is_empty()));
+}
+
+#[tokio::test]
+async fn a_slow_mirror_is_given_up_at_the_deadline_of_the_limits() {
     let Market { network, key, digest, .. } = market().await;
     let slow = Faults { delay_max: Duration::from_secs(3600), ..Faults::default() };
-    network.serve("slow", Arc::new(FaultyStore::new(MemoryStore::new(), 1, slow)));
-    let mirror = |uid| Mirror { uid: Some(Uid(uid)), base_url: "slow".into() };
-    let plan = FetchPlan::new()
-        .then_shuffled((0..50).map(mirror), b"seed")
-        .rounds(50, Duration::ZERO)
-        .within(Duration::from_millis(50));
-    let error = plan.fetch(&network, &key, &digest, &Limits::for_bytes(100)).await.expect_err("too slow");
-    assert!(!error.failures.is_empty() && error.failures.len() < 50);
+    network.serve("slow", Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), 1, slow)));
+    let limits = Limits::for_bytes(100).within(Duration::from_millis(10));
+    let error = FetchPlan::new(["slow"; 5]).fetch(&network, &key, &digest, &limits).await;
+    let error = error.expect_err("too slow");
+    assert_eq!(error.failures.len(), 5);
     assert!(error.failures.iter().all(|failure| !failure.error.is_theirs()));
-    assert!(matches!(FetchPlan::new().fetch(&network, &key, &digest, &Limits::for_bytes(1)).await,
-        Err(error) if error.failures.is_empty()));
 }
 
 #[tokio::test]

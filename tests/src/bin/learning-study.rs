@@ -145,9 +145,8 @@ fn train(settings: &Settings, questions: &[Question], seeds: &[u64]) -> Result<(
         None => prepared()?,
     };
     let dataset = Dataset::open(&directory, None)?;
-    let held_out = (0..dataset.held_out_sequences().min(HELD_OUT))
-        .map(|index| dataset.held_out(index))
-        .collect::<Result<Vec<_>, _>>()?;
+    let held_out: Vec<u64> = (0..dataset.held_out_sequences().min(HELD_OUT)).collect();
+    let held_out = dataset.held_out_sequences_at(&held_out)?;
     for question in questions {
         for &seed in seeds {
             for Variant { name, run } in selected_variants(settings, *question, seed) {

@@ -163,10 +163,7 @@ impl Run {
                 for step in 0..steps {
                     // A step has the same sequences for any number of workers.
                     let first = (window * steps + step) * batch + worker * recipe.batch;
-                    let sequences = order[first..][..recipe.batch]
-                        .iter()
-                        .map(|index| dataset.sequence(*index))
-                        .collect::<Result<Vec<_>, _>>()?;
+                    let sequences = dataset.sequences(&order[first..][..recipe.batch])?;
                     match trainer.step(&sequences) {
                         Ok(_) => {}
                         Err(ModelError::NotFinite { .. }) => return Ok(outcome.diverged(started)),

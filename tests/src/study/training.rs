@@ -114,14 +114,13 @@ impl Task {
             return Err(StudyError::TooLittleData { got, needed });
         }
         let order = Random::new(seed).order(got);
-        let training = order.iter().take(needed as usize).map(|index| dataset.sequence(*index));
-        let held_out = (0..dataset.held_out_sequences().min(held_out)).map(|index| dataset.held_out(index));
+        let held_out: Vec<u64> = (0..dataset.held_out_sequences().min(held_out)).collect();
         let mut recipe = recipe.clone();
         recipe.decay_steps = (windows * steps) as u64;
         Ok(Task {
             theta: init_flat(config, seed)?,
-            training: training.collect::<Result<_, _>>()?,
-            held_out: held_out.collect::<Result<_, _>>()?,
+            training: dataset.sequences(&order[..needed as usize])?,
+            held_out: dataset.held_out_sequences_at(&held_out)?,
             config: config.clone(),
             recipe,
             windows,

@@ -65,12 +65,11 @@ pub(super) fn evaluate(wanted: &EvaluateModel, output: &mut Output<'_>) -> anyho
     ensure!(count > 0, "there is no sequence to measure on");
     let (mut losses, mut bytes) = (Vec::new(), 0);
     for first in (0..count).step_by(SEQUENCES_AT_ONCE as usize) {
-        let sequences = (first..count.min(first + SEQUENCES_AT_ONCE))
-            .map(|index| match wanted.split {
-                Split::HeldOut => dataset.held_out(index),
-                Split::Training => dataset.sequence(index),
-            })
-            .collect::<Result<Vec<_>, _>>()?;
+        let indices: Vec<u64> = (first..count.min(first + SEQUENCES_AT_ONCE)).collect();
+        let sequences = match wanted.split {
+            Split::HeldOut => dataset.held_out_sequences_at(&indices)?,
+            Split::Training => dataset.sequences(&indices)?,
+        };
         losses.extend(evaluator.losses(&sequences)?);
         for sequence in &sequences {
             bytes += predicted_bytes(&tokenizer, sequence)?;

@@ -54,7 +54,7 @@ impl Mirrors {
         digest: &Digest,
         limits: &Limits,
     ) -> Result<Bytes, AllMirrorsFailed> {
-        Ok(self.plan().fetch(fetch, key, digest, limits).await?.bytes)
+        Ok(self.plan().fetch(fetch, key, digest, limits).await?.0)
     }
 
     /// The same, handed on while they come. Only once this has succeeded were they the right ones.
@@ -70,7 +70,7 @@ impl Mirrors {
     }
 
     pub(crate) fn plan(&self) -> FetchPlan {
-        self.bases.iter().fold(FetchPlan::new(), |plan, base| plan.then(None, base))
+        FetchPlan::new(&self.bases)
     }
 
     fn without_repeats(mut self) -> Mirrors {

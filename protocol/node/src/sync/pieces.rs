@@ -24,7 +24,7 @@ use std::{
 };
 use store::{
     Fetch, Limits,
-    fetch::{AllMirrorsFailed, Failure, Mirror, fetch_verified},
+    fetch::{AllMirrorsFailed, Failure, fetch_verified},
 };
 use tokio::time::Instant;
 
@@ -194,8 +194,7 @@ pub async fn fetch_pieces(
                 let Some(flight) = flights.get_mut(&digest) else { continue };
                 tracing::debug!(piece = %digest, mirror = bases[mirror], %error, "a mirror failed");
                 flight.requests.retain(|request| request.0 != mirror);
-                let mirror = Mirror { uid: None, base_url: bases[mirror].to_owned() };
-                flight.failures.push(Failure { mirror, error });
+                flight.failures.push(Failure { mirror: bases[mirror].to_owned(), error });
                 if flight.requests.is_empty() {
                     queue.push_front(digest);
                 }

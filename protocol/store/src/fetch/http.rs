@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use protocol::ensure;
 use protocol::keys::ObjectKey;
 use reqwest::header;
 use tokio::sync::Semaphore;
@@ -18,6 +19,9 @@ use url::{Host, Url};
 use super::{AddressClass, BufferSink, Fetch, FetchError, Limits, Sink};
 use crate::{Traffic, TrafficTotals, tls};
 
+/// Concurrent fetches of one fetcher: with their limits this bounds the memory.
+const FETCHES_AT_ONCE: usize = 64;
+
 /// The policy of all fetches of one fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchPolicy {
@@ -25,14 +29,12 @@ pub struct FetchPolicy {
     pub allow_private: bool,
     /// For DNS, TCP and TLS together. A failure here is never the endpoint's.
     pub connect_timeout: Duration,
-    /// Concurrent fetches: with their limits this bounds the memory.
-    pub at_once: usize,
 }
 
 impl FetchPolicy {
     /// For a public network.
     pub fn public() -> FetchPolicy {
-        FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10), at_once: 64 }
+        FetchPolicy { allow_private: false, connect_timeout: Duration::from_secs(10) }
     }
 
     /// For a network on one machine.
@@ -123,7 +125,7 @@ impl HttpFetcher {
         let client = client.map_err(|error| FetchError::Ours {
             what: format!("cannot use TLS: {}", source_chain(&error)),
         })?;
-        let at_once = Semaphore::new(policy.at_once.max(1));
+        let at_once = Semaphore::new(FETCHES_AT_ONCE);
         Ok(HttpFetcher { client, policy, at_once, traffic: Traffic::default() })
     }
 
@@ -187,9 +189,7 @@ impl HttpFetcher {
         }
         let max_bytes = limits.max_bytes;
         let expected = response.content_length().ok_or(FetchError::NoLength)?;
-        if expected > max_bytes {
-            return Err(FetchError::TooLarge { bytes: expected, max_bytes });
-        }
+        ensure!(expected <= max_bytes, FetchError::TooLarge { bytes: expected, max_bytes });
         if let Some(range) = range.filter(|range| expected < range.end - range.start) {
             return Err(FetchError::CutShort { got: expected, expected: range.end - range.start });
         }
@@ -205,9 +205,7 @@ impl HttpFetcher {
                     self.traffic.add_down(chunk.len() as u64);
                     window.bytes += chunk.len() as u64;
                     got += chunk.len() as u64;
-                    if got > expected {
-                        return Err(FetchError::TooLarge { bytes: got, max_bytes: expected });
-                    }
+                    ensure!(got <= expected, FetchError::TooLarge { bytes: got, max_bytes: expected });
                     let handed = Instant::now();
                     to.piece(&chunk);
                     window.pause(handed.elapsed());
@@ -219,9 +217,7 @@ impl HttpFetcher {
                 window = window.next(limits)?;
             }
         }
-        if got < expected {
-            return Err(FetchError::CutShort { got, expected });
-        }
+        ensure!(got >= expected, FetchError::CutShort { got, expected });
         Ok(())
     }
 }
@@ -327,9 +323,7 @@ fn late(since: Instant, asked: Duration) -> bool {
 /// The URL of an object, if the base URL may be used.
 fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Url, FetchError> {
     let bad = |why: String| FetchError::BadUrl { why };
-    if base_url.len() > 256 {
-        return Err(bad(format!("it has {} characters, more than 256", base_url.len())));
-    }
+    ensure!(base_url.len() <= 256, bad(format!("it has {} characters, more than 256", base_url.len())));
     let mut url = Url::parse(base_url).map_err(|error| bad(error.to_string()))?;
     match url.scheme() {
         "https" => {}
@@ -337,21 +331,14 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
         "http" => return Err(bad("it must be https".into())),
         other => return Err(bad(format!("{other:?} is neither https nor http"))),
     }
-    if !url.username().is_empty() || url.password().is_some() {
-        return Err(bad("it holds a credential".into()));
-    }
-    if url.query().is_some() || url.fragment().is_some() {
-        return Err(bad("it has a query or a fragment".into()));
-    }
+    ensure!(url.username().is_empty() && url.password().is_none(), bad("it holds a credential".into()));
+    ensure!(url.query().is_none() && url.fragment().is_none(), bad("it has a query or a fragment".into()));
     // A literal address is never resolved, so it is judged here.
-    let literal = match url.host() {
+    match url.host() {
         None => return Err(bad("it names no host".into())),
-        Some(Host::Domain(_)) => None,
-        Some(Host::Ipv4(address)) => Some(IpAddr::V4(address)),
-        Some(Host::Ipv6(address)) => Some(IpAddr::V6(address)),
-    };
-    if let Some(address) = literal {
-        judge(address, allow_private)?;
+        Some(Host::Domain(_)) => {}
+        Some(Host::Ipv4(address)) => judge(address.into(), allow_private)?,
+        Some(Host::Ipv6(address)) => judge(address.into(), allow_private)?,
     }
     url.path_segments_mut()
         .map_err(|()| bad("it cannot have a path".into()))?
@@ -360,22 +347,10 @@ fn object_url(base_url: &str, key: &ObjectKey, allow_private: bool) -> Result<Ur
     Ok(url)
 }
 
-fn judge(address: IpAddr, allow_private: bool) -> Result<(), ForbiddenAddress> {
+fn judge(address: IpAddr, allow_private: bool) -> Result<(), FetchError> {
     let class = AddressClass::of(address);
-    if class.allowed(allow_private) { Ok(()) } else { Err(ForbiddenAddress { address, class }) }
-}
-
-#[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("{address} is {class}")]
-struct ForbiddenAddress {
-    address: IpAddr,
-    class: AddressClass,
-}
-
-impl From<ForbiddenAddress> for FetchError {
-    fn from(ForbiddenAddress { address, class }: ForbiddenAddress) -> FetchError {
-        FetchError::ForbiddenAddress { address, class }
-    }
+    ensure!(class.allowed(allow_private), FetchError::ForbiddenAddress { address, class });
+    Ok(())
 }
 
 /// Gives the client only judged addresses. The client connects to exactly these: there is no second lookup, in which a
@@ -409,8 +384,8 @@ impl reqwest::dns::Resolve for JudgedResolver {
 
 /// Why there was no answer: as a rule the network in between, which may be ours.
 fn not_answered(error: &reqwest::Error) -> FetchError {
-    if let Some(forbidden) = cause::<ForbiddenAddress>(error) {
-        return (*forbidden).into();
+    if let Some(forbidden) = cause::<FetchError>(error) {
+        return forbidden.clone();
     }
     let what = source_chain(error);
     match error {
@@ -429,14 +404,8 @@ fn broke_off(error: &reqwest::Error, got: u64, expected: u64) -> FetchError {
 }
 
 fn cause<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
+    let mut errors = std::iter::successors(Some(error), |error| (**error).source());
+    errors.find_map(|error| error.downcast_ref())
 }
 
 /// The sources of an error, without its own text: that names the URL.
