@@ -11,12 +11,13 @@
 pub mod cpu;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod stacks;
 
 use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
 use model::{ModelConfig, Optimiser, Recipe};
 use std::borrow::Cow;
 
-pub use crate::batch::tokens_and_targets;
+pub use crate::batch::Batch;
 
 /// Values on their way from a device, block by block. A block may be of any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
@@ -147,13 +148,14 @@ pub fn check(
     Ok(MemoryEstimate::check(config, recipe, device, device.free_memory())?)
 }
 
-/// The flat parameter vector as tensors in schema order.
-pub fn split(config: &ModelConfig, flat: &[f32]) -> Vec<Vec<f32>> {
-    let mut rest = flat;
-    let tensors = config.shapes().into_iter().map(|(_, [rows, columns])| {
-        let (values, after) = rest.split_at(rows * columns);
-        rest = after;
-        values.to_vec()
-    });
-    tensors.collect()
+/// Takes the first `len` values off `rest`.
+///
+/// # Panics
+/// If there are fewer.
+pub fn take<'a>(rest: &mut &'a [f32], len: usize) -> &'a [f32] {
+    rest.split_off(..len).expect("the lengths of the parts add up to the whole")
+}
+
+pub(crate) fn take_mut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    rest.split_off_mut(..len).expect("the lengths of the parts add up to the whole")
 }

@@ -5,6 +5,7 @@
 use crate::{
     device::{ActivationCheckpointing, Device, DeviceName, EngineKind},
     engine::cpu::LOGITS_MAX,
+    layers::{attention, matmul::rows_at_once},
 };
 use model::{ModelConfig, Recipe};
 use std::{fmt, sync::Once};
@@ -94,9 +95,13 @@ impl MemoryEstimate {
         let &ModelConfig { vocab: V, d_model: D, heads: H, kv_heads: K, d_ff: F, .. } = config;
         let W = (H + 2 * K) * config.head_width();
         let (kept, work) = (3 * D + W + H + 2 * F + 2, 4 * D + F + W + 1);
-        // A layer's weights with a common input are stacked, and their gradient.
-        let stacked = 2 * W.max(2 * F) * D;
-        MemoryEstimate::from_values(config, tokens, [kept, work], LOGITS_MAX.max(V).min(tokens * V) + stacked)
+        let grad_stack = W.max(2 * F) * D;
+        MemoryEstimate::from_values(
+            config,
+            tokens,
+            [kept, work],
+            LOGITS_MAX.max(V).min(tokens * V) + grad_stack,
+        )
     }
 
     fn by_burn(config: &ModelConfig, tokens: usize) -> MemoryEstimate {
@@ -153,7 +158,7 @@ impl MemoryEstimate {
             optimiser: 8 * parameters,
             activations: N * kept,
             work: N * work + width * V * logits_rows(config.vocab, tokens) as u64,
-            temporary: temporary(config, tokens, width),
+            temporary: temporary(config, tokens, width as usize),
         }
     }
 
@@ -230,29 +235,12 @@ fn advice(config: &ModelConfig, recipe: &Recipe, device: Device, most: usize, av
     Advice::NotEvenOne(takes(last, 1))
 }
 
-/// `layers::matmul::gpu::SUM_VALUES`, which exists only in a build for GPUs.
-const SUM_VALUES: usize = 1 << 24;
-
-/// Bytes that GPU kernels take for a while: the larger of attention's backward pass (`layers::attention::gpu`) and a
-/// product that is added to a gradient (`layers::matmul::gpu`).
-fn temporary(config: &ModelConfig, tokens: usize, width: u64) -> u64 {
-    const SCORES: usize = 1 << 25;
-    const QUERIES: [usize; 2] = [128, 512];
-    const ROWS: usize = 256;
-    let &ModelConfig { seq_len: T, heads: H, kv_heads: K, .. } = config;
-    let C = config.head_width();
-    let sequences = (SCORES / (H * QUERIES[0].min(T) * T)).clamp(1, (tokens / T).max(1));
-    let queries = SCORES / (sequences * H * T) / QUERIES[0] * QUERIES[0];
-    let queries = queries.clamp(QUERIES[0], QUERIES[1]).min(T);
-    let scores = sequences * H * queries * T;
-    let (query_values, key_values) = (sequences * H * queries * C, sequences * K * T * C);
-    let attention = (2 * scores + 4 * query_values + 2 * key_values) as u64 * width
-        + 4 * (2 * scores + 3 * key_values) as u64;
-    let sums = config
-        .shapes()
-        .into_iter()
-        .map(|(_, [rows, columns])| (SUM_VALUES / columns / ROWS * ROWS).max(ROWS).min(rows) * columns);
-    attention.max(4 * sums.max().unwrap_or(0) as u64)
+/// Bytes that GPU kernels take for a while: the larger of attention's backward pass and a product that is added to a
+/// gradient.
+fn temporary(config: &ModelConfig, tokens: usize, width: usize) -> u64 {
+    let attention = attention::backward_memory(&config.into(), tokens / config.seq_len, width);
+    let sums = config.shapes().into_iter().map(|(_, shape)| 4 * rows_at_once(shape) * shape[1]);
+    sums.fold(attention, usize::max) as u64
 }
 
 /// Rows whose logits exist at once on a GPU: a quarter of a GiB of bf16, and a product large enough to be worth it.
@@ -431,26 +419,6 @@ mod tests {
                     "{name}{word}"
                 );
             }
-        }
-    }
-
-    #[test]
-    #[cfg(feature = "gpu")]
-    fn temporary_memory_is_what_the_kernels_take() {
-        use crate::{
-            Precision,
-            layers::{attention, matmul},
-        };
-        assert_eq!(SUM_VALUES, matmul::gpu::SUM_VALUES);
-        for (name, sequences) in [("117k", 3), ("1m", 16), ("150m", 16), ("1b", 8), ("8b", 1)] {
-            let config = ModelConfig::preset(name).unwrap();
-            let shape = attention::Shape::from(&config);
-            let attention = attention::gpu::backward_memory(&shape, sequences, Precision::Bf16) as u64;
-            let temporary = temporary(&config, sequences * config.seq_len, 2);
-            assert!(
-                temporary == attention || temporary > attention && temporary <= 4 * SUM_VALUES as u64,
-                "{name}: {temporary} {attention}"
-            );
         }
     }
 

@@ -16,7 +16,7 @@
 )]
 
 use crate::gpu::{
-    Array, Gpu, GpuError, Tokens,
+    Array, Gpu, GpuError, Result, Tokens,
     launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, lanes, line, ln},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -107,13 +107,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
-    pub fn cross_entropy(
-        &self,
-        logits: &Array,
-        targets: &Tokens,
-        first: usize,
-        losses: &Array,
-    ) -> Result<(), GpuError> {
+    pub fn cross_entropy(&self, logits: &Array, targets: &Tokens, first: usize, losses: &Array) -> Result {
         self.losses(logits, targets, first, losses, None)
     }
 
@@ -128,7 +122,7 @@ impl Gpu {
         first: usize,
         losses: &Array,
         scale: f32,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         self.losses(logits, targets, first, losses, Some(scale))
     }
 
@@ -139,7 +133,7 @@ impl Gpu {
         first: usize,
         losses: &Array,
         scale: Option<f32>,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let vocab = targets.vocab();
         let rows = logits.len().checked_div(vocab).unwrap_or(0);
         logits.expect_len(area(rows, vocab)?)?;

@@ -14,7 +14,7 @@
 )]
 
 use crate::gpu::{
-    Array, Gpu, GpuError, argument,
+    Array, Gpu, Result, argument,
     launch::{across, area, cube_sum, grid, lanes, line, units_for},
 };
 use cubecl::{
@@ -183,7 +183,7 @@ impl Gpu {
         epsilon: f32,
         y: &Array,
         inverse_roots: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         self.norm_rows(x, gain, epsilon, y, inverse_roots, false)
     }
 
@@ -191,13 +191,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::rms_norm`].
-    pub fn rms_norm_from_roots(
-        &self,
-        x: &Array,
-        gain: &Array,
-        inverse_roots: &Array,
-        y: &Array,
-    ) -> Result<(), GpuError> {
+    pub fn rms_norm_from_roots(&self, x: &Array, gain: &Array, inverse_roots: &Array, y: &Array) -> Result {
         self.norm_rows(x, gain, 0.0, y, inverse_roots, true)
     }
 
@@ -209,7 +203,7 @@ impl Gpu {
         y: &Array,
         inverse_roots: &Array,
         known: bool,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let (rows, width) = rows_of(x, gain, inverse_roots)?;
         y.expect_len(x.len())?;
         if x.is_empty() {
@@ -251,7 +245,7 @@ impl Gpu {
         grad_y: &Array,
         grad_x: &Array,
         grad_gain: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let (rows, width) = rows_of(x, gain, inverse_roots)?;
         grad_y.expect_len(x.len())?;
         grad_x.expect_len(x.len())?;
@@ -299,7 +293,7 @@ impl Gpu {
 }
 
 /// Number and width of the rows.
-fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize), GpuError> {
+fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize)> {
     let (rows, width) = (inverse_roots.len(), gain.len());
     x.expect_len(area(rows, width)?)?;
     Ok((rows, width))

@@ -13,7 +13,7 @@
 
 use super::{Angles, Rotation};
 use crate::gpu::{
-    Array, Gpu, GpuError, Precision,
+    Array, Gpu, GpuError, Precision, Result,
     launch::{UNITS, area, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -81,7 +81,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::array`].
-    pub fn upload_angles(&self, angles: &Angles) -> Result<GpuAngles, GpuError> {
+    pub fn upload_angles(&self, angles: &Angles) -> Result<GpuAngles> {
         let [half, positions] = [angles.half(), angles.positions()];
         let tables = self.upload(&angles.tables().concat(), Precision::F32)?;
         Ok(GpuAngles { tables, half, positions })
@@ -100,7 +100,7 @@ impl Gpu {
         seq_len: usize,
         angles: &GpuAngles,
         rotation: Rotation,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let rows = x.len().checked_div(row_width).unwrap_or(0);
         x.expect_len(area(rows, row_width)?)?;
         let half = angles.half;

@@ -12,7 +12,7 @@
 
 use super::Coefficients;
 use crate::gpu::{
-    Array, Gpu, GpuError,
+    Array, Gpu, Result,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -67,7 +67,7 @@ impl Gpu {
         mean: &Array,
         square: &Array,
         gradient: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         for array in [Some(mean), Some(square), Some(gradient), copy].into_iter().flatten() {
             array.expect_len(weights.len())?;
         }

@@ -4,41 +4,38 @@
 //! The error is the largest difference over the root mean square of the expected values. The bound is what roundings
 //! of the precision add up to.
 
+use anyhow::Context as _;
 use nn::{
-    Device, DeviceError, Precision,
-    gpu::{Array, Gpu, GpuError},
+    Device, Precision,
+    gpu::{Array, Gpu},
     layers::{
         attention::{self, Shape},
         cross_entropy,
-        matmul::{
-            Mat, MatMut, Threads, Write,
-            gpu::{Algorithm, View, algorithms},
-            matmul,
-        },
+        matmul::{Mat, MatMut, Threads, Write, gpu::View, matmul},
         rms_norm,
         rope::{self, Angles, Rotation},
         swiglu,
     },
 };
+use std::fmt;
 
 /// One comparison.
-#[derive(Clone, Debug, PartialEq)]
 pub struct Closeness {
     /// What was compared, with its shapes.
-    pub what: String,
-    pub error: f64,
-    pub bound: f64,
-    /// Whether the engine uses this algorithm. An unused one is reported, and is no failure.
-    pub used: bool,
+    what: String,
+    error: f64,
+    bound: f64,
 }
 
 impl Closeness {
     pub fn is_close(&self) -> bool {
         self.error <= self.bound
     }
+}
 
-    pub fn holds(&self) -> bool {
-        self.is_close() || !self.used
+impl fmt::Display for Closeness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "  {}: {:.1e}, bound {:.1e}", self.what, self.error, self.bound)
     }
 }
 
@@ -52,132 +49,95 @@ const ATTENTIONS: [Shape; 3] = [
 ];
 
 /// Compares products, attention and the other layers on the device with the CPU's: in every precision that the device
-/// has, with and without tensor cores, by each algorithm for products.
-pub fn closeness(device: Device) -> Result<Vec<Closeness>, DeviceError> {
-    let precisions = [Precision::F32, Precision::Bf16, Precision::F16];
-    let (mut all, mut all_cores) = (Vec::new(), Vec::new());
-    let gpus = [(Gpu::open(device)?, false), (Gpu::open(device)?.without_tensor_cores(), true)];
-    for (gpu, again) in gpus {
-        for precision in precisions {
-            // Without tensor cores nothing would be different a second time.
-            let different = !again || all_cores.contains(&precision);
-            if gpu.supports(precision) && different {
-                let cores = if gpu.has_tensor_cores(precision) { "tensor cores" } else { "units" };
-                let context = format!("{precision:?} on {cores}");
-                all_cores.extend(gpu.has_tensor_cores(precision).then_some(precision));
-                for shape in PRODUCTS {
-                    products(&gpu, shape, precision, &context, true, &mut all);
-                }
-                ATTENTIONS.iter().for_each(|shape| attends(&gpu, shape, precision, &context, &mut all));
-                match others(&gpu, precision) {
-                    Ok(results) => all.extend(results.into_iter().map(|result| result.closeness(precision))),
-                    Err(error) => take(&mut all, format!("a pass in {context}"), 0.0, Err(error)),
-                }
-            }
-        }
-    }
-    // Last: an unused kernel must not spoil the device for those in use.
+/// has, with and without tensor cores.
+///
+/// # Errors
+/// If the device fails, with what it was to compute.
+pub fn closeness(device: Device) -> anyhow::Result<Vec<Closeness>> {
     let gpu = Gpu::open(device)?;
-    for precision in precisions.into_iter().filter(|precision| gpu.supports(*precision)) {
-        for shape in PRODUCTS {
-            products(&gpu, shape, precision, &format!("{precision:?}"), false, &mut all);
+    let mut all = Vec::new();
+    for precision in [Precision::F32, Precision::Bf16, Precision::F16] {
+        if gpu.supports(precision) {
+            compare(&gpu, precision, &mut all)?;
+            if gpu.has_tensor_cores(precision) {
+                compare(&Gpu::open(device)?.without_tensor_cores(), precision, &mut all)?;
+            }
         }
     }
     Ok(all)
 }
 
-/// A result that failed is as far off as can be.
-fn take(all: &mut Vec<Closeness>, what: String, bound: f64, error: Result<f64, GpuError>) {
-    match error {
-        Ok(error) => all.push(Closeness { what, error, bound, used: true }),
-        Err(error) => {
-            all.push(Closeness { what: format!("{what}: {error}"), error: f64::INFINITY, bound, used: true })
-        }
+fn compare(gpu: &Gpu, precision: Precision, all: &mut Vec<Closeness>) -> anyhow::Result<()> {
+    let cores = if gpu.has_tensor_cores(precision) { "tensor cores" } else { "units" };
+    let context = format!("{precision:?} on {cores}");
+    for [m, n, k] in PRODUCTS {
+        let what = format!("product {m}·{k}·{n}, {context}");
+        all.extend(product(gpu, [m, n, k], precision, &what).context(what)?);
     }
+    for shape in ATTENTIONS {
+        let what = format!("attention of {shape:?}, {context}");
+        all.extend(attends(gpu, &shape, precision, &what).context(what)?);
+    }
+    // The bound allows for a few values that are far larger than the others, and so are their roundings.
+    let bound = 4e-5 + 8.0 * rounding(precision);
+    let outputs = others(gpu, precision).with_context(|| format!("a pass in {context}"))?;
+    all.extend(outputs.into_iter().map(|Output { what, expected, got }| Closeness {
+        what: format!("{what}, {context}"),
+        error: apart(&expected, &got),
+        bound,
+    }));
+    Ok(())
 }
 
-/// Compares [`Gpu::product`] and the algorithms that it may choose, or those that it never chooses.
-fn products(
+/// [`Gpu::product`] into f32 and into the operands' precision.
+fn product(
     gpu: &Gpu,
     [m, n, k]: [usize; 3],
     precision: Precision,
-    context: &str,
-    used: bool,
-    all: &mut Vec<Closeness>,
-) {
-    let operands = || -> Result<_, GpuError> {
-        Ok([rounded(gpu, m * k, 1, precision)?, rounded(gpu, k * n, 2, precision)?])
-    };
-    let [(lhs, lhs_values), (rhs, rhs_values)] = match operands() {
-        Ok(operands) => operands,
-        Err(error) => return take(all, format!("a product's operands in {context}"), 0.0, Err(error)),
-    };
+    what: &str,
+) -> nn::gpu::Result<Vec<Closeness>> {
+    let (lhs, lhs_values) = rounded(gpu, m * k, 1, precision)?;
+    let (rhs, rhs_values) = rounded(gpu, k * n, 2, precision)?;
     let mut expected = vec![0.0; m * n];
     let (a, b) = (Mat::new(&lhs_values, [m, k]), Mat::new(&rhs_values, [k, n]));
     matmul(Write::Set, &mut MatMut::new(&mut expected, [m, n]), a, b, Threads::Pool);
-    let views = (View::new(&lhs, [m, k]), View::new(&rhs, [k, n]));
-    let mut compare =
-        |what: String, bound: f64, run: &dyn Fn(&Array) -> Result<(), GpuError>, to: Precision| {
-            let got = gpu.array(m * n, to).and_then(|out| run(&out).and_then(|()| gpu.download(&out)));
-            take(all, what, bound, got.map(|got| distance(&expected, &got)));
-            all.last_mut().into_iter().for_each(|last| last.used = used);
-        };
     // Two f32 sums of the same products in other orders.
     let sums = 4e-6 + 1e-6 * (k as f64).sqrt();
-    let what = format!("product {m}·{k}·{n}, {context}");
-    let product = |out: &Array| gpu.product(Write::Set, out, [m, n], views.0, views.1);
-    if used {
-        compare(format!("{what}, in f32"), sums, &product, Precision::F32);
-        compare(what.clone(), sums + rounding(precision), &product, precision);
+    let mut all = Vec::new();
+    for to in [Precision::F32, precision] {
+        let out = gpu.array(m * n, to)?;
+        gpu.product(Write::Set, &out, [m, n], View::new(&lhs, [m, k]), View::new(&rhs, [k, n]))?;
+        let error = distance(&expected, &gpu.download(&out)?);
+        all.push(Closeness { what: format!("{what}, in {to:?}"), error, bound: sums + rounding(to) });
     }
-    let chosen = algorithms(gpu.has_tensor_cores(precision), precision, [m, n, k]);
-    for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| chosen.contains(algorithm) == used) {
-        let run = |out: &Array| gpu.product_by(algorithm, out, views.0, views.1);
-        let there = gpu.array(m * n, Precision::F32).and_then(|out| run(&out));
-        if there.is_ok() {
-            // Tensor cores take 11 bits of an operand of f32.
-            let plain =
-                precision != Precision::F32 || matches!(algorithm, Algorithm::Units | Algorithm::Plain);
-            compare(
-                format!("{what}, by {algorithm:?}"),
-                if plain { sums } else { 5e-3 },
-                &run,
-                Precision::F32,
-            );
-        }
-    }
+    Ok(all)
 }
 
-fn attends(gpu: &Gpu, shape: &Shape, precision: Precision, context: &str, all: &mut Vec<Closeness>) {
+fn attends(gpu: &Gpu, shape: &Shape, precision: Precision, what: &str) -> nn::gpu::Result<Vec<Closeness>> {
     let count = 2 * shape.seq_len;
     let [of_rows, of_mixed, of_sums] =
         [count * shape.row_width(), count * shape.heads * shape.head_width, count * shape.heads];
-    let run = || -> Result<_, GpuError> {
-        let (rows, row_values) = rounded(gpu, of_rows, 3, precision)?;
-        let (gradient, gradient_values) = rounded(gpu, of_mixed, 4, precision)?;
-        let mixed = gpu.array(of_mixed, precision)?;
-        let (sums, out) = (gpu.array(of_sums, Precision::F32)?, gpu.array(of_rows, precision)?);
-        gpu.attention(shape, &rows, &mixed, &sums)?;
-        gpu.attention_backward(shape, &rows, &mixed, &sums, &gradient, &out)?;
-        let got = [gpu.download(&mixed)?, gpu.download(&sums)?, gpu.download(&out)?];
-        Ok((row_values, gradient_values, got))
-    };
-    let what = format!("{shape:?}, {context}");
-    let (rows, gradient, got) = match run() {
-        Ok(all) => all,
-        Err(error) => return take(all, format!("attention of {what}"), 0.0, Err(error)),
-    };
+    let (rows, row_values) = rounded(gpu, of_rows, 3, precision)?;
+    let (gradient, gradient_values) = rounded(gpu, of_mixed, 4, precision)?;
+    let mixed_there = gpu.array(of_mixed, precision)?;
+    let (sums_there, out_there) = (gpu.array(of_sums, Precision::F32)?, gpu.array(of_rows, precision)?);
+    gpu.attention(shape, &rows, &mixed_there, &sums_there)?;
+    gpu.attention_backward(shape, &rows, &mixed_there, &sums_there, &gradient, &out_there)?;
+
     let (mut mixed, mut sums, mut out) = (vec![0.0; of_mixed], vec![0.0; of_sums], vec![0.0; of_rows]);
-    attention::forward(shape, &rows, &mut mixed, &mut sums);
-    attention::backward(shape, &rows, &mixed, &sums, &gradient, &mut out);
+    attention::forward(shape, &row_values, &mut mixed, &mut sums);
+    attention::backward(shape, &row_values, &mixed, &sums, &gradient_values, &mut out);
     let [of_mixes, of_logarithms, of_gradients] = bounds(precision);
-    for (name, bound, expected, got) in [
-        ("output", of_mixes, &mixed, &got[0]),
-        ("log-sums", of_logarithms, &sums, &got[1]),
-        ("gradients", of_gradients, &out, &got[2]),
-    ] {
-        take(all, format!("attention's {name} of {what}"), bound, Ok(distance(expected, got)));
-    }
+    let parts = [
+        ("output", of_mixes, &mixed, &mixed_there),
+        ("log-sums", of_logarithms, &sums, &sums_there),
+        ("gradients", of_gradients, &out, &out_there),
+    ];
+    let closeness = |(name, bound, expected, got): (_, _, &Vec<f32>, _)| {
+        let error = distance(expected, &gpu.download(got)?);
+        Ok(Closeness { what: format!("{name} of {what}"), error, bound })
+    };
+    parts.into_iter().map(closeness).collect()
 }
 
 /// A kernel's expected and actual output.
@@ -185,15 +145,6 @@ struct Output {
     what: &'static str,
     expected: Vec<f64>,
     got: Vec<f32>,
-}
-
-impl Output {
-    /// The bound allows for a few values that are far larger than the others, and so are their roundings.
-    fn closeness(self, precision: Precision) -> Closeness {
-        let what = format!("{}, {precision:?}", self.what);
-        let bound = 4e-5 + 8.0 * rounding(precision);
-        Closeness { what, error: apart(&self.expected, &self.got), bound, used: true }
-    }
 }
 
 /// Rows of the other layers, their width, positions of a sequence, and a vocabulary.
@@ -208,13 +159,13 @@ const EPSILON: f32 = 1e-5;
 const SCALE: f32 = 0.25;
 
 /// RMSNorm, RoPE, SwiGLU and cross-entropy, and their gradients.
-fn others(gpu: &Gpu, precision: Precision) -> Result<Vec<Output>, GpuError> {
+fn others(gpu: &Gpu, precision: Precision) -> nn::gpu::Result<Vec<Output>> {
     let mut all = Vec::new();
-    let mut add = |what, expected, array: &Array| -> Result<(), GpuError> {
+    let mut add = |what, expected, array: &Array| -> nn::gpu::Result<()> {
         all.push(Output { what, expected, got: gpu.download(array)? });
         Ok(())
     };
-    let zeros = |len| -> Result<Array, GpuError> {
+    let zeros = |len| -> nn::gpu::Result<Array> {
         let array = gpu.array(len, Precision::F32)?;
         gpu.fill(&array, 0.0)?;
         Ok(array)
@@ -298,7 +249,7 @@ fn apart(expected: &[f64], got: &[f32]) -> f64 {
 }
 
 /// Noise with a mean square of a half: on the device, and as it was rounded there.
-fn rounded(gpu: &Gpu, len: usize, seed: u64, precision: Precision) -> Result<(Array, Vec<f32>), GpuError> {
+fn rounded(gpu: &Gpu, len: usize, seed: u64, precision: Precision) -> nn::gpu::Result<(Array, Vec<f32>)> {
     let mut state = seed;
     let mut next = || {
         // SplitMix64.
