@@ -55,13 +55,14 @@ impl Column {
     }
 }
 
-/// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent.
+/// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent. A
+/// column that no row has is left out.
 pub fn table(columns: &[Column], rows: &[impl Serialize]) -> String {
+    let rows: Vec<Value> = rows.iter().map(|row| serde_json::to_value(row).unwrap_or_default()).collect();
+    let columns: Vec<&Column> =
+        columns.iter().filter(|column| rows.iter().any(|row| row.get(column.field).is_some())).collect();
     let mut lines = vec![columns.iter().map(|column| column.title.to_owned()).collect::<Vec<String>>()];
-    for row in rows {
-        let row = serde_json::to_value(row).unwrap_or_default();
-        lines.push(columns.iter().map(|column| column.cell(&row)).collect());
-    }
+    lines.extend(rows.iter().map(|row| columns.iter().map(|column| column.cell(row)).collect()));
     let widths: Vec<usize> = (0..columns.len())
         .map(|column| lines.iter().map(|line| line[column].chars().count()).max().unwrap_or(0))
         .collect();
@@ -87,6 +88,7 @@ mod tests {
             Column::new("name", "name", 1.0, 0),
             Column::new("ms", "seconds", 1e3, 1),
             Column::new("of", "share", 100.0, 0),
+            Column::new("GB/s", "rate", 1.0, 0),
         ];
         let rows = [json!({ "name": "copy", "seconds": 0.25, "share": 0.5 }), json!({ "name": "a" })];
         assert_eq!(table(&columns, &rows), "name     ms  of\ncopy  250.0  50\na         -   -\n");

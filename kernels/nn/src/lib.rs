@@ -1,4 +1,16 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(
+    feature = "gpu",
+    allow(
+        clippy::assign_op_pattern,
+        clippy::collapsible_if,
+        clippy::duplicate_underscore_argument,
+        clippy::manual_div_ceil,
+        clippy::needless_range_loop,
+        clippy::too_many_arguments,
+        reason = "a kernel's arguments are its buffers, and its forms those that CubeCL expands"
+    )
+)]
 
 mod batch;
 pub mod conformance;

@@ -236,13 +236,13 @@ fn check_losses(gpu: &Gpu, what: &str, logits: &[f32], vocab: usize, targets: &[
     let (array, here) = put(gpu, logits, precision);
     let tokens = gpu.upload_tokens(vocab, targets).unwrap();
     let losses = unwritten(gpu, targets.len(), Precision::F32);
-    gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+    gpu.cross_entropy(&array, &tokens, 0, &losses, None).unwrap();
     let got = get(gpu, &losses);
     close(&what, &got, &cross_entropy::reference::losses(&here, vocab, targets), 2e-6);
     assert_eq!(bits(&get(gpu, &array)), bits(&here), "{what}: logits are only read");
 
     let again = unwritten(gpu, targets.len(), Precision::F32);
-    gpu.cross_entropy_gradient(&array, &tokens, 0, &again, scale).unwrap();
+    gpu.cross_entropy(&array, &tokens, 0, &again, Some(scale)).unwrap();
     assert_eq!(bits(&get(gpu, &again)), bits(&got), "{what}");
     let exact = cross_entropy::reference::gradient(&here, vocab, targets, scale);
     close(&format!("{what}, back"), &get(gpu, &array), &exact, 2e-6 + rounding(precision) * 0.25);
@@ -269,7 +269,7 @@ fn exponentials(gpu: &Gpu) {
     let (array, _) = put(gpu, &logits, Precision::F32);
     let targets = gpu.upload_tokens(2, &vec![0; rows]).unwrap();
     let losses = unwritten(gpu, rows, Precision::F32);
-    gpu.cross_entropy_gradient(&array, &targets, 0, &losses, 1.0).unwrap();
+    gpu.cross_entropy(&array, &targets, 0, &losses, Some(1.0)).unwrap();
     let mut worst = [0.0f64; 2];
     for (row, (gradient, loss)) in get(gpu, &array).chunks(2).zip(get(gpu, &losses)).enumerate() {
         let x = f64::from(of_row(row));
@@ -287,7 +287,7 @@ fn exponentials(gpu: &Gpu) {
     for vocab in [1usize, 2, 3, 1000, 4097, 65_535, 100_000] {
         let (zeros, _) = put(gpu, &vec![0.0; vocab], Precision::F32);
         let loss = unwritten(gpu, 1, Precision::F32);
-        gpu.cross_entropy(&zeros, &gpu.upload_tokens(vocab, &[0]).unwrap(), 0, &loss).unwrap();
+        gpu.cross_entropy(&zeros, &gpu.upload_tokens(vocab, &[0]).unwrap(), 0, &loss, None).unwrap();
         close("ln", &get(gpu, &loss), &[(vocab as f64).ln()], 1.5e-7);
     }
 }
@@ -323,7 +323,7 @@ fn extreme_logits(gpu: &Gpu) {
         let (array, _) = put(gpu, &logits, Precision::F32);
         let tokens = gpu.upload_tokens(vocab, &[9]).unwrap();
         let losses = unwritten(gpu, 1, Precision::F32);
-        gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+        gpu.cross_entropy(&array, &tokens, 0, &losses, None).unwrap();
         let got = f64::from(get(gpu, &losses)[0]);
         assert!(got == of_loss || got.is_nan() && of_loss.is_nan(), "{got} for a logit of {bad}");
         let on_cpu = cross_entropy::losses(&mut logits, vocab, &[9])[0];
@@ -341,7 +341,7 @@ fn chunks_of_losses(gpu: &Gpu) {
     let mut first = 0;
     for rows in [4, 1, 6] {
         let (array, _) = put(gpu, &logits[first * vocab..][..rows * vocab], Precision::F32);
-        gpu.cross_entropy_gradient(&array, &tokens, first, &losses, 1.0).unwrap();
+        gpu.cross_entropy(&array, &tokens, first, &losses, Some(1.0)).unwrap();
         first += rows;
         let got = get(gpu, &losses);
         close("chunks", &got[..first], &exact[..first], 2e-6);
@@ -505,7 +505,7 @@ fn same_bits(gpu: &Gpu) {
         let logits = put(gpu, &noise(rows * vocab as usize, 4.0, 3), precision).0;
         let targets = gpu.upload_tokens(vocab as usize, &tokens).unwrap();
         let losses = unwritten(gpu, rows, Precision::F32);
-        gpu.cross_entropy_gradient(&logits, &targets, 0, &losses, 1.0).unwrap();
+        gpu.cross_entropy(&logits, &targets, 0, &losses, Some(1.0)).unwrap();
         [&y, &roots, &x, &grad_gain, &grad_embedding, &logits, &losses]
             .into_iter()
             .flat_map(|array| bits(&get(gpu, array)))
@@ -527,7 +527,7 @@ fn many_rows(gpu: &Gpu) {
     let targets = vec![0; rows];
     let tokens = gpu.upload_tokens(1, &targets).unwrap();
     let losses = unwritten(gpu, rows, Precision::F32);
-    gpu.cross_entropy(&x, &tokens, 0, &losses).unwrap();
+    gpu.cross_entropy(&x, &tokens, 0, &losses, None).unwrap();
     assert!(get(gpu, &losses).iter().all(|loss| *loss == 0.0));
 
     let tokens: Vec<u32> = (0..rows as u32).collect();
@@ -553,7 +553,7 @@ fn nothing(gpu: &Gpu) {
     let angles = gpu.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
     gpu.rope(&none, 12, [1, 1], 2, &angles, Rotation::Forward).unwrap();
     let tokens = gpu.upload_tokens(8, &[]).unwrap();
-    gpu.cross_entropy(&none, &tokens, 0, &none).unwrap();
+    gpu.cross_entropy(&none, &tokens, 0, &none, None).unwrap();
     gpu.embedding(&array(16), &tokens, &none).unwrap();
     let grad_embedding = array(16);
     gpu.embedding_backward(&gpu.upload_segments(8, &[]).unwrap(), &none, &grad_embedding).unwrap();
@@ -608,10 +608,10 @@ fn refused(gpu: &Gpu) {
     wrong(gpu.rope(&array(24), 12, [1, 1], 0, &angles, Rotation::Forward));
     wrong(gpu.rope(&array(25), 12, [1, 1], 2, &angles, Rotation::Forward));
     let tokens = gpu.upload_tokens(8, &[1, 2, 3]).unwrap();
-    wrong(gpu.cross_entropy(&array(17), &tokens, 0, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, 2, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, usize::MAX, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, 0, &array(2)));
+    wrong(gpu.cross_entropy(&array(17), &tokens, 0, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 2, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, usize::MAX, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 0, &array(2), None));
     wrong(gpu.embedding(&array(17), &tokens, &array(6)));
     wrong(gpu.embedding(&array(16), &tokens, &array(5)));
     let segments = gpu.upload_segments(8, &[1, 2, 3]).unwrap();

@@ -75,7 +75,8 @@ impl CpuEngine {
 
 impl Engine for CpuEngine {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        overwrite(&mut self.weights, flat)
+        self.weights.copy_from_slice(flat);
+        Ok(())
     }
 
     fn weights(&self) -> Blocks<'_> {
@@ -149,16 +150,9 @@ impl Engine for CpuEngine {
 
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
         let training = self.training.as_mut().ok_or(ModelError::NotForTraining)?;
-        overwrite(&mut training.moments, moments)
+        training.moments.copy_from_slice(moments);
+        Ok(())
     }
-}
-
-fn overwrite(values: &mut [f32], new: &[f32]) -> Result<(), ModelError> {
-    if values.len() != new.len() {
-        return Err(ModelError::FlatLength { expected: values.len(), got: new.len() });
-    }
-    values.copy_from_slice(new);
-    Ok(())
 }
 
 /// What the passes need besides weights and buffers, and never changes.

@@ -5,14 +5,6 @@
 //! the kernels that belong to no layer. Whatever an array holds, sums, roots and softmax are `f32`, added in an order
 //! that depends on shapes alone: one device gives the same bits every time.
 
-// A kernel's arguments are its buffers, and its arithmetic is spelt as CubeCL reads it.
-#![allow(
-    clippy::too_many_arguments,
-    clippy::manual_div_ceil,
-    clippy::collapsible_if,
-    clippy::duplicate_underscore_argument
-)]
-
 pub(crate) mod launch;
 mod pointwise;
 mod sum_of_squares;

@@ -287,7 +287,7 @@ fn kernels_at(
         for (range, tensor) in layout.ranges().zip(&tensors) {
             let row = &mut row[range];
             let previous = sparse::apply(row, &tensor.positions, &tensor.values, 1e-3);
-            sparse::restore(row, &tensor.positions, &previous);
+            sparse::restore(row, &tensor.positions, previous);
         }
     });
 

@@ -39,17 +39,11 @@ pub struct GpuEngine {
     /// One per stack.
     weights: Vec<Weight>,
     workspace: Workspace,
-    purpose: Purpose,
+    training: Option<Training>,
+    /// For evaluation, the weights in the machine's memory too, so that an edit need not download them; else empty.
+    flat: Vec<f32>,
     /// Whether the device has all of the latest weights. Not where copying them failed.
     is_current: bool,
-}
-
-enum Purpose {
-    Training(Training),
-    /// The weights lie in the machine's memory too, so that an edit need not download them.
-    Evaluation {
-        flat: Vec<f32>,
-    },
 }
 
 struct Training {
@@ -89,16 +83,14 @@ impl GpuEngine {
             network.overwrite(&weights, flat)?;
             let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
             let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
-            let purpose = match recipe {
-                Some(recipe) => Purpose::Training(Training::new(&network, recipe)?),
-                None => Purpose::Evaluation { flat: flat.to_vec() },
-            };
+            let training = recipe.map(|recipe| Training::new(&network, recipe)).transpose()?;
             // Buffers are taken when they are first written or waited for: what does not fit fails here.
             network.gpu.finish()?;
-            Ok((weights, workspace, purpose))
+            Ok((weights, workspace, training))
         };
-        let (weights, workspace, purpose) = made().map_err(|error| explain(&error))?;
-        Ok(GpuEngine { network, weights, workspace, purpose, is_current: true })
+        let (weights, workspace, training) = made().map_err(|error| explain(&error))?;
+        let flat = if training.is_none() { flat.to_vec() } else { Vec::new() };
+        Ok(GpuEngine { network, weights, workspace, training, flat, is_current: true })
     }
 
     fn failed(&self, error: &GpuError) -> ModelError {
@@ -208,37 +200,30 @@ impl Training {
 
 impl Engine for GpuEngine {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        let expected = self.network.config.parameters();
-        if flat.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: flat.len() });
-        }
-        if let Purpose::Evaluation { flat: copy } = &mut self.purpose {
-            copy.copy_from_slice(flat);
+        if self.training.is_none() {
+            self.flat.copy_from_slice(flat);
         }
         self.overwrite(flat)
     }
 
     fn weights(&self) -> Blocks<'_> {
-        match &self.purpose {
-            Purpose::Evaluation { flat } => Box::new(std::iter::once(Ok(Cow::Borrowed(&flat[..])))),
-            Purpose::Training(_) => {
-                let weights = self.weights.iter();
-                Box::new(weights.map(|weight| Ok(Cow::Owned(self.download(&weight.values)?))))
-            }
+        if self.training.is_none() {
+            return Box::new(std::iter::once(Ok(Cow::Borrowed(&self.flat[..]))));
         }
+        Box::new(self.weights.iter().map(|weight| Ok(Cow::Owned(self.download(&weight.values)?))))
     }
 
     fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
-        let mut flat = match &mut self.purpose {
-            Purpose::Evaluation { flat } => std::mem::take(flat),
-            Purpose::Training(_) => self.weights().collect::<Result<Vec<_>, _>>()?.concat(),
+        let mut flat = match self.training {
+            None => std::mem::take(&mut self.flat),
+            Some(_) => self.weights().collect::<Result<Vec<_>, _>>()?.concat(),
         };
         let mut rest = &mut flat[..];
         let lens = stacks(&self.network.config).into_iter().flat_map(|stack| stack.tensors);
         lens.enumerate().for_each(|(tensor, len)| edit(tensor, take_mut(&mut rest, len)));
         let written = self.overwrite(&flat);
-        if let Purpose::Evaluation { flat: copy } = &mut self.purpose {
-            *copy = flat;
+        if self.training.is_none() {
+            self.flat = flat;
         }
         written
     }
@@ -262,8 +247,8 @@ impl Engine for GpuEngine {
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
         self.check_current()?;
-        let GpuEngine { network, weights, workspace, purpose, .. } = self;
-        let Purpose::Training(training) = purpose else { return Err(ModelError::NotForTraining) };
+        let GpuEngine { network, weights, workspace, training, .. } = self;
+        let training = training.as_ref().ok_or(ModelError::NotForTraining)?;
         let explain = |error| explained(&network.config, &training.recipe, network.gpu.device(), &error);
         let found = training.losses_and_norm(network, weights, sequences, workspace);
         let (losses, norm) = found.map_err(explain)?;
@@ -274,22 +259,18 @@ impl Engine for GpuEngine {
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-        let Purpose::Training(training) = &self.purpose else { return Err(ModelError::NotForTraining) };
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
         training.step(&self.network, &self.weights, params).map_err(|error| self.failed(&error))
     }
 
     fn moments(&self) -> Blocks<'_> {
-        let Purpose::Training(training) = &self.purpose else { return Box::new(std::iter::empty()) };
-        let stacks = stacks(&self.network.config).into_iter().zip(&training.moments);
+        let moments = self.training.iter().flat_map(|training| &training.moments);
+        let stacks = stacks(&self.network.config).into_iter().zip(moments);
         Box::new(stacks.map(|(stack, moments)| Ok(Cow::Owned(self.moments_of(&stack, moments)?))))
     }
 
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
-        let Purpose::Training(training) = &self.purpose else { return Err(ModelError::NotForTraining) };
-        let expected = 2 * self.network.config.parameters();
-        if moments.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: moments.len() });
-        }
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
         training.load_moments(&self.network, moments).map_err(|error| self.failed(&error))
     }
 
@@ -365,7 +346,7 @@ mod tests {
         let mut engine = open(precision, Some(&recipe))?;
         engine.network.logits_rows = logits_rows;
         engine.workspace = Workspace::new(&engine.network, 2 * 32, true).unwrap();
-        let Purpose::Training(training) = &engine.purpose else { panic!("it was opened with a recipe") };
+        let training = engine.training.as_ref().unwrap();
         let sequences = sequences();
         let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
         let found = training.losses_and_norm(&engine.network, &engine.weights, &sequences, &engine.workspace);

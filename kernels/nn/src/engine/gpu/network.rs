@@ -128,7 +128,7 @@ impl Network {
         let losses = self.gpu.array(tokens.len(), Precision::F32)?;
         for (first, rows) in self.chunks(tokens.len()) {
             let logits = self.logits(weights, workspace, first, rows)?;
-            self.gpu.cross_entropy(&logits, &targets, first, &losses)?;
+            self.gpu.cross_entropy(&logits, &targets, first, &losses, None)?;
         }
         Ok(losses)
     }
@@ -199,7 +199,7 @@ impl Network {
         let losses = gpu.array(batch.tokens.len(), Precision::F32)?;
         for (first, rows) in self.chunks(batch.tokens.len()) {
             let logits = self.logits(weights, workspace, first, rows)?;
-            gpu.cross_entropy_gradient(&logits, &targets, first, &losses, scale)?;
+            gpu.cross_entropy(&logits, &targets, first, &losses, Some(scale))?;
             let hidden = gpu.part(&workspace.normed, first * D, rows * D)?;
             let grad_hidden = gpu.part(&workspace.grad_normed, first * D, rows * D)?;
             self.product_backward(&grad_hidden, &logits, weights.embedding)?;

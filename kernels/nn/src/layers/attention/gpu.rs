@@ -11,14 +11,6 @@
 //! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row
 //! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::{Lengths, Shape, block_size};
 use crate::{
     gpu::{

@@ -7,14 +7,6 @@
 //! Bytes per value of a row, `F` being 4 or 2: forward reads `F` and writes 4; backward reads 4, and reads and writes
 //! 4 per distinct token instead of per row.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use crate::gpu::{
     Array, Gpu, GpuError, Result, VALUES_MAX, argument,
     launch::{area, grid, lanes, line, units_for},

@@ -5,14 +5,6 @@
 //! read in place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is
 //! added goes through a temporary array of at most [`SUM_VALUES`](super::SUM_VALUES) values.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::{Write, rows_at_once};
 use crate::gpu::{
     Array, Gpu, GpuError, Precision, Result,

@@ -5,14 +5,6 @@
 //! Bytes per value, `F` being 4 or 2: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second
 //! read of a row hits the cache.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use crate::gpu::{
     Array, Gpu, Result, argument,
     launch::{across, area, cube_sum, grid, lanes, line, units_for},

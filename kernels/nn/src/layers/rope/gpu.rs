@@ -3,14 +3,6 @@
 //! Bytes per rotated value, `F` being 4 or 2: reads and writes `F`. A unit rotates a pair of vectors in each of up to
 //! eight heads, so that the tables are read once for eight.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::{Angles, Rotation};
 use crate::gpu::{
     Array, Gpu, GpuError, Precision, Result,

@@ -2,14 +2,6 @@
 //!
 //! Bytes per value, `F` being 4 or 2: reads 16, writes `12 + F`.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::Coefficients;
 use crate::gpu::{
     Array, Gpu, Result,

@@ -211,9 +211,9 @@ impl Meter<'_> {
         })?;
         time("swiglu", 3 * kept * (values / 2), &|| gpu.swiglu(&y, WIDTH / 2, &half))?;
         time("swiglu, backward", 6 * kept * (values / 2), &|| gpu.swiglu_backward(&y, WIDTH / 2, &half))?;
-        time("losses", kept * values, &|| gpu.cross_entropy(&grad_y, &targets, 0, &losses))?;
+        time("losses", kept * values, &|| gpu.cross_entropy(&grad_y, &targets, 0, &losses, None))?;
         time("losses and gradient", 2 * kept * values, &|| {
-            gpu.cross_entropy_gradient(&grad_y, &targets, 0, &losses, 1e-3)
+            gpu.cross_entropy(&grad_y, &targets, 0, &losses, Some(1e-3))
         })?;
         time("embedding", (4 + kept) * values, &|| gpu.embedding(&embedding, &tokens, &x))?;
         time("embedding, backward", 4 * values + 8 * WIDTH * different, &|| {
