@@ -120,11 +120,11 @@ fn norms(gpu: &Gpu) {
             let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
             let y = unwritten(gpu, rows * width, precision);
             let roots = unwritten(gpu, rows, Precision::F32);
-            gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+            gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
             let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
             close(&what, &get(gpu, &y), &exact, 2e-6 + rounding(precision));
             let again = unwritten(gpu, rows * width, precision);
-            gpu.rms_norm_from_roots(&x, &gain, &roots, &again).unwrap();
+            gpu.rms_norm(&x, &gain, None, &again, &roots).unwrap();
             assert_eq!(bits(&get(gpu, &again)), bits(&get(gpu, &y)), "{what}");
 
             // Both gradients are added to what stands there.
@@ -149,7 +149,7 @@ fn norms_of_odd_rows(gpu: &Gpu) {
         let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
         let y = unwritten(gpu, 3 * width, Precision::F32);
         let roots = unwritten(gpu, 3, Precision::F32);
-        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
         let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
         close(&format!("spread {spread:e}"), &get(gpu, &y), &exact, 2e-6);
         let (grad_y, _) = put(gpu, &noise(3 * width, 1.0, 3), Precision::F32);
@@ -494,7 +494,7 @@ fn same_bits(gpu: &Gpu) {
         let x = put(gpu, &noise(rows * width, 1.0, 1), Precision::F32).0;
         let gain = put(gpu, &noise(width, 1.0, 2), Precision::F32).0;
         let (y, roots) = (unwritten(gpu, rows * width, precision), unwritten(gpu, rows, Precision::F32));
-        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
         let grad_gain = put(gpu, &vec![0.0; width], Precision::F32).0;
         gpu.rms_norm_backward(&x, &gain, &roots, &y, &x, &grad_gain).unwrap();
         let tokens: Vec<u32> =
@@ -521,7 +521,7 @@ fn many_rows(gpu: &Gpu) {
     let (x, x_here) = put(gpu, &noise(rows, 1.0, 1), Precision::F32);
     let (gain, gain_here) = put(gpu, &[1.5], Precision::F32);
     let (y, roots) = (unwritten(gpu, rows, Precision::F32), unwritten(gpu, rows, Precision::F32));
-    gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+    gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
     close("norms", &get(gpu, &y), &rms_norm::reference::forward(&x_here, &gain_here, EPSILON), 1e-6);
 
     let targets = vec![0; rows];
@@ -544,7 +544,7 @@ fn many_rows(gpu: &Gpu) {
 fn nothing(gpu: &Gpu) {
     let array = |len| array_of(gpu, len);
     let none = array(0);
-    gpu.rms_norm(&none, &array(8), EPSILON, &none, &none).unwrap();
+    gpu.rms_norm(&none, &array(8), Some(EPSILON), &none, &none).unwrap();
     let grad_gain = array(8);
     gpu.rms_norm_backward(&none, &array(8), &none, &none, &none, &grad_gain).unwrap();
     assert_eq!(get(gpu, &grad_gain), [1.0; 8]);
@@ -578,7 +578,7 @@ fn neighbours(gpu: &Gpu) {
     let [mean, square, gradient] = [(); 3].map(|()| array_of(gpu, 5));
     gpu.adamw(&coefficients, &part, None, &mean, &square, &gradient).unwrap();
     gpu.swiglu(&array_of(gpu, 10), 5, &part).unwrap();
-    gpu.rms_norm(&array_of(gpu, 5), &array_of(gpu, 5), EPSILON, &part, &array_of(gpu, 1)).unwrap();
+    gpu.rms_norm(&array_of(gpu, 5), &array_of(gpu, 5), Some(EPSILON), &part, &array_of(gpu, 1)).unwrap();
     assert!(get(gpu, &whole)[5..].iter().all(|value| *value == 1.0));
 }
 
@@ -596,8 +596,8 @@ fn refused(gpu: &Gpu) {
         }
     }
     let array = |len| array_of(gpu, len);
-    wrong(gpu.rms_norm(&array(7), &array(4), EPSILON, &array(7), &array(2)));
-    wrong(gpu.rms_norm(&array(8), &array(4), EPSILON, &array(7), &array(2)));
+    wrong(gpu.rms_norm(&array(7), &array(4), Some(EPSILON), &array(7), &array(2)));
+    wrong(gpu.rms_norm(&array(8), &array(4), Some(EPSILON), &array(7), &array(2)));
     wrong(gpu.rms_norm_backward(&array(8), &array(4), &array(2), &array(8), &array(8), &array(5)));
     wrong(gpu.swiglu(&array(8), 3, &array(4)));
     wrong(gpu.swiglu(&array(8), 0, &array(4)));
@@ -633,7 +633,7 @@ fn refused(gpu: &Gpu) {
         let other = |result: Result<(), GpuError>| {
             assert!(matches!(result, Err(GpuError::Precision { .. })), "{result:?}");
         };
-        other(gpu.rms_norm(&half, &array(4), EPSILON, &array(8), &array(2)));
+        other(gpu.rms_norm(&half, &array(4), Some(EPSILON), &array(8), &array(2)));
         other(gpu.swiglu(&half, 4, &array(4)));
         other(gpu.add(&half, &array(8), &array(8)));
         other(gpu.adamw(&coefficients, &half, None, &array(8), &array(8), &array(8)));

@@ -267,7 +267,7 @@ impl Network {
     ) -> Result {
         let Activations { middle, middle_roots, gates_and_ups, .. } = activations;
         let gain = &weights.feed_forward_norm.values;
-        self.gpu.rms_norm_from_roots(middle, gain, middle_roots, &workspace.normed)?;
+        self.gpu.rms_norm(middle, gain, None, &workspace.normed, middle_roots)?;
         if again {
             self.product(gates_and_ups, &workspace.normed, weights.gates_and_ups)?;
         }
@@ -307,7 +307,7 @@ impl Network {
         self.rotate(&workspace.grad_rows, Rotation::Back)?;
 
         let gain = &weights.attention_norm.values;
-        self.gpu.rms_norm_from_roots(x, gain, roots, &workspace.normed)?;
+        self.gpu.rms_norm(x, gain, None, &workspace.normed, roots)?;
         self.add_gradient(gradients.rows, weights.rows, &workspace.grad_rows, &workspace.normed)?;
         self.product_backward(&workspace.grad_normed, &workspace.grad_rows, weights.rows)?;
         self.gpu.rms_norm_backward(
@@ -326,7 +326,7 @@ impl Network {
     }
 
     fn norm(&self, x: &Array, gain: &Weight, workspace: &Workspace, roots: &Array) -> Result {
-        self.gpu.rms_norm(x, &gain.values, self.config.norm_epsilon as f32, &workspace.normed, roots)
+        self.gpu.rms_norm(x, &gain.values, Some(self.config.norm_epsilon as f32), &workspace.normed, roots)
     }
 
     /// The residual stream's gradient as products read it: itself, or rounded into `workspace.added`.

@@ -491,10 +491,12 @@ impl Call<'_> {
         Batch { view: View::new(dense, [block.rows, block.end]), between: block.rows * block.end }
     }
 
+    /// Packed rows to dense matrices.
     fn gather(&self, place: Place, rows: &Array, dense: &Array) {
         self.copy(place, rows, dense, false);
     }
 
+    /// The reverse.
     fn scatter(&self, place: Place, dense: &Array, rows: &Array) {
         self.copy(place, dense, rows, true);
     }

@@ -164,7 +164,8 @@ fn blocks(rows: usize) -> (usize, usize) {
 
 impl Gpu {
     /// Writes `y` `[N, D]` and `inverse_roots` f32 `[N]`, `1 / √(mean x² + ε)`, which the backward pass needs. `x` is
-    /// f32 `[N, D]`, `gain` f32 `[D]`.
+    /// f32 `[N, D]`, `gain` f32 `[D]`. Without an `epsilon` it reads the roots that an earlier call wrote, and `y` has
+    /// the same bits.
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
@@ -172,29 +173,9 @@ impl Gpu {
         &self,
         x: &Array,
         gain: &Array,
-        epsilon: f32,
+        epsilon: Option<f32>,
         y: &Array,
         inverse_roots: &Array,
-    ) -> Result {
-        self.norm_rows(x, gain, epsilon, y, inverse_roots, false)
-    }
-
-    /// Writes the `y` of [`Gpu::rms_norm`] again, to the bit.
-    ///
-    /// # Errors
-    /// As [`Gpu::rms_norm`].
-    pub fn rms_norm_from_roots(&self, x: &Array, gain: &Array, inverse_roots: &Array, y: &Array) -> Result {
-        self.norm_rows(x, gain, 0.0, y, inverse_roots, true)
-    }
-
-    fn norm_rows(
-        &self,
-        x: &Array,
-        gain: &Array,
-        epsilon: f32,
-        y: &Array,
-        inverse_roots: &Array,
-        known: bool,
     ) -> Result {
         let (rows, width) = rows_of(x, gain, inverse_roots)?;
         y.expect_len(x.len())?;
@@ -215,8 +196,8 @@ impl Gpu {
             rows,
             width / lanes,
             1.0 / width as f32,
-            epsilon,
-            known,
+            epsilon.unwrap_or(0.0),
+            epsilon.is_none(),
             units,
             y.element(),
         );

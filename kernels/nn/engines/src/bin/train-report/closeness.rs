@@ -4,6 +4,7 @@
 //! The error is the largest difference over the root mean square of the expected values. The bound is what roundings
 //! of the precision add up to.
 
+use crate::measure::noise;
 use anyhow::Context as _;
 use nn::{
     Device, Precision,
@@ -175,7 +176,7 @@ fn others(gpu: &Gpu, precision: Precision) -> nn::gpu::Result<Vec<Output>> {
     let (gain, gain_here) = rounded(gpu, WIDTH, 6, Precision::F32)?;
     let (grad_y, grad_y_here) = rounded(gpu, ROWS * WIDTH, 7, precision)?;
     let (y, roots) = (gpu.array(ROWS * WIDTH, precision)?, gpu.array(ROWS, Precision::F32)?);
-    gpu.rms_norm(&x, &gain, EPSILON, &y, &roots)?;
+    gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots)?;
     add("norms", rms_norm::reference::forward(&x_here, &gain_here, EPSILON), &y)?;
     let (grad_x, grad_gain) = (zeros(ROWS * WIDTH)?, zeros(WIDTH)?);
     gpu.rms_norm_backward(&x, &gain, &roots, &grad_y, &grad_x, &grad_gain)?;
@@ -248,20 +249,9 @@ fn apart(expected: &[f64], got: &[f32]) -> f64 {
     differences.fold(0.0, |worst: f64, it| if it.is_nan() || it > worst { it } else { worst }) / root
 }
 
-/// Noise with a mean square of a half: on the device, and as it was rounded there.
+/// [`noise`] on the device, and as it was rounded there.
 fn rounded(gpu: &Gpu, len: usize, seed: u64, precision: Precision) -> nn::gpu::Result<(Array, Vec<f32>)> {
-    let mut state = seed;
-    let mut next = || {
-        // SplitMix64.
-        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut bits = state;
-        bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let bits = bits ^ (bits >> 31);
-        let uniform = |shift: u32| ((bits >> shift) & 0xffff) as f32 / 65_536.0 - 0.5;
-        (uniform(0) + uniform(16) + uniform(32) + uniform(48)) * 1.2
-    };
-    let values: Vec<f32> = (0..len).map(|_| next()).collect();
+    let values = noise(len, seed);
     let array = gpu.upload(&values, precision)?;
     let rounded = gpu.download(&array)?;
     Ok((array, rounded))

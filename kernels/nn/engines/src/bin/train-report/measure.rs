@@ -30,6 +30,17 @@ fn cpu() -> Duration {
     duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
+/// Noise with a mean square of a half: the sum of four uniform numbers, scaled.
+#[cfg(feature = "gpu")]
+pub fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..len).map(|_| (uniform() + uniform() + uniform() + uniform()) * 1.2).collect()
+}
+
 /// The middle value, or the mean of the two in the middle. 0 for no values.
 pub fn median(values: &[f64]) -> f64 {
     let mut values = values.to_vec();

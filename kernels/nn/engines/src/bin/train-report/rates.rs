@@ -5,7 +5,7 @@
 //! each pair of a query and a key that it sees: two products of a head's width `C`, and five. Scores that are
 //! computed twice or for keys that are not seen do not count.
 
-use crate::Options;
+use crate::{Options, measure::noise};
 use kernels::measure::{Column, shortest, table};
 use model::Recipe;
 use nn::{
@@ -168,7 +168,7 @@ impl Meter<'_> {
     fn kernels(&self, values: usize) -> Result<Vec<Kernel>> {
         let (gpu, precision) = (self.gpu, self.precision);
         let (rows, kept) = (values / WIDTH, precision.bytes());
-        let row = noise(values);
+        let row = noise(values, 1);
         let wide = |values: &[f32]| gpu.upload(values, Precision::F32);
         let (x, grad_x, mean, square) = (wide(&row)?, wide(&row)?, wide(&row)?, wide(&row)?);
         let (y, grad_y) = (gpu.upload(&row, precision)?, gpu.upload(&row, precision)?);
@@ -202,7 +202,7 @@ impl Meter<'_> {
             Ok(())
         };
         time("copy", 8 * values, &|| gpu.cast(&x, &mean))?;
-        time("rms_norm", (4 + kept) * values, &|| gpu.rms_norm(&x, &gain, 1e-5, &y, &roots))?;
+        time("rms_norm", (4 + kept) * values, &|| gpu.rms_norm(&x, &gain, Some(1e-5), &y, &roots))?;
         time("rms_norm, backward", (12 + kept) * values, &|| {
             gpu.rms_norm_backward(&x, &gain, &roots, &y, &grad_x, &grad_gain)
         })?;
@@ -279,14 +279,4 @@ impl Meter<'_> {
         })?);
         Ok(())
     }
-}
-
-/// Noise with a variance of about one: the sum of four uniform numbers, scaled.
-fn noise(values: usize) -> Vec<f32> {
-    let mut state = 1u64;
-    let mut next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1 << 24) as f32 - 0.5
-    };
-    (0..values).map(|_| (next() + next() + next() + next()) * 1.73).collect()
 }
