@@ -1,6 +1,5 @@
 //! Time, memory and tables, for the programs that measure kernels and engines.
 
-use serde::Serialize;
 use serde_json::Value;
 use std::{fmt::Write as _, time::Instant};
 
@@ -55,10 +54,31 @@ impl Column {
     }
 }
 
+/// A report as text: a line for each field, and a table for each list of rows.
+pub fn text(report: &Value, columns: &[Column]) -> String {
+    let mut text = String::new();
+    for (name, value) in report.as_object().into_iter().flatten() {
+        text += &match value {
+            Value::Object(_) => {
+                self::text(value, columns).lines().map(|line| format!("{name}.{line}\n")).collect()
+            }
+            Value::Array(rows) if rows.iter().all(Value::is_object) => {
+                format!("\n{}\n", table(columns, rows))
+            }
+            Value::Number(number) if number.is_f64() => {
+                format!("{name}: {:.4}\n", number.as_f64().unwrap_or(f64::NAN))
+            }
+            Value::Number(number) => format!("{name}: {number}\n"),
+            Value::String(value) => format!("{name}: {value}\n"),
+            Value::Array(_) | Value::Null | Value::Bool(_) => String::new(),
+        };
+    }
+    text
+}
+
 /// `rows` as lines below their titles: the first column to the left, the others to the right; `-` for what is absent. A
 /// column that no row has is left out.
-pub fn table(columns: &[Column], rows: &[impl Serialize]) -> String {
-    let rows: Vec<Value> = rows.iter().map(|row| serde_json::to_value(row).unwrap_or_default()).collect();
+fn table(columns: &[Column], rows: &[Value]) -> String {
     let columns: Vec<&Column> =
         columns.iter().filter(|column| rows.iter().any(|row| row.get(column.field).is_some())).collect();
     let mut lines = vec![columns.iter().map(|column| column.title.to_owned()).collect::<Vec<String>>()];
@@ -91,7 +111,10 @@ mod tests {
             Column::new("GB/s", "rate", 1.0, 0),
         ];
         let rows = [json!({ "name": "copy", "seconds": 0.25, "share": 0.5 }), json!({ "name": "a" })];
-        assert_eq!(table(&columns, &rows), "name     ms  of\ncopy  250.0  50\na         -   -\n");
+        let expected = "name     ms  of\ncopy  250.0  50\na         -   -\n";
+        assert_eq!(table(&columns, &rows), expected);
+        let report = json!({ "bits": 9.75, "losses": [1.0], "merge": { "inputs": 20 }, "rows": rows });
+        assert_eq!(text(&report, &columns), format!("bits: 9.7500\nmerge.inputs: 20\n\n{expected}\n"));
     }
 
     #[test]

@@ -7,7 +7,7 @@ mod random;
 mod report;
 
 use clap::Parser;
-use kernels::lanes::Width;
+use kernels::{lanes::Width, measure::text};
 
 /// Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
 #[derive(Debug, Parser)]
@@ -61,11 +61,11 @@ fn main() -> anyhow::Result<()> {
     if let Some(width) = options.simd {
         kernels::lanes::limit(width);
     }
-    let report = report::measure(&options)?;
+    let report = serde_json::to_value(report::measure(&options)?)?;
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{report:#}");
     } else {
-        print!("{report}");
+        print!("{}", text(&report, &report::COLUMNS));
     }
     Ok(())
 }

@@ -10,13 +10,13 @@ use kernels::{
     accumulate, decode,
     encode::{self, Feedback, Source},
     lanes,
-    measure::{Column, processor, shortest, table},
+    measure::{Column, processor, shortest},
     merge, sparse,
     wire::{CHUNK, Layout},
 };
 use rayon::ThreadPool;
 use serde::Serialize;
-use std::{collections::BTreeMap, convert::Infallible, fmt, hint::black_box};
+use std::{collections::BTreeMap, convert::Infallible, hint::black_box};
 
 /// Gigabytes, 10^9 bytes, per second.
 type Gbps = f64;
@@ -94,6 +94,14 @@ struct Extrapolated {
     update_gb: f64,
     update_share_of_contributions: f64,
 }
+
+/// Of the tables in a report's text.
+pub const COLUMNS: [Column; 4] = [
+    Column::new("kernel", "name", 1.0, 0),
+    Column::new("threads", "threads", 1.0, 0),
+    Column::new("dense GB/s", "dense_gbps", 1.0, 2),
+    Column::new("of memcpy, %", "share_of_memcpy", 100.0, 1),
+];
 
 const PARAMETERS: f64 = 70.6e9;
 const DECAY: f32 = 0.95;
@@ -368,49 +376,4 @@ fn merge_of_many(options: &Options, memcpy_gbps: Gbps) -> anyhow::Result<Merge> 
         // A copy reads and writes each byte.
         times_payloads_and_update: seconds * 2e9 * memcpy_gbps / (payload_bytes + update_bytes) as f64,
     })
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { cores, simd, values, density, bits_per_value, bits_per_parameter, .. } = self;
-        let processor = self.processor.as_deref().unwrap_or("unknown processor");
-        writeln!(
-            f,
-            "{processor}, {cores} cores, {simd}\n\
-             {values} values, {density} of 4096 sent: {bits_per_value:.3} bits per value sent, {bits_per_parameter:.4} per \
-             parameter"
-        )?;
-        if let Some(mib) = self.peak_memory.encode_added_mib_per_thread {
-            writeln!(f, "encoding adds {mib:.1} MiB per thread to the memory of e and Δ")?;
-        }
-        let Some(speed) = &self.speed else { return Ok(()) };
-        let columns = [
-            Column::new("kernel", "name", 1.0, 0),
-            Column::new("threads", "threads", 1.0, 0),
-            Column::new("dense GB/s", "dense_gbps", 1.0, 2),
-            Column::new("of memcpy, %", "share_of_memcpy", 100.0, 1),
-        ];
-        writeln!(
-            f,
-            "\n{}\nencode at {:.1} % of memcpy (67 % is the limit)\n\
-             decode and add at {:.1} % of the bandwidth of its own bytes\n",
-            table(&columns, &speed.kernels),
-            100.0 * speed.encode_share,
-            100.0 * speed.decode_accumulate_share
-        )?;
-        for (name, error) in &speed.relative_l2 {
-            writeln!(f, "relative L2 error, {name}: {error:.4}")?;
-        }
-        let Merge { inputs, values, density, seconds, update_bits_per_value, .. } = &speed.merge;
-        let Extrapolated { contribution_gb, update_gb, update_share_of_contributions } = &speed.model_70_6b;
-        writeln!(
-            f,
-            "\nmerge of {inputs} at {density} of 4096: {seconds:.3} s for {values} values, {update_bits_per_value:.3} bits \
-             per value sent, {:.1} times a copy of payloads and update\n\
-             70.6 billion parameters: contribution {contribution_gb:.3} GB, update {update_gb:.2} GB, {:.1} % of its \
-             contributions",
-            speed.merge.times_payloads_and_update,
-            100.0 * update_share_of_contributions
-        )
-    }
 }

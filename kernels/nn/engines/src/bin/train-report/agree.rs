@@ -1,7 +1,6 @@
 //! Whether a device agrees with the CPU: its kernels, and the losses of the first steps.
 
 use crate::{Options, train::random_sequences};
-use kernels::measure::{Column, table};
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{Device, DeviceError, DeviceName, EngineKind, ModelError, Precision};
 use serde::Serialize;
@@ -21,11 +20,11 @@ struct Compared {
     bound: f64,
 }
 
-/// Trains with each precision of the device. Returns the report, and as text.
+/// Trains with each precision of the device. Returns the report.
 ///
 /// # Errors
 /// If a kernel or a loss is too far from the CPU's, or the device fails.
-pub fn agree(preset: &str, options: &Options) -> anyhow::Result<(Value, String)> {
+pub fn agree(preset: &str, options: &Options) -> anyhow::Result<Value> {
     let config = ModelConfig::preset(preset)?;
     let batch = options.batch.unwrap_or(8) as usize;
     let micro_batch = options.micro_batch.map_or(batch.div_ceil(2), |micro_batch| micro_batch as usize);
@@ -57,21 +56,10 @@ pub fn agree(preset: &str, options: &Options) -> anyhow::Result<(Value, String)>
         "losses_on_cpu": losses_on_cpu,
         "devices": devices,
     });
-    let columns = [
-        Column::new("losses of", "device", 1.0, 0),
-        Column::new("at most apart, 1e-6", "difference", 1e6, 2),
-        Column::new("bound, 1e-6", "bound", 1e6, 0),
-    ];
-    let [first, last] = [losses_on_cpu[0], losses_on_cpu[STEPS - 1]];
-    let text = format!(
-        "{kernels} comparisons of kernels with the CPU's, all within their bounds\n\
-         {STEPS} steps of {preset} on the CPU: loss from {first:.4} to {last:.4}\n{}",
-        table(&columns, &devices)
-    );
     // No comparison holds for a NaN.
     let agree = devices.iter().all(|device| device.difference <= device.bound);
-    anyhow::ensure!(agree, "the losses are too far apart\n{text}");
-    Ok((report, text))
+    anyhow::ensure!(agree, "the losses are too far apart\n{report:#}");
+    Ok(report)
 }
 
 /// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without

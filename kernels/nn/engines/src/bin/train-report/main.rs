@@ -17,6 +17,7 @@ mod twin;
 
 use anyhow::Context as _;
 use clap::Parser;
+use kernels::measure::{Column, text};
 use model::ModelConfig;
 use nn::{Device, DeviceError, DeviceName, ModelError};
 use serde_json::Value;
@@ -25,6 +26,38 @@ use std::{
     path::PathBuf,
     process::{Command, ExitCode},
 };
+
+const MIB: f64 = 1.0 / (1 << 20) as f64;
+/// Of the tables in a report's text.
+const COLUMNS: [Column; 27] = [
+    Column::new("name", "name", 1.0, 0),
+    Column::new("preset", "preset", 1.0, 0),
+    Column::new("parameters", "parameters", 1.0, 0),
+    Column::new("batch", "batch", 1.0, 0),
+    Column::new("micro", "micro_batch", 1.0, 0),
+    Column::new("seq_len", "seq_len", 1.0, 0),
+    Column::new("threads", "threads", 1.0, 0),
+    Column::new("vectors", "instructions", 1.0, 0),
+    Column::new("products", "precision", 1.0, 0),
+    Column::new("recompute", "recompute", 1.0, 0),
+    Column::new("tokens/s", "tokens_per_second", 1.0, 0),
+    Column::new("ms/step", "ms_per_step", 1.0, 1),
+    Column::new("tokens/CPU-s", "tokens_per_cpu_second", 1.0, 0),
+    Column::new("CPU ms/step", "cpu_ms_per_step", 1.0, 1),
+    Column::new("GFLOP/CPU-s", "gflops_per_cpu_second", 1.0, 1),
+    Column::new("utilisation, %", "utilisation", 100.0, 0),
+    Column::new("matmul, %", "matmul_share", 100.0, 0),
+    Column::new("MFU, %", "mfu", 100.0, 1),
+    Column::new("memory, MiB", "memory_peak_bytes", MIB, 0),
+    Column::new("estimate, MiB", "memory_estimate_bytes", MIB, 0),
+    Column::new("ms", "seconds", 1e3, 3),
+    Column::new("moved GB/s", "moved_gbps", 1.0, 2),
+    Column::new("of a copy, %", "share_of_copy", 100.0, 1),
+    Column::new("TFLOP/s", "tflops", 1.0, 3),
+    Column::new("device", "device", 1.0, 0),
+    Column::new("losses apart, 1e-6", "difference", 1e6, 2),
+    Column::new("bound, 1e-6", "bound", 1e6, 0),
+];
 
 /// Default presets, on the CPU and on a GPU.
 const PRESETS: [&str; 3] = ["117k", "1m", "6m"];
@@ -159,17 +192,17 @@ fn run(options: &Options) -> anyhow::Result<()> {
 }
 
 #[cfg(feature = "gpu")]
-fn measure_kernels(options: &Options) -> anyhow::Result<(Value, String)> {
+fn measure_kernels(options: &Options) -> anyhow::Result<Value> {
     rates::measure(options)
 }
 
 #[cfg(not(feature = "gpu"))]
-fn measure_kernels(options: &Options) -> anyhow::Result<(Value, String)> {
+fn measure_kernels(options: &Options) -> anyhow::Result<Value> {
     Err(DeviceError::WithoutGpu { device: options.device }.into())
 }
 
 /// Prints a report, as JSON or as text.
-fn print(options: &Options, (report, text): (Value, String)) -> anyhow::Result<()> {
+fn print(options: &Options, report: Value) -> anyhow::Result<()> {
     let json = format!("{report:#}");
     if let Some(file) = &options.out {
         fs::write(file, &json).with_context(|| format!("could not write {}", file.display()))?;
@@ -177,7 +210,7 @@ fn print(options: &Options, (report, text): (Value, String)) -> anyhow::Result<(
     if options.json {
         println!("{json}");
     } else {
-        print!("{text}");
+        print!("{}", text(&report, &COLUMNS));
     }
     Ok(())
 }

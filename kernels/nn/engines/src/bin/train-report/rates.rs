@@ -6,7 +6,7 @@
 //! computed twice or for keys that are not seen do not count.
 
 use crate::{Options, measure::noise};
-use kernels::measure::{Column, shortest, table};
+use kernels::measure::shortest;
 use model::Recipe;
 use nn::{
     Precision, StepParams,
@@ -95,11 +95,11 @@ struct Meter<'a> {
     precision: Precision,
 }
 
-/// Measures every kernel of the device. Returns the report, and as text.
+/// Measures every kernel of the device. Returns the report.
 ///
 /// # Errors
 /// If the device is absent or fails.
-pub fn measure(options: &Options) -> anyhow::Result<(Value, String)> {
+pub fn measure(options: &Options) -> anyhow::Result<Value> {
     let gpu = &Gpu::open(options.device)?;
     let precision = if gpu.supports(Precision::Bf16) { Precision::Bf16 } else { Precision::F32 };
     let meter = Meter { gpu, rounds: usize::from(options.rounds), precision };
@@ -114,34 +114,16 @@ pub fn measure(options: &Options) -> anyhow::Result<(Value, String)> {
             meter.attention(model.name, &shape, tokens, &mut products)?;
         }
     }
-    let columns = [
-        Column::new("kernel", "name", 1.0, 0),
-        Column::new("ms", "seconds", 1e3, 3),
-        Column::new("moved GB/s", "moved_gbps", 1.0, 2),
-        Column::new("of a copy, %", "share_of_copy", 100.0, 1),
-    ];
-    let product_columns = [
-        Column::new("product or attention", "name", 1.0, 0),
-        Column::new("ms", "seconds", 1e3, 3),
-        Column::new("TFLOP/s", "tflops", 1.0, 3),
-    ];
-    let (device, name) = (options.device, precision.name());
-    let text = format!(
-        "{device}, {values} values, kept in {name}\n\n{}\n{}",
-        table(&columns, &kernels),
-        table(&product_columns, &products)
-    );
-    let report = json!({
-        "device": device.to_string(),
+    Ok(json!({
+        "device": options.device.to_string(),
         // Of products. The residual stream, sums and weights are f32.
-        "precision": name,
+        "precision": precision.name(),
         "values": values,
         // 10^9 bytes read and written per second by a copy in the device's memory.
         "copy_moved_gbps": kernels[0].moved_gbps,
         "kernels": kernels,
         "products": products,
-    });
-    Ok((report, text))
+    }))
 }
 
 impl Meter<'_> {

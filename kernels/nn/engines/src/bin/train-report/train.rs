@@ -4,7 +4,7 @@ use crate::{Options, cpu_products, measure, twin};
 use anyhow::Context as _;
 use kernels::{
     lanes::{self, Width},
-    measure::{Column, memory, processor, table},
+    measure::{memory, processor},
 };
 use model::{ModelConfig, Recipe, init_flat};
 use nn::{DeviceName, MemoryEstimate, Precision, Trainer};
@@ -199,37 +199,12 @@ pub fn random_sequences(config: &ModelConfig, count: usize) -> Vec<Vec<u32>> {
     (0..count).map(|_| (0..=config.seq_len).map(|_| token()).collect()).collect()
 }
 
-/// What was measured of all presets, and as text.
-pub fn report(options: &Options, presets: &[Value]) -> (Value, String) {
+/// What was measured of all presets.
+pub fn report(options: &Options, presets: &[Value]) -> Value {
     let device = options.device;
     let name = match device.name {
         DeviceName::Cpu => processor(),
         _ => device.gpu_info().map(|info| info.name),
     };
-    const MIB: f64 = 1.0 / (1 << 20) as f64;
-    let columns = [
-        Column::new("preset", "preset", 1.0, 0),
-        Column::new("parameters", "parameters", 1.0, 0),
-        Column::new("batch", "batch", 1.0, 0),
-        Column::new("micro", "micro_batch", 1.0, 0),
-        Column::new("seq_len", "seq_len", 1.0, 0),
-        Column::new("threads", "threads", 1.0, 0),
-        Column::new("vectors", "instructions", 1.0, 0),
-        Column::new("products", "precision", 1.0, 0),
-        Column::new("recompute", "recompute", 1.0, 0),
-        Column::new("tokens/s", "tokens_per_second", 1.0, 0),
-        Column::new("ms/step", "ms_per_step", 1.0, 1),
-        Column::new("tokens/CPU-s", "tokens_per_cpu_second", 1.0, 0),
-        Column::new("CPU ms/step", "cpu_ms_per_step", 1.0, 1),
-        Column::new("GFLOP/CPU-s", "gflops_per_cpu_second", 1.0, 1),
-        Column::new("utilisation, %", "utilisation", 100.0, 0),
-        Column::new("matmul, %", "matmul_share", 100.0, 0),
-        Column::new("MFU, %", "mfu", 100.0, 1),
-        Column::new("of TFLOP/s", "peak_flops", 1e-12, 1),
-        Column::new("memory, MiB", "memory_peak_bytes", MIB, 0),
-        Column::new("estimate, MiB", "memory_estimate_bytes", MIB, 0),
-    ];
-    let title = format!("{} ({device})", name.as_deref().unwrap_or("unknown name"));
-    let text = format!("{title}\n\n{}", table(&columns, presets));
-    (json!({ "device": device.to_string(), "name": name, "presets": presets }), text)
+    json!({ "device": device.to_string(), "name": name, "presets": presets })
 }
