@@ -11,10 +11,13 @@
 use crate::{
     lanes::widest,
     unpack::{INDEX, LEVEL_SHIFT, Unpacked, largest, smallest},
-    wire::{LENGTH_BYTES, Layout, Section},
+    wire::{CHUNK, LENGTH_BYTES, Layout, Section},
 };
 use rayon::prelude::*;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
 
 /// These bytes are not a body of the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
@@ -57,7 +60,7 @@ pub fn decode(layout: &Layout, body: &[u8]) -> Result<Vec<Entries>, Rejected> {
             Entries { positions: vec![0; entries], values: vec![0.0; entries], square_norm: 0.0 }
         })
         .collect();
-    let mut squares = vec![0.0; layout.sections().iter().map(Section::chunks).sum()];
+    let mut squares = vec![0.0; chunks(layout)];
 
     let mut rests: Vec<_> =
         tensors.iter_mut().map(|tensor| (&mut tensor.positions[..], &mut tensor.values[..])).collect();
@@ -74,37 +77,38 @@ pub fn decode(layout: &Layout, body: &[u8]) -> Result<Vec<Entries>, Rejected> {
         squares.copy_from_slice(section.squares());
     })?;
 
-    let mut squares = &squares[..];
-    for (tensor, range) in tensors.iter_mut().zip(layout.ranges()) {
-        let (here, behind) = squares.split_at(range.len().div_ceil(crate::wire::CHUNK));
-        tensor.square_norm = here.iter().fold(0.0, |sum, square| sum + square);
-        squares = behind;
+    for (tensor, norm) in tensors.iter_mut().zip(tensor_norms(layout, &squares)) {
+        tensor.square_norm = norm;
     }
     Ok(tensors)
 }
 
-/// The square norm of each tensor, as [`Entries::square_norm`]: a full check of a body that keeps nothing.
+/// The square norm of each tensor, as [`Entries::square_norm`]: a full check of a body that keeps no entries.
 pub fn norms(layout: &Layout, body: &[u8]) -> Result<Vec<f64>, Rejected> {
-    /// Sections whose chunks are kept at a time: 512 bytes each.
-    const BATCH: usize = 1024;
-
     let sections = split(layout, body)?;
-    let mut norms = vec![0.0; layout.tensors()];
-    let mut squares = vec![Vec::new(); BATCH.min(sections.len())];
-    let mut first = 0;
-    for (places, sections) in layout.sections().chunks(BATCH).zip(sections.chunks(BATCH)) {
-        let parts = squares.iter_mut().take(sections.len()).collect();
-        each_of(layout, places, sections, parts, |_, section, squares: &mut Vec<f64>| {
-            squares.clear();
-            squares.extend_from_slice(section.squares());
-        })
-        .map_err(|at| Rejected { section: first + at })?;
-        for (place, squares) in places.iter().zip(&squares) {
-            squares.iter().for_each(|square| norms[place.tensor] += square);
-        }
-        first += places.len();
-    }
-    Ok(norms)
+    let mut squares = vec![0.0; chunks(layout)];
+    let mut rest = &mut squares[..];
+    let parts = layout.sections().iter().map(|place| cut(&mut rest, place.chunks())).collect();
+    each_section(layout, &sections, parts, |_, section, squares: &mut [f64]| {
+        squares.copy_from_slice(section.squares());
+    })?;
+    Ok(tensor_norms(layout, &squares))
+}
+
+/// Chunks of all sections.
+fn chunks(layout: &Layout) -> usize {
+    layout.sections().iter().map(Section::chunks).sum()
+}
+
+/// The sums of the chunks' squares, tensor by tensor and in their order.
+fn tensor_norms(layout: &Layout, squares: &[f64]) -> Vec<f64> {
+    let mut rest = squares;
+    let norm = |range: Range<usize>| {
+        let (here, behind) = rest.split_at(range.len().div_ceil(CHUNK));
+        rest = behind;
+        here.iter().fold(0.0, |sum, square| sum + square)
+    };
+    layout.ranges().map(norm).collect()
 }
 
 /// The bytes of each section, whose lengths fit their entries and end with the body.
@@ -137,19 +141,9 @@ pub(crate) fn each_section<T: Send>(
     parts: Vec<T>,
     each: impl Fn(&Section, &Unpacked, T) + Sync,
 ) -> Result<(), Rejected> {
-    each_of(layout, layout.sections(), sections, parts, each).map_err(|section| Rejected { section })
-}
-
-fn each_of<T: Send>(
-    layout: &Layout,
-    places: &[Section],
-    sections: &[&[u8]],
-    parts: Vec<T>,
-    each: impl Fn(&Section, &Unpacked, T) + Sync,
-) -> Result<(), usize> {
     // The first refused section in the order of the body, not in time.
     let refused = AtomicUsize::new(usize::MAX);
-    places.par_iter().zip(sections).zip(parts).enumerate().for_each_init(
+    layout.sections().par_iter().zip(sections).zip(parts).enumerate().for_each_init(
         Unpacked::default,
         |unpacked, (index, ((place, bytes), part))| {
             if index > refused.load(Relaxed) {
@@ -164,7 +158,7 @@ fn each_of<T: Send>(
     );
     match refused.into_inner() {
         usize::MAX => Ok(()),
-        index => Err(index),
+        section => Err(Rejected { section }),
     }
 }
 

@@ -98,7 +98,13 @@ pub fn encode_into<E>(
     });
     let encode_one =
         |encoder: &mut SectionEncoder, (place, values): (&Section, &mut [f32]), out: &mut Vec<u8>| {
-            let encoded = encoder.encode(layout.density(), values, source.part(place), feedback, out);
+            let encoded = encoder.encode(
+                layout.density(),
+                values,
+                source.range(place.values.start, place.values.end),
+                feedback,
+                out,
+            );
             encoded.map_err(|position| (place.tensor, place.start as usize + position))
         };
     in_order(jobs, encode_one, sink).map_err(|stopped| match stopped {
@@ -115,10 +121,6 @@ impl<'a> Source<'a> {
             Source::Difference { before, after, .. } => (Some(before.len()), Some(after.len())),
         };
         first.into_iter().chain(second)
-    }
-
-    fn part(self, place: &Section) -> Source<'a> {
-        self.range(place.values.start, place.values.end)
     }
 
     /// The part of the source for a section from value `start` on.
@@ -186,7 +188,7 @@ impl SectionEncoder {
             let end = start + chunk.len();
             let count = kept(density, chunk.len());
             step(chunk, source.range(start, end));
-            if self.top.select_ahead(chunk, count, source.ahead(after, end)).is_none() {
+            if self.top.select(chunk, count, source.ahead(after, end)).is_none() {
                 let position = chunk.iter().position(|value| !value.is_finite());
                 return Err(start + position.expect("the largest is not finite"));
             }
@@ -199,7 +201,7 @@ impl SectionEncoder {
 
     /// Records the levels and entries of the chunk whose largest values are chosen, and subtracts them.
     fn quantise(&mut self, chunk: &mut [f32], feedback: Feedback) {
-        let (positions, values) = self.top.positions_and_values();
+        let (positions, values) = self.top.chosen();
         let levels = quantise::levels(values);
         self.levels.push(levels.codes);
         pack::gaps_between(positions, &mut self.gaps);

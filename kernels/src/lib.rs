@@ -4,6 +4,7 @@ pub mod accumulate;
 pub mod decode;
 pub mod encode;
 pub mod lanes;
+pub mod measure;
 pub mod merge;
 pub mod pack;
 pub mod quantise;

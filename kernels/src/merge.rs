@@ -31,7 +31,7 @@ use crate::{
     unpack::{INDEX, LEVEL_SHIFT, Unpacked},
     wire::{CHUNK, Layout, Section},
 };
-use std::{convert::Infallible, ops::AddAssign};
+use std::convert::Infallible;
 
 /// The divisor of the sum at a coordinate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,15 +51,6 @@ pub enum MergeError {
     Rejected { input: usize, section: usize },
     #[error("tensor {tensor} of the merge buffer is not finite at {position}")]
     NotFinite { tensor: usize, position: usize },
-}
-
-/// Why a merge failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum MergeIntoError<E> {
-    #[error(transparent)]
-    Merge(#[from] MergeError),
-    #[error("the update could not be written")]
-    Sink(E),
 }
 
 /// The factor of each contribution, `[tensor][input]`, from the square norms of its tensors, `[input][tensor]`:
@@ -85,7 +76,8 @@ pub fn clip_scales(square_norms: &[Vec<f64>]) -> Vec<Vec<f32>> {
 /// are `[tensor][input]`, from [`clip_scales`]. On an error the buffer may have been merged in part: keep a copy.
 ///
 /// # Panics
-/// If the two layouts have other tensors, or `scales` or `buffer` are not of their lengths.
+/// If the two layouts have other tensors, `scales` or `buffer` are not of their lengths, or there are more than 65,535
+/// bodies.
 pub fn merge(
     layout: &Layout,
     rule: Rule,
@@ -94,34 +86,13 @@ pub fn merge(
     scales: &[Vec<f32>],
     buffer: &mut [f32],
 ) -> Result<Vec<u8>, MergeError> {
-    let mut body = Vec::new();
-    let append = &mut |bytes: &[u8]| {
-        body.extend_from_slice(bytes);
-        Ok::<(), Infallible>(())
-    };
-    match merge_into(layout, rule, merged, bodies, scales, buffer, append) {
-        Ok(_) => Ok(body),
-        Err(MergeIntoError::Merge(error)) => Err(error),
-        Err(MergeIntoError::Sink(never)) => match never {},
-    }
-}
-
-/// As [`merge`], but hands the update's bytes to `sink` while later sections are merged. Returns their count.
-pub fn merge_into<E>(
-    layout: &Layout,
-    rule: Rule,
-    merged: &Layout,
-    bodies: &[&[u8]],
-    scales: &[Vec<f32>],
-    buffer: &mut [f32],
-    sink: &mut dyn FnMut(&[u8]) -> Result<(), E>,
-) -> Result<u64, MergeIntoError<E>> {
     assert!(layout.ranges().eq(merged.ranges()), "an update has the tensors of its contributions");
     assert_eq!(scales.len(), layout.tensors(), "there are scales for each tensor");
     assert!(scales.iter().all(|scales| scales.len() == bodies.len()), "there is one scale for each input");
     assert_eq!(buffer.len(), layout.values(), "a row has all of its layout's values");
+    assert!(bodies.len() <= usize::from(u16::MAX), "hits are counted in sixteen bits");
     if bodies.is_empty() {
-        return Err(MergeError::NoInputs.into());
+        return Err(MergeError::NoInputs);
     }
     let mut inputs = Vec::with_capacity(bodies.len());
     for (input, body) in bodies.iter().enumerate() {
@@ -133,28 +104,33 @@ pub fn merge_into<E>(
         let place = &layout.sections()[section];
         let bytes = inputs.iter().map(|input| input[section]);
         scratch.unpack(layout.density(), section, place, bytes)?;
-        scratch.add_means(rule, &scales[place.tensor], values);
-        scratch.encode(merged.density(), place, values, out)
+        let Scratch { inputs, sums, hits, encoder } = scratch;
+        for (chunk, buffer) in values.chunks_mut(CHUNK).enumerate() {
+            add_mean(rule, inputs, &scales[place.tensor], chunk, sums, hits, buffer);
+        }
+        encoder.encode(merged.density(), values, Source::Nothing, Feedback::Spend, out).map_err(|position| {
+            MergeError::NotFinite { tensor: place.tensor, position: place.start as usize + position }
+        })
     };
     let jobs = parts(layout, buffer).into_iter().enumerate();
-    in_order(jobs, merge_one, sink).map_err(|stopped| match stopped {
-        Stopped::Make(error) => MergeIntoError::Merge(error),
-        Stopped::Sink(error) => MergeIntoError::Sink(error),
-    })
+    let mut body = Vec::new();
+    let append = &mut |bytes: &[u8]| {
+        body.extend_from_slice(bytes);
+        Ok::<(), Infallible>(())
+    };
+    match in_order(jobs, merge_one, append) {
+        Ok(_) => Ok(body),
+        Err(Stopped::Make(error)) => Err(error),
+    }
 }
 
 /// What one thread needs to merge a section.
 struct Scratch {
     inputs: Vec<Unpacked>,
     sums: Box<[f32; CHUNK]>,
-    hits: Hits,
+    /// How many inputs have an entry at each value of a chunk.
+    hits: Box<[u16; CHUNK]>,
     encoder: SectionEncoder,
-}
-
-/// How many inputs have an entry at each value of a chunk: in bytes, while bytes can hold it.
-enum Hits {
-    Few(Box<[u8; CHUNK]>),
-    Many(Box<[u32; CHUNK]>),
 }
 
 impl Default for Scratch {
@@ -162,7 +138,7 @@ impl Default for Scratch {
         Scratch {
             inputs: Vec::new(),
             sums: Box::new([0.0; CHUNK]),
-            hits: Hits::Few(Box::new([0; CHUNK])),
+            hits: Box::new([0; CHUNK]),
             encoder: SectionEncoder::default(),
         }
     }
@@ -184,80 +160,46 @@ impl Scratch {
         }
         Ok(())
     }
-
-    /// `b ← b + mean` wherever some input has an entry, and only there: not even the sign of a zero changes elsewhere.
-    fn add_means(&mut self, rule: Rule, scales: &[f32], buffer: &mut [f32]) {
-        if self.inputs.len() > usize::from(u8::MAX) && matches!(self.hits, Hits::Few(_)) {
-            self.hits = Hits::Many(Box::new([0; CHUNK]));
-        }
-        for (chunk, buffer) in buffer.chunks_mut(CHUNK).enumerate() {
-            match &mut self.hits {
-                Hits::Few(hits) => few(rule, &self.inputs, scales, chunk, &mut self.sums, hits, buffer),
-                Hits::Many(hits) => many(rule, &self.inputs, scales, chunk, &mut self.sums, hits, buffer),
-            }
-        }
-    }
-
-    fn encode(
-        &mut self,
-        density: u16,
-        place: &Section,
-        buffer: &mut [f32],
-        out: &mut Vec<u8>,
-    ) -> Result<(), MergeError> {
-        self.encoder.encode(density, buffer, Source::Nothing, Feedback::Spend, out).map_err(|position| {
-            MergeError::NotFinite { tensor: place.tensor, position: place.start as usize + position }
-        })
-    }
 }
 
 widest! {
-    fn few(
+    /// `b ← b + mean` of one chunk wherever some input has an entry, and only there: not even the sign of a zero
+    /// changes elsewhere.
+    fn add_mean(
         rule: Rule, inputs: &[Unpacked], scales: &[f32], chunk: usize,
-        sums: &mut [f32; CHUNK], hits: &mut [u8; CHUNK], buffer: &mut [f32],
-    ) = add_mean::<u8>;
+        sums: &mut [f32; CHUNK], hits: &mut [u16; CHUNK], buffer: &mut [f32],
+    ) = add_mean_body;
 }
 
-widest! {
-    fn many(
-        rule: Rule, inputs: &[Unpacked], scales: &[f32], chunk: usize,
-        sums: &mut [f32; CHUNK], hits: &mut [u32; CHUNK], buffer: &mut [f32],
-    ) = add_mean::<u32>;
-}
-
-/// Adds the mean of one chunk to its part of the buffer.
 #[inline(always)]
-fn add_mean<Count: Copy + AddAssign + From<u8>>(
+fn add_mean_body(
     rule: Rule,
     inputs: &[Unpacked],
     scales: &[f32],
     chunk: usize,
     sums: &mut [f32; CHUNK],
-    hits: &mut [Count; CHUNK],
+    hits: &mut [u16; CHUNK],
     buffer: &mut [f32],
-) where
-    u32: From<Count>,
-{
+) {
     sums[..buffer.len()].fill(0.0);
-    hits[..buffer.len()].fill(Count::from(0));
+    hits[..buffer.len()].fill(0);
     for (input, scale) in inputs.iter().zip(scales) {
         let chunk = input.chunk(chunk);
         let scaled = chunk.levels.map(|level| scale * level);
         for entry in chunk.entries {
             let at = usize::from(entry & INDEX);
             sums[at] += scaled[usize::from(entry >> LEVEL_SHIFT) % 4];
-            hits[at] += Count::from(1);
+            hits[at] += 1;
         }
     }
     let all = inputs.len() as f32;
     for ((value, sum), hits) in buffer.iter_mut().zip(&*sums).zip(&*hits) {
-        let hits = u32::from(*hits);
         let mean = sum
             / match rule {
-                Rule::MeanOverHits => hits as f32,
+                Rule::MeanOverHits => f32::from(*hits),
                 Rule::MeanOverAll => all,
             };
-        *value = if hits > 0 { *value + mean } else { *value };
+        *value = if *hits > 0 { *value + mean } else { *value };
     }
 }
 

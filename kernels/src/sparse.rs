@@ -30,23 +30,12 @@ pub fn apply_reference(theta: &mut [f32], positions: &[u32], values: &[f32], rat
 /// # Panics
 /// If the two lists differ in length, the positions do not ascend, or one lies outside `theta`.
 pub fn apply(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) -> Vec<f32> {
-    assert_eq!(positions.len(), values.len(), "a sparse step has one value for each position");
-    if positions.len() <= BLOCK {
-        return apply_reference(theta, positions, values, rate);
-    }
-    let mut previous = vec![0.0; positions.len()];
-    stretches(theta, positions)
-        .into_par_iter()
-        .zip(positions.par_chunks(BLOCK))
-        .zip(values.par_chunks(BLOCK))
-        .zip(previous.par_chunks_mut(BLOCK))
-        .for_each(|(((stretch, positions), values), previous)| {
-            for ((&position, &value), previous) in positions.iter().zip(values).zip(previous) {
-                let place = &mut stretch.values[position as usize - stretch.range.start];
-                *previous = *place;
-                *place -= rate * value;
-            }
-        });
+    let mut previous = values.to_vec();
+    visit(theta, positions, &mut previous, |place, value| {
+        let before = *place;
+        *place -= rate * *value;
+        *value = before;
+    });
     previous
 }
 
@@ -54,21 +43,24 @@ pub fn apply(theta: &mut [f32], positions: &[u32], values: &[f32], rate: f32) ->
 ///
 /// # Panics
 /// As [`apply`].
-pub fn restore(theta: &mut [f32], positions: &[u32], previous: &[f32]) {
-    assert_eq!(positions.len(), previous.len(), "a sparse step has one value for each position");
+pub fn restore(theta: &mut [f32], positions: &[u32], mut previous: Vec<f32>) {
+    visit(theta, positions, &mut previous, |place, value| *place = *value);
+}
+
+/// Calls `each` with the place of every position and its value, in parallel.
+fn visit(theta: &mut [f32], positions: &[u32], values: &mut [f32], each: impl Fn(&mut f32, &mut f32) + Sync) {
+    assert_eq!(positions.len(), values.len(), "a sparse step has one value for each position");
     if positions.len() <= BLOCK {
-        for (&position, &value) in positions.iter().zip(previous) {
-            theta[position as usize] = value;
-        }
-        return;
+        let places = positions.iter().zip(values);
+        return places.for_each(|(&position, value)| each(&mut theta[position as usize], value));
     }
     stretches(theta, positions)
         .into_par_iter()
         .zip(positions.par_chunks(BLOCK))
-        .zip(previous.par_chunks(BLOCK))
-        .for_each(|((stretch, positions), previous)| {
-            for (&position, &value) in positions.iter().zip(previous) {
-                stretch.values[position as usize - stretch.range.start] = value;
+        .zip(values.par_chunks_mut(BLOCK))
+        .for_each(|((stretch, positions), values)| {
+            for (&position, value) in positions.iter().zip(values) {
+                each(&mut stretch.values[position as usize - stretch.range.start], value);
             }
         });
 }

@@ -79,17 +79,12 @@ impl Default for TopK {
 }
 
 impl TopK {
-    /// Chooses the `count` values of `chunk` largest in magnitude, ties to the lower index. `None` if a value of the
-    /// chunk is not finite.
+    /// Chooses the `count` values of `chunk` largest in magnitude, ties to the lower index, and prefetches the next
+    /// chunk. `None` if a value of the chunk is not finite.
     ///
     /// # Panics
     /// If the chunk has more than 4096 values, or `count` is not from 1 to their number.
-    pub fn select(&mut self, chunk: &[f32], count: usize) -> Option<()> {
-        self.select_ahead(chunk, count, Ahead::default())
-    }
-
-    /// As [`TopK::select`], and prefetches the next chunk.
-    pub(crate) fn select_ahead(&mut self, chunk: &[f32], count: usize, ahead: Ahead<'_>) -> Option<()> {
+    pub(crate) fn select(&mut self, chunk: &[f32], count: usize, ahead: Ahead<'_>) -> Option<()> {
         assert!(
             (1..=chunk.len()).contains(&count) && chunk.len() <= CHUNK,
             "from 1 to all of a chunk are chosen"
@@ -117,18 +112,8 @@ impl TopK {
         Some(())
     }
 
-    /// Positions of the chosen values in the chunk, ascending.
-    pub fn positions(&self) -> &[u32] {
-        &self.kept.positions[..self.kept.count]
-    }
-
-    /// The chosen values, in the order of positions.
-    pub fn values(&self) -> &[f32] {
-        &self.kept.values[..self.kept.count]
-    }
-
-    /// As [`TopK::values`], mutable.
-    pub(crate) fn positions_and_values(&mut self) -> (&[u32], &mut [f32]) {
+    /// Positions of the chosen values in the chunk, ascending, and the values.
+    pub(crate) fn chosen(&mut self) -> (&[u32], &mut [f32]) {
         let Candidates { positions, values, count } = &mut self.kept;
         (&positions[..*count], &mut values[..*count])
     }
@@ -469,9 +454,10 @@ mod tests {
                 expected.truncate(count);
                 expected.sort_unstable();
 
-                prop_assert_eq!(top.select(&values, count), Some(()));
-                prop_assert_eq!(top.positions(), &expected[..]);
-                prop_assert!(top.positions().iter().zip(top.values()).all(|(at, value)| values[*at as usize] == *value));
+                prop_assert_eq!(top.select(&values, count, Ahead::default()), Some(()));
+                let (positions, chosen) = top.chosen();
+                prop_assert_eq!(positions, &expected[..]);
+                prop_assert!(positions.iter().zip(chosen).all(|(at, value)| values[*at as usize] == *value));
             }
         }
     }
@@ -484,7 +470,7 @@ mod tests {
                 for (at, count) in [(0, 1), (length - 1, length), (length / 2, length.div_ceil(64))] {
                     let mut chunk = vec![1.0; length];
                     chunk[at] = bad;
-                    assert_eq!(top.select(&chunk, count), None);
+                    assert_eq!(top.select(&chunk, count, Ahead::default()), None);
                 }
             }
         }

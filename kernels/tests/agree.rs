@@ -37,7 +37,7 @@ fn agrees_with_the_protocol(theta: Vec<f32>, positions: Vec<u32>, values: Vec<f3
     assert!(bits(&agreed) == bits(&fast), "the fast version differs from the protocol");
     assert!(bits(&slow_previous) == bits(&previous));
 
-    sparse::restore(&mut fast, &positions, &previous);
+    sparse::restore(&mut fast, &positions, previous);
     assert!(bits(&theta) == bits(&fast), "taking the step back left a difference");
 }
 

@@ -2,7 +2,7 @@
 
 use model::ModelConfig;
 use nn::{
-    Dtype,
+    Precision,
     hugging_face::{self, Export},
 };
 use std::{
@@ -72,7 +72,7 @@ fn a_closed_standard_output_is_no_error_and_the_work_is_done() {
     let wish = Export {
         config: &config,
         metadata: BTreeMap::from([("format".into(), "pt".into())]),
-        dtype: Dtype::F32,
+        dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: None,
     };

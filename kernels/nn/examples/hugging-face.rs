@@ -7,7 +7,7 @@
 //! ```
 
 use mettle_nn::{
-    Device, Dtype, Evaluator,
+    Device, Evaluator, Precision,
     hugging_face::{Export, Import, export},
 };
 use model::{ModelConfig, init_flat};
@@ -34,7 +34,7 @@ fn make(to: &Path, preset: &str, seed: u64, more: &[&str]) -> Result<(), Box<dyn
     let wish = Export {
         config: &config,
         metadata: BTreeMap::from([("format".into(), "pt".into())]),
-        dtype: more.first().map_or(Ok(Dtype::F32), |dtype| dtype.parse())?,
+        dtype: more.first().map_or(Ok(Precision::F32), |dtype| dtype.parse())?,
         shard_bytes_max: more.get(1).map_or(Ok(u64::MAX), |bytes| bytes.parse())?,
         tokenizer: None,
     };

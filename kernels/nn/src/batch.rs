@@ -48,12 +48,18 @@ pub(crate) fn check_vocabulary(
     }
 }
 
-/// The inputs of all sequences and the targets that follow them, row by row.
-pub fn tokens_and_targets(sequences: &[&[u32]]) -> (Vec<u32>, Vec<u32>) {
-    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
-    for sequence in sequences {
-        tokens.extend_from_slice(&sequence[..sequence.len() - 1]);
-        targets.extend_from_slice(&sequence[1..]);
+/// Whole sequences as an engine reads them, row by row.
+pub struct Batch {
+    /// `[N]`
+    pub tokens: Vec<u32>,
+    /// `[N]`: the token that follows each.
+    pub targets: Vec<u32>,
+}
+
+impl Batch {
+    pub fn new(sequences: &[&[u32]]) -> Batch {
+        let tokens = sequences.iter().flat_map(|sequence| &sequence[..sequence.len() - 1]).copied();
+        let targets = sequences.iter().flat_map(|sequence| &sequence[1..]).copied();
+        Batch { tokens: tokens.collect(), targets: targets.collect() }
     }
-    (tokens, targets)
 }

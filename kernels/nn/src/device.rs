@@ -1,6 +1,6 @@
 //! The device and how it is used: settings that the user names, never what happens to be compiled in.
 
-use crate::{driver, estimate};
+use crate::{Precision, driver, estimate};
 use serde::{Deserialize, Deserializer, Serialize, de};
 use std::{fmt, str::FromStr};
 
@@ -31,7 +31,7 @@ pub struct Device {
     /// What computes; see [`Device::engine`] for the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub engine: Option<EngineKind>,
-    /// Of products; see [`Device::precision`] for the default.
+    /// Of products. Sums, losses, weights and moments are f32 in any case. See [`Device::precision`] for the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
     #[serde(skip_serializing_if = "ActivationCheckpointing::is_none")]
@@ -56,17 +56,6 @@ pub enum EngineKind {
     Fused,
     /// Burn's tensor operations and autograd, in f32.
     Burn,
-}
-
-/// What products take and give. Sums, losses, weights and moments are f32 in any case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Precision {
-    F32,
-    /// 8 bits of exponent, as f32 has, and 8 of precision.
-    Bf16,
-    /// 5 bits of exponent, 11 of precision: small gradients vanish. For tests on devices without bf16.
-    F16,
 }
 
 /// The activations that are not kept for the backward pass but computed again: less memory, more time, the same bits.
@@ -94,7 +83,7 @@ pub enum DeviceError {
         "{device}: {setting} is a setting of the fused engine on a GPU: leave it out, or set engine = \"fused\" on a GPU"
     )]
     Setting { device: Device, setting: &'static str },
-    #[error("{device}: this program was built without {}: use device cpu, or build it with --features {}", .device.name.backend(), .device.name.feature())]
+    #[error("{device}: this program was built without {}: use device cpu, or build it with --features {}", .device.name.backend()[0], .device.name.backend()[1])]
     WithoutGpu { device: Device },
     #[error(
         "this program was built without the Burn engine: set engine = \"fused\", or build it with --features cuda"
@@ -217,43 +206,34 @@ impl Device {
         let mut words = text.split(',');
         let mut device = Device::new(words.next()?.parse().ok()?);
         for word in words {
-            let taken = match word {
-                "f32" => device.precision.replace(Precision::F32).is_some(),
-                "bf16" => device.precision.replace(Precision::Bf16).is_some(),
-                "f16" => device.precision.replace(Precision::F16).is_some(),
-                "tape" | "burn" => device.engine.replace(EngineKind::Burn).is_some(),
-                "fused" => device.engine.replace(EngineKind::Fused).is_some(),
-                "recompute=feed-forward" => device.set_checkpointing(ActivationCheckpointing::FeedForward),
-                "recompute=layers" => device.set_checkpointing(ActivationCheckpointing::Layers),
-                _ => return None,
+            // A setting is made once.
+            let is_first = match word {
+                "tape" | "burn" => device.engine.replace(EngineKind::Burn).is_none(),
+                "fused" => device.engine.replace(EngineKind::Fused).is_none(),
+                "recompute=feed-forward" => device.checkpoint(ActivationCheckpointing::FeedForward),
+                "recompute=layers" => device.checkpoint(ActivationCheckpointing::Layers),
+                _ => device.precision.replace(word.parse().ok()?).is_none(),
             };
-            if taken {
+            if !is_first {
                 return None;
             }
         }
         Some(device)
     }
 
-    /// Returns whether it was set before.
-    fn set_checkpointing(&mut self, to: ActivationCheckpointing) -> bool {
-        !std::mem::replace(&mut self.activation_checkpointing, to).is_none()
+    /// Returns whether it was not set before.
+    fn checkpoint(&mut self, to: ActivationCheckpointing) -> bool {
+        std::mem::replace(&mut self.activation_checkpointing, to).is_none()
     }
 }
 
 impl DeviceName {
-    fn backend(self) -> &'static str {
+    /// What the program must be built with, and the feature's name.
+    fn backend(self) -> [&'static str; 2] {
         match self {
-            DeviceName::Cpu => "the CPU",
-            DeviceName::Cuda(_) => "CUDA",
-            DeviceName::Vulkan => "Vulkan",
-        }
-    }
-
-    fn feature(self) -> &'static str {
-        match self {
-            DeviceName::Cpu => "",
-            DeviceName::Cuda(_) => "cuda",
-            DeviceName::Vulkan => "vulkan",
+            DeviceName::Cpu => ["the CPU", ""],
+            DeviceName::Cuda(_) => ["CUDA", "cuda"],
+            DeviceName::Vulkan => ["Vulkan", "vulkan"],
         }
     }
 }
@@ -263,24 +243,6 @@ impl EngineKind {
         match self {
             EngineKind::Fused => "fused",
             EngineKind::Burn => "burn",
-        }
-    }
-}
-
-impl Precision {
-    pub const fn name(self) -> &'static str {
-        match self {
-            Precision::F32 => "f32",
-            Precision::Bf16 => "bf16",
-            Precision::F16 => "f16",
-        }
-    }
-
-    /// Bytes of a value.
-    pub const fn bytes(self) -> usize {
-        match self {
-            Precision::F32 => 4,
-            Precision::Bf16 | Precision::F16 => 2,
         }
     }
 }

@@ -11,12 +11,13 @@
 pub mod cpu;
 #[cfg(feature = "gpu")]
 mod gpu;
+mod stacks;
 
 use crate::{Device, DeviceName, EngineKind, MemoryEstimate, ModelError, StepParams, device::DeviceError};
 use model::{ModelConfig, Optimiser, Recipe};
 use std::borrow::Cow;
 
-pub use crate::batch::tokens_and_targets;
+pub use crate::batch::Batch;
 
 /// Values on their way from a device, block by block. A block may be of any length.
 pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>> + 'a>;
@@ -26,10 +27,10 @@ pub type Blocks<'a> = Box<dyn Iterator<Item = Result<Cow<'a, [f32]>, ModelError>
 /// [`Trainer`](crate::Trainer) and [`Evaluator`](crate::Evaluator) check what they hand over: sequences have
 /// `seq_len + 1` tokens of the vocabulary.
 pub trait Engine: Send + Sync {
-    /// Replaces the weights by `flat`, in schema order. The moments stay.
+    /// Replaces the weights by `flat`, in schema order. The moments stay. The caller has checked the length.
     ///
     /// # Errors
-    /// If `flat` has another length, and the weights stay; or if the device fails.
+    /// If the device fails.
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError>;
 
     /// The weights: together, the blocks are the flat parameter vector in schema order.
@@ -70,10 +71,10 @@ pub trait Engine: Send + Sync {
     /// ([`optim::moment_count`](crate::optim::moment_count)). Nothing where the engine was opened for evaluation.
     fn moments(&self) -> Blocks<'_>;
 
-    /// Replaces the moments by what [`moments`](Self::moments) gave.
+    /// Replaces the moments by what [`moments`](Self::moments) gave. The caller has checked the length.
     ///
     /// # Errors
-    /// If the length is another, or the device fails, or the engine was opened for evaluation.
+    /// If the device fails, or the engine was opened for evaluation.
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError>;
 
     /// The device's memory, where the engine can tell.
@@ -134,10 +135,7 @@ pub fn check(
     flat: &[f32],
 ) -> Result<(), ModelError> {
     config.validate()?;
-    let expected = config.parameters();
-    if flat.len() != expected {
-        return Err(ModelError::FlatLength { expected, got: flat.len() });
-    }
+    check_len(config, flat)?;
     device.check()?;
     let Some(recipe) = recipe else { return Ok(()) };
     recipe.validate()?;
@@ -147,13 +145,21 @@ pub fn check(
     Ok(MemoryEstimate::check(config, recipe, device, device.free_memory())?)
 }
 
-/// The flat parameter vector as tensors in schema order.
-pub fn split(config: &ModelConfig, flat: &[f32]) -> Vec<Vec<f32>> {
-    let mut rest = flat;
-    let tensors = config.shapes().into_iter().map(|(_, [rows, columns])| {
-        let (values, after) = rest.split_at(rows * columns);
-        rest = after;
-        values.to_vec()
-    });
-    tensors.collect()
+pub(crate) fn check_len(config: &ModelConfig, flat: &[f32]) -> Result<(), ModelError> {
+    match (config.parameters(), flat.len()) {
+        (expected, got) if expected == got => Ok(()),
+        (expected, got) => Err(ModelError::FlatLength { expected, got }),
+    }
+}
+
+/// Takes the first `len` values off `rest`.
+///
+/// # Panics
+/// If there are fewer.
+pub fn take<'a>(rest: &mut &'a [f32], len: usize) -> &'a [f32] {
+    rest.split_off(..len).expect("the lengths of the parts add up to the whole")
+}
+
+pub(crate) fn take_mut<'a>(rest: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
+    rest.split_off_mut(..len).expect("the lengths of the parts add up to the whole")
 }

@@ -42,6 +42,7 @@ impl Evaluator {
     /// # Errors
     /// If `flat` has another length, and the weights stay; or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        engine::check_len(&self.config, flat)?;
         self.engine.load(flat)
     }
 
@@ -107,14 +108,14 @@ impl Evaluator {
     ///
     /// # Errors
     /// If `undo` is of another model, or the device fails.
-    pub fn undo(&mut self, undo: Undo) -> Result<(), ModelError> {
+    pub fn undo(&mut self, mut undo: Undo) -> Result<(), ModelError> {
         let (expected, got) = (self.config.shapes().len(), undo.tensors.len());
         if expected != got {
             return Err(ModelError::UpdateTensors { expected, got });
         }
         self.engine.edit(&mut |tensor, weights| {
-            let (positions, previous) = &undo.tensors[tensor];
-            sparse::restore(weights, positions, previous);
+            let (positions, previous) = std::mem::take(&mut undo.tensors[tensor]);
+            sparse::restore(weights, &positions, previous);
         })
     }
 

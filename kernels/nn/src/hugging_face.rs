@@ -7,7 +7,10 @@
 //!
 //! Values are streamed. Nothing here holds a model.
 
-use crate::safetensors::{self, Dtype, Entry, FormatError, Reader};
+use crate::{
+    Precision,
+    safetensors::{self, Entry, FormatError, Reader},
+};
 use model::{ConfigError, ModelConfig};
 use serde_json::{Map, Value, json};
 use std::{
@@ -36,8 +39,8 @@ pub struct Export<'a> {
     pub config: &'a ModelConfig,
     /// Metadata in the header of each file of weights.
     pub metadata: BTreeMap<String, String>,
-    /// The type of the values. Only [`Dtype::F32`] keeps every bit.
-    pub dtype: Dtype,
+    /// The type of the values. Only [`Precision::F32`] keeps every bit.
+    pub dtype: Precision,
     /// Size of a file of weights at most, unless one tensor alone is larger.
     pub shard_bytes_max: u64,
     pub tokenizer: Option<ExportedTokenizer<'a>>,
@@ -118,7 +121,7 @@ pub fn export(
         ("generation_config.json", pretty(&generation_config_json(export))),
     ];
     if of > 1 {
-        let total_size = export.config.parameters() as u64 * export.dtype.bytes();
+        let total_size = export.config.parameters() as u64 * export.dtype.bytes() as u64;
         let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
         files.push((INDEX, pretty(&index)));
     }
@@ -169,7 +172,7 @@ fn shards(export: &Export<'_>) -> Vec<Vec<Entry>> {
     let mut shards = vec![Vec::new()];
     let mut held = 0;
     for (name, [rows, columns]) in export.config.shapes() {
-        let bytes = (rows * columns) as u64 * export.dtype.bytes();
+        let bytes = (rows * columns) as u64 * export.dtype.bytes() as u64;
         if held > 0 && held + bytes > export.shard_bytes_max {
             shards.push(Vec::new());
             held = 0;
@@ -245,7 +248,11 @@ fn config_json(export: &Export<'_>) -> Value {
         "bos_token_id": null,
         "eos_token_id": end,
         "pad_token_id": null,
-        "torch_dtype": export.dtype.torch_name(),
+        "torch_dtype": match export.dtype {
+            Precision::F32 => "float32",
+            Precision::Bf16 => "bfloat16",
+            Precision::F16 => "float16",
+        },
     })
 }
 

@@ -1,4 +1,16 @@
 #![doc = include_str!("../README.md")]
+#![cfg_attr(
+    feature = "gpu",
+    allow(
+        clippy::assign_op_pattern,
+        clippy::collapsible_if,
+        clippy::duplicate_underscore_argument,
+        clippy::manual_div_ceil,
+        clippy::needless_range_loop,
+        clippy::too_many_arguments,
+        reason = "a kernel's arguments are its buffers, and its forms those that CubeCL expands"
+    )
+)]
 
 mod batch;
 pub mod conformance;
@@ -13,18 +25,20 @@ pub mod gpu;
 pub mod hugging_face;
 pub mod layers;
 pub mod optim;
+mod precision;
 mod safetensors;
 mod train;
 
 pub use batch::BatchError;
-pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind, Precision};
+pub use device::{ActivationCheckpointing, Device, DeviceError, DeviceName, EngineKind};
 pub use driver::GpuInfo;
 pub use engine::{Blocks, DeviceMemory, Engine, Gradients};
 pub use estimate::{Advice, MemoryError, MemoryEstimate, available_memory, keep_freed_memory};
 pub use evaluate::{Evaluator, Undo};
 pub use generate::{Likelihood, Sampling, SamplingError};
 pub use optim::{StepParams, state::StateError};
-pub use safetensors::{Dtype, FormatError};
+pub use precision::Precision;
+pub use safetensors::FormatError;
 pub use train::{Step, Trainer};
 
 use model::{ConfigError, RecipeError};

@@ -71,6 +71,7 @@ impl Trainer {
     /// # Errors
     /// If `flat` has another length, and the weights stay; or if the device fails.
     pub fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        engine::check_len(&self.config, flat)?;
         self.engine.load(flat)
     }
 

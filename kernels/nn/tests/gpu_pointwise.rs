@@ -120,11 +120,11 @@ fn norms(gpu: &Gpu) {
             let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
             let y = unwritten(gpu, rows * width, precision);
             let roots = unwritten(gpu, rows, Precision::F32);
-            gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+            gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
             let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
             close(&what, &get(gpu, &y), &exact, 2e-6 + rounding(precision));
             let again = unwritten(gpu, rows * width, precision);
-            gpu.rms_norm_from_roots(&x, &gain, &roots, &again).unwrap();
+            gpu.rms_norm(&x, &gain, None, &again, &roots).unwrap();
             assert_eq!(bits(&get(gpu, &again)), bits(&get(gpu, &y)), "{what}");
 
             // Both gradients are added to what stands there.
@@ -149,7 +149,7 @@ fn norms_of_odd_rows(gpu: &Gpu) {
         let (gain, gain_here) = put(gpu, &noise(width, 1.0, 2), Precision::F32);
         let y = unwritten(gpu, 3 * width, Precision::F32);
         let roots = unwritten(gpu, 3, Precision::F32);
-        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
         let exact = rms_norm::reference::forward(&x_here, &gain_here, EPSILON);
         close(&format!("spread {spread:e}"), &get(gpu, &y), &exact, 2e-6);
         let (grad_y, _) = put(gpu, &noise(3 * width, 1.0, 3), Precision::F32);
@@ -236,13 +236,13 @@ fn check_losses(gpu: &Gpu, what: &str, logits: &[f32], vocab: usize, targets: &[
     let (array, here) = put(gpu, logits, precision);
     let tokens = gpu.upload_tokens(vocab, targets).unwrap();
     let losses = unwritten(gpu, targets.len(), Precision::F32);
-    gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+    gpu.cross_entropy(&array, &tokens, 0, &losses, None).unwrap();
     let got = get(gpu, &losses);
     close(&what, &got, &cross_entropy::reference::losses(&here, vocab, targets), 2e-6);
     assert_eq!(bits(&get(gpu, &array)), bits(&here), "{what}: logits are only read");
 
     let again = unwritten(gpu, targets.len(), Precision::F32);
-    gpu.cross_entropy_gradient(&array, &tokens, 0, &again, scale).unwrap();
+    gpu.cross_entropy(&array, &tokens, 0, &again, Some(scale)).unwrap();
     assert_eq!(bits(&get(gpu, &again)), bits(&got), "{what}");
     let exact = cross_entropy::reference::gradient(&here, vocab, targets, scale);
     close(&format!("{what}, back"), &get(gpu, &array), &exact, 2e-6 + rounding(precision) * 0.25);
@@ -269,7 +269,7 @@ fn exponentials(gpu: &Gpu) {
     let (array, _) = put(gpu, &logits, Precision::F32);
     let targets = gpu.upload_tokens(2, &vec![0; rows]).unwrap();
     let losses = unwritten(gpu, rows, Precision::F32);
-    gpu.cross_entropy_gradient(&array, &targets, 0, &losses, 1.0).unwrap();
+    gpu.cross_entropy(&array, &targets, 0, &losses, Some(1.0)).unwrap();
     let mut worst = [0.0f64; 2];
     for (row, (gradient, loss)) in get(gpu, &array).chunks(2).zip(get(gpu, &losses)).enumerate() {
         let x = f64::from(of_row(row));
@@ -287,7 +287,7 @@ fn exponentials(gpu: &Gpu) {
     for vocab in [1usize, 2, 3, 1000, 4097, 65_535, 100_000] {
         let (zeros, _) = put(gpu, &vec![0.0; vocab], Precision::F32);
         let loss = unwritten(gpu, 1, Precision::F32);
-        gpu.cross_entropy(&zeros, &gpu.upload_tokens(vocab, &[0]).unwrap(), 0, &loss).unwrap();
+        gpu.cross_entropy(&zeros, &gpu.upload_tokens(vocab, &[0]).unwrap(), 0, &loss, None).unwrap();
         close("ln", &get(gpu, &loss), &[(vocab as f64).ln()], 1.5e-7);
     }
 }
@@ -323,7 +323,7 @@ fn extreme_logits(gpu: &Gpu) {
         let (array, _) = put(gpu, &logits, Precision::F32);
         let tokens = gpu.upload_tokens(vocab, &[9]).unwrap();
         let losses = unwritten(gpu, 1, Precision::F32);
-        gpu.cross_entropy(&array, &tokens, 0, &losses).unwrap();
+        gpu.cross_entropy(&array, &tokens, 0, &losses, None).unwrap();
         let got = f64::from(get(gpu, &losses)[0]);
         assert!(got == of_loss || got.is_nan() && of_loss.is_nan(), "{got} for a logit of {bad}");
         let on_cpu = cross_entropy::losses(&mut logits, vocab, &[9])[0];
@@ -341,7 +341,7 @@ fn chunks_of_losses(gpu: &Gpu) {
     let mut first = 0;
     for rows in [4, 1, 6] {
         let (array, _) = put(gpu, &logits[first * vocab..][..rows * vocab], Precision::F32);
-        gpu.cross_entropy_gradient(&array, &tokens, first, &losses, 1.0).unwrap();
+        gpu.cross_entropy(&array, &tokens, first, &losses, Some(1.0)).unwrap();
         first += rows;
         let got = get(gpu, &losses);
         close("chunks", &got[..first], &exact[..first], 2e-6);
@@ -480,9 +480,6 @@ fn casts_sums_and_fills(gpu: &Gpu) {
             gpu.add(&x, &rounded, &sum).unwrap();
             let exact: Vec<f32> = values.iter().zip(&here).map(|(x, y)| x + y).collect();
             assert_eq!(bits(&get(gpu, &sum)), bits(&exact), "{what}: a sum beside");
-            gpu.add_to(&back, &rounded).unwrap();
-            let exact: Vec<f32> = here.iter().map(|y| y + y).collect();
-            assert_eq!(bits(&get(gpu, &back)), bits(&exact), "{what}: a sum in place");
 
             gpu.fill(&cast, 0.5).unwrap();
             assert!(get(gpu, &cast).iter().all(|value| *value == 0.5), "{what}: filled");
@@ -497,7 +494,7 @@ fn same_bits(gpu: &Gpu) {
         let x = put(gpu, &noise(rows * width, 1.0, 1), Precision::F32).0;
         let gain = put(gpu, &noise(width, 1.0, 2), Precision::F32).0;
         let (y, roots) = (unwritten(gpu, rows * width, precision), unwritten(gpu, rows, Precision::F32));
-        gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+        gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
         let grad_gain = put(gpu, &vec![0.0; width], Precision::F32).0;
         gpu.rms_norm_backward(&x, &gain, &roots, &y, &x, &grad_gain).unwrap();
         let tokens: Vec<u32> =
@@ -508,7 +505,7 @@ fn same_bits(gpu: &Gpu) {
         let logits = put(gpu, &noise(rows * vocab as usize, 4.0, 3), precision).0;
         let targets = gpu.upload_tokens(vocab as usize, &tokens).unwrap();
         let losses = unwritten(gpu, rows, Precision::F32);
-        gpu.cross_entropy_gradient(&logits, &targets, 0, &losses, 1.0).unwrap();
+        gpu.cross_entropy(&logits, &targets, 0, &losses, Some(1.0)).unwrap();
         [&y, &roots, &x, &grad_gain, &grad_embedding, &logits, &losses]
             .into_iter()
             .flat_map(|array| bits(&get(gpu, array)))
@@ -524,13 +521,13 @@ fn many_rows(gpu: &Gpu) {
     let (x, x_here) = put(gpu, &noise(rows, 1.0, 1), Precision::F32);
     let (gain, gain_here) = put(gpu, &[1.5], Precision::F32);
     let (y, roots) = (unwritten(gpu, rows, Precision::F32), unwritten(gpu, rows, Precision::F32));
-    gpu.rms_norm(&x, &gain, EPSILON, &y, &roots).unwrap();
+    gpu.rms_norm(&x, &gain, Some(EPSILON), &y, &roots).unwrap();
     close("norms", &get(gpu, &y), &rms_norm::reference::forward(&x_here, &gain_here, EPSILON), 1e-6);
 
     let targets = vec![0; rows];
     let tokens = gpu.upload_tokens(1, &targets).unwrap();
     let losses = unwritten(gpu, rows, Precision::F32);
-    gpu.cross_entropy(&x, &tokens, 0, &losses).unwrap();
+    gpu.cross_entropy(&x, &tokens, 0, &losses, None).unwrap();
     assert!(get(gpu, &losses).iter().all(|loss| *loss == 0.0));
 
     let tokens: Vec<u32> = (0..rows as u32).collect();
@@ -547,7 +544,7 @@ fn many_rows(gpu: &Gpu) {
 fn nothing(gpu: &Gpu) {
     let array = |len| array_of(gpu, len);
     let none = array(0);
-    gpu.rms_norm(&none, &array(8), EPSILON, &none, &none).unwrap();
+    gpu.rms_norm(&none, &array(8), Some(EPSILON), &none, &none).unwrap();
     let grad_gain = array(8);
     gpu.rms_norm_backward(&none, &array(8), &none, &none, &none, &grad_gain).unwrap();
     assert_eq!(get(gpu, &grad_gain), [1.0; 8]);
@@ -556,14 +553,13 @@ fn nothing(gpu: &Gpu) {
     let angles = gpu.upload_angles(&Angles::new(2, 4, 1e4)).unwrap();
     gpu.rope(&none, 12, [1, 1], 2, &angles, Rotation::Forward).unwrap();
     let tokens = gpu.upload_tokens(8, &[]).unwrap();
-    gpu.cross_entropy(&none, &tokens, 0, &none).unwrap();
+    gpu.cross_entropy(&none, &tokens, 0, &none, None).unwrap();
     gpu.embedding(&array(16), &tokens, &none).unwrap();
     let grad_embedding = array(16);
     gpu.embedding_backward(&gpu.upload_segments(8, &[]).unwrap(), &none, &grad_embedding).unwrap();
     assert_eq!(get(gpu, &grad_embedding), [1.0; 16]);
     gpu.cast(&none, &none).unwrap();
     gpu.add(&none, &none, &none).unwrap();
-    gpu.add_to(&none, &none).unwrap();
     gpu.fill(&none, 1.0).unwrap();
     let coefficients = coefficients(1, 1.0);
     gpu.adamw(&coefficients, &none, None, &none, &none, &none).unwrap();
@@ -575,14 +571,14 @@ fn neighbours(gpu: &Gpu) {
     let whole = array_of(gpu, 256);
     let part = gpu.part(&whole, 0, 5).unwrap();
     gpu.fill(&part, 2.0).unwrap();
-    gpu.add_to(&part, &array_of(gpu, 5)).unwrap();
+    gpu.add(&array_of(gpu, 5), &array_of(gpu, 5), &part).unwrap();
     gpu.cast(&array_of(gpu, 5), &part).unwrap();
     assert_eq!(gpu.sum_of_squares(&[&part]).unwrap(), 5.0);
     let coefficients = coefficients(1, 1.0);
     let [mean, square, gradient] = [(); 3].map(|()| array_of(gpu, 5));
     gpu.adamw(&coefficients, &part, None, &mean, &square, &gradient).unwrap();
     gpu.swiglu(&array_of(gpu, 10), 5, &part).unwrap();
-    gpu.rms_norm(&array_of(gpu, 5), &array_of(gpu, 5), EPSILON, &part, &array_of(gpu, 1)).unwrap();
+    gpu.rms_norm(&array_of(gpu, 5), &array_of(gpu, 5), Some(EPSILON), &part, &array_of(gpu, 1)).unwrap();
     assert!(get(gpu, &whole)[5..].iter().all(|value| *value == 1.0));
 }
 
@@ -600,8 +596,8 @@ fn refused(gpu: &Gpu) {
         }
     }
     let array = |len| array_of(gpu, len);
-    wrong(gpu.rms_norm(&array(7), &array(4), EPSILON, &array(7), &array(2)));
-    wrong(gpu.rms_norm(&array(8), &array(4), EPSILON, &array(7), &array(2)));
+    wrong(gpu.rms_norm(&array(7), &array(4), Some(EPSILON), &array(7), &array(2)));
+    wrong(gpu.rms_norm(&array(8), &array(4), Some(EPSILON), &array(7), &array(2)));
     wrong(gpu.rms_norm_backward(&array(8), &array(4), &array(2), &array(8), &array(8), &array(5)));
     wrong(gpu.swiglu(&array(8), 3, &array(4)));
     wrong(gpu.swiglu(&array(8), 0, &array(4)));
@@ -612,17 +608,17 @@ fn refused(gpu: &Gpu) {
     wrong(gpu.rope(&array(24), 12, [1, 1], 0, &angles, Rotation::Forward));
     wrong(gpu.rope(&array(25), 12, [1, 1], 2, &angles, Rotation::Forward));
     let tokens = gpu.upload_tokens(8, &[1, 2, 3]).unwrap();
-    wrong(gpu.cross_entropy(&array(17), &tokens, 0, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, 2, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, usize::MAX, &array(3)));
-    wrong(gpu.cross_entropy(&array(16), &tokens, 0, &array(2)));
+    wrong(gpu.cross_entropy(&array(17), &tokens, 0, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 2, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, usize::MAX, &array(3), None));
+    wrong(gpu.cross_entropy(&array(16), &tokens, 0, &array(2), None));
     wrong(gpu.embedding(&array(17), &tokens, &array(6)));
     wrong(gpu.embedding(&array(16), &tokens, &array(5)));
     let segments = gpu.upload_segments(8, &[1, 2, 3]).unwrap();
     wrong(gpu.embedding_backward(&segments, &array(5), &array(16)));
     wrong(gpu.cast(&array(3), &array(4)));
     wrong(gpu.add(&array(3), &array(3), &array(4)));
-    wrong(gpu.add_to(&array(3), &array(4)));
+    wrong(gpu.add(&array(3), &array(4), &array(3)));
     let coefficients = coefficients(1, 1.0);
     wrong(gpu.adamw(&coefficients, &array(3), None, &array(3), &array(2), &array(3)));
 
@@ -637,9 +633,9 @@ fn refused(gpu: &Gpu) {
         let other = |result: Result<(), GpuError>| {
             assert!(matches!(result, Err(GpuError::Precision { .. })), "{result:?}");
         };
-        other(gpu.rms_norm(&half, &array(4), EPSILON, &array(8), &array(2)));
+        other(gpu.rms_norm(&half, &array(4), Some(EPSILON), &array(8), &array(2)));
         other(gpu.swiglu(&half, 4, &array(4)));
-        other(gpu.add_to(&half, &array(8)));
+        other(gpu.add(&half, &array(8), &array(8)));
         other(gpu.adamw(&coefficients, &half, None, &array(8), &array(8), &array(8)));
     }
 }

@@ -13,8 +13,8 @@ use mettle_nn::{
     layers::{
         attention::{self, Shape},
         matmul::{
-            Mat, Write,
-            gpu::{Algorithm, SUM_VALUES, View},
+            Mat, SUM_VALUES, Write,
+            gpu::{Algorithm, View},
             reference::matmul as matmul_reference,
         },
     },

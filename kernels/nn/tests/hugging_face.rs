@@ -4,7 +4,7 @@
 //! whichever version is installed: `scripts/compare-transformers`.
 
 use mettle_nn::{
-    Device, Dtype, Evaluator,
+    Device, Evaluator, Precision,
     hugging_face::{Export, ExportError, Exported, ExportedTokenizer, Import},
 };
 use model::{ModelConfig, init_flat};
@@ -34,7 +34,7 @@ fn wish(config: &ModelConfig) -> Export<'_> {
     Export {
         config,
         metadata: BTreeMap::from([("format".into(), "pt".into())]),
-        dtype: Dtype::F32,
+        dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: Some(ExportedTokenizer { json: b"{}", end_of_document: (0, "<eos>") }),
     }
@@ -114,7 +114,8 @@ fn values_in_16_bits_are_imported_as_they_were_rounded() {
     let config = small();
     let flat = init_flat(&config, 5).unwrap();
     let directory = tempfile::tempdir().unwrap();
-    for (name, dtype, error_max) in [("b", Dtype::Bf16, 1.0 / 256.0), ("h", Dtype::F16, 1.0 / 2048.0)] {
+    for (name, dtype, error_max) in [("b", Precision::Bf16, 1.0 / 256.0), ("h", Precision::F16, 1.0 / 2048.0)]
+    {
         let to = directory.path().join(name);
         export(&to, &Export { dtype, ..wish(&config) }, &flat).unwrap();
         let back = Import::open(&to).unwrap().to_flat().unwrap();

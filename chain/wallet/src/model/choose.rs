@@ -165,7 +165,7 @@ mod tests {
     use crate::model::{Loaded, testing};
     use model::{ModelConfig, init_flat};
     use nn::{
-        Dtype,
+        Precision,
         hugging_face::{self, Export, ExportedTokenizer},
     };
     use std::{collections::BTreeMap, path::Path};
@@ -223,7 +223,7 @@ mod tests {
         let wish = Export {
             config: &config,
             metadata: BTreeMap::new(),
-            dtype: Dtype::F32,
+            dtype: Precision::F32,
             shard_bytes_max: u64::MAX,
             tokenizer: Some(ExportedTokenizer { json: &json, end_of_document: (0, "<eos>") }),
         };

@@ -7,7 +7,7 @@ use chain_client::Chain;
 use dataset::{MAX_MANIFEST_BYTES, Manifest, TextTokenizer, tokenizer_path};
 use model::RunSpec;
 use nn::{
-    Dtype,
+    Precision,
     hugging_face::{self, Export, ExportedTokenizer},
 };
 use node::{
@@ -63,7 +63,7 @@ pub struct ExportModel {
     run: Option<u32>,
     /// The number format: f32 is exact, bf16 and f16 are half as large.
     #[arg(long, value_name = "TYPE", default_value = "f32")]
-    dtype: Dtype,
+    dtype: Precision,
     /// The largest file of weights, such as 5GB; a larger model is split.
     #[arg(long, value_name = "SIZE", default_value = "5GB", value_parser = size)]
     shard_size: u64,

@@ -6,7 +6,7 @@ use anyhow::{Context as _, ensure};
 use dataset::TextTokenizer;
 use model::ModelConfig;
 use nn::{
-    Dtype,
+    Precision,
     hugging_face::{Export, ExportedTokenizer, Import},
 };
 use protocol::{Digest, lineage};
@@ -96,7 +96,7 @@ fn write_flat(
     let wish = Export {
         config,
         metadata,
-        dtype: Dtype::F32,
+        dtype: Precision::F32,
         shard_bytes_max: u64::MAX,
         tokenizer: read.as_ref().map(|read| ExportedTokenizer {
             json: read.json(),

@@ -10,7 +10,7 @@ use llama::{Constants, Llama};
 use model::{ModelConfig, Optimiser, Recipe};
 use nn::{
     Blocks, Device, DeviceError, DeviceName, Engine, Gradients, ModelError, StepParams,
-    engine::{self, tokens_and_targets},
+    engine::{self, Batch, take},
     optim::{optimiser_of, weight_decay},
 };
 use optim::Moments;
@@ -62,8 +62,8 @@ pub fn open(
     let training = recipe.map(|recipe| Training {
         gradients: Vec::new(),
         moments: model
-            .tensors()
-            .into_iter()
+            .tensors
+            .iter()
             .enumerate()
             .map(|(index, tensor)| Moments {
                 mean: tensor.zeros_like(),
@@ -104,21 +104,17 @@ impl BurnEngine {
 
 impl Engine for BurnEngine {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        let expected = self.config.parameters();
-        if flat.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: flat.len() });
-        }
         self.model = Llama::load(&self.config, flat, &self.device);
         Ok(())
     }
 
     fn weights(&self) -> Blocks<'_> {
-        self.blocks(self.model.tensors().into_iter())
+        self.blocks(self.model.tensors.iter())
     }
 
     fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
         let device = self.name;
-        for (index, tensor) in self.model.tensors_mut().into_iter().enumerate() {
+        for (index, tensor) in self.model.tensors.iter_mut().enumerate() {
             let mut data = tensor.try_to_data().map_err(|error| failed(device, &error))?;
             edit(index, data.as_mut_slice().map_err(|error| failed(device, &error))?);
             *tensor = Tensor::from_data(data, &self.device);
@@ -128,9 +124,9 @@ impl Engine for BurnEngine {
 
     fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
         let mut losses = Vec::new();
-        for sequences in sequences.chunks((TOKENS_MAX / self.config.seq_len).max(1)) {
-            let (tokens, targets) = tokens_and_targets(sequences);
-            let chunks = head::losses(self.hidden(&tokens), &self.model.embedding_VD, &targets);
+        for batch in sequences.chunks((TOKENS_MAX / self.config.seq_len).max(1)) {
+            let Batch { tokens, targets } = Batch::new(batch);
+            let chunks = head::losses(self.hidden(&tokens), self.model.embedding_VD(), &targets);
             losses.extend(read(self.name, chunks)?);
         }
         Ok(losses)
@@ -138,7 +134,7 @@ impl Engine for BurnEngine {
 
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
         let hidden_nD = self.hidden(tokens).narrow(0, 0, rows);
-        let logits_nV = hidden_nD.matmul(self.model.embedding_VD.clone().transpose());
+        let logits_nV = hidden_nD.matmul(self.model.embedding_VD().clone().transpose());
         let data = logits_nV.try_into_data().map_err(|error| failed(self.name, &error))?;
         data.try_into_vec::<f32>().map_err(|error| failed(self.name, &error))
     }
@@ -149,21 +145,21 @@ impl Engine for BurnEngine {
         gradients.clear();
         let rows = sequences.len() * config.seq_len;
         let mut losses = Vec::new();
-        for sequences in sequences.chunks(recipe.micro_batch) {
-            let (tokens, targets) = tokens_and_targets(sequences);
-            let shape = [sequences.len(), config.seq_len];
+        for batch in sequences.chunks(recipe.micro_batch) {
+            let Batch { tokens, targets } = Batch::new(batch);
+            let shape = [batch.len(), config.seq_len];
             let tracked = model.tracked();
             let hidden = tracked.hidden(ids(&tokens, shape, device), constants);
 
             // The vocabulary, forward and backward, outside of autograd.
             let inner = hidden.clone().inner();
-            let head = head::losses_and_gradients(inner, &model.embedding_VD, &targets, 1.0 / rows as f32);
+            let head = head::losses_and_gradients(inner, model.embedding_VD(), &targets, 1.0 / rows as f32);
             losses.extend(head.losses);
 
             // The rest. The value of this sum means nothing; its gradient at `hidden` is the head's.
             let mut grads = (hidden * head.grad_hidden_ND.autodiff()).sum().backward();
             let mut grad_head = Some(head.grad_embedding_VD);
-            let micro_batch = tracked.tensors().into_iter().map(|tensor| {
+            let micro_batch = tracked.tensors.iter().map(|tensor| {
                 let gradient = tensor.grad_remove(&mut grads).expect("every weight takes part in the loss");
                 // The first tensor is the embedding, which is also the output's matrix.
                 match grad_head.take() {
@@ -188,7 +184,7 @@ impl Engine for BurnEngine {
         let Training { recipe, gradients, moments } =
             self.training.as_mut().ok_or(ModelError::NotForTraining)?;
         for ((weights, moments), gradient) in
-            self.model.tensors_mut().into_iter().zip(moments).zip(gradients.drain(..))
+            self.model.tensors.iter_mut().zip(moments).zip(gradients.drain(..))
         {
             let decay = weight_decay(recipe, weights.dims());
             moments.step(recipe, params, decay, weights, gradient);
@@ -204,17 +200,11 @@ impl Engine for BurnEngine {
     fn load_moments(&mut self, values: &[f32]) -> Result<(), ModelError> {
         let training = self.training.as_mut().ok_or(ModelError::NotForTraining)?;
         let moments = training.moments.iter_mut();
-        let tensors: Vec<&mut Tensor<2>> =
-            moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten().collect();
-        let expected = tensors.iter().map(|tensor| tensor.shape().num_elements()).sum();
-        if values.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: values.len() });
-        }
+        let tensors = moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten();
         let mut rest = values;
         for tensor in tensors {
-            let (values, after) = rest.split_at(tensor.shape().num_elements());
-            rest = after;
-            *tensor = Tensor::from_data(TensorData::new(values.to_vec(), tensor.dims()), &self.device);
+            let values = take(&mut rest, tensor.shape().num_elements()).to_vec();
+            *tensor = Tensor::from_data(TensorData::new(values, tensor.dims()), &self.device);
         }
         Ok(())
     }

@@ -5,26 +5,12 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData, activation};
 use model::ModelConfig;
+use nn::engine::take;
 
-/// All weights. A vector is a matrix of one row.
+/// All weights in schema order. A vector is a matrix of one row.
 #[derive(Clone, Debug)]
 pub(crate) struct Llama {
-    pub embedding_VD: Tensor<2>,
-    layers: Vec<Layer>,
-    norm_1D: Tensor<2>,
-}
-
-#[derive(Clone, Debug)]
-struct Layer {
-    attention_norm_1D: Tensor<2>,
-    query_DD: Tensor<2>,
-    key_KCxD: Tensor<2>,
-    value_KCxD: Tensor<2>,
-    output_DD: Tensor<2>,
-    feed_forward_norm_1D: Tensor<2>,
-    gate_FD: Tensor<2>,
-    up_FD: Tensor<2>,
-    down_DF: Tensor<2>,
+    pub tensors: Vec<Tensor<2>>,
 }
 
 /// What the forward pass needs besides the weights.
@@ -49,48 +35,77 @@ struct Rotary {
 }
 
 impl Llama {
+    /// `flat`, in schema order and of the right length, on a device.
+    pub fn load(config: &ModelConfig, flat: &[f32], device: &Device) -> Llama {
+        let mut rest = flat;
+        let tensors = config.shapes().into_iter().map(|(_, shape)| {
+            let values = take(&mut rest, shape[0] * shape[1]).to_vec();
+            Tensor::from_data(TensorData::new(values, shape), device)
+        });
+        Llama { tensors: tensors.collect() }
+    }
+
+    /// The same weights as leaves of autograd.
+    pub fn tracked(&self) -> Llama {
+        let track = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
+        Llama { tensors: self.tensors.iter().map(track).collect() }
+    }
+
+    /// Also the output's matrix.
+    pub fn embedding_VD(&self) -> &Tensor<2> {
+        &self.tensors[0]
+    }
+
     /// Hidden states after the last norm, for tokens `[B, T]`.
     pub fn hidden(&self, tokens_BT: Tensor<2, Int>, constants: &Constants) -> Tensor<2> {
         let [B, T] = tokens_BT.dims();
-        let mut x_ND = self.embedding_VD.clone().select(0, tokens_BT.reshape([B * T]));
-        for layer in &self.layers {
-            let normed_ND = rms_norm(x_ND.clone(), &layer.attention_norm_1D, constants);
-            x_ND = x_ND + layer.attend(normed_ND, [B, T], constants);
-            let normed_ND = rms_norm(x_ND.clone(), &layer.feed_forward_norm_1D, constants);
-            x_ND = x_ND + layer.feed_forward(normed_ND);
+        let [embedding_VD, layers @ .., norm_1D] = &self.tensors[..] else {
+            unreachable!("the schema begins with the embedding and ends with a norm")
+        };
+        let mut x_ND = embedding_VD.clone().select(0, tokens_BT.reshape([B * T]));
+        let (layers, _) = layers.as_chunks::<9>();
+        for [attention_norm_1D, query_DD, key_KCxD, value_KCxD, output_DD, feed_forward @ ..] in layers {
+            let [feed_forward_norm_1D, gate_FD, up_FD, down_DF] = feed_forward;
+            let normed_ND = rms_norm(x_ND.clone(), attention_norm_1D, constants);
+            let mixed_ND = attend(normed_ND, [query_DD, key_KCxD, value_KCxD], [B, T], constants);
+            x_ND = x_ND + project(mixed_ND, output_DD);
+            let normed_ND = rms_norm(x_ND.clone(), feed_forward_norm_1D, constants);
+            let gate_NF = activation::silu(project(normed_ND.clone(), gate_FD));
+            x_ND = x_ND + project(gate_NF * project(normed_ND, up_FD), down_DF);
         }
-        rms_norm(x_ND, &self.norm_1D, constants)
+        rms_norm(x_ND, norm_1D, constants)
     }
 }
 
-impl Layer {
-    fn attend(&self, x_ND: Tensor<2>, [B, T]: [usize; 2], constants: &Constants) -> Tensor<2> {
-        let &Constants { heads: H, kv_heads: K, head_width: C, .. } = constants;
-        let R = H / K;
+/// `x·Wᵀ`
+fn project(x: Tensor<2>, weight: &Tensor<2>) -> Tensor<2> {
+    x.matmul(weight.clone().transpose())
+}
 
-        let query_NHC = x_ND.clone().matmul(self.query_DD.clone().transpose());
-        let key_NKC = x_ND.clone().matmul(self.key_KCxD.clone().transpose());
-        let value_NKC = x_ND.matmul(self.value_KCxD.clone().transpose());
+/// Attention's output before its last product, `[N, D]`.
+fn attend(
+    x_ND: Tensor<2>,
+    [query_DD, key_KCxD, value_KCxD]: [&Tensor<2>; 3],
+    [B, T]: [usize; 2],
+    constants: &Constants,
+) -> Tensor<2> {
+    let &Constants { heads: H, kv_heads: K, head_width: C, .. } = constants;
+    let R = H / K;
 
-        // Query heads that share a key head are stacked, so keys and values need no copies.
-        let both_BTHC = constants.rotary.rotate(Tensor::cat(vec![query_NHC, key_NKC], 1), [B, T]);
-        let query_BKRTC = both_BTHC.clone().narrow(2, 0, H).swap_dims(1, 2).reshape([B, K, R * T, C]);
-        let key_BKTC = both_BTHC.narrow(2, H, K).swap_dims(1, 2);
-        let value_BKTC = value_NKC.reshape([B, T, K, C]).swap_dims(1, 2);
+    let query_NHC = project(x_ND.clone(), query_DD);
+    let key_NKC = project(x_ND.clone(), key_KCxD);
+    let value_NKC = project(x_ND, value_KCxD);
 
-        let scores_BHTT = query_BKRTC.matmul(key_BKTC.transpose()).reshape([B, H, T, T]);
-        let probs_BHTT = activation::softmax(scores_BHTT + constants.mask_11TT.clone(), 3);
-        let mixed_BKRTC = probs_BHTT.reshape([B, K, R * T, T]).matmul(value_BKTC);
+    // Query heads that share a key head are stacked, so keys and values need no copies.
+    let both_BTHC = constants.rotary.rotate(Tensor::cat(vec![query_NHC, key_NKC], 1), [B, T]);
+    let query_BKRTC = both_BTHC.clone().narrow(2, 0, H).swap_dims(1, 2).reshape([B, K, R * T, C]);
+    let key_BKTC = both_BTHC.narrow(2, H, K).swap_dims(1, 2);
+    let value_BKTC = value_NKC.reshape([B, T, K, C]).swap_dims(1, 2);
 
-        let mixed_ND = mixed_BKRTC.reshape([B, H, T, C]).swap_dims(1, 2).reshape([B * T, H * C]);
-        mixed_ND.matmul(self.output_DD.clone().transpose())
-    }
-
-    fn feed_forward(&self, x_ND: Tensor<2>) -> Tensor<2> {
-        let gate_NF = x_ND.clone().matmul(self.gate_FD.clone().transpose());
-        let up_NF = x_ND.matmul(self.up_FD.clone().transpose());
-        (activation::silu(gate_NF) * up_NF).matmul(self.down_DF.clone().transpose())
-    }
+    let scores_BHTT = query_BKRTC.matmul(key_BKTC.transpose()).reshape([B, H, T, T]);
+    let probs_BHTT = activation::softmax(scores_BHTT + constants.mask_11TT.clone(), 3);
+    let mixed_BKRTC = probs_BHTT.reshape([B, K, R * T, T]).matmul(value_BKTC);
+    mixed_BKRTC.reshape([B, H, T, C]).swap_dims(1, 2).reshape([B * T, H * C])
 }
 
 fn rms_norm(x_ND: Tensor<2>, gain_1D: &Tensor<2>, constants: &Constants) -> Tensor<2> {
@@ -154,87 +169,5 @@ impl Constants {
             },
             mask_11TT: Tensor::from_data(TensorData::new(mask, [1, 1, T, T]), device),
         }
-    }
-}
-
-impl Llama {
-    /// `flat`, in schema order and of the right length, on a device.
-    pub fn load(config: &ModelConfig, flat: &[f32], device: &Device) -> Llama {
-        let mut rest = flat;
-        let tensors = config.shapes().into_iter().map(|(_, shape)| {
-            let (values, after) = rest.split_at(shape[0] * shape[1]);
-            rest = after;
-            Tensor::from_data(TensorData::new(values.to_vec(), shape), device)
-        });
-        Llama::from_tensors(tensors.collect())
-    }
-
-    /// In schema order.
-    pub fn tensors(&self) -> Vec<&Tensor<2>> {
-        let mut tensors = vec![&self.embedding_VD];
-        for layer in &self.layers {
-            tensors.extend([
-                &layer.attention_norm_1D,
-                &layer.query_DD,
-                &layer.key_KCxD,
-                &layer.value_KCxD,
-                &layer.output_DD,
-                &layer.feed_forward_norm_1D,
-                &layer.gate_FD,
-                &layer.up_FD,
-                &layer.down_DF,
-            ]);
-        }
-        tensors.push(&self.norm_1D);
-        tensors
-    }
-
-    /// In schema order.
-    pub fn tensors_mut(&mut self) -> Vec<&mut Tensor<2>> {
-        let mut tensors = vec![&mut self.embedding_VD];
-        for layer in &mut self.layers {
-            tensors.extend([
-                &mut layer.attention_norm_1D,
-                &mut layer.query_DD,
-                &mut layer.key_KCxD,
-                &mut layer.value_KCxD,
-                &mut layer.output_DD,
-                &mut layer.feed_forward_norm_1D,
-                &mut layer.gate_FD,
-                &mut layer.up_FD,
-                &mut layer.down_DF,
-            ]);
-        }
-        tensors.push(&mut self.norm_1D);
-        tensors
-    }
-
-    fn from_tensors(tensors: Vec<Tensor<2>>) -> Llama {
-        let layers = (tensors.len() - 2) / 9;
-        let mut tensors = tensors.into_iter();
-        let mut next = || tensors.next().expect("a model has nine tensors per layer, and two more");
-        Llama {
-            embedding_VD: next(),
-            layers: (0..layers)
-                .map(|_| Layer {
-                    attention_norm_1D: next(),
-                    query_DD: next(),
-                    key_KCxD: next(),
-                    value_KCxD: next(),
-                    output_DD: next(),
-                    feed_forward_norm_1D: next(),
-                    gate_FD: next(),
-                    up_FD: next(),
-                    down_DF: next(),
-                })
-                .collect(),
-            norm_1D: next(),
-        }
-    }
-
-    /// The same weights as leaves of autograd.
-    pub fn tracked(&self) -> Llama {
-        let track = |tensor: &Tensor<2>| tensor.clone().autodiff().require_grad();
-        Llama::from_tensors(self.tensors().into_iter().map(track).collect())
     }
 }

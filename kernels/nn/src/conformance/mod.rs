@@ -14,7 +14,10 @@ mod reference;
 
 pub use reference::Reference;
 
-use crate::{BatchError, DeviceError, Engine, Evaluator, ModelError, StateError, Step, StepParams, Trainer};
+use crate::{
+    BatchError, DeviceError, Engine, Evaluator, ModelError, StateError, Step, StepParams, Trainer,
+    engine::take,
+};
 use model::{ModelConfig, Optimiser, Recipe, init_flat};
 use protocol::contribution::{Sparse, SparseTensor};
 
@@ -92,6 +95,13 @@ impl Suite {
 
     fn fresh(&self, config: &ModelConfig, recipe: &Recipe) -> Trainer {
         self.trainer(config, recipe, &initial(config))
+    }
+
+    /// A trainer of [`tiny`] by [`recipe`] after one step.
+    fn stepped(&self) -> Trainer {
+        let mut trainer = self.fresh(&tiny(), &recipe());
+        trainer.step(&sequences(&tiny(), 8, 1)).expect("the batch fits the model");
+        trainer
     }
 
     fn losses(&self, config: &ModelConfig, flat: &[f32], sequences: &[Vec<u32>]) -> Vec<f64> {
@@ -175,6 +185,15 @@ pub fn weight_bits(trainer: &Trainer) -> Vec<u32> {
 /// The bits of all values: equality of values ignores the sign of zero.
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Weights and optimiser's state to the bit.
+fn contents(trainer: &Trainer) -> (Vec<u32>, Vec<u8>) {
+    (weight_bits(trainer), state(trainer))
+}
+
+fn evaluated_bits(evaluator: &Evaluator) -> Vec<u32> {
+    bits(&evaluator.weights_flat().expect("the device works"))
 }
 
 fn initial(config: &ModelConfig) -> Vec<f32> {
@@ -324,7 +343,7 @@ pub fn two_runs_end_with_the_same_bits(suite: &Suite) {
         let mut trainer = suite.fresh(&config, &recipe);
         let losses: Vec<u64> =
             (0..5).map(|step| trainer.step(&sequences(&config, 8, step)).unwrap().loss.to_bits()).collect();
-        (losses, weight_bits(&trainer), state(&trainer))
+        (losses, contents(&trainer))
     };
     assert!(run() == run());
 }
@@ -380,14 +399,11 @@ fn continues_to_the_bit(suite: &Suite, recipe: &Recipe) {
         let batch = sequences(&config, 8, step);
         assert_eq!(first.step(&batch).unwrap(), second.step(&batch).unwrap());
     }
-    assert_eq!(weight_bits(&first), weight_bits(&second));
-    assert!(state(&first) == state(&second));
+    assert!(contents(&first) == contents(&second));
 }
 
 pub fn a_damaged_or_foreign_state_is_refused_and_changes_nothing(suite: &Suite) {
-    let config = tiny();
-    let mut trainer = suite.fresh(&config, &recipe());
-    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let mut trainer = suite.stepped();
     let saved = state(&trainer);
     let mut refused = |bytes: &[u8]| trainer.read_state(&mut &bytes[..]).unwrap_err();
 
@@ -400,7 +416,7 @@ pub fn a_damaged_or_foreign_state_is_refused_and_changes_nothing(suite: &Suite) 
     flipped[100] ^= 1;
     assert_eq!(refused(&flipped), StateError::Damaged { len: saved.len() });
 
-    let other = ModelConfig { d_ff: 48, ..config.clone() };
+    let other = ModelConfig { d_ff: 48, ..tiny() };
     let foreign = state(&suite.fresh(&other, &recipe()));
     assert!(matches!(refused(&foreign), StateError::OtherModel { .. }));
     assert!(state(&trainer) == saved);
@@ -408,8 +424,7 @@ pub fn a_damaged_or_foreign_state_is_refused_and_changes_nothing(suite: &Suite) 
 
 pub fn state_and_weights_are_streamed_as_they_are(suite: &Suite) {
     let config = tiny();
-    let mut first = suite.fresh(&config, &recipe());
-    first.step(&sequences(&config, 8, 1)).unwrap();
+    let first = suite.stepped();
     let (saved, flat) = (state(&first), first.weights_flat().unwrap());
     let mut weights = Vec::new();
     first.write_weights(&mut weights).unwrap();
@@ -431,7 +446,7 @@ pub fn a_loss_above_the_bound_is_refused_and_changes_nothing(suite: &Suite) {
     let mut trainer = suite.fresh(&config, &recipe());
     let batch = sequences(&config, 8, 1);
     let loss = trainer.step(&batch).unwrap().loss;
-    let (weights, saved) = (trainer.weights_flat().unwrap(), state(&trainer));
+    let (weights, before) = (trainer.weights_flat().unwrap(), contents(&trainer));
     trainer.refuse_loss_above(loss / 100.0);
     let refused = trainer.step(&batch).unwrap_err();
     assert!(
@@ -439,9 +454,7 @@ pub fn a_loss_above_the_bound_is_refused_and_changes_nothing(suite: &Suite) {
         "{refused:?}"
     );
     assert_eq!(trainer.step(&batch).unwrap_err(), refused, "the same state gives the same error");
-    assert_eq!(weight_bits(&trainer), bits(&weights));
-    assert!(state(&trainer) == saved);
-    assert!(trainer.is_finite().unwrap());
+    assert!(contents(&trainer) == before && trainer.is_finite().unwrap());
     trainer.refuse_loss_above(f64::INFINITY);
     let loss = trainer.step(&batch).unwrap().loss;
     let undisturbed = suite.trainer(&config, &recipe(), &weights).step(&batch).unwrap().loss;
@@ -450,8 +463,7 @@ pub fn a_loss_above_the_bound_is_refused_and_changes_nothing(suite: &Suite) {
 
 pub fn a_loss_that_is_not_finite_is_refused_and_changes_nothing(suite: &Suite) {
     let config = tiny();
-    let mut trainer = suite.fresh(&config, &recipe());
-    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let mut trainer = suite.stepped();
     let saved = state(&trainer);
     let mut batch = sequences(&config, 4, 1);
     batch[0][0] = 0;
@@ -461,9 +473,8 @@ pub fn a_loss_that_is_not_finite_is_refused_and_changes_nothing(suite: &Suite) {
         trainer.load(&flat).unwrap();
         assert!(!trainer.is_finite().unwrap());
         assert!(matches!(trainer.step(&batch), Err(ModelError::NotFinite { .. })));
-        assert!(state(&trainer) == saved);
         assert_eq!(trainer.steps(), 1);
-        assert_eq!(weight_bits(&trainer), bits(&flat));
+        assert!(contents(&trainer) == (bits(&flat), saved.clone()));
     }
 }
 
@@ -477,18 +488,16 @@ pub fn weights_come_back_as_they_were_loaded(suite: &Suite) {
 
 pub fn loading_weights_keeps_the_optimiser(suite: &Suite) {
     let config = tiny();
-    let mut trainer = suite.fresh(&config, &recipe());
-    trainer.step(&sequences(&config, 8, 1)).unwrap();
+    let mut trainer = suite.stepped();
     let (saved, other) = (state(&trainer), init_flat(&config, 2).unwrap());
     trainer.load(&other).unwrap();
-    assert_eq!(weight_bits(&trainer), bits(&other));
-    assert!(state(&trainer) == saved);
+    assert!(contents(&trainer) == (bits(&other), saved));
 }
 
 pub fn a_batch_that_does_not_fit_the_model_is_refused_and_changes_nothing(suite: &Suite) {
     let config = tiny();
     let mut trainer = suite.fresh(&config, &recipe());
-    let (weights, saved) = (weight_bits(&trainer), state(&trainer));
+    let before = contents(&trainer);
     let mut refused = |batch: &[Vec<u32>]| trainer.step(batch).unwrap_err();
 
     assert_eq!(refused(&[]), BatchError::Empty.into());
@@ -504,8 +513,7 @@ pub fn a_batch_that_does_not_fit_the_model_is_refused_and_changes_nothing(suite:
     assert_eq!(trainer.load(&[0.0; 3]).unwrap_err(), ModelError::FlatLength { expected, got: 3 });
     let mut evaluator = suite.evaluator(&config, &initial(&config));
     assert_eq!(evaluator.load(&[0.0; 3]).unwrap_err(), ModelError::FlatLength { expected, got: 3 });
-    assert_eq!(weight_bits(&trainer), weights);
-    assert!(state(&trainer) == saved);
+    assert!(contents(&trainer) == before);
 
     let flat = initial(&config);
     let error = |config: &ModelConfig, recipe: &Recipe, flat: &[f32]| {
@@ -609,16 +617,16 @@ pub fn applying_gives_the_protocols_bits_and_undoing_the_first_ones(suite: &Suit
     let mut agreed = start.clone();
     protocol::merge::apply(&schema, &mut agreed, &first, 0.2);
     let undo_first = evaluator.apply_sparse(&first, 0.2).unwrap();
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&agreed));
+    assert_eq!(evaluated_bits(&evaluator), bits(&agreed));
 
     protocol::merge::apply(&schema, &mut agreed, &second, 1.0);
     let undo_second = evaluator.apply_sparse(&second, 1.0).unwrap();
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&agreed));
+    assert_eq!(evaluated_bits(&evaluator), bits(&agreed));
     assert_ne!(evaluator.losses(&sequences).unwrap(), losses);
 
     evaluator.undo(undo_second).unwrap();
     evaluator.undo(undo_first).unwrap();
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+    assert_eq!(evaluated_bits(&evaluator), bits(&start));
     assert_eq!(evaluator.losses(&sequences).unwrap(), losses);
 }
 
@@ -630,7 +638,7 @@ pub fn losses_with_an_update_leave_no_trace(suite: &Suite) {
     let update = update(&config, 3, 0.1);
 
     let with = evaluator.losses_with(&update, 0.2, &sequences).unwrap();
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+    assert_eq!(evaluated_bits(&evaluator), bits(&start));
     assert_eq!(with, evaluator.losses_with(&update, 0.2, &sequences).unwrap());
 
     let mut stepped = start.clone();
@@ -638,7 +646,7 @@ pub fn losses_with_an_update_leave_no_trace(suite: &Suite) {
     assert_eq!(with, suite.losses(&config, &stepped, &sequences));
 
     assert!(evaluator.losses_with(&update, 0.2, &[vec![1u32]]).is_err());
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start), "also when the sequences do not fit");
+    assert_eq!(evaluated_bits(&evaluator), bits(&start), "also when the sequences do not fit");
 }
 
 pub fn an_update_of_another_shape_is_refused_and_changes_nothing(suite: &Suite) {
@@ -666,7 +674,7 @@ pub fn an_update_of_another_shape_is_refused_and_changes_nothing(suite: &Suite) 
     for change in WRONG {
         assert_eq!(refused(*change), in_norm());
     }
-    assert_eq!(bits(&evaluator.weights_flat().unwrap()), bits(&start));
+    assert_eq!(evaluated_bits(&evaluator), bits(&start));
 }
 
 /// The loss and all gradients of a batch on the weights `flat`, tensor by tensor: after a first step AdamW's mean is a
@@ -678,20 +686,19 @@ pub fn loss_and_gradients(
     flat: &[f32],
     batch: &[Vec<u32>],
 ) -> (f64, Vec<Vec<f32>>) {
-    let recipe = Recipe { clip_norm: 1e9, betas: [0.9, 0.95], ..recipe.clone() };
-    let mut trainer = suite.trainer(config, &recipe, flat);
-    let step = trainer.step(batch).unwrap();
-    let saved = state(&trainer);
-    let mut rest = &saved[48..saved.len() - 32];
-    let mut gradients = Vec::new();
-    for (_, [rows, columns]) in config.shapes() {
-        let (mean, after) = rest.split_at(4 * rows * columns);
-        rest = &after[4 * rows * columns..];
-        let value = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes) / 0.1;
-        gradients.push(mean.as_chunks::<4>().0.iter().map(value).collect());
-    }
-    assert!(rest.is_empty());
-    (step.loss, gradients)
+    let recipe = Recipe { betas: [0.9, 0.95], ..recipe.clone() };
+    let mut engine = (suite.open)(config, Some(&recipe), flat).expect("the engine opens");
+    let batch: Vec<&[u32]> = batch.iter().map(Vec::as_slice).collect();
+    let loss = engine.gradients(&batch).unwrap().loss;
+    engine.step(&StepParams { step: 1, learning_rate: 1e-3, gradient_scale: 1.0 }).unwrap();
+    let moments = engine.moments().collect::<Result<Vec<_>, _>>().unwrap().concat();
+    let mut rest = &moments[..];
+    let gradient = |(_, [rows, columns]): (String, [usize; 2])| {
+        let mean = take(&mut rest, rows * columns);
+        take(&mut rest, rows * columns);
+        mean.iter().map(|mean| mean / 0.1).collect()
+    };
+    (loss, config.shapes().into_iter().map(gradient).collect())
 }
 
 /// The largest difference of gradients, as a share of each tensor's largest entry.
@@ -766,8 +773,7 @@ pub fn steps_are_those_of(suite: &Suite, other: &Suite, recipe: &Recipe) {
     for (from, to) in [(&ours, other), (&theirs, suite)] {
         let mut continued = to.trainer(&config, &recipe, &from.weights_flat().unwrap());
         continued.read_state(&mut &state(from)[..]).unwrap();
-        assert!(state(&continued) == state(from), "the same bytes for the same numbers");
-        assert_eq!(weight_bits(&continued), weight_bits(from));
+        assert!(contents(&continued) == contents(from), "the same bytes for the same numbers");
         assert_eq!(continued.steps(), 20);
     }
 }

@@ -9,9 +9,14 @@
 
 #![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
 
-use super::{Blocks, Engine, Gradients, split, tokens_and_targets};
+use super::{
+    Blocks, Engine, Gradients,
+    stacks::{LayerStacks, Stack, Stacks, stacks},
+    take, take_mut,
+};
 use crate::{
     ModelError, StepParams,
+    batch::Batch,
     estimate::keep_freed_memory,
     layers::{
         attention, cross_entropy,
@@ -38,97 +43,59 @@ const TOKENS_MAX: usize = 2048;
 /// Weights, moments and buffers in the machine's memory.
 pub struct CpuEngine {
     network: Network,
-    shapes: Vec<[usize; 2]>,
-    /// In schema order.
-    weights: Vec<Vec<f32>>,
+    /// The flat parameter vector.
+    weights: Vec<f32>,
     training: Option<Training>,
 }
 
 struct Training {
     recipe: Recipe,
-    gradients: Vec<Vec<f32>>,
-    moments: Vec<Moments>,
+    /// Of the flat parameter vector.
+    gradients: Vec<f32>,
+    /// In the order of [`Engine::moments`].
+    moments: Vec<f32>,
     workspace: Workspace,
     muon: muon::Scratch,
-}
-
-/// Moving averages of one tensor.
-struct Moments {
-    mean: Vec<f32>,
-    /// Of the squared gradient. AdamW has it, Muon does not.
-    square: Option<Vec<f32>>,
 }
 
 impl CpuEngine {
     /// An engine for evaluation, or with a recipe for training. The caller has checked configuration and length.
     pub(crate) fn new(config: &ModelConfig, recipe: Option<&Recipe>, flat: &[f32]) -> CpuEngine {
         keep_freed_memory();
-        let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
-        CpuEngine {
-            network: Network::new(config),
-            weights: split(config, flat),
-            training: recipe.map(|recipe| Training::new(&shapes, recipe)),
-            shapes,
-        }
-    }
-
-    fn training(&mut self) -> Result<&mut Training, ModelError> {
-        self.training.as_mut().ok_or(ModelError::NotForTraining)
-    }
-}
-
-impl Training {
-    fn new(shapes: &[[usize; 2]], recipe: &Recipe) -> Training {
-        let zeros = |shape: &[usize; 2]| vec![0.0; shape[0] * shape[1]];
-        let moments = |(index, shape): (usize, &[usize; 2])| Moments {
-            mean: zeros(shape),
-            square: match optim::optimiser_of(recipe.optimiser, index, *shape) {
-                Optimiser::AdamW => Some(zeros(shape)),
-                Optimiser::Muon => None,
-            },
-        };
-        Training {
-            gradients: shapes.iter().map(zeros).collect(),
-            moments: shapes.iter().enumerate().map(moments).collect(),
+        let training = |recipe: &Recipe| Training {
+            gradients: vec![0.0; flat.len()],
+            moments: vec![0.0; optim::moment_count(config, recipe.optimiser)],
             recipe: recipe.clone(),
             workspace: Workspace::default(),
             muon: muon::Scratch::default(),
-        }
+        };
+        CpuEngine { network: Network::new(config), weights: flat.to_vec(), training: recipe.map(training) }
     }
 }
 
 impl Engine for CpuEngine {
     fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
-        let expected = self.network.config.parameters();
-        if flat.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: flat.len() });
-        }
-        let mut rest = flat;
-        for tensor in &mut self.weights {
-            let (values, after) = rest.split_at(tensor.len());
-            rest = after;
-            tensor.copy_from_slice(values);
-        }
+        self.weights.copy_from_slice(flat);
         Ok(())
     }
 
     fn weights(&self) -> Blocks<'_> {
-        Box::new(self.weights.iter().map(|tensor| Ok(Cow::Borrowed(&tensor[..]))))
+        Box::new(std::iter::once(Ok(Cow::Borrowed(&self.weights[..]))))
     }
 
     fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
-        self.weights.iter_mut().enumerate().for_each(|(index, tensor)| edit(index, tensor));
+        let mut rest = &mut self.weights[..];
+        for (index, &len) in self.network.tensor_lens().enumerate() {
+            edit(index, take_mut(&mut rest, len));
+        }
         Ok(())
     }
 
     fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
         let mut workspace = Workspace::default();
-        let mut losses = Vec::new();
-        for sequences in sequences.chunks((TOKENS_MAX / self.network.config.seq_len).max(1)) {
-            let (tokens, targets) = tokens_and_targets(sequences);
-            losses.extend(self.network.losses(&self.weights, &tokens, &targets, &mut workspace));
-        }
-        Ok(losses)
+        let batches = sequences.chunks((TOKENS_MAX / self.network.config.seq_len).max(1));
+        let losses = |batch| self.network.losses(&self.weights, &Batch::new(batch), &mut workspace);
+        Ok(batches.flat_map(losses).collect())
     }
 
     fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
@@ -136,37 +103,41 @@ impl Engine for CpuEngine {
     }
 
     fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
-        let CpuEngine { network, weights, training, .. } = self;
+        let CpuEngine { network, weights, training } = self;
         let Training { recipe, gradients, workspace, .. } =
             training.as_mut().ok_or(ModelError::NotForTraining)?;
         let rows = sequences.len() * network.config.seq_len;
-        gradients.iter_mut().for_each(|gradient| gradient.fill(0.0));
+        let scale = 1.0 / rows as f32;
+        gradients.fill(0.0);
         let mut losses = Vec::with_capacity(rows);
-        for sequences in sequences.chunks(recipe.micro_batch) {
-            let (tokens, targets) = tokens_and_targets(sequences);
-            let batch = Batch { tokens: &tokens, targets: &targets, scale: 1.0 / rows as f32 };
-            losses.extend(network.losses_and_gradients(weights, &batch, gradients, workspace));
+        for batch in sequences.chunks(recipe.micro_batch) {
+            let batch = Batch::new(batch);
+            losses.extend(network.losses_and_gradients(weights, &batch, scale, gradients, workspace));
         }
-        let norm = gradients.iter().map(|gradient| norm::norm_squared(gradient)).sum::<f64>().sqrt();
+        let mut rest = &gradients[..];
+        let squares = network.tensor_lens().map(|&len| norm::norm_squared(take(&mut rest, len)));
+        let norm = squares.sum::<f64>().sqrt();
         Ok(Gradients { loss: losses.iter().sum::<f64>() / rows as f64, norm })
     }
 
     fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
-        let CpuEngine { shapes, weights, training, .. } = self;
         let Training { recipe, gradients, moments, muon: scratch, .. } =
-            training.as_mut().ok_or(ModelError::NotForTraining)?;
-        for (((weights, gradient), moments), shape) in
-            weights.iter_mut().zip(gradients).zip(moments).zip(shapes)
-        {
-            let decay = optim::weight_decay(recipe, *shape);
-            match moments {
-                Moments { mean, square: Some(square) } => {
+            self.training.as_mut().ok_or(ModelError::NotForTraining)?;
+        let (mut gradients, mut moments) = (&gradients[..], &mut moments[..]);
+        let mut weights = &mut self.weights[..];
+        for (index, (_, shape)) in self.network.config.shapes().into_iter().enumerate() {
+            let len = shape[0] * shape[1];
+            let (weights, gradient) = (take_mut(&mut weights, len), take(&mut gradients, len));
+            let mean = take_mut(&mut moments, len);
+            let decay = optim::weight_decay(recipe, shape);
+            match optim::optimiser_of(recipe.optimiser, index, shape) {
+                Optimiser::AdamW => {
                     let coefficients = Coefficients::new(recipe, params, decay);
+                    let square = take_mut(&mut moments, len);
                     adamw::step(&coefficients, Parameter { weights, mean, square }, gradient);
                 }
-                Moments { mean, square: None } => {
-                    let matrix = muon::Matrix { shape: *shape, weights, mean };
-                    muon::step(params, decay, matrix, gradient, scratch);
+                Optimiser::Muon => {
+                    muon::step(params, decay, muon::Matrix { shape, weights, mean }, gradient, scratch);
                 }
             }
         }
@@ -174,43 +145,20 @@ impl Engine for CpuEngine {
     }
 
     fn moments(&self) -> Blocks<'_> {
-        let moments = self.training.iter().flat_map(|training| &training.moments);
-        let values = moments.flat_map(|Moments { mean, square }| [Some(mean), square.as_ref()]);
-        Box::new(values.flatten().map(|values| Ok(Cow::Borrowed(&values[..]))))
+        Box::new(self.training.iter().map(|training| Ok(Cow::Borrowed(&training.moments[..]))))
     }
 
     fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
-        let training = self.training()?;
-        let all = training.moments.iter_mut();
-        let tensors: Vec<&mut Vec<f32>> =
-            all.flat_map(|Moments { mean, square }| [Some(mean), square.as_mut()]).flatten().collect();
-        let expected = tensors.iter().map(|tensor| tensor.len()).sum();
-        if moments.len() != expected {
-            return Err(ModelError::FlatLength { expected, got: moments.len() });
-        }
-        let mut rest = moments;
-        for tensor in tensors {
-            let (values, after) = rest.split_at(tensor.len());
-            rest = after;
-            tensor.copy_from_slice(values);
-        }
+        let training = self.training.as_mut().ok_or(ModelError::NotForTraining)?;
+        training.moments.copy_from_slice(moments);
         Ok(())
     }
-}
-
-/// Whole sequences to learn from.
-struct Batch<'a> {
-    /// `[N]`
-    tokens: &'a [u32],
-    /// `[N]`
-    targets: &'a [u32],
-    /// The gradient is that of `scale · Σ losses`.
-    scale: f32,
 }
 
 /// What the passes need besides weights and buffers, and never changes.
 struct Network {
     config: ModelConfig,
+    stacks: Vec<Stack>,
     attention: attention::Shape,
     angles: Angles,
 }
@@ -234,9 +182,8 @@ struct Workspace {
     grad_normed: Vec<f32>,
     /// `[N, W]`
     grad_rows: Vec<f32>,
-    /// `[W, D]` or `[2F, D]`: weights with a common input, stacked, and their gradient.
-    stacked: Vec<f32>,
-    grad_stacked: Vec<f32>,
+    /// `[W, D]` or `[2F, D]`: a micro-batch's part of the gradient of weights with a common input.
+    grad_stack: Vec<f32>,
 }
 
 /// What a layer's forward pass keeps for its backward pass.
@@ -258,74 +205,34 @@ struct Activations {
     gates_and_ups: Vec<f32>,
 }
 
-/// All tensors of a model by their place in the schema: weights to read, or gradients to write.
-struct Tensors<T> {
-    /// `[V, D]`, also the output's matrix.
-    embedding: T,
-    layers: Vec<LayerTensors<T>>,
-    /// `[D]`
-    norm: T,
-}
-
-struct LayerTensors<T> {
-    attention_norm: T,
-    query: T,
-    key: T,
-    value: T,
-    output: T,
-    feed_forward_norm: T,
-    gate: T,
-    up: T,
-    down: T,
-}
-
-impl<T> Tensors<T> {
-    fn in_schema_order(tensors: impl ExactSizeIterator<Item = T>) -> Tensors<T> {
-        let layers = (tensors.len() - 2) / 9;
-        let mut tensors = tensors;
-        let mut next = || tensors.next().expect("a model has nine tensors per layer, and two more");
-        Tensors {
-            embedding: next(),
-            layers: (0..layers)
-                .map(|_| LayerTensors {
-                    attention_norm: next(),
-                    query: next(),
-                    key: next(),
-                    value: next(),
-                    output: next(),
-                    feed_forward_norm: next(),
-                    gate: next(),
-                    up: next(),
-                    down: next(),
-                })
-                .collect(),
-            norm: next(),
-        }
-    }
-}
-
 impl Network {
     fn new(config: &ModelConfig) -> Network {
         Network {
+            stacks: stacks(config),
             attention: config.into(),
             angles: Angles::new(config.seq_len, config.head_width(), config.rope_theta),
             config: config.clone(),
         }
     }
 
+    /// Values of each tensor, in schema order.
+    fn tensor_lens(&self) -> impl Iterator<Item = &usize> {
+        self.stacks.iter().flat_map(|stack| &stack.tensors)
+    }
+
+    /// The flat parameter vector as stacks.
+    fn stacks<'a>(&self, flat: &'a [f32]) -> Stacks<&'a [f32]> {
+        let mut rest = flat;
+        Stacks::in_order(self.stacks.iter().map(|stack| take(&mut rest, stack.len())).collect())
+    }
+
     /// The loss of each token.
-    fn losses(
-        &self,
-        weights: &[Vec<f32>],
-        tokens: &[u32],
-        targets: &[u32],
-        workspace: &mut Workspace,
-    ) -> Vec<f64> {
-        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
-        self.forward(&weights, tokens, 1, workspace);
+    fn losses(&self, weights: &[f32], batch: &Batch, workspace: &mut Workspace) -> Vec<f64> {
+        let weights = self.stacks(weights);
+        self.forward(&weights, &batch.tokens, 1, workspace);
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
-        let mut losses = Vec::with_capacity(targets.len());
-        for (first, targets) in logits_chunks(targets, V) {
+        let mut losses = Vec::with_capacity(batch.targets.len());
+        for (first, targets) in logits_chunks(&batch.targets, V) {
             let rows = targets.len();
             let hidden = Mat::new(&workspace.normed[first * D..][..rows * D], [rows, D]);
             let logits = sized(&mut workspace.logits, rows * V);
@@ -336,14 +243,8 @@ impl Network {
     }
 
     /// The logits `[rows, V]` of the first `rows` tokens.
-    fn logits(
-        &self,
-        weights: &[Vec<f32>],
-        tokens: &[u32],
-        rows: usize,
-        workspace: &mut Workspace,
-    ) -> Vec<f32> {
-        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
+    fn logits(&self, weights: &[f32], tokens: &[u32], rows: usize, workspace: &mut Workspace) -> Vec<f32> {
+        let weights = self.stacks(weights);
         self.forward(&weights, tokens, 1, workspace);
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
         let hidden = Mat::new(&workspace.normed[..rows * D], [rows, D]);
@@ -353,31 +254,30 @@ impl Network {
         logits
     }
 
-    /// The loss of each token. Adds the batch's gradients to `gradients`, in schema order.
+    /// The loss of each token. Adds the gradients of `scale · Σ losses` to `gradients`.
     fn losses_and_gradients(
         &self,
-        weights: &[Vec<f32>],
+        weights: &[f32],
         batch: &Batch,
-        gradients: &mut [Vec<f32>],
+        scale: f32,
+        gradients: &mut [f32],
         workspace: &mut Workspace,
     ) -> Vec<f64> {
-        let weights = Tensors::in_schema_order(weights.iter().map(Vec::as_slice));
-        let mut gradients = Tensors::in_schema_order(gradients.iter_mut().map(Vec::as_mut_slice));
-        self.forward(&weights, batch.tokens, weights.layers.len(), workspace);
-        let losses = self.head_backward(&weights, batch, &mut gradients, workspace);
-        for layer in (0..weights.layers.len()).rev() {
-            self.feed_forward_backward(
-                &weights.layers[layer],
-                &mut gradients.layers[layer],
-                layer,
-                workspace,
-            );
-            self.attend_backward(&weights.layers[layer], &mut gradients.layers[layer], layer, workspace);
+        let weights = self.stacks(weights);
+        let mut rest = gradients;
+        let gradients = self.stacks.iter().map(|stack| take_mut(&mut rest, stack.len()));
+        let mut gradients = Stacks::in_order(gradients.collect());
+        self.forward(&weights, &batch.tokens, weights.layers.len(), workspace);
+        let losses = self.head_backward(&weights, batch, scale, &mut gradients, workspace);
+        let layers = weights.layers.iter().zip(&mut gradients.layers).enumerate().rev();
+        for (layer, (weights, gradients)) in layers {
+            self.feed_forward_backward(weights, gradients, layer, workspace);
+            self.attend_backward(weights, gradients, layer, workspace);
         }
         let D = self.config.d_model;
-        for (row, &token) in workspace.grad_x.chunks_exact(D).zip(batch.tokens) {
+        for (row, &token) in workspace.grad_x.chunks_exact(D).zip(&batch.tokens) {
             let gradient = &mut gradients.embedding[token as usize * D..][..D];
-            gradient.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+            add(gradient, row);
         }
         losses
     }
@@ -386,21 +286,22 @@ impl Network {
     /// layer's output in `workspace.grad_x`.
     fn head_backward(
         &self,
-        weights: &Tensors<&[f32]>,
+        weights: &Stacks<&[f32]>,
         batch: &Batch,
-        gradients: &mut Tensors<&mut [f32]>,
+        scale: f32,
+        gradients: &mut Stacks<&mut [f32]>,
         workspace: &mut Workspace,
     ) -> Vec<f64> {
         let ModelConfig { vocab: V, d_model: D, .. } = self.config;
         let mut losses = Vec::with_capacity(batch.targets.len());
         let grad_normed = sized(&mut workspace.grad_normed, batch.tokens.len() * D);
-        for (first, targets) in logits_chunks(batch.targets, V) {
+        for (first, targets) in logits_chunks(&batch.targets, V) {
             let rows = targets.len();
             let hidden = Mat::new(&workspace.normed[first * D..][..rows * D], [rows, D]);
             let embedding = Mat::new(weights.embedding, [V, D]);
             let logits = sized(&mut workspace.logits, rows * V);
             product(Write::Set, logits, [rows, V], hidden, embedding.transposed());
-            losses.extend(cross_entropy::losses_and_gradient(logits, V, targets, batch.scale));
+            losses.extend(cross_entropy::losses_and_gradient(logits, V, targets, scale));
             let grad_logits = Mat::new(logits, [rows, V]);
             product(Write::Set, &mut grad_normed[first * D..][..rows * D], [rows, D], grad_logits, embedding);
             product(Write::Add, gradients.embedding, [V, D], grad_logits.transposed(), hidden);
@@ -413,7 +314,7 @@ impl Network {
     }
 
     /// Hidden states after the last norm, in `workspace.normed`. `kept` layers keep their activations: all or one.
-    fn forward(&self, weights: &Tensors<&[f32]>, tokens: &[u32], kept: usize, workspace: &mut Workspace) {
+    fn forward(&self, weights: &Stacks<&[f32]>, tokens: &[u32], kept: usize, workspace: &mut Workspace) {
         let D = self.config.d_model;
         workspace.layers.resize_with(kept.max(workspace.layers.len()), Activations::default);
         let embedded = sized(&mut workspace.layers[0].x, tokens.len() * D);
@@ -427,15 +328,8 @@ impl Network {
                 Some(next) if kept > 1 => &mut next.x,
                 _ => &mut workspace.last,
             };
-            self.attend(layer, here, &mut workspace.normed, &mut workspace.stacked);
-            self.feed_forward(
-                layer,
-                here,
-                &mut workspace.normed,
-                &mut workspace.inner,
-                &mut workspace.stacked,
-                next,
-            );
+            self.attend(layer, here, &mut workspace.normed);
+            self.feed_forward(layer, here, &mut workspace.normed, &mut workspace.inner, next);
             if kept == 1 && index + 1 < weights.layers.len() {
                 std::mem::swap(&mut here.x, next);
             }
@@ -444,13 +338,7 @@ impl Network {
     }
 
     /// The attention half of a layer: from `kept.x` to `kept.middle`.
-    fn attend(
-        &self,
-        weights: &LayerTensors<&[f32]>,
-        kept: &mut Activations,
-        normed: &mut Vec<f32>,
-        stacked: &mut Vec<f32>,
-    ) {
+    fn attend(&self, weights: &LayerStacks<&[f32]>, kept: &mut Activations, normed: &mut Vec<f32>) {
         let ModelConfig { d_model: D, heads: H, kv_heads: K, seq_len: T, .. } = self.config;
         let N = kept.x.len() / D;
         let W = self.attention.row_width();
@@ -458,7 +346,7 @@ impl Network {
         let normed = Mat::new(normed, [N, D]);
 
         let rows = sized(&mut kept.rows, N * W);
-        let weight = Mat::new(stack([weights.query, weights.key, weights.value], stacked), [W, D]);
+        let weight = Mat::new(weights.rows, [W, D]);
         product(Write::Set, rows, [N, W], normed, weight.transposed());
         rope::rotate(rows, W, [H, K], T, &self.angles, Rotation::Forward);
 
@@ -472,11 +360,10 @@ impl Network {
     /// The feed-forward half: from `kept.middle` to `next`.
     fn feed_forward(
         &self,
-        weights: &LayerTensors<&[f32]>,
+        weights: &LayerStacks<&[f32]>,
         kept: &mut Activations,
         normed: &mut Vec<f32>,
         inner: &mut Vec<f32>,
-        stacked: &mut Vec<f32>,
         next: &mut Vec<f32>,
     ) {
         let ModelConfig { d_model: D, d_ff: F, .. } = self.config;
@@ -485,7 +372,7 @@ impl Network {
         let normed = Mat::new(normed, [N, D]);
 
         let gates_and_ups = sized(&mut kept.gates_and_ups, N * 2 * F);
-        let weight = Mat::new(stack([weights.gate, weights.up], stacked), [2 * F, D]);
+        let weight = Mat::new(weights.gates_and_ups, [2 * F, D]);
         product(Write::Set, gates_and_ups, [N, 2 * F], normed, weight.transposed());
         let inner = sized(inner, N * F);
         swiglu::forward(gates_and_ups, F, inner);
@@ -499,8 +386,8 @@ impl Network {
     /// input.
     fn feed_forward_backward(
         &self,
-        weights: &LayerTensors<&[f32]>,
-        gradients: &mut LayerTensors<&mut [f32]>,
+        weights: &LayerStacks<&[f32]>,
+        gradients: &mut LayerStacks<&mut [f32]>,
         layer: usize,
         workspace: &mut Workspace,
     ) {
@@ -519,11 +406,10 @@ impl Network {
         rms_norm::forward_from_roots(&kept.middle, weights.feed_forward_norm, &kept.middle_roots, normed);
         let grad_normed = sized(&mut workspace.grad_normed, N * D);
         let grad_both = Mat::new(&kept.gates_and_ups, [N, 2 * F]);
-        let weight = Mat::new(stack([weights.gate, weights.up], &mut workspace.stacked), [2 * F, D]);
-        product(Write::Set, grad_normed, [N, D], grad_both, weight);
-        let grad_stacked = sized(&mut workspace.grad_stacked, 2 * F * D);
-        product(Write::Set, grad_stacked, [2 * F, D], grad_both.transposed(), Mat::new(normed, [N, D]));
-        add_parts(grad_stacked, [&mut *gradients.gate, gradients.up]);
+        product(Write::Set, grad_normed, [N, D], grad_both, Mat::new(weights.gates_and_ups, [2 * F, D]));
+        let grad_stack = sized(&mut workspace.grad_stack, 2 * F * D);
+        product(Write::Set, grad_stack, [2 * F, D], grad_both.transposed(), Mat::new(normed, [N, D]));
+        add(gradients.gates_and_ups, grad_stack);
         rms_norm::backward(
             &kept.middle,
             weights.feed_forward_norm,
@@ -537,8 +423,8 @@ impl Network {
     /// Replaces `workspace.grad_x`, the gradient of [`attend`](Self::attend)'s output, by that of its input.
     fn attend_backward(
         &self,
-        weights: &LayerTensors<&[f32]>,
-        gradients: &mut LayerTensors<&mut [f32]>,
+        weights: &LayerStacks<&[f32]>,
+        gradients: &mut LayerStacks<&mut [f32]>,
         layer: usize,
         workspace: &mut Workspace,
     ) {
@@ -565,11 +451,10 @@ impl Network {
         rms_norm::forward_from_roots(&kept.x, weights.attention_norm, &kept.roots, normed);
         let grad_normed = sized(&mut workspace.grad_normed, N * D);
         let grad_rows = Mat::new(grad_rows, [N, W]);
-        let weight = stack([weights.query, weights.key, weights.value], &mut workspace.stacked);
-        product(Write::Set, grad_normed, [N, D], grad_rows, Mat::new(weight, [W, D]));
-        let grad_stacked = sized(&mut workspace.grad_stacked, W * D);
-        product(Write::Set, grad_stacked, [W, D], grad_rows.transposed(), Mat::new(normed, [N, D]));
-        add_parts(grad_stacked, [&mut *gradients.query, gradients.key, gradients.value]);
+        product(Write::Set, grad_normed, [N, D], grad_rows, Mat::new(weights.rows, [W, D]));
+        let grad_stack = sized(&mut workspace.grad_stack, W * D);
+        product(Write::Set, grad_stack, [W, D], grad_rows.transposed(), Mat::new(normed, [N, D]));
+        add(gradients.rows, grad_stack);
         rms_norm::backward(
             &kept.x,
             weights.attention_norm,
@@ -597,21 +482,8 @@ fn product(write: Write, into: &mut [f32], shape: [usize; 2], a: Mat, b: Mat) {
     matmul(write, &mut MatMut::new(into, shape), a, b, Threads::Pool);
 }
 
-/// Matrices of the same width, one below the other.
-fn stack<'a, const COUNT: usize>(parts: [&[f32]; COUNT], buffer: &'a mut Vec<f32>) -> &'a [f32] {
-    buffer.clear();
-    parts.iter().for_each(|part| buffer.extend_from_slice(part));
-    buffer
-}
-
-/// Adds to each part its place in the stack.
-fn add_parts<const COUNT: usize>(stacked: &[f32], parts: [&mut [f32]; COUNT]) {
-    let mut rest = stacked;
-    for part in parts {
-        let (values, after) = rest.split_at(part.len());
-        rest = after;
-        part.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
-    }
+fn add(sums: &mut [f32], values: &[f32]) {
+    sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
 }
 
 /// The buffer with `len` values, whatever they are.

@@ -4,7 +4,7 @@
 //! a kernel that calls them does not compile on a machine with the driver alone. Sums, products, division, roots and
 //! rounding are the GPU's own instructions.
 
-use super::{Array, GpuError, VALUES_MAX};
+use super::{Array, GpuError, Result, VALUES_MAX};
 use cubecl::prelude::*;
 
 /// Units of a cube, unless a kernel has a reason for another number.
@@ -46,12 +46,12 @@ pub(crate) fn units_for(vectors: usize) -> usize {
 }
 
 /// Checks that two arrays hold the same kind of values.
-pub(crate) fn same(one: &Array, other: &Array) -> Result<(), GpuError> {
+pub(crate) fn same(one: &Array, other: &Array) -> Result {
     one.expect_precision(other.precision())
 }
 
 /// `rows · width`, if that many values have indices.
-pub(crate) fn area(rows: usize, width: usize) -> Result<usize, GpuError> {
+pub(crate) fn area(rows: usize, width: usize) -> Result<usize> {
     rows.checked_mul(width).filter(|len| *len <= VALUES_MAX).ok_or(GpuError::TooLong { max: VALUES_MAX })
 }
 

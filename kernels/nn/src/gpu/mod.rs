@@ -5,27 +5,19 @@
 //! the kernels that belong to no layer. Whatever an array holds, sums, roots and softmax are `f32`, added in an order
 //! that depends on shapes alone: one device gives the same bits every time.
 
-// A kernel's arguments are its buffers, and its arithmetic is spelt as CubeCL reads it.
-#![allow(
-    clippy::too_many_arguments,
-    clippy::manual_div_ceil,
-    clippy::collapsible_if,
-    clippy::duplicate_underscore_argument
-)]
-
 pub(crate) mod launch;
 mod pointwise;
 mod sum_of_squares;
 
 pub use crate::{
-    device::Precision,
+    Precision,
     layers::{
         embedding::gpu::{Segments, Tokens},
         rope::gpu::GpuAngles,
     },
 };
 
-use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::gpu::SCORES};
+use crate::{Device, DeviceError, DeviceMemory, DeviceName, layers::attention::SCORES};
 use cubecl::{
     MemoryScope,
     bytes::Bytes,
@@ -35,7 +27,6 @@ use cubecl::{
     server::{Handle, IoError, LaunchError, ServerError},
 };
 use cubecl_environment::stream::{StreamPolicy, set_policy};
-use half::{bf16, f16, slice::HalfFloatSliceExt};
 use launch::UNITS;
 use std::ops::Deref;
 
@@ -74,6 +65,9 @@ pub enum GpuError {
     #[error("the device failed: {0}")]
     Device(String),
 }
+
+/// What a GPU did, or why not.
+pub type Result<T = (), E = GpuError> = std::result::Result<T, E>;
 
 /// Values on a GPU. A clone is the same memory.
 #[derive(Clone)]
@@ -122,19 +116,19 @@ impl Array {
     }
 
     /// As a kernel's argument that must be `f32`.
-    pub(crate) fn f32s(&self, lanes: usize) -> Result<BufferArg, GpuError> {
+    pub(crate) fn f32s(&self, lanes: usize) -> Result<BufferArg> {
         self.expect_precision(Precision::F32)?;
         Ok(self.vectors(lanes))
     }
 
-    pub(crate) fn expect_precision(&self, expected: Precision) -> Result<(), GpuError> {
+    pub(crate) fn expect_precision(&self, expected: Precision) -> Result {
         if self.precision != expected {
             return Err(GpuError::Precision { expected, got: self.precision });
         }
         Ok(())
     }
 
-    pub(crate) fn expect_len(&self, expected: usize) -> Result<(), GpuError> {
+    pub(crate) fn expect_len(&self, expected: usize) -> Result {
         if self.len != expected {
             return Err(GpuError::WrongLength { expected, got: self.len });
         }
@@ -205,7 +199,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If some of it failed.
-    pub fn finish(&self) -> Result<(), GpuError> {
+    pub fn finish(&self) -> Result {
         Ok(cubecl::future::block_on(self.client.sync())?)
     }
 
@@ -218,14 +212,14 @@ impl Gpu {
     ///
     /// # Errors
     /// If the device has no buffer of that size.
-    pub fn array(&self, len: usize, precision: Precision) -> Result<Array, GpuError> {
+    pub fn array(&self, len: usize, precision: Precision) -> Result<Array> {
         let bytes = self.check_size(len, precision)?;
         let handle = self.client.memory_persistent_allocation((), |()| self.client.empty(bytes));
         Ok(Array { handle, bytes, len, precision })
     }
 
     /// An array from a pool, to which its memory returns when it is dropped.
-    pub(crate) fn temporary(&self, len: usize, precision: Precision) -> Result<Array, GpuError> {
+    pub(crate) fn temporary(&self, len: usize, precision: Precision) -> Result<Array> {
         let bytes = self.check_size(len, precision)?;
         Ok(Array { handle: self.client.empty(bytes), bytes, len, precision })
     }
@@ -234,7 +228,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::array`].
-    pub fn upload(&self, values: &[f32], precision: Precision) -> Result<Array, GpuError> {
+    pub fn upload(&self, values: &[f32], precision: Precision) -> Result<Array> {
         let array = self.array(values.len(), precision)?;
         self.overwrite(&array, values)?;
         Ok(array)
@@ -244,19 +238,14 @@ impl Gpu {
     ///
     /// # Errors
     /// If the lengths differ.
-    pub fn overwrite(&self, array: &Array, values: &[f32]) -> Result<(), GpuError> {
+    pub fn overwrite(&self, array: &Array, values: &[f32]) -> Result {
         array.expect_len(values.len())?;
         let bytes = match array.precision {
             Precision::F32 => f32::as_bytes(values).to_vec(),
-            Precision::Bf16 => {
-                let mut rounded = vec![bf16::ZERO; values.len()];
-                rounded.convert_from_f32_slice(values);
-                bf16::as_bytes(&rounded).to_vec()
-            }
-            Precision::F16 => {
-                let mut rounded = vec![f16::ZERO; values.len()];
-                rounded.convert_from_f32_slice(values);
-                f16::as_bytes(&rounded).to_vec()
+            narrow => {
+                let mut bytes = Vec::with_capacity(narrow.bytes() * values.len());
+                narrow.encode(values, &mut bytes);
+                bytes
             }
         };
         if !bytes.is_empty() {
@@ -269,22 +258,19 @@ impl Gpu {
     ///
     /// # Errors
     /// If earlier work failed.
-    pub fn download(&self, array: &Array) -> Result<Vec<f32>, GpuError> {
+    pub fn download(&self, array: &Array) -> Result<Vec<f32>> {
         let bytes = self.read(&array.handle)?;
         let bytes = &bytes[..array.len * array.precision.bytes()];
-        let (words, halves) = (bytes.as_chunks::<4>().0, bytes.as_chunks::<2>().0);
-        Ok(match array.precision {
-            Precision::F32 => words.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            Precision::Bf16 => halves.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect(),
-            Precision::F16 => halves.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect(),
-        })
+        let mut values = Vec::with_capacity(array.len);
+        array.precision.decode(bytes, &mut values);
+        Ok(values)
     }
 
     /// `len` values of an array from `first` on, at least one, in the same memory.
     ///
     /// # Errors
     /// If the part is out of bounds, or does not begin where the device lets a buffer begin.
-    pub fn part(&self, array: &Array, first: usize, len: usize) -> Result<Array, GpuError> {
+    pub fn part(&self, array: &Array, first: usize, len: usize) -> Result<Array> {
         let end = first.saturating_add(len);
         if end > array.len || len == 0 {
             return Err(GpuError::WrongLength { expected: end.max(first + 1), got: array.len });
@@ -302,7 +288,7 @@ impl Gpu {
     }
 
     /// Bytes of an array, if the device has buffers of that size.
-    fn check_size(&self, len: usize, precision: Precision) -> Result<usize, GpuError> {
+    fn check_size(&self, len: usize, precision: Precision) -> Result<usize> {
         if len > VALUES_MAX {
             return Err(GpuError::TooLong { max: VALUES_MAX });
         }
@@ -323,7 +309,7 @@ impl Gpu {
         self.client.empty(4 * words.max(1))
     }
 
-    pub(crate) fn read(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]> + use<>, GpuError> {
+    pub(crate) fn read(&self, handle: &Handle) -> Result<impl Deref<Target = [u8]> + use<>> {
         Ok(self.client.read_one(handle.clone())?)
     }
 }

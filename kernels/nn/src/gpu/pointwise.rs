@@ -4,7 +4,7 @@
 //! writes `F`.
 
 use super::{
-    Array, Gpu, GpuError,
+    Array, Gpu, Result,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -36,18 +36,6 @@ fn total<F: Float, N: Size>(
 }
 
 #[cube(launch)]
-fn add_up<F: Float, N: Size>(
-    x: &mut [Vector<f32, N>],
-    y: &[Vector<F, N>],
-    count: usize,
-    #[define(F)] _kept: ElemType,
-) {
-    if ABSOLUTE_POS < count {
-        x[ABSOLUTE_POS] += Vector::cast_from(y[ABSOLUTE_POS]);
-    }
-}
-
-#[cube(launch)]
 fn fill_all<F: Float, N: Size>(
     values: &mut [Vector<F, N>],
     count: usize,
@@ -64,7 +52,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If the lengths differ.
-    pub fn cast(&self, from: &Array, to: &Array) -> Result<(), GpuError> {
+    pub fn cast(&self, from: &Array, to: &Array) -> Result {
         to.expect_len(from.len())?;
         if to.is_empty() {
             return Ok(());
@@ -88,7 +76,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
-    pub fn add(&self, x: &Array, y: &Array, sum: &Array) -> Result<(), GpuError> {
+    pub fn add(&self, x: &Array, y: &Array, sum: &Array) -> Result {
         y.expect_len(x.len())?;
         sum.expect_len(x.len())?;
         if sum.is_empty() {
@@ -109,34 +97,11 @@ impl Gpu {
         Ok(())
     }
 
-    /// `x ← x + y`: `x` is f32.
-    ///
-    /// # Errors
-    /// If lengths or precisions differ from that.
-    pub fn add_to(&self, x: &Array, y: &Array) -> Result<(), GpuError> {
-        y.expect_len(x.len())?;
-        if x.is_empty() {
-            return Ok(());
-        }
-        let lanes = lanes(&[x.len()]);
-        add_up::launch(
-            &self.client,
-            grid_of_units(x.len() / lanes),
-            line(UNITS),
-            lanes,
-            x.f32s(lanes)?,
-            y.vectors(lanes),
-            x.len() / lanes,
-            y.element(),
-        );
-        Ok(())
-    }
-
     /// Writes `value` everywhere, rounded to the nearest that the array can hold.
     ///
     /// # Errors
     /// None today; the signature is that of the other kernels.
-    pub fn fill(&self, array: &Array, value: f32) -> Result<(), GpuError> {
+    pub fn fill(&self, array: &Array, value: f32) -> Result {
         if array.is_empty() {
             return Ok(());
         }

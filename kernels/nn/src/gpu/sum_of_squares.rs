@@ -7,7 +7,7 @@
 //! Bytes per value, `F` being 4 or 2: reads `F`.
 
 use super::{
-    Array, Gpu, GpuError, argument,
+    Array, Gpu, Result, argument,
     launch::{UNITS, across, cube_sum, grid, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -49,7 +49,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If earlier work failed.
-    pub fn sum_of_squares(&self, arrays: &[&Array]) -> Result<f64, GpuError> {
+    pub fn sum_of_squares(&self, arrays: &[&Array]) -> Result<f64> {
         let cubes_of = |array: &Array| cubes(array.len() / lanes(&[array.len()]));
         let total = arrays.iter().map(|array| cubes_of(array)).sum();
         let sums = self.uninit_words(total);

@@ -130,23 +130,21 @@ struct Hashed<'a> {
     read: usize,
 }
 
+impl Read for Hashed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(bytes)?;
+        self.hasher.update(&bytes[..count]);
+        self.read += count;
+        Ok(count)
+    }
+}
+
 impl Hashed<'_> {
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), StateError> {
-        let mut filled = 0;
-        while filled < bytes.len() {
-            match self.source.read(&mut bytes[filled..]) {
-                Ok(0) => {
-                    self.read += filled;
-                    return Err(self.damaged());
-                }
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(StateError::Unreadable { kind: error.kind() }),
-            }
-        }
-        self.read += filled;
-        self.hasher.update(bytes);
-        Ok(())
+        self.read_exact(bytes).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => self.damaged(),
+            kind => StateError::Unreadable { kind },
+        })
     }
 
     fn values(&mut self, len: usize) -> Result<Vec<f32>, StateError> {

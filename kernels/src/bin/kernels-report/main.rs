@@ -6,8 +6,8 @@ mod measure;
 mod random;
 mod report;
 
-use clap::{Parser, ValueEnum};
-use kernels::lanes::Width;
+use clap::Parser;
+use kernels::{lanes::Width, measure::text};
 
 /// Measures every kernel on this machine, beside a plain copy of memory, in one run and in the same units.
 #[derive(Debug, Parser)]
@@ -32,8 +32,8 @@ struct Options {
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Vec<u16>,
     /// The widest vectors to use [default: the widest that the processor has].
-    #[arg(long, value_enum)]
-    simd: Option<Simd>,
+    #[arg(long, value_parser = width)]
+    simd: Option<Width>,
     /// Only encode, once, and say how much memory that added: for rows that nearly fill the machine.
     #[arg(long)]
     memory_only: bool,
@@ -42,32 +42,30 @@ struct Options {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Simd {
-    Portable,
-    Avx2,
-    Avx512,
+fn width(name: &str) -> Result<Width, String> {
+    let width = match name {
+        "portable" => Width::Portable,
+        "avx2" => Width::Avx2,
+        "avx512" => Width::Avx512,
+        _ => return Err("there are portable, avx2 and avx512".into()),
+    };
+    if width.is_available() {
+        Ok(width)
+    } else {
+        Err("this processor has it not; choose a narrower one".into())
+    }
 }
 
 fn main() -> anyhow::Result<()> {
     let options = Options::parse();
-    if let Some(simd) = options.simd {
-        let width = match simd {
-            Simd::Portable => Width::Portable,
-            Simd::Avx2 => Width::Avx2,
-            Simd::Avx512 => Width::Avx512,
-        };
-        anyhow::ensure!(
-            Width::available().any(|available| available == width),
-            "this processor has no {simd:?}; choose a narrower one"
-        );
+    if let Some(width) = options.simd {
         kernels::lanes::limit(width);
     }
-    let report = report::measure(&options)?;
+    let report = serde_json::to_value(report::measure(&options)?)?;
     if options.json {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        println!("{report:#}");
     } else {
-        print!("{report}");
+        print!("{}", text(&report, &report::COLUMNS));
     }
     Ok(())
 }

@@ -1,18 +1,7 @@
-//! Time and memory, as a program can see its own.
+//! A copy of memory, and the memory that the process takes.
 
+use kernels::measure::memory;
 use rayon::prelude::*;
-use std::time::Instant;
-
-/// The shortest of several runs, in seconds: what else the machine does can only make a run longer.
-pub fn shortest(rounds: usize, mut run: impl FnMut()) -> f64 {
-    (0..rounds)
-        .map(|_| {
-            let began = Instant::now();
-            run();
-            began.elapsed().as_secs_f64()
-        })
-        .fold(f64::INFINITY, f64::min)
-}
 
 /// Copies `from` over `to` with every thread of the pool: one read and one write a byte, as fast as memory gives it.
 pub fn copy(from: &[f32], to: &mut [f32]) {
@@ -30,27 +19,12 @@ impl PeakMemory {
     pub fn start() -> Option<PeakMemory> {
         // "5" sets the peak back to what is held now.
         std::fs::write("/proc/self/clear_refs", "5").ok()?;
-        Some(PeakMemory { before: status("VmRSS:")? })
+        Some(PeakMemory { before: memory("VmRSS")? })
     }
 
     pub fn added(&self) -> Option<u64> {
-        Some(status("VmHWM:")?.saturating_sub(self.before))
+        Some(memory("VmHWM")?.saturating_sub(self.before))
     }
-}
-
-/// A line of `/proc/self/status` that counts kibibytes; in bytes.
-fn status(name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(1024 * kibibytes)
-}
-
-/// The processor's name for itself, where the system tells.
-pub fn processor() -> Option<String> {
-    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("model name"))?;
-    Some(line.trim_start_matches([' ', '\t', ':']).to_owned())
 }
 
 #[cfg(test)]

@@ -1,74 +1,75 @@
-//! What is measured, and how it is told.
+//! What is measured, and its text.
 
 use crate::{
     Options,
-    measure::{self, PeakMemory, shortest},
+    measure::{PeakMemory, copy},
     random::{self, DISTRIBUTIONS, Distribution},
 };
 use anyhow::Context as _;
 use kernels::{
     accumulate, decode,
     encode::{self, Feedback, Source},
-    lanes, merge, sparse,
+    lanes,
+    measure::{Column, processor, shortest},
+    merge, sparse,
     wire::{CHUNK, Layout},
 };
 use rayon::ThreadPool;
 use serde::Serialize;
-use std::{collections::BTreeMap, fmt, hint::black_box};
+use std::{collections::BTreeMap, convert::Infallible, hint::black_box};
 
-/// Gigabytes, 10^9 bytes, a second.
-pub type Gbps = f64;
+/// Gigabytes, 10^9 bytes, per second.
+type Gbps = f64;
 
 #[derive(Debug, Serialize)]
 pub struct Report {
-    machine: Machine,
+    processor: Option<String>,
+    cores: usize,
+    simd: String,
     /// Values in the dense row, and how many of each 4096 are sent.
     values: usize,
     density: u16,
-    /// Bytes copied a second, all cores.
+    bits_per_value: f64,
+    bits_per_parameter: f64,
+    peak_memory: PeakMemoryReport,
+    /// All but the memory, unless that alone was asked for.
+    #[serde(flatten)]
+    speed: Option<Speed>,
+}
+
+#[derive(Debug, Serialize)]
+struct Speed {
+    /// Bytes copied per second, all cores.
     memcpy_gbps: Gbps,
-    /// Bytes of dense f32 a second through `e ← βe + Δ`, encode and take out of `e` what was sent, all cores.
+    /// Bytes of dense f32 per second through `e ← βe + Δ`, encode and `e ← e − sent`, all cores.
     encode_gbps: Gbps,
     /// `encode_gbps / memcpy_gbps`. At most 2/3: 12 bytes move for each value, where a copy moves 8.
     encode_share: f64,
     /// Share of the memory's bandwidth (twice `memcpy_gbps`) at which decoding and adding moves its own bytes: the
     /// payload, and twice each line of 64 bytes of the dense row that it touches. All cores.
     decode_accumulate_share: f64,
-    bits_per_value: f64,
-    bits_per_parameter: f64,
     /// Of the values sent against the exact ones, by distribution.
     relative_l2: BTreeMap<&'static str, f64>,
-    bits_per_value_of: BTreeMap<&'static str, f64>,
-    peak_memory: PeakMemoryReport,
-    merge: Option<Merge>,
-    /// What these bits a value make of a model of 70.6 billion parameters.
-    model_70_6b: Option<Extrapolated>,
-    /// Each kernel by number of threads: bytes of dense f32 a second.
+    merge: Merge,
+    model_70_6b: Extrapolated,
+    /// Each kernel by number of threads.
     kernels: Vec<Kernel>,
-}
-
-#[derive(Debug, Serialize)]
-struct Machine {
-    processor: Option<String>,
-    cores: usize,
-    simd: String,
 }
 
 #[derive(Debug, Serialize)]
 struct Kernel {
     name: &'static str,
     threads: usize,
+    /// Bytes of dense f32 per second.
     dense_gbps: Gbps,
     share_of_memcpy: f64,
 }
 
-/// Encoding `values` values, its result handed on section by section.
+/// Encoding the row, its result handed on section by section.
 #[derive(Debug, Serialize)]
 struct PeakMemoryReport {
-    values: usize,
     /// Beyond `e` and `Δ`; `null` where the system does not tell.
     encode_added_bytes: Option<u64>,
-    threads: usize,
     encode_added_mib_per_thread: Option<f64>,
     encoded_bytes: u64,
 }
@@ -84,10 +85,9 @@ struct Merge {
     update_bits_per_value: f64,
     /// Against reading the payloads and writing the update as fast as memory is copied.
     times_payloads_and_update: f64,
-    /// The same, with the merge buffer read and written, which no merge can do without.
-    times_with_buffer: f64,
 }
 
+/// What these bits per value make of a model of 70.6 billion parameters.
 #[derive(Debug, Serialize)]
 struct Extrapolated {
     contribution_gb: f64,
@@ -95,8 +95,16 @@ struct Extrapolated {
     update_share_of_contributions: f64,
 }
 
+/// Of the tables in a report's text.
+pub const COLUMNS: [Column; 4] = [
+    Column::new("kernel", "name", 1.0, 0),
+    Column::new("threads", "threads", 1.0, 0),
+    Column::new("dense GB/s", "dense_gbps", 1.0, 2),
+    Column::new("of memcpy, %", "share_of_memcpy", 100.0, 1),
+];
+
 const PARAMETERS: f64 = 70.6e9;
-pub const DECAY: f32 = 0.95;
+const DECAY: f32 = 0.95;
 
 pub fn measure(options: &Options) -> anyhow::Result<Report> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -110,23 +118,17 @@ pub fn measure(options: &Options) -> anyhow::Result<Report> {
 
     let every = pool(cores)?;
     let peak_memory = every.install(|| peak_memory(&layout, &mut residual, &delta, cores))?;
-    let bits_per_value = 8.0 * peak_memory.encoded_bytes as f64 / entries(&layout) as f64;
+    let bits = 8.0 * peak_memory.encoded_bytes as f64;
     let mut report = Report {
-        machine: Machine { processor: measure::processor(), cores, simd: format!("{:?}", lanes::width()) },
+        processor: processor(),
+        cores,
+        simd: format!("{:?}", lanes::width()),
         values,
         density: options.density,
-        memcpy_gbps: 0.0,
-        encode_gbps: 0.0,
-        encode_share: 0.0,
-        decode_accumulate_share: 0.0,
-        bits_per_value,
-        bits_per_parameter: 8.0 * peak_memory.encoded_bytes as f64 / values as f64,
-        relative_l2: BTreeMap::new(),
-        bits_per_value_of: BTreeMap::new(),
+        bits_per_value: bits / entries(&layout) as f64,
+        bits_per_parameter: bits / values as f64,
         peak_memory,
-        merge: None,
-        model_70_6b: None,
-        kernels: Vec::new(),
+        speed: None,
     };
     if options.memory_only {
         return Ok(report);
@@ -137,31 +139,45 @@ pub fn measure(options: &Options) -> anyhow::Result<Report> {
         counts = vec![1, cores];
         counts.dedup();
     }
+    let mut kernels = Vec::new();
+    // What all cores reach, or the first number of threads if all were not asked for.
+    let mut best: Option<OfPool> = None;
     for threads in counts {
-        let of_pool = kernels_at(options, &layout, threads, &mut residual, &delta)?;
-        report.kernels.extend(of_pool.kernels);
-        if threads == cores || report.memcpy_gbps == 0.0 {
-            report.memcpy_gbps = of_pool.memcpy_gbps;
-            report.encode_gbps = of_pool.encode_gbps;
-            report.encode_share = of_pool.encode_gbps / of_pool.memcpy_gbps;
-            report.decode_accumulate_share = of_pool.touched_gbps / (2.0 * of_pool.memcpy_gbps);
+        let (of_pool, measured) = kernels_at(options, &layout, threads, &mut residual, &delta)?;
+        kernels.extend(measured);
+        if threads == cores || best.is_none() {
+            best = Some(of_pool);
         }
     }
     drop((residual, delta));
+    let OfPool { memcpy_gbps, encode_gbps, touched_gbps } = best.context("no number of threads")?;
 
+    let mut relative_l2 = BTreeMap::new();
     for (name, distribution) in DISTRIBUTIONS {
-        let (bits, error) = fidelity(options.density, distribution)?;
-        report.bits_per_value_of.insert(name, bits);
-        report.relative_l2.insert(name, error);
+        relative_l2.insert(name, relative_error(options.density, distribution)?);
     }
-    let merge = every.install(|| merge_of_many(options, report.memcpy_gbps))?;
-    report.model_70_6b = Some(extrapolate(&report, &merge, usize::from(options.inputs)));
-    report.merge = Some(merge);
+    let merge = every.install(|| merge_of_many(options, memcpy_gbps))?;
+    let contribution = report.bits_per_parameter / 8.0 * PARAMETERS;
+    let update = merge.update_bytes as f64 / merge.values as f64 * PARAMETERS;
+    report.speed = Some(Speed {
+        memcpy_gbps,
+        encode_gbps,
+        encode_share: encode_gbps / memcpy_gbps,
+        decode_accumulate_share: touched_gbps / (2.0 * memcpy_gbps),
+        relative_l2,
+        model_70_6b: Extrapolated {
+            contribution_gb: contribution / 1e9,
+            update_gb: update / 1e9,
+            update_share_of_contributions: update / (contribution * f64::from(options.inputs)),
+        },
+        merge,
+        kernels,
+    });
     Ok(report)
 }
 
 /// A row of tensors of the sizes that models have, the last one odd, so that short chunks are measured too.
-pub fn tensors(values: usize) -> Vec<usize> {
+fn tensors(values: usize) -> Vec<usize> {
     const TENSOR: usize = 16 << 20;
     const ODD: usize = 1001;
     let mut lengths = vec![TENSOR; values / TENSOR];
@@ -176,12 +192,12 @@ pub fn tensors(values: usize) -> Vec<usize> {
     lengths
 }
 
-pub fn values_of(mebivalues: u64) -> anyhow::Result<usize> {
+fn values_of(mebivalues: u64) -> anyhow::Result<usize> {
     usize::try_from(mebivalues << 20).context("so many values have no address here")
 }
 
 /// A row of zeros, or an error where the machine has no room for it.
-pub fn zeros(values: usize) -> anyhow::Result<Vec<f32>> {
+fn zeros(values: usize) -> anyhow::Result<Vec<f32>> {
     let mut row = Vec::new();
     row.try_reserve_exact(values).with_context(|| {
         format!("no memory for {} MiB; take fewer values (--mebivalues)", (4 * values) >> 20)
@@ -194,8 +210,13 @@ fn pool(threads: usize) -> anyhow::Result<ThreadPool> {
     rayon::ThreadPoolBuilder::new().num_threads(threads).build().context("the threads did not start")
 }
 
-pub fn entries(layout: &Layout) -> usize {
+fn entries(layout: &Layout) -> usize {
     layout.ranges().map(|range| layout.entries(range.len())).sum()
+}
+
+fn discard(section: &[u8]) -> Result<(), Infallible> {
+    black_box(section);
+    Ok(())
 }
 
 /// What encoding adds to the memory of `e` and `Δ`, its output going nowhere.
@@ -206,17 +227,11 @@ fn peak_memory(
     threads: usize,
 ) -> anyhow::Result<PeakMemoryReport> {
     let peak = PeakMemory::start();
-    let mut sink = |section: &[u8]| -> Result<(), std::convert::Infallible> {
-        black_box(section);
-        Ok(())
-    };
     let source = Source::Delta { decay: DECAY, delta };
-    let encoded_bytes = encode::encode_into(layout, residual, source, Feedback::Spend, &mut sink)?;
+    let encoded_bytes = encode::encode_into(layout, residual, source, Feedback::Spend, &mut discard)?;
     let added = peak.and_then(|peak| peak.added());
     Ok(PeakMemoryReport {
-        values: layout.values(),
         encode_added_bytes: added,
-        threads,
         encode_added_mib_per_thread: added.map(|added| added as f64 / f64::from(1 << 20) / threads as f64),
         encoded_bytes,
     })
@@ -225,9 +240,8 @@ fn peak_memory(
 struct OfPool {
     memcpy_gbps: Gbps,
     encode_gbps: Gbps,
-    /// Bytes that decode-and-add itself reads and writes, a second.
+    /// Bytes that decode-and-add itself reads and writes, per second.
     touched_gbps: Gbps,
-    kernels: Vec<Kernel>,
 }
 
 /// Measures every kernel with one number of threads. A copy of memory is measured before each kernel, so that a share
@@ -238,11 +252,10 @@ fn kernels_at(
     threads: usize,
     residual: &mut [f32],
     delta: &[f32],
-) -> anyhow::Result<OfPool> {
+) -> anyhow::Result<(OfPool, Vec<Kernel>)> {
     let pool = pool(threads)?;
     let rounds = usize::from(options.rounds);
-    let dense_bytes = 4.0 * layout.values() as f64;
-    let gbps = |seconds: f64| dense_bytes / seconds / 1e9;
+    let gbps = |seconds: f64| 4.0 * layout.values() as f64 / seconds / 1e9;
     let body = pool.install(|| encode::encode(layout, residual, Source::Nothing, Feedback::Keep))?;
     let tensors = decode::decode(layout, &body)?;
     let scales = vec![1.0f32; layout.tensors()];
@@ -253,28 +266,20 @@ fn kernels_at(
     let mut kernels = Vec::new();
     let mut timed = |name, kernel: &mut (dyn FnMut(&mut [f32], &mut [f32]) + Send)| {
         let seconds = shortest(rounds, || pool.install(|| kernel(residual, &mut row)));
-        copies = copies.min(shortest(rounds.div_ceil(2), || pool.install(|| measure::copy(delta, &mut row))));
+        copies = copies.min(shortest(rounds.div_ceil(2), || pool.install(|| copy(delta, &mut row))));
         kernels.push(Kernel { name, threads, dense_gbps: gbps(seconds), share_of_memcpy: 0.0 });
         seconds
     };
 
-    let mut discard = |section: &[u8]| -> Result<(), std::convert::Infallible> {
-        black_box(section);
-        Ok(())
+    let encode = |residual: &mut [f32], source, feedback| {
+        let encoded = encode::encode_into(layout, residual, source, feedback, &mut discard);
+        black_box(encoded.expect("the values are finite"));
     };
     let fused = Source::Delta { decay: DECAY, delta };
-    let encode_seconds = timed("encode, with feedback", &mut |residual, _| {
-        let encoded = encode::encode_into(layout, residual, fused, Feedback::Spend, &mut discard);
-        black_box(encoded.expect("the values are finite"));
-    });
-    timed("encode, keeping the residual", &mut |residual, _| {
-        let encoded = encode::encode_into(layout, residual, fused, Feedback::Keep, &mut discard);
-        black_box(encoded.expect("the values are finite"));
-    });
-    timed("encode, nothing added", &mut |residual, _| {
-        let encoded = encode::encode_into(layout, residual, Source::Nothing, Feedback::Keep, &mut discard);
-        black_box(encoded.expect("the values are finite"));
-    });
+    let encode_seconds =
+        timed("encode, with feedback", &mut |residual, _| encode(residual, fused, Feedback::Spend));
+    timed("encode, keeping the residual", &mut |residual, _| encode(residual, fused, Feedback::Keep));
+    timed("encode, nothing added", &mut |residual, _| encode(residual, Source::Nothing, Feedback::Keep));
     timed("decode to entries", &mut |_, _| {
         black_box(decode::decode(layout, &body).expect("we encoded it"));
     });
@@ -290,7 +295,7 @@ fn kernels_at(
         for (range, tensor) in layout.ranges().zip(&tensors) {
             let row = &mut row[range];
             let previous = sparse::apply(row, &tensor.positions, &tensor.values, 1e-3);
-            sparse::restore(row, &tensor.positions, &previous);
+            sparse::restore(row, &tensor.positions, previous);
         }
     });
 
@@ -300,45 +305,36 @@ fn kernels_at(
         kernel.share_of_memcpy = kernel.dense_gbps / memcpy_gbps;
     }
     let touched = body.len() + 2 * 64 * lines_touched(layout, &tensors);
-    Ok(OfPool {
-        memcpy_gbps,
-        encode_gbps: gbps(encode_seconds),
-        touched_gbps: touched as f64 / accumulate_seconds / 1e9,
-        kernels,
-    })
+    let touched_gbps = touched as f64 / accumulate_seconds / 1e9;
+    Ok((OfPool { memcpy_gbps, encode_gbps: gbps(encode_seconds), touched_gbps }, kernels))
 }
 
 /// Lines of 64 bytes, 16 values, of the dense row in which there is an entry.
 fn lines_touched(layout: &Layout, tensors: &[decode::Entries]) -> usize {
-    let mut lines = 0;
-    let mut last = usize::MAX;
+    let mut lines: Vec<usize> = Vec::new();
     for (range, tensor) in layout.ranges().zip(tensors) {
-        for position in &tensor.positions {
-            let line = (range.start + *position as usize) / 16;
-            lines += usize::from(line != last);
-            last = line;
-        }
+        lines.extend(tensor.positions.iter().map(|position| (range.start + *position as usize) / 16));
     }
-    lines
+    lines.dedup();
+    lines.len()
 }
 
-/// Bits a value sent, and the relative L2 error of what is sent against what was there.
-fn fidelity(density: u16, distribution: Distribution) -> anyhow::Result<(f64, f64)> {
+/// The relative L2 error of what is sent against what was there.
+fn relative_error(density: u16, distribution: Distribution) -> anyhow::Result<f64> {
     const VALUES: usize = 8 << 20;
     let layout = Layout::new(&[VALUES], density)?;
     let mut values = zeros(VALUES)?;
     random::fill(&mut values, distribution, 3);
     let body = encode::encode(&layout, &mut values, Source::Nothing, Feedback::Keep)?;
-    let tensors = decode::decode(&layout, &body)?;
     let (mut error, mut norm) = (0.0, 0.0);
-    for tensor in &tensors {
+    for tensor in decode::decode(&layout, &body)? {
         for (position, level) in tensor.positions.iter().zip(&tensor.values) {
             let value = f64::from(values[*position as usize]);
             error += (value - f64::from(*level)).powi(2);
             norm += value.powi(2);
         }
     }
-    Ok((8.0 * body.len() as f64 / entries(&layout) as f64, (error / norm).sqrt()))
+    Ok((error / norm).sqrt())
 }
 
 /// `1 − (1 − ρ)^R`, the share of values that some contribution sends, in 4096ths.
@@ -347,128 +343,37 @@ fn union(density: u16, inputs: usize) -> u16 {
     ((share * CHUNK as f64).round() as u16).clamp(1, CHUNK as u16)
 }
 
-/// Contributions to merge, and what a merge is given besides them.
-pub struct MergeCase {
-    pub sent: Layout,
-    pub merged: Layout,
-    pub bodies: Vec<Vec<u8>>,
-    /// `[tensor][input]`
-    pub scales: Vec<Vec<f32>>,
-}
-
-impl MergeCase {
-    pub fn new(options: &Options) -> anyhow::Result<MergeCase> {
-        let inputs = usize::from(options.inputs);
-        let lengths = tensors(values_of(options.merge_mebivalues)?);
-        let sent = Layout::new(&lengths, options.density)?;
-        let merged = Layout::new(&lengths, union(options.density, inputs))?;
-        let mut row = zeros(sent.values())?;
-        let mut bodies = Vec::with_capacity(inputs);
-        for input in 0..inputs {
-            random::fill(&mut row, Distribution::Gaussian, 100 + input as u64);
-            bodies.push(encode::encode(&sent, &mut row, Source::Nothing, Feedback::Keep)?);
-        }
-        let norms = bodies.iter().map(|body| decode::norms(&sent, body)).collect::<Result<Vec<_>, _>>()?;
-        let scales = merge::clip_scales(&norms);
-        Ok(MergeCase { sent, merged, bodies, scales })
-    }
-}
-
 fn merge_of_many(options: &Options, memcpy_gbps: Gbps) -> anyhow::Result<Merge> {
-    let MergeCase { sent: layout, merged, bodies, scales } = MergeCase::new(options)?;
-    let bodies: Vec<&[u8]> = bodies.iter().map(Vec::as_slice).collect();
-    let (inputs, values) = (bodies.len(), layout.values());
-    let mut buffer = zeros(values)?;
-
-    let mut update = Vec::new();
-    let mut failed = None;
-    let seconds = shortest(usize::from(options.rounds), || {
-        match merge::merge(&layout, merge::Rule::MeanOverHits, &merged, &bodies, &scales, &mut buffer) {
-            Ok(bytes) => update = bytes,
-            Err(error) => failed = Some(error),
-        }
-    });
-    if let Some(error) = failed {
-        return Err(error.into());
+    let inputs = usize::from(options.inputs);
+    let lengths = tensors(values_of(options.merge_mebivalues)?);
+    let sent = Layout::new(&lengths, options.density)?;
+    let merged = Layout::new(&lengths, union(options.density, inputs))?;
+    let mut row = zeros(sent.values())?;
+    let mut bodies = Vec::with_capacity(inputs);
+    for input in 0..inputs {
+        random::fill(&mut row, Distribution::Gaussian, 100 + input as u64);
+        bodies.push(encode::encode(&sent, &mut row, Source::Nothing, Feedback::Keep)?);
     }
+    let norms = bodies.iter().map(|body| decode::norms(&sent, body)).collect::<Result<Vec<_>, _>>()?;
+    let scales = merge::clip_scales(&norms);
+    let bodies: Vec<&[u8]> = bodies.iter().map(Vec::as_slice).collect();
+
+    let mut buffer = zeros(sent.values())?;
+    let mut update = Ok(Vec::new());
+    let seconds = shortest(usize::from(options.rounds), || {
+        update = merge::merge(&sent, merge::Rule::MeanOverHits, &merged, &bodies, &scales, &mut buffer);
+    });
+    let update_bytes = update?.len() as u64;
     let payload_bytes: u64 = bodies.iter().map(|body| body.len() as u64).sum();
-    let update_bytes = update.len() as u64;
-    // A copy reads and writes each byte.
-    let bandwidth = 2e9 * memcpy_gbps;
-    let objects = (payload_bytes + update_bytes) as f64;
     Ok(Merge {
         inputs,
-        values,
+        values: sent.values(),
         density: merged.density(),
         seconds,
         payload_bytes,
         update_bytes,
         update_bits_per_value: 8.0 * update_bytes as f64 / entries(&merged) as f64,
-        times_payloads_and_update: seconds * bandwidth / objects,
-        times_with_buffer: seconds * bandwidth / (objects + 8.0 * values as f64),
+        // A copy reads and writes each byte.
+        times_payloads_and_update: seconds * 2e9 * memcpy_gbps / (payload_bytes + update_bytes) as f64,
     })
-}
-
-fn extrapolate(report: &Report, merge: &Merge, inputs: usize) -> Extrapolated {
-    let contribution = report.bits_per_parameter / 8.0 * PARAMETERS;
-    let update = merge.update_bytes as f64 / merge.values as f64 * PARAMETERS;
-    Extrapolated {
-        contribution_gb: contribution / 1e9,
-        update_gb: update / 1e9,
-        update_share_of_contributions: update / (contribution * inputs as f64),
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { processor, cores, simd } = &self.machine;
-        writeln!(f, "{}, {cores} cores, {simd}", processor.as_deref().unwrap_or("unknown processor"))?;
-        writeln!(
-            f,
-            "{} values, {} of 4096 sent: {:.3} bits a value sent, {:.4} a parameter",
-            self.values, self.density, self.bits_per_value, self.bits_per_parameter
-        )?;
-        if let Some(mib) = self.peak_memory.encode_added_mib_per_thread {
-            writeln!(f, "encoding adds {mib:.1} MiB a thread to the memory of e and Δ")?;
-        }
-        if self.kernels.is_empty() {
-            return Ok(());
-        }
-        writeln!(f, "\n{:<30} {:>7} {:>12} {:>10}", "kernel", "threads", "dense GB/s", "of memcpy")?;
-        for Kernel { name, threads, dense_gbps, share_of_memcpy } in &self.kernels {
-            writeln!(f, "{name:<30} {threads:>7} {dense_gbps:>12.2} {:>9.1}%", 100.0 * share_of_memcpy)?;
-        }
-        writeln!(f, "\nencode at {:.1} % of memcpy (67 % is the limit)", 100.0 * self.encode_share)?;
-        writeln!(
-            f,
-            "decode and add at {:.1} % of the bandwidth of its own bytes",
-            100.0 * self.decode_accumulate_share
-        )?;
-        writeln!(f, "\n{:<20} {:>12} {:>14}", "distribution", "bits a value", "relative L2")?;
-        for (name, error) in &self.relative_l2 {
-            writeln!(f, "{name:<20} {:>12.3} {error:>14.4}", self.bits_per_value_of[name])?;
-        }
-        if let Some(merge) = &self.merge {
-            writeln!(
-                f,
-                "\nmerge of {} at {} of 4096: {:.3} s for {} values, {:.3} bits a value sent",
-                merge.inputs, merge.density, merge.seconds, merge.values, merge.update_bits_per_value
-            )?;
-            writeln!(
-                f,
-                "  {:.1} times a copy of payloads and update, {:.2} times with the buffer read and written",
-                merge.times_payloads_and_update, merge.times_with_buffer
-            )?;
-        }
-        if let Some(Extrapolated { contribution_gb, update_gb, update_share_of_contributions }) =
-            &self.model_70_6b
-        {
-            writeln!(
-                f,
-                "\n70.6 billion parameters: contribution {contribution_gb:.3} GB, update {update_gb:.2} GB, {:.1} % of its contributions",
-                100.0 * update_share_of_contributions
-            )?;
-        }
-        Ok(())
-    }
 }

@@ -11,18 +11,10 @@
 //! Bytes per score, `F` being 4 or 2: forward writes 4, reads 4 up to three times (twice from the cache, if a row
 //! fits), writes and reads `F`; backward writes and reads 8, writes `2F`, and reads `3F`.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
-use super::Shape;
+use super::{Lengths, Shape, block_size};
 use crate::{
     gpu::{
-        Array, Gpu, GpuError, Precision,
+        Array, Gpu, Precision, Result,
         launch::{UNITS, area, cube_max, cube_sum, exp_of, grid, grid_of_units, lanes, line, ln, same},
     },
     layers::matmul::gpu::{Batch, View},
@@ -30,50 +22,8 @@ use crate::{
 use cubecl::{ir::ElemType, prelude::*};
 use std::ops::Range;
 
-/// Scores of a block to aim at, unless [`Gpu::with_scores`] sets another number: 128 MiB in f32.
-pub const SCORES: usize = 1 << 25;
-/// Queries of a block, at least and at most, if the sequence has as many.
-pub const QUERIES: [usize; 2] = [128, 512];
-/// Matrices of a product at most: any grid has at least 65,535 cubes along a side.
-const MATRICES: usize = 1 << 14;
 /// Units for a row of scores.
 const ROW_UNITS: usize = 128;
-
-/// Sequences at once, and queries of each in a block, for this many scores.
-fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
-    let least = QUERIES[0].min(shape.seq_len);
-    let most = sequences.min(MATRICES / shape.kv_heads).max(1);
-    let sequences = (scores / (shape.heads * least * shape.seq_len)).clamp(1, most);
-    let queries = scores / (sequences * shape.heads * shape.seq_len) / QUERIES[0] * QUERIES[0];
-    [sequences, queries.clamp(QUERIES[0], QUERIES[1]).min(shape.seq_len)]
-}
-
-/// Bytes that [`Gpu::attention_backward`] takes beside its arguments, with [`SCORES`]. [`Gpu::attention`] takes less.
-#[cfg_attr(
-    not(test),
-    allow(dead_code, reason = "the estimate repeats it without a GPU, and a test compares")
-)]
-pub(crate) fn backward_memory(shape: &Shape, sequences: usize, precision: Precision) -> usize {
-    let Lengths { queries, keys, scores } = Lengths::new(shape, block_size(SCORES, shape, sequences));
-    (2 * scores + 4 * queries + 2 * keys) * precision.bytes() + (2 * scores + 3 * keys) * 4
-}
-
-/// Values of a block's matrices.
-struct Lengths {
-    queries: usize,
-    keys: usize,
-    scores: usize,
-}
-
-impl Lengths {
-    fn new(shape: &Shape, [sequences, queries]: [usize; 2]) -> Lengths {
-        Lengths {
-            queries: sequences * shape.heads * queries * shape.head_width,
-            keys: sequences * shape.kv_heads * shape.seq_len * shape.head_width,
-            scores: sequences * shape.heads * queries * shape.seq_len,
-        }
-    }
-}
 
 /// The place of a block in packed rows: rows `first..first + rows` of each of some sequences, and a range of heads.
 #[derive(Clone, Copy)]
@@ -88,11 +38,12 @@ struct Place {
     group: usize,
 }
 
-/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`.
+/// `dense[sequence, kv head, row, head of group, ·] ← rows[sequence, row, kv head, head of group, ·]`, `from` and `to`;
+/// or the reverse.
 #[cube(launch)]
-fn gather<F: Float, N: Size>(
-    rows: &[Vector<F, N>],
-    dense: &mut [Vector<F, N>],
+fn copy_heads<S: Float, F: Float, N: Size>(
+    from: &[Vector<S, N>],
+    to: &mut [Vector<F, N>],
     count: usize,
     width: usize,
     group: usize,
@@ -102,35 +53,18 @@ fn gather<F: Float, N: Size>(
     first: usize,
     column: usize,
     row_width: usize,
-    #[define(F)] _kept: ElemType,
-) {
-    let at = ABSOLUTE_POS;
-    if at < count {
-        dense[at] = rows[place(at, width, group, block, kv_heads, seq_len, first, column, row_width)];
-    }
-}
-
-/// The reverse of [`gather`].
-#[cube(launch)]
-fn scatter<S: Float, F: Float, N: Size>(
-    dense: &[Vector<S, N>],
-    rows: &mut [Vector<F, N>],
-    count: usize,
-    width: usize,
-    group: usize,
-    block: usize,
-    kv_heads: usize,
-    seq_len: usize,
-    first: usize,
-    column: usize,
-    row_width: usize,
+    #[comptime] reverse: bool,
     #[define(S)] _from: ElemType,
-    #[define(F)] _kept: ElemType,
+    #[define(F)] _to: ElemType,
 ) {
     let at = ABSOLUTE_POS;
     if at < count {
-        let to = place(at, width, group, block, kv_heads, seq_len, first, column, row_width);
-        rows[to] = Vector::cast_from(dense[at]);
+        let place = place(at, width, group, block, kv_heads, seq_len, first, column, row_width);
+        if comptime!(reverse) {
+            to[place] = Vector::cast_from(from[at]);
+        } else {
+            to[at] = Vector::cast_from(from[place]);
+        }
     }
 }
 
@@ -275,13 +209,7 @@ impl Gpu {
     ///
     /// # Panics
     /// If query heads cannot share key heads evenly.
-    pub fn attention(
-        &self,
-        shape: &Shape,
-        rows: &Array,
-        out: &Array,
-        log_sums: &Array,
-    ) -> Result<(), GpuError> {
+    pub fn attention(&self, shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result {
         let all = check(shape, rows, out, log_sums)?;
         if all == 0 {
             return Ok(());
@@ -328,7 +256,7 @@ impl Gpu {
         log_sums: &Array,
         grad_out: &Array,
         grad_rows: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let all = check(shape, rows, out, log_sums)?;
         check(shape, grad_rows, grad_out, log_sums)?;
         same(rows, grad_rows)?;
@@ -357,7 +285,7 @@ impl Gpu {
 }
 
 /// `B`, if the arrays fit one another.
-fn check(shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result<usize, GpuError> {
+fn check(shape: &Shape, rows: &Array, out: &Array, log_sums: &Array) -> Result<usize> {
     let Shape { seq_len, heads, kv_heads, head_width } = *shape;
     assert!(seq_len * heads * kv_heads * head_width > 0, "rows have heads, and heads have values");
     assert!(heads.is_multiple_of(kv_heads), "query heads share key heads");
@@ -391,7 +319,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(gpu: &Gpu, lengths: &Lengths, precision: Precision) -> Result<Scratch, GpuError> {
+    fn new(gpu: &Gpu, lengths: &Lengths, precision: Precision) -> Result<Scratch> {
         let kept = |len| gpu.temporary(len, precision);
         let wide = |len| gpu.temporary(len, Precision::F32);
         let Lengths { queries, keys, scores } = *lengths;
@@ -446,13 +374,7 @@ impl Call<'_> {
         })
     }
 
-    fn softmax(
-        &self,
-        block: &Block,
-        scores: &Array,
-        probs: &Array,
-        log_sums: &Array,
-    ) -> Result<(), GpuError> {
+    fn softmax(&self, block: &Block, scores: &Array, probs: &Array, log_sums: &Array) -> Result {
         softmax::launch(
             &self.gpu.client,
             grid(block.count * block.rows),
@@ -473,7 +395,7 @@ impl Call<'_> {
         Ok(())
     }
 
-    fn softmax_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result<(), GpuError> {
+    fn softmax_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result {
         softmax_backward::launch(
             &self.gpu.client,
             grid(block.count * block.rows),
@@ -501,7 +423,7 @@ impl Call<'_> {
 
     /// From queries, `out` and `grad_out` of a block to the gradients of its queries, and its part of those of keys
     /// and values. The last block meets all keys, so it comes first and overwrites; the others add.
-    fn block_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result<(), GpuError> {
+    fn block_backward(&self, block: &Block, scratch: &Scratch, log_sums: &Array) -> Result {
         let Shape { seq_len, head_width, .. } = self.shape;
         let (gpu, count, end) = (self.gpu, block.count, block.end);
         let (queries, grad_out) =
@@ -569,88 +491,40 @@ impl Call<'_> {
         Batch { view: View::new(dense, [block.rows, block.end]), between: block.rows * block.end }
     }
 
+    /// Packed rows to dense matrices.
     fn gather(&self, place: Place, rows: &Array, dense: &Array) {
-        let lanes = self.lanes();
-        let count = self.count(&place) / lanes;
-        gather::launch(
-            &self.gpu.client,
-            grid_of_units(count),
-            line(UNITS),
-            lanes,
-            rows.vectors(lanes),
-            dense.vectors(lanes),
-            count,
-            self.shape.head_width / lanes,
-            place.group,
-            place.rows,
-            self.shape.kv_heads,
-            self.shape.seq_len,
-            place.first,
-            place.column / lanes,
-            place.row_width / lanes,
-            rows.element(),
-        );
+        self.copy(place, rows, dense, false);
     }
 
+    /// The reverse.
     fn scatter(&self, place: Place, dense: &Array, rows: &Array) {
-        let lanes = self.lanes();
-        let count = self.count(&place) / lanes;
-        scatter::launch(
+        self.copy(place, dense, rows, true);
+    }
+
+    fn copy(&self, place: Place, from: &Array, to: &Array, reverse: bool) {
+        let Shape { seq_len, kv_heads, head_width, .. } = self.shape;
+        let Place { first, rows, column, row_width, group } = place;
+        let lanes = lanes(&[head_width]);
+        let count = self.sequences.len() * kv_heads * rows * group * head_width / lanes;
+        copy_heads::launch(
             &self.gpu.client,
             grid_of_units(count),
             line(UNITS),
             lanes,
-            dense.vectors(lanes),
-            rows.vectors(lanes),
+            from.vectors(lanes),
+            to.vectors(lanes),
             count,
-            self.shape.head_width / lanes,
-            place.group,
-            place.rows,
-            self.shape.kv_heads,
-            self.shape.seq_len,
-            place.first,
-            place.column / lanes,
-            place.row_width / lanes,
-            dense.element(),
-            rows.element(),
+            head_width / lanes,
+            group,
+            rows,
+            kv_heads,
+            seq_len,
+            first,
+            column / lanes,
+            row_width / lanes,
+            reverse,
+            from.element(),
+            to.element(),
         );
-    }
-
-    /// Values of a dense block.
-    fn count(&self, place: &Place) -> usize {
-        self.sequences.len() * self.shape.kv_heads * place.rows * place.group * self.shape.head_width
-    }
-
-    fn lanes(&self) -> usize {
-        lanes(&[self.shape.head_width])
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_stay_within_the_scores_aimed_at() {
-        for seq_len in [1, 100, 128, 1000, 2048, 4096, 8192] {
-            for (heads, aimed) in
-                [(1, SCORES), (12, SCORES), (32, SCORES), (32, SCORES / 8), (32, 4 * SCORES)]
-            {
-                let shape = Shape { seq_len, heads, kv_heads: 1, head_width: 64 };
-                for all in [1, 3, 64, 1000, 100_000] {
-                    let [sequences, queries] = block_size(aimed, &shape, all);
-                    assert!(sequences >= 1 && sequences <= all && queries >= 1 && queries <= seq_len);
-                    let scores = sequences * heads * queries * seq_len;
-                    assert!(
-                        scores <= aimed || (sequences == 1 && queries <= QUERIES[0]),
-                        "{shape:?}: {scores}"
-                    );
-                    // The presets for GPUs stay within it.
-                    assert!(scores <= SCORES || aimed != SCORES, "{shape:?}: {scores}");
-                    let least = heads * QUERIES[0].min(seq_len) * seq_len;
-                    assert!(sequences == all || sequences == MATRICES || (sequences + 1) * least > aimed);
-                }
-            }
-        }
     }
 }

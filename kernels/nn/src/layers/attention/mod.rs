@@ -48,3 +48,73 @@ impl From<&model::ModelConfig> for Shape {
         }
     }
 }
+
+/// Scores that a GPU holds at once, unless [`Gpu::with_scores`](crate::gpu::Gpu::with_scores) sets another number: 128
+/// MiB in f32.
+pub const SCORES: usize = 1 << 25;
+/// Queries of a GPU's block, at least and at most, if the sequence has as many.
+pub const QUERIES: [usize; 2] = [128, 512];
+/// Matrices of a product at most: any grid has at least 65,535 cubes along a side.
+const MATRICES: usize = 1 << 14;
+
+/// Sequences at once, and queries of each in a block, for this many scores.
+fn block_size(scores: usize, shape: &Shape, sequences: usize) -> [usize; 2] {
+    let least = QUERIES[0].min(shape.seq_len);
+    let most = sequences.min(MATRICES / shape.kv_heads).max(1);
+    let sequences = (scores / (shape.heads * least * shape.seq_len)).clamp(1, most);
+    let queries = scores / (sequences * shape.heads * shape.seq_len) / QUERIES[0] * QUERIES[0];
+    [sequences, queries.clamp(QUERIES[0], QUERIES[1]).min(shape.seq_len)]
+}
+
+/// Values of the matrices of a GPU's block.
+struct Lengths {
+    queries: usize,
+    keys: usize,
+    scores: usize,
+}
+
+impl Lengths {
+    fn new(shape: &Shape, [sequences, queries]: [usize; 2]) -> Lengths {
+        Lengths {
+            queries: sequences * shape.heads * queries * shape.head_width,
+            keys: sequences * shape.kv_heads * shape.seq_len * shape.head_width,
+            scores: sequences * shape.heads * queries * shape.seq_len,
+        }
+    }
+}
+
+/// Bytes that the backward pass on a GPU takes beside its arguments, in values of `width` bytes, with [`SCORES`]. The
+/// forward pass takes less.
+pub(crate) fn backward_memory(shape: &Shape, sequences: usize, width: usize) -> usize {
+    let Lengths { queries, keys, scores } = Lengths::new(shape, block_size(SCORES, shape, sequences));
+    (2 * scores + 4 * queries + 2 * keys) * width + (2 * scores + 3 * keys) * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_stay_within_the_scores_aimed_at() {
+        for seq_len in [1, 100, 128, 1000, 2048, 4096, 8192] {
+            for (heads, aimed) in
+                [(1, SCORES), (12, SCORES), (32, SCORES), (32, SCORES / 8), (32, 4 * SCORES)]
+            {
+                let shape = Shape { seq_len, heads, kv_heads: 1, head_width: 64 };
+                for all in [1, 3, 64, 1000, 100_000] {
+                    let [sequences, queries] = block_size(aimed, &shape, all);
+                    assert!(sequences >= 1 && sequences <= all && queries >= 1 && queries <= seq_len);
+                    let scores = sequences * heads * queries * seq_len;
+                    assert!(
+                        scores <= aimed || (sequences == 1 && queries <= QUERIES[0]),
+                        "{shape:?}: {scores}"
+                    );
+                    // The presets for GPUs stay within it.
+                    assert!(scores <= SCORES || aimed != SCORES, "{shape:?}: {scores}");
+                    let least = heads * QUERIES[0].min(seq_len) * seq_len;
+                    assert!(sequences == all || sequences == MATRICES || (sequences + 1) * least > aimed);
+                }
+            }
+        }
+    }
+}

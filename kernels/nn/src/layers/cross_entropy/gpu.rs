@@ -7,16 +7,8 @@
 //! Bytes per logit, `F` being 4 or 2: losses read `F`; losses and gradient read `2F` and write `F`. The second read
 //! hits the cache if the rows of all running cubes fit.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use crate::gpu::{
-    Array, Gpu, GpuError, Tokens,
+    Array, Gpu, GpuError, Result, Tokens,
     launch::{UNITS, across, area, cube_max, cube_sum, exp, exp_of, grid, lanes, line, ln},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -103,7 +95,8 @@ fn losses<F: Float, N: Size>(
 
 impl Gpu {
     /// Writes to `losses` f32 `[N]`, from row `first` on, the loss of each row of `logits` `[rows, V]`, in nats. Their
-    /// targets are `targets[first..first + rows]` of the batch's `N`.
+    /// targets are `targets[first..first + rows]` of the batch's `N`. With a `scale`, also replaces `logits` by the
+    /// gradient of `scale · Σ losses`.
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
@@ -113,33 +106,8 @@ impl Gpu {
         targets: &Tokens,
         first: usize,
         losses: &Array,
-    ) -> Result<(), GpuError> {
-        self.losses(logits, targets, first, losses, None)
-    }
-
-    /// As [`Gpu::cross_entropy`], and replaces `logits` by the gradient of `scale · Σ losses`.
-    ///
-    /// # Errors
-    /// As [`Gpu::cross_entropy`].
-    pub fn cross_entropy_gradient(
-        &self,
-        logits: &Array,
-        targets: &Tokens,
-        first: usize,
-        losses: &Array,
-        scale: f32,
-    ) -> Result<(), GpuError> {
-        self.losses(logits, targets, first, losses, Some(scale))
-    }
-
-    fn losses(
-        &self,
-        logits: &Array,
-        targets: &Tokens,
-        first: usize,
-        losses: &Array,
         scale: Option<f32>,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let vocab = targets.vocab();
         let rows = logits.len().checked_div(vocab).unwrap_or(0);
         logits.expect_len(area(rows, vocab)?)?;

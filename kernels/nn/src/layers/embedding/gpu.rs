@@ -7,16 +7,8 @@
 //! Bytes per value of a row, `F` being 4 or 2: forward reads `F` and writes 4; backward reads 4, and reads and writes
 //! 4 per distinct token instead of per row.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use crate::gpu::{
-    Array, Gpu, GpuError, VALUES_MAX, argument,
+    Array, Gpu, GpuError, Result, VALUES_MAX, argument,
     launch::{area, grid, lanes, line, units_for},
 };
 use cubecl::{ir::ElemType, prelude::*, server::Handle};
@@ -25,11 +17,8 @@ use cubecl::{ir::ElemType, prelude::*, server::Handle};
 const PIECE_MIN: usize = 32;
 /// Pieces of a token at most.
 const PIECES_MAX: usize = 256;
-/// Words of a piece: its first row in sorted order, its number of rows, the row of its sum, and whether that is in the
-/// buffer of sums instead of the gradient.
-const PIECE_WORDS: usize = 4;
-/// Words of a token in pieces: its first sum, its number of sums, the token.
-const LONG_WORDS: usize = 3;
+/// Words of a span: its first row, its number of rows, and the row of the result.
+const SPAN: usize = 3;
 
 #[cube(launch)]
 fn gather<F: Float, N: Size>(
@@ -51,64 +40,41 @@ fn gather<F: Float, N: Size>(
     }
 }
 
-/// Adds up the rows of a piece into their token's gradient, or into `sums` for [`add_pieces`].
+/// Adds up the rows `from` of each span, in the order of `order` or in their own, and writes the sum to its row of
+/// `to`, or adds it.
 #[cube(launch)]
-fn add_rows<N: Size>(
-    pieces: &[u32],
-    rows: &[u32],
-    grad_x: &[Vector<f32, N>],
-    grad_embedding: &mut [Vector<f32, N>],
-    sums: &mut [Vector<f32, N>],
+fn sum_spans<N: Size>(
+    spans: &[u32],
+    order: &[u32],
+    from: &[Vector<f32, N>],
+    to: &mut [Vector<f32, N>],
     count: usize,
     width: usize,
     blocks: usize,
+    #[comptime] ordered: bool,
+    #[comptime] adds: bool,
     #[comptime] units: usize,
 ) {
-    let piece = CUBE_POS / blocks;
+    let span = CUBE_POS / blocks;
     let column = CUBE_POS % blocks * units + UNIT_POS as usize;
-    if piece < count {
+    if span < count {
         if column < width {
-            let words = PIECE_WORDS * piece;
-            let from = pieces[words] as usize;
-            let to = from + pieces[words + 1usize] as usize;
-            let at = pieces[words + 2usize] as usize * width + column;
+            let first = spans[SPAN * span] as usize;
+            let end = first + spans[SPAN * span + 1usize] as usize;
+            let at = spans[SPAN * span + 2usize] as usize * width + column;
             let mut sum = Vector::<f32, N>::new(0.0f32);
-            for index in from..to {
-                sum += grad_x[rows[index] as usize * width + column];
+            for index in first..end {
+                let mut row = index;
+                if comptime!(ordered) {
+                    row = order[index] as usize;
+                }
+                sum += from[row * width + column];
             }
-            if pieces[words + 3usize] == 0u32 {
-                grad_embedding[at] += sum;
+            if comptime!(adds) {
+                to[at] += sum;
             } else {
-                sums[at] = sum;
+                to[at] = sum;
             }
-        }
-    }
-}
-
-/// Adds the sums of each token's pieces to its gradient.
-#[cube(launch)]
-fn add_pieces<N: Size>(
-    longs: &[u32],
-    sums: &[Vector<f32, N>],
-    grad_embedding: &mut [Vector<f32, N>],
-    count: usize,
-    width: usize,
-    blocks: usize,
-    #[comptime] units: usize,
-) {
-    let long = CUBE_POS / blocks;
-    let column = CUBE_POS % blocks * units + UNIT_POS as usize;
-    if long < count {
-        if column < width {
-            let words = LONG_WORDS * long;
-            let from = longs[words] as usize;
-            let to = from + longs[words + 1usize] as usize;
-            let at = longs[words + 2usize] as usize * width + column;
-            let mut sum = Vector::<f32, N>::new(0.0f32);
-            for index in from..to {
-                sum += sums[index * width + column];
-            }
-            grad_embedding[at] += sum;
         }
     }
 }
@@ -142,47 +108,53 @@ impl Tokens {
 /// The rows of a batch sorted by token, on a GPU.
 #[derive(Clone)]
 pub struct Segments {
-    rows: Handle,
+    order: Handle,
     len: usize,
     vocab: usize,
-    pieces: Handle,
-    piece_count: usize,
-    longs: Handle,
-    long_count: usize,
-    /// Rows of the buffer of sums.
-    sums: usize,
+    /// Spans of `order`: of tokens with few rows, into the gradient; of pieces of the others, into the buffer of sums.
+    short: Spans,
+    pieces: Spans,
+    /// Spans of that buffer, into the gradient.
+    long: Spans,
+}
+
+#[derive(Clone)]
+struct Spans {
+    words: Handle,
+    count: usize,
 }
 
 /// [`Segments`] on the CPU.
+#[derive(Default)]
 struct Sorted {
-    rows: Vec<u32>,
-    pieces: Vec<[u32; PIECE_WORDS]>,
-    longs: Vec<[u32; LONG_WORDS]>,
-    sums: usize,
+    order: Vec<u32>,
+    short: Vec<[u32; SPAN]>,
+    pieces: Vec<[u32; SPAN]>,
+    long: Vec<[u32; SPAN]>,
 }
 
 impl Sorted {
     fn new(tokens: &[u32]) -> Sorted {
-        let mut rows: Vec<u32> = (0..tokens.len() as u32).collect();
+        let mut order: Vec<u32> = (0..tokens.len() as u32).collect();
         // A stable sort: rows of a token keep their order.
-        rows.sort_by_key(|row| tokens[*row as usize]);
-        let (mut pieces, mut longs, mut sums) = (Vec::new(), Vec::new(), 0);
+        order.sort_by_key(|row| tokens[*row as usize]);
+        let mut sorted = Sorted::default();
         let mut first = 0;
-        for segment in rows.chunk_by(|one, other| tokens[*one as usize] == tokens[*other as usize]) {
-            let token = tokens[segment[0] as usize];
+        for segment in order.chunk_by(|one, other| tokens[*one as usize] == tokens[*other as usize]) {
+            let (token, len) = (tokens[segment[0] as usize], segment.len() as u32);
             let piece = segment.len().div_ceil(PIECES_MAX).max(PIECE_MIN);
             if segment.len() <= piece {
-                pieces.push([first, segment.len() as u32, token, 0]);
+                sorted.short.push([first, len, token]);
             } else {
-                longs.push([sums, segment.len().div_ceil(piece) as u32, token]);
-                for (index, rows) in segment.chunks(piece).enumerate() {
-                    pieces.push([first + (index * piece) as u32, rows.len() as u32, sums, 1]);
-                    sums += 1;
+                let sum = sorted.pieces.len() as u32;
+                sorted.long.push([sum, segment.len().div_ceil(piece) as u32, token]);
+                for (rows, index) in segment.chunks(piece).zip(0..) {
+                    sorted.pieces.push([first + index * piece as u32, rows.len() as u32, sum + index]);
                 }
             }
-            first += segment.len() as u32;
+            first += len;
         }
-        Sorted { rows, pieces, longs, sums: sums as usize }
+        Sorted { order, ..sorted }
     }
 }
 
@@ -191,7 +163,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If a token is outside the vocabulary, or there are too many.
-    pub fn upload_tokens(&self, vocab: usize, tokens: &[u32]) -> Result<Tokens, GpuError> {
+    pub fn upload_tokens(&self, vocab: usize, tokens: &[u32]) -> Result<Tokens> {
         check(vocab, tokens)?;
         Ok(Tokens { words: self.words(tokens), len: tokens.len(), vocab })
     }
@@ -200,18 +172,18 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::upload_tokens`].
-    pub fn upload_segments(&self, vocab: usize, tokens: &[u32]) -> Result<Segments, GpuError> {
+    pub fn upload_segments(&self, vocab: usize, tokens: &[u32]) -> Result<Segments> {
         check(vocab, tokens)?;
-        let sorted = Sorted::new(tokens);
+        let Sorted { order, short, pieces, long } = Sorted::new(tokens);
+        let spans =
+            |spans: &[[u32; SPAN]]| Spans { words: self.words(spans.as_flattened()), count: spans.len() };
         Ok(Segments {
-            rows: self.words(&sorted.rows),
+            order: self.words(&order),
             len: tokens.len(),
             vocab,
-            pieces: self.words(sorted.pieces.as_flattened()),
-            piece_count: sorted.pieces.len(),
-            longs: self.words(sorted.longs.as_flattened()),
-            long_count: sorted.longs.len(),
-            sums: sorted.sums,
+            short: spans(&short),
+            pieces: spans(&pieces),
+            long: spans(&long),
         })
     }
 
@@ -219,7 +191,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
-    pub fn embedding(&self, embedding: &Array, tokens: &Tokens, x: &Array) -> Result<(), GpuError> {
+    pub fn embedding(&self, embedding: &Array, tokens: &Tokens, x: &Array) -> Result {
         let width = embedding.len().checked_div(tokens.vocab).unwrap_or(0);
         embedding.expect_len(area(tokens.vocab, width)?)?;
         x.expect_len(area(tokens.len, width)?)?;
@@ -252,12 +224,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
-    pub fn embedding_backward(
-        &self,
-        segments: &Segments,
-        grad_x: &Array,
-        grad_embedding: &Array,
-    ) -> Result<(), GpuError> {
+    pub fn embedding_backward(&self, segments: &Segments, grad_x: &Array, grad_embedding: &Array) -> Result {
         let width = grad_embedding.len().checked_div(segments.vocab).unwrap_or(0);
         grad_embedding.expect_len(area(segments.vocab, width)?)?;
         grad_x.expect_len(area(segments.len, width)?)?;
@@ -267,45 +234,39 @@ impl Gpu {
         let lanes = lanes(&[width]);
         let units = units_for(width / lanes);
         let blocks = (width / lanes).div_ceil(units);
-        let sums_len = area(segments.sums, width)?;
+        let sum = |spans: &Spans, ordered, adds, from: BufferArg, to: BufferArg| {
+            if spans.count > 0 {
+                sum_spans::launch(
+                    &self.client,
+                    grid(spans.count * blocks),
+                    line(units),
+                    lanes,
+                    argument(&spans.words, SPAN * spans.count),
+                    argument(&segments.order, segments.len),
+                    from,
+                    to,
+                    spans.count,
+                    width / lanes,
+                    blocks,
+                    ordered,
+                    adds,
+                    units,
+                );
+            }
+        };
+        let sums_len = area(segments.pieces.count, width)?;
         let sums = self.uninit_words(sums_len.max(lanes));
-        add_rows::launch(
-            &self.client,
-            grid(segments.piece_count * blocks),
-            line(units),
-            lanes,
-            argument(&segments.pieces, PIECE_WORDS * segments.piece_count),
-            argument(&segments.rows, segments.len),
-            grad_x.f32s(lanes)?,
-            grad_embedding.f32s(lanes)?,
-            argument(&sums, sums_len / lanes),
-            segments.piece_count,
-            width / lanes,
-            blocks,
-            units,
-        );
-        if segments.long_count > 0 {
-            add_pieces::launch(
-                &self.client,
-                grid(segments.long_count * blocks),
-                line(units),
-                lanes,
-                argument(&segments.longs, LONG_WORDS * segments.long_count),
-                argument(&sums, sums_len / lanes),
-                grad_embedding.f32s(lanes)?,
-                segments.long_count,
-                width / lanes,
-                blocks,
-                units,
-            );
-        }
+        let sums = || argument(&sums, sums_len / lanes);
+        sum(&segments.short, true, true, grad_x.f32s(lanes)?, grad_embedding.f32s(lanes)?);
+        sum(&segments.pieces, true, false, grad_x.f32s(lanes)?, sums());
+        sum(&segments.long, false, true, sums(), grad_embedding.f32s(lanes)?);
         Ok(())
     }
 }
 
-fn check(vocab: usize, tokens: &[u32]) -> Result<(), GpuError> {
-    if tokens.len() > VALUES_MAX / PIECE_WORDS {
-        return Err(GpuError::TooLong { max: VALUES_MAX / PIECE_WORDS });
+fn check(vocab: usize, tokens: &[u32]) -> Result {
+    if tokens.len() > VALUES_MAX / SPAN {
+        return Err(GpuError::TooLong { max: VALUES_MAX / SPAN });
     }
     match tokens.iter().position(|token| *token as usize >= vocab) {
         Some(position) => Err(GpuError::Token { position, token: tokens[position], vocab }),
@@ -322,36 +283,37 @@ mod tests {
     fn check_sorted(tokens: &[u32]) {
         let sorted = Sorted::new(tokens);
         let mut seen = vec![false; tokens.len()];
-        let mut pieces_of_sum = vec![None; sorted.sums];
+        let mut token_of_sum = vec![None; sorted.pieces.len()];
+        let mut spans: Vec<_> = sorted.short.iter().map(|span| (span, false)).collect();
+        spans.extend(sorted.pieces.iter().map(|span| (span, true)));
+        spans.sort_unstable();
         let mut after = 0;
-        for [first, count, to, beside] in &sorted.pieces {
+        for ([first, count, to], is_piece) in spans {
             assert_eq!(*first, after);
             after += count;
-            let rows = &sorted.rows[*first as usize..after as usize];
+            let rows = &sorted.order[*first as usize..after as usize];
             assert!(rows.is_sorted() && !rows.is_empty());
             let token = tokens[rows[0] as usize];
             assert!(rows.iter().all(|row| tokens[*row as usize] == token));
             for row in rows {
                 assert!(!std::mem::replace(&mut seen[*row as usize], true));
             }
-            match beside {
-                0 => assert_eq!(*to, token),
-                _ => assert_eq!(pieces_of_sum[*to as usize].replace(token), None),
+            match is_piece {
+                false => assert_eq!(*to, token),
+                true => assert_eq!(token_of_sum[*to as usize].replace(token), None),
             }
         }
         assert!(seen.iter().all(|seen| *seen));
         let mut sums = 0;
-        for [first, count, token] in &sorted.longs {
+        for [first, count, token] in &sorted.long {
             assert_eq!(*first, sums);
             sums += count;
             assert!(*count as usize <= PIECES_MAX);
-            assert!(pieces_of_sum[*first as usize..sums as usize].iter().all(|of| *of == Some(*token)));
+            assert!(token_of_sum[*first as usize..sums as usize].iter().all(|of| *of == Some(*token)));
         }
-        assert_eq!(sums as usize, sorted.sums);
+        assert_eq!(sums as usize, sorted.pieces.len());
         // No token has two places that add to its gradient.
-        let mut targets: Vec<u32> =
-            sorted.pieces.iter().filter(|piece| piece[3] == 0).map(|piece| piece[2]).collect();
-        targets.extend(sorted.longs.iter().map(|long| long[2]));
+        let mut targets: Vec<u32> = sorted.short.iter().chain(&sorted.long).map(|span| span[2]).collect();
         targets.sort_unstable();
         assert!(targets.is_sorted_by(|one, other| one < other));
     }

@@ -3,19 +3,11 @@
 //! The kernels are `cubek-matmul`'s, the library behind Burn's products on GPUs, called without its autotuning:
 //! [`algorithms`] chooses by shape and device, so that a product is always summed in the same order. Operands are
 //! read in place, transposed or not; sums are `f32`. The library only overwrites its output, so a product that is
-//! added goes through a temporary array of at most [`SUM_VALUES`] values.
+//! added goes through a temporary array of at most [`SUM_VALUES`](super::SUM_VALUES) values.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
-use super::Write;
+use super::{Write, rows_at_once};
 use crate::gpu::{
-    Array, Gpu, GpuError, Precision,
+    Array, Gpu, GpuError, Precision, Result,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{
@@ -32,10 +24,6 @@ use cubek_matmul::{
 use cubek_std::InputBinding;
 use std::ops::Range;
 
-/// Values of the temporary array of a product that is added: 64 MiB.
-pub const SUM_VALUES: usize = 1 << 24;
-/// Rows of such a product come in multiples of this, so that an operand begins where a device lets a buffer begin.
-const ROWS: usize = 256;
 /// The narrowest side that is worth a tensor core's tile.
 const TILE: usize = 16;
 /// From this inner dimension on, two stages are loaded in turn.
@@ -170,14 +158,7 @@ impl Gpu {
     ///
     /// # Panics
     /// If the shapes do not fit.
-    pub fn product(
-        &self,
-        write: Write,
-        out: &Array,
-        [m, n]: [usize; 2],
-        lhs: View,
-        rhs: View,
-    ) -> Result<(), GpuError> {
+    pub fn product(&self, write: Write, out: &Array, [m, n]: [usize; 2], lhs: View, rhs: View) -> Result {
         out.expect_len(m * n)?;
         let (lhs_shape, rhs_shape) = (lhs.shape(), rhs.shape());
         assert_eq!(lhs_shape[1], rhs_shape[0], "inner dimensions");
@@ -189,7 +170,7 @@ impl Gpu {
         if write == Write::Set {
             return self.products(1, out, lhs.single(), rhs.single());
         }
-        let at_once = (SUM_VALUES / n / ROWS * ROWS).clamp(ROWS, m.next_multiple_of(ROWS)).min(m);
+        let at_once = rows_at_once([m, n]);
         let sums = self.temporary(at_once * n, Precision::F32)?;
         for begin in (0..m).step_by(at_once) {
             let rows = begin..(begin + at_once).min(m);
@@ -205,13 +186,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::product`], or if the device lacks the algorithm.
-    pub fn product_by(
-        &self,
-        algorithm: Algorithm,
-        out: &Array,
-        lhs: View,
-        rhs: View,
-    ) -> Result<(), GpuError> {
+    pub fn product_by(&self, algorithm: Algorithm, out: &Array, lhs: View, rhs: View) -> Result {
         self.products_by(&[algorithm], 1, out, lhs.single(), rhs.single())
     }
 
@@ -230,7 +205,7 @@ impl Gpu {
     }
 
     /// `count` products, whose results are contiguous in the first values of `out`.
-    pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result<(), GpuError> {
+    pub(crate) fn products(&self, count: usize, out: &Array, lhs: Batch, rhs: Batch) -> Result {
         let [m, k] = lhs.view.shape();
         let operands = lhs.view.array.precision();
         let algorithms = algorithms(self.has_tensor_cores(operands), operands, [m, rhs.view.shape()[1], k]);
@@ -245,7 +220,7 @@ impl Gpu {
         out: &Array,
         lhs: Batch,
         rhs: Batch,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let (lhs_array, rhs_array) = (lhs.view.array, rhs.view.array);
         rhs_array.expect_precision(lhs_array.precision())?;
         if out.precision() != Precision::F32 {
@@ -276,7 +251,7 @@ impl Gpu {
     }
 
     /// A batch as the library takes it.
-    fn binding(&self, count: usize, Batch { view, between }: Batch) -> Result<TensorBinding, GpuError> {
+    fn binding(&self, count: usize, Batch { view, between }: Batch) -> Result<TensorBinding> {
         let View { array, rows, columns, first, stride, transposed } = view;
         let end = first + (count - 1) * between + rows.saturating_sub(1) * stride + columns;
         if end > array.len() {
@@ -303,7 +278,7 @@ impl Gpu {
         from: &Array,
         count: usize,
         [block, whole]: [usize; 2],
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let lanes = lanes(&[first, count, block, whole]);
         add::launch(
             &self.client,

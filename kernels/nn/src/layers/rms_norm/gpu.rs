@@ -5,16 +5,8 @@
 //! Bytes per value, `F` being 4 or 2: forward reads 4 and writes `F`; backward reads `8 + F` and writes 4. The second
 //! read of a row hits the cache.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use crate::gpu::{
-    Array, Gpu, GpuError, argument,
+    Array, Gpu, Result, argument,
     launch::{across, area, cube_sum, grid, lanes, line, units_for},
 };
 use cubecl::{
@@ -172,7 +164,8 @@ fn blocks(rows: usize) -> (usize, usize) {
 
 impl Gpu {
     /// Writes `y` `[N, D]` and `inverse_roots` f32 `[N]`, `1 / √(mean x² + ε)`, which the backward pass needs. `x` is
-    /// f32 `[N, D]`, `gain` f32 `[D]`.
+    /// f32 `[N, D]`, `gain` f32 `[D]`. Without an `epsilon` it reads the roots that an earlier call wrote, and `y` has
+    /// the same bits.
     ///
     /// # Errors
     /// If lengths or precisions differ from that.
@@ -180,36 +173,10 @@ impl Gpu {
         &self,
         x: &Array,
         gain: &Array,
-        epsilon: f32,
+        epsilon: Option<f32>,
         y: &Array,
         inverse_roots: &Array,
-    ) -> Result<(), GpuError> {
-        self.norm_rows(x, gain, epsilon, y, inverse_roots, false)
-    }
-
-    /// Writes the `y` of [`Gpu::rms_norm`] again, to the bit.
-    ///
-    /// # Errors
-    /// As [`Gpu::rms_norm`].
-    pub fn rms_norm_from_roots(
-        &self,
-        x: &Array,
-        gain: &Array,
-        inverse_roots: &Array,
-        y: &Array,
-    ) -> Result<(), GpuError> {
-        self.norm_rows(x, gain, 0.0, y, inverse_roots, true)
-    }
-
-    fn norm_rows(
-        &self,
-        x: &Array,
-        gain: &Array,
-        epsilon: f32,
-        y: &Array,
-        inverse_roots: &Array,
-        known: bool,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let (rows, width) = rows_of(x, gain, inverse_roots)?;
         y.expect_len(x.len())?;
         if x.is_empty() {
@@ -229,8 +196,8 @@ impl Gpu {
             rows,
             width / lanes,
             1.0 / width as f32,
-            epsilon,
-            known,
+            epsilon.unwrap_or(0.0),
+            epsilon.is_none(),
             units,
             y.element(),
         );
@@ -251,7 +218,7 @@ impl Gpu {
         grad_y: &Array,
         grad_x: &Array,
         grad_gain: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let (rows, width) = rows_of(x, gain, inverse_roots)?;
         grad_y.expect_len(x.len())?;
         grad_x.expect_len(x.len())?;
@@ -299,7 +266,7 @@ impl Gpu {
 }
 
 /// Number and width of the rows.
-fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize), GpuError> {
+fn rows_of(x: &Array, gain: &Array, inverse_roots: &Array) -> Result<(usize, usize)> {
     let (rows, width) = (inverse_roots.len(), gain.len());
     x.expect_len(area(rows, width)?)?;
     Ok((rows, width))

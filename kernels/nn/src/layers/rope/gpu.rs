@@ -3,17 +3,9 @@
 //! Bytes per rotated value, `F` being 4 or 2: reads and writes `F`. A unit rotates a pair of vectors in each of up to
 //! eight heads, so that the tables are read once for eight.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::{Angles, Rotation};
 use crate::gpu::{
-    Array, Gpu, GpuError, Precision,
+    Array, Gpu, GpuError, Precision, Result,
     launch::{UNITS, area, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -81,7 +73,7 @@ impl Gpu {
     ///
     /// # Errors
     /// As [`Gpu::array`].
-    pub fn upload_angles(&self, angles: &Angles) -> Result<GpuAngles, GpuError> {
+    pub fn upload_angles(&self, angles: &Angles) -> Result<GpuAngles> {
         let [half, positions] = [angles.half(), angles.positions()];
         let tables = self.upload(&angles.tables().concat(), Precision::F32)?;
         Ok(GpuAngles { tables, half, positions })
@@ -100,7 +92,7 @@ impl Gpu {
         seq_len: usize,
         angles: &GpuAngles,
         rotation: Rotation,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         let rows = x.len().checked_div(row_width).unwrap_or(0);
         x.expect_len(area(rows, row_width)?)?;
         let half = angles.half;

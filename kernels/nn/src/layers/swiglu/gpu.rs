@@ -3,7 +3,7 @@
 //! Bytes per value of `h`, `F` being 4 or 2: forward reads `2F` and writes `F`; backward reads and writes `3F`.
 
 use crate::gpu::{
-    Array, Gpu, GpuError,
+    Array, Gpu, Result,
     launch::{UNITS, area, exp, grid_of_units, lanes, line, same},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -17,12 +17,14 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
     select_many(x.less_than(&Vector::new(0.0f32)), e * positive, positive)
 }
 
+/// `h`, and on request the gradients of gates and ups in their place; `h` then holds its gradient before.
 #[cube(launch)]
-fn forward<F: Float, N: Size>(
-    gates_and_ups: &[Vector<F, N>],
+fn pass<F: Float, N: Size>(
+    gates_and_ups: &mut [Vector<F, N>],
     h: &mut [Vector<F, N>],
     count: usize,
     width: usize,
+    #[comptime] backward: bool,
     #[define(F)] _kept: ElemType,
 ) {
     let at = ABSOLUTE_POS;
@@ -30,41 +32,45 @@ fn forward<F: Float, N: Size>(
         let gate_at = at + at / width * width;
         let gate = Vector::<f32, N>::cast_from(gates_and_ups[gate_at]);
         let up = Vector::<f32, N>::cast_from(gates_and_ups[gate_at + width]);
-        h[at] = Vector::cast_from(gate * sigmoid::<N>(gate) * up);
-    }
-}
-
-#[cube(launch)]
-fn backward<F: Float, N: Size>(
-    gates_and_ups: &mut [Vector<F, N>],
-    grad_h: &mut [Vector<F, N>],
-    count: usize,
-    width: usize,
-    #[define(F)] _kept: ElemType,
-) {
-    let at = ABSOLUTE_POS;
-    if at < count {
-        let gate_at = at + at / width * width;
-        let gate = Vector::<f32, N>::cast_from(gates_and_ups[gate_at]);
-        let up = Vector::<f32, N>::cast_from(gates_and_ups[gate_at + width]);
-        let gradient = Vector::<f32, N>::cast_from(grad_h[at]);
         let sigmoid = sigmoid::<N>(gate);
         let silu = gate * sigmoid;
-        let slope = sigmoid + silu * (Vector::new(1.0f32) - sigmoid);
-        grad_h[at] = Vector::cast_from(silu * up);
-        gates_and_ups[gate_at] = Vector::cast_from(gradient * up * slope);
-        gates_and_ups[gate_at + width] = Vector::cast_from(gradient * silu);
+        if comptime!(backward) {
+            let gradient = Vector::<f32, N>::cast_from(h[at]);
+            let slope = sigmoid + silu * (Vector::new(1.0f32) - sigmoid);
+            gates_and_ups[gate_at] = Vector::cast_from(gradient * up * slope);
+            gates_and_ups[gate_at + width] = Vector::cast_from(gradient * silu);
+        }
+        h[at] = Vector::cast_from(silu * up);
     }
 }
 
 impl Gpu {
     /// Writes `h` `[N, F]`, `width` being `F`, for `[N, 2F]` of gates and ups.
-    pub fn swiglu(&self, gates_and_ups: &Array, width: usize, h: &Array) -> Result<(), GpuError> {
-        let lanes = check(gates_and_ups, width, h)?;
+    ///
+    /// # Errors
+    /// If lengths or precisions differ from that.
+    pub fn swiglu(&self, gates_and_ups: &Array, width: usize, h: &Array) -> Result {
+        self.swiglu_pass(gates_and_ups, width, h, false)
+    }
+
+    /// Turns gates and ups into their gradients, and the gradient of `h` into `h`.
+    ///
+    /// # Errors
+    /// As [`Gpu::swiglu`].
+    pub fn swiglu_backward(&self, gates_and_ups: &Array, width: usize, grad_h: &Array) -> Result {
+        self.swiglu_pass(gates_and_ups, width, grad_h, true)
+    }
+
+    fn swiglu_pass(&self, gates_and_ups: &Array, width: usize, h: &Array, backward: bool) -> Result {
+        let rows = h.len().checked_div(width).unwrap_or(0);
+        h.expect_len(area(rows, width)?)?;
+        gates_and_ups.expect_len(area(rows, 2 * width)?)?;
+        same(gates_and_ups, h)?;
         if h.is_empty() {
             return Ok(());
         }
-        forward::launch(
+        let lanes = lanes(&[width]);
+        pass::launch(
             &self.client,
             grid_of_units(h.len() / lanes),
             line(UNITS),
@@ -73,42 +79,9 @@ impl Gpu {
             h.vectors(lanes),
             h.len() / lanes,
             width / lanes,
+            backward,
             h.element(),
         );
         Ok(())
     }
-
-    /// Turns gates and ups into their gradients, and the gradient of `h` into `h`.
-    pub fn swiglu_backward(
-        &self,
-        gates_and_ups: &Array,
-        width: usize,
-        grad_h: &Array,
-    ) -> Result<(), GpuError> {
-        let lanes = check(gates_and_ups, width, grad_h)?;
-        if grad_h.is_empty() {
-            return Ok(());
-        }
-        backward::launch(
-            &self.client,
-            grid_of_units(grad_h.len() / lanes),
-            line(UNITS),
-            lanes,
-            gates_and_ups.vectors(lanes),
-            grad_h.vectors(lanes),
-            grad_h.len() / lanes,
-            width / lanes,
-            grad_h.element(),
-        );
-        Ok(())
-    }
-}
-
-/// Vectors' width, if the arrays fit one another.
-fn check(gates_and_ups: &Array, width: usize, h: &Array) -> Result<usize, GpuError> {
-    let rows = h.len().checked_div(width).unwrap_or(0);
-    h.expect_len(area(rows, width)?)?;
-    gates_and_ups.expect_len(area(rows, 2 * width)?)?;
-    same(gates_and_ups, h)?;
-    Ok(lanes(&[width]))
 }

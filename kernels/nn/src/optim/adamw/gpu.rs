@@ -2,17 +2,9 @@
 //!
 //! Bytes per value, `F` being 4 or 2: reads 16, writes `12 + F`.
 
-#![allow(clippy::too_many_arguments, reason = "a kernel's arguments are its buffers")]
-#![allow(
-    clippy::collapsible_if,
-    clippy::assign_op_pattern,
-    clippy::needless_range_loop,
-    reason = "the forms that CubeCL expands"
-)]
-
 use super::Coefficients;
 use crate::gpu::{
-    Array, Gpu, GpuError,
+    Array, Gpu, Result,
     launch::{UNITS, grid_of_units, lanes, line},
 };
 use cubecl::{ir::ElemType, prelude::*};
@@ -67,7 +59,7 @@ impl Gpu {
         mean: &Array,
         square: &Array,
         gradient: &Array,
-    ) -> Result<(), GpuError> {
+    ) -> Result {
         for array in [Some(mean), Some(square), Some(gradient), copy].into_iter().flatten() {
             array.expect_len(weights.len())?;
         }

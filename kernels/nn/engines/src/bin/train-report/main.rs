@@ -6,25 +6,58 @@
 //! GPU is measured instead, or compared with the CPU: `docs/gpu.md`.
 
 mod agree;
-mod cpu;
-mod gpu;
 #[cfg(feature = "gpu")]
-mod kernels;
+mod closeness;
+mod cpu_products;
 mod measure;
-mod products;
+#[cfg(feature = "gpu")]
+mod rates;
+mod train;
 mod twin;
 
 use anyhow::Context as _;
 use clap::Parser;
-use cpu::Report;
+use kernels::measure::{Column, text};
 use model::ModelConfig;
 use nn::{Device, DeviceError, DeviceName, ModelError};
-use serde::{Serialize, de::DeserializeOwned};
+use serde_json::Value;
 use std::{
-    fmt, fs,
+    fs,
     path::PathBuf,
     process::{Command, ExitCode},
 };
+
+const MIB: f64 = 1.0 / (1 << 20) as f64;
+/// Of the tables in a report's text.
+const COLUMNS: [Column; 27] = [
+    Column::new("name", "name", 1.0, 0),
+    Column::new("preset", "preset", 1.0, 0),
+    Column::new("parameters", "parameters", 1.0, 0),
+    Column::new("batch", "batch", 1.0, 0),
+    Column::new("micro", "micro_batch", 1.0, 0),
+    Column::new("seq_len", "seq_len", 1.0, 0),
+    Column::new("threads", "threads", 1.0, 0),
+    Column::new("vectors", "instructions", 1.0, 0),
+    Column::new("products", "precision", 1.0, 0),
+    Column::new("recompute", "recompute", 1.0, 0),
+    Column::new("tokens/s", "tokens_per_second", 1.0, 0),
+    Column::new("ms/step", "ms_per_step", 1.0, 1),
+    Column::new("tokens/CPU-s", "tokens_per_cpu_second", 1.0, 0),
+    Column::new("CPU ms/step", "cpu_ms_per_step", 1.0, 1),
+    Column::new("GFLOP/CPU-s", "gflops_per_cpu_second", 1.0, 1),
+    Column::new("utilisation, %", "utilisation", 100.0, 0),
+    Column::new("matmul, %", "matmul_share", 100.0, 0),
+    Column::new("MFU, %", "mfu", 100.0, 1),
+    Column::new("memory, MiB", "memory_peak_bytes", MIB, 0),
+    Column::new("estimate, MiB", "memory_estimate_bytes", MIB, 0),
+    Column::new("ms", "seconds", 1e3, 3),
+    Column::new("moved GB/s", "moved_gbps", 1.0, 2),
+    Column::new("of a copy, %", "share_of_copy", 100.0, 1),
+    Column::new("TFLOP/s", "tflops", 1.0, 3),
+    Column::new("device", "device", 1.0, 0),
+    Column::new("losses apart, 1e-6", "difference", 1e6, 2),
+    Column::new("bound, 1e-6", "bound", 1e6, 0),
+];
 
 /// Default presets, on the CPU and on a GPU.
 const PRESETS: [&str; 3] = ["117k", "1m", "6m"];
@@ -87,6 +120,12 @@ struct Options {
     alone: bool,
 }
 
+impl Options {
+    fn on_cpu(&self) -> bool {
+        self.device.name == DeviceName::Cpu
+    }
+}
+
 /// Exit status: 0 measured, or agreed; 4 the device is absent or cannot be used; 1 everything else.
 fn main() -> ExitCode {
     match run(&Options::parse()) {
@@ -117,7 +156,7 @@ fn teraflops(text: &str) -> Result<f64, String> {
 }
 
 fn run(options: &Options) -> anyhow::Result<()> {
-    let on_cpu = options.device.name == DeviceName::Cpu;
+    let on_cpu = options.on_cpu();
     let presets: Vec<&str> = match &options.presets[..] {
         [] if options.agree || options.losses => vec!["117k"],
         [] if on_cpu => PRESETS.to_vec(),
@@ -135,110 +174,56 @@ fn run(options: &Options) -> anyhow::Result<()> {
             "name one preset: --agree, --losses and --twin are for a single one"
         );
     }
+    anyhow::ensure!(!on_cpu || !options.kernels, "--kernels is for a GPU: name one with --device");
+    anyhow::ensure!(!on_cpu || options.twin.is_none(), "--twin is for a GPU: name one with --device");
     if options.kernels {
-        anyhow::ensure!(!on_cpu, "--kernels is for a GPU: name one with --device");
-        return measure_kernels(options);
-    }
-    if options.losses {
-        return cpu::print_losses(presets[0], options);
-    }
-    if options.agree {
-        return print(options, &agree::agree(presets[0], options)?);
-    }
-    if options.alone {
-        let measured = match on_cpu {
-            true => serde_json::to_string(&cpu::measure(presets[0], options)?)?,
-            false => serde_json::to_string(&gpu::measure(presets[0], options)?)?,
-        };
-        println!("{measured}");
-        return Ok(());
-    }
-    if on_cpu {
-        anyhow::ensure!(options.twin.is_none(), "--twin is for a GPU: name one with --device");
-        print(options, &Report::new(in_own_processes(&presets, options)?))
+        print(options, measure_kernels(options)?)
+    } else if options.losses {
+        train::print_losses(presets[0], options)
+    } else if options.agree {
+        print(options, agree::agree(presets[0], options)?)
+    } else if options.alone {
+        println!("{}", train::measure(presets[0], options)?);
+        Ok(())
     } else {
-        print(options, &gpu::Report::new(options.device, in_own_processes(&presets, options)?))
+        let measured = presets.iter().map(|preset| in_own_process(preset, options));
+        print(options, train::report(options, &measured.collect::<anyhow::Result<Vec<Value>>>()?))
     }
-}
-
-/// Compares the kernels of a GPU with the CPU's, and returns the number of comparisons; 0 for a device without
-/// kernels of ours.
-///
-/// # Errors
-/// If a kernel in use is too far off.
-#[cfg(feature = "gpu")]
-fn kernels_agree(device: Device) -> anyhow::Result<usize> {
-    if device.name == DeviceName::Cpu || device.engine() == nn::EngineKind::Burn {
-        return Ok(0);
-    }
-    let all = kernels::closeness(device)?;
-    let describe =
-        |it: &kernels::Closeness| format!("  {}: {:.1e}, bound {:.1e}", it.what, it.error, it.bound);
-    let unused: Vec<String> = all.iter().filter(|it| it.holds() && !it.is_close()).map(describe).collect();
-    if !unused.is_empty() {
-        eprintln!(
-            "{device}: unused algorithms for products are off, which is no failure:\n{}",
-            unused.join("\n")
-        );
-    }
-    let apart: Vec<String> = all.iter().filter(|it| !it.holds()).map(describe).collect();
-    anyhow::ensure!(
-        apart.is_empty(),
-        "{} of {} kernels are too far from the CPU's:\n{}",
-        apart.len(),
-        all.len(),
-        apart.join("\n")
-    );
-    Ok(all.len())
-}
-
-#[cfg(not(feature = "gpu"))]
-fn kernels_agree(_: Device) -> anyhow::Result<usize> {
-    Ok(0)
 }
 
 #[cfg(feature = "gpu")]
-fn measure_kernels(options: &Options) -> anyhow::Result<()> {
-    let limits = kernels::Options { mebivalues: options.mebivalues, rounds: options.rounds };
-    print(options, &kernels::measure(&limits, options.device)?)
+fn measure_kernels(options: &Options) -> anyhow::Result<Value> {
+    rates::measure(options)
 }
 
 #[cfg(not(feature = "gpu"))]
-fn measure_kernels(options: &Options) -> anyhow::Result<()> {
+fn measure_kernels(options: &Options) -> anyhow::Result<Value> {
     Err(DeviceError::WithoutGpu { device: options.device }.into())
 }
 
-fn print(options: &Options, report: &(impl Serialize + fmt::Display)) -> anyhow::Result<()> {
-    let json = serde_json::to_string_pretty(report)?;
+/// Prints a report, as JSON or as text.
+fn print(options: &Options, report: Value) -> anyhow::Result<()> {
+    let json = format!("{report:#}");
     if let Some(file) = &options.out {
         fs::write(file, &json).with_context(|| format!("could not write {}", file.display()))?;
     }
     if options.json {
         println!("{json}");
     } else {
-        print!("{report}");
+        print!("{}", text(&report, &COLUMNS));
     }
     Ok(())
 }
 
-fn in_own_processes<P: DeserializeOwned>(presets: &[&str], options: &Options) -> anyhow::Result<Vec<P>> {
-    presets.iter().map(|preset| in_own_process(preset, options)).collect()
-}
-
-fn in_own_process<P: DeserializeOwned>(preset: &str, options: &Options) -> anyhow::Result<P> {
+fn in_own_process(preset: &str, options: &Options) -> anyhow::Result<Value> {
     let program = std::env::current_exe().context("could not find this program's own file")?;
     let mut command = Command::new(program);
     command.args(["--alone", "--preset", preset, "--steps", &options.steps.to_string()]);
     command.args(["--device", &options.device.to_string()]);
-    if let Some(batch) = options.batch {
-        command.args(["--batch", &batch.to_string()]);
+    for (flag, value) in [("--batch", options.batch), ("--micro-batch", options.micro_batch)] {
+        command.args(value.map(|value| [flag.to_owned(), value.to_string()]).into_iter().flatten());
     }
-    if let Some(micro_batch) = options.micro_batch {
-        command.args(["--micro-batch", &micro_batch.to_string()]);
-    }
-    if let Some(peak) = options.peak_tflops {
-        command.args(["--peak-tflops", &peak.to_string()]);
-    }
+    command.args(options.peak_tflops.map(|peak| format!("--peak-tflops={peak}")));
     if let Some(directory) = &options.twin {
         command.arg("--twin").arg(directory);
     }

@@ -5,7 +5,7 @@
 //! queries.
 
 use crate::measure::took;
-use model::ModelConfig;
+use model::{ModelConfig, Recipe};
 use nn::layers::matmul::{Mat, MatMut, Threads, Write, matmul};
 
 /// Queries of attention that are multiplied at once.
@@ -32,7 +32,8 @@ pub fn flops_per_token(config: &ModelConfig) -> f64 {
 }
 
 /// CPU seconds of the products of a step, the shortest of some rounds.
-pub fn seconds(config: &ModelConfig, batch: usize, micro_batch: usize) -> f64 {
+pub fn seconds(config: &ModelConfig, recipe: &Recipe) -> f64 {
+    let &Recipe { batch, micro_batch, .. } = recipe;
     let of = |sequences: usize| -> f64 {
         if sequences == 0 { 0.0 } else { products(config, sequences).iter().map(shortest).sum() }
     };
@@ -41,15 +42,19 @@ pub fn seconds(config: &ModelConfig, batch: usize, micro_batch: usize) -> f64 {
 
 /// Floating-point operations per second of CPU time in a large product.
 pub fn peak_flops() -> f64 {
-    let product = Product {
-        rows: 1024,
-        inner: 1024,
-        columns: 1024,
-        times: 1,
-        threads: Threads::Pool,
-        transposed: [false, true],
-    };
+    let product = Product::new([1024; 3], 1, Threads::Pool, [false, true]);
     2.0 * 1024f64.powi(3) / shortest(&product)
+}
+
+impl Product {
+    fn new(
+        [rows, inner, columns]: [usize; 3],
+        times: usize,
+        threads: Threads,
+        transposed: [bool; 2],
+    ) -> Product {
+        Product { rows, inner, columns, times, threads, transposed }
+    }
 }
 
 fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
@@ -59,17 +64,9 @@ fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
 
     // A weight, forward, and for both gradients.
     let mut weight = |rows, columns, tokens, times| {
-        let product = Product {
-            rows: tokens,
-            inner: columns,
-            columns: rows,
-            times,
-            threads: Threads::Pool,
-            transposed: [false, true],
-        };
-        all.push(product);
-        all.push(Product { inner: rows, columns, transposed: [false, false], ..product });
-        all.push(Product { rows, inner: tokens, columns, transposed: [true, false], ..product });
+        all.push(Product::new([tokens, columns, rows], times, Threads::Pool, [false, true]));
+        all.push(Product::new([tokens, rows, columns], times, Threads::Pool, [false, false]));
+        all.push(Product::new([rows, tokens, columns], times, Threads::Pool, [true, false]));
     };
     weight(d_model, d_model, tokens, 2 * layers);
     weight(kv_heads * width, d_model, tokens, 2 * layers);
@@ -82,23 +79,10 @@ fn products(config: &ModelConfig, sequences: usize) -> Vec<Product> {
     let times = layers * sequences * heads;
     for first in (0..seq_len).step_by(QUERIES) {
         let end = (first + QUERIES).min(seq_len);
-        let scores = Product {
-            rows: end - first,
-            inner: width,
-            columns: end,
-            times: 2 * times,
-            threads: Threads::One,
-            transposed: [false, true],
-        };
-        all.push(Product { times: 3 * times, ..scores });
-        all.push(Product { inner: end, columns: width, transposed: [false, false], ..scores });
-        all.push(Product {
-            rows: end,
-            inner: end - first,
-            columns: width,
-            transposed: [true, false],
-            ..scores
-        });
+        let queries = end - first;
+        all.push(Product::new([queries, width, end], 3 * times, Threads::One, [false, true]));
+        all.push(Product::new([queries, end, width], 2 * times, Threads::One, [false, false]));
+        all.push(Product::new([end, queries, width], 2 * times, Threads::One, [true, false]));
     }
     all
 }

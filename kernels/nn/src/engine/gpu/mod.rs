@@ -1,0 +1,407 @@
+//! The fused engine on a GPU: [`cpu`](super::cpu) over buffers, by the kernels in `layers/*/gpu.rs`. AdamW only.
+//!
+//! All memory is in [`Workspace`], taken before the first step, so its size is known beforehand
+//! ([`MemoryEstimate`](crate::MemoryEstimate)). The CPU's engine is its reference in the tests.
+//!
+//! **Precision.** Products read and write `F`, bf16 or f32, and so does what they read later. The residual stream,
+//! its gradient, norms, losses, gradients of weights, weights and moments are f32. In bf16 a matrix has a copy for
+//! products, which the optimiser writes when it steps.
+//!
+//! **Waiting.** Work is queued. Only reads wait for it: the norm of all gradients and the losses, once per step. So
+//! the next micro-batch is uploaded while the last one computes, and the next batch is prepared while the optimiser
+//! steps.
+
+mod network;
+mod workspace;
+
+use super::{
+    Blocks, Engine, Gradients,
+    stacks::{Stack, stacks},
+    take, take_mut,
+};
+use crate::{
+    Device, DeviceError, DeviceMemory, MemoryEstimate, ModelError, Precision, StepParams,
+    batch::Batch,
+    gpu::{Array, GpuError, Result},
+    optim::{adamw::Coefficients, weight_decay},
+};
+use model::{ModelConfig, Recipe};
+use network::{Network, Weight};
+use std::borrow::Cow;
+use workspace::Workspace;
+
+/// Tokens that are evaluated at once: enough to fill a GPU.
+const TOKENS_MAX: usize = 8192;
+
+/// Weights, moments and buffers in a GPU's memory.
+pub struct GpuEngine {
+    network: Network,
+    /// One per stack.
+    weights: Vec<Weight>,
+    workspace: Workspace,
+    training: Option<Training>,
+    /// For evaluation, the weights in the machine's memory too, so that an edit need not download them; else empty.
+    flat: Vec<f32>,
+    /// Whether the device has all of the latest weights. Not where copying them failed.
+    is_current: bool,
+}
+
+struct Training {
+    recipe: Recipe,
+    /// One per stack.
+    gradients: Vec<Array>,
+    moments: Vec<Moments>,
+}
+
+/// f32: AdamW's moving averages, of a gradient and of its square.
+struct Moments {
+    mean: Array,
+    square: Array,
+}
+
+impl GpuEngine {
+    /// An engine for evaluation, or with a recipe for training. The caller has checked settings, recipe and length.
+    ///
+    /// Evaluation is in f32 unless the device names a precision: a score is a small difference of losses.
+    pub(super) fn new(
+        device: Device,
+        config: &ModelConfig,
+        recipe: Option<&Recipe>,
+        flat: &[f32],
+    ) -> Result<GpuEngine, ModelError> {
+        let precision = match recipe {
+            Some(_) => device.precision_for_training(),
+            None => device.precision.unwrap_or(Precision::F32),
+        };
+        let network = Network::open(config, device, precision)?;
+        let explain = |error: &GpuError| match recipe {
+            Some(recipe) => explained(config, recipe, device, error),
+            None => failed(device, error),
+        };
+        let made = || -> Result<_> {
+            let weights = network.weights()?;
+            network.overwrite(&weights, flat)?;
+            let sequences = recipe.map_or_else(|| TOKENS_MAX / config.seq_len, sequences_at_once).max(1);
+            let workspace = Workspace::new(&network, sequences * config.seq_len, recipe.is_some())?;
+            let training = recipe.map(|recipe| Training::new(&network, recipe)).transpose()?;
+            // Buffers are taken when they are first written or waited for: what does not fit fails here.
+            network.gpu.finish()?;
+            Ok((weights, workspace, training))
+        };
+        let (weights, workspace, training) = made().map_err(|error| explain(&error))?;
+        let flat = if training.is_none() { flat.to_vec() } else { Vec::new() };
+        Ok(GpuEngine { network, weights, workspace, training, flat, is_current: true })
+    }
+
+    fn failed(&self, error: &GpuError) -> ModelError {
+        failed(self.network.gpu.device(), error)
+    }
+
+    fn check_current(&self) -> Result<(), ModelError> {
+        let stale = || GpuError::Device("copying the latest weights to it failed".into());
+        if self.is_current { Ok(()) } else { Err(self.failed(&stale())) }
+    }
+
+    /// Copies `flat`, of the right length, to the device.
+    fn overwrite(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        self.is_current = false;
+        self.network.overwrite(&self.weights, flat).map_err(|error| self.failed(&error))?;
+        self.is_current = true;
+        Ok(())
+    }
+
+    fn download(&self, array: &Array) -> Result<Vec<f32>, ModelError> {
+        self.network.gpu.download(array).map_err(|error| self.failed(&error))
+    }
+
+    /// The mean and square of each tensor of a stack, in schema order.
+    fn moments_of(&self, stack: &Stack, Moments { mean, square }: &Moments) -> Result<Vec<f32>, ModelError> {
+        let (mean, square) = (self.download(mean)?, self.download(square)?);
+        let (mut means, mut squares) = (&mean[..], &square[..]);
+        let tensor = |&len: &usize| [take(&mut means, len), take(&mut squares, len)].concat();
+        Ok(stack.tensors.iter().flat_map(tensor).collect())
+    }
+}
+
+impl Training {
+    fn new(network: &Network, recipe: &Recipe) -> Result<Training> {
+        let stacks = stacks(&network.config);
+        let zeros = |stack: &Stack| {
+            let zeros = network.gpu.array(stack.len(), Precision::F32)?;
+            network.gpu.fill(&zeros, 0.0)?;
+            Ok(zeros)
+        };
+        let moments = |stack| Ok(Moments { mean: zeros(stack)?, square: zeros(stack)? });
+        Ok(Training {
+            recipe: recipe.clone(),
+            gradients: stacks.iter().map(zeros).collect::<Result<_>>()?,
+            moments: stacks.iter().map(moments).collect::<Result<_>>()?,
+        })
+    }
+
+    /// The loss of each token, and the length of the gradient, which is left in `gradients`.
+    fn losses_and_norm(
+        &self,
+        network: &Network,
+        weights: &[Weight],
+        sequences: &[&[u32]],
+        workspace: &Workspace,
+    ) -> Result<(Vec<f32>, f64), GpuError> {
+        let gpu = &network.gpu;
+        self.gradients.iter().try_for_each(|gradient| gpu.fill(gradient, 0.0))?;
+        let scale = 1.0 / (sequences.len() * network.config.seq_len) as f32;
+        let mut on_device = Vec::new();
+        for batch in sequences.chunks(sequences_at_once(&self.recipe)) {
+            let batch = Batch::new(batch);
+            on_device.push(network.losses_and_gradients(
+                weights,
+                &batch,
+                scale,
+                &self.gradients,
+                workspace,
+            )?);
+        }
+        // The CPU waits here for the device, once per step.
+        let norm = gpu.sum_of_squares(&self.gradients.iter().collect::<Vec<_>>())?.sqrt();
+        let mut losses = Vec::new();
+        for micro_batch in &on_device {
+            losses.extend(gpu.download(micro_batch)?);
+        }
+        Ok((losses, norm))
+    }
+
+    fn step(&self, network: &Network, weights: &[Weight], params: &StepParams) -> Result {
+        for ((weight, gradient), Moments { mean, square }) in
+            weights.iter().zip(&self.gradients).zip(&self.moments)
+        {
+            let decay = weight_decay(&self.recipe, weight.shape);
+            let coefficients = Coefficients::new(&self.recipe, params, decay);
+            let copy = weight.copy.as_ref();
+            network.gpu.adamw(&coefficients, &weight.values, copy, mean, square, gradient)?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites all moments with `values`, in the order of [`Engine::moments`].
+    fn load_moments(&self, network: &Network, values: &[f32]) -> Result {
+        let mut rest = values;
+        for (stack, Moments { mean, square }) in stacks(&network.config).iter().zip(&self.moments) {
+            let (mut means, mut squares) = (Vec::with_capacity(stack.len()), Vec::with_capacity(stack.len()));
+            for &len in &stack.tensors {
+                means.extend_from_slice(take(&mut rest, len));
+                squares.extend_from_slice(take(&mut rest, len));
+            }
+            network.gpu.overwrite(mean, &means)?;
+            network.gpu.overwrite(square, &squares)?;
+        }
+        network.gpu.finish()
+    }
+}
+
+impl Engine for GpuEngine {
+    fn load(&mut self, flat: &[f32]) -> Result<(), ModelError> {
+        if self.training.is_none() {
+            self.flat.copy_from_slice(flat);
+        }
+        self.overwrite(flat)
+    }
+
+    fn weights(&self) -> Blocks<'_> {
+        if self.training.is_none() {
+            return Box::new(std::iter::once(Ok(Cow::Borrowed(&self.flat[..]))));
+        }
+        Box::new(self.weights.iter().map(|weight| Ok(Cow::Owned(self.download(&weight.values)?))))
+    }
+
+    fn edit(&mut self, edit: &mut dyn FnMut(usize, &mut [f32])) -> Result<(), ModelError> {
+        let mut flat = match self.training {
+            None => std::mem::take(&mut self.flat),
+            Some(_) => self.weights().collect::<Result<Vec<_>, _>>()?.concat(),
+        };
+        let mut rest = &mut flat[..];
+        let lens = stacks(&self.network.config).into_iter().flat_map(|stack| stack.tensors);
+        lens.enumerate().for_each(|(tensor, len)| edit(tensor, take_mut(&mut rest, len)));
+        let written = self.overwrite(&flat);
+        if self.training.is_none() {
+            self.flat = flat;
+        }
+        written
+    }
+
+    fn losses(&self, sequences: &[&[u32]]) -> Result<Vec<f64>, ModelError> {
+        self.check_current()?;
+        let mut losses = Vec::new();
+        for batch in sequences.chunks(self.workspace.tokens / self.network.config.seq_len) {
+            let on_device = self.network.losses(&self.weights, &Batch::new(batch), &self.workspace);
+            let on_device = on_device.map_err(|error| self.failed(&error))?;
+            losses.extend(self.download(&on_device)?.into_iter().map(f64::from));
+        }
+        Ok(losses)
+    }
+
+    fn logits(&self, tokens: &[u32], rows: usize) -> Result<Vec<f32>, ModelError> {
+        self.check_current()?;
+        let logits = self.network.first_logits(&self.weights, tokens, rows, &self.workspace);
+        logits.map_err(|error| self.failed(&error))
+    }
+
+    fn gradients(&mut self, sequences: &[&[u32]]) -> Result<Gradients, ModelError> {
+        self.check_current()?;
+        let GpuEngine { network, weights, workspace, training, .. } = self;
+        let training = training.as_ref().ok_or(ModelError::NotForTraining)?;
+        let explain = |error| explained(&network.config, &training.recipe, network.gpu.device(), &error);
+        let found = training.losses_and_norm(network, weights, sequences, workspace);
+        let (losses, norm) = found.map_err(explain)?;
+        Ok(Gradients {
+            loss: losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64,
+            norm,
+        })
+    }
+
+    fn step(&mut self, params: &StepParams) -> Result<(), ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        training.step(&self.network, &self.weights, params).map_err(|error| self.failed(&error))
+    }
+
+    fn moments(&self) -> Blocks<'_> {
+        let moments = self.training.iter().flat_map(|training| &training.moments);
+        let stacks = stacks(&self.network.config).into_iter().zip(moments);
+        Box::new(stacks.map(|(stack, moments)| Ok(Cow::Owned(self.moments_of(&stack, moments)?))))
+    }
+
+    fn load_moments(&mut self, moments: &[f32]) -> Result<(), ModelError> {
+        let training = self.training.as_ref().ok_or(ModelError::NotForTraining)?;
+        training.load_moments(&self.network, moments).map_err(|error| self.failed(&error))
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        Some(self.network.gpu.memory())
+    }
+}
+
+/// Sequences of a micro-batch.
+fn sequences_at_once(recipe: &Recipe) -> usize {
+    recipe.micro_batch.min(recipe.batch)
+}
+
+/// A device's error with the setting to change, where memory ran out.
+fn explained(config: &ModelConfig, recipe: &Recipe, device: Device, error: &GpuError) -> ModelError {
+    match error {
+        GpuError::OutOfMemory { .. } | GpuError::TooLong { .. } => {
+            MemoryEstimate::ran_out(config, recipe, device).into()
+        }
+        other => failed(device, other),
+    }
+}
+
+fn failed(device: Device, error: &GpuError) -> ModelError {
+    DeviceError::Failed { device, why: error.to_string() }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::DeviceName;
+    use model::init_flat;
+
+    /// Losses of all rows and the gradients of their mean.
+    type Found = (Vec<f32>, Vec<Vec<f32>>);
+
+    fn config() -> ModelConfig {
+        let config = ModelConfig::preset("117k").unwrap();
+        ModelConfig {
+            vocab: 100,
+            d_model: 64,
+            layers: 2,
+            heads: 4,
+            kv_heads: 2,
+            d_ff: 96,
+            seq_len: 32,
+            ..config
+        }
+    }
+
+    /// `None` where there is no such device, or it lacks the precision.
+    fn open(precision: Precision, recipe: Option<&Recipe>) -> Option<GpuEngine> {
+        let device = Device { precision: Some(precision), ..Device::new(DeviceName::Vulkan) };
+        match GpuEngine::new(device, &config(), recipe, &flat()) {
+            Err(ModelError::Device(error)) => {
+                println!("left out: {error}");
+                None
+            }
+            engine => Some(engine.unwrap()),
+        }
+    }
+
+    fn flat() -> Vec<f32> {
+        init_flat(&config(), 1).unwrap().into_iter().map(|value| 2.0 * value).collect()
+    }
+
+    fn sequences() -> Vec<Vec<u32>> {
+        (0..3u32).map(|first| (0..33).map(|at| (first * 31 + at * at * 7) % 100).collect()).collect()
+    }
+
+    fn losses_and_gradients(precision: Precision, logits_rows: usize) -> Option<Found> {
+        let recipe = Recipe { batch: 3, micro_batch: 2, ..Recipe::default() };
+        let mut engine = open(precision, Some(&recipe))?;
+        engine.network.logits_rows = logits_rows;
+        engine.workspace = Workspace::new(&engine.network, 2 * 32, true).unwrap();
+        let training = engine.training.as_ref().unwrap();
+        let sequences = sequences();
+        let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+        let found = training.losses_and_norm(&engine.network, &engine.weights, &sequences, &engine.workspace);
+        let (losses, _) = found.unwrap();
+        let gradients = training.gradients.iter().map(|array| engine.download(array).unwrap());
+        Some((losses, gradients.collect()))
+    }
+
+    fn largest(values: &[f32]) -> f32 {
+        values.iter().fold(0.0, |largest, value| value.abs().max(largest))
+    }
+
+    #[test]
+    fn logits_some_rows_at_a_time_are_those_of_all_at_once() {
+        for (precision, allowed) in [(Precision::F32, 1e-5), (Precision::F16, 2e-2)] {
+            let Some((exact_losses, exact)) = losses_and_gradients(precision, 1 << 20) else { continue };
+            // The last divides neither the 64 rows of the first micro-batch nor the 32 of the second.
+            for logits_rows in [32, 16, 24] {
+                let (losses, gradients) = losses_and_gradients(precision, logits_rows).unwrap();
+                assert_eq!(losses.len(), 96);
+                for (one, other) in losses.iter().zip(&exact_losses) {
+                    assert!((one - other).abs() <= allowed * other.abs(), "{logits_rows}: {one} {other}");
+                }
+                for (part, (ours, exact)) in gradients.iter().zip(&exact).enumerate() {
+                    let apart: Vec<f32> = ours.iter().zip(exact).map(|(one, other)| one - other).collect();
+                    let (apart, of) = (largest(&apart), largest(exact));
+                    assert!(
+                        apart <= allowed * of,
+                        "{precision:?} {logits_rows}, part {part}: {apart} of {of}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn evaluation_finds_the_same_some_rows_at_a_time() {
+        for (precision, allowed) in [(Precision::F32, 1e-5), (Precision::F16, 2e-2)] {
+            let Some(mut engine) = open(precision, None) else { continue };
+            let sequences = sequences();
+            let sequences: Vec<&[u32]> = sequences.iter().map(Vec::as_slice).collect();
+            let tokens = Batch::new(&sequences).tokens;
+            let found = |engine: &GpuEngine| {
+                let losses = engine.losses(&sequences).unwrap();
+                (losses, engine.logits(&tokens, tokens.len()).unwrap())
+            };
+            let (exact_losses, exact) = found(&engine);
+            engine.network.logits_rows = 20;
+            let (losses, logits) = found(&engine);
+            assert_eq!([losses.len(), logits.len()], [96, 96 * 100]);
+            for (one, other) in losses.iter().zip(&exact_losses) {
+                assert!((one - other).abs() <= f64::from(allowed) * other.abs(), "{one} {other}");
+            }
+            let apart: Vec<f32> = logits.iter().zip(&exact).map(|(one, other)| one - other).collect();
+            assert!(largest(&apart) <= allowed * largest(&exact), "{precision:?}");
+        }
+    }
+}

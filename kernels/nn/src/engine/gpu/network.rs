@@ -1,0 +1,361 @@
+//! The network forward and backward, over buffers.
+
+#![allow(non_snake_case, reason = "a length is named by its letter: see layers/mod.rs")]
+
+use super::{
+    failed,
+    workspace::{Activations, Workspace},
+};
+use crate::{
+    ActivationCheckpointing, Device, DeviceError, ModelError, Precision,
+    batch::Batch,
+    engine::{
+        stacks::{LayerStacks, Stack, Stacks, stacks},
+        take,
+    },
+    estimate::logits_rows,
+    gpu::{Array, Gpu, GpuAngles, Result},
+    layers::{
+        attention::Shape,
+        matmul::{Write, gpu::View},
+        rope::{Angles, Rotation},
+    },
+};
+use model::ModelConfig;
+
+/// What the passes need besides weights and buffers, and never changes.
+pub(super) struct Network {
+    pub gpu: Gpu,
+    pub config: ModelConfig,
+    pub shape: Shape,
+    angles: GpuAngles,
+    pub precision: Precision,
+    /// Rows whose logits exist at once, at most.
+    pub logits_rows: usize,
+}
+
+/// The weights of a stack.
+pub(super) struct Weight {
+    pub shape: [usize; 2],
+    /// f32: the agreed weights.
+    pub values: Array,
+    /// The same for products, where those are not in f32.
+    pub copy: Option<Array>,
+}
+
+impl Weight {
+    /// As products read it.
+    fn view(&self) -> View<'_> {
+        View::new(self.copy.as_ref().unwrap_or(&self.values), self.shape)
+    }
+}
+
+impl Network {
+    pub fn open(config: &ModelConfig, device: Device, precision: Precision) -> Result<Network, ModelError> {
+        let gpu = Gpu::open(device)?;
+        if !gpu.supports(precision) {
+            return Err(DeviceError::NoSuchPrecision { device }.into());
+        }
+        let angles = Angles::new(config.seq_len, config.head_width(), config.rope_theta);
+        Ok(Network {
+            angles: gpu.upload_angles(&angles).map_err(|error| failed(device, &error))?,
+            shape: config.into(),
+            precision,
+            logits_rows: logits_rows(config.vocab, usize::MAX),
+            config: config.clone(),
+            gpu,
+        })
+    }
+
+    pub fn checkpointing(&self) -> ActivationCheckpointing {
+        self.gpu.device().activation_checkpointing
+    }
+
+    /// Weights that are not yet written.
+    pub fn weights(&self) -> Result<Vec<Weight>> {
+        let make = |stack: Stack| {
+            // A norm's gain goes into no product.
+            let copied = stack.shape[0] > 1 && self.precision != Precision::F32;
+            Ok(Weight {
+                shape: stack.shape,
+                values: self.gpu.array(stack.len(), Precision::F32)?,
+                copy: if copied { Some(self.gpu.array(stack.len(), self.precision)?) } else { None },
+            })
+        };
+        stacks(&self.config).into_iter().map(make).collect()
+    }
+
+    /// Writes `flat` over these weights.
+    pub fn overwrite(&self, weights: &[Weight], flat: &[f32]) -> Result {
+        let mut rest = flat;
+        weights.iter().try_for_each(|Weight { values, copy, .. }| {
+            self.gpu.overwrite(values, take(&mut rest, values.len()))?;
+            copy.as_ref().map_or(Ok(()), |copy| self.gpu.cast(values, copy))
+        })
+    }
+
+    /// `y = x·Wᵀ`
+    fn product(&self, y: &Array, x: &Array, weight: &Weight) -> Result {
+        let [outputs, inputs] = weight.shape;
+        let rows = y.len() / outputs;
+        let (x, weight) = (View::new(x, [rows, inputs]), weight.view().transposed());
+        self.gpu.product(Write::Set, y, [rows, outputs], x, weight)
+    }
+
+    /// `grad_x = grad_y·W`
+    fn product_backward(&self, grad_x: &Array, grad_y: &Array, weight: &Weight) -> Result {
+        let [outputs, inputs] = weight.shape;
+        let rows = grad_x.len() / inputs;
+        let grad_y = View::new(grad_y, [rows, outputs]);
+        self.gpu.product(Write::Set, grad_x, [rows, inputs], grad_y, weight.view())
+    }
+
+    /// `grad_W += grad_yᵀ·x`
+    fn add_gradient(&self, gradient: &Array, weight: &Weight, grad_y: &Array, x: &Array) -> Result {
+        let [outputs, inputs] = weight.shape;
+        let rows = x.len() / inputs;
+        let (grad_y, x) = (View::new(grad_y, [rows, outputs]), View::new(x, [rows, inputs]));
+        self.gpu.product(Write::Add, gradient, [outputs, inputs], grad_y.transposed(), x)
+    }
+
+    /// The loss of each token, in nats.
+    pub fn losses(&self, weights: &[Weight], batch: &Batch, workspace: &Workspace) -> Result<Array> {
+        let Batch { tokens, targets } = batch;
+        let weights = &Stacks::in_order(weights.iter().collect());
+        let workspace = &workspace.part(&self.gpu, tokens.len())?;
+        self.hidden(weights, tokens, workspace)?;
+        let targets = self.gpu.upload_tokens(self.config.vocab, targets)?;
+        let losses = self.gpu.array(tokens.len(), Precision::F32)?;
+        for (first, rows) in self.chunks(tokens.len()) {
+            let logits = self.logits(weights, workspace, first, rows)?;
+            self.gpu.cross_entropy(&logits, &targets, first, &losses, None)?;
+        }
+        Ok(losses)
+    }
+
+    /// The logits `[rows, V]` of the first `rows` tokens of whole sequences.
+    pub fn first_logits(
+        &self,
+        weights: &[Weight],
+        tokens: &[u32],
+        rows: usize,
+        workspace: &Workspace,
+    ) -> Result<Vec<f32>> {
+        let weights = &Stacks::in_order(weights.iter().collect());
+        let workspace = &workspace.part(&self.gpu, tokens.len())?;
+        self.hidden(weights, tokens, workspace)?;
+        let mut values = Vec::with_capacity(rows * self.config.vocab);
+        for (first, rows) in self.chunks(rows) {
+            values.extend(self.gpu.download(&self.logits(weights, workspace, first, rows)?)?);
+        }
+        Ok(values)
+    }
+
+    /// The loss of each token. Adds the gradients of `scale · Σ losses` to `gradients`, one per stack.
+    pub fn losses_and_gradients(
+        &self,
+        weights: &[Weight],
+        batch: &Batch,
+        scale: f32,
+        gradients: &[Array],
+        workspace: &Workspace,
+    ) -> Result<Array> {
+        let weights = &Stacks::in_order(weights.iter().collect());
+        let gradients = &Stacks::in_order(gradients.iter().collect());
+        let workspace = &workspace.part(&self.gpu, batch.tokens.len())?;
+        self.hidden(weights, &batch.tokens, workspace)?;
+        let losses = self.head_backward(weights, batch, scale, gradients, workspace)?;
+
+        // The layers, from the last, whose activations are kept in any case.
+        for (layer, activations) in workspace.layers.iter().enumerate().rev() {
+            let is_last = layer + 1 == workspace.layers.len();
+            let (weights, gradients) = (&weights.layers[layer], &gradients.layers[layer]);
+            if self.checkpointing() == ActivationCheckpointing::Layers && !is_last {
+                self.attend(weights, activations, workspace)?;
+                let Activations { middle, middle_roots, .. } = activations;
+                self.norm(middle, weights.feed_forward_norm, workspace, middle_roots)?;
+            }
+            let again = self.checkpointing() != ActivationCheckpointing::None && !is_last;
+            self.feed_forward_backward(weights, gradients, activations, workspace, again)?;
+            self.attend_backward(weights, gradients, activations, workspace)?;
+        }
+        let segments = self.gpu.upload_segments(self.config.vocab, &batch.tokens)?;
+        self.gpu.embedding_backward(&segments, &workspace.grad_x, gradients.embedding)?;
+        Ok(losses)
+    }
+
+    /// The vocabulary, forward and backward, a few rows at a time, and the last norm. Leaves the gradient of the last
+    /// layer's output in `workspace.grad_x`.
+    fn head_backward(
+        &self,
+        weights: &Stacks<&Weight>,
+        batch: &Batch,
+        scale: f32,
+        gradients: &Stacks<&Array>,
+        workspace: &Workspace,
+    ) -> Result<Array> {
+        let (D, gpu) = (self.config.d_model, &self.gpu);
+        let targets = gpu.upload_tokens(self.config.vocab, &batch.targets)?;
+        let losses = gpu.array(batch.tokens.len(), Precision::F32)?;
+        for (first, rows) in self.chunks(batch.tokens.len()) {
+            let logits = self.logits(weights, workspace, first, rows)?;
+            gpu.cross_entropy(&logits, &targets, first, &losses, Some(scale))?;
+            let hidden = gpu.part(&workspace.normed, first * D, rows * D)?;
+            let grad_hidden = gpu.part(&workspace.grad_normed, first * D, rows * D)?;
+            self.product_backward(&grad_hidden, &logits, weights.embedding)?;
+            self.add_gradient(gradients.embedding, weights.embedding, &logits, &hidden)?;
+        }
+        gpu.fill(&workspace.grad_x, 0.0)?;
+        let (x, roots, gain) = (&workspace.last, &workspace.last_roots, &weights.norm.values);
+        gpu.rms_norm_backward(x, gain, roots, &workspace.grad_normed, &workspace.grad_x, gradients.norm)?;
+        Ok(losses)
+    }
+
+    /// Hidden states after the last norm, in `workspace.normed`.
+    fn hidden(&self, weights: &Stacks<&Weight>, tokens: &[u32], workspace: &Workspace) -> Result {
+        let tokens = self.gpu.upload_tokens(self.config.vocab, tokens)?;
+        self.gpu.embedding(&weights.embedding.values, &tokens, &workspace.layers[0].x)?;
+        for (index, (weights, activations)) in weights.layers.iter().zip(&workspace.layers).enumerate() {
+            let next = workspace.layers.get(index + 1).map_or(&workspace.last, |next| &next.x);
+            self.attend(weights, activations, workspace)?;
+            self.feed_forward(weights, activations, workspace, next)?;
+        }
+        self.norm(&workspace.last, weights.norm, workspace, &workspace.last_roots)
+    }
+
+    /// The half of a layer that mixes tokens: from `activations.x` to `activations.middle`.
+    fn attend(
+        &self,
+        weights: &LayerStacks<&Weight>,
+        activations: &Activations,
+        workspace: &Workspace,
+    ) -> Result {
+        let Activations { x, roots, rows, log_sums, mixed, middle, .. } = activations;
+        self.norm(x, weights.attention_norm, workspace, roots)?;
+        self.product(rows, &workspace.normed, weights.rows)?;
+        self.rotate(rows, Rotation::Forward)?;
+        self.gpu.attention(&self.shape, rows, mixed, log_sums)?;
+        self.product(&workspace.added, mixed, weights.output)?;
+        self.gpu.add(x, &workspace.added, middle)
+    }
+
+    /// The half that works on single tokens: from `activations.middle` to `next`.
+    fn feed_forward(
+        &self,
+        weights: &LayerStacks<&Weight>,
+        activations: &Activations,
+        workspace: &Workspace,
+        next: &Array,
+    ) -> Result {
+        let Activations { middle, middle_roots, gates_and_ups, .. } = activations;
+        self.norm(middle, weights.feed_forward_norm, workspace, middle_roots)?;
+        self.product(gates_and_ups, &workspace.normed, weights.gates_and_ups)?;
+        self.gpu.swiglu(gates_and_ups, self.config.d_ff, &workspace.inner)?;
+        self.product(&workspace.added, &workspace.inner, weights.down)?;
+        self.gpu.add(middle, &workspace.added, next)
+    }
+
+    /// Replaces `workspace.grad_x`, the gradient of what [`feed_forward`](Self::feed_forward) wrote, by that of what it read.
+    /// Gates and ups are computed `again` if they were not kept.
+    fn feed_forward_backward(
+        &self,
+        weights: &LayerStacks<&Weight>,
+        gradients: &LayerStacks<&Array>,
+        activations: &Activations,
+        workspace: &Workspace,
+        again: bool,
+    ) -> Result {
+        let Activations { middle, middle_roots, gates_and_ups, .. } = activations;
+        let gain = &weights.feed_forward_norm.values;
+        self.gpu.rms_norm(middle, gain, None, &workspace.normed, middle_roots)?;
+        if again {
+            self.product(gates_and_ups, &workspace.normed, weights.gates_and_ups)?;
+        }
+        let grad_next = self.as_operand(&workspace.grad_x, workspace)?;
+        self.product_backward(&workspace.inner, grad_next, weights.down)?;
+        // Afterwards `gates_and_ups` are gradients, and `inner` is what it was in the forward pass.
+        self.gpu.swiglu_backward(gates_and_ups, self.config.d_ff, &workspace.inner)?;
+        self.add_gradient(gradients.down, weights.down, grad_next, &workspace.inner)?;
+
+        self.add_gradient(gradients.gates_and_ups, weights.gates_and_ups, gates_and_ups, &workspace.normed)?;
+        self.product_backward(&workspace.grad_normed, gates_and_ups, weights.gates_and_ups)?;
+        let grad_gain = gradients.feed_forward_norm;
+        self.gpu.rms_norm_backward(
+            middle,
+            gain,
+            middle_roots,
+            &workspace.grad_normed,
+            &workspace.grad_x,
+            grad_gain,
+        )
+    }
+
+    /// Replaces `workspace.grad_x`, the gradient of what [`attend`](Self::attend) wrote, by that of what it read.
+    fn attend_backward(
+        &self,
+        weights: &LayerStacks<&Weight>,
+        gradients: &LayerStacks<&Array>,
+        activations: &Activations,
+        workspace: &Workspace,
+    ) -> Result {
+        let Activations { x, roots, rows, log_sums, mixed, .. } = activations;
+        let grad_middle = self.as_operand(&workspace.grad_x, workspace)?;
+        let grad_mixed = &workspace.grad_normed;
+        self.product_backward(grad_mixed, grad_middle, weights.output)?;
+        self.add_gradient(gradients.output, weights.output, grad_middle, mixed)?;
+        self.gpu.attention_backward(&self.shape, rows, mixed, log_sums, grad_mixed, &workspace.grad_rows)?;
+        self.rotate(&workspace.grad_rows, Rotation::Back)?;
+
+        let gain = &weights.attention_norm.values;
+        self.gpu.rms_norm(x, gain, None, &workspace.normed, roots)?;
+        self.add_gradient(gradients.rows, weights.rows, &workspace.grad_rows, &workspace.normed)?;
+        self.product_backward(&workspace.grad_normed, &workspace.grad_rows, weights.rows)?;
+        self.gpu.rms_norm_backward(
+            x,
+            gain,
+            roots,
+            &workspace.grad_normed,
+            &workspace.grad_x,
+            gradients.attention_norm,
+        )
+    }
+
+    fn rotate(&self, rows: &Array, rotation: Rotation) -> Result {
+        let ModelConfig { heads: H, kv_heads: K, seq_len: T, .. } = self.config;
+        self.gpu.rope(rows, self.shape.row_width(), [H, K], T, &self.angles, rotation)
+    }
+
+    fn norm(&self, x: &Array, gain: &Weight, workspace: &Workspace, roots: &Array) -> Result {
+        self.gpu.rms_norm(x, &gain.values, Some(self.config.norm_epsilon as f32), &workspace.normed, roots)
+    }
+
+    /// The residual stream's gradient as products read it: itself, or rounded into `workspace.added`.
+    fn as_operand<'a>(&self, grad_x: &'a Array, workspace: &'a Workspace) -> Result<&'a Array> {
+        if self.precision == Precision::F32 {
+            return Ok(grad_x);
+        }
+        self.gpu.cast(grad_x, &workspace.added)?;
+        Ok(&workspace.added)
+    }
+
+    /// The logits of some rows of `workspace.normed`.
+    fn logits(
+        &self,
+        weights: &Stacks<&Weight>,
+        workspace: &Workspace,
+        first: usize,
+        rows: usize,
+    ) -> Result<Array> {
+        let ModelConfig { vocab: V, d_model: D, .. } = self.config;
+        let hidden = self.gpu.part(&workspace.normed, first * D, rows * D)?;
+        let logits = self.gpu.part(&workspace.logits, 0, rows * V)?;
+        self.product(&logits, &hidden, weights.embedding)?;
+        Ok(logits)
+    }
+
+    /// `rows` in chunks whose logits exist at once: the first of each, and their number.
+    fn chunks(&self, rows: usize) -> impl Iterator<Item = (usize, usize)> {
+        let most = self.logits_rows;
+        (0..rows).step_by(most).map(move |first| (first, most.min(rows - first)))
+    }
+}

@@ -1,0 +1,80 @@
+//! A model's weights as the fused engines multiply them: matrices with a common input are one stack, as they lie in
+//! the flat parameter vector. Queries, keys and values are one product, gates and ups another.
+
+use model::ModelConfig;
+
+/// One value per stack of a model, in the order of the flat parameter vector.
+pub(super) struct Stacks<T> {
+    /// `[V, D]`, also the output's matrix.
+    pub embedding: T,
+    pub layers: Vec<LayerStacks<T>>,
+    /// `[D]`
+    pub norm: T,
+}
+
+pub(super) struct LayerStacks<T> {
+    /// `[D]`
+    pub attention_norm: T,
+    /// `[W, D]`: of queries, keys and values.
+    pub rows: T,
+    /// `[D, D]`
+    pub output: T,
+    /// `[D]`
+    pub feed_forward_norm: T,
+    /// `[2F, D]`: of gates and ups.
+    pub gates_and_ups: T,
+    /// `[D, F]`
+    pub down: T,
+}
+
+/// Neighbouring tensors of the schema that are one matrix.
+pub(super) struct Stack {
+    pub shape: [usize; 2],
+    /// Values of each tensor.
+    pub tensors: Vec<usize>,
+}
+
+impl Stack {
+    fn new(shapes: &[[usize; 2]]) -> Stack {
+        Stack {
+            shape: [shapes.iter().map(|[rows, _]| rows).sum(), shapes[0][1]],
+            tensors: shapes.iter().map(|[rows, columns]| rows * columns).collect(),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.shape[0] * self.shape[1]
+    }
+}
+
+/// The stacks of a model, in the order of the flat parameter vector.
+pub(super) fn stacks(config: &ModelConfig) -> Vec<Stack> {
+    /// Tensors of each stack of a layer.
+    const LAYER: [usize; 6] = [1, 3, 1, 1, 2, 1];
+    let shapes: Vec<[usize; 2]> = config.shapes().into_iter().map(|(_, shape)| shape).collect();
+    let counts = [1].into_iter().chain(std::iter::repeat_n(LAYER, config.layers).flatten()).chain([1]);
+    let mut first = 0;
+    let stack = |count| {
+        first += count;
+        Stack::new(&shapes[first - count..first])
+    };
+    counts.map(stack).collect()
+}
+
+impl<T> Stacks<T> {
+    pub fn in_order(stacks: Vec<T>) -> Stacks<T> {
+        let layers = (stacks.len() - 2) / 6;
+        let mut stacks = stacks.into_iter();
+        let mut next = || stacks.next().expect("a model has six stacks per layer, and two more");
+        let embedding = next();
+        let layer = |_| LayerStacks {
+            attention_norm: next(),
+            rows: next(),
+            output: next(),
+            feed_forward_norm: next(),
+            gates_and_ups: next(),
+            down: next(),
+        };
+        Stacks { embedding, layers: (0..layers).map(layer).collect(), norm: next() }
+    }
+}
