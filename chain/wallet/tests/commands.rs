@@ -624,7 +624,7 @@ async fn a_run_is_published_and_created_as_previewed() {
         )
     };
     tokio::task::spawn_blocking(move || dataset::prepare(options, &mut |_| {})).await.unwrap().unwrap();
-    let server = S3Server::start(ServerConfig::in_memory(vec![BucketConfig::new("origin", "key", "secret")]));
+    let server = S3Server::start(ServerConfig::temporary(vec![BucketConfig::new("origin", "key", "secret")]));
     let server = server.await.unwrap();
     let settings = format!(
         "[store]\nendpoint = \"{}\"\nbucket = \"origin\"\naccess_key = \"key\"\nsecret_key = \"secret\"\n",
