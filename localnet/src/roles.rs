@@ -6,6 +6,7 @@ use crate::{
     containers::{self, Check, MakePlan, SetUp},
     store_settings::StoreSettings,
 };
+use adversaries::act::ActingStrategy;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
 use embedded_chain::{Config, EmbeddedChain};
@@ -121,10 +122,12 @@ async fn adversary(role: AdversaryRole) -> anyhow::Result<()> {
     let mailbox = adversaries::SharedMailbox::Directory(mailbox);
     let setup = adversaries::Setup { index, validators, mailbox, ..adversaries::Setup::default() };
     tracing::info!(strategy = name, index, "this seat is an adversary");
-    let directory = node::Settings::read(&start.flags)?.directory;
     if let Some(adversary) = adversaries::miner(&name, &setup) {
-        let changed = move |opened| Ok(adversaries::act::install_adversary(opened, adversary, &directory));
-        return miner::cli::start(start, Box::new(changed)).await;
+        let strategy = |opened: &node::NodeContext| -> Box<dyn miner::strategy::Strategy> {
+            let (follower, key) = (opened.follower.clone(), opened.key.signing_key().clone());
+            Box::new(ActingStrategy::new(adversary, follower, key, opened.seat.id.uid))
+        };
+        return miner::cli::start(start, Box::new(strategy)).await;
     }
     if let Some(strategy) = adversaries::validator(&name, &setup) {
         let miner::cli::Start { flags, metrics, windows, with_parent } = start;
@@ -216,7 +219,7 @@ async fn store(role: StoreRole) -> anyhow::Result<()> {
             .admin
             .clone()
             .map(|(port, token)| AdminConfig { listen: SocketAddr::from(([127, 0, 0, 1], port)), token }),
-        ..ServerConfig::in_memory(buckets.collect())
+        ..ServerConfig::temporary(buckets.collect())
     };
     let server = S3Server::start(config).await.context("could not start the store")?;
     for (bucket, strategy) in &settings.strategies {

@@ -9,7 +9,6 @@ use crate::{
     run::Miner,
     train_window::TrainedWindow,
 };
-use chain_client::Call;
 use kernels::encode::Source;
 use node::{Entry, ModelState, durable::DiskFullRetry, error_chain};
 use protocol::{Block, submission::Header, view::WindowView};
@@ -96,11 +95,12 @@ impl Miner {
         if pending.committed {
             return Ok(());
         }
-        let (run, window, digest) = (self.node.run_id(), pending.window, pending.digest);
+        let (window, digest) = (pending.window, pending.digest);
         if !self.is_committed(pending).await? {
-            match self.node.chain().submit(Call::Commit { run, window, digest }).await {
+            let file = self.local.store.path(pending);
+            match self.strategy.commit(self.node.follower(), pending, &file).await {
                 Err(error) if !error.is_transient() => return Err(Missed::Refused(error).into()),
-                included => drop(included.map_err(RunError::from)?),
+                committed => committed.map_err(RunError::from)?,
             }
         }
         // A committed body leaves the residual, merged or not (PROT-10).

@@ -2,12 +2,12 @@
 
 use crate::{
     contribution_store::{ContributionFileError, ContributionStoreError, SnapshotError},
-    publish::PublishError,
     train::TrainingError,
 };
 use chain_client::ChainError;
 use nn::ModelError;
 use node::{NodeError, WorkDied, error_chain};
+use store::StoreError;
 
 /// What a miner cannot go on without.
 #[derive(Debug, thiserror::Error)]
@@ -50,8 +50,8 @@ pub(crate) enum Missed {
     Refused(ChainError),
     #[error("the committed contribution cannot be uploaded: {}", error_chain(.0))]
     Lost(ContributionFileError),
-    #[error("{}", error_chain(.0))]
-    NotUploaded(PublishError),
+    #[error("the bucket did not take the contribution before the reveal deadline: {}", error_chain(.0))]
+    NotUploaded(StoreError),
 }
 
 impl RunError {
