@@ -7,17 +7,17 @@ use crate::{help, output::Output, seat::uid_of, signing::SigningSession};
 use anyhow::{bail, ensure};
 use chain_client::Amount;
 use node::config::SeatFlags;
-use node::{error_chain, mirrors::Mirrors};
+use node::{error_chain, open::fetcher};
 use protocol::{
     Role, Uid, Window,
     consensus::ONE,
-    keys,
-    receipt::{self, Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
+    receipt::{Attestation, Observed, Outcome, Receipt, Reputation, SeatJudgement, SeatReputation},
     view::{Payslip, RunView, SeatView, WindowView},
 };
 use serde_json::{Value, json};
 use std::fmt::Write as _;
-use store::{Fetch, HttpFetcher, Limits, fetch::FetchPolicy};
+use store::Fetch;
+use validator::audit::gather::{self, AuditError};
 
 /// Show what the seat was paid for, from validators' receipts
 ///
@@ -72,8 +72,7 @@ pub async fn receipts(command: Receipts, output: &mut Output<'_>) -> anyhow::Res
     ensure!(!windows.is_empty(), "no window of run {} is closed yet; try again after the first", args.run);
 
     let run = status.run;
-    let policy = if run.params.localnet { FetchPolicy::localnet() } else { FetchPolicy::public() };
-    let fetch = HttpFetcher::new(policy)?;
+    let fetch = fetcher(&run.params)?;
     let seats = chain.seats(run.id).await?;
     let payslips = chain.payslips(run.id, uid).await?;
     let mut all = Vec::new();
@@ -120,19 +119,12 @@ async fn receipt_of(
     view: &WindowView,
     seat: &SeatView,
 ) -> Result<Receipt, String> {
-    let uid = seat.id.uid;
-    let Some((_, digest)) = view.receipts.iter().find(|(of, _)| *of == uid) else {
-        return Err("no receipt anchored for this window".into());
-    };
-    let largest = u64::try_from(receipt::largest_bytes(&run.params)).unwrap_or(u64::MAX);
-    let key = keys::receipt(run.id, view.window, uid, digest);
-    let mirrors = Mirrors::one(&seat.endpoint);
-    let bytes = mirrors.get(fetch, &key, digest, &Limits::for_bytes(largest)).await;
-    let bytes =
-        bytes.map_err(|error| format!("its bucket does not serve its receipt: {}", error_chain(&error)))?;
-    let receipt = Receipt::open(&bytes, &run.params)
-        .map_err(|error| format!("the anchored bytes are no receipt: {error}"))?;
-    if receipt.window != view.window || receipt.validator.uid != uid || receipt.run != run.id {
+    let receipt = gather::receipt_of(fetch, run, view, seat).await.map_err(|error| match error {
+        AuditError::NotAnchored { .. } => "no receipt anchored for this window".into(),
+        error => error_chain(&error),
+    })?;
+    let (window, uid) = (receipt.window, receipt.validator.uid);
+    if window != view.window || uid != seat.id.uid || receipt.run != run.id {
         return Err("it anchored the receipt of another window or seat".into());
     }
     Ok(receipt)
@@ -311,7 +303,7 @@ mod tests {
     use super::*;
     use expect_test::expect;
     use protocol::{
-        Block, Digest, Hotkey, RunId, RunParams, SeatId,
+        Block, Digest, Hotkey, RunId, RunParams, SeatId, keys,
         receipt::{
             Baseline, ExactF64, FORMAT, Judgement, LossPair, Measured, NearDuplicate, OwnData, Penalty,
             PenaltyReason, ReportedFault, Reputations, SignedReceipt, Statements, WindowScore,
@@ -541,7 +533,7 @@ mod tests {
         let of = async |view: &WindowView| receipt_of(&fetch, &run, view, &validator).await;
         assert_eq!(of(&view(5, Some(digest))).await, Ok(receipt(measured())));
         assert!(of(&view(5, None)).await.unwrap_err().contains("no receipt"));
-        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("does not serve"));
+        assert!(of(&view(5, Some(Digest([3; 32])))).await.unwrap_err().contains("is in no bucket"));
         assert!(of(&view(6, Some(digest))).await.unwrap_err().contains("another window"));
     }
 }
