@@ -153,7 +153,7 @@ impl Plain {
 /// One finalised window on one line.
 fn window_line(observer: &Observer, window: Window) -> String {
     let outcome = observer.outcomes.get(&window).map_or("", outcome_word);
-    let loss = loss_at(observer, window).map_or("   -".into(), |loss| format!("{loss:.2}"));
+    let loss = observer.held_out_loss(window).map_or("   -".into(), |loss| format!("{loss:.2}"));
     let shares: Vec<String> = observer
         .seats_of(Role::Miner)
         .filter_map(|seat| observer.weight_share(seat.id.uid))
@@ -168,11 +168,6 @@ fn window_line(observer: &Observer, window: Window) -> String {
         _ => String::new(),
     };
     format!("window {:>4}  {outcome:<6}  held-out loss {loss:>4}  {weights}{merged}", window.0)
-}
-
-fn loss_at(observer: &Observer, window: Window) -> Option<f64> {
-    let losses = observer.held_out.get(&window)?;
-    Some(losses.values().sum::<f64>() / losses.len().max(1) as f64)
 }
 
 fn outcome_word(outcome: &Outcome) -> &'static str {

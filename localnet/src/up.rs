@@ -8,7 +8,7 @@ use crate::{
     observe::Observer,
     report::Report,
     seats::Seats,
-    setup::{self, ChainWanted, Wanted},
+    setup::{self, ChainWanted, Wanted, Work},
     table::{Display, View},
 };
 use anyhow::{Context as _, bail};
@@ -298,9 +298,7 @@ async fn make(
         chain_port: up.chain_port,
         store_port: up.store_port,
         store_admin: false,
-        dataset,
-        params,
-        spec: defaults::spec(),
+        work: Work { dataset, params, spec: defaults::spec() },
     };
     setup::set_up(locked, network, &wanted, &mut |what| println!("{what} …")).await
 }
