@@ -50,8 +50,6 @@ pub enum ChainWanted {
     Embedded { block_millis: u64 },
     /// Four real nodes, with this program.
     Nodes { binary: PathBuf },
-    /// Nodes at these URLs, which are started from outside.
-    Elsewhere { urls: Vec<String> },
 }
 
 /// The run of a network.
@@ -246,7 +244,6 @@ fn plan(wanted: &Wanted) -> anyhow::Result<(Plan, Ports)> {
         ChainWanted::Nodes { binary } => {
             ChainPlan::Nodes { binary: binary.clone(), nodes: node_plans(&mut ports.chain)? }
         }
-        ChainWanted::Elsewhere { urls } => ChainPlan::Elsewhere { urls: urls.clone() },
     };
     let store_admin = match &ports.store_admin {
         Some(listener) => Some((number(listener)?, random_hex(16)?)),

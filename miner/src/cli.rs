@@ -50,16 +50,12 @@ pub struct Start {
 
 /// Runs the program named by this process's arguments.
 pub fn main() -> ExitCode {
-    exit(Cli::parse())
+    main_with(std::env::args_os())
 }
 
 /// Runs the program as if it had been started with `arguments`, the program's name first.
 pub fn main_with(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    exit(Cli::parse_from(arguments))
-}
-
-fn exit(cli: Cli) -> ExitCode {
-    program::run_to_exit(Box::pin(run(cli)))
+    program::run_to_exit(Box::pin(run(Cli::parse_from(arguments))))
 }
 
 async fn run(cli: Cli) -> anyhow::Result<()> {
@@ -74,17 +70,15 @@ pub type MakeStrategy = Box<dyn FnOnce(&NodeContext) -> Box<dyn Strategy>>;
 
 /// Mines until Ctrl-C.
 pub fn start(start: Start, strategy: MakeStrategy) -> LocalBoxFuture<'static, anyhow::Result<()>> {
-    Box::pin(mine_until_told(start, strategy))
-}
-
-async fn mine_until_told(start: Start, strategy: MakeStrategy) -> anyhow::Result<()> {
-    if start.with_parent {
-        program::exit_with_parent();
-    }
-    let settings = Settings::read(&start.flags)?;
-    let shutdown = Arc::new(ShutdownHandle::default());
-    let work = mine(settings, start, strategy, shutdown.clone());
-    shutdown.run_until_stopped(Box::pin(work)).await
+    Box::pin(async move {
+        if start.with_parent {
+            program::exit_with_parent();
+        }
+        let settings = Settings::read(&start.flags)?;
+        let shutdown = Arc::new(ShutdownHandle::default());
+        let work = mine(settings, start, strategy, shutdown.clone());
+        shutdown.run_until_stopped(Box::pin(work)).await
+    })
 }
 
 async fn mine(

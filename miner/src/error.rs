@@ -7,6 +7,7 @@ use crate::{
 use chain_client::ChainError;
 use nn::ModelError;
 use node::{NodeError, WorkDied, error_chain};
+use std::{error::Error, iter};
 use store::StoreError;
 
 /// What a miner cannot go on without.
@@ -54,15 +55,11 @@ pub(crate) enum Missed {
     NotUploaded(StoreError),
 }
 
-impl RunError {
-    /// Whether the disk is full.
-    pub(crate) fn is_full(&self) -> bool {
-        match self {
-            RunError::Contribution(error) => error.is_full(),
-            RunError::Snapshot(error) => error.is_full(),
-            _ => false,
-        }
-    }
+/// Whether an error comes of a full disk. The last good files are unchanged.
+pub(crate) fn is_full<E: Error + 'static>(error: &E) -> bool {
+    let first: &(dyn Error + 'static) = error;
+    let mut causes = iter::successors(Some(first), |&cause| cause.source());
+    causes.any(|cause| cause.downcast_ref().is_some_and(node::durable::is_full))
 }
 
 impl From<ChainError> for RunError {

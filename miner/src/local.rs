@@ -1,6 +1,9 @@
 //! The miner's own state, which moves to a thread for every computation on the whole model.
 
-use crate::contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError};
+use crate::{
+    contribution_store::{ContributionStore, ContributionStoreError, Snapshot, SnapshotError},
+    error::is_full,
+};
 use nn::Trainer;
 use protocol::Window;
 
@@ -43,7 +46,7 @@ impl LocalState {
         change: impl FnOnce(&mut LocalState) -> Result<T, ContributionStoreError>,
     ) -> Result<T, ContributionStoreError> {
         let done = change(self);
-        if done.as_ref().is_err_and(ContributionStoreError::is_full) {
+        if done.as_ref().is_err_and(is_full) {
             // Freed first: the residual is as large as the model.
             self.snapshot.residual = Vec::new();
             self.snapshot = self.store.reload()?;

@@ -2,7 +2,7 @@
 
 use crate::{
     contribution_store::{ContributionStore, PendingContribution},
-    error::{Missed, RunError, Stop},
+    error::{Missed, RunError, Stop, is_full},
     local::{Found, LocalState},
     progress::SnapshotInterval,
     shutdown::ShutdownHandle,
@@ -63,9 +63,9 @@ impl Miner {
             Found::Backup => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
             Found::Nothing => {
                 let mut retry = DiskFullRetry::new(&node.journal.disk);
-                let begin = |local: &mut Lent<LocalState>| local.store.begin(&local.snapshot, &local.trainer);
+                let begin = |local: &mut Lent<LocalState>| local.store.save(&local.snapshot, &local.trainer);
                 while let Err(error) = node.blocking.with(&mut local, begin).await {
-                    if !error.is_full() {
+                    if !is_full(&error) {
                         return Err(error.into());
                     }
                     tokio::time::sleep(retry.refused(&error)).await;

@@ -38,19 +38,13 @@ pub struct Receipts {
     pub last: u32,
 }
 
-/// One validator's receipt.
-struct ValidatorReceipt {
-    validator: Uid,
-    /// `Err`: why there is no usable receipt.
-    receipt: Result<Box<Receipt>, String>,
-}
-
 /// The receipts and the pay of a seat for one window.
 struct WindowReceipts {
     window: Window,
     epoch: u32,
     sequences_per_seat: u32,
-    receipts: Vec<ValidatorReceipt>,
+    /// Of each validator. `Err`: why there is no usable receipt.
+    receipts: Vec<(Uid, Result<Box<Receipt>, String>)>,
     /// Once the epoch is paid.
     pay: Option<Payslip>,
 }
@@ -100,8 +94,7 @@ async fn receipts_of(
     let epoch = view.window.epoch(run.params.epoch_windows);
     let mut receipts = Vec::new();
     for seat in seats.iter().filter(|seat| seat.role == Role::Validator) {
-        let receipt = receipt_of(fetch, run, view, seat).await.map(Box::new);
-        receipts.push(ValidatorReceipt { validator: seat.id.uid, receipt });
+        receipts.push((seat.id.uid, receipt_of(fetch, run, view, seat).await.map(Box::new)));
     }
     WindowReceipts {
         window: view.window,
@@ -134,7 +127,7 @@ impl WindowReceipts {
     fn text(&self, uid: Uid) -> String {
         // Writing to a text does not fail.
         let mut text = format!("window {}, uid {uid}\n", self.window.0);
-        for ValidatorReceipt { validator, receipt } in &self.receipts {
+        for (validator, receipt) in &self.receipts {
             let _ = match receipt {
                 Err(why) => writeln!(text, "  validator {validator}: {why}"),
                 Ok(receipt) => {
@@ -210,10 +203,10 @@ impl WindowReceipts {
     }
 
     fn json(&self, uid: Uid) -> Value {
-        let receipt = |one: &ValidatorReceipt| match &one.receipt {
-            Err(why) => json!({ "validator": one.validator, "receipt": null, "why": why }),
+        let receipt = |(validator, receipt): &(Uid, Result<Box<Receipt>, String>)| match receipt {
+            Err(why) => json!({ "validator": validator, "receipt": null, "why": why }),
             Ok(receipt) => json!({
-                "validator": one.validator,
+                "validator": validator,
                 "receipt": { "hotkey": receipt.hotkey, "base": receipt.base, "previous": receipt.previous },
                 "attested": attested(&receipt.attestation, uid),
                 "judged": receipt.of(uid),
@@ -397,7 +390,7 @@ mod tests {
             window: Window(5),
             epoch: 2,
             sequences_per_seat: 20,
-            receipts: vec![ValidatorReceipt { validator: Uid(2), receipt: receipt.map(Box::new) }],
+            receipts: vec![(Uid(2), receipt.map(Box::new))],
             pay: Some(Payslip { epoch: 2, pot, consensus, amount, nominators: 0 }),
         }
     }

@@ -38,8 +38,6 @@ pub struct ServerConfig {
     pub buckets: Vec<BucketConfig>,
     /// Fault injection from other processes.
     pub admin: Option<AdminConfig>,
-    /// The limit of all objects together; `None` leaves it to the disk.
-    pub capacity_bytes: Option<u64>,
     /// The limit of one object.
     pub object_bytes_max: u64,
 }
@@ -73,7 +71,6 @@ impl ServerConfig {
             data_dir: None,
             buckets,
             admin: None,
-            capacity_bytes: None,
             object_bytes_max: 5 << 30,
         }
     }

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use bytes::Bytes;
@@ -28,9 +27,6 @@ pub(super) struct Objects {
     temporary: Option<TempDir>,
     /// Held while objects get or lose a name.
     names: Mutex<()>,
-    /// Bytes of all objects, and of those that are being received.
-    used: Arc<AtomicU64>,
-    capacity_bytes: u64,
     object_bytes_max: u64,
 }
 
@@ -97,12 +93,9 @@ impl Objects {
         }
         fs::create_dir(&incoming).map_err(failed)?;
         let objects = path.join("buckets");
-        let mut used = 0u64;
         for bucket in &config.buckets {
             let top = objects.join(&bucket.name);
-            let found = fs::create_dir_all(&top).and_then(|()| walk(&top));
-            let found = found.map_err(|source| unusable(&top, source))?;
-            used += found.values().map(|object| object.bytes).sum::<u64>();
+            fs::create_dir_all(&top).map_err(|source| unusable(&top, source))?;
         }
         Ok(Objects {
             objects,
@@ -110,8 +103,6 @@ impl Objects {
             lock,
             temporary,
             names: Mutex::default(),
-            used: Arc::new(AtomicU64::new(used)),
-            capacity_bytes: config.capacity_bytes.unwrap_or(u64::MAX),
             object_bytes_max: config.object_bytes_max,
         })
     }
@@ -131,11 +122,10 @@ impl Objects {
     pub fn delete(&self, bucket: &str, key: &str) -> Result<(), ObjectError> {
         let path = self.path(bucket, key)?;
         let _names = self.names();
-        let removed = fs::metadata(&path).and_then(|file| fs::remove_file(&path).map(|()| file.len()));
-        match removed {
+        match fs::remove_file(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            removed => self.used.fetch_sub(removed?, Ordering::Relaxed),
-        };
+            removed => removed?,
+        }
         // Directories that are empty now.
         let top = self.objects.join(bucket);
         let above = path.ancestors().skip(1).take_while(|directory| *directory != top);
@@ -151,22 +141,17 @@ impl Objects {
     pub fn begin(&self) -> Result<Incoming<'_>, ObjectError> {
         let (file, path) = NamedTempFile::new_in(&self.incoming)?.into_parts();
         let file = BufWriter::with_capacity(CHUNK_BYTES, tokio::fs::File::from_std(file));
-        let reserved = Reserved { used: self.used.clone(), bytes: 0 };
-        Ok(Incoming { objects: self, file, path, hasher: blake3::Hasher::new(), reserved })
+        Ok(Incoming { objects: self, file, path, hasher: blake3::Hasher::new(), bytes: 0 })
     }
 
     /// Gives a received object its name, in place of the object that had it.
     pub fn place(&self, bucket: &str, key: &str, received: Received) -> Result<Object, ObjectError> {
         let path = self.path(bucket, key)?;
-        let Received { path: incoming, mut reserved, .. } = received;
         let _names = self.names();
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        let replaced = fs::metadata(&path).map_or(0, |old| old.len());
-        incoming.persist(&path).map_err(|error| error.error)?;
-        // The space now belongs to the named object.
-        reserved.bytes = replaced;
+        received.path.persist(&path).map_err(|error| error.error)?;
         Ok(Object::of(key, &fs::metadata(&path)?)?)
     }
 
@@ -220,39 +205,22 @@ pub(super) struct Incoming<'a> {
     file: BufWriter<tokio::fs::File>,
     path: TempPath,
     hasher: blake3::Hasher,
-    reserved: Reserved,
+    bytes: u64,
 }
 
 /// A received object without a name. Dropping it leaves no trace.
 pub(super) struct Received {
+    pub bytes: u64,
     /// Of the contents.
     pub digest: String,
     path: TempPath,
-    reserved: Reserved,
-}
-
-/// A part of the server's space, which is free again when this is dropped.
-struct Reserved {
-    used: Arc<AtomicU64>,
-    bytes: u64,
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        self.used.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
 }
 
 impl Incoming<'_> {
     pub async fn write(&mut self, chunk: &[u8]) -> Result<(), ObjectError> {
-        let length = chunk.len() as u64;
-        if self.reserved.bytes + length > self.objects.object_bytes_max {
+        self.bytes += chunk.len() as u64;
+        if self.bytes > self.objects.object_bytes_max {
             return Err(ObjectError::TooLarge(self.objects.object_bytes_max));
-        }
-        let used = self.reserved.used.fetch_add(length, Ordering::Relaxed);
-        self.reserved.bytes += length;
-        if used.saturating_add(length) > self.objects.capacity_bytes {
-            return Err(ObjectError::Full);
         }
         self.hasher.update(chunk);
         Ok(self.file.write_all(chunk).await?)
@@ -261,7 +229,7 @@ impl Incoming<'_> {
     /// Writes all of a received object, a part of this one.
     pub async fn append(&mut self, part: &Received) -> Result<(), ObjectError> {
         let mut file = tokio::fs::File::open(&part.path).await?;
-        let mut left = part.bytes();
+        let mut left = part.bytes;
         while left > 0 {
             let chunk = next_chunk(&mut file, left).await?;
             if chunk.is_empty() {
@@ -280,13 +248,7 @@ impl Incoming<'_> {
             self.file.get_ref().sync_all().await?;
         }
         let digest = self.hasher.finalize().to_hex()[..32].to_owned();
-        Ok(Received { digest, path: self.path, reserved: self.reserved })
-    }
-}
-
-impl Received {
-    pub fn bytes(&self) -> u64 {
-        self.reserved.bytes
+        Ok(Received { bytes: self.bytes, digest, path: self.path })
     }
 }
 
@@ -418,22 +380,20 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_object_that_never_arrives_takes_no_space() {
+    async fn an_object_that_never_arrives_leaves_nothing() {
         let config = ServerConfig {
-            capacity_bytes: Some(100),
             object_bytes_max: 80,
             ..ServerConfig::temporary(vec![crate::BucketConfig::new("bucket", "key", "secret")])
         };
         let objects = Objects::open(&config).expect("a directory");
-        let mut incoming = objects.begin().expect("room");
-        incoming.write(&[0; 60]).await.expect("room");
-        let mut second = objects.begin().expect("room");
-        assert!(matches!(second.write(&[0; 60]).await, Err(ObjectError::Full)));
-        drop(second);
+        let mut incoming = objects.begin().expect("a file");
+        incoming.write(&[0; 60]).await.expect("small");
         assert!(matches!(incoming.write(&[0; 30]).await, Err(ObjectError::TooLarge(80))));
-        let stored = incoming.finish().await.expect("finished");
-        assert_eq!(objects.used.load(Ordering::Relaxed), 60);
-        drop(stored);
-        assert_eq!(objects.used.load(Ordering::Relaxed), 0);
+        drop(incoming);
+        let mut incoming = objects.begin().expect("a file");
+        incoming.write(&[0; 60]).await.expect("small");
+        drop(incoming.finish().await.expect("finished"));
+        assert_eq!(fs::read_dir(&objects.incoming).expect("there").count(), 0);
+        assert!(objects.list("bucket", "").expect("there").is_empty());
     }
 }

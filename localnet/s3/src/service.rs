@@ -93,6 +93,8 @@ fn is_sigv2(cx: &S3AccessContext<'_>) -> bool {
     header || cx.uri().query().is_some_and(|query| query.contains("AWSAccessKeyId="))
 }
 
+type Answer<T> = S3Result<S3Response<T>>;
+
 struct Operations {
     state: Arc<State>,
     uploads: Mutex<BTreeMap<String, Upload>>,
@@ -197,15 +199,12 @@ impl Operations {
 
 #[async_trait::async_trait]
 impl S3 for Operations {
-    async fn head_bucket(
-        &self,
-        request: S3Request<HeadBucketInput>,
-    ) -> S3Result<S3Response<HeadBucketOutput>> {
+    async fn head_bucket(&self, request: S3Request<HeadBucketInput>) -> Answer<HeadBucketOutput> {
         self.bucket(&request.input.bucket)?;
         Ok(S3Response::new(HeadBucketOutput::default()))
     }
 
-    async fn put_object(&self, request: S3Request<PutObjectInput>) -> S3Result<S3Response<PutObjectOutput>> {
+    async fn put_object(&self, request: S3Request<PutObjectInput>) -> Answer<PutObjectOutput> {
         let input = request.input;
         unconditional(&input.if_match, &input.if_none_match)?;
         let body =
@@ -216,7 +215,7 @@ impl S3 for Operations {
         Ok(with_checksums(output, &request.headers))
     }
 
-    async fn get_object(&self, request: S3Request<GetObjectInput>) -> S3Result<S3Response<GetObjectOutput>> {
+    async fn get_object(&self, request: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
         let input = request.input;
         let state = self.bucket(&input.bucket)?;
         // Drawn for objects that are there: a reader that asks too early is not the first reader.
@@ -250,10 +249,7 @@ impl S3 for Operations {
         }))
     }
 
-    async fn head_object(
-        &self,
-        request: S3Request<HeadObjectInput>,
-    ) -> S3Result<S3Response<HeadObjectOutput>> {
+    async fn head_object(&self, request: S3Request<HeadObjectInput>) -> Answer<HeadObjectOutput> {
         let input = request.input;
         let (object, _) = self.state.objects.read(&input.bucket, &input.key).await?;
         unless_changed(&object.etag, &input.if_match, &input.if_none_match)?;
@@ -266,19 +262,13 @@ impl S3 for Operations {
         }))
     }
 
-    async fn delete_object(
-        &self,
-        request: S3Request<DeleteObjectInput>,
-    ) -> S3Result<S3Response<DeleteObjectOutput>> {
+    async fn delete_object(&self, request: S3Request<DeleteObjectInput>) -> Answer<DeleteObjectOutput> {
         self.state.objects.delete(&request.input.bucket, &request.input.key)?;
         self.answer(&request.input.bucket, Action::Delete, &request.input.key)?;
         Ok(S3Response::new(DeleteObjectOutput::default()))
     }
 
-    async fn delete_objects(
-        &self,
-        request: S3Request<DeleteObjectsInput>,
-    ) -> S3Result<S3Response<DeleteObjectsOutput>> {
+    async fn delete_objects(&self, request: S3Request<DeleteObjectsInput>) -> Answer<DeleteObjectsOutput> {
         let DeleteObjectsInput { bucket, delete, .. } = request.input;
         let (mut deleted, mut errors) = (Vec::new(), Vec::new());
         for ObjectIdentifier { key, .. } in delete.objects {
@@ -300,10 +290,7 @@ impl S3 for Operations {
         }))
     }
 
-    async fn list_objects_v2(
-        &self,
-        request: S3Request<ListObjectsV2Input>,
-    ) -> S3Result<S3Response<ListObjectsV2Output>> {
+    async fn list_objects_v2(&self, request: S3Request<ListObjectsV2Input>) -> Answer<ListObjectsV2Output> {
         let input = request.input;
         let prefix = input.prefix.clone().unwrap_or_default();
         let delimiter = input.delimiter.clone().filter(|delimiter| !delimiter.is_empty());
@@ -365,7 +352,7 @@ impl S3 for Operations {
     async fn create_multipart_upload(
         &self,
         request: S3Request<CreateMultipartUploadInput>,
-    ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
+    ) -> Answer<CreateMultipartUploadOutput> {
         let CreateMultipartUploadInput { bucket, key, .. } = request.input;
         let number = self.upload_number.fetch_add(1, Ordering::Relaxed);
         let id = format!("upload-{number}");
@@ -383,10 +370,7 @@ impl S3 for Operations {
         }))
     }
 
-    async fn upload_part(
-        &self,
-        request: S3Request<UploadPartInput>,
-    ) -> S3Result<S3Response<UploadPartOutput>> {
+    async fn upload_part(&self, request: S3Request<UploadPartInput>) -> Answer<UploadPartOutput> {
         let input = request.input;
         if !(1..=PARTS_MAX).contains(&input.part_number) {
             return Err(s3_error!(InvalidArgument, "parts are numbered from 1 to 10000"));
@@ -403,7 +387,7 @@ impl S3 for Operations {
     async fn complete_multipart_upload(
         &self,
         request: S3Request<CompleteMultipartUploadInput>,
-    ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
+    ) -> Answer<CompleteMultipartUploadOutput> {
         let input = request.input;
         unconditional(&input.if_match, &input.if_none_match)?;
         let wanted = input.multipart_upload.and_then(|upload| upload.parts).unwrap_or_default();
@@ -432,7 +416,7 @@ impl S3 for Operations {
     async fn abort_multipart_upload(
         &self,
         request: S3Request<AbortMultipartUploadInput>,
-    ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
+    ) -> Answer<AbortMultipartUploadOutput> {
         let input = request.input;
         self.upload(&input.upload_id, &input.bucket, &input.key, |_| ())?;
         self.uploads().remove(&input.upload_id);
@@ -460,7 +444,7 @@ fn chosen(parts: &BTreeMap<i32, Arc<Received>>, wanted: &[CompletedPart]) -> S3R
         chosen.push(found.clone());
     }
     let all_but_last = &chosen[..chosen.len() - 1];
-    if all_but_last.iter().any(|part| part.bytes() < PART_BYTES_MIN) {
+    if all_but_last.iter().any(|part| part.bytes < PART_BYTES_MIN) {
         return Err(s3_error!(EntityTooSmall));
     }
     Ok(chosen)

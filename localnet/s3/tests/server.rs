@@ -341,13 +341,14 @@ async fn a_taken_port_and_settings_that_cannot_work_have_errors_of_their_own() {
 async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
     let directory = tempfile::tempdir().expect("a directory");
     for data_dir in [None, Some(directory.path().to_owned())] {
-        let config =
-            ServerConfig { data_dir, capacity_bytes: Some(12 << 20), ..ServerConfig::temporary(buckets()) };
-        let server = S3Server::start(config).await.expect("a server");
+        let server = S3Server::start(ServerConfig { data_dir, ..ServerConfig::temporary(buckets()) })
+            .await
+            .expect("a server");
         let own = store(&server);
         let (first, digest, body) = large(1, 7 << 20);
         own.put(&first, body).await.expect("room");
-        // In one piece, and in parts: the second part does not fit, and its upload is taken back.
+        server.inject("miner-0", Faults { full: true, ..Faults::default() }).expect("a bucket");
+        // In one piece, and in parts.
         for bytes in [6 << 20, 9 << 20] {
             let (second, _, body) = large(2, bytes);
             let error = own.put(&second, body).await.expect_err("no room");
@@ -356,9 +357,7 @@ async fn a_full_store_reports_it_and_never_keeps_half_an_object() {
         }
         assert_eq!(Digest::of(&own.get(&first, 10 << 20).await.expect("unharmed")), digest);
         assert_eq!(own.list("", 10).await.expect("list").entries.len(), 1);
-        // The room that was asked for in vain is free again.
-        let (small, _, body) = large(3, 4 << 20);
-        own.put(&small, body).await.expect("room");
+        server.inject("miner-0", Faults::default()).expect("a bucket");
         own.delete(&first).await.expect("deleted");
         let (again, _, body) = large(4, 7 << 20);
         own.put(&again, body).await.expect("room again");

@@ -10,6 +10,7 @@ use chain_client::{
     account::{self, SeatPlan, SeatRequest},
     keys::address,
 };
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use node::{config::ChainFlags, open};
 use protocol::Role;
 use serde_json::json;
@@ -21,8 +22,8 @@ use serde_json::json;
 #[derive(Clone, Debug, clap::Args)]
 pub struct Register {
     /// What the seat is for.
-    #[arg(value_enum)]
-    role: SeatRole,
+    #[arg(value_parser = role())]
+    role: Role,
     #[command(flatten)]
     chain_flags: ChainFlags,
     /// The hotkey: a key file, or a development key such as //Alice. Only its address is read.
@@ -44,20 +45,11 @@ pub struct Register {
     hotkey_funds: Amount,
 }
 
-/// The two kinds of seat.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum SeatRole {
-    Miner,
-    Validator,
-}
-
-impl From<SeatRole> for Role {
-    fn from(role: SeatRole) -> Role {
-        match role {
-            SeatRole::Miner => Role::Miner,
-            SeatRole::Validator => Role::Validator,
-        }
-    }
+fn role() -> impl TypedValueParser<Value = Role> {
+    let roles = [Role::Miner, Role::Validator];
+    PossibleValuesParser::new(["miner", "validator"]).map(move |name| {
+        roles.into_iter().find(|role| role.to_string() == name).expect("it is one of the two")
+    })
 }
 
 pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyhow::Result<()> {
@@ -67,7 +59,7 @@ pub(super) async fn register(command: Register, output: &mut Output<'_>) -> anyh
     let mut session = RunSession::open(args).await?;
     let request = SeatRequest {
         run: session.run,
-        role: command.role.into(),
+        role: command.role,
         hotkey,
         endpoint: command.endpoint,
         stake: command.stake,
