@@ -4,7 +4,7 @@ use crate::{
     layout::{ChainPlan, Plan, SeatPlan},
     nodes,
     observe::Observer,
-    process::{Process, ProcessError, Program, last_lines},
+    process::{Process, Program, last_lines},
     seats::HONEST,
 };
 use anyhow::{Context as _, bail};
@@ -148,11 +148,11 @@ impl Network {
             bail!("{name} does not run");
         };
         let mut process = self.processes.remove(place);
-        Ok(process.kill().await?)
+        process.kill().await
     }
 
     /// The first process that has ended by itself, if any.
-    pub fn died(&mut self) -> Result<Option<Died>, ProcessError> {
+    pub fn died(&mut self) -> anyhow::Result<Option<Died>> {
         for process in &mut self.processes {
             if let Some(status) = process.ended()? {
                 let log = process.program.log.clone();

@@ -3,7 +3,7 @@
 use crate::{
     contribution_store::{ContributionStore, PendingContribution},
     error::{Missed, RunError, Stop, is_full},
-    local::{Found, LocalState},
+    local::LocalState,
     progress::SnapshotInterval,
     shutdown::ShutdownHandle,
     strategy::Strategy,
@@ -56,12 +56,12 @@ impl Miner {
         };
         let window = node.window();
         let loaded = node.blocking.run(move || LocalState::load(store, trainer, window)).await;
-        let (local, found) = loaded?;
+        let (local, from_backup) = loaded?;
         let mut local = Lent::new(local);
-        match found {
-            Found::Snapshot => {}
-            Found::Backup => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
-            Found::Nothing => {
+        match from_backup {
+            Some(false) => {}
+            Some(true) => node.journal.write(&Entry::FellBack { file: "miner.snapshot".into() }),
+            None => {
                 let mut retry = DiskFullRetry::new(&node.journal.disk);
                 let begin = |local: &mut Lent<LocalState>| local.store.save(&local.snapshot, &local.trainer);
                 while let Err(error) = node.blocking.with(&mut local, begin).await {
