@@ -25,11 +25,11 @@ pub fn find(asked: Option<&Path>) -> anyhow::Result<PathBuf> {
         None => candidates().into_iter().find(|path| path.is_file()),
     };
     let Some(path) = found else {
-        let at = asked.map_or_else(
-            || "beside this program, in chain/node/target/release, or in PATH".to_owned(),
-            |asked| format!("at {}", asked.display()),
+        let missing = asked.map_or_else(
+            || format!("{PROGRAM} beside this program, in chain/node/target/release, or in PATH"),
+            |asked| format!("node at {}", asked.display()),
         );
-        bail!("there is no {PROGRAM} {at}; {HOW_TO_BUILD}");
+        bail!("there is no {missing}; {HOW_TO_BUILD}");
     };
     check(&path)?;
     path.canonicalize().with_context(|| format!("{} has no path", path.display()))
